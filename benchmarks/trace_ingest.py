@@ -131,20 +131,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "in").mkdir()
-        megabytes = corpus(args.source, folder / "in", args.megabytes * 10**6) / 1e6
+        num_bytes = corpus(args.source, folder / "in", args.megabytes * 10**6)
         units = find_units([folder / "in"])[0]
-        started, num_steps = time.process_time(), 0
-        with (folder / "lines").open("wb") as lines:
-            for sums in map(read_unit, units):
-                lines.writelines(sums.lines)
-                num_steps += sum(trace.counts[0] for trace in sums.traces)
+        started = time.process_time()
+        num_steps = sum(row.counts[0] for unit in units for row in read_unit(unit, folder / "part").traces)
         seconds = time.process_time() - started
+        started = time.process_time()
         for line in (line for path in sorted((folder / "in").iterdir()) for line in path.open("rb")):
             with suppress(ValueError):  # one line of the sessions is two records
                 json.loads(line)
-        parsing = time.process_time() - started - seconds
-        rates = f"{megabytes / seconds:.0f} MB/s, {num_steps / seconds:.0f} answers/s"
-        print(f"one process, by processor time: {rates}")
+        parsing = time.process_time() - started
+        megabytes = num_bytes / 1e6
+        print(
+            f"one process, by processor time: {megabytes / seconds:.0f} MB/s, {num_steps / seconds:.0f} answers/s"
+        )
         print(f"parsing alone: {megabytes / parsing:.0f} MB/s; {megabytes:.0f} MB in all")
         started = time.monotonic()
         result = ingest([folder / "in"], folder / "out", num_processes=2)

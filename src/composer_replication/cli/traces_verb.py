@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from composer_replication.cli.flags import chosen_backend, given_up, refuse_unwritable
 from composer_replication.cli.terminal import columns, progress_bar
 from composer_replication.errors import InputError, NothingToDoError, UsageError, needs_extra
-from composer_replication.run_folder import rewrite_jsonl, write_json
+from composer_replication.run_folder import read_jsonl, rewrite_jsonl, write_json
 
 if TYPE_CHECKING:
     from composer_replication.traces.teachers import Classroom
     from composer_replication.traces.trace_records import Trace
 
-REPLAY_NAME, ANSWERS_NAME = "replay.jsonl", "answers.sqlite"
+REPLAY_NAME, VERDICTS_NAME, ANSWERS_NAME = "replay.jsonl", "verdicts.jsonl", "answers.sqlite"
 BINDINGS_NAME = "bindings.jsonl"
 _LEAST_GOLDEN_CHARACTERS = 20
 """Held-out code that is shorter is an idiom that anybody writes; from here on its lines are looked for as they are."""
@@ -235,7 +235,6 @@ async def _execute(
     args: argparse.Namespace, room: Classroom, steps: Sequence[Any], report: Any
 ) -> dict[str, object]:
     from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-    from composer_replication.traces import pairs
     from composer_replication.traces.execution import Execution, execute
     from composer_replication.traces.teachers import BudgetSpent
 
@@ -249,7 +248,7 @@ async def _execute(
             done.append(await execute(step, how))
             if report is not None:
                 report(len(done), len(bound), "executed")
-    rewrite_jsonl(args.folder / pairs.VERDICTS_NAME, done)
+    rewrite_jsonl(args.folder / VERDICTS_NAME, done)
     return {
         "not_bound": len(steps) - len(bound),
         "executed": sum(bool(row["verdicts"]) for row in done),
@@ -291,7 +290,7 @@ def run_pairs(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
     refuse_unwritable(args.out.parent)
     traces = _all_traces(args.folders)
-    verdicts = [row for folder in args.folders for row in pairs.read_verdicts(folder)]
+    verdicts = [row for folder in args.folders for row in read_jsonl(folder / VERDICTS_NAME)]
     found = [*pairs.executed_pairs({trace.trace_id: trace for trace in traces}, verdicts)]
     found += [*pairs.sibling_pairs(traces), *pairs.objection_pairs(traces)]
     return _written(args, pairs.balanced(found, _heldout_rows(args)), "pairs")

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.report.templates import html_page
-from composer_replication.run_folder import read_json, write_atomic
-from composer_replication.traces.pairs import read_verdicts
+from composer_replication.run_folder import read_json, read_jsonl, write_atomic
 from composer_replication.traces.prompts import calls_of
 from composer_replication.traces.trace_records import Trace, TraceStep
 
@@ -82,7 +81,8 @@ def _branch(verdict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _branches(folder: Path) -> dict[tuple[str, int], Mapping[str, Any]]:
-    return {(row["trace_id"], row["step"]): row for row in read_verdicts(folder)}
+    rows = read_jsonl(folder / "verdicts.jsonl")
+    return {(row["trace_id"], row["step"]): row for row in rows}
 
 
 def _cut(text: str) -> str:

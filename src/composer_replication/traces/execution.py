@@ -96,12 +96,7 @@ def proven(
 
 @contextmanager
 def tools_at(commit: str, backend: str) -> Iterator[Call]:
-    """The tools of an attempt, over a fresh sandbox with every file of a commit, and Python without packages.
-
-    Raises:
-        InputError: git cannot reach the repository, or it has no such commit (CR0402, CR0407).
-        SandboxFailure: the sandbox cannot be opened, or does not hold (CR0306).
-    """
+    """The tools of an attempt, over a fresh sandbox with every file of a commit, and Python without packages."""
     files = list_commit(fetch_commit(commit)).read()
     jail = sandbox.choose_backend(backend)
     sandbox.require_selftest(jail)

@@ -1,7 +1,7 @@
 """Recorded sessions of any known format into one folder of ATIF lines, with a sum of what became of every record.
 
-Sessions that are held twice are left out: the same, the beginning of a longer one (which a program writes that keeps a copy at every
-checkpoint), or nearly the same, found by MinHash where the extra ``traces`` is installed.
+Sessions that are held twice are left out: the same, the beginning of a longer one (programs that keep a copy at every checkpoint
+write many of them), or nearly the same, found by MinHash where the extra ``traces`` is installed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from composer_replication.errors import InputError, NothingToDoError
 from composer_replication.run_folder import write_json
@@ -103,12 +103,12 @@ class TraceSums(NamedTuple):
 
 
 class UnitSums(NamedTuple):
-    """What became of one unit, with ``lines`` to be written: a trace each, but for those without an answer of a model."""
+    """What became of one unit; its traces stand in ``part``, a line each, but for those without an answer of a model."""
 
+    part: Path
     ledger: Ledger
     redactions: Counter[str]
     traces: list[TraceSums]
-    lines: list[bytes]
     without_answer: list[str]
 
 
@@ -168,16 +168,18 @@ def ingest(
     out.mkdir(parents=True, exist_ok=True)
     sizes = [sum(path.stat().st_size for path in unit.paths) for unit in units]
     sums: list[UnitSums] = []
-    num_processes = min(num_processes, len(units))
-    with tempfile.TemporaryFile(dir=out) as lines, ProcessPoolExecutor(num_processes) as pool:
-        for each in (pool.map if num_processes > 1 else map)(read_unit, units):
-            lines.writelines(each.lines)
-            sums.append(each._replace(lines=[]))
+    with (
+        tempfile.TemporaryDirectory(dir=out, prefix="parts-") as parts,
+        ProcessPoolExecutor(min(num_processes, len(units))) as pool,
+    ):
+        names = [Path(parts) / f"{number}.jsonl" for number in range(len(units))]
+        for each in (pool.map if num_processes > 1 else map)(read_unit, units, names):
+            sums.append(each)
             if report is not None:
                 report(sum(sizes[: len(sums)]), max(1, sum(sizes)), "read, in bytes")
         traces = [trace for each in sums for trace in each.traces]
         twice = duplicates([trace.chain for trace in traces], [trace.sketch for trace in traces])
-        _write(lines, traces, twice, out)
+        _write(sums, twice, out)
     kept = [trace.counts for place, trace in enumerate(traces) if place not in twice]
     became = sum((each.ledger.counts for each in sums), Counter())
     redactions = sum((each.redactions for each in sums), Counter())
@@ -225,38 +227,40 @@ def read_traces(folder: Path) -> Iterator[Trace]:
         raise InputError("CR0942", problem, where=str(path), fix=fix) from error
 
 
-def read_unit(unit: TraceUnit) -> UnitSums:
-    """Read the files of a unit, and redact; nothing that they hold raises."""
-    sums = UnitSums(Ledger(), Counter(), [], [], [])
+def read_unit(unit: TraceUnit, part: Path) -> UnitSums:
+    """Read the files of a unit into a part file, redacted; nothing that they hold raises."""
+    sums = UnitSums(part, Ledger(), Counter(), [], [])
     records = (record for path in unit.paths for record in values.read_records(path, sums.ledger))
     gc.disable()  # records have no cycles, and the search for some takes a tenth of the time
     try:
-        for trace in FORMATS[unit.kind](records, sums.ledger, unit.paths[0].stem):
-            if not any(trace.agent_steps()):
-                sums.without_answer.append(trace.trace_id)
-                continue
-            trace.version = trace.version or unit.version
-            chain, redactor = messages.step_chain(trace), Redactor()
-            redactor.trace(trace)
-            sums.redactions.update(redactor.counts)
-            own = TraceSums(trace.trace_id, chain, minhash(trace), trace.counts, redactor.values)
-            sums.traces.append(own)
-            sums.lines.append(values.json_bytes(messages.trace_row(trace)) + b"\n")
+        with part.open("wb") as file:
+            for trace in FORMATS[unit.kind](records, sums.ledger, unit.paths[0].stem):
+                if not any(trace.agent_steps()):
+                    sums.without_answer.append(trace.trace_id)
+                    continue
+                trace.version = trace.version or unit.version
+                chain, redactor = messages.step_chain(trace), Redactor()
+                redactor.trace(trace)
+                sums.redactions.update(redactor.counts)
+                own = TraceSums(trace.trace_id, chain, minhash(trace), trace.counts, redactor.values)
+                sums.traces.append(own)
+                file.write(values.json_bytes(messages.trace_row(trace)) + b"\n")
     finally:
         gc.enable()
     return sums
 
 
-def _write(lines: IO[bytes], traces: Sequence[TraceSums], left_out: Container[int], out: Path) -> None:
-    """The lines but those that are left out, and what the placeholders stand for."""
-    lines.seek(0)
-    temporary = out / f"{TRACES_NAME}.new"
+def _write(sums: Sequence[UnitSums], left_out: Container[int], out: Path) -> None:
+    """The lines of all parts but those that are left out, and what the placeholders stand for."""
+    temporary, places = out / f"{TRACES_NAME}.new", itertools.count()
     with temporary.open("wb") as file:
-        file.writelines(line for place, line in enumerate(lines) if place not in left_out)
+        for each in sums:
+            with each.part.open("rb") as part:
+                file.writelines(line for line in part if next(places) not in left_out)
     temporary.replace(out / TRACES_NAME)
     (out / SECRETS_NAME).unlink(missing_ok=True)  # readable for this user alone, and kept from git
     (out / SECRETS_NAME).touch(mode=0o600, exist_ok=False)
-    secrets = {trace.trace_id: trace.secrets for trace in traces if trace.secrets}
+    secrets = {trace.trace_id: trace.secrets for each in sums for trace in each.traces if trace.secrets}
     (out / SECRETS_NAME).write_bytes(values.json_bytes(secrets))
     (out / ".gitignore").write_text(f"{SECRETS_NAME}\n")
 

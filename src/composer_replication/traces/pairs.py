@@ -23,7 +23,6 @@ from typing import Any
 from composer_replication.errors import InputError, needs_extra
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import PreferencePair
-from composer_replication.run_folder import read_jsonl
 from composer_replication.traces import prompts
 from composer_replication.traces.json_values import parsed
 from composer_replication.traces.prompts import Message, action, prompt_of, recorded_answer
@@ -37,8 +36,6 @@ MAX_LENGTH_RATIO = 8.0
 MAX_SHARE_OF_LAST = 0.25
 """Most of the pairs that may speak of the last step of a session: else ending early is what is learned."""
 _REFUSED = {"denied", "interrupted"}
-VERDICTS_NAME = "verdicts.jsonl"
-_VERDICT = {"answer", "scores", "recorded_scores", "interval", "source", "decision"}
 _SIDES = ("prompt", "chosen", "rejected")
 PairRow = dict[str, Any]
 Rows = tuple[list[PairRow], Counter[str]]  # rows that are kept, and how many were dropped by reason
@@ -47,22 +44,6 @@ HeldoutRows = Callable[[Sequence[Mapping[str, Any]]], set[int]]
 """The places of rows that are of a held-out task or show its code."""
 
 # ------------------------------------------------------------------------------ made
-
-
-def read_verdicts(folder: Path) -> list[dict[str, Any]]:
-    """What ``traces replay`` decided, a row a step; a line that is none is refused (CR0401)."""
-    rows = read_jsonl(path := folder / VERDICTS_NAME)
-    for number, row in enumerate(rows, start=1):
-        try:
-            is_ours = {"trace_id", "step"} <= set(row) and all(
-                set(each) >= _VERDICT for each in row["verdicts"]
-            )
-        except (KeyError, TypeError):
-            is_ours = False
-        if not is_ours:
-            fix = "composer-rl traces replay DIR --tasks STORE writes them anew."
-            raise InputError("CR0401", "a line is no verdict of ours.", where=f"{path}:{number}", fix=fix)
-    return rows
 
 
 def executed_pairs(traces: Mapping[str, Trace], verdicts: Iterable[Mapping[str, Any]]) -> Iterator[PairRow]:
@@ -195,11 +176,7 @@ def _without(rows: list[PairRow], heldout: HeldoutRows, dropped: Counter[str]) -
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Parquet or lines of JSON, by the name. Parquet keeps messages as JSON that ``datasets`` reads as objects.
-
-    Raises:
-        MissingError: Parquet needs pyarrow (CR0101).
-    """
+    """Parquet or lines of JSON, by the name. Parquet keeps messages as JSON that ``datasets`` reads as objects."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix != ".parquet":
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

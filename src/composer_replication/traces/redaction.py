@@ -52,12 +52,11 @@ RULES = [
     for row in _ROWS
 ]
 _NUM_KEYS = sum("placeholder" not in row for row in _ROWS)
-_HAS_HINT = _finder(*(row["hint"] for row in _ROWS))
 _GROUPS = [
     (_finder(*(row["hint"] for row in _ROWS[part])), RULES[part])
     for part in (slice(_NUM_KEYS), slice(_NUM_KEYS, None))
 ]
-"""Hints of all rules, of keys, which are rare, and of names, which stand in every third text."""
+"""Hints of all keys, which are rare, and of all names, which stand in every second text."""
 
 
 class Redactor:
@@ -85,10 +84,11 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """The text without secrets and names; it holds no half of a pair of surrogates, for ``json_value`` reads none."""
-        for is_any_hinted, rules in _GROUPS if text and _HAS_HINT(text) else ():
-            for rule in rules if is_any_hinted(text) else ():
-                if rule.is_hinted(text):
-                    text = rule.pattern.sub(partial(self._replaced, rule), text)
+        for is_any_hinted, rules in _GROUPS:
+            if is_any_hinted(text):
+                for rule in rules:
+                    if rule.is_hinted(text):
+                        text = rule.pattern.sub(partial(self._replaced, rule), text)
         return text
 
     def _arguments(self, text: str) -> str:

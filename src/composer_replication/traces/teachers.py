@@ -79,10 +79,11 @@ class AnswerStore:
             self._database = sqlite3.connect(path, isolation_level=None, timeout=60.0)
             self._database.executescript(_TABLES)
         except sqlite3.Error as error:
-            fix = "move that file away: answers are then asked, and paid, again."
-            raise InputError(
-                "CR0401", f"the answers cannot be read: {error}.", where=str(path), fix=fix
-            ) from error
+            problem, fix = (
+                f"the answers cannot be read: {error}.",
+                "move that file away; all is asked, and paid, again.",
+            )
+            raise InputError("CR0401", problem, where=str(path), fix=fix) from error
         self.close = self._database.close
 
     def answer(self, key: str) -> str | None:

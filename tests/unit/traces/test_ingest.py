@@ -180,7 +180,6 @@ def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "whole").mkdir()
     row = trace_row(TraceBuilder(Trace("t", "codex")).trace)
     (tmp_path / "whole" / "traces.jsonl").write_bytes(json_bytes(row) + b"\n")
-    (tmp_path / "whole" / "verdicts.jsonl").write_text('{"trace_id": "t", "step": 0}\n')
     (tmp_path / "whole" / "ingest.json").write_text("{")
     (tmp_path / "whole" / "answers.sqlite").write_text(
         "no database, though long enough to be looked at as one" * 99
@@ -189,8 +188,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
     whole, below = str(tmp_path / "whole"), ["--quiet", "--out", str(tmp_path / "a.jsonl" / "below")]
     asked = ["--quiet", "--every-step", "--teacher", "a=http://127.0.0.1:9/v1#m"]
     for words, code, sentence in (
-        (["pairs", whole, *out], 4, "CR0401: a line is no verdict of ours."),
-        (["show", whole, *out], 4, "CR0401: a line is no verdict of ours."),
+        (["show", whole, *out], 4, "CR0401: the file cannot be read"),
         (["replay", whole, *asked], 6, "CR0942: no step is worth asking about"),
         *((["pairs", whole, *below], 2, "CR0209"), (["sft", whole, *below], 2, "CR0209")),
         (["show", whole, *below], 2, "CR0209"),

@@ -53,27 +53,26 @@ class _Session:
         self._call_of_agent: dict[str, str] = {}
 
     def take(self, record: dict[str, Any]) -> str | None:
-        kind, uuid = record.get("type"), record.get("uuid")
+        kind, uuid, data = record.get("type"), record.get("uuid"), at(record, "data")
         known = self._step_of.get(record.get("parentUuid"))
         if known is not None and uuid:  # the chain of parents runs through records that are no messages
             self._step_of.setdefault(uuid, known)
         if kind in ("assistant", "user"):
             is_inner = record.get("isSidechain") is True
             self._message(record, (text_at(record, "agentId") or "sidechain") if is_inner else "")
-            return None
-        data: Any = record.get("data")
-        if at(data, "type") == "agent_progress" and at(data, "message", "type") in ("user", "assistant"):
+        elif at(data, "type") == "agent_progress" and at(data, "message", "type") in ("user", "assistant"):
             self._call_of_agent.setdefault(data["agentId"], text_at(record, "parentToolUseID"))
             self._message({**record, **data["message"], "parentUuid": None}, data["agentId"])
-            return None
-        if kind == "system" and record.get("subtype") == "compact_boundary":
+        elif kind == "system" and record.get("subtype") == "compact_boundary":
             self._step_of[uuid] = ("", -1)
             return "kept: border of a compaction"
-        is_known = kind in CLAUDE_RECORDS
-        raise Dropped(f"{kind} record" if is_known else f"a record of the kind {kind!r:.40}")
+        else:
+            is_known = kind in CLAUDE_RECORDS
+            raise Dropped(f"{kind} record" if is_known else f"a record of the kind {kind!r:.40}")
+        return None
 
     def _message(self, record: dict[str, Any], agent: str) -> None:
-        uuid, message, is_user = record.get("uuid"), record["message"], record["type"] == "user"
+        uuid, message, source = record.get("uuid"), record["message"], chat.ROLES[record["type"]]
         key = f"{agent}/{uuid}"
         if uuid and key in self._step_of:
             raise Dropped("a record that the file repeats")
@@ -86,20 +85,18 @@ class _Session:
             trace.state = RepositoryState(folder=folder)
             trace.parent = (session, self._call_of_agent.get(agent, "")) if agent else None
             builder = self.builders[agent] = TraceBuilder(trace)
-        parts, model = list(chat.content_parts(message["content"])), message.get("model")
+        parts = list(chat.content_parts(message["content"]))
         of_agent, parent = self._step_of.get(record.get("parentUuid"), (None, None))
-        flags = [flag for name, flag in _FLAGS.items() if record.get(name) is True]
-        if model == "<synthetic>":
-            flags.append("synthetic")
-        if is_user and any(isinstance(p, str) and p.startswith(_INTERRUPTED) for p in parts):
-            flags.append("injected")
+        flags = {flag for name, flag in _FLAGS.items() if record.get(name) is True}
+        flags |= {"synthetic"} if message.get("model") == "<synthetic>" else set()
+        if source == "user" and any(isinstance(p, str) and p.startswith(_INTERRUPTED) for p in parts):
+            flags.add("injected")
             builder.interrupt()
-        parent, key_of = parent if of_agent == agent else None, message.get("id") or uuid or ""
-        place = builder.add(chat.ROLES[record["type"]], parts, *flags, parent=parent, key=key_of, model=model)
-        if is_user and builder.answered:
-            is_denied = any(isinstance(p, StepResult) and p.text.startswith(_DENIED) for p in parts)
-            if is_denied or record.get("toolDenialKind"):
-                builder.answered.flags.add("denied")
+        how = {"key": message.get("id") or uuid or "", "model": message.get("model")}
+        place = builder.add(source, parts, *flags, parent=parent if of_agent == agent else None, **how)
+        is_denied = any(isinstance(p, StepResult) and p.text.startswith(_DENIED) for p in parts)
+        if source == "user" and builder.answered and (is_denied or record.get("toolDenialKind")):
+            builder.answered.flags.add("denied")
         self._step_of[uuid] = self._step_of[key] = (agent, place)
 
 

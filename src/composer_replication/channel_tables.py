@@ -18,7 +18,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     departed: ClassVar[dict[str, Any]] = {}
-    """Keys that have left, each with what was its default: so the run.toml of an older run names them."""
+    """Keys that were removed, each with its last default: the run.toml of an older run still has them, and is still read."""
 
     @model_validator(mode="before")
     @classmethod

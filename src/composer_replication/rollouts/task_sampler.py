@@ -44,7 +44,7 @@ class TaskResult:
 
 
 class TaskSampler(ABC):
-    """Asks a policy for fresh attempts and grades them by visible and hidden tests, those in sandboxes of their own.
+    """Asks a policy for fresh attempts and grades them by visible and, in sandboxes of their own, by hidden tests.
 
     How an attempt comes about is the subclass's; it is handed over as the request that grades it by its visible tests.
     """
@@ -58,7 +58,7 @@ class TaskSampler(ABC):
     def attempts(
         self, tasks: Sequence[Task], *, num_samples: int, seed: int, name: str
     ) -> list[list[GradeRequest | None]]:
-        """So many attempts at each task, None for one that infrastructure lost; whoever keeps them does so under ``name``."""
+        """``num_samples`` attempts at each task, kept under ``name``; None for one that infrastructure lost."""
 
     @abstractmethod
     def follow(self, trainer: Any) -> None:

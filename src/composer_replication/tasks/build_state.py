@@ -383,11 +383,9 @@ class Build:
             return None
         if not selected:
             return candidate.decided(reason="untested")
-        return (
-            candidate.decided(reason="mostly-untested")
-            if record.is_mostly_uncalled(candidate.deletion)
-            else None
-        )
+        if record.is_mostly_uncalled(candidate.deletion):
+            return candidate.decided(reason="mostly-untested")
+        return None
 
     def _judge(self, candidate: Candidate) -> Decision:
         repository = candidate.repository

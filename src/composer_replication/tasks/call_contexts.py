@@ -77,9 +77,8 @@ def decode(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
 def read_contexts(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
     """The contexts as a test run says them."""
     functions = _functions(value)
-    kept: dict[
-        frozenset[Function], frozenset[Function]
-    ] = {}  # many tests call the same: one set for all of them
+    # Many tests call the same: one set for all of them.
+    kept: dict[frozenset[Function], frozenset[Function]] = {}
     contexts = {EVERY_TEST: _chosen(functions, value["shared"])}
     for test, numbers in value["tests"]:
         called = _chosen(functions, numbers)

@@ -130,7 +130,7 @@ MIN_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class TrueTask:
-    """A task of which it is measured what its tests and twins notice: the functions that are gone in it, their twins by pin."""
+    """A task whose tests and twins are tried on other code; ``cuts`` are its deleted functions, ``twins`` are by pin."""
 
     task_id: str
     subject: Subject

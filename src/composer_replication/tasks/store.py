@@ -74,10 +74,9 @@ FOLDERS = ("instructions", "locks", "repositories", "tasks", "secrets")
 class TaskStore:
     """One folder of tasks. Use ``create`` or ``open``; safe to use from several threads.
 
-    Every record that is read is checked against the manifest, every file against the hash that is its name: whatever
-    reads raises an InputError that names what is absent or changed (CR0411). What a
-    crash leaves is never a contradiction: a record is forgotten before it is written anew, and a file that nothing
-    names is swept.
+    Every record that is read is checked against the manifest, every file against the hash that is its name: each method
+    that reads raises an InputError that names what is absent or changed (CR0411). What a crash leaves is never a
+    contradiction: a record is forgotten before it is written anew, and a file that nothing names is swept.
     """
 
     def __init__(self, root: Path, manifest: Manifest, backend: str | None) -> None:

@@ -18,7 +18,7 @@ from composer_replication.tasks.subject import Subject, subject_of
 from composer_replication.tasks.twin.build_twins import TwinSearch, build_twins
 from composer_replication.tasks.twin.mutants import mutants_of
 from composer_replication.tasks.twin.twin_judge import function_of, judge_twins
-from composer_replication.tasks.twin.twin_records import score_digests, twin_bytes
+from composer_replication.tasks.twin.twin_records import Twin, score_digests, twin_bytes
 from composer_replication.tasks.twin.twin_run import Job, play_apart
 from composer_replication.tasks.workers.workers import Workers
 
@@ -77,11 +77,9 @@ def _attach_twins(store: TaskStore, tasks: Sequence[ValidTask], seed: int, worke
         if own and record.instance_id:
             broken = _subject(store, task).broken(repository.bench.original, "hidden")
             twins = [found.twins[pin] for pin in own]
-            scores = workers.call(judge_twins, replace(repository.bench, original=broken), twins)
-            for twin, score in zip(twins, scores, strict=True):
-                if score.passed:
-                    del own[twin.pin]
-                    found.without.setdefault(twin.pin, SAME_BEFORE)
+            for pin in workers.call(_passed_by, broken, twins, repository.bench):
+                del own[pin]
+                found.without.setdefault(pin, SAME_BEFORE)
         if found.unknown.keys().isdisjoint(pins) and (own or secret.hidden):
             # Figures that were measured without the twins are measured again.
             store.put_task(replace(record, strength=None), replace(secret, twins=own))
@@ -90,6 +88,12 @@ def _attach_twins(store: TaskStore, tasks: Sequence[ValidTask], seed: int, worke
 
 def _subject(store: TaskStore, task: ValidTask) -> Subject:
     return subject_of(store, store.get(task.task_id))
+
+
+def _passed_by(files: Mapping[str, bytes], twins: Sequence[Twin], bench: Bench) -> list[str]:
+    """The pins of those twins that a tree passes. A cluster keeps each bench that it is sent, so it gets the usual one."""
+    scores = judge_twins(replace(bench, original=files), twins)
+    return [twin.pin for twin, score in zip(twins, scores, strict=True) if score.passed]
 
 
 def twin_cuts(deletion: Deletion) -> list[BodyCut]:

@@ -253,7 +253,7 @@ def rollouts_of(
 
 
 def matched_turns(turns_by_row: Any, rollouts: Sequence[Rollout]) -> list[list[HintedTurn]]:
-    """What the hint source answered to ``rollouts``: turns of their row id for id, with its log-probabilities where it has some."""
+    """The hint source's answer to ``rollouts``: each turn must be one of its row, id for id, whose log-probabilities it gets."""
     has_rows = isinstance(turns_by_row, Sequence) and len(turns_by_row) == len(rollouts)
     if not has_rows or not all(isinstance(turn, HintedTurn) for turns in turns_by_row for turn in turns):
         words = "the hint source gave something else than one list of HintedTurn a rollout"

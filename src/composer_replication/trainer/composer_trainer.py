@@ -183,7 +183,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
     policy_terms = cached_property(PolicyTerms)
     own_state = cached_property(OwnState)
     step_lines = cached_property(StepLines)
-    shared_prompts = cached_property(lambda trainer: SharedPrompts(trainer, trainer.is_finished))
+    shared_prompts = cached_property(SharedPrompts)
     interrupt = cached_property(lambda _trainer: InterruptOnce())
     router_load = cached_property(lambda _trainer: RouterLoad())
     router_replay = cached_property(lambda _trainer: RouterReplay())

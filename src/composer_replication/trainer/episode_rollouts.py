@@ -38,9 +38,9 @@ def model_sampler(model: Any, trainer: Any) -> SampleBatch:
 class TrainedPolicy:
     """The weights of a trainer as they are now, for many episodes at once; sampled as in training.
 
-    For episodes that nothing is learned from it samples the model in place, amid a step, like any held-out evaluation, and moves
-    none of torch's own random numbers. At most ``max_batch`` answers are sampled together. An ``endpoint`` is a server that has a
-    model of its own; nobody gives it the trainer's weights. ``trainer`` is to be given as soon as there is one.
+    Held-out episodes may be played amid a step: the model is sampled as it lies, and torch's own random numbers stay where
+    they were. At most ``max_batch`` answers are sampled together. An ``endpoint`` is a server that has a model of its own;
+    nobody gives it the trainer's weights. ``trainer`` is to be given as soon as there is one.
     """
 
     max_batch: int

@@ -72,15 +72,13 @@ def loss_mask(batch: Mapping[str, Any]) -> torch.Tensor:
 
 @contextmanager
 def temporarily(owner: Any, **attributes: Any) -> Iterator[None]:
-    """Inside, these attributes of the instance ``owner`` have these values; afterwards those of its class are seen again."""
-    kept = {name: vars(owner)[name] for name in attributes if name in vars(owner)}
+    """Inside, these attributes of ``owner`` have these values; what its class alone had is its class's again afterwards."""
+    own = vars(owner)
+    kept = {name: own[name] for name in attributes if name in own}
+    own.update(attributes)
     try:
-        for name, value in attributes.items():
-            setattr(owner, name, value)
         yield
     finally:
         for name in attributes:
-            if name in kept:
-                setattr(owner, name, kept[name])
-            else:
-                delattr(owner, name)
+            del own[name]
+        own.update(kept)

@@ -1,4 +1,4 @@
-"""The two loss channels beside the policy gradient: what both need of a step, when they begin, what a checkpoint keeps."""
+"""The two loss channels beside the policy gradient: the teacher's weights, what both need of a step, what a checkpoint keeps."""
 
 from __future__ import annotations
 
@@ -243,9 +243,10 @@ def weighted_means(parts: Sequence[Any], *names: str, weight: str) -> dict[str, 
 class LossChannels(TrainerCallback):
     """A ``HintChannel`` and a ``ReplayChannel`` as one part of the trainer; one whose weight is 0 is None.
 
-    At the end of each step the teacher follows.
+    At the end of each step the teacher follows the policy.
     """
 
+    # Any, since the modules of both channels import this one
     def __init__(self, trainer: Any, hints: Any, replay: Any) -> None:
         self._trainer, self.hints, self.replay = trainer, hints, replay
         self._saved: dict[str, Any] | None = None
@@ -312,7 +313,7 @@ class LossChannels(TrainerCallback):
     def first_weights(self) -> WeightCopy | None:
         """Those weights, where they are kept."""
         copies = self._copies()
-        return copies["teacher"] if copies["first"] is None else copies["first"]
+        return copies["first"] or copies["teacher"]
 
     def _copies(self) -> dict[str, WeightCopy | None]:
         return {
@@ -351,7 +352,7 @@ class LossChannels(TrainerCallback):
         for name, channel in {"hints": self.hints, "replay": self.replay}.items():
             if channel is not None:
                 records = [asdict(record) for record in channel.records]
-                # keys that have left too, as the checkpoints of an older run had them
+                # with the keys that have left: they are in the digest of an older run's checkpoint
                 settings = {**channel.settings.departed, **channel.settings.model_dump()}
                 kept = [name, settings, records]
                 digest.update(json.dumps(kept, sort_keys=True).encode())

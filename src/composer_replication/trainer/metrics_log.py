@@ -264,7 +264,7 @@ class StepLines(TrainerCallback):
             control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A checkpoint is whole, whose writing began with ``flush``: its seconds are in the line of the step after it."""
+        """A checkpoint, begun at ``flush``, is written: its seconds are in the line of the next step."""
         self._seconds["checkpoint_seconds"] += time.monotonic() - self._flushed
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:

@@ -35,7 +35,7 @@ def cpu_threads() -> int:
 def device_and_free_bytes(available_bytes: int | None) -> tuple[str, int | None]:
     """What a person calls the device that would train, and what a run could use there before a model is loaded.
 
-    On the processor that is the machine's free memory, if known, with what this process holds of the libraries already.
+    On the processor that is the machine's free memory, if known, and what this process holds: a run holds the same libraries.
     """
     if torch.cuda.is_available():
         return torch.cuda.get_device_name(), int(torch.cuda.mem_get_info()[0])

@@ -7,6 +7,7 @@ for its last token, then, for each completion, that last token and the completio
 
 By a mask each token sees the prompt and what stands before it in its own part, and each token of a part scores the one behind it.
 Attention is computed between all tokens of a pack, though, so long completions are packed few at a time (``rows_of_a_pack``).
+``SharedPrompts`` puts this, and the sampler of ``prefix_generation``, in the place of TRL's own wherever both are exact.
 
 Letters: B rows, P prompt columns, T completion columns, K packs, S columns of a pack, N scored tokens of some packs.
 """
@@ -14,7 +15,7 @@ Letters: B rows, P prompt columns, T completion columns, K packs, S columns of a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,20 +202,19 @@ class SharedPrompts:
     Sharing is exact or it is not done: whatever stands against it is said once, and TRL's own path runs. Rows are grouped by
     content inside a micro-batch, so with ``steps_per_generation = 1`` each prompt is forwarded once, and otherwise, as TRL
     shuffles and splits a generation, about once a micro-batch.
-    ``off_reasons`` are those met so far for falling back to TRL's path. ``is_finished``: the text so far of one row is
-    complete, so the row stops.
+    ``off_reasons`` are those met so far for falling back to TRL's path.
     """
 
-    def __init__(self, trainer: Any, is_finished: Callable[[str], bool] | None) -> None:
-        self._trainer, self._is_finished = trainer, is_finished
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
         self.off_reasons: tuple[str, ...] = ()
 
     def check(self) -> None:
         args: Any = self._trainer.args
-        refuse_masked_stops(args, stops_rows=self._is_finished is not None)
+        refuse_masked_stops(args, stops_rows=self._trainer.is_finished is not None)
         if args.steps_per_generation > 1:
-            words = "prefix sharing: TRL shuffles a generation into %d micro-batches of %d rows, which splits groups and loses part "
-            words += "of the sharing. Where memory allows, raise per_device_train_batch_size until steps_per_generation is 1."
+            words = "prefix sharing: TRL shuffles a generation into %d micro-batches of %d rows, which splits groups and loses "
+            words += "part of the sharing. Where memory allows, raise per_device_train_batch_size until steps_per_generation is 1."
             logger.warning(words, args.steps_per_generation, args.per_device_train_batch_size)
 
     def may_score(self, model: Any, *, has_images: bool, other_reason: str) -> bool:
@@ -288,7 +288,7 @@ class SharedPrompts:
             **filters_of(args),
             eos_token_ids=trainer.eos_token_ids,
             pad_token_id=tokenizer.pad_token_id,
-            stop=text_rule(tokenizer, self._is_finished),
+            stop=text_rule(tokenizer, trainer.is_finished),
             goes_on=(lambda runs_here: any(gathered(runs_here))) if is_sharded else bool,
         )
         logps = None if reshapes(args) else [row.logps for (row,) in samples]

@@ -35,8 +35,6 @@ from composer_replication.trainer.setting_errors import TrainerSettingError, ref
 Batch = dict[str, Any]
 Generate = Callable[[Any], tuple[Batch, Generation]]
 NOT_BY_ROW = "num_items_in_batch"
-
-
 PUNISHMENT = "soft_overlong_punishment_reward"
 """TRL's name of DAPO's punishment: it gives every row a number, whatever became of it."""
 
@@ -104,7 +102,8 @@ class PolicyTerms:
         needs_logps = (options.kl_in_reward and self.kl_beta != 0.0) or (corrects and sampled_BT is not None)
         old_BT = batch.get("old_per_token_logps")
         if needs_logps and old_BT is None:
-            taken = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters  # noqa: SLF001 - images are among them
+            # images are among what it takes
+            taken = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters  # noqa: SLF001
             more = {name: batch[name] for name in taken if name in batch}
             more["batch_size"] = trainer.args.per_device_train_batch_size
             with disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs):

@@ -42,7 +42,7 @@ _TORCH_SAYS = "probability tensor contains"  # multinomial on a processor; on a 
 
 
 class NonFiniteSamplingError(InputError, ArithmeticError):
-    """The weights give logits that are not finite numbers; ``step`` (from 1) is that of the training, if in one."""
+    """The weights give logits that are not finite numbers; ``step`` of the training, from 1, or None outside of one."""
 
     def __init__(self, step: int | None = None) -> None:
         more = "" if step is None else f" for step {step}"

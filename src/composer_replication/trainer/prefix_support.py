@@ -123,7 +123,7 @@ def _packing(model: nn.Module) -> Iterator[str]:
 
 def _randomness(model: nn.Module) -> Iterator[str]:
     """Dropout modules, an adapter's too, and rates that layers read off their configuration."""
-    dropouts = (module for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd))  # noqa: SLF001 - the base of all
+    dropouts = (module for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd))  # noqa: SLF001
     rates: list[tuple[str, Any]] = [("dropout", module.p) for module in dropouts if module.training]
     if model.training:
         rates += vars(inner_model(model).config.get_text_config()).items()

@@ -33,7 +33,7 @@ class PolicyOptions:
     dynamic_sampling_rounds: int = 0
     """How often, at most, the groups of one generation whose rewards are all equal are replaced by fresh prompts."""
     importance_clip: float = 0.0
-    """Largest importance weight of a token where a rollout function gave the sampler's log-probabilities; 0: none at all."""
+    """Largest importance weight of a token where a rollout function gave the sampler's log-probabilities; 0 corrects nothing."""
 
     @property
     def has_reward_terms(self) -> bool:

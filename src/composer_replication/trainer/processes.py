@@ -113,7 +113,7 @@ def wait_for_gloo_at_exit() -> None:
 
 
 def wait_for_idle_threads(name: str) -> None:
-    """Wait, five seconds at most, until this process's native threads sleep whose names begin so."""
+    """Wait, five seconds at most, for all native threads of this process whose names begin with ``name`` to sleep."""
     num_calm = 0
     for _ in range(_NUM_POLLS):
         time.sleep(_POLL_SECONDS)  # without Python's lock: who waits for it gets it

@@ -39,7 +39,7 @@ def spread_weights(where: str) -> UsageError:
 
 
 def refuse_bad_values(table: Mapping[str, Any]) -> None:
-    """Compare each value, of TRL's keys, with the type that TRL declares; ranges are left to it where it says something."""
+    """Compare the value of each key of TRL's with the type that TRL declares, and with a range where TRL checks none."""
     from trl.trainer.grpo_config import GRPOConfig
 
     kinds = get_type_hints(GRPOConfig) | _KINDS
@@ -56,7 +56,7 @@ def refuse_bad_values(table: Mapping[str, Any]) -> None:
 
 @contextmanager
 def refusals(where: str = "[trl]") -> Iterator[None]:
-    """Inside, what TRL, transformers or peft raise about their settings, ``where`` they stand, is an error of the recipe."""
+    """Inside, what TRL, transformers or peft raise about settings is an error of the recipe, whose tables ``where`` names."""
     try:
         yield
     except ComposerError:

@@ -64,7 +64,7 @@ def test_a_wrong_answer_is_not_accused(plan: Plan) -> None:
 
 
 def test_the_opposite_of_a_test_may_pass_where_the_test_fails() -> None:
-    """``assert not f(2)`` passes with an empty body: wrong, but honest; beside its test it cannot, nor another value ever."""
+    """``assert not f(2)`` passes with an empty body: wrong, but honest. With its own test it cannot pass; a wrong value never can."""
     files = {"t.py": TEXT.replace("f(2) == 2", "f(2)").encode()}
     known = replace(KNOWN, copies=tuple(possible_copies(files, IDS)))
     plan = plan_of(files, IDS, known, random.Random(4))

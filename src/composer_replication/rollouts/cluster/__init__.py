@@ -1,8 +1,8 @@
 """Where do attempts and gradings run when one machine is too small? In actors on the nodes of a Ray cluster.
 
 rollout_actor.py    how many actors, and what lives on a node: a copy of the store, a sandbox with its tools, the grading
-rollout_cluster.py  the actors, lent one at a time (placing and waiting are Ray's), to an attempt whose sandbox is elsewhere, for the
-                    agent loop and every face, and to a grader of answers and trees
+rollout_cluster.py  the actors, lent one at a time (placing and waiting are Ray's) to an attempt whose sandbox is elsewhere,
+                    or to a grader of answers and trees
 
 Nothing here needs torch. The extra ``ray`` is needed from ``open_cluster`` on.
 """

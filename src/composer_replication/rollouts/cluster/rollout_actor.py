@@ -78,13 +78,14 @@ class ClusterOptions:
     """How the actors of a cluster are placed, and what is in them.
 
     There are ``num_actors`` attempts and gradings at the same time. Those that Ray has no room for wait; the others work
-    meanwhile. With ``fits_nodes`` there are fewer, but one at least, where the nodes have not room for so many when the cluster is
-    joined; ``num_drivers`` processes of the run share that room. ``num_cpus`` are the processors that Ray sets aside for an actor (a share
-    of one lets more of them on a node; it bounds nothing, as the sandbox does), ``resources`` further ones of Ray's, by name, such as a label
-    of the nodes that have a sandbox. An attempt waits ``waiting_seconds`` for a free actor: keep it below ``EpisodeOptions.turn_seconds``.
+    meanwhile. With ``fits_nodes`` there are fewer, but at least one, where the nodes have too little room when the cluster
+    is joined; ``num_drivers`` processes of the run share that room. ``num_cpus`` are the processors that Ray sets aside for
+    an actor: less than one lets more actors on a node, and limits nothing, since the sandbox does. ``resources`` are others
+    of Ray's by name, such as a label of the nodes that have a sandbox. An attempt waits ``waiting_seconds`` for a free
+    actor: keep it below ``EpisodeOptions.turn_seconds``.
 
-    ``attempt`` are keywords of ``FeatureDeletionEnv``, and ``grader`` those of ``Grader``: its ``backend`` is the best of each node
-    where none is named.
+    ``attempt`` are keywords of ``FeatureDeletionEnv``, and ``grader`` those of ``Grader``: without ``backend`` each node
+    takes its best sandbox.
     """
 
     num_actors: int = 4
@@ -126,7 +127,7 @@ class RolloutActor:
         self._environment: FeatureDeletionEnv | None = None
 
     def prepare(self) -> str:
-        """Try the sandbox of this node and make the copy of the store; a node that cannot be used is named (CR0491). Where it is."""
+        """Try the sandbox of this node and copy the store; its host and process. Names a node that cannot be used (CR0491)."""
         self._ready()
         return f"{socket.gethostname()}, process {os.getpid()}"
 

@@ -218,9 +218,9 @@ class RayEnvironment:
     """A policy's attempts at tasks, one after the other, each on some node of a cluster.
 
     Used in the place of ``FeatureDeletionEnv``, by one thread at a time; its methods do what they do there. From ``reset`` to
-    ``close`` it has an actor for itself. An actor that dies is a ``SandboxFailure`` (CR0491), never a score: the attempt is lost, and
-    whoever drives it begins anew. Whoever forgets an environment leaves its sandbox until its actor is lent again, or the cluster
-    is closed.
+    ``close`` it has an actor for itself. An actor that dies is a ``SandboxFailure`` (CR0491), never a score: the attempt is
+    lost, and its caller begins it again. The sandbox of an environment that is not closed stays until its actor is lent
+    again, or the cluster is closed.
     """
 
     tools: tuple[ToolSpec, ...] = TOOLS

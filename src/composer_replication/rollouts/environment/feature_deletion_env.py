@@ -80,10 +80,10 @@ def begin(environment: AgentEnvironment, task_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Tree:
-    """What an attempt left: the files that are graded, and the others but git's; None where there are too many, or nobody asks."""
+    """What an attempt left; None where there are too many files."""
 
     graded: dict[str, bytes] | None
-    others: dict[str, bytes] | None = None
+    others: dict[str, bytes] | None = None  # for the monitor: what is not graded, without git's files
     problem: str = ""  # why there are none to be graded
 
 

@@ -206,9 +206,9 @@ def serve(
     """Serve the store of a grader until a signal, and take everything away: the signal's name, and what came of attempts.
 
     ``listener`` listens already, and is closed here; ``on_ready`` is called as soon as a signal would be heeded. More than
-    ``max_sessions`` clients at a time, each of which may hold a sandbox, are refused by the library. A session without a message
-    ends ``session_seconds`` after the last answer, and the longest call besides, since the library takes a call that is under way for
-    silence. After ``max_calls`` an attempt is graded as it stands.
+    ``max_sessions`` clients at a time, each of which may hold a sandbox, are refused by the library. A session without a
+    message ends ``session_seconds`` and the longest call after the last answer, since the library takes a call that is under
+    way for silence. After ``max_calls`` an attempt is graded as it stands.
 
     The counts are ``attempts`` (ended ones), ``infrastructure_failures``, ``flagged`` (with a finding of the monitor) and
     ``masked`` (paid 0 at most for it).
@@ -248,7 +248,7 @@ def serve(
     finally:
         for number, act in before.items():
             signal.signal(number, act)
-        ended = counts.copy()  # what is interrupted now is lost: no attempt that ended
+        ended = counts.copy()  # an attempt that is interrupted from here on is lost, and not counted
         with runs_interrupted():  # a call or a grading that is under way
             for each in list(_OPEN):
                 each.close()

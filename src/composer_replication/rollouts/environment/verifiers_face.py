@@ -154,7 +154,7 @@ class FeatureDeletionHarness(vf.Harness[FeatureDeletionHarnessConfig]):
                 for call in message["tool_calls"]:
                     asked = call.get("function") or {}
                     name, arguments = str(asked.get("name") or ""), asked.get("arguments")
-                    is_off = name in disabled  # then the environment counts a call of no tool
+                    is_off = name in disabled  # then the environment counts it as a call of an unknown tool
                     made = ToolCall("" if is_off else name, arguments if isinstance(arguments, str) else "")
                     text = (await _do(trace, partial(FeatureDeletionEnv.call, call=made))).text
                     said = f"the tool {name} is switched off." if is_off else text

@@ -76,7 +76,7 @@ class EpisodePlayer:
 
     @property
     def num_running(self) -> int:
-        """Whoever waits for a place cannot ask, and is not waited for."""
+        """An episode that has no place yet cannot ask, and no batch waits for it."""
         num = min(self.options.max_concurrent, self._num_left)
         return num if self.num_places is None else max(1, min(num, self.num_places()))
 
@@ -137,8 +137,8 @@ class EpisodePlayer:
 
 
 def finish_with_tree(grader: Grader, environment: Any, task_id: str) -> Judgement | None:
-    """The judgement of an evaluation: it has the tree, and for a reward the share of visible tests. Nobody looks for
-    breaks or dishonest moves; None where a sandbox failed.
+    """The judgement of an evaluation: it has the tree, and the share of visible tests as its reward. Broken tests and
+    dishonest moves are not looked for. None where a sandbox failed.
 
     The tree is read once, so that what still runs in the sandbox cannot show another one to the hidden tests. The attempt
     ends before the grading, which on a cluster may need the very actor.
@@ -160,7 +160,7 @@ def outcome_of_episode(episode: Episode) -> TaskOutcome:
 
 
 def figures_of(episodes: Sequence[Episode], counts: Counter[str]) -> dict[str, float]:
-    """Numbers of a generation: means over its episodes, counts of what is seldom."""
+    """Numbers of a generation: means over its episodes, and counts of what is rare."""
     scores = [each.score for each in episodes if each.score is not None]
     reports = [each.judgement.report for each in episodes if each.judgement is not None]
     known = [report for report in reports if report is not None]

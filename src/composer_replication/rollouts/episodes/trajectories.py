@@ -227,9 +227,7 @@ class KeptEpisodes:
     stand in every trajectory.
     """
 
-    def __init__(
-        self, folder: Path, *, part: str = "", session_id: str = "composer-replication", model_name: str = ""
-    ) -> None:
+    def __init__(self, folder: Path, *, part: str, session_id: str, model_name: str) -> None:
         self._folder, self._part = folder, part
         self._write = partial(write_trajectories, session_id=session_id, model_name=model_name)
         self._played: list[Episode] = []  # of the newest step
@@ -274,7 +272,7 @@ def _line(episode: Episode) -> dict[str, Any]:
 
 
 def _findings(episode: Episode) -> dict[str, Any] | None:
-    """What the monitor found; ``turn_idx`` of its findings counts the calls of the attempt, here it is turn and place within it."""
+    """What the monitor found. It counts the calls of the whole attempt; here each is told by turn and place within the turn."""
     report = None if episode.judgement is None else episode.judgement.report
     if report is None or not report.findings:
         return None
@@ -282,7 +280,7 @@ def _findings(episode: Episode) -> dict[str, Any] | None:
         (turn_idx, call_idx)
         for turn_idx, turn in enumerate(episode.turns)
         for call_idx, result in enumerate(turn.results)
-        if result.fault != "refused"  # no environment has seen it
+        if result.fault != "refused"  # such a call never reached the environment
     ]
     findings = list(report.findings)
     for idx, finding in enumerate(findings):

@@ -20,6 +20,8 @@ from composer_replication.rollouts.hints.hint_texts import write_hint
 from composer_replication.rollouts.tokens.chat import ObservedTurn
 from composer_replication.tasks.syntax_trees import parse_syntax
 
+MAX_TURNS = 4
+"""Hinted turns of one rollout, the first ones; each costs a pass of the teacher."""
 EDIT_TOOLS = frozenset({"write_file", "str_replace"})
 _SHELL_WRITE = re.compile(
     r"(?<![\d&<>=-])>>?(?!\s*/dev/null)\s*[\w./\"'$~]"  # a file, not 2>&1
@@ -142,11 +144,6 @@ def _last_change(observed: ObservedRollout) -> int:
     return len(observed.turns) - 1
 
 
-MAX_TURNS = 4
-"""Hinted turns of one rollout, the first ones; each costs a pass of the teacher."""
-Observe = Callable[[Rollout], ObservedRollout]
-
-
 class HintedTurnMaker:
     """The ``HintGenerator`` of this folder: gives the hinted turns of a batch of rollouts by row.
 
@@ -162,7 +159,9 @@ class HintedTurnMaker:
     ``left_out/CODE`` since the start.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, observe: Observe, strict: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, observe: Callable[[Rollout], ObservedRollout], strict: bool = True
+    ) -> None:
         self.tokenizer, self.observe, self.strict = tokenizer, observe, strict
         self.counts: Counter[str] = Counter()
 

@@ -102,7 +102,7 @@ def simple_commands(text: str) -> list[str]:
 def _any_of(names: set[str]) -> str:
     """A pattern of these names, with the letters that package managers treat alike; nothing where there are none."""
     told = [re.sub(r"\\?[-_.]", "[-_.]", re.escape(name)) for name in sorted(names) if len(name) > 1]
-    return rf"(?<![\w.])(?:{'|'.join(told)})(?![a-z0-9])" if told else "(?!)"
+    return rf"(?<![\w.])(?:{'|'.join(told)})(?![a-z0-9])" if told else NOTHING
 
 
 def new_lines(before: str, after: str) -> set[int]:

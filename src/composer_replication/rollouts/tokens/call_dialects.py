@@ -34,6 +34,26 @@ from composer_replication.rollouts.tools.tool_schemas import function_schema
 OPENS, CLOSES = "<think>", "</think>"
 _NUM_TAIL_IDS = 16
 """So many ids at the end of a prompt hold its last mark, also where that is several ids."""
+_JSON = json.JSONDecoder()
+_BAD_JSON = (ValueError, RecursionError)
+_BLANKS = re.compile(r"\s*")
+_NAME_IN_RAW = re.compile(r'"name"\s*:\s*"([^"\\]{1,200})"')
+_XML = ("<parameter=", ">", "</parameter>")
+_PAIRS = ("<arg_key>", "<arg_value>", "</arg_value>")
+# of the fenced dialect: from a block's language to a tool and the argument that takes the block
+_FENCES = {
+    "bash": ("bash", "command"),
+    "sh": ("bash", "command"),
+    "shell": ("bash", "command"),
+    "submit": ("submit", ""),
+}
+Schemas = Mapping[str, Mapping[str, Any]]
+"""The properties of arguments by tool."""
+_Parsed = tuple[tuple[ToolCall, ...], int]
+"""The calls that begin at one place, and where reading goes on."""
+_Parser = Callable[[str, re.Match[str], Schemas], _Parsed]
+_MISTRAL_CALL = re.compile(r"\s*([\w.\-]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\])?\s*(?=\{)")
+_HARMONY_TO = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
 
 def thought_is_open(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> bool:
@@ -61,18 +81,12 @@ def num_thinking_ids(tokenizer: Tokenizer, prompt_ids: Sequence[int], completion
     return num
 
 
-_JSON = json.JSONDecoder()
-_BAD_JSON = (ValueError, RecursionError)
-_BLANKS = re.compile(r"\s*")
-_NAME_IN_RAW = re.compile(r'"name"\s*:\s*"([^"\\]{1,200})"')
-
-
 def _behind_blanks(text: str, place: int) -> int:
     return _BLANKS.match(text, place).end()  # type: ignore[union-attr]  # matches the empty string too
 
 
 def _json_at(text: str, place: int, openings: tuple[str, ...] = ("{",)) -> tuple[Any, int, int] | None:
-    """The JSON object that begins there behind blanks (with another of the ``openings``, a list): it, where it begins and ends."""
+    """The JSON object (or list, by ``openings``) that begins there behind blanks, and where it begins and ends."""
     begin = _behind_blanks(text, place)
     if not text.startswith(openings, begin):
         return None
@@ -139,24 +153,6 @@ def _tagged_call(schemas: Schemas, name: str, text: str, tags: tuple[str, str, s
             with suppress(*_BAD_JSON):
                 arguments[key] = json.loads(value)
     return _call(name, json.dumps(arguments))
-
-
-_XML = ("<parameter=", ">", "</parameter>")
-_PAIRS = ("<arg_key>", "<arg_value>", "</arg_value>")
-# of the fenced dialect: from a block's language to a tool and the argument that takes the block
-_FENCES = {
-    "bash": ("bash", "command"),
-    "sh": ("bash", "command"),
-    "shell": ("bash", "command"),
-    "submit": ("submit", ""),
-}
-Schemas = Mapping[str, Mapping[str, Any]]
-"""The properties of arguments by tool."""
-_Parsed = tuple[tuple[ToolCall, ...], int]
-"""The calls that begin at one place, and where reading goes on."""
-_Parser = Callable[[str, re.Match[str], Schemas], _Parsed]
-_MISTRAL_CALL = re.compile(r"\s*([\w.\-]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\])?\s*(?=\{)")
-_HARMONY_TO = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
 
 def dialect_of(

@@ -115,7 +115,7 @@ class TokenLedger:
         self.add_messages(self._answers(calls, results))
 
     def require_results(self, call: ToolCall) -> None:
-        """Refuse a template that goes on after no call: later on that would look like the policy's own fault (CR0810, CR0812)."""
+        """Refuse a template that never goes on after a call: later it would look like the policy's fault (CR0810, CR0812)."""
         self._rule.require_way_on(self._answers([call], [ToolResult("x")]))
 
     @property
@@ -182,7 +182,7 @@ def _joined(pending: Sequence[Message], messages: Sequence[Message]) -> list[Mes
     """All messages in order; two of the user in a row become one, since many templates want roles to alternate."""
     joined = [*pending]
     for message in messages:
-        if joined and pending and message.get("role") == joined[-1].get("role") == "user":
+        if pending and message.get("role") == joined[-1].get("role") == "user":
             joined[-1] = {**joined[-1], "content": f"{joined[-1]['content']}\n\n{message['content']}"}
         else:
             joined.append(message)
@@ -304,7 +304,7 @@ class TemplateRule:
             return suffix[1:]
         if suffix and self.is_control(suffix[0]):
             for num in range(min(_MOST_END_IDS, len(suffix)), 0, -1):
-                # a sampler that only stops at another token may have gone on after the end of turn
+                # a sampler that stops at another token only may have gone on after the end of turn
                 if said[-num:] == suffix[:num] or (is_finished and said[-num - 1 : -1] == suffix[:num]):
                     return suffix[num:]
             # another end token of the model's stands for the template's: it ends a turn once

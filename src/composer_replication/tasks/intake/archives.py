@@ -17,6 +17,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -60,7 +61,7 @@ _BAD_ARCHIVE = (
 class Listing:
     """The files of a source by POSIX path, each with its size and what reads it; ``links`` are symbolic ones.
 
-    ``refused`` makes the error for files that are too large together, of what is too much.
+    ``refused`` makes the error for too many or too large files out of a sentence's part that says which.
     """
 
     files: dict[str, tuple[int, Callable[[], bytes]]]
@@ -138,22 +139,24 @@ def list_archive(path: Path, *, skip: Callable[[PurePosixPath], bool] = lambda _
     members = _zip_members if path.name.lower().endswith(".zip") else _tar_members
     files: dict[str, tuple[int, Callable[[], bytes]]] = {}
     links: set[str] = set()
-    try:
+    with _bad_archive_refused(path):
         for name, member in _checked(members(path)):
             if member.link is not None:
                 links.add(name)
             elif member.content is not None and not skip(PurePosixPath(name)):
                 files[name] = (member.num_bytes, member.content)
-    except _BAD_ARCHIVE as error:
-        raise _unreadable(path, error) from error
     tops = {name.partition("/")[0] for name in files}
     top = f"{tops.pop()}/" if len(tops) == 1 and all("/" in name for name in files) else ""
     stripped = {name.removeprefix(top): file for name, file in files.items()}
     return Listing(stripped, {name.removeprefix(top) for name in links}, partial(hostile, str(path)))
 
 
-def _unreadable(path: Path, error: Exception) -> InputError:
-    return hostile(str(path), str(error).rstrip(".") or type(error).__name__)
+@contextmanager
+def _bad_archive_refused(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except _BAD_ARCHIVE as error:
+        raise hostile(str(path), str(error).rstrip(".") or type(error).__name__) from error
 
 
 @dataclass(slots=True)
@@ -192,7 +195,7 @@ def _not_a_file(name: str) -> ValueError:
 
 
 class _Unpacked:
-    """What a tar is unpacked from, as it is asked for; ends the reading once that, going back included, is too much."""
+    """A tar file, decompressed as it is read; it refuses once what was decompressed, each time anew, is too much."""
 
     def __init__(self, path: Path) -> None:
         self._most = MAX_TOTAL_BYTES + MAX_MEMBERS * 1024
@@ -232,11 +235,9 @@ def _tar_members(path: Path) -> Iterator[_Member]:
 
 
 def _tar_content(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    try:
+    with _bad_archive_refused(path):
         handle = archive.extractfile(member)
         return handle.read() if handle is not None else b""
-    except _BAD_ARCHIVE as error:
-        raise _unreadable(path, error) from error
 
 
 def _zip_members(path: Path) -> Iterator[_Member]:
@@ -260,17 +261,15 @@ def _zip_content(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) ->
     stored or deflated one is decompressed no further than asked for, and what is cut off gives a wrong
     checksum. For bzip2 and lzma zipfile sets no bound in steps either, so they are refused.
     """
-    try:
+    with _bad_archive_refused(path):
         if info.compress_type not in _BOUNDED_METHODS:
             raise ValueError(f"member {info.filename[:80]!r} is neither stored nor deflated")
         with archive.open(info) as member:
             return b"".join(iter(lambda: member.read(_STEP_BYTES), b""))
-    except _BAD_ARCHIVE as error:
-        raise _unreadable(path, error) from error
 
 
 def holds_code(data: bytes) -> bool:
-    """Whether a compressed file or an archive may hold Python code, within others too; one that cannot be looked into whole may."""
+    """Whether packed data may hold Python code, also in archives within it; what cannot be looked into whole may."""
     packed, *inner = forms_of("", data)
     return not inner or any(
         form.problem

@@ -133,7 +133,6 @@ def refuse_full_disk(said: str, where: Path) -> None:
 # --- What lies in the cache, and its removal: only what is ours, and nothing that a living process uses.
 
 SECONDS_PER_DAY = 86400.0
-SCRATCH = "scratch"
 _DOOMED = ".pruned-"
 
 
@@ -228,7 +227,7 @@ def prune(
             reason = _remove(path, kind, folder, limit, is_dry_run=is_dry_run)
         entries.append(CacheEntry(kind.name, path, num_bytes, reason))
     for path in abandoned_folders():
-        scratch = CacheEntry(SCRATCH, path, tree_bytes(path))
+        scratch = CacheEntry("scratch", path, tree_bytes(path))
         if is_dry_run or remove_abandoned(path):
             entries.append(scratch)
     if progress is not None and found:

@@ -1,7 +1,8 @@
 """Search everything that a sandbox of a task can see for its golden code.
 
 A program inside a real sandbox around the rollout's tree (``inside_search``) walks the whole visible file
-system, looks what can be imported, asks git and tries the network; it is told the deleted lines, and must find none of them.
+system, looks up what can be imported, asks git and tries the network; it is told the deleted lines, and must find
+none of them.
 ``leaks_in_tree`` and ``installed_copies`` search the bytes of a tree and of installed sources, outside, as gates of
 each candidate.
 """
@@ -166,8 +167,8 @@ def search_inside(
 ) -> dict[str, Any]:
     """Search from inside a fresh sandbox.
 
-    It walks the ``tree`` of the tasks and whatever is not mounted read-only, looks what can be imported without the
-    tree, and tries git and the network; or, for no task, it walks all but the environment (``system``), or all but
+    It walks the ``tree`` of the tasks and whatever is not mounted read-only, looks up what can be imported without
+    the tree, and tries git and the network; or, for no task, it walks all but the environment (``system``), or all but
     what is shown of the system and the interpreter (``environment``).
     """
     nonce = secrets.token_hex(16)
@@ -251,22 +252,18 @@ def _source(name: str) -> str:
 def installed_copies(store: TaskStore, task: Task) -> list[Leak]:
     """The installed Python files that hold a run of the task's deleted lines, by the rule of ``leak_search``.
 
-    A gate of each candidate, so it looks at Python sources alone, whose lines are read once a process, and closely only
-    below a folder with a distinctive line.
+    A gate of each candidate, so it looks at Python sources alone. Each folder is read once a process; its files are
+    searched only if one of them has a distinctive line.
     """
-    targets = [target for target in targets_of(store, task) if any(flag for _, flag in target.window)]
-    lines = [{line.encode() for line, flag in target.window if flag} for target in targets]
-    own = {_line_check(line) for target in targets for line, flag in target.window if flag}
+    search = Search(targets_of(store, task), unmarshal=False)
+    checks = set(map(_line_check, search.places))
+    lines = [line.encode() for line in search.places]
     leaks: set[Leak] = set()
-    for paths, checks in _installed(store.environment(task)) if targets else ():
-        for path in () if own.isdisjoint(checks) else paths:
+    for paths, checks_below in _installed(store.environment(task)) if lines else ():
+        for path in () if checks.isdisjoint(checks_below) else paths:
             data = _read(path)
-            found = [
-                one for one, each in zip(targets, lines, strict=True) if any(line in data for line in each)
-            ]
-            leaks |= (
-                Search(found, unmarshal=False).search_bytes(path, data, in_tree=False) if found else set()
-            )
+            if any(line in data for line in lines):
+                leaks |= search.search_bytes(path, data, in_tree=False)
     return sorted(leaks)
 
 

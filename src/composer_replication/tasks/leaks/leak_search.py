@@ -161,7 +161,7 @@ class Search:
         return found
 
     def search_folder(self, root: str, *, tree: str, skip: Iterable[str] = ()) -> set[Leak]:
-        """Walk a folder, no links; what cannot be read cannot leak, what is too large is noted. ``tree`` is where one line is enough."""
+        """Walk a folder, no links; in ``tree`` one line is enough. What cannot be read cannot leak, what is too large is noted."""
         found: set[Leak] = set()
         left_out = set(skip)
         for folder, subfolders, names in os.walk(root):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -61,12 +61,13 @@ class _Plan:
         if removal == "body" and granularity == "function":
             yield from (body_deletion(cut) for cuts in self._cuts.values() for cut in cuts)
             return
-        parts: Iterable[_Part] = self._features if granularity == "feature" else ()
-        if granularity != "feature":
-            parts = {"function": self._functions, "class": self._classes, "module": self._modules}[
-                granularity
-            ]()
-        for part in parts:
+        parts: dict[str, Callable[[], Iterable[_Part]]] = {
+            "function": self._functions,
+            "class": self._classes,
+            "module": self._modules,
+            "feature": lambda: self._features,
+        }
+        for part in parts[granularity]():
             deletion = self._body(part, granularity) if removal == "body" else self._whole(part, granularity)
             if deletion is not None:
                 yield deletion

@@ -53,7 +53,7 @@ def cut_off(report: TestReport, suite_seconds: float, where: str = "") -> Unusab
     return UnusableRepository("red-baseline", f"{where}{report.error}{last}")
 
 
-# --- Runs of a repository's whole suite before anything is deleted: one bad test does not end them for the others.
+# --- The runs themselves.
 
 EACH_SECONDS = 30.0
 """Of one test, or the import of one file, by the clock; grading gives 20 s of processor time to all tests of a task."""

@@ -290,7 +290,7 @@ def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
 
 
 def _trees(store: TaskStore, task: Task) -> tuple[dict[str, bytes], dict[str, bytes], str]:
-    """The files of a task that differ between its views, as a rollout sees them and as they were; a hash of the whole base tree."""
+    """The files that differ between a task's views, as a rollout sees them and as they were; a hash of the whole base tree."""
     record = store.record(task.task_id)
     digests = store.repository(record.repository_record).files
     tests = record.changes.edits_of_tests("rollout")

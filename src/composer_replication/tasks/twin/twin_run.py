@@ -334,7 +334,7 @@ def _take(record: Mapping[str, Any], reports: Sequence[JobReport], job_seconds: 
 
 @cache
 def helper_source(name: str) -> str:
-    """The text of a module that runs inside a sandbox; ``cloudpickle`` is our own one's, which needs the standard library alone."""
+    """The text of a module that runs inside a sandbox; ``cloudpickle`` is the one installed here: it needs no other package."""
     homes = {"cloudpickle": "cloudpickle", "suite_plugin": "composer_replication.tasks.running"}
     folder = resources(homes.get(name, "composer_replication.tasks.twin"))
     return folder.joinpath(f"{name}.py").read_text(encoding="utf-8")

@@ -324,7 +324,7 @@ def train(
     from peft import LoraConfig
     from trl import GRPOConfig
 
-    from composer_replication.channel_tables import ReplaySection
+    from composer_replication.config import ReplaySection
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 
     off = {"save_strategy": "no", "report_to": [], "bf16": False, "gradient_checkpointing": False}

@@ -37,8 +37,8 @@ import torch
 from obstore.exceptions import BaseError
 from obstore.store import from_url
 
-from composer_replication.channel_tables import ReplicasSection
 from composer_replication.cli.replicas_verb import _free_port
+from composer_replication.config import ReplicasSection
 from composer_replication.errors import ComposerError
 from composer_replication.replicas.lighthouse import Lighthouse
 from composer_replication.replicas.object_store import ObjectStore

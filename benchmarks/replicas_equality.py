@@ -25,8 +25,8 @@ os.environ.setdefault("RUST_LOG", "error")
 
 import torch
 
-from composer_replication.channel_tables import ReplicasSection
 from composer_replication.cli.replicas_verb import _free_port
+from composer_replication.config import ReplicasSection
 from composer_replication.replicas.object_store import open_store
 from composer_replication.replicas.outer_step import OuterState
 from composer_replication.replicas.replica_loop import ReplicaLoop

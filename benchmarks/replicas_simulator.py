@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from obstore.store import MemoryStore
 
-from composer_replication.channel_tables import ReplicasSection
+from composer_replication.config import ReplicasSection
 from composer_replication.replicas.object_store import ObjectStore
 from composer_replication.replicas.outer_precision import num_bytes
 from composer_replication.replicas.outer_step import OuterState

@@ -13,8 +13,7 @@ import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from composer_replication.channel_tables import Section
-from composer_replication.config import RunConfig
+from composer_replication.config import RunConfig, Section
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "recipe-keys.md"
 BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}

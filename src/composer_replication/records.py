@@ -23,7 +23,6 @@ class StopReason(StrEnum):
     CONTEXT = "context"
     DEADLINE = "deadline"
     GUARD = "guard"
-    INTERRUPTED = "interrupted"
     INFRASTRUCTURE = "infrastructure"
 
 
@@ -51,16 +50,9 @@ class Hole:
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
-    """One span of a text file and what stands there instead.
+class Edit(Hole):
+    """A span and what stands there instead: ``text[:start] + edit.text + text[end:]`` is the edited file."""
 
-    ``text[:start] + edit.text + text[end:]`` is the edited file; offsets count characters of
-    the file at ``path`` (POSIX, relative to the tree) as it was before any edit.
-    """
-
-    path: str
-    start: int
-    end: int
     text: str
 
 
@@ -403,22 +395,6 @@ class HeldoutReading:
     split_fingerprint: str
     seconds: float
     infrastructure_failures: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the guard said at one checkpoint, as ``verdicts.jsonl`` keeps it."""
-
-    round_idx: int
-    fire: bool
-    reason: str
-    in_loop_ema: float | None
-    heldout_ema: float | None
-    kl_ema: float | None
-    proxy_real_gap: float
-    decline_streak: int
-    num_updates: int
-    split_fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

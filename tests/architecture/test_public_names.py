@@ -55,7 +55,6 @@ RECORDS = {
     "ToolResult",
     "ToolSpec",
     "Turn",
-    "Verdict",
 }
 PROTOCOLS = {
     "AgentEnvironment",

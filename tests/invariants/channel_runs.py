@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
 import torch
 from tiny_trainer import build_trainer
 
-from composer_replication.channel_tables import HintsSection, ReplaySection
+from composer_replication.config import HintsSection, ReplaySection
 from composer_replication.records import HintedTurn, PreferencePair, Rollout
 
 NUM_ROWS = 8

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
 import torch
 from tiny_trainer import KillAt, build_trainer
 
-from composer_replication.channel_tables import CurriculumSection, HintsSection, ReplaySection
+from composer_replication.config import CurriculumSection, HintsSection, ReplaySection
 from composer_replication.records import HintedTurn, PreferencePair, Rollout, TaskOutcome
 from composer_replication.rollouts.curriculum import Curriculum
 from composer_replication.rollouts.rewards import shuffled_rewards

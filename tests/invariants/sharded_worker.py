@@ -25,7 +25,7 @@ from channel_runs import CHANNELS, trained
 from tiny_trainer import build_trainer
 from worker_runs import whole_and_resumed
 
-from composer_replication.channel_tables import HintsSection
+from composer_replication.config import HintsSection
 from composer_replication.trainer.model_modes import parameter_sha256
 
 LAUNCH = {

@@ -24,7 +24,7 @@ from full_vocabulary import (
 from tiny_architectures import HEADS, MODELS, tiny_model
 from tiny_trainer import build_trainer
 
-from composer_replication.channel_tables import HintsSection, ReplaySection
+from composer_replication.config import HintsSection, ReplaySection
 from composer_replication.records import HintedTurn, PreferencePair
 
 TURNS = (

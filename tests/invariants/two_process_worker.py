@@ -22,8 +22,7 @@ from channel_runs import CHANNELS, trained, weights_of
 from tiny_trainer import build_trainer
 from worker_runs import under_a_falling_truth, whole_and_resumed
 
-from composer_replication.channel_tables import CurriculumSection
-from composer_replication.config import EffortSection
+from composer_replication.config import CurriculumSection, EffortSection
 from composer_replication.errors import InputError
 from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum import Curriculum

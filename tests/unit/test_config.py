@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.channel_tables import Section
-from composer_replication.config import RunConfig, dump_config, load_config, parse_config, parse_override
+from composer_replication.config import (
+    RunConfig,
+    Section,
+    dump_config,
+    load_config,
+    parse_config,
+    parse_override,
+)
 from composer_replication.errors import UsageError
 
 EVIDENCE = {"planned_evaluations": 10, "tolerated_gap": 0.1}

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.channel_tables import AgentSection, HintsSection
 from composer_replication.cli.cluster import (
     check_cluster,
     file_part,
@@ -30,7 +29,7 @@ from composer_replication.cli.cluster import (
 from composer_replication.cli.machine_troubles import package_version
 from composer_replication.cli.task_division import RunTasks, read_split
 from composer_replication.cli.terminal import Report, note
-from composer_replication.config import RunConfig
+from composer_replication.config import AgentSection, HintsSection, RunConfig
 from composer_replication.errors import InputError, MissingError, UsageError, needs_extra
 from composer_replication.interfaces import HintGenerator
 from composer_replication.records import HeldoutReading, Limits, PreferencePair, Task
@@ -90,7 +89,7 @@ def check_recipe(
     checked = make_guard(config), pair_rows(config, recipe_folder)
     check_agent(config)
     load_reward_rule(config.reward.function)
-    accept_recipe(config)
+    accept(config.sandbox.accept_no_isolation, where="sandbox.accept_no_isolation")
     if config.ray is None:
         choose_backend(config.sandbox.backend or None)
     else:
@@ -99,11 +98,6 @@ def check_recipe(
     if config.heldout is not None and config.heldout.split:
         read_split((recipe_folder / config.heldout.split).resolve())
     return checked
-
-
-def accept_recipe(config: RunConfig) -> None:
-    """From now on do without the guards of the sandbox that the recipe does without."""
-    accept(config.sandbox.accept_no_isolation, where="sandbox.accept_no_isolation")
 
 
 def check_agent(config: RunConfig) -> None:
@@ -292,7 +286,7 @@ def open_grader(
 
     With ``cluster`` it grades there, and the nodes try their sandboxes themselves.
     """
-    accept_recipe(config)
+    accept(config.sandbox.accept_no_isolation, where="sandbox.accept_no_isolation")
     if cluster is not None:
         from composer_replication.rollouts.cluster.rollout_cluster import RayGrader
 
@@ -456,7 +450,8 @@ def open_player(
     ``LedgerTalk``.
     """
     section = config.agent or AgentSection()
-    options = episode_options(section, temperature=float(config.trl.get("temperature", 1.0)))
+    limits = section.model_dump(include={field.name for field in fields(EpisodeOptions)})
+    options = EpisodeOptions(**limits, temperature=float(config.trl.get("temperature", 1.0)))
     open_environment: Callable[[], Any] = partial(
         FeatureDeletionEnv,
         grader,
@@ -515,12 +510,6 @@ def open_episode_sampler(
     policy = TrainedPolicy(max_batch=(config.agent or AgentSection()).max_concurrent, endpoint=endpoint)
     policy.trainer = still_trainer(config, model, tokenizer)
     return EpisodeSampler(judge, policy)
-
-
-def episode_options(section: AgentSection, *, temperature: float) -> EpisodeOptions:
-    """The loop's limits as ``[agent]`` has them."""
-    same = [field.name for field in fields(EpisodeOptions) if field.name in AgentSection.model_fields]
-    return EpisodeOptions(**{name: getattr(section, name) for name in same}, temperature=temperature)
 
 
 def find_trl_server(config: RunConfig) -> ServedModel:

@@ -53,7 +53,7 @@ def check_cluster(address: str, purpose: str) -> None:
 
 def placed_at(config: RunConfig, address: str | None) -> RunConfig:
     """A recipe whose attempts are graded on this cluster, placed as it says; for None here, whatever it was trained on."""
-    from composer_replication.channel_tables import RaySection
+    from composer_replication.config import RaySection
 
     placing = {} if config.ray is None else config.ray.model_dump()
     ray = None if address is None else RaySection(**(placing | {"address": address}))

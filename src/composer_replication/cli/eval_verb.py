@@ -166,29 +166,6 @@ def _check_words(args: argparse.Namespace) -> None:
         raise UsageError("CR0206", problem, fix="composer-rl eval MODEL --tasks DIR --samples 4")
 
 
-def render(result: dict[str, Any]) -> str:
-    lines = []
-    for row in result["by_task"]:
-        hidden = "no hidden tests" if row["hidden"] is None else f"hidden {row['hidden']}/{row['samples']}"
-        lines.append(f"{row['task_id']:<72} {row['visible']}/{row['samples']}   {hidden}")
-    apart = [side for side in ("shown", "paid") if result.get(f"{side}_pass") is not None]
-    lines.append("")
-    for side in (*apart, "visible", "hidden"):
-        value, interval = result[f"{side}_pass"], result["ci95"][side]
-        rate = f"not measured: no task has {side} tests"
-        if value is not None:
-            rate = f"{value:.3f}  [{interval[0]:.3f}, {interval[1]:.3f}]"
-        lines.append(f"{side:<8} {rate}")
-    if (bound := result["gap_upper99"]) is not None:
-        lines.append(f"gap      {result['gap']:.3f}  99% upper bound {bound:.3f}, over tasks drawn alike")
-    if ended := result.get("stop_reasons"):
-        each = (f"{number} {reason}" for reason, number in sorted(ended.items()))
-        lines.append(f"episodes {', '.join(each)}")
-    if result.get("difficulty"):
-        lines.append(f"kept in  {result['difficulty']}")
-    return "\n".join(lines)
-
-
 def _recipe(args: argparse.Namespace) -> RunConfig:
     """How attempts are made: the run's own recipe, that of ``--recipe`` with this model, or one answer by the flags."""
     from composer_replication.config import ModelSection, load_config, parse_config

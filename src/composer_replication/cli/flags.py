@@ -81,7 +81,7 @@ def _add_argument(parser: argparse.ArgumentParser, row: list[Any]) -> None:
 
 
 def _type_of(kind: str) -> Callable[[str], Any]:
-    """The function that reads a type of the file, as its first lines have them."""
+    """The function that reads a type of the file, as its first lines have them; infinity and NaN are no number here."""
     simple: dict[str, Callable[[str], Any]] = {
         "path": Path,
         "int": int,
@@ -92,13 +92,17 @@ def _type_of(kind: str) -> Callable[[str], Any]:
     if kind in simple:
         return simple[kind]
     if bounds := re.fullmatch(r"(\d+)\.\.(\d*)", kind):
-        return whole_number(int(bounds[1]), int(bounds[2] or 2**32 - 1))
-    return number(float(kind.lstrip(">=")), is_above="=" not in kind)
+        least, most = int(bounds[1]), int(bounds[2] or 2**32 - 1)
+        return _checked(int, lambda value: least <= value <= most, f"a whole number in {least} … {most}")
+    lowest = float(kind.lstrip(">="))
+    if "=" in kind:
+        return _checked(float, lambda value: lowest <= value < math.inf, f"a number of at least {lowest:g}")
+    return _checked(float, lambda value: lowest < value < math.inf, f"a number above {lowest:g}")
 
 
 def _named(text: str) -> tuple[str, str]:
     name, is_named, value = text.partition("=")
-    if not is_named:
+    if not is_named or not name:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=…")
     return name, value
 
@@ -106,27 +110,8 @@ def _named(text: str) -> tuple[str, str]:
 def price(text: str) -> tuple[str, tuple[float, float]]:
     """Of ``NAME=IN/OUT``."""
     name, value = _named(text)
-    dollars_in, dollars_out = map(number(), value.split("/"))
+    dollars_in, dollars_out = map(_type_of(">=0"), value.split("/"))
     return name, (dollars_in, dollars_out)
-
-
-def load(dotted: str) -> Any:
-    """What ``module:name`` names."""
-    from importlib import import_module
-
-    module, _, name = dotted.partition(":")
-    return getattr(import_module(module), name)
-
-
-def whole_number(least: int = 1, most: int = 2**32 - 1) -> Callable[[str], int]:
-    """A type of arguments: whole numbers in [least, most]; others are refused as arguments are read (CR0206)."""
-    return _checked(int, lambda value: least <= value <= most, f"a whole number in {least} … {most}")
-
-
-def number(least: float = 0.0, *, is_above: bool = False) -> Callable[[str], float]:
-    """A type of arguments: finite numbers from ``least`` on, or above it."""
-    wanted = f"a number {'above' if is_above else 'of at least'} {least:g}"
-    return _checked(float, lambda n: math.isfinite(n) and n >= least and (n > least or not is_above), wanted)
 
 
 def _checked(read: Callable[[str], Any], fits: Callable[[Any], bool], wanted: str) -> Callable[[str], Any]:
@@ -137,6 +122,14 @@ def _checked(read: Callable[[str], Any], fits: Callable[[Any], bool], wanted: st
         raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
 
     return convert
+
+
+def load(dotted: str) -> Any:
+    """What ``module:name`` names."""
+    from importlib import import_module
+
+    module, _, name = dotted.partition(":")
+    return getattr(import_module(module), name)
 
 
 def refuse_unwritable(path: Path) -> None:

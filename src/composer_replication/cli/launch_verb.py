@@ -59,19 +59,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
     from composer_replication.config import read_table
 
     table = {} if args.options is None else read_table(args.options).get(args.to, {})
-    return {**table, **_pairs(args.option, "--option", "partition=gpu")}
-
-
-def _pairs(texts: list[str], flag: str, example: str) -> dict[str, str]:
-    from composer_replication.launch.targets import option_error
-
-    pairs = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise option_error(f"{flag} {text!r} is not KEY=VALUE", flag, f"for example {flag} {example}")
-        pairs[key] = value
-    return pairs
+    return {**table, **dict(args.option)}
 
 
 def _job(args: argparse.Namespace, name: str, target: Any) -> Job:
@@ -92,8 +80,7 @@ def _job(args: argparse.Namespace, name: str, target: Any) -> Job:
         raise option_error(f"the recipe is for {wanted} replicas", "--replicas", f"--replicas {wanted}")
     processes = options.processes or max(1, args.gpus)
     resources = Resources(args.nodes, args.gpus, processes, options.cpus, options.memory_gib)
-    environment = _pairs(args.env, "--env", "OMP_NUM_THREADS=8")
-    more = {"environment": environment, "secrets": tuple(args.secret), "accelerate": args.accelerate}
+    more = {"environment": dict(args.env), "secrets": tuple(args.secret), "accelerate": args.accelerate}
     job = Job(name, recipe, files, tuple(args.overrides), resources, args.replicas, **more)
     return checked(job, config.tasks.source if target.carries_files else ())
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from composer_replication.cli.train_verb import render as render_run
+from composer_replication.cli.train_verb import render
 from composer_replication.errors import MissingError, needs_extra
+
+__all__ = ["render", "run", "shipped_recipe"]
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
@@ -19,24 +20,6 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     given = {"trl.max_steps": args.steps, "seed": args.seed, "model.dtype": fast_dtype()}
     overrides = {key: value for key, value in given.items() if value is not None}
     return run_recipe(shipped_recipe("quickstart"), overrides, args.out, resume=True, quiet=args.quiet)
-
-
-def render(result: dict[str, Any]) -> str:
-    took = f"{result['seconds']:.0f} s, peak memory {result['peak_memory_bytes'] / 1e9:.1f} GB"
-    lines = [f"time       {took}", render_run(result)]
-    before, after = result["before"], result["after"]
-    if before and after:
-        lines += [_before_after(side, before[side], after[side]) for side in ("train", "heldout")]
-    return "\n".join(lines)
-
-
-def _before_after(side: str, before: dict[str, Any], after: dict[str, Any]) -> str:
-    def rate(rates: dict[str, Any], name: str) -> str:
-        low, high = rates[f"{name}_ci95"]
-        return f"{rates[f'{name}_pass']:.2f} [{low:.2f}, {high:.2f}]"
-
-    name = "hidden" if side == "heldout" else "visible"
-    return f"{side:<10} {name} pass rate {rate(before, name)} -> {rate(after, name)}"
 
 
 def shipped_recipe(name: str) -> Path:

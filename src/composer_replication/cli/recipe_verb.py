@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -29,20 +28,6 @@ MEMORY_SHARE = 0.7
 formula, and a run's peak can be a third above it."""
 _MANY_HELDOUT, _FEW_TASKS = 16, 40
 _LARGE_MODEL = 3 * 10**9
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """What a recipe is cut to; as it stands it is enough to divide the tasks."""
-
-    num_train: int = 1
-    num_heldout: int = 1
-    num_prompts: int = 1
-    num_tokens: int = 16
-    num_parameters: int = 0
-    is_shared: bool = False
-    cpu_threads: int = 0
-    dtype: str = "float32"
 
 
 def run_new(args: argparse.Namespace) -> tuple[dict[str, object], int]:
@@ -82,7 +67,7 @@ def run_new(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         sizes, estimate = _try_model(config, store, tasks)
         tell("sandbox: trying the tests")
         grading = _grading_seconds(config, store, tasks)
-    text = recipe_text(args, folder, sizes)
+    text = recipe_text(args, folder, **sizes)
     written = parse_config(tomllib.loads(text), where=str(args.out))
     rows, jobs = written.trl["per_device_train_batch_size"], config.rollouts.grading_jobs
     estimate["seconds_per_step"] = round(estimate["seconds_per_step"] + rows * grading / jobs, 3)
@@ -115,7 +100,7 @@ def render_new(result: dict[str, Any]) -> str:
     return text if result["fits"] else f"{text}\n{too_large}"
 
 
-def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[Sizes, dict[str, Any]]:
+def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[dict[str, Any], dict[str, Any]]:
     """The sizes of the recipe, and what a step of it costs: load, sample one group and train on it."""
     from composer_replication.cli.assembly import training_rows
     from composer_replication.cli.doctor_verb import available_memory_bytes
@@ -143,16 +128,16 @@ def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[Si
     step = {"num_prompts": num_prompts, "group_size": GROUP_SIZE, "completion_tokens": num_tokens}
     with within_memory(config.model.name):
         cost = measure_step(model, tokenizer, longest, **step)
-    sizes = Sizes(
-        num_train=len(tasks.train),
-        num_heldout=len(tasks.heldout),
-        num_prompts=num_prompts,
-        num_tokens=num_tokens,
-        num_parameters=num_parameters,
-        is_shared=cost.is_shared,
-        cpu_threads=cpu_threads(),
-        dtype=str(model.dtype).removeprefix("torch."),
-    )
+    sizes = {
+        "num_train": len(tasks.train),
+        "num_heldout": len(tasks.heldout),
+        "num_prompts": num_prompts,
+        "num_tokens": num_tokens,
+        "num_parameters": num_parameters,
+        "is_shared": cost.is_shared,
+        "cpu_threads": cpu_threads(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+    }
     return sizes, {
         "memory_bytes": cost.memory_bytes,
         "free_memory_bytes": free,
@@ -187,8 +172,20 @@ def completion_tokens(golden_lengths: Sequence[int], *, as_chat: bool) -> int:
     return min(1024, max(16, 2 * room + 64 if as_chat else room))
 
 
-def recipe_text(args: argparse.Namespace, folder: Path, sizes: Sizes | None = None) -> str:
-    """The whole recipe: steps that show each task eight times, in [30, 300].
+def recipe_text(
+    args: argparse.Namespace,
+    folder: Path,
+    *,
+    num_train: int = 1,
+    num_heldout: int = 1,
+    num_prompts: int = 1,
+    num_tokens: int = 16,
+    num_parameters: int = 0,
+    is_shared: bool = False,
+    cpu_threads: int = 0,
+    dtype: str = "float32",
+) -> str:
+    """The whole recipe, which without sizes is enough to divide the tasks: steps that show each task eight times, in [30, 300].
 
     The store's path is relative where it lies beside or below the recipe, so that both can be moved. More than 16
     held-out tasks: each evaluation draws 16 afresh. Up to 40 tasks: pass rates are measured before and after with four
@@ -202,7 +199,6 @@ def recipe_text(args: argparse.Namespace, folder: Path, sizes: Sizes | None = No
     from composer_replication.cli.task_division import FILE_NAME
     from composer_replication.config import GuardSection
 
-    of = sizes or Sizes()
     store, model = args.tasks.resolve(), Path(args.model)
     name = {"name": str(model.resolve()) if model.is_dir() else args.model}
     template = (files("composer_replication.cli") / "new_recipe.template").read_text()
@@ -210,18 +206,18 @@ def recipe_text(args: argparse.Namespace, folder: Path, sizes: Sizes | None = No
     return template.format(
         seed=args.seed,
         model=tomli_w.dumps(name | ({"sha256": args.sha256} if args.sha256 else {})),
-        dtype=of.dtype,
+        dtype=dtype,
         store=tomli_w.dumps({"store": where}).strip(),
         division="" if (store / FILE_NAME).is_file() else "fraction = 0.3\n",
-        sample_size=_MANY_HELDOUT if of.num_heldout > _MANY_HELDOUT else 0,
-        before_and_after_samples=4 if of.num_train + of.num_heldout <= _FEW_TASKS else 0,
+        sample_size=_MANY_HELDOUT if num_heldout > _MANY_HELDOUT else 0,
+        before_and_after_samples=4 if num_train + num_heldout <= _FEW_TASKS else 0,
         prompt_style=args.prompt_style,
         guard=tomli_w.dumps(GuardSection().model_dump()),
-        prefix_sharing=json.dumps(of.is_shared),
-        cpu_threads=of.cpu_threads,
-        max_steps=min(300, max(30, math.ceil(8 * of.num_train / of.num_prompts))),
-        learning_rate=5e-5 if of.num_parameters >= _LARGE_MODEL else 1e-4,
-        num_rows=of.num_prompts * GROUP_SIZE,
+        prefix_sharing=json.dumps(is_shared),
+        cpu_threads=cpu_threads,
+        max_steps=min(300, max(30, math.ceil(8 * num_train / num_prompts))),
+        learning_rate=5e-5 if num_parameters >= _LARGE_MODEL else 1e-4,
+        num_rows=num_prompts * GROUP_SIZE,
         group_size=GROUP_SIZE,
-        num_tokens=of.num_tokens,
+        num_tokens=num_tokens,
     )

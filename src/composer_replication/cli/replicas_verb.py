@@ -29,9 +29,8 @@ from composer_replication.errors import (
 )
 
 if TYPE_CHECKING:
-    from composer_replication.channel_tables import ReplicasSection
     from composer_replication.cli.task_division import RunTasks
-    from composer_replication.config import RunConfig
+    from composer_replication.config import ReplicasSection, RunConfig
     from composer_replication.replicas.rounds import Rounds
     from composer_replication.run_folder import RunFolder
 
@@ -72,7 +71,7 @@ def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 def run_lighthouse(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """Serve until interrupted."""
-    from composer_replication.channel_tables import ReplicasSection
+    from composer_replication.config import ReplicasSection
 
     options = ReplicasSection(
         transport="torchft",
@@ -84,14 +83,6 @@ def run_lighthouse(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     with suppress(KeyboardInterrupt), closing(_open_lighthouse(replica_token(), options, args.records)):
         signal.sigwait({signal.SIGINT, signal.SIGTERM})
     return {"lighthouse": args.bind}, 0
-
-
-def render_start(result: dict[str, Any]) -> str:
-    lines = [f"runs       {result['runs']}"]
-    for number, row in enumerate(result["replicas"]):
-        words = f"exit code {row['exit_code']}, {row['outer_steps']} outer steps"
-        lines.append(f"replica {number}  {words}" + (f", {row['reason']}" if row["reason"] else ""))
-    return "\n".join([*lines, f"report     composer-rl report {result['runs']}"])
 
 
 def _open_lighthouse(token: str, options: ReplicasSection, folder: Path | None = None) -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from typing import Any
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
@@ -17,6 +15,6 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     return {"report": str(write_report(read_run(args.run_path)))}, 0
 
 
-def render(result: Mapping[str, Any]) -> str:
-    """What a person reads."""
+def render(result: dict[str, object]) -> str:
+    """Of several replicas, too: the page has their tables."""
     return f"Report: {result['report']}"

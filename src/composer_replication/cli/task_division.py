@@ -46,7 +46,10 @@ def divide_tasks(
     """
     tasks = stored_tasks(store)
     if config.agent is None:
-        tasks = _with_honest_prompts(config, store, one_hole_tasks(store, note), note)
+        found, options = one_hole_tasks(store, note), config.rollouts
+        tasks = [t for t in found if not shows_golden(prompt_of(store, t, options), store.golden_body(t))]
+        if len(tasks) < len(found):
+            note(f"tasks: {len(found) - len(tasks)} left out: their prompts would show the deleted code")
     section, names = config.heldout, {task: task.repository.partition("==")[0] for task in tasks}
     path = split_file(config, store, recipe_folder)
     split = None
@@ -102,13 +105,6 @@ def one_hole_tasks(store: TaskStore, note: Note = lambda _: None) -> list[Task]:
         raise NothingToDoError("CR0604", problem, where=str(store.root), fix=fix)
     if len(found) < len(tasks):
         note(f"tasks: {len(tasks) - len(found)} left out: one answer fills the body of one function only")
-    return found
-
-
-def _with_honest_prompts(config: RunConfig, store: TaskStore, tasks: list[Task], note: Note) -> list[Task]:
-    found = [t for t in tasks if not shows_golden(prompt_of(store, t, config.rollouts), store.golden_body(t))]
-    if len(found) < len(tasks):
-        note(f"tasks: {len(tasks) - len(found)} left out: their prompts would show the deleted code")
     return found
 
 

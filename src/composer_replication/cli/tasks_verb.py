@@ -15,7 +15,6 @@ from composer_replication.cli.cluster import check_cluster
 from composer_replication.cli.flags import (
     chosen_backend,
     given_up,
-    isolation_lines,
     refuse_unwritable,
     refuse_without_jail,
 )
@@ -156,28 +155,6 @@ def finish_build(
     return result, 0
 
 
-def render_build(result: dict[str, Any]) -> str:
-    lines = [f"{result['tasks']} tasks of {result['candidates']} candidates in {result['seconds']:.0f} s"]
-    lines += [f"  rejected {count:>5}  {reason}" for reason, count in result["rejected"].items()]
-    lines += [f"  instructions {count:>5}  {what}" for what, count in result.get("instructions", {}).items()]
-    lines += [f"  not usable: {source}: {why}" for source, why in result["unusable"].items()]
-    lines += [f"  {line}" for line in isolation_lines(result)]
-    lines += [*unused_lines(result), *licence_lines(result.get("restricted_licences", {}))]
-    for name, pins in result["unrecorded"].items():
-        what = f"behaviour of {len(pins)} functions of {name} could not be recorded"
-        lines.append(f"  {what}: {next(iter(pins.values()))}; the same command tries again")
-    return "\n".join([*lines, f"fingerprint {result['fingerprint']}"])
-
-
-def licence_lines(restricted: Mapping[str, str]) -> list[str]:
-    """A line for each repository whose licence is not permissive or unknown; see ``BuildSummary.restricted``."""
-    said = "  look at the licence before you pass these tasks on"
-    return [f"{said}: {name}: {what}" for name, what in restricted.items()]
-
-
-render_import = render_build
-
-
 # --------------------------------------------------------------------------- validate and leakscan
 
 
@@ -198,20 +175,6 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
     return result, _NOT_PASSED if summary.failed else 0
 
 
-def render_validate(result: dict[str, Any]) -> str:
-    lines = [f"FAIL {row['task_id']}  {row['gate']}: {row['detail']}" for row in result["failed"]]
-    if without := len(result["without_truth"]):
-        blind = "have neither hidden tests nor recorded behaviour: they can be trained on, not held out"
-        lines.append(f"{without} of {result['tasks']} tasks {blind}")
-    lines += [*isolation_lines(result), f"{result['passed']} of {result['tasks']} tasks pass all gates"]
-    if result["taken_over"]:
-        lines.append(f"{result['taken_over']} of them passed in an earlier call and were not tried again")
-    if result["validated_in"] not in result["proved_by"]:
-        proved = " and ".join(result["proved_by"]) or "a sandbox that the store does not name"
-        lines.append(f"tried in {result['validated_in']}; built and proven in {proved}")
-    return "\n".join(lines)
-
-
 def run_leakscan(args: argparse.Namespace) -> tuple[Result, int]:
     from composer_replication.tasks.leaks.leak_scan import scan_store
 
@@ -221,18 +184,6 @@ def run_leakscan(args: argparse.Namespace) -> tuple[Result, int]:
     with progress_bar(quiet=args.quiet) as report:
         summary = scan_store(args.folder, jobs=args.jobs, backend=args.backend, progress=report)
     return {**asdict(summary), **given_up()}, 0 if summary.is_clean else _NOT_PASSED
-
-
-def render_leakscan(result: dict[str, Any]) -> str:
-    blind = "no distinctive line, searched by code objects only"
-    lines = [f"LEAK {row['task_id']}  {row['channel']}: {row['path']}" for row in result["leaks"]]
-    lines += [f"CHECK FAILED {what}" for what in result["failed_checks"]]
-    lines += [f"not searched: {path}" for path in result["not_searched"]]
-    lines += [f"{blind}: {task_id}" for task_id in result["without_distinctive_lines"]]
-    counts = (
-        f"{len(result['leaks'])} leaks in {result['tasks']} tasks, {result['files_searched']} files searched"
-    )
-    return "\n".join([*lines, *isolation_lines(result), counts])
 
 
 # --------------------------------------------------------------------------- show
@@ -332,7 +283,9 @@ def render_show(result: dict[str, Any]) -> str:
         place = row["path"] if row["line"] is None else f"{row['path']}:{row['line']}"
         tests = f"{len(row['visible_tests'])} visible and {row['num_hidden_tests']} hidden tests"
         lines.append(f"{row['task_id']}\n    {place}  {row['num_body_lines']} lines deleted, {tests}")
-    return "\n".join([*lines, *_proof_lines(result)]) if lines else "The store holds no task."
+    if proved := result.get("proved_by"):
+        lines.append(f"proven in {' and '.join(proved)}")
+    return "\n".join(lines) or "The store holds no task."
 
 
 def _page(row: dict[str, Any]) -> str:
@@ -351,12 +304,6 @@ def _page(row: dict[str, Any]) -> str:
     return visible("\n".join(lines))
 
 
-def _proof_lines(result: Mapping[str, Any]) -> list[str]:
-    """One line, for a store that knows it."""
-    proved = result.get("proved_by", ())
-    return [f"proven in {' and '.join(proved)}"] if proved else []
-
-
 # --------------------------------------------------------------------------- stats
 
 
@@ -364,59 +311,30 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
     """Count tasks; ``hidden`` counts those with hidden tests or recorded behaviour, ``recorded`` those with the
     latter, ``flaky`` names left-out tests.
 
-    ``unfinished`` is a sentence where the build was cut off. ``licences`` says under which licence
-    each repository comes, ``spdx`` null where that is unknown; ``unused_tests`` what became of the tests of each
-    repository (``UnusedTests``). ``proved_by`` names the sandboxes in which the tasks were proven.
+    ``unfinished`` is a sentence where the build was cut off. ``licences`` says under which licence each repository comes,
+    ``spdx`` null where that is unknown; ``restricted_licences`` is as in ``build``; ``unused_tests`` says what became of the
+    tests of each repository (``UnusedTests``). ``proved_by`` names the sandboxes in which the tasks were proven.
     """
+    from composer_replication.tasks.build_summary import restricted_licences
     from composer_replication.tasks.repository import slug_of
     from composer_replication.tasks.store import TaskStore
     from composer_replication.tasks.unused_tests import read_unused
 
     store = TaskStore.open(args.folder)
     tasks, repositories = store.tasks(), store.repositories()
+    licences = {record.repository: record.licence for record in repositories}
     return {
         "tasks": len(tasks),
         "unfinished": unfinished(args.folder),
         **_counts(store, tasks),
-        "licences": {record.repository: record.licence.to_json() for record in repositories},
+        "licences": {name: licence.to_json() for name, licence in licences.items()},
+        "restricted_licences": restricted_licences(licences),
         "flaky": {r.repository: None if r.flaky is None else list(r.flaky) for r in repositories},
         "unused_tests": {
             record.repository: read_unused(store.root, slug_of(record.repository), record).to_json()
             for record in repositories
         },
     }, 0
-
-
-def render_stats(result: dict[str, Any]) -> str:
-    from composer_replication.tasks.intake.licences import Licence
-
-    truth = f"{result['hidden']} with hidden tests or recorded behaviour ({result['recorded']} recorded)"
-    lines = [f"{result['tasks']} tasks, {truth}, {result['fail_to_pass']} failing tests"]
-    for title, counts in (("by_repo", "repository"), ("by_granularity", "size"), ("by_removal", "removed")):
-        lines += [f"{count:>6}  {counts} {name}" for name, count in result[title].items()]
-    lines += _proof_lines(result)
-    for name, value in result["licences"].items():
-        licence = Licence.from_json(value)
-        lines.append(f"{name}: {licence.restriction or licence.spdx}")
-    lines += [result["unfinished"]] if result.get("unfinished") else []
-    return "\n".join([*lines, *unused_lines(result)])
-
-
-def unused_lines(result: Mapping[str, Any]) -> list[str]:
-    """Repositories of which tests are never green or files could not be collected, with the first reason, or of which tests are flaky."""
-    lines = []
-    for name, found in result.get("unused_tests", {}).items():
-        num_red = found["never_green"]
-        if num_red is None:  # of an earlier version, which did not count the skipped ones apart
-            num_red = found["collected"] - found["used"] - found["flaky"]
-        if num_red or found["broken_files"]:
-            first = f" (first: {found['first_reason']})" if found["first_reason"] else ""
-            red = f"{num_red} never green, {found['broken_files']} files not collected"
-            lines.append(f"{name}: {found['used']} of {found['collected']} tests are used, {red}{first}")
-    for name, tests in result.get("flaky", {}).items():
-        lines += [f"{name}: flaky tests left out: {len(tests)}"] if tests else []
-        lines += [f"    {test}" for test in tests or ()]
-    return lines
 
 
 def unfinished(folder: Path) -> str:
@@ -466,7 +384,8 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     written = _write_set(store, args) if is_set else _write_tree(store, args)
     records = [store.repository(slug) for slug in {store.record(one).repository_record for one in task_ids}]
     restricted = restricted_licences({record.repository: record.licence for record in records})
-    sys.stderr.writelines(f"{visible(line)}\n" for line in licence_lines(restricted))
+    said = "  look at the licence before you pass these tasks on"
+    sys.stderr.writelines(f"{visible(f'{said}: {name}: {what}')}\n" for name, what in restricted.items())
     return {**written, "restricted_licences": restricted}, 0
 
 
@@ -518,7 +437,3 @@ def run_split(args: argparse.Namespace) -> tuple[Result, int]:
     write_json(store.root / FILE_NAME, split.state_dict())
     result: Result = {"train": list(split.train_ids), "heldout": list(split.heldout_ids)}
     return result | {"fingerprint": split.fingerprint}, 0
-
-
-def render_split(result: dict[str, Any]) -> str:
-    return f"{len(result['train'])} train, {len(result['heldout'])} held out, fingerprint {result['fingerprint']}"

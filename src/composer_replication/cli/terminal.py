@@ -13,9 +13,8 @@ if TYPE_CHECKING:
 Report = Callable[[int, int, str], None]
 """Takes (done, total, what is done now)."""
 
-_EMPTY: tuple[Any, ...] = (None, "", [], (), {})
 _FEW = 3
-"""So many counts still fit one line."""
+"""So many values still fit one line."""
 _KEPT = "\n\t"
 _DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
@@ -42,25 +41,42 @@ def note(text: str) -> None:
 
 
 def columns(result: Mapping[str, Any]) -> str:
-    """What a person reads of a result: a line for each name with its value, many counts below their name.
+    """What a person reads of a result: a line for each name with its value; rows, and more than three values, below it.
 
     What is empty is left out, and so is a count of 0 among many.
     """
     width, lines = max([10, *map(len, result)]), []
     for name, value in result.items():
-        is_long = isinstance(value, Mapping) and len(value) > _FEW
-        if value not in _EMPTY:
-            lines.append(f"{name.replace('_', ' '):<{width}} {'' if is_long else words(value)}".rstrip())
-        if is_long:
-            lines += [f"{words(each):>9}  {what}" for what, each in value.items() if each]
+        below = _below(value)
+        if text := words(value):
+            lines += [f"{name.replace('_', ' '):<{width}} {'' if below else text}".rstrip(), *below]
     return "\n".join(lines)
 
 
+def _below(value: Any) -> list[str]:
+    """A line for each part of a value that does not fit the line of its name; none for one that does."""
+    parts = list(value.values()) if isinstance(value, Mapping) else value
+    if not isinstance(parts, list | tuple):
+        return []
+    is_nested = any(isinstance(part, Mapping | list | tuple) for part in parts)
+    if not is_nested and len(parts) <= _FEW:
+        return []
+    if not isinstance(value, Mapping):
+        return [f"  {words(part)}" for part in parts]
+    if is_nested:
+        return [f"  {name}: {text}" for name, part in value.items() if (text := words(part))]
+    return [f"{words(part):>9}  {name}" for name, part in value.items() if part or isinstance(part, float)]
+
+
 def words(value: Any) -> str:
-    """A value of a result in one line."""
+    """A value of a result in one line; empty where there is nothing in it."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name.replace('_', ' ')} {words(each)}" for name, each in value.items())
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        return ", ".join(f"{name} {text}" for name, each in value.items() if (text := words(each)))
+    if isinstance(value, list | tuple):
+        return ", ".join(map(words, value))
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
+    return "" if value is None else str(value)
 
 
 @contextmanager

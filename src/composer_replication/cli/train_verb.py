@@ -26,14 +26,23 @@ def render(result: dict[str, Any]) -> str:
     def figure(value: float | None) -> str:
         return "not measured" if value is None else f"{value:.3f}"
 
+    def rate(rates: dict[str, Any], name: str) -> str:
+        if rates[f"{name}_pass"] is None:  # the sandbox failed for all of them
+            return "not measured"
+        low, high = rates[f"{name}_ci95"]
+        return f"{rates[f'{name}_pass']:.2f} [{low:.2f}, {high:.2f}]"
+
     first, last = figure(result["reward_first"]), figure(result["reward_last"])
-    return columns(
-        {
-            "run": result["run"],
-            "steps": result["global_step"],
-            "reward": f"{first} -> {last}, means of five steps",
-            "held out": f"{figure(result['heldout_first'])} -> {figure(result['heldout_last'])}",
-            "guard": result["verdict"] + (f": {result['reason']}" if result["reason"] else ""),
-            "report": result["report"],
-        }
-    )
+    lines = {
+        "run": result["run"],
+        "steps": result["global_step"],
+        "time": f"{result['seconds']:.0f} s, peak memory {result['peak_memory_bytes'] / 1e9:.1f} GB",
+        "reward": f"{first} -> {last}, means of five steps",
+        "held out": f"{figure(result['heldout_first'])} -> {figure(result['heldout_last'])}",
+        "guard": result["verdict"] + (f": {result['reason']}" if result["reason"] else ""),
+        "report": result["report"],
+    }
+    if (before := result["before"]) and (after := result["after"]):
+        for side, name in (("train", "visible"), ("heldout", "hidden")):
+            lines[side] = f"{name} pass rate {rate(before[side], name)} -> {rate(after[side], name)}"
+    return columns(lines)

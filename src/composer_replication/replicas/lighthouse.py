@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torchft.coordination import LighthouseServer
 
-from composer_replication.channel_tables import ReplicasSection
+from composer_replication.config import ReplicasSection
 from composer_replication.replicas.object_store import open_store
 from composer_replication.replicas.record_server import RecordServer, records_address
 from composer_replication.replicas.replica_errors import unreachable

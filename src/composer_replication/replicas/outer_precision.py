@@ -16,7 +16,7 @@ from typing import Final
 
 import torch
 
-from composer_replication.channel_tables import OuterPrecision
+from composer_replication.config import OuterPrecision
 from composer_replication.replicas.replica_errors import damaged
 
 BLOCK: Final = 256

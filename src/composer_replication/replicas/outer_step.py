@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from composer_replication.channel_tables import ReplicasSection
+from composer_replication.config import ReplicasSection
 from composer_replication.replicas.outer_precision import decode, encode
 from composer_replication.replicas.replica_errors import damaged
 from composer_replication.replicas.rounds import Contribution

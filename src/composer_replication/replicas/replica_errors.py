@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from composer_replication.channel_tables import ReplicasSection
+from composer_replication.config import ReplicasSection
 from composer_replication.errors import ComposerError, InputError, MissingError, NothingToDoError, UsageError
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from composer_replication.channel_tables import ReplicasSection
+from composer_replication.config import ReplicasSection
 from composer_replication.replicas.outer_step import OuterState
 from composer_replication.replicas.replica_errors import damaged, over
 from composer_replication.replicas.rounds import Merge, Rounds, State

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from composer_replication.channel_tables import ReplicasSection
+from composer_replication.config import ReplicasSection
 from composer_replication.replicas.object_store import ObjectStore
 from composer_replication.replicas.replica_errors import damaged, too_few
 from composer_replication.replicas.rounds import Contribution, Merge, State

@@ -30,7 +30,7 @@ from torchft.checkpointing.transport import CheckpointTransport
 from torchft.manager import Manager
 from torchft.process_group import ProcessGroupGloo
 
-from composer_replication.channel_tables import ReplicasSection
+from composer_replication.config import ReplicasSection
 from composer_replication.replicas.object_store import open_store
 from composer_replication.replicas.record_server import RecordServer, open_records, records_address
 from composer_replication.replicas.replica_errors import damaged, too_few, unreachable

@@ -266,7 +266,10 @@ def _row(name: str, threshold: float | None, alarms: Mapping[str, Alarms]) -> Ro
 
 # ---------------------------------------------------------------------------- what a person reads
 
-_HEAD = ("detector", "threshold", "false alarms, worst family", "which", "median", "P90", "missed", "before")
+_SHOWN = (
+    *("name", "threshold", "false_alarm_rate", "ci95", "worst_family"),
+    *("median_delay", "p90_delay", "missed", "halted_before"),
+)
 _EXPLAINED = (
     "False alarms in the null family where they are most frequent, with the 95% interval; delay in evaluations "
     "after a jump of the gap from .03 to .20, of the runs not halted before. Matched: the threshold that 1% of "
@@ -280,28 +283,14 @@ def plain(result: Row) -> str:
         "{runs:,} runs a null family, half of it elsewhere; {evaluations} evaluations of {tasks_per_evaluation} "
         "tasks; seed {seed}."
     ).format(**result["settings"])
-    cells = [_HEAD, *map(_cells, result["detectors"])]
+    cells = [[name.replace("_", " ") for name in _SHOWN]]
+    cells += [[_cell(row[name]) for name in _SHOWN] for row in result["detectors"]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
     return "\n".join([preamble, _EXPLAINED, "", *lines])
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    ends = " to ".join(map(_percent, row["ci95"] or ()))
-    return (
-        row["name"],
-        _number(row["threshold"], "none"),
-        f"{_percent(row['false_alarm_rate'])} ({ends})" if ends else "–",
-        row["worst_family"] or "–",
-        _number(row["median_delay"], "–"),
-        _number(row["p90_delay"], "–"),
-        *("–" if row[key] is None else f"{row[key]:.1%}" for key in ("missed", "halted_before")),
-    )
-
-
-def _percent(share: float) -> str:
-    return f"{share:.2%}" if share < 0.1 else f"{share:.1%}"
-
-
-def _number(value: float | None, otherwise: str) -> str:
-    return otherwise if value is None else f"{value:.4g}"
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return " to ".join(map(_cell, value))
+    return "–" if value is None else value if isinstance(value, str) else f"{value:.4g}"

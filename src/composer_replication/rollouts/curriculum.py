@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, ValidationError
 
-from composer_replication.channel_tables import CurriculumSection, Section
+from composer_replication.config import CurriculumSection, Section
 from composer_replication.errors import InputError
 from composer_replication.records import TaskOutcome
 from composer_replication.tasks.difficulty import FOLDER, read_difficulty

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from composer_replication.channel_tables import HeldoutSection
+from composer_replication.config import HeldoutSection
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.records import HeldoutReading, Task
 from composer_replication.rollouts.task_sampler import TaskSampler

@@ -20,7 +20,7 @@ from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 from trl.models.utils import unwrap_model_for_generation
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from composer_replication.channel_tables import HintsSection, ReplaySection
+from composer_replication.config import HintsSection, ReplaySection
 from composer_replication.errors import CollapseStopError
 from composer_replication.interfaces import Guard, HintGenerator, PromptSource, Stateful
 from composer_replication.records import HintedTurn, PreferencePair

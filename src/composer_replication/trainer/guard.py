@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NoReturn
 
@@ -18,7 +18,7 @@ import torch
 
 from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.interfaces import Guard, GuardStatus, ReadingGuard
-from composer_replication.records import HeldoutReading, Verdict
+from composer_replication.records import HeldoutReading
 from composer_replication.trainer.generation import Generation, loss_mask
 from composer_replication.trainer.metrics_log import InLoopSignals
 from composer_replication.trainer.processes import from_first, gathered, once, process_rank
@@ -92,6 +92,11 @@ def raise_halt(guard: Guard, status: GuardStatus | None = None) -> NoReturn:
     raise CollapseStopError(status or getattr(guard, "last_status", None))
 
 
+_UNKNOWN = dict.fromkeys(("in_loop_ema", "heldout_ema", "kl_ema")) | dict.fromkeys(
+    ("proxy_real_gap", "decline_streak", "num_updates"), 0
+)  # figures of a verdict, as they are written where a guard does not know them
+
+
 @dataclass(frozen=True, slots=True)
 class Fold:
     """What the guard said of one reading, and how it is written.
@@ -129,13 +134,11 @@ class Fold:
 
     def verdict(self, round_idx: int, *, split_fingerprint: str, kl_path: str) -> dict[str, Any]:
         """A line of ``verdicts.jsonl``; a guard of another make may know less than ours."""
-        known: dict[str, Any] = dict.fromkeys(("in_loop_ema", "heldout_ema", "kl_ema"))
-        known |= {"proxy_real_gap": 0.0, "decline_streak": 0, "num_updates": 0}
-        said = {name: getattr(self.status, name, other) for name, other in known.items()}
-        split = split_fingerprint or getattr(self.reading, "split_fingerprint", "")
-        reason = str(getattr(self.status, "reason", ""))
-        verdict = Verdict(round_idx, bool(self.status.fire), reason, split_fingerprint=split, **said)
-        return {**asdict(verdict), "kl_path": kl_path, **self._evidence()}
+        said = {name: getattr(self.status, name, other) for name, other in _UNKNOWN.items()}
+        said |= {"round_idx": round_idx, "fire": bool(self.status.fire)}
+        said["reason"] = str(getattr(self.status, "reason", ""))
+        said["split_fingerprint"] = split_fingerprint or getattr(self.reading, "split_fingerprint", "")
+        return {**said, "kl_path": kl_path, **self._evidence()}
 
     def _evidence(self) -> dict[str, float]:
         figures = getattr(self.status, "evidence_figures", None) or {}
@@ -283,8 +286,7 @@ class GuardHook:
     def halt_for(self, reason: str, replica: int) -> None:
         """Another replica's guard has fired: stop as if it had been this one's, for the same reason."""
         self.halted_at = round_idx = self._trainer.state.global_step
-        split = self._trainer.split_fingerprint
-        own = asdict(Verdict(round_idx, True, reason, None, None, None, 0.0, 0, 0, split))
+        own = {**_UNKNOWN, "split_fingerprint": self._trainer.split_fingerprint}
         said = {"round_idx": round_idx, "fire": True, "reason": reason, "from_replica": replica}
         self._write_verdict({**(self.last_verdict or own), **said}, {"killswitch/fire": 1.0})
         self._trainer.control.should_training_stop = True

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from composer_replication.channel_tables import HintsSection
+from composer_replication.config import HintsSection
 from composer_replication.interfaces import HintGenerator
 from composer_replication.losses.chunked_head import logp_at, sampled_and_top_k_logp, sampled_logp
 from composer_replication.losses.divergence import support_divergence

@@ -352,10 +352,8 @@ class LossChannels(TrainerCallback):
         for name, channel in {"hints": self.hints, "replay": self.replay}.items():
             if channel is not None:
                 records = [asdict(record) for record in channel.records]
-                # with the keys that have left: they are in the digest of an older run's checkpoint
-                settings = {**channel.settings.departed, **channel.settings.model_dump()}
-                kept = [name, settings, records]
-                digest.update(json.dumps(kept, sort_keys=True).encode())
+                settings = channel.settings.model_dump()
+                digest.update(json.dumps([name, settings, records], sort_keys=True).encode())
         return digest.hexdigest()
 
 

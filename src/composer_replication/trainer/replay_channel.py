@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from composer_replication.channel_tables import ReplaySection
+from composer_replication.config import ReplaySection
 from composer_replication.losses.chunked_head import sampled_logp
 from composer_replication.losses.preferences import preference_loss, sequence_logp
 from composer_replication.records import PreferencePair

@@ -20,7 +20,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from composer_replication.channel_tables import ReplicasSection
+from composer_replication.config import ReplicasSection
 from composer_replication.errors import MissingError, UsageError
 from composer_replication.replicas.object_store import ObjectStore, open_store
 from composer_replication.replicas.rounds import Merge

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from pydantic import ValidationError
-
-from composer_replication.channel_tables import AgentSection, HintsSection
-from composer_replication.cli.assembly import episode_options, reward_options
+from composer_replication.cli.assembly import reward_options
 from composer_replication.config import load_config
+from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions
 from composer_replication.rollouts.tools import command_tools as tools
 
 
 def test_the_loop_waits_for_the_longest_time_out_of_its_tools() -> None:
     longest = max(tools.MAX_COMMAND_SECONDS, tools.SEARCH_SECONDS, tools.TEST_SECONDS)
-    assert episode_options(AgentSection(), temperature=1.0).call_seconds == longest
+    assert EpisodeOptions().call_seconds == longest
 
 
 def test_the_tests_that_a_run_draws_depend_on_its_seed() -> None:
@@ -34,13 +31,3 @@ def test_the_monitor_is_asked_in_one_place() -> None:
     }
     assert asking == {"rollouts/environment/feature_deletion_env.py"}
     assert "## Where it looks" in (root / "docs" / "monitor.md").read_text()
-
-
-def test_a_recipe_of_an_older_run_is_read() -> None:
-    """Its run.toml names keys that have left, at what was their default."""
-    assert AgentSection.model_validate({"dialect": "", "max_turns": 3}) == AgentSection(max_turns=3)
-    with pytest.raises(ValidationError, match="dialect"):
-        AgentSection.model_validate({"dialect": "hermes"})
-    assert HintsSection.model_validate({"writing": {"layers": ["template", "environment"]}}) == HintsSection()
-    with pytest.raises(ValidationError, match="writing"):
-        HintsSection.model_validate({"writing": {"layers": ["template"]}})

@@ -42,7 +42,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[s
             "CR0930",
             "region",
         ),
-        (("--to", "local", "--option", "cpus"), "CR0930", "not KEY=VALUE"),
+        (("--to", "local", "--option", "cpus"), "CR0206", "is not NAME="),
         (("--to", "local", "--nodes", "2"), "CR0930", "one node"),
         (("--to", "local", "--nodes", "0"), "CR0930", "at least 1"),
         (("--to", "local", "--replicas", "2", "--gpus", "2"), "CR0930", "one process"),

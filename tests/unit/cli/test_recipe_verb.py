@@ -14,7 +14,7 @@ import pytest
 
 from composer_replication.cli import doctor_verb
 from composer_replication.cli.main import main
-from composer_replication.cli.recipe_verb import Sizes, completion_tokens, recipe_text
+from composer_replication.cli.recipe_verb import completion_tokens, recipe_text
 from composer_replication.config import load_config, parse_config
 from composer_replication.errors import UsageError
 
@@ -143,7 +143,7 @@ def table_of(**changes: Any) -> dict[str, Any]:
     args = argparse.Namespace(tasks=Path("tasks"), model="tiny-random", sha256="", seed=0)
     args.prompt_style = "completion"
     sizes: dict[str, Any] = {"num_train": 10, "num_heldout": 4, "num_prompts": 2, "num_tokens": 24}
-    return tomllib.loads(recipe_text(args, Path.cwd(), Sizes(**{**sizes, **changes})))
+    return tomllib.loads(recipe_text(args, Path.cwd(), **{**sizes, **changes}))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ import pytest
 from composer_replication.cli import tasks_verb
 from composer_replication.cli.flags import load
 from composer_replication.cli.main import build_parser, main, rendered
-from composer_replication.cli.tasks_verb import render_show, render_stats, render_validate
+from composer_replication.cli.tasks_verb import render_show
+from composer_replication.cli.terminal import columns
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.tasks.blobs import packed_path, read_file, write_file
 from composer_replication.tasks.build_summary import BuildSummary
@@ -36,6 +37,11 @@ def call(*words: str) -> tuple[dict[str, Any], int, str]:
     result, code = load(args.run)(args)
     printed = json.loads(json.dumps(result, allow_nan=False))
     return printed, code, rendered(args.run, result)
+
+
+def plain(text: str) -> list[str]:
+    """Its lines, however wide their columns are."""
+    return [" ".join(line.split()) for line in text.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -79,13 +85,13 @@ def test_build(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     }
     counts = (result["tasks"], result["candidates"], result["valid"], result["rejected"])
     assert (code, *counts) == (0, 1, 1, 1, {})
-    assert "1 tasks of 1 candidates" in text
+    assert plain(text)[:2] == ["tasks 1", "candidates 1"]
     assert result["flaky"] == {"tinymath==1.0": []}
-    assert "flaky" not in text
+    assert not any(line.startswith("flaky") for line in plain(text))
     assert result["unused_tests"]["tinymath==1.0"]["never_green"] == 0
-    assert "are used" not in text
+    assert "never_green 0" in text
     assert result["restricted_licences"] == {"tinymath==1.0": "no licence file"}
-    assert "look at the licence before you pass these tasks on: tinymath==1.0: no licence file" in text
+    assert "restricted licences tinymath==1.0 no licence file" in plain(text)
     summary = json.loads((out / "summary.json").read_text())
     assert {key: summary[key] for key in result} == result
     streams = capsys.readouterr()
@@ -107,10 +113,10 @@ def test_show_and_stats(folder: Path) -> None:
     stats, code, text = call("stats", str(folder))
     assert (code, stats["tasks"], stats["by_granularity"], stats["hidden"]) == (0, 2, {"function": 2}, 2)
     assert stats["fail_to_pass"] == shown["fail_to_pass"] == 5
-    assert "2 tasks" in text
-    assert f"proven in {proved}" in text.splitlines()
+    assert plain(text)[0] == "tasks 2"
+    assert f"proved by {proved}" in plain(text)
     assert stats["flaky"] == {"tinymath==1.0": []}
-    assert "flaky" not in text
+    assert not any(line.startswith("flaky") for line in plain(text))
     one, _, text = call("show", str(folder), row["task_id"])
     assert set(one) == set(shown)
     assert {key: one["tasks"][0][key] for key in row} == row
@@ -184,19 +190,8 @@ def test_the_page_keeps_control_signs_from_the_terminal(folder: Path) -> None:
 
 
 def test_flaky_tests_are_named() -> None:
-    counts = {"tasks": 1, "hidden": 0, "recorded": 0, "fail_to_pass": 1, "candidates": 1, "rejected": {}}
-    counts |= {"by_repo": {}, "by_granularity": {}, "by_removal": {}, "licences": {}}
-    result = {
-        **counts,
-        "seconds": 1.0,
-        "fingerprint": "f",
-        "unusable": {},
-        "unrecorded": {},
-        "flaky": {"a==1": ["t.py::x"], "b==1": [], "c==1": None},
-    }
-    for text in (render_stats(result), tasks_verb.render_build(result)):
-        assert "a==1: flaky tests left out: 1\n    t.py::x" in text
-        assert not {"b==1", "c==1"} & set(text.split(":"))
+    text = columns({"flaky": {"a==1": ["t.py::x", "t.py::y"], "b==1": [], "c==1": None}})
+    assert text == "flaky\n  a==1: t.py::x, t.py::y"
 
 
 def test_show_of_an_unknown_task(folder: Path) -> None:
@@ -232,7 +227,7 @@ def test_split(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = json.loads((folder / "split.json").read_text())
     assert state["fingerprint"] == result["fingerprint"]
     assert "content" in state["checked"]
-    assert "1 train, 1 held out" in text
+    assert f"heldout {result['heldout'][0]}" in plain(text)
     assert call("split", str(folder), "--heldout-fraction", "0.5", "--seed", "3")[0] == result
 
 
@@ -246,10 +241,8 @@ def test_validate(folder: Path) -> None:
     here = str(sandbox_in_force(None))
     counts = {"tasks": 2, "passed": 2, "failed": [], "without_truth": [], "taken_over": 0}
     assert (result, code) == ({**counts, "proved_by": [here], "validated_in": here}, 0)
-    assert "tried in" not in text
-    elsewhere = render_validate({**result, "validated_in": "sandlock 1"})
-    assert elsewhere.splitlines()[-1] == f"tried in sandlock 1; built and proven in {here}"
-    assert "2 of 2 tasks pass" in text
+    assert plain(text)[:2] == ["tasks 2", "passed 2"]
+    assert f"validated in {here}" in plain(text)
 
 
 def test_validate_of_a_broken_store_is_4(folder: Path, tmp_path: Path) -> None:
@@ -261,7 +254,7 @@ def test_validate_of_a_broken_store_is_4(folder: Path, tmp_path: Path) -> None:
     assert (code, result["passed"]) == (4, 1)
     assert [row["gate"] for row in result["failed"]] == ["damaged"]
     assert set(result["failed"][0]) == {"task_id", "gate", "detail"}
-    assert f"FAIL {task_id}" in text
+    assert f"  task_id {task_id}, gate damaged, " in text
 
 
 @pytest.mark.long
@@ -335,9 +328,9 @@ def test_leakscan(
         "not_searched": ["b.gz (broken)"],
         "failed_checks": list(failed),
     }
-    assert f"{len(leaks)} leaks in 2 tasks, 7 files searched" in text
-    assert ("LEAK t1  pyc: a.pyc" in text) == bool(leaks)
-    assert ("CHECK FAILED t1: git log" in text) == bool(failed)
+    assert "files searched            7" in text
+    assert ("leaks\n  task_id t1, channel pyc, path a.pyc" in text) == bool(leaks)
+    assert ("failed checks             t1: git log" in text) == bool(failed)
 
 
 def test_leakscan_of_no_store(tmp_path: Path) -> None:

@@ -138,3 +138,19 @@ def test_a_result_has_a_line_for_each_value_and_many_counts_below_their_name() -
     plain = "page       a.html/num rows   0/is whole   False/sources    executed 2, siblings 1/files      x"
     counts = ", y/became/       12  a call/        3  a result/        1  an answer"
     assert columns(result).splitlines() == (plain + counts).split("/")
+
+
+def test_rows_stand_below_their_name_and_names_of_others_stay_as_they_are() -> None:
+    result: dict[str, object] = {"failed": [{"task_id": "t_1", "gate": "golden", "fix": ""}], "leaks": []}
+    result |= {
+        "tests": {"a_b==1": {"used": 3, "first_reason": None}, "c==1": {}},
+        "flaky": {"a_b==1": [], "c==1": None},
+    }
+    result |= {
+        "rate": 1 / 3,
+        "seconds": 12345.678,
+        "ids": ["t_1", "t_2", "t_3", "t_4"],
+        "strength": {"killed_all": 2},
+    }
+    said = "failed/  task_id t_1, gate golden/tests/  a_b==1: used 3/rate       0.3333/seconds    12346/ids/  t_1/  t_2/  t_3/  t_4/strength   killed_all 2"
+    assert columns(result).splitlines() == said.split("/")

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from composer_replication.channel_tables import HeldoutSection
 from composer_replication.cli.training_run import _keep_recipe, _measure_once, _train
-from composer_replication.config import parse_config
+from composer_replication.config import HeldoutSection, parse_config
 from composer_replication.errors import UsageError
 from composer_replication.rollouts.task_sampler import TaskResult
 from composer_replication.run_folder import RunFolder

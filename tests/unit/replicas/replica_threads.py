@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from composer_replication.channel_tables import ReplicasSection
+from composer_replication.config import ReplicasSection
 from composer_replication.replicas.outer_step import OuterState
 from composer_replication.replicas.replica_loop import ReplicaLoop
 from composer_replication.replicas.rounds import Rounds

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from composer_replication.records import Verdict
 from composer_replication.run_folder import (
     RunFolder,
     append_jsonl,
@@ -134,19 +133,8 @@ def write_run(root: Path, *, num_steps: int = 40, is_hacked: bool = False, with_
             "step_seconds": 11.5,
         }
         append_jsonl(folder.metrics, {**row, "halted": True} if halted else row)
-        verdict = Verdict(
-            round_idx=status.round_idx,
-            fire=status.fire,
-            reason=status.reason,
-            in_loop_ema=status.in_loop_ema,
-            heldout_ema=status.heldout_ema,
-            kl_ema=status.kl_ema,
-            proxy_real_gap=status.proxy_real_gap,
-            decline_streak=status.decline_streak,
-            num_updates=status.num_updates,
-            split_fingerprint="9b1f" * 16,
-        )
-        append_jsonl(folder.verdicts, {**asdict(verdict), "kl_path": "estimated with the adapter off"})
+        verdict = asdict(status) | {"split_fingerprint": "9b1f" * 16}
+        append_jsonl(folder.verdicts, {**verdict, "kl_path": "estimated with the adapter off"})
         rewrite_jsonl(
             folder.rollouts / f"step-{step:06d}.jsonl",
             [

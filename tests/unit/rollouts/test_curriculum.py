@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.channel_tables import CurriculumSection
+from composer_replication.config import CurriculumSection
 from composer_replication.errors import InputError
 from composer_replication.interfaces import PromptChooser, PromptSource, Stateful
 from composer_replication.records import TaskOutcome

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.channel_tables import AgentToolsSection
+from composer_replication.config import AgentToolsSection
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.interfaces import AgentEnvironment
 from composer_replication.records import Limits, Task, ToolCall, ToolResult

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from composer_replication.channel_tables import HeldoutSection
+from composer_replication.config import HeldoutSection
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.records import Completion, StopReason, Task
 from composer_replication.rollouts.grading import Grader, GradeRequest

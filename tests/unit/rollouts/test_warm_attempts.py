@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from episode_parts import Asked, IdTalk, ScriptedPolicy
 
-from composer_replication.channel_tables import AgentToolsSection
+from composer_replication.config import AgentToolsSection
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Check, Limits, StopReason, Task, ToolCall, ToolResult, Turn

@@ -8,16 +8,10 @@ from pathlib import Path
 import pytest
 from small_trees import write_tree
 
-from composer_replication.cli.tasks_verb import (
-    finish_build,
-    render_build,
-    render_stats,
-    run_stats,
-    unused_lines,
-)
+from composer_replication.cli.tasks_verb import finish_build, run_stats
+from composer_replication.cli.terminal import columns
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.build_summary import BuildSummary
-from composer_replication.tasks.unused_tests import UnusedTests
 
 RED = {
     "pyproject.toml": '[project]\nname = "planted"\nversion = "1.0"\n',
@@ -54,14 +48,8 @@ def test_they_are_counted_and_explained(built: BuildSummary) -> None:
     assert found.first_reason.startswith("tests/test_broken.py: ModuleNotFoundError: ")
     assert found.left_out == ("tests/data.zip",)
     result, _ = finish_build(built, quiet=True)
-    line = f"planted==1.0: 3 of 6 tests are used, 2 never green, 1 files not collected (first: {found.first_reason})"
-    assert line in render_build(result).splitlines()
+    line = f"never_green 2, broken_files 1, first_reason {found.first_reason}"
+    assert line in columns(result)
     stats, _ = run_stats(argparse.Namespace(folder=built.folder))
     assert stats["unused_tests"] == result["unused_tests"]
-    assert line in render_stats(stats).splitlines()
-
-
-def test_nothing_is_said_of_a_suite_that_is_used_whole_or_skips() -> None:
-    whole = UnusedTests(collected=4, used=4, flaky=0, never_green=0, broken_files=0)
-    skips = UnusedTests(collected=4, used=3, flaky=0, never_green=0, broken_files=0)
-    assert unused_lines({"a==1": whole.to_json(), "b==1": skips.to_json()}) == []
+    assert line in columns(stats)

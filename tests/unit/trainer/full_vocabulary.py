@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from composer_replication.channel_tables import HintsSection, ReplaySection
+from composer_replication.config import HintsSection, ReplaySection
 from composer_replication.records import HintedTurn, PreferencePair
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from composer_replication.channel_tables import CurriculumSection
+from composer_replication.config import CurriculumSection
 from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum import Curriculum
 from composer_replication.run_folder import RunFolder, read_jsonl

@@ -14,7 +14,7 @@ from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from composer_replication.channel_tables import HintsSection
+from composer_replication.config import HintsSection
 from composer_replication.losses.preferences import preference_loss
 from composer_replication.records import HintedTurn, PreferencePair
 from composer_replication.trainer import output_head

@@ -15,7 +15,7 @@ from full_vocabulary import assert_same_gradients, expected_hint_loss, gradients
 from peft.tuners.tuners_utils import BaseTunerLayer
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
-from composer_replication.channel_tables import HintsSection
+from composer_replication.config import HintsSection
 from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn, Rollout, StopReason
 from composer_replication.run_folder import RunFolder, read_jsonl

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import shutil
 from collections.abc import Callable, Sequence
@@ -20,13 +18,13 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 from trl import GRPOTrainer
 
-from composer_replication.channel_tables import HintsSection, ReplaySection
+from composer_replication.config import HintsSection, ReplaySection
 from composer_replication.errors import ComposerError, InputError
 from composer_replication.records import HintedTurn, PreferencePair, Rollout
 from composer_replication.trainer import output_head
 from composer_replication.trainer.checkpoints import write_manifest
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-from composer_replication.trainer.loss_channels import STATE_FILE, LossChannels
+from composer_replication.trainer.loss_channels import STATE_FILE
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.output_head import states_problem
 from composer_replication.trainer.setting_errors import TrainerSettingError
@@ -221,13 +219,3 @@ def test_a_resumed_run_goes_on_exactly_and_needs_what_was_kept(
         run(make_trainer, tmp_path / "other", hints=HintsSection(top_k=5))
     with pytest.raises(InputError, match="CR0884"):
         run(make_trainer, tmp_path / "other", alpha_sdpo=0.0, beta_replay=0.0)
-
-
-def test_a_checkpoint_of_before_a_key_left_is_still_this_runs() -> None:
-    """Its digest was made of all keys that the table had."""
-    settings = HintsSection(top_k=7)
-    of_before = settings.model_dump() | {"writing": {"layers": ["template", "environment"]}}
-    kept = json.dumps(["hints", of_before, []], sort_keys=True)
-    trainer: Any = SimpleNamespace(args=SimpleNamespace(seed=3))
-    channels = LossChannels(trainer, SimpleNamespace(records=[], settings=settings), None)
-    assert channels._fingerprint() == hashlib.sha256(f"3{kept}".encode()).hexdigest()

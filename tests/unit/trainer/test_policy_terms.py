@@ -11,8 +11,7 @@ import pytest
 import torch
 from trl.rewards import get_soft_overlong_punishment
 
-from composer_replication.channel_tables import ReplaySection
-from composer_replication.config import EffortSection
+from composer_replication.config import EffortSection, ReplaySection
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.safety import HeldOutGuard

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
-from composer_replication.channel_tables import ReplaySection
+from composer_replication.config import ReplaySection
 from composer_replication.records import PreferencePair
 from composer_replication.trainer.collator import sibling_rows_in, sibling_tensors
 from composer_replication.trainer.loss_channels import RecordDraws

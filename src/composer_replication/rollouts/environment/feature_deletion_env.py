@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
 
-from composer_replication.channel_tables import AgentToolsSection
+from composer_replication.config import AgentToolsSection
 from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.interfaces import AgentEnvironment, SandboxBackend
 from composer_replication.records import (

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from composer_replication.channel_tables import AgentRewardSection
+from composer_replication.config import AgentRewardSection
 from composer_replication.records import Score
 from composer_replication.rollouts.monitor.hack_monitor import MonitorReport
 from composer_replication.rollouts.regressions import Regressions

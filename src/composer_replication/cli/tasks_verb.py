@@ -68,7 +68,7 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
         summary = build_tasks(
             args.sources,
             args.out,
-            symbols={args.sources[0]: args.symbol} if args.symbol else None,
+            symbols={args.sources[0]: args.symbol} if args.symbol else {},
             granularities=_chosen(args.granularity, "function", "class", "module", "feature"),
             removals=_chosen(args.removal, "body", "whole"),
             max_tasks=args.max_tasks,
@@ -131,6 +131,7 @@ def finish_build(
 ) -> tuple[Result, int]:
     """Keep the summary of a build with ``more`` keys, say what comes next, and give what is printed."""
     from composer_replication.run_folder import write_json
+    from composer_replication.tasks.build_summary import restricted_licences
 
     result: Result = {
         "tasks": summary.tasks,
@@ -144,7 +145,7 @@ def finish_build(
         "flaky": {name: list(tests) for name, tests in summary.flaky.items()},
         "unusable": dict(summary.unusable),
         "unrecorded": {name: dict(pins) for name, pins in summary.unrecorded.items()},
-        "restricted_licences": summary.restricted(),
+        "restricted_licences": restricted_licences(summary.licences),
         **(more or {}),
         **given_up(),
     }
@@ -170,7 +171,7 @@ def render_build(result: dict[str, Any]) -> str:
 
 
 def licence_lines(restricted: Mapping[str, str]) -> list[str]:
-    """A line for each repository whose licence is not permissive or unknown; see ``BuildSummary.restricted``."""
+    """A line for each repository whose licence is not permissive or unknown; see ``restricted_licences``."""
     said = "  look at the licence before you pass these tasks on"
     return [f"{said}: {name}: {what}" for name, what in restricted.items()]
 

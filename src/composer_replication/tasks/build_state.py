@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
@@ -85,16 +86,6 @@ def _sizes_in_turn(deletions: Sequence[Deletion]) -> list[Deletion]:
 def in_turn(columns: Iterable[Sequence[Item]]) -> list[Item]:
     """The first of each column, then the second of each, and so on."""
     return [item for row in zip_longest(*columns) for item in row if item is not None]
-
-
-def sizes_of(
-    pins: Sequence[str], granularities: Collection[str], removals: Collection[str]
-) -> frozenset[tuple[str, str]]:
-    """The (size, way) pairs to plan: those that the pins name, or without pins all that are asked for."""
-    if not pins:
-        return frozenset(product(granularities, removals))
-    named = (pin.rpartition("@")[2].split("/") if "@" in pin else ("function", "body") for pin in pins)
-    return frozenset((size[0], size[-1]) for size in named)
 
 
 def pinned(repository: PreparedRepository, pins: Sequence[str]) -> list[Deletion]:
@@ -192,16 +183,37 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a build was asked for; see ``build_tasks``. Whoever brings candidates along names no size."""
+    """What a build was asked for.
+
+    Args:
+        symbols: for a source, the functions to delete (``path/inside/tree.py::Qualified.name``);
+            a source without an entry gives all its candidates, in an order drawn by ``seed``.
+        granularities: what is deleted; the sizes take turns.
+        removals: how much of it; see ``deletion``.
+        with_truth: record what the deleted functions do, as further hidden tests (``twin``), refuse
+            tasks that have neither these nor hidden tests, and measure how strong both are.
+        max_tasks: stop after so many tasks.
+        seed: draws candidates and hidden tests.
+        hidden_share: share of a task's test functions that are held back, in [0, 1).
+        suite_seconds: how long by the clock one run of a repository's whole suite may take; above 0, at most a day.
+    """
 
     symbols: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    granularities: Collection[Granularity] = ()
-    removals: Collection[Removal] = ()
+    granularities: Collection[Granularity] = ("function",)
+    removals: Collection[Removal] = ("body",)
     with_truth: bool = False
     max_tasks: int | None = None
     seed: int = 0
     hidden_share: float = 0.5
     suite_seconds: float = SUITE_SECONDS
+
+    def sizes(self, source: str) -> tuple[tuple[str, str], ...]:
+        """The (size, way) pairs to plan for a source: those that its pins name, or without pins all that are asked for."""
+        pins = self.symbols.get(source)
+        if not pins:
+            return tuple(product(self.granularities, self.removals))
+        named = (pin.rpartition("@")[2].split("/") if "@" in pin else ("function", "body") for pin in pins)
+        return tuple(dict.fromkeys((size[0], size[-1]) for size in named))
 
 
 @dataclass(kw_only=True)
@@ -215,6 +227,7 @@ class Build:
     workers: Workers
     jobs: int
     progress: Progress
+    started: float
     unusable: dict[str, UnusableRepository] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
     slugs: set[str] = field(default_factory=set)
@@ -229,7 +242,6 @@ class Build:
         """Prepare every repository; one that cannot be used is noted and left out."""
         self._check_repositories(opened)
         self.store.mark_build(BuildMark(is_complete=False, command=self.command))
-        symbols = self.settings.symbols
         futures: dict[Future[PreparedRepository], str] = {
             self.pool.submit(
                 prepare,
@@ -237,10 +249,8 @@ class Build:
                 self.store,
                 self.store.backend,
                 workers=self.workers,
-                sizes=sizes_of(
-                    symbols.get(source.source, ()), self.settings.granularities, self.settings.removals
-                ),
-                map_calls=not symbols.get(source.source),
+                sizes=self.settings.sizes(source.source),
+                map_calls=not self.settings.symbols.get(source.source),
                 jobs=max(1, self.jobs // len(opened)),
                 suite_seconds=self.settings.suite_seconds,
             ): source.source
@@ -297,8 +307,7 @@ class Build:
             pins = self.settings.symbols.get(source)
             in_tests = [one.path for one in repository.deletions if repository.record.helps_tests(one.path)]
             if not pins and len(in_tests) == len(repository.deletions):
-                sizes = product(self.settings.granularities, self.settings.removals)
-                detail = nothing_found(repository.bench.original, sizes)
+                detail = nothing_found(repository.bench.original, self.settings.sizes(source))
                 if in_tests:
                     detail = f"all that can be deleted lies in folders of tests (first: {min(in_tests)})"
                 self.unusable[source] = UnusableRepository("nothing-to-delete", detail)
@@ -474,7 +483,7 @@ class Build:
         self.journal.keep(self.decisions)
         self.store.mark_build(BuildMark(is_complete=True))
 
-    def summary(self, seconds: float) -> BuildSummary:
+    def summary(self) -> BuildSummary:
         rejected = Counter(error.reason for error in self.unusable.values())
         rejected.update(decision.reason for decision in self.decisions if not decision.is_valid)
         examples = {d.reason: f"{d.pin}: {d.detail}" for d in reversed(self.decisions) if d.detail}
@@ -485,7 +494,7 @@ class Build:
             candidates=len(self.decisions),
             valid=sum(decision.is_valid for decision in self.decisions),
             rejected=dict(sorted(rejected.items())),
-            seconds=seconds,
+            seconds=time.monotonic() - self.started,
             bytes=self.store.num_bytes(),
             fingerprint=self.store.fingerprint,
             examples=examples,

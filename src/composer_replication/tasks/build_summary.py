@@ -39,10 +39,6 @@ class BuildSummary:
     licences: Mapping[str, Licence] = field(default_factory=dict)
     unused_tests: Mapping[str, UnusedTests] = field(default_factory=dict)
 
-    def restricted(self) -> dict[str, str]:
-        """As ``restricted_licences``, of all repositories."""
-        return restricted_licences(self.licences)
-
     def require_tasks(self) -> None:
         """Raise when there is nothing to train on.
 

@@ -48,13 +48,13 @@ from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.running.bench import IDLE_SECONDS as IDLE_SECONDS_OF_STUBS
-from composer_replication.tasks.running.bench import Bench, Trial
+from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.running.whole_suite import IDLE_SECONDS
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.subject import GateFailed, Subject, part_subject, unsplit_subject, with_paid
 from composer_replication.tasks.test_functions import Place, count_functions
-from composer_replication.tasks.test_run import Ended, TestReport
+from composer_replication.tasks.test_run import Ended, TestReport, Trial
 
 NUM_DRAWS = 24
 """How many ways to part the tests are looked at; a stub that would pass is known without a run."""

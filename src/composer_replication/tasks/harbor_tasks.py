@@ -23,7 +23,7 @@ from composer_replication.tasks.intake.tree_rules import in_test_folder, is_test
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RUN_FACTOR, RepositoryRecord
 from composer_replication.tasks.swebench.swebench_files import OWN_COLUMNS, Progress, Row, iter_rows
-from composer_replication.tasks.test_run import VARIABLES, make_request, runner_program, runner_text
+from composer_replication.tasks.test_run import VARIABLES, Trial, runner_program, runner_text
 from composer_replication.tasks.views import Changes, write_files
 
 WORKDIR = "/app"
@@ -80,7 +80,7 @@ def _write_task(store: TaskStore, task: Task, public: Row, folder: Path) -> None
     write_files(folder / "solution" / "tree", {path: original[path] for path in touched})
     withheld = store.secret(task.task_id).withheld
     node_ids = [*task.fail_to_pass, *sorted({*task.tests.pass_to_pass, *withheld})]
-    request = make_request(folder / "environment" / "tree", node_ids, "", stop_at_first_failure=False)
+    request = Trial({}, node_ids, left_out=repository.left_out).request(folder / "environment" / "tree", "")
     plan = {
         "workdir": WORKDIR,
         "logs": "/logs/verifier",
@@ -88,7 +88,7 @@ def _write_task(store: TaskStore, task: Task, public: Row, folder: Path) -> None
         "left_out_names": [*_LOADED, *_MADE],
         "variables": VARIABLES,
         "seconds": seconds,
-        "request": {**request, "left_out": list(repository.left_out)},
+        "request": request,
     }
     lock = store.environment_lock(task.environment)
     requirements = [f"{one.name}=={one.version} --hash=sha256:{one.sha256}\n" for one in lock.wheels]

@@ -119,74 +119,125 @@ class TestReport:
         return not self.error and self.passed.issuperset(tests)
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run to make.
+
+    Args:
+        files: all files of its tree.
+        node_ids: the tests to run; their files are collected and nothing else. None: all.
+        seconds: past it the whole run is a failure; 0 for what a bench gives.
+        stop_at_first_failure: enough for a gate that wants one failure; ``outcomes`` is then partial.
+        wall_factor: at least 1: ``seconds`` is then processor time of the process that runs the tests
+            (in whole seconds, rounded up), which a busy machine hardly changes, and the limit by the
+            clock is so many times as long. None: it is time by the clock.
+        stop_when: groups of tests; the run may end when one of each did not pass.
+        idle_seconds: it ends when all of it has waited so long at a stretch; seen only where there is a ``/proc``.
+        left_out: tests that are not run and files that are not collected.
+        is_golden: it should pass, so where it runs out of time the machine may be to blame.
+        each_seconds: it ends when one test, or the import of one file, takes longer by the clock; not in a batch.
+        with_places: also report where test functions stand.
+        with_contexts: also report which functions each single test calls; not in a batch.
+        shuffle_seed: draws another order, with folders, modules and classes kept together; None:
+            the order of the files.
+        backwards: the drawn order from its end, so that any two tests meet both ways round.
+    """
+
+    files: Mapping[str, bytes]
+    node_ids: Sequence[str] | None
+    seconds: float = 0.0
+    stop_at_first_failure: bool = False
+    wall_factor: float | None = None
+    stop_when: Sequence[Sequence[str]] = ()
+    idle_seconds: float | None = None
+    left_out: Sequence[str] = ()
+    is_golden: bool = False
+    each_seconds: float | None = None
+    with_places: bool = False
+    with_contexts: bool = False
+    shuffle_seed: int | None = None
+    backwards: bool = False
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether it may end before every test has run."""
+        return self.stop_at_first_failure or bool(self.stop_when)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether something beside it must see how long it takes or waits."""
+        return self.each_seconds is not None or self.idle_seconds is not None
+
+    @property
+    def wall_seconds(self) -> float:
+        """What it may take by the clock."""
+        return self.seconds * (self.wall_factor or 1.0)
+
+    def request(self, tree: Path, nonce: str) -> dict[str, Any]:
+        """What the runner inside the sandbox reads."""
+        return {
+            "nonce": nonce,
+            "node_ids": None if self.node_ids is None else list(self.node_ids),
+            "files": sorted({node_id.partition("::")[0] for node_id in self.node_ids or ()}),
+            "arguments": [*ARGUMENTS, *(["--maxfail=1"] if self.stop_at_first_failure else [])],
+            "options": suite_arguments(tree),
+            "import_roots": import_roots(tree),
+            "places": self.with_places,
+            "shuffle_seed": self.shuffle_seed,
+            "backwards": self.backwards,
+            "cpu_seconds": None if self.wall_factor is None else self.seconds,
+            "stop_when": [list(tests) for tests in self.stop_when],
+            "left_out": list(self.left_out),
+            "watch": {"seconds": self.each_seconds, "idle_seconds": self.idle_seconds}
+            if self.is_watched
+            else None,
+        }
+
+
 def run_tests(
     tree: Path,
     environment: Environment,
     node_ids: Sequence[str] | None,
     *,
     backend: str | None = None,
-    timeout_seconds: float,
-    wall_factor: float | None = None,
     limits: Limits | None = None,
-    stop_at_first_failure: bool = False,
-    with_places: bool = False,
-    with_contexts: bool = False,
-    shuffle_seed: int | None = None,
-    backwards: bool = False,
-    stop_when: Sequence[Sequence[str]] = (),
-    left_out: Sequence[str] = (),
-    each_seconds: float | None = None,
-    idle_seconds: float | None = None,
+    timeout_seconds: float,
+    **wanted: Any,
 ) -> TestReport:
     """Run tests over a private copy of a tree.
 
     Args:
         tree: the caller's private copy; its tests may write into it.
         environment: where the test runner lives.
-        node_ids: the tests to run; their files are collected and nothing else. None: all.
+        node_ids: the tests to run; None: all.
         backend: sandbox backend by name or dotted path; None for the best of this machine.
-        timeout_seconds: above 0; past it the whole run is a failure.
-        wall_factor: at least 1: ``timeout_seconds`` is then processor time of the process that runs the tests
-            (in whole seconds, rounded up), which a busy machine hardly changes, and the limit by the
-            clock is so many times as long. None: it is time by the clock.
         limits: of the sandbox; records may use more output than other programs.
-        stop_at_first_failure: enough for a gate that wants one failure; ``outcomes`` is then partial.
-        with_places: also report where test functions stand.
-        with_contexts: also report which functions each single test calls.
-        shuffle_seed: draws another order, with folders, modules and classes kept together; None:
-            the order of the files.
-        backwards: the drawn order from its end, so that any two tests meet both ways round.
-        stop_when: groups of tests; the run may end when one of each did not pass.
-        left_out: tests that are not run and files that are not collected.
-        each_seconds: the run is ended by the clock when one test, or the import of one file, takes longer.
-        idle_seconds: or when all of it has waited so long at a stretch; seen only where there is a ``/proc``.
+        timeout_seconds: above 0; the ``seconds`` of a ``Trial``.
+        **wanted: other fields of a ``Trial``.
 
     Raises:
         OSError: the disk of this machine is full.
     """
+    trial = Trial({}, node_ids, seconds=timeout_seconds, **wanted)
+    return run_trial(trial, tree, environment, backend=backend, limits=limits)
+
+
+def run_trial(
+    trial: Trial, tree: Path, environment: Environment, *, backend: str | None, limits: Limits | None = None
+) -> TestReport:
+    """Make one run in a tree that is written already; see ``run_tests``."""
     nonce = secrets.token_hex(16)
-    is_watched = each_seconds is not None or idle_seconds is not None
-    request = make_request(tree, node_ids, nonce, stop_at_first_failure=stop_at_first_failure) | {
-        "stop_when": [list(tests) for tests in stop_when],
-        "left_out": list(left_out),
-        "watch": {"seconds": each_seconds, "idle_seconds": idle_seconds} if is_watched else None,
-        "places": with_places,
-        "shuffle_seed": shuffle_seed,
-        "backwards": backwards,
-        "cpu_seconds": None if wall_factor is None else timeout_seconds,
-    }
     chosen = limits or Limits()
     result = run_inside(
         tree,
         environment,
-        [runner_program(with_contexts=with_contexts, is_watched=is_watched)],
-        json.dumps(request).encode(),
+        [runner_program(with_contexts=trial.with_contexts, is_watched=trial.is_watched)],
+        json.dumps(trial.request(tree, nonce)).encode(),
         backend=backend,
         limits=replace(chosen, output_bytes=record_bytes(chosen)),
-        timeout_seconds=timeout_seconds * (wall_factor or 1.0),
+        timeout_seconds=trial.wall_seconds,
     )
-    is_partial = stop_at_first_failure or bool(stop_when)
-    return judge(result, nonce, node_ids, timeout_seconds=timeout_seconds, is_partial=is_partial)
+    return judge(result, nonce, trial)
 
 
 def run_inside(
@@ -215,27 +266,6 @@ def run_inside(
     return result
 
 
-def make_request(
-    tree: Path, node_ids: Sequence[str] | None, nonce: str, *, stop_at_first_failure: bool
-) -> dict[str, Any]:
-    """What the runner inside the sandbox reads; nothing but outcomes is asked for."""
-    return {
-        "nonce": nonce,
-        "node_ids": None if node_ids is None else list(node_ids),
-        "files": sorted({node_id.partition("::")[0] for node_id in node_ids or ()}),
-        "arguments": [*ARGUMENTS, *(["--maxfail=1"] if stop_at_first_failure else [])],
-        "options": suite_arguments(tree),
-        "import_roots": import_roots(tree),
-        "places": False,
-        "shuffle_seed": None,
-        "backwards": False,
-        "cpu_seconds": None,
-        "stop_when": [],
-        "left_out": [],
-        "watch": None,
-    }
-
-
 def variables(environment: Environment) -> dict[str, str]:
     """The variables of a run."""
     return {**VARIABLES, "PATH": f"{environment.root}/bin:{VARIABLES['PATH']}"}
@@ -247,7 +277,7 @@ def record_bytes(limits: Limits) -> int:
 
 
 def runner_program(*, with_contexts: bool = False, is_watched: bool = False) -> str:
-    """What runs the tests inside the sandbox: a program that reads ``make_request``."""
+    """What runs the tests inside the sandbox: a program that reads ``Trial.request``."""
     names = ["suite_plugin", "pytest_runner"]
     names += ["batch_server"] if is_watched else []
     names += ["context_recorder"] if with_contexts else []
@@ -261,18 +291,11 @@ def runner_text(name: str) -> str:
     return files("composer_replication.tasks.running").joinpath(name).read_text()
 
 
-def judge(
-    result: ExecResult,
-    nonce: str,
-    node_ids: Sequence[str] | None,
-    *,
-    timeout_seconds: float,
-    is_partial: bool = False,
-) -> TestReport:
+def judge(result: ExecResult, nonce: str, trial: Trial) -> TestReport:
     """Turn what came out of the sandbox into a report; anything out of order is an error."""
     records = read_records(result.stdout, nonce)
     ended = _ended(result, records)
-    problem = broken_off(result, timeout_seconds)
+    problem = broken_off(result, trial.seconds)
     if not problem and (not records or records[-1]["event"] != "end"):
         problem = "the run ended without its closing record"
     if not problem and sum(record["event"] == "end" for record in records) != 1:
@@ -286,9 +309,9 @@ def judge(
         problem = "a test forks, and both processes go on with the suite"
     if problem == NOTHING_COLLECTED:
         ended = Ended.EMPTY
-    if not problem and node_ids is not None:
-        problem = compare_ids(node_ids, tally.collected, tally.outcomes, is_partial=is_partial)
-    elif not problem and not is_partial and set(tally.outcomes) != set(tally.collected):
+    if not problem and trial.node_ids is not None:
+        problem = compare_ids(trial.node_ids, tally.collected, tally.outcomes, is_partial=trial.is_partial)
+    elif not problem and not trial.is_partial and set(tally.outcomes) != set(tally.collected):
         problem = "not every collected test ran"
     running, broke = _where_it_broke(records, result) if problem else ("", "")
     if result.timed_out:  # the time of all of it: no fault of the test that was running then
@@ -296,7 +319,7 @@ def judge(
     done = {} if disorder else tally.outcomes
     outcomes = tally.outcomes
     if problem:
-        outcomes = dict.fromkeys(node_ids or tally.collected, Outcome.FAILED)
+        outcomes = dict.fromkeys(trial.node_ids or tally.collected, Outcome.FAILED)
         problem = f"{problem}{last_words(result)}"
     else:
         ended = Ended.BY_ITSELF

@@ -12,9 +12,10 @@ from composer_replication.tasks.lookup_gate import LookupFindings, TrueTask, pas
 from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.repository import PreparedRepository
-from composer_replication.tasks.running.bench import IDLE_SECONDS, Bench, Trial
+from composer_replication.tasks.running.bench import IDLE_SECONDS, Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import Subject, subject_of
+from composer_replication.tasks.test_run import Trial
 from composer_replication.tasks.twin.build_twins import TwinSearch, build_twins
 from composer_replication.tasks.twin.mutants import mutants_of
 from composer_replication.tasks.twin.twin_judge import function_of, judge_twins

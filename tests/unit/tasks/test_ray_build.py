@@ -224,13 +224,13 @@ def test_an_address_where_nothing_answers(form: str) -> None:
     with pytest.raises(
         MissingError, match=r"^CR0490: the Ray cluster cannot be joined: [^\n]*refused[^\n]*$"
     ):
-        ray_connection.RayConnection(form.format(free_port()))
+        ray_connection.joined(form.format(free_port())).__enter__()
 
 
 @pytest.mark.parametrize("address", ["", "nowhere", "local", "host:", "host:0", "host:70000", "http://host:80", "a b:1"])  # fmt: skip
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(UsageError, match=r"CR0490.*is no address"):
-        ray_connection.RayConnection(address)
+        ray_connection.joined(address).__enter__()
 
 
 def test_another_version_of_ray_is_one_sentence() -> None:

@@ -18,8 +18,8 @@ from composer_replication.sandbox import choose_backend
 from composer_replication.sandbox.choice import BACKENDS, ONLY_BY_NAME
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.running import bench
-from composer_replication.tasks.running.bench import Trial, run_batch
-from composer_replication.tasks.test_run import TestReport, run_tests
+from composer_replication.tasks.running.bench import run_batch
+from composer_replication.tasks.test_run import TestReport, Trial, run_trial
 
 IDS = ["tests/test_package.py::test_answer", "tests/test_package.py::test_other"]
 TESTS = "from package import answer\n\n\ndef test_answer():\n    assert answer() == 42\n\n\ndef test_other():\n    assert True\n"
@@ -63,10 +63,7 @@ def files(**texts: str) -> dict[str, bytes]:
 
 def alone(run: Trial, folder: Path, environment: Environment, backend: str | None) -> TestReport:
     write_tree(folder, run.files)
-    return run_tests(
-        folder, environment, run.node_ids, backend=backend, timeout_seconds=run.seconds,
-        wall_factor=run.wall_factor, stop_at_first_failure=run.stop_at_first_failure,
-    )  # fmt: skip
+    return run_trial(run, folder, environment, backend=backend)
 
 
 def said(report: TestReport) -> TestReport:

@@ -12,9 +12,9 @@ from small_trees import write_tree
 from composer_replication.records import ExecResult, Limits, Outcome
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.running import bench as bench_module
-from composer_replication.tasks.running.bench import Bench, Trial
+from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.running.whole_suite import cut_off
-from composer_replication.tasks.test_run import TestReport, judge, run_tests
+from composer_replication.tasks.test_run import TestReport, Trial, judge, run_tests
 
 PACKAGE = "def answer():\n    {body}\n"
 TESTS = "from package import answer\n\n\ndef test_answer():\n    assert answer() == 42\n\n\ndef test_other():\n    assert True\n"
@@ -246,7 +246,7 @@ def judged(records: Sequence[Mapping[str, object]], *, nonce: str = NONCE, **cha
         "exit_code": 0, "stdout": stdout, "stderr": "last words\n", "truncated": False, "timed_out": False,
         "out_of_memory": False, "seconds": 1.0,
     }  # fmt: skip
-    return judge(ExecResult(**{**values, **changes}), NONCE, IDS, timeout_seconds=5.0)
+    return judge(ExecResult(**{**values, **changes}), NONCE, Trial({}, IDS, 5.0))
 
 
 def test_a_good_run_is_believed() -> None:

@@ -20,12 +20,12 @@ from composer_replication.tasks.syntax_trees import parsed
 from composer_replication.tasks.test_run import (
     BLOCKED,
     TestReport,
+    Trial,
     judge,
-    make_request,
     read_records,
     record_bytes,
     run_inside,
-    run_tests,
+    run_trial,
     runner_text,
 )
 from composer_replication.tasks.views import write_files
@@ -46,37 +46,6 @@ _UNSAFE_AFTER_FORK = frozenset(
 """They keep threads, sockets or displays that a fork tears, often without a thread to be seen by."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One run to make: all files of its tree, the tests (None: all), its time.
-
-    ``seconds``: 0 for what the bench gives; processor time where there is a ``wall_factor``, as in ``run_tests``.
-    ``is_golden``: it should pass, so where it runs out of time the machine may be to blame. ``stop_when``: groups of
-    tests; the run may end when one of each did not pass. ``idle_seconds``: it ends when all of it has waited so long at
-    a stretch; seen only where the sandbox has a ``/proc``.
-    """
-
-    files: Mapping[str, bytes]
-    node_ids: Sequence[str] | None
-    seconds: float = 0.0
-    stop_at_first_failure: bool = False
-    wall_factor: float | None = None
-    stop_when: Sequence[Sequence[str]] = ()
-    idle_seconds: float | None = None
-    left_out: Sequence[str] = ()
-    is_golden: bool = False
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether it may end before every test has run."""
-        return self.stop_at_first_failure or bool(self.stop_when)
-
-    @property
-    def wall_seconds(self) -> float:
-        """What it may take by the clock."""
-        return self.seconds * (self.wall_factor or 1.0)
-
-
 def run_batch(
     runs: Sequence[Trial],
     environment: Environment,
@@ -84,13 +53,13 @@ def run_batch(
     backend: str | None = None,
     limits: Limits | None = None,
 ) -> list[TestReport]:
-    """Do runs one after the other, each in a tree of its own, and report on each as ``run_tests`` would.
+    """Do runs one after the other, each in a tree of its own, and report on each as ``run_trial`` would.
 
     One interpreter imports the test runner, its plugins and the foreign modules that the trees
     import at their top; each run is forked off it, so no module of a tree is ever shared, only the
     compiled code of files with the same path and bytes. Where
     that import started threads, met a module that the trees have too, or the environment holds a
-    package that is known to break when forked, each run is done by ``run_tests`` instead.
+    package that is known to break when forked, each run is done by ``run_trial`` instead.
 
     A run's time counts from its fork, without the start of the interpreter. **Not isolated**: a run may
     read the memory of the batch, nonces too, change the trees of later runs, and signal the processes of
@@ -136,11 +105,7 @@ def _run_alone(run: Trial, environment: Environment, backend: str | None, limits
     with tempfile.TemporaryDirectory(prefix="batch-", dir=process_folder()) as folder:
         tree = Path(folder) / "tree"
         write_files(tree, run.files)
-        return run_tests(
-            tree, environment, run.node_ids, backend=backend, timeout_seconds=run.seconds,
-            wall_factor=run.wall_factor, limits=limits, stop_at_first_failure=run.stop_at_first_failure,
-            stop_when=run.stop_when, left_out=run.left_out, idle_seconds=run.idle_seconds,
-        )  # fmt: skip
+        return run_trial(run, tree, environment, backend=backend, limits=limits)
 
 
 def _run_part(
@@ -174,10 +139,7 @@ def _run_part(
             backend=backend, limits=allowed, timeout_seconds=seconds,
         )  # fmt: skip
     results, was_started = _results(result.stdout, own_nonce)
-    reports = [
-        judge(result, nonce, run.node_ids, timeout_seconds=run.seconds, is_partial=run.is_partial)
-        for run, nonce, result in zip(runs, nonces, results, strict=False)
-    ]  # fmt: skip
+    reports = [judge(result, nonce, run) for run, nonce, result in zip(runs, nonces, results, strict=False)]
     return reports, was_started
 
 
@@ -185,19 +147,11 @@ def _run_order(run: Trial, nonce: str, root: Path, folder: str) -> dict[str, Any
     """Write the tree of a run below ``root``; what the server is told of it."""
     (root / folder).mkdir(parents=True)
     write_files(root / folder, run.files)
-    request = make_request(
-        root / folder, run.node_ids, nonce, stop_at_first_failure=run.stop_at_first_failure
-    )
-    request |= {
-        "cpu_seconds": None if run.wall_factor is None else run.seconds,
-        "stop_when": [list(tests) for tests in run.stop_when],
-        "left_out": list(run.left_out),
-    }
     return {
         "folder": folder,
         "timeout_seconds": run.wall_seconds,
         "idle_seconds": run.idle_seconds,
-        "request": request,
+        "request": run.request(root / folder, nonce) | {"watch": None},  # the server watches
     }
 
 

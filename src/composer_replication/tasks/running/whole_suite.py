@@ -16,7 +16,7 @@ from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.suite_options import names_tried, suite_arguments
-from composer_replication.tasks.test_run import Ended, TestReport, run_tests
+from composer_replication.tasks.test_run import Ended, TestReport, Trial, run_trial
 from composer_replication.tasks.views import write_files
 
 # --- Which limit of a sandbox a suite met before anything was deleted, and what can be typed then.
@@ -76,7 +76,7 @@ def run_suite(
     Args:
         bench: where.
         map_calls: also note which functions each test calls; nothing is known of them where the run broke off.
-        shuffle_seed: draws another order, as in ``run_tests``.
+        shuffle_seed: draws another order, as in ``Trial``.
         backwards: that order from its end.
         seconds: of all of it by the clock; None: as long as the bench gives to a suite.
 
@@ -98,12 +98,13 @@ def run_suite(
             tree = Path(folder) / "tree"
             write_files(tree, bench.original)
             arguments = suite_arguments(tree)
-            report = run_tests(
-                tree, bench.environment, None, backend=bench.backend, with_places=True, with_contexts=map_calls and not reports,
-                timeout_seconds=max(1.0, deadline - time.monotonic()), shuffle_seed=shuffle_seed, backwards=backwards,
-                left_out=sorted({*bench.left_out, *outcomes, *bad}),
+            trial = Trial(
+                bench.original, None, max(1.0, deadline - time.monotonic()),
+                with_places=True, with_contexts=map_calls and not reports,
+                shuffle_seed=shuffle_seed, backwards=backwards, left_out=sorted({*bench.left_out, *outcomes, *bad}),
                 each_seconds=EACH_SECONDS, idle_seconds=IDLE_SECONDS,
             )  # fmt: skip
+            report = run_trial(trial, tree, bench.environment, backend=bench.backend)
         reports.append(report)
         outcomes |= report.done if report.error else report.outcomes
         collected |= dict.fromkeys(report.collected)

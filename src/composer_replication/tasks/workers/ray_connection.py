@@ -61,19 +61,23 @@ class Head:
                     self._answered = now
             return self._looked - self._answered > self._lost_seconds
 
+    def __str__(self) -> str:
+        return "{}:{}".format(*self._place)
+
     def check(self) -> None:
         """Refuse to wait for a cluster that is gone (CR0491)."""
         if self.is_gone():
             raise SandboxFailure(
                 "CR0491",
-                f"the head of the Ray cluster at {self._place[0]}:{self._place[1]} is gone.",
+                f"the head of the Ray cluster at {self} is gone.",
                 where="--ray",
                 fix="the same command again, once the cluster is back, goes on where it stopped.",
             )
 
 
-class RayConnection:
-    """This process as a driver of a cluster; one at a time.
+@contextmanager
+def joined(address: str) -> Iterator[Head]:
+    """This process as a driver of a cluster, to the end of the block; the cluster forgets then all that was sent to it.
 
     Args:
         address: ``auto`` for the cluster that ``RAY_ADDRESS`` names or that runs on this machine,
@@ -85,23 +89,20 @@ class RayConnection:
         MissingError: nothing answers there, or not as Ray does (CR0490); it runs another
             version of Ray or Python (CR0490).
     """
-
-    def __init__(self, address: str) -> None:
-        match = check_address(address)
-        try:
-            with _own_way_to_end(), _silence():
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except BaseException as error:
-            ray.shutdown()
-            if isinstance(error, Exception):
-                raise _refusal(address, error) from error
-            raise
-        head = address if match and match["client"] else ray.get_runtime_context().gcs_address
-        host, _, port = head.removeprefix("ray://").rpartition(":")
-        self.head = Head(host.strip("[]"), int(port))
-
-    def close(self) -> None:
-        """Leave the cluster, which forgets all that was sent to it."""
+    match = check_address(address)
+    try:
+        with _own_way_to_end(), _silence():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except BaseException as error:
+        ray.shutdown()
+        if isinstance(error, Exception):
+            raise _refusal(address, error) from error
+        raise
+    try:
+        place = address if match and match["client"] else ray.get_runtime_context().gcs_address
+        host, _, port = place.removeprefix("ray://").rpartition(":")
+        yield Head(host.strip("[]"), int(port))
+    finally:
         with _silence():
             ray.shutdown()
 

@@ -1,6 +1,7 @@
 """The heavy work of a build as Ray tasks: Ray chooses the nodes, and does again what was lost with one.
 
-    with RayPool("auto", backend=None, read_wheel=read_wheel) as pool:
+    with joined("auto") as head:
+        pool = RayPool(head, backend=None, read_wheel=read_wheel)
         subject = pool.call(judge_deletion, deletion, record, bench, hidden_share=0.5, seed=0)
 
 The files of a repository and its wheels are put into Ray's object store once. A worker opens
@@ -17,7 +18,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
@@ -29,8 +30,8 @@ from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.workers.ray_connection import (
     NUM_RETRIES,
+    Head,
     NodeNeeds,
-    RayConnection,
     check_node,
     first_sentence,
     interruption,
@@ -41,9 +42,7 @@ from composer_replication.tasks.workers.ray_connection import (
     unfit_node,
     wait_for,
 )
-
-Result = TypeVar("Result")
-Params = ParamSpec("Params")
+from composer_replication.tasks.workers.workers import Params, Result, Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +54,13 @@ class _BenchParts:
     wheels: dict[str, Any]
 
 
-class RayPool:
-    """Work on a Ray cluster for the time of one build; safe to use from several threads."""
+class RayPool(Workers):
+    """Work on a Ray cluster, which this process has ``joined``, for the time of one build; safe to use from several threads."""
 
     def __init__(
-        self, address: str, *, backend: str | None, read_wheel: Callable[[LockedWheel], bytes]
+        self, head: Head, *, backend: str | None, read_wheel: Callable[[LockedWheel], bytes]
     ) -> None:
+        self._head = head
         self._node_needs = needs_of(backend)
         self._read_wheel = read_wheel
         self._lock = threading.Lock()
@@ -68,22 +68,14 @@ class RayPool:
         self._wheels: dict[str, Any] = {}
         self._running: set[Any] = set()
         self._interrupted = threading.Event()
-        self._connection = RayConnection(address)
         self._remote = ray.remote(do_work).options(
             num_cpus=1, max_retries=NUM_RETRIES, retry_exceptions=[SandboxFailure], name="composer-rl work"
         )
 
-    def __enter__(self) -> RayPool:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.interrupt()
-        self._connection.close()
-
     def call(self, work: Callable[Params, Result], *args: Params.args, **options: Params.kwargs) -> Result:
         """Have work done by the cluster, and wait for it; a ``Bench`` or a ``RepositoryRecord`` is sent once.
 
-        ``work`` is a function of a module that every node has, and depends on its arguments alone.
+        ``work`` is a function of a module that every node has.
 
         Raises:
             Exception: what ``work`` raised, after one try.
@@ -108,7 +100,7 @@ class RayPool:
                 self._running.discard(reference)
 
     def _look(self) -> None:
-        self._connection.head.check()
+        self._head.check()
         if self._interrupted.is_set():
             raise interruption()
 

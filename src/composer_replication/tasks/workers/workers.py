@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from composer_replication.tasks.intake.lock import LockedWheel, wheel_path
 from composer_replication.tasks.store import TaskStore
@@ -20,29 +20,24 @@ Result = TypeVar("Result")
 Params = ParamSpec("Params")
 
 
-class Workers(Protocol):
-    """Does work that is a function of its arguments alone: it reads no store and writes none."""
+class Workers:
+    """Does work that is a function of its arguments alone (it reads no store and writes none): each call where it is made.
+
+    The threads of the build are the workers then; ``RayPool`` has the nodes of a cluster do it.
+    """
 
     def call(self, work: Callable[Params, Result], *args: Params.args, **options: Params.kwargs) -> Result:
         """What ``work(*args, **options)`` gives or raises; waits for it, in any thread."""
-        ...
-
-    def interrupt(self) -> None:
-        """Kill what is under way; every waiting ``call`` raises ``SandboxFailure``."""
-        ...
-
-
-class OwnThreads:
-    """Each call is done where it is made: the threads of the build are the workers."""
-
-    def call(self, work: Callable[Params, Result], *args: Params.args, **options: Params.kwargs) -> Result:
         return work(*args, **options)
 
     def interrupt(self) -> None:
-        """Nothing is done elsewhere; ``runs_interrupted`` kills the sandboxes of this process."""
+        """Kill what is under way elsewhere; every waiting ``call`` raises ``SandboxFailure``.
+
+        Nothing is, here; ``runs_interrupted`` kills the sandboxes of this process.
+        """
 
 
-OWN_THREADS = OwnThreads()
+OWN_THREADS = Workers()
 
 
 @contextmanager
@@ -52,13 +47,18 @@ def open_workers(address: str | None, store: TaskStore) -> Iterator[Workers]:
         yield OWN_THREADS
         return
     pool_class = load_ray()
+    from composer_replication.tasks.workers.ray_connection import joined
 
     def read_wheel(wheel: LockedWheel) -> bytes:
         path = wheel_path(wheel)
         return path.read_bytes() if path.is_file() else store.blob(wheel.sha256)
 
-    with pool_class(address, backend=store.backend, read_wheel=read_wheel) as pool:
-        yield pool
+    with joined(address) as head:
+        pool = pool_class(head, backend=store.backend, read_wheel=read_wheel)
+        try:
+            yield pool
+        finally:
+            pool.interrupt()
 
 
 def load_ray() -> type[RayPool]:

@@ -25,7 +25,7 @@ from composer_replication.errors import UsageError
 if TYPE_CHECKING:
     from composer_replication.model_endpoint import Endpoint
     from composer_replication.records import Task, TaskContent
-    from composer_replication.tasks.build_summary import BuildSummary
+    from composer_replication.tasks.build import BuildSummary
     from composer_replication.tasks.store import TaskStore
 
 _NOT_PASSED = 4
@@ -131,7 +131,7 @@ def finish_build(
 ) -> tuple[Result, int]:
     """Keep the summary of a build with ``more`` keys, say what comes next, and give what is printed."""
     from composer_replication.run_folder import write_json
-    from composer_replication.tasks.build_summary import restricted_licences
+    from composer_replication.tasks.build import restricted_licences
 
     result: Result = {
         "tasks": summary.tasks,
@@ -293,7 +293,7 @@ def _details(store: TaskStore, task: Task) -> Result:
     from composer_replication.tasks.instructions.writing import write_instruction
     from composer_replication.tasks.instructions.written_instructions import written_instruction
 
-    measured = compare_difficulty(store.root, only=[task.task_id])
+    measured, outdated = compare_difficulty(store.root, only=[task.task_id])
     written = written_instruction(store, task.task_id)
     records = (store.record(task.task_id), store.secret(task.task_id))
     strength = next((found for record in records if (found := getattr(record, "strength", None))), None)
@@ -303,8 +303,8 @@ def _details(store: TaskStore, task: Task) -> Result:
         "written_instruction": None if written is None else {"model": written.model, "text": written.text},
         "broken_region": broken_regions(store, task),
         "strength": strength and {name: int(strength[name]) for name in kept},
-        "difficulty": [row.to_json() for row in measured.fitting.get(task.task_id, ())],
-        "outdated_difficulty": measured.num_outdated.get(task.task_id, 0),
+        "difficulty": [row.to_json() for row in measured.get(task.task_id, ())],
+        "outdated_difficulty": outdated.get(task.task_id, 0),
     }
 
 
@@ -447,7 +447,7 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     ``restricted_licences`` has the repositories of what was written whose licence is not permissive or
     unknown; their lines go to standard error, also with ``--quiet``, which is about progress.
     """
-    from composer_replication.tasks.build_summary import restricted_licences
+    from composer_replication.tasks.build import restricted_licences
     from composer_replication.tasks.store import TaskStore
 
     is_set, is_file = args.format != "tree", args.format in ("swebench", "parquet")

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import UsageError
+from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.run_folder import RunFolder
 from composer_replication.sandbox import choose_backend, require_selftest
 from composer_replication.sandbox.supervised_run import interruptible_pool
 from composer_replication.tasks.build_state import Build, Progress, Settings
-from composer_replication.tasks.build_summary import BuildSummary
+from composer_replication.tasks.intake.licences import Licence
 from composer_replication.tasks.intake.sources import open_sources
+from composer_replication.tasks.repository import slug_of
 from composer_replication.tasks.running.whole_suite import MAX_SUITE_SECONDS
 from composer_replication.tasks.store import TaskStore, refuse_other_content
+from composer_replication.tasks.unused_tests import UnusedTests, read_unused
 from composer_replication.tasks.workers.workers import open_workers
-
-__all__ = ["BuildSummary", "Settings", "build_tasks", "open_build"]
 
 
 def build_tasks(
@@ -44,7 +46,7 @@ def build_tasks(
         out: folder of the store; new, or left by an earlier build of the same repositories.
         jobs: candidates tried at the same time.
         backend: sandbox backend by name or dotted path; None for the best of this machine.
-        ray_address: of a Ray cluster that runs all sandboxes, as ``ray_connection.joined``; None: this process.
+        ray_address: of a Ray cluster that runs all sandboxes, as ``ray_cluster.joined``; None: this process.
         progress: told after every step.
         settings: what is deleted, how many tasks, the seed: the fields of ``Settings``.
 
@@ -71,7 +73,7 @@ def build_tasks(
     ) as run:
         run.unusable |= unusable
         run.decide(run.candidates(run.prepare_all(opened)))
-    return run.summary()
+    return summary_of(run)
 
 
 @contextmanager
@@ -168,3 +170,98 @@ def build_command(words: Sequence[str], out: Path, settings: Settings) -> str:
 def _from_everywhere(source: str) -> str:
     path = Path(source).expanduser()
     return str(path.resolve()) if path.exists() else source
+
+
+# --- What it made, and why it made nothing.
+
+
+@dataclass(frozen=True, slots=True)
+class BuildSummary:
+    """What a build made.
+
+    ``candidates`` were looked at, ``valid`` became ``tasks``; ``rejected`` counts the others
+    (and whole repositories) by reason, ``examples`` has one detail for each reason. ``flaky``
+    are the tests by repository that were left out because they were green in some runs only.
+    ``unusable`` has a sentence for each source that gave no repository.
+    ``unrecorded`` has, by repository and function, why a run that records behaviour failed: nothing
+    is known of these, and the same build looks again.
+    ``licences`` has the licence of each repository of the store, ``unused_tests`` what became of its tests.
+    """
+
+    folder: Path
+    tasks: int
+    candidates: int
+    valid: int
+    rejected: Mapping[str, int]
+    seconds: float
+    bytes: int
+    fingerprint: str
+    examples: Mapping[str, str] = field(default_factory=dict)
+    flaky: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    unusable: Mapping[str, str] = field(default_factory=dict)
+    unrecorded: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    licences: Mapping[str, Licence] = field(default_factory=dict)
+    unused_tests: Mapping[str, UnusedTests] = field(default_factory=dict)
+
+    def require_tasks(self) -> None:
+        """Raise when there is nothing to train on.
+
+        Raises:
+            InputError: no repository could be used (CR0419).
+            NothingToDoError: no candidate passed the gates (CR0418).
+        """
+        if self.tasks:
+            return
+        counts = "; ".join(
+            f"{reason} {count}" + (f" ({self.examples[reason]})" if reason in self.examples else "")
+            for reason, count in self.rejected.items()
+        )
+        if self.candidates == 0:
+            raise InputError(
+                "CR0419",
+                f"no repository can be used: {counts}.",
+                where=str(self.folder),
+                fix="add --granularity all --removal all, or give another repository."
+                if set(self.rejected) == {"nothing-to-delete"}
+                else "give a repository whose own tests pass here: a folder, an archive or sdist:NAME==VERSION.",
+            )
+        raise NothingToDoError(
+            "CR0418",
+            f"none of {self.candidates} candidates is a task: {counts}.",
+            where=str(self.folder),
+            fix="give more repositories, or pin other functions.",
+        )
+
+
+def restricted_licences(licences: Mapping[str, Licence]) -> dict[str, str]:
+    """Repositories whose licence is not known or none of the permissive ones, with the reason: what must be looked
+    at before their tasks are passed on.
+    """
+    return {name: licence.restriction for name, licence in sorted(licences.items()) if licence.restriction}
+
+
+def summary_of(run: Build) -> BuildSummary:
+    """What a build that came to its end has made."""
+    rejected = Counter(error.reason for error in run.unusable.values())
+    rejected.update(decision.reason for decision in run.decisions if not decision.is_valid)
+    examples = {d.reason: f"{d.pin}: {d.detail}" for d in reversed(run.decisions) if d.detail}
+    examples |= {error.reason: f"{source}: {error.detail}" for source, error in run.unusable.items()}
+    return BuildSummary(
+        folder=run.store.root,
+        tasks=len(run.store.task_ids()),
+        candidates=len(run.decisions),
+        valid=sum(decision.is_valid for decision in run.decisions),
+        rejected=dict(sorted(rejected.items())),
+        seconds=time.monotonic() - run.started,
+        bytes=run.store.num_bytes(),
+        fingerprint=run.store.fingerprint,
+        examples=examples,
+        unusable={source: str(error) for source, error in sorted(run.unusable.items())},
+        licences={record.repository: record.licence for record in run.store.repositories()},
+        flaky={record.repository: record.flaky or () for record in run.store.repositories()},
+        unused_tests={
+            record.repository: read_unused(run.store.root, slug_of(record.repository), record)
+            for record in run.store.repositories()
+        },
+        unrecorded={name: dict(sorted(own.items())) for name, own in sorted(run.unrecorded.items())},
+    )

@@ -7,8 +7,6 @@ import hashlib
 import json
 import math
 import re
-import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import astuple, dataclass, field, replace
@@ -18,7 +16,6 @@ from typing import TypeVar
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.sandbox import runs_interrupted
-from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.call_contexts import EVERY_TEST
 from composer_replication.tasks.gates import check_secrecy, judge_deletion
 from composer_replication.tasks.intake.cache import sha256_of
@@ -28,14 +25,13 @@ from composer_replication.tasks.journal import Decision, Journal, decision_key
 from composer_replication.tasks.planning.candidates import nothing_found
 from composer_replication.tasks.planning.deletion import Deletion, Granularity, Removal
 from composer_replication.tasks.planning.edits import edited_files
-from composer_replication.tasks.proving_sandbox import sandbox_in_force
 from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_manifest import BuildMark
+from composer_replication.tasks.store_manifest import BuildMark, sandbox_in_force
 from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord, SecretRecord, TaskRecord
 from composer_replication.tasks.subject import GateFailed, Subject
 from composer_replication.tasks.truth import ValidTask, add_truth
-from composer_replication.tasks.unused_tests import read_unused, sweep_unused
+from composer_replication.tasks.unused_tests import sweep_unused
 from composer_replication.tasks.workers.workers import Workers
 
 # --- In which order the candidates of a repository are tried.
@@ -482,31 +478,6 @@ class Build:
         sweep_unused(self.store.root, self.slugs)
         self.journal.keep(self.decisions)
         self.store.mark_build(BuildMark(is_complete=True))
-
-    def summary(self) -> BuildSummary:
-        rejected = Counter(error.reason for error in self.unusable.values())
-        rejected.update(decision.reason for decision in self.decisions if not decision.is_valid)
-        examples = {d.reason: f"{d.pin}: {d.detail}" for d in reversed(self.decisions) if d.detail}
-        examples |= {error.reason: f"{source}: {error.detail}" for source, error in self.unusable.items()}
-        return BuildSummary(
-            folder=self.store.root,
-            tasks=len(self.store.task_ids()),
-            candidates=len(self.decisions),
-            valid=sum(decision.is_valid for decision in self.decisions),
-            rejected=dict(sorted(rejected.items())),
-            seconds=time.monotonic() - self.started,
-            bytes=self.store.num_bytes(),
-            fingerprint=self.store.fingerprint,
-            examples=examples,
-            unusable={source: str(error) for source, error in sorted(self.unusable.items())},
-            licences={record.repository: record.licence for record in self.store.repositories()},
-            flaky={record.repository: record.flaky or () for record in self.store.repositories()},
-            unused_tests={
-                record.repository: read_unused(self.store.root, slug_of(record.repository), record)
-                for record in self.store.repositories()
-            },
-            unrecorded={name: dict(sorted(own.items())) for name, own in sorted(self.unrecorded.items())},
-        )
 
 
 def keep_task(

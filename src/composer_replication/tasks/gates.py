@@ -236,7 +236,7 @@ def split_trials(
     shown, *others = _sides_with_code(subject)
     original, own = bench.original, sorted({*subject.visible, *subject.hidden})
     return [
-        Trial(subject.broken(original, "rollout"), subject.shown, stop_when=[subject.shown]),
+        Trial(subject.broken(original, "rollout"), subject.shown, stop_at_first_failure=True),
         *(Trial(subject.golden(original, view), tests, is_golden=True) for view, tests in (shown, *others)),
         *[Trial(subject.golden(original, "hidden"), own, is_golden=True)] * (num_golden - 1),
         *neighbour_trials(subject, repository, bench),

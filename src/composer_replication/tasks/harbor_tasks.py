@@ -23,7 +23,7 @@ from composer_replication.tasks.intake.tree_rules import in_test_folder, is_test
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RUN_FACTOR, RepositoryRecord
 from composer_replication.tasks.swebench.swebench_files import OWN_COLUMNS, Progress, Row, iter_rows
-from composer_replication.tasks.test_run import VARIABLES, Trial, runner_program, runner_text
+from composer_replication.tasks.test_run import VARIABLES, Trial, runner_text
 from composer_replication.tasks.views import Changes, write_files
 
 WORKDIR = "/app"
@@ -111,7 +111,9 @@ def _write_task(store: TaskStore, task: Task, public: Row, folder: Path) -> None
         "tests/test.sh": _TEST,
         "tests/plan.json": json.dumps(plan, indent=1),
         "tests/verify.py": runner_text("harbor_verifier.py"),
-        "tests/pytest_runner.py": runner_program(),
+        "tests/pytest_runner.py": "\n\n".join(
+            [*map(runner_text, ("suite_plugin.py", "pytest_runner.py")), "main()\n"]
+        ),
         "solution/solve.sh": f"#!/bin/sh\nexec cp -R /solution/tree/. {shlex.quote(WORKDIR)}\n",
     }
     write_files(folder, {path: text.encode() for path, text in texts.items()})

@@ -102,7 +102,7 @@ class SourceOfTests:
 
     def _contradict(self, function: _Function, site: ast.stmt, draw: random.Random) -> tuple[int, int, str]:
         """An edit after which an assertion that holds cannot hold."""
-        test, pair = _judged(site)
+        test, pair = _judged(site) or (site, None)
         if pair is None:
             start, end = self.lines.span(test)
             return start, end, f"(not ({self.text[start:end]}))"
@@ -140,17 +140,8 @@ def read_tests(files: Mapping[str, bytes], path: str) -> SourceOfTests | None:
 
 def sites_of(function: _Function) -> list[ast.stmt]:
     """The assertions that a contrary may change, in the order of the text."""
-    found = [node for node in ast.walk(function) if isinstance(node, ast.stmt) and _judges(node)]
+    found = [node for node in ast.walk(function) if isinstance(node, ast.stmt) and _judged(node)]
     return sorted(found, key=lambda node: (node.lineno, node.col_offset))[:MAX_SITES]
-
-
-def _judges(node: ast.stmt) -> bool:
-    if isinstance(node, ast.Assert):
-        return True
-    wanted = {"assertEqual": 2, "assertTrue": 1, "assertFalse": 1}
-    call = _call_of_self(node)
-    # Any other method is no assertion of ours.
-    return call is not None and len(call.args) == wanted.get(getattr(call.func, "attr", ""), -1)
 
 
 def _call_of_self(node: ast.AST) -> ast.Call | None:
@@ -161,14 +152,20 @@ def _call_of_self(node: ast.AST) -> ast.Call | None:
     return None
 
 
-def _judged(site: ast.stmt) -> tuple[ast.expr, tuple[ast.expr, ast.expr] | None]:
-    """What an assertion judges, and the two sides where it says that they are equal."""
-    if isinstance(site, ast.Assert):
-        return site.test, _equality(site.test)
-    assert isinstance(site, ast.Expr)
-    assert isinstance(site.value, ast.Call)
-    first, *others = site.value.args
-    return first, (first, others[0]) if others else None
+def _judged(site: ast.AST) -> tuple[ast.expr, tuple[ast.expr, ast.expr] | None] | None:
+    """What an assertion judges, and the two sides where it says that they are equal; None for anything else."""
+    match site:
+        case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]) as test):
+            return test, (left, right)
+        case ast.Assert(test=test):
+            return test, None
+    call = _call_of_self(site)
+    match call and (getattr(call.func, "attr", ""), call.args):
+        case "assertEqual", [left, right]:
+            return left, (left, right)
+        case "assertTrue" | "assertFalse", [test]:
+            return test, None
+    return None  # any other method is no assertion of ours
 
 
 def _value_of(function: _Function, pair: tuple[ast.expr, ast.expr]) -> ast.expr | None:
@@ -181,13 +178,8 @@ def _value_of(function: _Function, pair: tuple[ast.expr, ast.expr]) -> ast.expr 
 
 def has_value(function: _Function, site: ast.stmt) -> bool:
     """Whether a contrary of this assertion expects another value, and not just the opposite."""
-    pair = _judged(site)[1]
+    _, pair = _judged(site) or (site, None)
     return pair is not None and _value_of(function, pair) is not None
-
-
-def _equality(test: ast.expr) -> tuple[ast.expr, ast.expr] | None:
-    is_one = isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)
-    return (test.left, test.comparators[0]) if is_one and isinstance(test, ast.Compare) else None
 
 
 def _is_literal(node: ast.expr) -> bool:

@@ -44,13 +44,13 @@ from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.lock import EnvironmentLock
 from composer_replication.tasks.intake.tree_rules import is_test_path
-from composer_replication.tasks.proving_sandbox import ProvingSandbox
 from composer_replication.tasks.store_manifest import (
     CHANGES,
     NAME,
     BuildMark,
     Manifest,
     Origin,
+    ProvingSandbox,
     add_changes,
     begin_changes,
     damaged,

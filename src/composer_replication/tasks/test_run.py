@@ -8,10 +8,9 @@ that breaks any of this is a failure of the candidate, never a success by absenc
 from __future__ import annotations
 
 import json
-import secrets
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from importlib.resources import files
@@ -22,7 +21,7 @@ from typing import Any
 from composer_replication.records import ExecResult, Limits, Outcome, SandboxSpec
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.supervised_run import Verdict
-from composer_replication.tasks.call_contexts import Contexts, read_contexts
+from composer_replication.tasks.call_contexts import Contexts, decode
 from composer_replication.tasks.intake.cache import refuse_when_full
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.source_folders import folders_of_tree
@@ -131,13 +130,12 @@ class Trial:
         wall_factor: at least 1: ``seconds`` is then processor time of the process that runs the tests
             (in whole seconds, rounded up), which a busy machine hardly changes, and the limit by the
             clock is so many times as long. None: it is time by the clock.
-        stop_when: groups of tests; the run may end when one of each did not pass.
         idle_seconds: it ends when all of it has waited so long at a stretch; seen only where there is a ``/proc``.
         left_out: tests that are not run and files that are not collected.
         is_golden: it should pass, so where it runs out of time the machine may be to blame.
-        each_seconds: it ends when one test, or the import of one file, takes longer by the clock; not in a batch.
+        each_seconds: it ends when one test, or the import of one file, takes longer by the clock; that test is named then.
         with_places: also report where test functions stand.
-        with_contexts: also report which functions each single test calls; not in a batch.
+        with_contexts: also report which functions each single test calls.
         shuffle_seed: draws another order, with folders, modules and classes kept together; None:
             the order of the files.
         backwards: the drawn order from its end, so that any two tests meet both ways round.
@@ -148,7 +146,6 @@ class Trial:
     seconds: float = 0.0
     stop_at_first_failure: bool = False
     wall_factor: float | None = None
-    stop_when: Sequence[Sequence[str]] = ()
     idle_seconds: float | None = None
     left_out: Sequence[str] = ()
     is_golden: bool = False
@@ -157,16 +154,6 @@ class Trial:
     with_contexts: bool = False
     shuffle_seed: int | None = None
     backwards: bool = False
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether it may end before every test has run."""
-        return self.stop_at_first_failure or bool(self.stop_when)
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether something beside it must see how long it takes or waits."""
-        return self.each_seconds is not None or self.idle_seconds is not None
 
     @property
     def wall_seconds(self) -> float:
@@ -186,58 +173,10 @@ class Trial:
             "shuffle_seed": self.shuffle_seed,
             "backwards": self.backwards,
             "cpu_seconds": None if self.wall_factor is None else self.seconds,
-            "stop_when": [list(tests) for tests in self.stop_when],
             "left_out": list(self.left_out),
-            "watch": {"seconds": self.each_seconds, "idle_seconds": self.idle_seconds}
-            if self.is_watched
-            else None,
+            "contexts": self.with_contexts,
+            "tell": None,
         }
-
-
-def run_tests(
-    tree: Path,
-    environment: Environment,
-    node_ids: Sequence[str] | None,
-    *,
-    backend: str | None = None,
-    limits: Limits | None = None,
-    timeout_seconds: float,
-    **wanted: Any,
-) -> TestReport:
-    """Run tests over a private copy of a tree.
-
-    Args:
-        tree: the caller's private copy; its tests may write into it.
-        environment: where the test runner lives.
-        node_ids: the tests to run; None: all.
-        backend: sandbox backend by name or dotted path; None for the best of this machine.
-        limits: of the sandbox; records may use more output than other programs.
-        timeout_seconds: above 0; the ``seconds`` of a ``Trial``.
-        **wanted: other fields of a ``Trial``.
-
-    Raises:
-        OSError: the disk of this machine is full.
-    """
-    trial = Trial({}, node_ids, seconds=timeout_seconds, **wanted)
-    return run_trial(trial, tree, environment, backend=backend, limits=limits)
-
-
-def run_trial(
-    trial: Trial, tree: Path, environment: Environment, *, backend: str | None, limits: Limits | None = None
-) -> TestReport:
-    """Make one run in a tree that is written already; see ``run_tests``."""
-    nonce = secrets.token_hex(16)
-    chosen = limits or Limits()
-    result = run_inside(
-        tree,
-        environment,
-        [runner_program(with_contexts=trial.with_contexts, is_watched=trial.is_watched)],
-        json.dumps(trial.request(tree, nonce)).encode(),
-        backend=backend,
-        limits=replace(chosen, output_bytes=record_bytes(chosen)),
-        timeout_seconds=trial.wall_seconds,
-    )
-    return judge(result, nonce, trial)
 
 
 def run_inside(
@@ -276,15 +215,6 @@ def record_bytes(limits: Limits) -> int:
     return max(limits.output_bytes, _RECORD_BYTES)
 
 
-def runner_program(*, with_contexts: bool = False, is_watched: bool = False) -> str:
-    """What runs the tests inside the sandbox: a program that reads ``Trial.request``."""
-    names = ["suite_plugin", "pytest_runner"]
-    names += ["batch_server"] if is_watched else []
-    names += ["context_recorder"] if with_contexts else []
-    call = "main(ContextMap)" if with_contexts else "main()"
-    return "\n\n".join([*(runner_text(f"{name}.py") for name in names), call, ""])
-
-
 @cache
 def runner_text(name: str) -> str:
     """The source of a program that runs inside the sandbox."""
@@ -310,8 +240,10 @@ def judge(result: ExecResult, nonce: str, trial: Trial) -> TestReport:
     if problem == NOTHING_COLLECTED:
         ended = Ended.EMPTY
     if not problem and trial.node_ids is not None:
-        problem = compare_ids(trial.node_ids, tally.collected, tally.outcomes, is_partial=trial.is_partial)
-    elif not problem and not trial.is_partial and set(tally.outcomes) != set(tally.collected):
+        problem = compare_ids(
+            trial.node_ids, tally.collected, tally.outcomes, is_partial=trial.stop_at_first_failure
+        )
+    elif not problem and not trial.stop_at_first_failure and set(tally.outcomes) != set(tally.collected):
         problem = "not every collected test ran"
     running, broke = _where_it_broke(records, result) if problem else ("", "")
     if result.timed_out:  # the time of all of it: no fault of the test that was running then
@@ -432,7 +364,7 @@ class _Tally:
         if record["event"] in ("file", "stuck", "doubled"):
             return ""
         if record["event"] == "end":
-            self.contexts = read_contexts(record["contexts"]) if "contexts" in record else {}
+            self.contexts = decode(record["contexts"]) if "contexts" in record else {}
             self.cpu_seconds = float(record.get("cpu_seconds", 0.0))
         elif record["event"] == "collect_error":
             self.collect_errors[str(record["id"])] = str(record["text"])

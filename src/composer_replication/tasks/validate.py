@@ -37,9 +37,9 @@ from composer_replication.tasks.gates import (
 from composer_replication.tasks.instructions.written_instructions import written_instruction
 from composer_replication.tasks.intake.cache import cache_folder, sha256_of
 from composer_replication.tasks.journal import GATES_VERSION
-from composer_replication.tasks.proving_sandbox import ProvingSandbox, sandbox_in_force
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import ProvingSandbox, sandbox_in_force
 from composer_replication.tasks.subject import GateFailed, Subject, bench_of, subject_of
 from composer_replication.tasks.truth import LOOKUP_PASSES, NO_TRUTH, TRUTH_UNKNOWN
 from composer_replication.tasks.twin.twin_judge import judge_twins, play_stubs

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from composer_replication.tasks.build_summary import restricted_licences
+from composer_replication.tasks.build import restricted_licences
 from composer_replication.tasks.intake.licences import Licence, is_permissive, read_licence
 
 FILES = {"LICENSE": b"some text", "x.py": b""}

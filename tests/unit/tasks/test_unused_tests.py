@@ -15,8 +15,7 @@ from composer_replication.cli.tasks_verb import (
     run_stats,
     unused_lines,
 )
-from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.build_summary import BuildSummary
+from composer_replication.tasks.build import BuildSummary, build_tasks
 from composer_replication.tasks.unused_tests import UnusedTests
 
 RED = {

@@ -36,7 +36,7 @@ def open_cluster(
     """
     make_ray_impatient()
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
-    from composer_replication.tasks.workers.ray_connection import joined
+    from composer_replication.tasks.workers.ray_cluster import joined
 
     with joined(address) as head, closing(RolloutCluster(head, store, options)) as cluster:
         cluster.wait_until_ready(cluster.options.num_actors if waits_for_all else 1)

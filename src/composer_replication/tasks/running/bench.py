@@ -25,12 +25,11 @@ from composer_replication.tasks.test_run import (
     read_records,
     record_bytes,
     run_inside,
-    run_trial,
     runner_text,
 )
 from composer_replication.tasks.views import write_files
 
-# --- Several test runs of one repository in one sandbox: the test runner is started once, then forked.
+# --- Test runs of one repository in one sandbox: the test runner is started once, then forked.
 
 PRELOAD_SECONDS = 60.0
 SECONDS_BETWEEN_RUNS = 15.0
@@ -39,7 +38,7 @@ TREE_SHARE = 0.25
 MAX_RUNS = 64
 _NUM_OWN_PROCESSES = 1
 _BLOCK_BYTES = 4096
-_CALL = 'serve(main, Channel) if sys.argv[1:] == ["batch"] else main()\n'
+_CALL = "serve(main, Channel)\n"
 _UNSAFE_AFTER_FORK = frozenset(
     "gevent eventlet grpcio tensorflow jax jaxlib torch ray pytest-twisted pytest-qt pytest-xdist pytest-xvfb".split()
 )
@@ -53,13 +52,13 @@ def run_batch(
     backend: str | None = None,
     limits: Limits | None = None,
 ) -> list[TestReport]:
-    """Do runs one after the other, each in a tree of its own, and report on each as ``run_trial`` would.
+    """Do runs one after the other, each in a tree of its own, and report on each as ``run_alone`` would.
 
     One interpreter imports the test runner, its plugins and the foreign modules that the trees
     import at their top; each run is forked off it, so no module of a tree is ever shared, only the
     compiled code of files with the same path and bytes. Where
     that import started threads, met a module that the trees have too, or the environment holds a
-    package that is known to break when forked, each run is done by ``run_trial`` instead.
+    package that is known to break when forked, each run imports all of it by itself.
 
     A run's time counts from its fork, without the start of the interpreter. **Not isolated**: a run may
     read the memory of the batch, nonces too, change the trees of later runs, and signal the processes of
@@ -78,22 +77,27 @@ def run_batch(
         OSError: the disk of this machine is full.
     """
     chosen = limits or Limits()
-    if environment.names & _UNSAFE_AFTER_FORK:
-        return [_run_alone(run, environment, backend, chosen) for run in runs]
+    imports_once = environment.names.isdisjoint(_UNSAFE_AFTER_FORK)
     reports: list[TestReport] = []
     largest = max((_tree_bytes(run.files) for run in runs), default=_BLOCK_BYTES)
     at_once = max(1, min(MAX_RUNS, int(chosen.disk_bytes * TREE_SHARE) // largest))
     for first in range(0, len(runs), at_once):
         waiting = list(runs[first : first + at_once])
         while waiting:
-            found, was_started = _run_part(waiting, environment, backend, chosen)
+            found, was_started = _run_part(waiting, environment, backend, chosen, imports_once=imports_once)
             reports += found
             waiting = waiting[len(found) :]
-            while waiting:  # the next one took the batch down, or nothing ever started: alone, then
-                reports.append(_run_alone(waiting.pop(0), environment, backend, chosen))
-                if was_started:
-                    break
+            if waiting and (was_started or not imports_once):  # the next one took the batch down
+                reports.append(run_alone(waiting.pop(0), environment, backend=backend, limits=chosen))
+            imports_once = imports_once and was_started
     return reports
+
+
+def run_alone(
+    run: Trial, environment: Environment, *, backend: str | None = None, limits: Limits | None = None
+) -> TestReport:
+    """Do one run in a sandbox of its own, in which nothing is imported before; the arguments are those of ``run_batch``."""
+    return _run_part([run], environment, backend, limits or Limits(), is_alone=True)[0][0]
 
 
 def _tree_bytes(files: Mapping[str, bytes]) -> int:
@@ -101,29 +105,32 @@ def _tree_bytes(files: Mapping[str, bytes]) -> int:
     return _BLOCK_BYTES + sum(len(data) + 2 * _BLOCK_BYTES for data in files.values())
 
 
-def _run_alone(run: Trial, environment: Environment, backend: str | None, limits: Limits) -> TestReport:
-    with tempfile.TemporaryDirectory(prefix="batch-", dir=process_folder()) as folder:
-        tree = Path(folder) / "tree"
-        write_files(tree, run.files)
-        return run_trial(run, tree, environment, backend=backend, limits=limits)
-
-
 def _run_part(
-    runs: Sequence[Trial], environment: Environment, backend: str | None, limits: Limits
+    runs: Sequence[Trial],
+    environment: Environment,
+    backend: str | None,
+    limits: Limits,
+    *,
+    imports_once: bool = False,
+    is_alone: bool = False,
 ) -> tuple[list[TestReport], bool]:
-    """Reports of the first runs, up to one that the batch has no answer for; whether it got as far as any."""
+    """Reports of the first runs, up to one that the batch has no answer for; whether it got as far as any.
+
+    One that ``is_alone`` has a report in any case.
+    """
     own_nonce = secrets.token_hex(16)
     nonces = [secrets.token_hex(16) for _ in runs]
     order: dict[str, Any] = {
         "nonce": own_nonce,
         "keep_bytes": record_bytes(limits),
-        "preload": {"seconds": PRELOAD_SECONDS, **_preload_order(runs)},
+        "preload": {"seconds": PRELOAD_SECONDS, **_preload_order(runs)} if imports_once else None,
+        "is_alone": is_alone,
     }
-    names = ("suite_plugin", "pytest_runner", "batch_server")
+    names = ("suite_plugin", "pytest_runner", "context_recorder", "batch_server")
     program = "\n\n".join([*(runner_text(f"{name}.py") for name in names), _CALL])
     allowed = replace(
         limits,
-        output_bytes=2 * record_bytes(limits),
+        output_bytes=(1 if is_alone else 2) * record_bytes(limits),
         num_processes=limits.num_processes + _NUM_OWN_PROCESSES,
     )
     seconds = 2 * PRELOAD_SECONDS + sum(run.wall_seconds + SECONDS_BETWEEN_RUNS for run in runs)
@@ -135,10 +142,12 @@ def _run_part(
             for number, (run, nonce) in enumerate(zip(runs, nonces, strict=True))
         ]
         result = run_inside(
-            root, environment, [program, "batch"], json.dumps(order).encode(),
+            root, environment, [program], json.dumps(order).encode(),
             backend=backend, limits=allowed, timeout_seconds=seconds,
         )  # fmt: skip
     results, was_started = _results(result.stdout, own_nonce)
+    if is_alone:
+        results = [replace((results or [result])[0], stdout=result.stdout, truncated=result.truncated)]
     reports = [judge(result, nonce, run) for run, nonce, result in zip(runs, nonces, results, strict=False)]
     return reports, was_started
 
@@ -151,7 +160,8 @@ def _run_order(run: Trial, nonce: str, root: Path, folder: str) -> dict[str, Any
         "folder": folder,
         "timeout_seconds": run.wall_seconds,
         "idle_seconds": run.idle_seconds,
-        "request": run.request(root / folder, nonce) | {"watch": None},  # the server watches
+        "each_seconds": run.each_seconds,
+        "request": run.request(root / folder, nonce),
     }
 
 

@@ -14,9 +14,9 @@ from typing import Any
 from composer_replication.records import Limits, Outcome
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.lock import UnusableRepository
-from composer_replication.tasks.running.bench import Bench
+from composer_replication.tasks.running.bench import Bench, run_alone
 from composer_replication.tasks.suite_options import names_tried, suite_arguments
-from composer_replication.tasks.test_run import Ended, TestReport, Trial, run_trial
+from composer_replication.tasks.test_run import Ended, TestReport, Trial
 from composer_replication.tasks.views import write_files
 
 # --- Which limit of a sandbox a suite met before anything was deleted, and what can be typed then.
@@ -94,17 +94,13 @@ def run_suite(
     collected: dict[str, None] = {}
     bad: dict[str, str] = {}
     while True:
-        with tempfile.TemporaryDirectory(prefix="baseline-", dir=process_folder()) as folder:
-            tree = Path(folder) / "tree"
-            write_files(tree, bench.original)
-            arguments = suite_arguments(tree)
-            trial = Trial(
-                bench.original, None, max(1.0, deadline - time.monotonic()),
-                with_places=True, with_contexts=map_calls and not reports,
-                shuffle_seed=shuffle_seed, backwards=backwards, left_out=sorted({*bench.left_out, *outcomes, *bad}),
-                each_seconds=EACH_SECONDS, idle_seconds=IDLE_SECONDS,
-            )  # fmt: skip
-            report = run_trial(trial, tree, bench.environment, backend=bench.backend)
+        trial = Trial(
+            bench.original, None, max(1.0, deadline - time.monotonic()),
+            with_places=True, with_contexts=map_calls and not reports,
+            shuffle_seed=shuffle_seed, backwards=backwards, left_out=sorted({*bench.left_out, *outcomes, *bad}),
+            each_seconds=EACH_SECONDS, idle_seconds=IDLE_SECONDS,
+        )  # fmt: skip
+        report = run_alone(trial, bench.environment, backend=bench.backend)
         reports.append(report)
         outcomes |= report.done if report.error else report.outcomes
         collected |= dict.fromkeys(report.collected)
@@ -125,7 +121,9 @@ def run_suite(
     first = reports[0]
     joined = _joined(reports, outcomes, collected, bad) if first.error else first
     if not (joined.collected or joined.collect_errors or joined.skips):
-        tried = names_tried(bench.original, arguments)
+        with tempfile.TemporaryDirectory(prefix="baseline-", dir=process_folder()) as folder:
+            write_files(Path(folder) / "tree", bench.original)
+            tried = names_tried(bench.original, suite_arguments(Path(folder) / "tree"))
         raise UnusableRepository("red-baseline", f"no test is collected, looked for by {tried}")
     return joined, bad
 

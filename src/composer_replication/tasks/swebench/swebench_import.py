@@ -16,9 +16,14 @@ from typing import Any
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Edit
-from composer_replication.tasks.build import build_command, check_arguments, open_build
+from composer_replication.tasks.build import (
+    BuildSummary,
+    build_command,
+    check_arguments,
+    open_build,
+    summary_of,
+)
 from composer_replication.tasks.build_state import Progress, Proposal, Settings
-from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.fresh_git import has_fresh_git
 from composer_replication.tasks.intake.archives import ARCHIVE_SUFFIXES
 from composer_replication.tasks.intake.cache import sha256_of
@@ -111,7 +116,7 @@ def import_swebench(
                 )
         run.decisions += refused
         run.unusable.clear()  # each of its candidates counts, not the repository
-    return run.summary()
+    return summary_of(run)
 
 
 def _propose_all(

@@ -11,7 +11,7 @@ from composer_replication.tasks.intake.lock import LockedWheel, wheel_path
 from composer_replication.tasks.store import TaskStore
 
 if TYPE_CHECKING:
-    from composer_replication.tasks.workers.ray_pool import RayPool
+    from composer_replication.tasks.workers.ray_cluster import RayPool
 
 _IMPATIENT = {"RAY_NUM_REDIS_GET_RETRIES": "2", "RAY_py_gcs_connect_timeout_s": "5"}
 """Where something other than Ray answers, Ray tries for ten minutes; with these for half a minute."""
@@ -47,7 +47,7 @@ def open_workers(address: str | None, store: TaskStore) -> Iterator[Workers]:
         yield OWN_THREADS
         return
     pool_class = load_ray()
-    from composer_replication.tasks.workers.ray_connection import joined
+    from composer_replication.tasks.workers.ray_cluster import joined
 
     def read_wheel(wheel: LockedWheel) -> bytes:
         path = wheel_path(wheel)
@@ -64,7 +64,7 @@ def open_workers(address: str | None, store: TaskStore) -> Iterator[Workers]:
 def load_ray() -> type[RayPool]:
     """What needs the extra ``ray``, for a build."""
     make_ray_impatient()
-    from composer_replication.tasks.workers.ray_pool import RayPool
+    from composer_replication.tasks.workers.ray_cluster import RayPool
 
     return RayPool
 

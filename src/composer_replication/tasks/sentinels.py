@@ -102,7 +102,9 @@ class SourceOfTests:
 
     def _contradict(self, function: _Function, site: ast.stmt, draw: random.Random) -> tuple[int, int, str]:
         """An edit after which an assertion that holds cannot hold."""
-        test, pair = _judged(site) or (site, None)
+        judged = _judged(site)
+        assert judged is not None, "not one of sites_of"
+        test, pair = judged
         if pair is None:
             start, end = self.lines.span(test)
             return start, end, f"(not ({self.text[start:end]}))"
@@ -178,8 +180,8 @@ def _value_of(function: _Function, pair: tuple[ast.expr, ast.expr]) -> ast.expr 
 
 def has_value(function: _Function, site: ast.stmt) -> bool:
     """Whether a contrary of this assertion expects another value, and not just the opposite."""
-    _, pair = _judged(site) or (site, None)
-    return pair is not None and _value_of(function, pair) is not None
+    judged = _judged(site)
+    return judged is not None and judged[1] is not None and _value_of(function, judged[1]) is not None
 
 
 def _is_literal(node: ast.expr) -> bool:

@@ -53,13 +53,12 @@ _UNITTEST = re.compile(r"-m[\"', ]+unittest\b|\bsetup\.py\s+test\b|\btest_suite\
 
 def suite_arguments(tree: Path) -> list[str]:
     """The arguments with which the repository has pytest called: its file of settings, then its options, each one word."""
-    name, settings = pytest_settings(lambda name: _bytes(tree / name))
-    if not name:
-        nested = [folder for folder in ("tests", "test") if _has_settings(tree / folder)]
-        name, settings = pytest_settings(lambda name: _bytes(tree / nested[0] / name)) if nested else ("", {})
-        name = f"{nested[0]}/{name}" if name else ""
+    for folder in ("", "tests/", "test/"):
+        name, settings = pytest_settings(lambda name, folder=folder: _bytes(tree / folder / name))
+        if name:
+            break
     return [
-        *([f"--config-file={name}"] if name else []),
+        *([f"--config-file={folder}{name}"] if name else []),
         *_kept(_words(settings.get("addopts", ""))),
         *([] if "python_files" in settings else _unittest_files(tree)),
     ]
@@ -96,10 +95,6 @@ def pytest_settings(read: Callable[[str], bytes | None]) -> tuple[str, dict[str,
         if found is not None:
             return name, found
     return "", {}
-
-
-def _has_settings(folder: Path) -> bool:
-    return bool(pytest_settings(lambda name: _bytes(folder / name))[0])
 
 
 def _bytes(path: Path) -> bytes | None:

@@ -32,7 +32,7 @@ from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRe
 from composer_replication.tasks.subject import GateFailed, Subject
 from composer_replication.tasks.truth import ValidTask, add_truth
 from composer_replication.tasks.unused_tests import sweep_unused
-from composer_replication.tasks.workers.workers import Workers
+from composer_replication.tasks.workers import Workers
 
 # --- In which order the candidates of a repository are tried.
 

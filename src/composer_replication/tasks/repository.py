@@ -29,7 +29,7 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RUN_FACTOR, SUITE_SECONDS, RepositoryRecord
 from composer_replication.tasks.test_run import TestReport
 from composer_replication.tasks.unused_tests import note_unused
-from composer_replication.tasks.workers.workers import OWN_THREADS, Workers
+from composer_replication.tasks.workers import OWN_THREADS, Workers
 
 TEST_SECONDS = 20.0
 """As long as grading waits by default: a golden body must not need longer."""

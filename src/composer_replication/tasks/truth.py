@@ -21,7 +21,7 @@ from composer_replication.tasks.twin.mutants import mutants_of
 from composer_replication.tasks.twin.twin_judge import function_of, judge_twins
 from composer_replication.tasks.twin.twin_records import Twin, score_digests, twin_bytes
 from composer_replication.tasks.twin.twin_run import Job, play_apart
-from composer_replication.tasks.workers.workers import Workers
+from composer_replication.tasks.workers import Workers
 
 SAME_BEFORE = "the code before the patch does the same"
 UNNAMED = "nothing that stays in the tree says what it is called"

@@ -40,7 +40,7 @@ from composer_replication.tasks.intake.lock import EnvironmentLock, LockedWheel
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.twin.twin_run import pickler_fingerprint
-from composer_replication.tasks.workers.workers import Params, Result, Workers
+from composer_replication.tasks.workers import Params, Result, Workers
 
 _ADDRESS = re.compile(r"(?P<client>ray://)?(?P<host>\[[0-9a-fA-F:]+\]|[\w.-]+):(?P<port>\d{1,5})")
 _ANSWER_SECONDS = 5.0

@@ -1,43 +1,21 @@
-"""What does the heavy work of a build: the threads of this process, or a Ray cluster that is asked for."""
+"""The workers of a build: the threads of this process, or a Ray cluster that is asked for."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 from composer_replication.tasks.intake.lock import LockedWheel, wheel_path
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.workers import OWN_THREADS, Workers
 
 if TYPE_CHECKING:
     from composer_replication.tasks.workers.ray_cluster import RayPool
 
 _IMPATIENT = {"RAY_NUM_REDIS_GET_RETRIES": "2", "RAY_py_gcs_connect_timeout_s": "5"}
 """Where something other than Ray answers, Ray tries for ten minutes; with these for half a minute."""
-
-Result = TypeVar("Result")
-Params = ParamSpec("Params")
-
-
-class Workers:
-    """Does work that is a function of its arguments alone (it reads no store and writes none): each call where it is made.
-
-    The threads of the build are the workers then; ``RayPool`` has the nodes of a cluster do it.
-    """
-
-    def call(self, work: Callable[Params, Result], *args: Params.args, **options: Params.kwargs) -> Result:
-        """What ``work(*args, **options)`` gives or raises; waits for it, in any thread."""
-        return work(*args, **options)
-
-    def interrupt(self) -> None:
-        """Kill what is under way elsewhere; every waiting ``call`` raises ``SandboxFailure``.
-
-        Nothing is, here; ``runs_interrupted`` kills the sandboxes of this process.
-        """
-
-
-OWN_THREADS = Workers()
 
 
 @contextmanager

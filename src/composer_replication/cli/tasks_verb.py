@@ -369,9 +369,8 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
     each repository comes, ``spdx`` null where that is unknown; ``unused_tests`` what became of the tests of each
     repository (``UnusedTests``). ``proved_by`` names the sandboxes in which the tasks were proven.
     """
-    from composer_replication.tasks.repository import slug_of
+    from composer_replication.tasks.repository import read_unused, slug_of
     from composer_replication.tasks.store import TaskStore
-    from composer_replication.tasks.unused_tests import read_unused
 
     store = TaskStore.open(args.folder)
     tasks, repositories = store.tasks(), store.repositories()

@@ -25,13 +25,12 @@ from composer_replication.tasks.journal import Decision, Journal, decision_key
 from composer_replication.tasks.planning.candidates import nothing_found
 from composer_replication.tasks.planning.deletion import Deletion, Granularity, Removal
 from composer_replication.tasks.planning.edits import edited_files
-from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of
+from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of, sweep_unused
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import BuildMark, sandbox_in_force
 from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord, SecretRecord, TaskRecord
 from composer_replication.tasks.subject import GateFailed, Subject
 from composer_replication.tasks.truth import ValidTask, add_truth
-from composer_replication.tasks.unused_tests import sweep_unused
 from composer_replication.tasks.workers import Workers
 
 # --- In which order the candidates of a repository are tried.

@@ -18,11 +18,12 @@ from pathlib import Path, PurePosixPath
 import tomli_w
 
 from composer_replication.records import Task
+from composer_replication.tasks.build_state import Progress
 from composer_replication.tasks.intake.sources import PYTEST_FILES
 from composer_replication.tasks.intake.tree_rules import in_test_folder, is_test_path
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RUN_FACTOR, RepositoryRecord
-from composer_replication.tasks.swebench.swebench_files import OWN_COLUMNS, Progress, Row, iter_rows
+from composer_replication.tasks.swebench.swebench_files import OWN_COLUMNS, Row, iter_rows
 from composer_replication.tasks.test_run import VARIABLES, Trial, runner_text
 from composer_replication.tasks.views import Changes, write_files
 

@@ -55,21 +55,17 @@ ARGUMENTS = (
 
 
 class Ended(Enum):
-    """Which limit ended a run, if one did; never told from what its tests print."""
+    """Which limit ended a run, if one did; never told from what its tests print. The sandbox's own are its verdicts."""
 
     BY_ITSELF = "by itself"
     TIME = "time"
-    MEMORY = "memory"
-    DISK = "disk"
-    PROCESSES = "processes"
+    MEMORY = Verdict.OVER_MEMORY.value
+    DISK = Verdict.OVER_DISK.value
+    PROCESSES = Verdict.OVER_PROCESSES.value
     EMPTY = "before anything was collected"
 
 
-_BY_VERDICT = {
-    Verdict.OVER_MEMORY.value: Ended.MEMORY,
-    Verdict.OVER_DISK.value: Ended.DISK,
-    Verdict.OVER_PROCESSES.value: Ended.PROCESSES,
-}
+SANDBOX_LIMITS = (Ended.MEMORY, Ended.DISK, Ended.PROCESSES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,13 +264,12 @@ def judge(result: ExecResult, nonce: str, trial: Trial) -> TestReport:
 
 
 def _ended(result: ExecResult, records: Sequence[dict[str, Any]]) -> Ended:
-    if (
-        result.timed_out
-        or result.exit_code in _OVER_CPU
-        or any(one.get("event") == "stuck" for one in records)
-    ):
+    is_stuck = any(one.get("event") == "stuck" for one in records)
+    if is_stuck or result.timed_out or result.exit_code in _OVER_CPU:
         return Ended.TIME
-    return Ended.MEMORY if result.out_of_memory else _BY_VERDICT.get(result.stopped, Ended.BY_ITSELF)
+    if result.out_of_memory:
+        return Ended.MEMORY
+    return next((limit for limit in SANDBOX_LIMITS if limit.value == result.stopped), Ended.BY_ITSELF)
 
 
 def broken_off(result: ExecResult, timeout_seconds: float) -> str:

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +21,7 @@ from composer_replication.records import Task
 from composer_replication.run_folder import SCHEMA_VERSION
 from composer_replication.sandbox import choose_backend, require_selftest
 from composer_replication.sandbox.supervised_run import interruptible_pool
+from composer_replication.tasks.build_state import Progress
 from composer_replication.tasks.fair_split import words_of
 from composer_replication.tasks.gates import (
     check_fair,
@@ -45,8 +46,6 @@ from composer_replication.tasks.truth import LOOKUP_PASSES, NO_TRUTH, TRUTH_UNKN
 from composer_replication.tasks.twin.twin_judge import judge_twins, play_stubs
 from composer_replication.tasks.twin.twin_records import Twin
 from composer_replication.tasks.twin.twin_run import play_apart
-
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from composer_replication.cli.tasks_verb import (
     unused_lines,
 )
 from composer_replication.tasks.build import BuildSummary, build_tasks
-from composer_replication.tasks.unused_tests import UnusedTests
+from composer_replication.tasks.repository import UnusedTests
 
 RED = {
     "pyproject.toml": '[project]\nname = "planted"\nversion = "1.0"\n',

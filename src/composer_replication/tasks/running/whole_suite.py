@@ -16,7 +16,7 @@ from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.running.bench import Bench, run_alone
 from composer_replication.tasks.suite_options import names_tried, suite_arguments
-from composer_replication.tasks.test_run import Ended, TestReport, Trial
+from composer_replication.tasks.test_run import SANDBOX_LIMITS, Ended, TestReport, Trial
 from composer_replication.tasks.views import write_files
 
 # --- Which limit of a sandbox a suite met before anything was deleted, and what can be typed then.
@@ -40,7 +40,7 @@ def cut_off(report: TestReport, suite_seconds: float, where: str = "") -> Unusab
             TOO_SLOW,
             f"{where}the suite ran longer than {suite_seconds:g} s; --suite-seconds {more:g} gives it more time{last}",
         )
-    if report.ended in _LIMITS:
+    if report.ended in SANDBOX_LIMITS:
         limits = Limits()
         used = {
             Ended.MEMORY: f"{limits.memory_bytes // 1024**3} GiB of memory",
@@ -60,7 +60,6 @@ EACH_SECONDS = 30.0
 IDLE_SECONDS = 10.0
 """A test that waits so long for something does so for ever, or is too slow for grading."""
 MAX_BAD_TESTS = 25
-_LIMITS = (Ended.MEMORY, Ended.DISK, Ended.PROCESSES)
 
 
 def run_suite(
@@ -112,7 +111,7 @@ def run_suite(
             # What there was no time for says nothing against the suite.
             outcomes |= dict.fromkeys(late, Outcome.SKIPPED)
             break
-        if not report.broke or report.ended in _LIMITS or len(bad) == MAX_BAD_TESTS:
+        if not report.broke or report.ended in SANDBOX_LIMITS or len(bad) == MAX_BAD_TESTS:
             order = "" if shuffle_seed is None else "in another order, "
             raise cut_off(report, limit, order)
         bad[report.running] = report.broke

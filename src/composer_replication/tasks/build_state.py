@@ -194,8 +194,8 @@ class Settings:
     """
 
     symbols: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    granularities: Collection[Granularity] = ("function",)
-    removals: Collection[Removal] = ("body",)
+    granularities: Sequence[Granularity] = ("function",)
+    removals: Sequence[Removal] = ("body",)
     with_truth: bool = False
     max_tasks: int | None = None
     seed: int = 0

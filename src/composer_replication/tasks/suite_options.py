@@ -13,6 +13,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,12 @@ _UNITTEST = re.compile(r"-m[\"', ]+unittest\b|\bsetup\.py\s+test\b|\btest_suite\
 
 def suite_arguments(tree: Path) -> list[str]:
     """The arguments with which the repository has pytest called: its file of settings, then its options, each one word."""
-    for folder in ("", "tests/", "test/"):
-        name, settings = pytest_settings(lambda name, folder=folder: _bytes(tree / folder / name))
+    for folder in ("", "tests", "test"):
+        name, settings = pytest_settings(partial(_bytes, tree / folder))
         if name:
             break
     return [
-        *([f"--config-file={folder}{name}"] if name else []),
+        *([f"--config-file={Path(folder, name)}"] if name else []),
         *_kept(_words(settings.get("addopts", ""))),
         *([] if "python_files" in settings else _unittest_files(tree)),
     ]
@@ -97,7 +98,8 @@ def pytest_settings(read: Callable[[str], bytes | None]) -> tuple[str, dict[str,
     return "", {}
 
 
-def _bytes(path: Path) -> bytes | None:
+def _bytes(folder: Path, name: str) -> bytes | None:
+    path = folder / name
     return path.read_bytes() if path.is_file() else None
 
 
@@ -154,7 +156,7 @@ def _kept(words: list[str]) -> Iterator[str]:
 def _unittest_files(tree: Path) -> list[str]:
     """``python_files`` with the names by which unittest finds tests, where the repository has unittest find them."""
     said = "\n".join(
-        (_bytes(tree / name) or b"").decode("utf-8", "replace")
+        (_bytes(tree, name) or b"").decode("utf-8", "replace")
         for name in ("setup.py", "setup.cfg", "tox.ini", "pyproject.toml", "noxfile.py")
     )
     patterns = _PATTERN.findall(said) or (["test*.py"] if _UNITTEST.search(said) else [])

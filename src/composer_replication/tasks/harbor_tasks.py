@@ -40,18 +40,6 @@ COPY tree {workdir}
 WORKDIR {workdir}
 ENV PYTHONPATH={roots}
 """
-_TASK = """\
-schema_version = "1.4"
-
-[metadata]
-{metadata}
-[environment]
-workdir = "{workdir}"
-network_mode = "no-network"
-
-[verifier]
-timeout_sec = {seconds:.1f}
-"""
 _TEST = "#!/bin/sh\nexec python -I -B /tests/verify.py\n"
 _WHERE = f"The repository is in `{WORKDIR}`. `python -m pytest` runs its tests."
 
@@ -96,12 +84,13 @@ def _write_task(store: TaskStore, task: Task, public: Row, folder: Path) -> None
     metadata = {"repository": task.repository, **{name: public[name] for name in OWN_COLUMNS}}
     texts = {
         "instruction.md": f"{str(public['problem_statement'] or _bare(task)).rstrip()}\n\n{_WHERE}\n",
-        "task.toml": _TASK.format(
-            metadata=tomli_w.dumps(
-                {name: "" if value is None else value for name, value in metadata.items()}
-            ),
-            workdir=WORKDIR,
-            seconds=seconds + 60,  # it makes the tree, too
+        "task.toml": tomli_w.dumps(
+            {
+                "schema_version": "1.4",
+                "metadata": {name: "" if value is None else value for name, value in metadata.items()},
+                "environment": {"workdir": WORKDIR, "network_mode": "no-network"},
+                "verifier": {"timeout_sec": seconds + 60},  # it makes the tree, too
+            }
         ),
         "environment/Dockerfile": _DOCKERFILE.format(
             python=lock.python,

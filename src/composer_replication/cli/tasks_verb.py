@@ -141,7 +141,7 @@ def finish_build(
         "seconds": round(summary.seconds, 3),
         "bytes": summary.bytes,
         "fingerprint": summary.fingerprint,
-        "unused_tests": {name: found.to_json() for name, found in summary.unused_tests.items()},
+        "unused_tests": {name: asdict(found) for name, found in summary.unused_tests.items()},
         "flaky": {name: list(tests) for name, tests in summary.flaky.items()},
         "unusable": dict(summary.unusable),
         "unrecorded": {name: dict(pins) for name, pins in summary.unrecorded.items()},
@@ -381,7 +381,7 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
         "licences": {record.repository: record.licence.to_json() for record in repositories},
         "flaky": {r.repository: None if r.flaky is None else list(r.flaky) for r in repositories},
         "unused_tests": {
-            record.repository: read_unused(store.root, slug_of(record.repository), record).to_json()
+            record.repository: asdict(read_unused(store.root, slug_of(record.repository), record))
             for record in repositories
         },
     }, 0

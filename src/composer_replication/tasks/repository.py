@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import read_json, write_json
@@ -293,9 +292,6 @@ class UnusedTests:
     broken_files: int
     first_reason: str = ""
     left_out: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "left_out": list(self.left_out)}
 
 
 def note_unused(

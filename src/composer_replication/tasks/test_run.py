@@ -129,7 +129,8 @@ class Trial:
         idle_seconds: it ends when all of it has waited so long at a stretch; seen only where there is a ``/proc``.
         left_out: tests that are not run and files that are not collected.
         is_golden: it should pass, so where it runs out of time the machine may be to blame.
-        each_seconds: it ends when one test, or the import of one file, takes longer by the clock; that test is named then.
+        each_seconds: of a run that is alone: it ends when one test, or the import of one file, takes longer by the clock;
+            that test is named then.
         with_places: also report where test functions stand.
         with_contexts: also report which functions each single test calls.
         shuffle_seed: draws another order, with folders, modules and classes kept together; None:

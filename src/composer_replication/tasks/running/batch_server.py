@@ -175,7 +175,8 @@ class Server:
         """See one run from its start to its last process; its streams are files that have no name."""
         started = time.monotonic()
         request = order["request"]
-        told, tell = os.pipe() if order["each_seconds"] is not None else (None, None)
+        is_heard = self.is_alone and order["each_seconds"] is not None
+        told, tell = os.pipe() if is_heard else (None, None)
         with contextlib.ExitStack() as stack:
             asked, records, words = (
                 stack.enter_context(tempfile.TemporaryFile(buffering=0, dir=os.environ["TMPDIR"]))
@@ -253,7 +254,7 @@ class Patience:
         if now - self.begun >= self.seconds:
             self.told = None  # the time of all of it: no fault of the test that is at work
             return "it ran out of time"
-        if self.each_seconds is not None and now - self.each_begun >= self.each_seconds:
+        if self.told is not None and now - self.each_begun >= self.each_seconds:
             return f"it ran longer than {self.each_seconds:g} s"
         if self.idle_seconds is None or now - self.looked < LOOK_SECONDS:
             return ""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import ast
 import random
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -370,46 +370,29 @@ class _Made:
 
 # --- Tests that call and no longer judge: the defect of a real suite, planted on purpose to see the guard at work.
 
-_TARGET = "_ ="
-
 
 def without_assertions(text: str) -> str:
     """The file with every assertion evaluated and its result thrown away.
 
-    ``assert x == y, why`` becomes ``_ =    x == y, why`` and ``self.assertEqual(x, y)`` becomes
-    ``_ =             (x, y)``: same lines, same columns, still an error where evaluating raises.
-    Left as they are: ``pytest.raises`` and other blocks, calls with keywords or stars, and
-    files that Python cannot read.
+    ``assert x == y, why`` becomes ``(x == y, why)`` and ``self.assertEqual(x, y)`` becomes ``(x, y)``: still an error where
+    evaluating raises. Left as they are: ``pytest.raises`` and other blocks, calls with keywords or stars, and
+    files that Python cannot read. Comments and layout are lost.
     """
     try:
-        module = parse_syntax(text)
-    except (SyntaxError, ValueError):
+        return ast.unparse(ast.fix_missing_locations(_Weaker().visit(parse_syntax(text)))) + "\n"
+    except (SyntaxError, ValueError, RecursionError):
         return text
-    lines = Lines(text)
-    pieces = list(text)
-    for node, length in _assertions(module):
-        start = lines.offset(node.lineno, node.col_offset)
-        pieces[start : start + length] = _TARGET.ljust(length)
-    weaker = "".join(pieces)
-    try:
-        parse_syntax(weaker)
-    except SyntaxError:  # an assertion written over a line break in the middle of its name, say
-        return text
-    return weaker
 
 
-def _assertions(module: ast.Module) -> Iterable[tuple[ast.stmt | ast.expr, int]]:
-    """Each statement to weaken and how many characters of it to write over."""
-    for node in ast.walk(module):
-        if isinstance(node, ast.Assert):
-            yield node, len("assert")
-        elif (call := _call_of_self(node)) is not None and _is_assertion(call):
-            function = call.func
-            if function.end_lineno == call.lineno and function.end_col_offset is not None:
-                yield call, function.end_col_offset - function.col_offset
+class _Weaker(ast.NodeTransformer):
+    def visit_Assert(self, node: ast.Assert) -> ast.Expr:
+        judged = node.test if node.msg is None else ast.Tuple([node.test, node.msg], ast.Load())
+        return ast.Expr(judged)
 
-
-def _is_assertion(call: ast.Call) -> bool:
-    name = getattr(call.func, "attr", "")
-    is_block = name.startswith(("assertRaises", "assertWarns", "assertLogs", "assertNoLogs"))
-    return name.startswith("assert") and not is_block and bool(call.args) and not call.keywords
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr:
+        call = _call_of_self(node)
+        name = getattr(call and call.func, "attr", "")
+        is_block = name.startswith(("assertRaises", "assertWarns", "assertLogs", "assertNoLogs"))
+        if call is None or not name.startswith("assert") or is_block or call.keywords or not call.args:
+            return node
+        return ast.Expr(ast.Tuple(call.args, ast.Load()))

@@ -283,9 +283,10 @@ def judge_split(
     _check_time(repeats, bench)
     for report in others[len(sides) + num_golden - 1 :]:  # of the neighbours
         lost = suite.passed.intersection(report.outcomes) - report.passed
-        whole = (
-            bench.run(subject.broken(bench.original, "hidden"), sorted(report.outcomes)) if lost else report
-        )
+        whole = report
+        if lost:
+            tree = subject.broken(bench.original, "hidden")
+            (whole,) = bench.run_all([Trial(tree, sorted(report.outcomes))])
         leaning = sorted(whole.passed.intersection(lost))
         if leaning:  # they need no file that was not run with them
             raise GateFailed("leans-on-hidden", f"{len(leaning)} tests, such as {leaning[0]}")

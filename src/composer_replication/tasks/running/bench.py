@@ -254,16 +254,6 @@ class Bench:
     test_seconds: float
     left_out: tuple[str, ...] = ()
 
-    def run(
-        self,
-        files: Mapping[str, bytes],
-        node_ids: Sequence[str] | None,
-        *,
-        stop_at_first_failure: bool = False,
-    ) -> TestReport:
-        """One run."""
-        return self.run_all([Trial(files, node_ids, stop_at_first_failure=stop_at_first_failure)])[0]
-
     def noticing_seconds(self, golden_seconds: float) -> float:
         """``noticing_seconds``, at most what a run of this repository is given."""
         return noticing_seconds(golden_seconds, self.test_seconds)

@@ -6,18 +6,14 @@ run goes on behind it. What is not reached in the time of a suite is left out, t
 
 from __future__ import annotations
 
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from composer_replication.records import Limits, Outcome
-from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.running.bench import Bench, run_alone
-from composer_replication.tasks.suite_options import names_tried, suite_arguments
+from composer_replication.tasks.suite_options import names_tried
 from composer_replication.tasks.test_run import SANDBOX_LIMITS, Ended, TestReport, Trial
-from composer_replication.tasks.views import write_files
 
 # --- Which limit of a sandbox a suite met before anything was deleted, and what can be typed then.
 
@@ -120,9 +116,7 @@ def run_suite(
     first = reports[0]
     joined = _joined(reports, outcomes, collected, bad) if first.error else first
     if not (joined.collected or joined.collect_errors or joined.skips):
-        with tempfile.TemporaryDirectory(prefix="baseline-", dir=process_folder()) as folder:
-            write_files(Path(folder) / "tree", bench.original)
-            tried = names_tried(bench.original, suite_arguments(Path(folder) / "tree"))
+        tried = names_tried(bench.original)
         raise UnusableRepository("red-baseline", f"no test is collected, looked for by {tried}")
     return joined, bad
 

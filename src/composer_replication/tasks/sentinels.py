@@ -20,7 +20,7 @@ import ast
 import random
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from composer_replication.tasks.planning.edits import Lines
@@ -241,23 +241,64 @@ class Copy:
     """Whether a written value is exchanged for another: only a value that is read out of the test equals it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
     """Test files with sentinels in them, and what must become of each sentinel, by node id.
 
     ``doubles`` and ``contraries`` give the copy that each one is.
     """
 
-    files: Mapping[str, bytes]
-    must_pass: frozenset[str]
-    must_fail: frozenset[str]
-    doubles: Mapping[str, Copy]
-    contraries: Mapping[str, Copy]
+    files: dict[str, bytes] = field(default_factory=dict)
+    must_pass: set[str] = field(default_factory=set)
+    must_fail: set[str] = field(default_factory=set)
+    doubles: dict[str, Copy] = field(default_factory=dict)
+    contraries: dict[str, Copy] = field(default_factory=dict)
 
     @property
     def node_ids(self) -> tuple[str, ...]:
         """All sentinels."""
         return tuple(sorted({*self.must_pass, *self.must_fail, *self.doubles, *self.contraries}))
+
+    def add_copies(
+        self, test_file: SourceOfTests, copies: Sequence[Copy], draw: random.Random
+    ) -> Iterator[tuple[int, str]]:
+        """Where to insert what."""
+        for copy in copies:
+            head, bracket, parameters = copy.node_id.partition("[")
+            path, *names = head.split("::")
+            place = test_file.place(names)
+            name = _fresh(names[-1], draw)
+            text = place and test_file.copy(place, name, copy.kind, copy.site, draw)
+            if place is None or text is None:
+                continue
+            own = self.doubles if copy.kind == "double" else self.contraries
+            own["::".join([path, *names[:-1], name]) + bracket + parameters] = copy
+            if draw.random() < 0.5:
+                yield place.start, f"{text}\n"
+            else:
+                yield place.end, f"\n{text}"
+
+    def add_plain(self, path: str, real: str, text: str, draw: random.Random) -> str:
+        """Functions for the end of a file."""
+        failing = _FAILING + (_FAILING_UNITTEST if "unittest" in text else ())
+        shapes = [
+            *((shape, self.must_pass) for shape in _PASSING),
+            *((shape, self.must_fail) for shape in failing),
+        ]
+        draw.shuffle(shapes)
+        pieces = []
+        for shape, wanted in shapes:
+            a, b = draw.randrange(10**3, 10**6), draw.randrange(10**6, 10**9)
+            name = _fresh(real, draw)
+            body = shape.format(a=a, b=b, product=a * b, wrong=a * b + draw.randrange(1, 10**6))
+            pieces.append(f"\n\ndef {name}():\n    {body}\n")
+            wanted.add(f"{path}::{name}")
+        return "".join(pieces)
+
+
+def _fresh(real: str, draw: random.Random) -> str:
+    """A fresh name that the runner collects wherever it collects ``real``."""
+    return f"{real}_{draw.getrandbits(64):016x}"
 
 
 def possible_copies(
@@ -302,70 +343,22 @@ def make_plan(
         wanted.setdefault(copy.node_id.partition("::")[0], []).append(copy)
     by_file = functions_by_file(node_ids)
     plain = set(draw.sample(sorted(by_file), min(num_plain_files, len(by_file))))
-    made = _Made(draw)
-    changed = {}
+    plan = Plan()
     for path in sorted({*wanted, *plain}):
         test_file = read_tests(files, path)
         if test_file is None:
             continue
-        inserts = list(made.copies(test_file, wanted.get(path, ())))
+        inserts = list(plan.add_copies(test_file, wanted.get(path, ()), draw))
         if path in plain:
             names = [names[-1] for names in by_file[path]]
-            inserts.append((len(test_file.text), made.plain(path, draw.choice(names), test_file.text)))
+            inserts.append(
+                (len(test_file.text), plan.add_plain(path, draw.choice(names), test_file.text, draw))
+            )
         text = test_file.text
         for offset, piece in sorted(inserts, reverse=True):
             text = text[:offset] + piece + text[offset:]
-        changed[path] = text.encode("utf-8", "surrogatepass")
-    return Plan(changed, frozenset(made.must_pass), frozenset(made.must_fail), made.doubles, made.contraries)
-
-
-class _Made:
-    """Collects the sentinels of one plan while their texts are written."""
-
-    def __init__(self, draw: random.Random) -> None:
-        self.draw = draw
-        self.must_pass: set[str] = set()
-        self.must_fail: set[str] = set()
-        self.doubles: dict[str, Copy] = {}
-        self.contraries: dict[str, Copy] = {}
-
-    def name(self, real: str) -> str:
-        """A fresh name that the runner collects wherever it collects ``real``."""
-        return f"{real}_{self.draw.getrandbits(64):016x}"
-
-    def copies(self, test_file: SourceOfTests, copies: Sequence[Copy]) -> Iterator[tuple[int, str]]:
-        """Where to insert what."""
-        for copy in copies:
-            head, bracket, parameters = copy.node_id.partition("[")
-            path, *names = head.split("::")
-            place = test_file.place(names)
-            name = self.name(names[-1])
-            text = place and test_file.copy(place, name, copy.kind, copy.site, self.draw)
-            if place is None or text is None:
-                continue
-            own = self.doubles if copy.kind == "double" else self.contraries
-            own["::".join([path, *names[:-1], name]) + bracket + parameters] = copy
-            if self.draw.random() < 0.5:
-                yield place.start, f"{text}\n"
-            else:
-                yield place.end, f"\n{text}"
-
-    def plain(self, path: str, real: str, text: str) -> str:
-        """Functions for the end of a file."""
-        failing = _FAILING + (_FAILING_UNITTEST if "unittest" in text else ())
-        shapes = [
-            *((shape, self.must_pass) for shape in _PASSING),
-            *((shape, self.must_fail) for shape in failing),
-        ]
-        self.draw.shuffle(shapes)
-        pieces = []
-        for shape, wanted in shapes:
-            a, b = self.draw.randrange(10**3, 10**6), self.draw.randrange(10**6, 10**9)
-            name = self.name(real)
-            body = shape.format(a=a, b=b, product=a * b, wrong=a * b + self.draw.randrange(1, 10**6))
-            pieces.append(f"\n\ndef {name}():\n    {body}\n")
-            wanted.add(f"{path}::{name}")
-        return "".join(pieces)
+        plan.files[path] = text.encode("utf-8", "surrogatepass")
+    return plan
 
 
 # --- Tests that call and no longer judge: the defect of a real suite, planted on purpose to see the guard at work.

@@ -143,8 +143,8 @@ def has_threads():
 class Server:
     """Starts the runs, keeps their time, collects what they say, clears up behind them.
 
-    ``run_tests`` is what a fork does; ``own_descriptor`` is not to be left to a run, but for one that is alone: its
-    records are known then also where the sandbox ends all of it.
+    ``run_tests`` is what a fork does; ``own_descriptor`` is not to be left to a run, but for one that is alone: what it
+    says goes to the sandbox's own streams, and is known also where the sandbox ends all of it.
     """
 
     def __init__(self, orders, run_tests, make_channel, own_descriptor):
@@ -186,8 +186,8 @@ class Server:
             asked.seek(0)
             pid = os.fork()
             if pid == 0:
-                out = self.own_descriptor if self.is_alone else records.fileno()
-                streams = [asked.fileno(), out, words.fileno()]
+                kept = [records.fileno(), words.fileno()]
+                streams = [asked.fileno(), *([self.own_descriptor, 2] if self.is_alone else kept)]
                 become_run(folder, streams, self.own_descriptor, self.run_tests)
             if tell is not None:
                 os.close(tell)
@@ -390,7 +390,7 @@ def become_run(folder, descriptors, not_ours, run_tests):
         os.chdir(folder)
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
-        for descriptor in {*descriptors, not_ours}:
+        for descriptor in {*descriptors, not_ours} - {2}:
             os.close(descriptor)
         if "PWD" in os.environ:
             os.environ["PWD"] = folder

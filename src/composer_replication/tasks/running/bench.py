@@ -147,7 +147,8 @@ def _run_part(
         )  # fmt: skip
     results, was_started = _results(result.stdout, own_nonce)
     if is_alone:
-        results = [replace((results or [result])[0], stdout=result.stdout, truncated=result.truncated)]
+        said = (results or [result])[0]
+        results = [replace(said, stdout=result.stdout, stderr=result.stderr, truncated=result.truncated)]
     reports = [judge(result, nonce, run) for run, nonce, result in zip(runs, nonces, results, strict=False)]
     return reports, was_started
 

@@ -6,7 +6,7 @@ Builds one task with its hidden tests and its twin from a planted project in a t
 then grades, exactly as a run does, scripted answers (``forgeries.toml``) that do not do what was
 asked and try to pass nevertheless, and honest ones as many times as ``--honest`` says. Prints a line
 for each: what became of it and why. With ``--control`` each attempt is made once more against the
-plain test run (``run_tests``: same jail, secret nonce, closing record, stored node ids, but no sentinels and nobody
+plain test run (``run_alone``: same jail, secret nonce, closing record, stored node ids, but no sentinels and nobody
 watching), and a star says that it would have been paid for there. An attempt succeeds when all visible tests pass, or, for
 those that no check of a process can tell from an answer (``decided_by="twin"``), when the twin passes
 too. Exit code 1 when one succeeds or an honest answer fails, 0 otherwise. Never without a jail:
@@ -29,12 +29,11 @@ from typing import Literal
 from composer_replication.records import Score, Task
 from composer_replication.rollouts.grading import WALL_FACTOR, Grader, GradeRequest, TestsUsed
 from composer_replication.sandbox import choose_backend
-from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.planning.body_cuts import fill
+from composer_replication.tasks.running.bench import run_alone
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.test_run import run_tests
-from composer_replication.tasks.views import write_files
+from composer_replication.tasks.test_run import Trial
 
 TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
@@ -112,17 +111,8 @@ def passes_plain_run(store: TaskStore, task: Task, attempt: Attempt, backend: st
     files = store.files(task, "visible")
     answer = attempt.answer(task.tests.visible)
     files[task.hole.path] = fill(store.broken_text(task), task.hole, answer).encode()
-    with tempfile.TemporaryDirectory(prefix="forgeries-", dir=process_folder()) as folder:
-        tree = Path(folder) / "tree"
-        write_files(tree, files)
-        report = run_tests(
-            tree,
-            store.environment(task),
-            task.tests.visible,
-            backend=backend or None,
-            timeout_seconds=20.0,
-            wall_factor=WALL_FACTOR,
-        )
+    trial = Trial(files, task.tests.visible, 20.0, wall_factor=WALL_FACTOR)
+    report = run_alone(trial, store.environment(task), backend=backend or None)
     return len(report.passed) == len(task.tests.visible)
 
 

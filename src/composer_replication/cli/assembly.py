@@ -197,7 +197,7 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
         build_tasks(
             sources,
             folder,
-            symbols={located(source): pins for source, pins in section.symbols.items()} or None,
+            symbols={located(source): pins for source, pins in section.symbols.items()},
             max_tasks=section.max_tasks,
             backend=config.sandbox.backend or None,
             ray_address=None if config.ray is None else config.ray.address,

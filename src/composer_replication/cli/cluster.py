@@ -46,7 +46,7 @@ def check_cluster(address: str, purpose: str) -> None:
 
     with needs_extra("ray", purpose):
         load_ray()
-    from composer_replication.tasks.workers.ray_connection import check_address
+    from composer_replication.tasks.workers.ray_cluster import check_address
 
     check_address(address)
 

@@ -24,7 +24,7 @@ from composer_replication.errors import UsageError
 if TYPE_CHECKING:
     from composer_replication.model_endpoint import Endpoint
     from composer_replication.records import Task, TaskContent
-    from composer_replication.tasks.build_summary import BuildSummary
+    from composer_replication.tasks.build import BuildSummary
     from composer_replication.tasks.store import TaskStore
 
 _NOT_PASSED = 4
@@ -67,7 +67,7 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
         summary = build_tasks(
             args.sources,
             args.out,
-            symbols={args.sources[0]: args.symbol} if args.symbol else None,
+            symbols={args.sources[0]: args.symbol} if args.symbol else {},
             granularities=_chosen(args.granularity, "function", "class", "module", "feature"),
             removals=_chosen(args.removal, "body", "whole"),
             max_tasks=args.max_tasks,
@@ -130,6 +130,7 @@ def finish_build(
 ) -> tuple[Result, int]:
     """Keep the summary of a build with ``more`` keys, say what comes next, and give what is printed."""
     from composer_replication.run_folder import write_json
+    from composer_replication.tasks.build import restricted_licences
 
     result: Result = {
         "tasks": summary.tasks,
@@ -139,11 +140,11 @@ def finish_build(
         "seconds": round(summary.seconds, 3),
         "bytes": summary.bytes,
         "fingerprint": summary.fingerprint,
-        "unused_tests": {name: found.to_json() for name, found in summary.unused_tests.items()},
+        "unused_tests": {name: asdict(found) for name, found in summary.unused_tests.items()},
         "flaky": {name: list(tests) for name, tests in summary.flaky.items()},
         "unusable": dict(summary.unusable),
         "unrecorded": {name: dict(pins) for name, pins in summary.unrecorded.items()},
-        "restricted_licences": summary.restricted(),
+        "restricted_licences": restricted_licences(summary.licences),
         **(more or {}),
         **given_up(),
     }
@@ -243,7 +244,7 @@ def _details(store: TaskStore, task: Task) -> Result:
     from composer_replication.tasks.instructions.writing import write_instruction
     from composer_replication.tasks.instructions.written_instructions import written_instruction
 
-    measured = compare_difficulty(store.root, only=[task.task_id])
+    measured, outdated = compare_difficulty(store.root, only=[task.task_id])
     written = written_instruction(store, task.task_id)
     records = (store.record(task.task_id), store.secret(task.task_id))
     strength = next((found for record in records if (found := getattr(record, "strength", None))), None)
@@ -253,8 +254,8 @@ def _details(store: TaskStore, task: Task) -> Result:
         "written_instruction": None if written is None else {"model": written.model, "text": written.text},
         "broken_region": broken_regions(store, task),
         "strength": strength and {name: int(strength[name]) for name in kept},
-        "difficulty": [row.to_json() for row in measured.fitting.get(task.task_id, ())],
-        "outdated_difficulty": measured.num_outdated.get(task.task_id, 0),
+        "difficulty": [row.to_json() for row in measured.get(task.task_id, ())],
+        "outdated_difficulty": outdated.get(task.task_id, 0),
     }
 
 
@@ -315,10 +316,9 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
     ``spdx`` null where that is unknown; ``restricted_licences`` is as in ``build``; ``unused_tests`` says what became of the
     tests of each repository (``UnusedTests``). ``proved_by`` names the sandboxes in which the tasks were proven.
     """
-    from composer_replication.tasks.build_summary import restricted_licences
-    from composer_replication.tasks.repository import slug_of
+    from composer_replication.tasks.build import restricted_licences
+    from composer_replication.tasks.repository import read_unused, slug_of
     from composer_replication.tasks.store import TaskStore
-    from composer_replication.tasks.unused_tests import read_unused
 
     store = TaskStore.open(args.folder)
     tasks, repositories = store.tasks(), store.repositories()
@@ -331,7 +331,7 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
         "restricted_licences": restricted_licences(licences),
         "flaky": {r.repository: None if r.flaky is None else list(r.flaky) for r in repositories},
         "unused_tests": {
-            record.repository: read_unused(store.root, slug_of(record.repository), record).to_json()
+            record.repository: asdict(read_unused(store.root, slug_of(record.repository), record))
             for record in repositories
         },
     }, 0
@@ -364,7 +364,7 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     ``restricted_licences`` has the repositories of what was written whose licence is not permissive or
     unknown; their lines go to standard error, also with ``--quiet``, which is about progress.
     """
-    from composer_replication.tasks.build_summary import restricted_licences
+    from composer_replication.tasks.build import restricted_licences
     from composer_replication.tasks.store import TaskStore
 
     is_set, is_file = args.format != "tree", args.format in ("swebench", "parquet")

@@ -26,10 +26,10 @@ from typing import Any, TypeVar
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Outcome
 from composer_replication.tasks.intake.tree_rules import in_test_folder, is_test_path
-from composer_replication.tasks.proving_sandbox import sandbox_in_force
 from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.sentinels import Copy, Plan, make_plan, possible_copies
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import sandbox_in_force
 
 NUM_DOUBLES = 4
 NUM_CONTRARIES = 4

@@ -14,19 +14,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from composer_replication.tasks.build import build_tasks
-    from composer_replication.tasks.build_summary import BuildSummary
+    from composer_replication.tasks.build import BuildSummary, build_tasks
     from composer_replication.tasks.store import TaskStore
-    from composer_replication.tasks.test_run import TestReport, run_tests
 
-__all__ = ["BuildSummary", "TaskStore", "TestReport", "build_tasks", "run_tests"]
+__all__ = ["BuildSummary", "TaskStore", "build_tasks"]
 
 _HOMES = {
-    "BuildSummary": "build_summary",
+    "BuildSummary": "build",
     "build_tasks": "build",
     "TaskStore": "store",
-    "TestReport": "test_run",
-    "run_tests": "test_run",
 }
 
 

@@ -4,41 +4,35 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from composer_replication.errors import UsageError
+from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.run_folder import RunFolder
-from composer_replication.sandbox import choose_backend, require_selftest, runs_interrupted
-from composer_replication.tasks.build_state import Build, Candidate, Progress, Settings
-from composer_replication.tasks.build_summary import BuildSummary
+from composer_replication.sandbox import choose_backend, require_selftest
+from composer_replication.sandbox.supervised_run import interruptible_pool
+from composer_replication.tasks.build_state import Build, Progress, Settings
+from composer_replication.tasks.intake.licences import Licence
 from composer_replication.tasks.intake.sources import open_sources
-from composer_replication.tasks.planning.deletion import Granularity, Removal
+from composer_replication.tasks.repository import UnusedTests, read_unused, slug_of
 from composer_replication.tasks.running.whole_suite import MAX_SUITE_SECONDS
 from composer_replication.tasks.store import TaskStore, refuse_other_content
-from composer_replication.tasks.store_records import SUITE_SECONDS
 from composer_replication.tasks.workers.workers import open_workers
-
-__all__ = ["Build", "BuildSummary", "Candidate", "Progress", "Settings", "build_tasks", "run_build"]
 
 
 def build_tasks(
     sources: Sequence[str],
     out: Path,
     *,
-    symbols: Mapping[str, Sequence[str]] | None = None,
-    granularities: Sequence[Granularity] = ("function",),
-    removals: Sequence[Removal] = ("body",),
-    with_truth: bool = False,
-    max_tasks: int | None = None,
-    seed: int = 0,
     jobs: int = 2,
-    hidden_share: float = 0.5,
-    suite_seconds: float = SUITE_SECONDS,
     backend: str | None = None,
     ray_address: str | None = None,
     progress: Progress | None = None,
+    **settings: Any,
 ) -> BuildSummary:
     """Build a task store from repositories.
 
@@ -49,20 +43,11 @@ def build_tasks(
     Args:
         sources: folders, archives or ``sdist:NAME==VERSION``.
         out: folder of the store; new, or left by an earlier build of the same repositories.
-        symbols: for a source, the functions to delete (``path/inside/tree.py::Qualified.name``);
-            a source without an entry gives all its candidates, in an order drawn by ``seed``.
-        granularities: what is deleted; the sizes take turns.
-        removals: how much of it; see ``deletion``.
-        with_truth: record what the deleted functions do, as further hidden tests (``twin``), refuse
-            tasks that have neither these nor hidden tests, and measure how strong both are.
-        max_tasks: stop after so many tasks.
-        seed: draws candidates and hidden tests.
         jobs: candidates tried at the same time.
-        hidden_share: share of a task's test functions that are held back, in [0, 1).
-        suite_seconds: how long by the clock one run of a repository's whole suite may take; above 0, at most a day.
         backend: sandbox backend by name or dotted path; None for the best of this machine.
-        ray_address: of a Ray cluster that runs all sandboxes, as ``RayConnection``; None: this process.
+        ray_address: of a Ray cluster that runs all sandboxes, as ``ray_cluster.joined``; None: this process.
         progress: told after every step.
+        settings: what is deleted, how many tasks, the seed: the fields of ``Settings``.
 
     Raises:
         UsageError: the folder is in use (CR0203), is something else (CR0231), holds other
@@ -72,47 +57,36 @@ def build_tasks(
         MissingError: the cluster cannot be joined (CR0101, CR0490), or a node cannot
             do such work (CR0491).
     """
-    settings = Settings(
-        symbols=symbols or {},
-        granularities=granularities,
-        removals=removals,
-        with_truth=with_truth,
-        max_tasks=max_tasks,
-        seed=seed,
-        hidden_share=hidden_share,
-        suite_seconds=suite_seconds,
-    )
-    check_arguments(sources, settings, jobs)
+    asked = Settings(**settings)
+    check_arguments(sources, asked, jobs)
     opened, unusable = open_sources(sources, jobs, progress)
-
-    def choose(run: Build) -> None:
-        run.unusable |= unusable
-        run.decide(run.candidates(run.prepare_all(opened)))
-
-    return run_build(
+    command = build_command(["build", *map(_from_everywhere, sources)], out, asked)
+    with open_build(
         Path(out),
-        settings,
-        choose,
-        command=build_command(sources, out, settings),
+        asked,
+        command=command,
         jobs=jobs,
         backend=backend,
         progress=progress,
         ray_address=ray_address,
-    )
+    ) as run:
+        run.unusable |= unusable
+        run.decide(run.candidates(run.prepare_all(opened)))
+    return summary_of(run)
 
 
-def run_build(
+@contextmanager
+def open_build(
     out: Path,
     settings: Settings,
-    choose: Callable[[Build], None],
     *,
     command: str,
     jobs: int,
     backend: str | None,
     progress: Progress | None,
     ray_address: str | None = None,
-) -> BuildSummary:
-    """Hold the folder, let ``choose`` decide about candidates, leave exactly what was asked for.
+) -> Iterator[Build]:
+    """Hold the folder while candidates are decided; at the end it has exactly what was asked for.
 
     ``command`` is what is typed to finish the build when it was cut off.
     """
@@ -123,77 +97,170 @@ def run_build(
     with RunFolder(out).locked():
         store = TaskStore.create(out, backend=backend)
         store.verify()  # what lies there already is taken over unread
-        with open_workers(ray_address, store) as workers:
-            pool = ThreadPoolExecutor(jobs, thread_name_prefix="tasks-build")
+        with open_workers(ray_address, store) as workers, interruptible_pool(jobs, "tasks-build") as pool:
+            run = Build(
+                store=store,
+                settings=settings,
+                command=command,
+                pool=pool,
+                workers=workers,
+                jobs=jobs,
+                progress=progress or (lambda _done, _total, _what: None),
+                started=started,
+            )
             try:
-                run = Build(
-                    store=store,
-                    settings=settings,
-                    command=command,
-                    pool=pool,
-                    workers=workers,
-                    jobs=jobs,
-                    progress=progress or (lambda _done, _total, _what: None),
-                )
-                choose(run)
+                yield run
             except KeyboardInterrupt:
-                with runs_interrupted():  # a killed run is no decision: the journal never hears of it
-                    workers.interrupt()
-                    pool.shutdown(wait=True, cancel_futures=True)
+                workers.interrupt()  # a killed run is no decision: the journal never hears of it
                 raise
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
         run.finish()
-        return run.summary(time.monotonic() - started)
 
 
 def check_arguments(sources: Sequence[str], settings: Settings, jobs: int) -> None:
     """Refuse arguments of a build that do not fit together (CR0206), before anything is fetched."""
-    problem = ""
     unknown = sorted(set(settings.symbols) - set(sources))
-    if not sources:
-        problem = "no source is given"
-    elif len(set(sources)) != len(sources):
-        problem = "a source is given twice"
-    elif unknown:
-        problem = f"symbols names {unknown[0]}, which is not among the sources"
-    elif not 0.0 <= settings.hidden_share < 1.0:
-        problem = f"the hidden share {settings.hidden_share} is not in [0, 1)"
-    elif jobs < 1 or (settings.max_tasks is not None and settings.max_tasks < 1):
-        problem = "jobs and max_tasks must be at least 1"
-    elif not 0.0 < settings.suite_seconds <= MAX_SUITE_SECONDS:
-        problem = f"suite_seconds {settings.suite_seconds:g} is not above 0 and at most {MAX_SUITE_SECONDS:g}"
-    if problem:
-        raise UsageError(
-            "CR0206", f"{problem}.", fix="composer-rl tasks build --help, or tasks import --help"
-        )
+    share, seconds, most = settings.hidden_share, settings.suite_seconds, settings.max_tasks
+    problems = (
+        (not sources, "no source is given"),
+        (len(set(sources)) != len(sources), "a source is given twice"),
+        (unknown, f"symbols names {''.join(unknown[:1])}, which is not among the sources"),
+        (not 0.0 <= share < 1.0, f"the hidden share {share} is not in [0, 1)"),
+        (jobs < 1 or (most is not None and most < 1), "jobs and max_tasks must be at least 1"),
+        (
+            not 0.0 < seconds <= MAX_SUITE_SECONDS,
+            f"suite_seconds {seconds:g} is not above 0 and at most {MAX_SUITE_SECONDS:g}",
+        ),
+    )
+    for is_so, problem in problems:
+        if is_so:
+            fix = "composer-rl tasks build --help, or tasks import --help"
+            raise UsageError("CR0206", f"{problem}.", fix=fix)
 
 
-def build_command(sources: Sequence[str], out: Path, settings: Settings) -> str:
-    """``composer-rl tasks build`` with these arguments; empty where the command line cannot say them.
+_FLAGS = {
+    "max_tasks": "--max-tasks",
+    "granularities": "--granularity",
+    "removals": "--removal",
+    "seed": "--seed",
+    "hidden_share": "--hidden-share",
+    "suite_seconds": "--suite-seconds",
+}
+
+
+def build_command(words: Sequence[str], out: Path, settings: Settings) -> str:
+    """``composer-rl tasks`` with these words and settings; empty where the command line cannot say them.
 
     Paths are absolute, so that it works from every folder. What changes no task (``--jobs``,
     ``--backend``, ``--ray``) is left out. Pins of several sources come from recipes only.
     """
-    asked, usual = settings, Settings()
-    if asked.symbols and len(sources) > 1:
+    if settings.symbols and len(words) > 2:
         return ""
-    words = [*map(_from_everywhere, sources), "--out", str(Path(out).resolve())]
-    words += [] if asked.max_tasks is None else ["--max-tasks", str(asked.max_tasks)]
-    if list(asked.granularities) != ["function"]:
-        words += [word for size in asked.granularities for word in ("--granularity", size)]
-    if list(asked.removals) != ["body"]:
-        words += [word for way in asked.removals for word in ("--removal", way)]
-    words += [word for pins in asked.symbols.values() for pin in pins for word in ("--symbol", pin)]
-    words += ["--seed", str(asked.seed)] if asked.seed else []
-    if asked.hidden_share != usual.hidden_share:
-        words += ["--hidden-share", str(asked.hidden_share)]
-    if asked.suite_seconds != usual.suite_seconds:
-        words += ["--suite-seconds", f"{asked.suite_seconds:g}"]
-    words += [] if asked.with_truth else ["--visible-only"]
-    return shlex.join(["composer-rl", "tasks", "build", *words])
+    words = ["composer-rl", "tasks", *words, "--out", str(Path(out).resolve())]
+    usual = Settings()
+    for name, flag in _FLAGS.items():
+        value = getattr(settings, name)
+        values = tuple(value) if name in ("granularities", "removals") else (value,)
+        if values not in ((getattr(usual, name),), getattr(usual, name)):
+            words += [word for one in values for word in (flag, str(one))]
+    words += [word for pins in settings.symbols.values() for pin in pins for word in ("--symbol", pin)]
+    return shlex.join(words if settings.with_truth else [*words, "--visible-only"])
 
 
 def _from_everywhere(source: str) -> str:
     path = Path(source).expanduser()
     return str(path.resolve()) if path.exists() else source
+
+
+# --- What it made, and why it made nothing.
+
+
+@dataclass(frozen=True, slots=True)
+class BuildSummary:
+    """What a build made.
+
+    ``candidates`` were looked at, ``valid`` became ``tasks``; ``rejected`` counts the others
+    (and whole repositories) by reason, ``examples`` has one detail for each reason. ``flaky``
+    are the tests by repository that were left out because they were green in some runs only.
+    ``unusable`` has a sentence for each source that gave no repository.
+    ``unrecorded`` has, by repository and function, why a run that records behaviour failed: nothing
+    is known of these, and the same build looks again.
+    ``licences`` has the licence of each repository of the store, ``unused_tests`` what became of its tests.
+    """
+
+    folder: Path
+    tasks: int
+    candidates: int
+    valid: int
+    rejected: Mapping[str, int]
+    seconds: float
+    bytes: int
+    fingerprint: str
+    examples: Mapping[str, str] = field(default_factory=dict)
+    flaky: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    unusable: Mapping[str, str] = field(default_factory=dict)
+    unrecorded: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    licences: Mapping[str, Licence] = field(default_factory=dict)
+    unused_tests: Mapping[str, UnusedTests] = field(default_factory=dict)
+
+    def require_tasks(self) -> None:
+        """Raise when there is nothing to train on.
+
+        Raises:
+            InputError: no repository could be used (CR0419).
+            NothingToDoError: no candidate passed the gates (CR0418).
+        """
+        if self.tasks:
+            return
+        counts = "; ".join(
+            f"{reason} {count}" + (f" ({self.examples[reason]})" if reason in self.examples else "")
+            for reason, count in self.rejected.items()
+        )
+        if self.candidates == 0:
+            raise InputError(
+                "CR0419",
+                f"no repository can be used: {counts}.",
+                where=str(self.folder),
+                fix="add --granularity all --removal all, or give another repository."
+                if set(self.rejected) == {"nothing-to-delete"}
+                else "give a repository whose own tests pass here: a folder, an archive or sdist:NAME==VERSION.",
+            )
+        raise NothingToDoError(
+            "CR0418",
+            f"none of {self.candidates} candidates is a task: {counts}.",
+            where=str(self.folder),
+            fix="give more repositories, or pin other functions.",
+        )
+
+
+def restricted_licences(licences: Mapping[str, Licence]) -> dict[str, str]:
+    """Repositories whose licence is not known or none of the permissive ones, with the reason: what must be looked
+    at before their tasks are passed on.
+    """
+    return {name: licence.restriction for name, licence in sorted(licences.items()) if licence.restriction}
+
+
+def summary_of(run: Build) -> BuildSummary:
+    """What a build that came to its end has made."""
+    rejected = Counter(error.reason for error in run.unusable.values())
+    rejected.update(decision.reason for decision in run.decisions if not decision.is_valid)
+    examples = {d.reason: f"{d.pin}: {d.detail}" for d in reversed(run.decisions) if d.detail}
+    examples |= {error.reason: f"{source}: {error.detail}" for source, error in run.unusable.items()}
+    return BuildSummary(
+        folder=run.store.root,
+        tasks=len(run.store.task_ids()),
+        candidates=len(run.decisions),
+        valid=sum(decision.is_valid for decision in run.decisions),
+        rejected=dict(sorted(rejected.items())),
+        seconds=time.monotonic() - run.started,
+        bytes=run.store.num_bytes(),
+        fingerprint=run.store.fingerprint,
+        examples=examples,
+        unusable={source: str(error) for source, error in sorted(run.unusable.items())},
+        licences={record.repository: record.licence for record in run.store.repositories()},
+        flaky={record.repository: record.flaky or () for record in run.store.repositories()},
+        unused_tests={
+            record.repository: read_unused(run.store.root, slug_of(record.repository), record)
+            for record in run.store.repositories()
+        },
+        unrecorded={name: dict(sorted(own.items())) for name, own in sorted(run.unrecorded.items())},
+    )

@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import astuple, dataclass, field, replace
@@ -17,7 +16,6 @@ from typing import TypeVar
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.sandbox import runs_interrupted
-from composer_replication.tasks.build_summary import BuildSummary
 from composer_replication.tasks.call_contexts import EVERY_TEST
 from composer_replication.tasks.gates import check_secrecy, judge_deletion
 from composer_replication.tasks.intake.cache import sha256_of
@@ -27,15 +25,13 @@ from composer_replication.tasks.journal import Decision, Journal, decision_key
 from composer_replication.tasks.planning.candidates import nothing_found
 from composer_replication.tasks.planning.deletion import Deletion, Granularity, Removal
 from composer_replication.tasks.planning.edits import edited_files
-from composer_replication.tasks.proving_sandbox import sandbox_in_force
-from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of
+from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of, sweep_unused
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_manifest import BuildMark
+from composer_replication.tasks.store_manifest import BuildMark, sandbox_in_force
 from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord, SecretRecord, TaskRecord
 from composer_replication.tasks.subject import GateFailed, Subject
 from composer_replication.tasks.truth import ValidTask, add_truth
-from composer_replication.tasks.unused_tests import read_unused, sweep_unused
-from composer_replication.tasks.workers.workers import Workers
+from composer_replication.tasks.workers import Workers
 
 # --- In which order the candidates of a repository are tried.
 
@@ -85,16 +81,6 @@ def _sizes_in_turn(deletions: Sequence[Deletion]) -> list[Deletion]:
 def in_turn(columns: Iterable[Sequence[Item]]) -> list[Item]:
     """The first of each column, then the second of each, and so on."""
     return [item for row in zip_longest(*columns) for item in row if item is not None]
-
-
-def sizes_of(
-    pins: Sequence[str], granularities: Collection[str], removals: Collection[str]
-) -> frozenset[tuple[str, str]]:
-    """The (size, way) pairs to plan: those that the pins name, or without pins all that are asked for."""
-    if not pins:
-        return frozenset(product(granularities, removals))
-    named = (pin.rpartition("@")[2].split("/") if "@" in pin else ("function", "body") for pin in pins)
-    return frozenset((size[0], size[-1]) for size in named)
 
 
 def pinned(repository: PreparedRepository, pins: Sequence[str]) -> list[Deletion]:
@@ -192,16 +178,37 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a build was asked for; see ``build_tasks``. Whoever brings candidates along names no size."""
+    """What a build was asked for.
+
+    Args:
+        symbols: for a source, the functions to delete (``path/inside/tree.py::Qualified.name``);
+            a source without an entry gives all its candidates, in an order drawn by ``seed``.
+        granularities: what is deleted; the sizes take turns.
+        removals: how much of it; see ``deletion``.
+        with_truth: record what the deleted functions do, as further hidden tests (``twin``), refuse
+            tasks that have neither these nor hidden tests, and measure how strong both are.
+        max_tasks: stop after so many tasks.
+        seed: draws candidates and hidden tests.
+        hidden_share: share of a task's test functions that are held back, in [0, 1).
+        suite_seconds: how long by the clock one run of a repository's whole suite may take; above 0, at most a day.
+    """
 
     symbols: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    granularities: Collection[Granularity] = ()
-    removals: Collection[Removal] = ()
+    granularities: Sequence[Granularity] = ("function",)
+    removals: Sequence[Removal] = ("body",)
     with_truth: bool = False
     max_tasks: int | None = None
     seed: int = 0
     hidden_share: float = 0.5
     suite_seconds: float = SUITE_SECONDS
+
+    def sizes(self, source: str) -> tuple[tuple[str, str], ...]:
+        """The (size, way) pairs to plan for a source: those that its pins name, or without pins all that are asked for."""
+        pins = self.symbols.get(source)
+        if not pins:
+            return tuple(product(self.granularities, self.removals))
+        named = (pin.rpartition("@")[2].split("/") if "@" in pin else ("function", "body") for pin in pins)
+        return tuple(dict.fromkeys((size[0], size[-1]) for size in named))
 
 
 @dataclass(kw_only=True)
@@ -215,6 +222,7 @@ class Build:
     workers: Workers
     jobs: int
     progress: Progress
+    started: float
     unusable: dict[str, UnusableRepository] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
     slugs: set[str] = field(default_factory=set)
@@ -229,7 +237,6 @@ class Build:
         """Prepare every repository; one that cannot be used is noted and left out."""
         self._check_repositories(opened)
         self.store.mark_build(BuildMark(is_complete=False, command=self.command))
-        symbols = self.settings.symbols
         futures: dict[Future[PreparedRepository], str] = {
             self.pool.submit(
                 prepare,
@@ -237,10 +244,8 @@ class Build:
                 self.store,
                 self.store.backend,
                 workers=self.workers,
-                sizes=sizes_of(
-                    symbols.get(source.source, ()), self.settings.granularities, self.settings.removals
-                ),
-                map_calls=not symbols.get(source.source),
+                sizes=self.settings.sizes(source.source),
+                map_calls=not self.settings.symbols.get(source.source),
                 jobs=max(1, self.jobs // len(opened)),
                 suite_seconds=self.settings.suite_seconds,
             ): source.source
@@ -297,8 +302,7 @@ class Build:
             pins = self.settings.symbols.get(source)
             in_tests = [one.path for one in repository.deletions if repository.record.helps_tests(one.path)]
             if not pins and len(in_tests) == len(repository.deletions):
-                sizes = product(self.settings.granularities, self.settings.removals)
-                detail = nothing_found(repository.bench.original, sizes)
+                detail = nothing_found(repository.bench.original, self.settings.sizes(source))
                 if in_tests:
                     detail = f"all that can be deleted lies in folders of tests (first: {min(in_tests)})"
                 self.unusable[source] = UnusableRepository("nothing-to-delete", detail)
@@ -473,31 +477,6 @@ class Build:
         sweep_unused(self.store.root, self.slugs)
         self.journal.keep(self.decisions)
         self.store.mark_build(BuildMark(is_complete=True))
-
-    def summary(self, seconds: float) -> BuildSummary:
-        rejected = Counter(error.reason for error in self.unusable.values())
-        rejected.update(decision.reason for decision in self.decisions if not decision.is_valid)
-        examples = {d.reason: f"{d.pin}: {d.detail}" for d in reversed(self.decisions) if d.detail}
-        examples |= {error.reason: f"{source}: {error.detail}" for source, error in self.unusable.items()}
-        return BuildSummary(
-            folder=self.store.root,
-            tasks=len(self.store.task_ids()),
-            candidates=len(self.decisions),
-            valid=sum(decision.is_valid for decision in self.decisions),
-            rejected=dict(sorted(rejected.items())),
-            seconds=seconds,
-            bytes=self.store.num_bytes(),
-            fingerprint=self.store.fingerprint,
-            examples=examples,
-            unusable={source: str(error) for source, error in sorted(self.unusable.items())},
-            licences={record.repository: record.licence for record in self.store.repositories()},
-            flaky={record.repository: record.flaky or () for record in self.store.repositories()},
-            unused_tests={
-                record.repository: read_unused(self.store.root, slug_of(record.repository), record)
-                for record in self.store.repositories()
-            },
-            unrecorded={name: dict(sorted(own.items())) for name, own in sorted(self.unrecorded.items())},
-        )
 
 
 def keep_task(

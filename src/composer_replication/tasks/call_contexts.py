@@ -54,10 +54,10 @@ def encode(contexts: Contexts) -> dict[str, Any]:
 
 
 def decode(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
-    """The contexts that ``encode`` wrote.
+    """The contexts that ``encode`` wrote, or ``context_recorder`` told.
 
     Raises:
-        ValueError: another form, or something that ``encode`` never writes.
+        ValueError: another form, or something that they never write.
     """
     try:
         if value["form"] != FORM:
@@ -71,18 +71,6 @@ def decode(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
             contexts[str(test)] = sets[number]
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ValueError(f"the call contexts are damaged: {error}") from error
-    return contexts
-
-
-def read_contexts(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
-    """The contexts as a test run says them."""
-    functions = _functions(value)
-    # Many tests call the same: one set for all of them.
-    kept: dict[frozenset[Function], frozenset[Function]] = {}
-    contexts = {EVERY_TEST: _chosen(functions, value["shared"])}
-    for test, numbers in value["tests"]:
-        called = _chosen(functions, numbers)
-        contexts[str(test)] = kept.setdefault(called, called)
     return contexts
 
 

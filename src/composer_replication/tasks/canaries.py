@@ -18,6 +18,7 @@ from composer_replication.tasks.sentinels import SourceOfTests, functions_by_fil
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import Subject, bench_of, subject_of
 from composer_replication.tasks.syntax_trees import docstring_of
+from composer_replication.tasks.test_run import Trial
 
 _SUFFIX = "_contradicted"
 _TWIN_MAKER = """
@@ -92,19 +93,22 @@ def canary_files(store: TaskStore, canary: Canary) -> dict[str, bytes]:
 
 
 def _prove(canary: Canary, subject: Subject, bench: Bench, twins: Mapping[str, str]) -> None:
-    golden = {**subject.golden(bench.original, "visible"), **canary.test_files}
-    report = bench.run(golden, canary.node_ids)
+    original, ids = bench.original, canary.node_ids
+    trees = [subject.stubbed(original, "visible", expression) for expression in STUB_EXPRESSIONS]
+    trees.append(subject.broken(original, "visible"))
+    report, *others = bench.run_all(
+        [
+            Trial({**subject.golden(original, "visible"), **canary.test_files}, ids),
+            *(Trial({**tree, **canary.test_files}, ids, stop_at_first_failure=True) for tree in trees),
+        ]
+    )
     if report.error:
         raise CanaryRefused(f"its tests do not run: {report.error}")
     for test, twin in twins.items():
         if report.outcomes[test] is not Outcome.PASSED or report.outcomes[twin] is not Outcome.FAILED:
             raise CanaryRefused(f"{test} and its twin do not contradict each other")
-    stubs = [subject.stubbed(bench.original, "visible", expression) for expression in STUB_EXPRESSIONS]
-    for tree in (subject.broken(bench.original, "visible"), *stubs):
-        files = {**tree, **canary.test_files}
-        report = bench.run(files, canary.node_ids, stop_at_first_failure=True)
-        if not report.error and len(report.passed) == len(canary.node_ids):
-            raise CanaryRefused("a stub passes")
+    if any(other.all_passed(ids) for other in others):
+        raise CanaryRefused("a stub passes")
 
 
 def _contradict(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -92,40 +92,16 @@ class Difficulty:
     num_passed: int
     num_hidden_passed: int | None
 
-    @property
-    def pass_rate(self) -> float:
-        return self.num_passed / self.num_samples
-
-    @property
-    def ci95(self) -> tuple[float, float]:
-        """Wilson's interval of the pass rate, over fresh samples on this task."""
-        return wilson(self.num_passed, self.num_samples)
-
-    @property
-    def hidden_pass_rate(self) -> float | None:
-        return None if self.num_hidden_passed is None else self.num_hidden_passed / self.num_samples
-
-    @property
-    def hidden_ci95(self) -> tuple[float, float] | None:
-        return None if self.num_hidden_passed is None else wilson(self.num_hidden_passed, self.num_samples)
-
     def to_json(self) -> dict[str, Any]:
-        """The record with its rates."""
+        """The record with its rates, and Wilson's intervals of them over fresh samples on this task."""
+        hidden, num_samples = self.num_hidden_passed, self.num_samples
         return {
             **asdict(self),
-            "pass_rate": self.pass_rate,
-            "ci95": list(self.ci95),
-            "hidden_pass_rate": self.hidden_pass_rate,
-            "hidden_ci95": None if self.hidden_ci95 is None else list(self.hidden_ci95),
+            "pass_rate": self.num_passed / num_samples,
+            "ci95": list(wilson(self.num_passed, num_samples)),
+            "hidden_pass_rate": None if hidden is None else hidden / num_samples,
+            "hidden_ci95": None if hidden is None else list(wilson(hidden, num_samples)),
         }
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredTasks:
-    """``fitting``: by task id, what each policy does on it. ``num_outdated``: by task id, how many counts are of other tests."""
-
-    fitting: Mapping[str, tuple[Difficulty, ...]]
-    num_outdated: Mapping[str, int]
 
 
 class _Row(NamedTuple):
@@ -155,16 +131,9 @@ def tests_sha256(store: TaskStore, task_id: str) -> str:
 
 def _tests_of_today(store_root: Path) -> Callable[[str], str]:
     """The hash of a task's tests as the store has them now; a folder that is no store holds no task."""
-    if not (Path(store_root) / MANIFEST).is_file():
-        return lambda _task_id: _NO_TASK
-    store = TaskStore.open(Path(store_root))
-    held = set(store.task_ids())
-
-    @cache
-    def today(task_id: str) -> str:
-        return tests_sha256(store, task_id) if task_id in held else _NO_TASK
-
-    return today
+    store = TaskStore.open(Path(store_root)) if (Path(store_root) / MANIFEST).is_file() else None
+    held = frozenset() if store is None else frozenset(store.task_ids())
+    return cache(lambda task_id: tests_sha256(store, task_id) if store and task_id in held else _NO_TASK)
 
 
 def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty]) -> Path | None:
@@ -208,11 +177,13 @@ def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty
 
 def read_difficulty(store_root: Path) -> dict[str, tuple[Difficulty, ...]]:
     """By task id, what each policy does on it with its tests of today, seeds added up; in the order of the files."""
-    return dict(compare_difficulty(store_root).fitting)
+    return compare_difficulty(store_root)[0]
 
 
-def compare_difficulty(store_root: Path, *, only: Collection[str] | None = None) -> MeasuredTasks:
-    """As ``read_difficulty``, with the number of counts that are not used; of the tasks in ``only``, or of all."""
+def compare_difficulty(
+    store_root: Path, *, only: Collection[str] | None = None
+) -> tuple[dict[str, tuple[Difficulty, ...]], dict[str, int]]:
+    """As ``read_difficulty``, and by task id how many counts are of other tests; of the tasks in ``only``, or of all."""
     found: dict[str, list[Difficulty]] = {}
     num_outdated: dict[str, int] = {}
     today = _tests_of_today(store_root)
@@ -226,7 +197,7 @@ def compare_difficulty(store_root: Path, *, only: Collection[str] | None = None)
                 found.setdefault(task_id, []).append(_total(task_id, policy, rows))
             if len(rows) < len(kept):
                 num_outdated[task_id] = num_outdated.get(task_id, 0) + len(kept) - len(rows)
-    return MeasuredTasks({task_id: tuple(rows) for task_id, rows in found.items()}, num_outdated)
+    return {task_id: tuple(rows) for task_id, rows in found.items()}, num_outdated
 
 
 def _total(task_id: str, policy: MeasuredPolicy, rows: Sequence[_Row]) -> Difficulty:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 
 AUTHOR = "Task <task@localhost> 946684800 +0000"
@@ -51,21 +52,20 @@ def git_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """
     if any(path.split("/")[0] == ".git" for path in files):
         raise ValueError("the tree has a .git of its own")
-    pack = _Pack()
-    blobs = {path.encode(): pack.add(_BLOB, data) for path, data in sorted(files.items())}
-    tree = _add_tree(pack, blobs)
-    commit = pack.add(
-        _COMMIT, f"tree {tree.hex()}\nauthor {AUTHOR}\ncommitter {AUTHOR}\n\n{MESSAGE}".encode()
-    )
-    data = pack.data()
-    name = f".git/objects/pack/pack-{data[-_SHA1_BYTES:].hex()}"
+    objects: _Objects = {}
+    blobs = {path.encode(): _add(objects, _BLOB, data) for path, data in sorted(files.items())}
+    tree = _add_tree(objects, blobs)
+    message = f"tree {tree.hex()}\nauthor {AUTHOR}\ncommitter {AUTHOR}\n\n{MESSAGE}"
+    commit = _add(objects, _COMMIT, message.encode())
+    pack, index = _packed(objects)
+    name = f".git/objects/pack/pack-{pack[-_SHA1_BYTES:].hex()}"
     return {
         ".git/HEAD": f"ref: {BRANCH}\n".encode(),
         ".git/config": _CONFIG.encode(),
         f".git/{BRANCH}": commit.hex().encode() + b"\n",
         ".git/index": _index(blobs),
-        f"{name}.pack": data,
-        f"{name}.idx": pack.index(data[-_SHA1_BYTES:]),
+        f"{name}.pack": pack,
+        f"{name}.idx": index,
     }
 
 
@@ -82,50 +82,37 @@ def has_fresh_git(folder: Path) -> bool:
         return False
 
 
-@dataclass
-class _Pack:
-    """Objects in the order in which they came; ``places`` are (offset, crc32) by their names."""
-
-    parts: list[bytes] = field(default_factory=list)
-    places: dict[bytes, tuple[int, int]] = field(default_factory=dict)
-    size: int = 12
-
-    def add(self, kind: int, data: bytes) -> bytes:
-        """Add an object once; its name."""
-        name = _sha1(b"%s %d\0%s" % (_KINDS[kind], len(data), data))
-        if name not in self.places:
-            entry = _entry_head(kind, len(data)) + _stored(data)
-            self.places[name] = (self.size, zlib.crc32(entry))
-            self.parts.append(entry)
-            self.size += len(entry)
-        return name
-
-    def data(self) -> bytes:
-        content = b"".join([b"PACK", struct.pack(">II", 2, len(self.parts)), *self.parts])
-        return content + _sha1(content)
-
-    def index(self, checksum: bytes) -> bytes:
-        """The index of the pack, version 2."""
-        names = sorted(self.places)
-        counts = [0] * 256
-        for name in names:
-            counts[name[0]] += 1
-        sums = [sum(counts[: first + 1]) for first in range(256)]
-        content = b"".join(
-            [
-                b"\xfftOc",
-                struct.pack(">I", 2),
-                struct.pack(">256I", *sums),
-                *names,
-                *(struct.pack(">I", self.places[name][1]) for name in names),
-                *(struct.pack(">I", self.places[name][0]) for name in names),
-                checksum,
-            ]
-        )
-        return content + _sha1(content)
+_Objects = dict[bytes, tuple[int, bytes]]
+"""Kind and content by name, in the order in which they came."""
 
 
-def _add_tree(pack: _Pack, blobs: Mapping[bytes, bytes]) -> bytes:
+def _add(objects: _Objects, kind: int, data: bytes) -> bytes:
+    """Add an object once; its name."""
+    name = _sha1(b"%s %d\0%s" % (_KINDS[kind], len(data), data))
+    objects.setdefault(name, (kind, data))
+    return name
+
+
+def _packed(objects: _Objects) -> tuple[bytes, bytes]:
+    """A pack of these objects and its index, both of version 2."""
+    entries = {name: _entry_head(kind, len(data)) + _stored(data) for name, (kind, data) in objects.items()}
+    head = b"PACK" + struct.pack(">II", 2, len(entries))
+    pack = _with_sum([head, *entries.values()])
+    offsets = dict(zip(entries, accumulate(map(len, entries.values()), initial=len(head)), strict=False))
+    names = sorted(entries)
+    counts = Counter(name[0] for name in names)
+    index = [
+        b"\xfftOc" + struct.pack(">I", 2),
+        struct.pack(">256I", *accumulate(counts[first] for first in range(256))),
+        *names,
+        *(struct.pack(">I", zlib.crc32(entries[name])) for name in names),
+        *(struct.pack(">I", offsets[name]) for name in names),
+        pack[-_SHA1_BYTES:],
+    ]
+    return pack, _with_sum(index)
+
+
+def _add_tree(objects: _Objects, blobs: Mapping[bytes, bytes]) -> bytes:
     """Add the tree object of a folder, folders inside first; its name."""
     folders: dict[bytes, dict[bytes, bytes]] = {}
     entries: list[tuple[bytes, bytes, bytes]] = []
@@ -135,10 +122,10 @@ def _add_tree(pack: _Pack, blobs: Mapping[bytes, bytes]) -> bytes:
             folders.setdefault(first, {})[rest] = name
         else:
             entries.append((first, _FILE, name))
-    entries += [(first, _FOLDER, _add_tree(pack, inside)) for first, inside in folders.items()]
+    entries += [(first, _FOLDER, _add_tree(objects, inside)) for first, inside in folders.items()]
     # git sorts a folder as if its name ended in a slash
     entries.sort(key=lambda entry: entry[0] + b"/" if entry[1] == _FOLDER else entry[0])
-    return pack.add(_TREE, b"".join(mode + b" " + leaf + b"\0" + name for leaf, mode, name in entries))
+    return _add(objects, _TREE, b"".join(mode + b" " + leaf + b"\0" + name for leaf, mode, name in entries))
 
 
 def _index(blobs: Mapping[bytes, bytes]) -> bytes:
@@ -148,8 +135,7 @@ def _index(blobs: Mapping[bytes, bytes]) -> bytes:
         entry = struct.pack(">10I", 0, 0, 0, 0, 0, 0, 0o100644, 0, 0, 0) + name
         entry += struct.pack(">H", min(len(path), 0xFFF)) + path
         entries.append(entry + b"\0" * (8 - len(entry) % 8))
-    content = b"".join([b"DIRC", struct.pack(">II", 2, len(entries)), *entries])
-    return content + _sha1(content)
+    return _with_sum([b"DIRC", struct.pack(">II", 2, len(entries)), *entries])
 
 
 def _entry_head(kind: int, size: int) -> bytes:
@@ -173,6 +159,11 @@ def _blocks(data: bytes) -> Iterator[bytes]:
         is_last = begin + _STORED_BYTES >= len(data)
         yield struct.pack("<BHH", is_last, len(block), len(block) ^ 0xFFFF)
         yield block
+
+
+def _with_sum(parts: Iterable[bytes]) -> bytes:
+    content = b"".join(parts)
+    return content + _sha1(content)
 
 
 def _sha1(data: bytes) -> bytes:

@@ -48,13 +48,13 @@ from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.running.bench import IDLE_SECONDS as IDLE_SECONDS_OF_STUBS
-from composer_replication.tasks.running.bench import Bench, Trial
+from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.running.whole_suite import IDLE_SECONDS
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.subject import GateFailed, Subject, part_subject, unsplit_subject, with_paid
 from composer_replication.tasks.test_functions import Place, count_functions
-from composer_replication.tasks.test_run import Ended, TestReport
+from composer_replication.tasks.test_run import Ended, TestReport, Trial
 
 NUM_DRAWS = 24
 """How many ways to part the tests are looked at; a stub that would pass is known without a run."""
@@ -236,7 +236,7 @@ def split_trials(
     shown, *others = _sides_with_code(subject)
     original, own = bench.original, sorted({*subject.visible, *subject.hidden})
     return [
-        Trial(subject.broken(original, "rollout"), subject.shown, stop_when=[subject.shown]),
+        Trial(subject.broken(original, "rollout"), subject.shown, stop_at_first_failure=True),
         *(Trial(subject.golden(original, view), tests, is_golden=True) for view, tests in (shown, *others)),
         *[Trial(subject.golden(original, "hidden"), own, is_golden=True)] * (num_golden - 1),
         *neighbour_trials(subject, repository, bench),
@@ -283,9 +283,10 @@ def judge_split(
     _check_time(repeats, bench)
     for report in others[len(sides) + num_golden - 1 :]:  # of the neighbours
         lost = suite.passed.intersection(report.outcomes) - report.passed
-        whole = (
-            bench.run(subject.broken(bench.original, "hidden"), sorted(report.outcomes)) if lost else report
-        )
+        whole = report
+        if lost:
+            tree = subject.broken(bench.original, "hidden")
+            (whole,) = bench.run_all([Trial(tree, sorted(report.outcomes))])
         leaning = sorted(whole.passed.intersection(lost))
         if leaning:  # they need no file that was not run with them
             raise GateFailed("leans-on-hidden", f"{len(leaning)} tests, such as {leaning[0]}")

@@ -18,12 +18,13 @@ from pathlib import Path, PurePosixPath
 import tomli_w
 
 from composer_replication.records import Task
+from composer_replication.tasks.build_state import Progress
 from composer_replication.tasks.intake.sources import PYTEST_FILES
 from composer_replication.tasks.intake.tree_rules import in_test_folder, is_test_path
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RUN_FACTOR, RepositoryRecord
-from composer_replication.tasks.swebench.swebench_files import OWN_COLUMNS, Progress, Row, iter_rows
-from composer_replication.tasks.test_run import VARIABLES, make_request, runner_program, runner_text
+from composer_replication.tasks.swebench.swebench_files import OWN_COLUMNS, Row, iter_rows
+from composer_replication.tasks.test_run import VARIABLES, Trial, runner_text
 from composer_replication.tasks.views import Changes, write_files
 
 WORKDIR = "/app"
@@ -38,18 +39,6 @@ RUN python -m pip install --no-cache-dir --no-deps --only-binary=:all: --require
 COPY tree {workdir}
 WORKDIR {workdir}
 ENV PYTHONPATH={roots}
-"""
-_TASK = """\
-schema_version = "1.4"
-
-[metadata]
-{metadata}
-[environment]
-workdir = "{workdir}"
-network_mode = "no-network"
-
-[verifier]
-timeout_sec = {seconds:.1f}
 """
 _TEST = "#!/bin/sh\nexec python -I -B /tests/verify.py\n"
 _WHERE = f"The repository is in `{WORKDIR}`. `python -m pytest` runs its tests."
@@ -80,7 +69,7 @@ def _write_task(store: TaskStore, task: Task, public: Row, folder: Path) -> None
     write_files(folder / "solution" / "tree", {path: original[path] for path in touched})
     withheld = store.secret(task.task_id).withheld
     node_ids = [*task.fail_to_pass, *sorted({*task.tests.pass_to_pass, *withheld})]
-    request = make_request(folder / "environment" / "tree", node_ids, "", stop_at_first_failure=False)
+    request = Trial({}, node_ids, left_out=repository.left_out).request(folder / "environment" / "tree", "")
     plan = {
         "workdir": WORKDIR,
         "logs": "/logs/verifier",
@@ -88,19 +77,20 @@ def _write_task(store: TaskStore, task: Task, public: Row, folder: Path) -> None
         "left_out_names": [*_LOADED, *_MADE],
         "variables": VARIABLES,
         "seconds": seconds,
-        "request": {**request, "left_out": list(repository.left_out)},
+        "request": request,
     }
     lock = store.environment_lock(task.environment)
     requirements = [f"{one.name}=={one.version} --hash=sha256:{one.sha256}\n" for one in lock.wheels]
     metadata = {"repository": task.repository, **{name: public[name] for name in OWN_COLUMNS}}
     texts = {
         "instruction.md": f"{str(public['problem_statement'] or _bare(task)).rstrip()}\n\n{_WHERE}\n",
-        "task.toml": _TASK.format(
-            metadata=tomli_w.dumps(
-                {name: "" if value is None else value for name, value in metadata.items()}
-            ),
-            workdir=WORKDIR,
-            seconds=seconds + 60,  # it makes the tree, too
+        "task.toml": tomli_w.dumps(
+            {
+                "schema_version": "1.4",
+                "metadata": {name: "" if value is None else value for name, value in metadata.items()},
+                "environment": {"workdir": WORKDIR, "network_mode": "no-network"},
+                "verifier": {"timeout_sec": seconds + 60},  # it makes the tree, too
+            }
         ),
         "environment/Dockerfile": _DOCKERFILE.format(
             python=lock.python,
@@ -111,7 +101,9 @@ def _write_task(store: TaskStore, task: Task, public: Row, folder: Path) -> None
         "tests/test.sh": _TEST,
         "tests/plan.json": json.dumps(plan, indent=1),
         "tests/verify.py": runner_text("harbor_verifier.py"),
-        "tests/pytest_runner.py": runner_program(),
+        "tests/pytest_runner.py": "\n\n".join(
+            [*map(runner_text, ("suite_plugin.py", "pytest_runner.py")), "main()\n"]
+        ),
         "solution/solve.sh": f"#!/bin/sh\nexec cp -R /solution/tree/. {shlex.quote(WORKDIR)}\n",
     }
     write_files(folder, {path: text.encode() for path, text in texts.items()})

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 
 from composer_replication.tasks.intake.source_folders import below_root, recorded_folders
 from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT, BodyCut
-from composer_replication.tasks.running.bench import Bench, Trial
+from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.subject import Subject
 from composer_replication.tasks.syntax_trees import parsed
+from composer_replication.tasks.test_run import Trial
 from composer_replication.tasks.twin.twin_records import Twin
 from composer_replication.tasks.twin.twin_run import (
     CALL_SECONDS,

@@ -7,6 +7,7 @@ applied to the broken tree restores everything" is more than the code agreeing w
 from __future__ import annotations
 
 import difflib
+import io
 import os
 import re
 import subprocess
@@ -128,8 +129,7 @@ def _hunks(old: str, new: str) -> str:
 
 def _lines(text: str) -> list[str]:
     """At line feeds alone: a carriage return or a form feed is a part of its line."""
-    parts = text.split("\n")
-    return [f"{part}\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+    return io.StringIO(text, newline="\n").readlines()
 
 
 def apply_patch(files: Mapping[str, bytes], patch: str) -> dict[str, bytes]:
@@ -219,13 +219,10 @@ def _run_git_apply(folder: Path, patch: bytes) -> None:
 
 def _read_back(tree: Path) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
-    for folder, subfolders, names in os.walk(tree):
-        subfolders.sort()
-        for name in [*subfolders, *names]:
-            if os.path.islink(os.path.join(folder, name)):
-                raise _refused("the patch makes a link", name)
-        for name in sorted(names):
-            path = Path(folder, name)
+    for path in sorted(tree.rglob("*")):
+        if path.is_symlink():
+            raise _refused("the patch makes a link", path.name)
+        if path.is_file():
             found[path.relative_to(tree).as_posix()] = path.read_bytes()
     return found
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 import ast
 import random
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from composer_replication.tasks.planning.edits import Lines
@@ -102,7 +102,9 @@ class SourceOfTests:
 
     def _contradict(self, function: _Function, site: ast.stmt, draw: random.Random) -> tuple[int, int, str]:
         """An edit after which an assertion that holds cannot hold."""
-        test, pair = _judged(site)
+        judged = _judged(site)
+        assert judged is not None, "not one of sites_of"
+        test, pair = judged
         if pair is None:
             start, end = self.lines.span(test)
             return start, end, f"(not ({self.text[start:end]}))"
@@ -140,17 +142,8 @@ def read_tests(files: Mapping[str, bytes], path: str) -> SourceOfTests | None:
 
 def sites_of(function: _Function) -> list[ast.stmt]:
     """The assertions that a contrary may change, in the order of the text."""
-    found = [node for node in ast.walk(function) if isinstance(node, ast.stmt) and _judges(node)]
+    found = [node for node in ast.walk(function) if isinstance(node, ast.stmt) and _judged(node)]
     return sorted(found, key=lambda node: (node.lineno, node.col_offset))[:MAX_SITES]
-
-
-def _judges(node: ast.stmt) -> bool:
-    if isinstance(node, ast.Assert):
-        return True
-    wanted = {"assertEqual": 2, "assertTrue": 1, "assertFalse": 1}
-    call = _call_of_self(node)
-    # Any other method is no assertion of ours.
-    return call is not None and len(call.args) == wanted.get(getattr(call.func, "attr", ""), -1)
 
 
 def _call_of_self(node: ast.AST) -> ast.Call | None:
@@ -161,14 +154,20 @@ def _call_of_self(node: ast.AST) -> ast.Call | None:
     return None
 
 
-def _judged(site: ast.stmt) -> tuple[ast.expr, tuple[ast.expr, ast.expr] | None]:
-    """What an assertion judges, and the two sides where it says that they are equal."""
-    if isinstance(site, ast.Assert):
-        return site.test, _equality(site.test)
-    assert isinstance(site, ast.Expr)
-    assert isinstance(site.value, ast.Call)
-    first, *others = site.value.args
-    return first, (first, others[0]) if others else None
+def _judged(site: ast.AST) -> tuple[ast.expr, tuple[ast.expr, ast.expr] | None] | None:
+    """What an assertion judges, and the two sides where it says that they are equal; None for anything else."""
+    match site:
+        case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]) as test):
+            return test, (left, right)
+        case ast.Assert(test=test):
+            return test, None
+    call = _call_of_self(site)
+    match call and (getattr(call.func, "attr", ""), call.args):
+        case "assertEqual", [left, right]:
+            return left, (left, right)
+        case "assertTrue" | "assertFalse", [test]:
+            return test, None
+    return None  # any other method is no assertion of ours
 
 
 def _value_of(function: _Function, pair: tuple[ast.expr, ast.expr]) -> ast.expr | None:
@@ -181,13 +180,8 @@ def _value_of(function: _Function, pair: tuple[ast.expr, ast.expr]) -> ast.expr 
 
 def has_value(function: _Function, site: ast.stmt) -> bool:
     """Whether a contrary of this assertion expects another value, and not just the opposite."""
-    pair = _judged(site)[1]
-    return pair is not None and _value_of(function, pair) is not None
-
-
-def _equality(test: ast.expr) -> tuple[ast.expr, ast.expr] | None:
-    is_one = isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)
-    return (test.left, test.comparators[0]) if is_one and isinstance(test, ast.Compare) else None
+    judged = _judged(site)
+    return judged is not None and judged[1] is not None and _value_of(function, judged[1]) is not None
 
 
 def _is_literal(node: ast.expr) -> bool:
@@ -247,23 +241,64 @@ class Copy:
     """Whether a written value is exchanged for another: only a value that is read out of the test equals it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
     """Test files with sentinels in them, and what must become of each sentinel, by node id.
 
     ``doubles`` and ``contraries`` give the copy that each one is.
     """
 
-    files: Mapping[str, bytes]
-    must_pass: frozenset[str]
-    must_fail: frozenset[str]
-    doubles: Mapping[str, Copy]
-    contraries: Mapping[str, Copy]
+    files: dict[str, bytes] = field(default_factory=dict)
+    must_pass: set[str] = field(default_factory=set)
+    must_fail: set[str] = field(default_factory=set)
+    doubles: dict[str, Copy] = field(default_factory=dict)
+    contraries: dict[str, Copy] = field(default_factory=dict)
 
     @property
     def node_ids(self) -> tuple[str, ...]:
         """All sentinels."""
         return tuple(sorted({*self.must_pass, *self.must_fail, *self.doubles, *self.contraries}))
+
+    def add_copies(
+        self, test_file: SourceOfTests, copies: Sequence[Copy], draw: random.Random
+    ) -> Iterator[tuple[int, str]]:
+        """Where to insert what."""
+        for copy in copies:
+            head, bracket, parameters = copy.node_id.partition("[")
+            path, *names = head.split("::")
+            place = test_file.place(names)
+            name = _fresh(names[-1], draw)
+            text = place and test_file.copy(place, name, copy.kind, copy.site, draw)
+            if place is None or text is None:
+                continue
+            own = self.doubles if copy.kind == "double" else self.contraries
+            own["::".join([path, *names[:-1], name]) + bracket + parameters] = copy
+            if draw.random() < 0.5:
+                yield place.start, f"{text}\n"
+            else:
+                yield place.end, f"\n{text}"
+
+    def add_plain(self, path: str, real: str, text: str, draw: random.Random) -> str:
+        """Functions for the end of a file."""
+        failing = _FAILING + (_FAILING_UNITTEST if "unittest" in text else ())
+        shapes = [
+            *((shape, self.must_pass) for shape in _PASSING),
+            *((shape, self.must_fail) for shape in failing),
+        ]
+        draw.shuffle(shapes)
+        pieces = []
+        for shape, wanted in shapes:
+            a, b = draw.randrange(10**3, 10**6), draw.randrange(10**6, 10**9)
+            name = _fresh(real, draw)
+            body = shape.format(a=a, b=b, product=a * b, wrong=a * b + draw.randrange(1, 10**6))
+            pieces.append(f"\n\ndef {name}():\n    {body}\n")
+            wanted.add(f"{path}::{name}")
+        return "".join(pieces)
+
+
+def _fresh(real: str, draw: random.Random) -> str:
+    """A fresh name that the runner collects wherever it collects ``real``."""
+    return f"{real}_{draw.getrandbits(64):016x}"
 
 
 def possible_copies(
@@ -308,114 +343,49 @@ def make_plan(
         wanted.setdefault(copy.node_id.partition("::")[0], []).append(copy)
     by_file = functions_by_file(node_ids)
     plain = set(draw.sample(sorted(by_file), min(num_plain_files, len(by_file))))
-    made = _Made(draw)
-    changed = {}
+    plan = Plan()
     for path in sorted({*wanted, *plain}):
         test_file = read_tests(files, path)
         if test_file is None:
             continue
-        inserts = list(made.copies(test_file, wanted.get(path, ())))
+        inserts = list(plan.add_copies(test_file, wanted.get(path, ()), draw))
         if path in plain:
             names = [names[-1] for names in by_file[path]]
-            inserts.append((len(test_file.text), made.plain(path, draw.choice(names), test_file.text)))
+            inserts.append(
+                (len(test_file.text), plan.add_plain(path, draw.choice(names), test_file.text, draw))
+            )
         text = test_file.text
         for offset, piece in sorted(inserts, reverse=True):
             text = text[:offset] + piece + text[offset:]
-        changed[path] = text.encode("utf-8", "surrogatepass")
-    return Plan(changed, frozenset(made.must_pass), frozenset(made.must_fail), made.doubles, made.contraries)
-
-
-class _Made:
-    """Collects the sentinels of one plan while their texts are written."""
-
-    def __init__(self, draw: random.Random) -> None:
-        self.draw = draw
-        self.must_pass: set[str] = set()
-        self.must_fail: set[str] = set()
-        self.doubles: dict[str, Copy] = {}
-        self.contraries: dict[str, Copy] = {}
-
-    def name(self, real: str) -> str:
-        """A fresh name that the runner collects wherever it collects ``real``."""
-        return f"{real}_{self.draw.getrandbits(64):016x}"
-
-    def copies(self, test_file: SourceOfTests, copies: Sequence[Copy]) -> Iterator[tuple[int, str]]:
-        """Where to insert what."""
-        for copy in copies:
-            head, bracket, parameters = copy.node_id.partition("[")
-            path, *names = head.split("::")
-            place = test_file.place(names)
-            name = self.name(names[-1])
-            text = place and test_file.copy(place, name, copy.kind, copy.site, self.draw)
-            if place is None or text is None:
-                continue
-            own = self.doubles if copy.kind == "double" else self.contraries
-            own["::".join([path, *names[:-1], name]) + bracket + parameters] = copy
-            if self.draw.random() < 0.5:
-                yield place.start, f"{text}\n"
-            else:
-                yield place.end, f"\n{text}"
-
-    def plain(self, path: str, real: str, text: str) -> str:
-        """Functions for the end of a file."""
-        failing = _FAILING + (_FAILING_UNITTEST if "unittest" in text else ())
-        shapes = [
-            *((shape, self.must_pass) for shape in _PASSING),
-            *((shape, self.must_fail) for shape in failing),
-        ]
-        self.draw.shuffle(shapes)
-        pieces = []
-        for shape, wanted in shapes:
-            a, b = self.draw.randrange(10**3, 10**6), self.draw.randrange(10**6, 10**9)
-            name = self.name(real)
-            body = shape.format(a=a, b=b, product=a * b, wrong=a * b + self.draw.randrange(1, 10**6))
-            pieces.append(f"\n\ndef {name}():\n    {body}\n")
-            wanted.add(f"{path}::{name}")
-        return "".join(pieces)
+        plan.files[path] = text.encode("utf-8", "surrogatepass")
+    return plan
 
 
 # --- Tests that call and no longer judge: the defect of a real suite, planted on purpose to see the guard at work.
-
-_TARGET = "_ ="
 
 
 def without_assertions(text: str) -> str:
     """The file with every assertion evaluated and its result thrown away.
 
-    ``assert x == y, why`` becomes ``_ =    x == y, why`` and ``self.assertEqual(x, y)`` becomes
-    ``_ =             (x, y)``: same lines, same columns, still an error where evaluating raises.
-    Left as they are: ``pytest.raises`` and other blocks, calls with keywords or stars, and
-    files that Python cannot read.
+    ``assert x == y, why`` becomes ``(x == y, why)`` and ``self.assertEqual(x, y)`` becomes ``(x, y)``: still an error where
+    evaluating raises. Left as they are: ``pytest.raises`` and other blocks, calls with keywords or stars, and
+    files that Python cannot read. Comments and layout are lost.
     """
     try:
-        module = parse_syntax(text)
-    except (SyntaxError, ValueError):
+        return ast.unparse(ast.fix_missing_locations(_Weaker().visit(parse_syntax(text)))) + "\n"
+    except (SyntaxError, ValueError, RecursionError):
         return text
-    lines = Lines(text)
-    pieces = list(text)
-    for node, length in _assertions(module):
-        start = lines.offset(node.lineno, node.col_offset)
-        pieces[start : start + length] = _TARGET.ljust(length)
-    weaker = "".join(pieces)
-    try:
-        parse_syntax(weaker)
-    except SyntaxError:  # an assertion written over a line break in the middle of its name, say
-        return text
-    return weaker
 
 
-def _assertions(module: ast.Module) -> Iterable[tuple[ast.stmt | ast.expr, int]]:
-    """Each statement to weaken and how many characters of it to write over."""
-    for node in ast.walk(module):
-        if isinstance(node, ast.Assert):
-            yield node, len("assert")
-        elif (call := _call_of_self(node)) is not None and _is_assertion(call):
-            function = call.func
-            if function.end_lineno == call.lineno and function.end_col_offset is not None:
-                yield call, function.end_col_offset - function.col_offset
+class _Weaker(ast.NodeTransformer):
+    def visit_Assert(self, node: ast.Assert) -> ast.Expr:
+        judged = node.test if node.msg is None else ast.Tuple([node.test, node.msg], ast.Load())
+        return ast.Expr(judged)
 
-
-def _is_assertion(call: ast.Call) -> bool:
-    name = getattr(call.func, "attr", "")
-    is_block = name.startswith(("assertRaises", "assertWarns", "assertLogs", "assertNoLogs"))
-    return name.startswith("assert") and not is_block and bool(call.args) and not call.keywords
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr:
+        call = _call_of_self(node)
+        name = getattr(call and call.func, "attr", "")
+        is_block = name.startswith(("assertRaises", "assertWarns", "assertLogs", "assertNoLogs"))
+        if call is None or not name.startswith("assert") or is_block or call.keywords or not call.args:
+            return node
+        return ast.Expr(ast.Tuple(call.args, ast.Load()))

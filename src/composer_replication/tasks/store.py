@@ -40,17 +40,17 @@ from composer_replication.tasks.blobs import (
     write_file,
 )
 from composer_replication.tasks.fresh_git import with_git
-from composer_replication.tasks.intake.cache import sha256_of
+from composer_replication.tasks.intake.cache import sha256_of, tree_bytes
 from composer_replication.tasks.intake.environment import Environment, open_environment
 from composer_replication.tasks.intake.lock import EnvironmentLock
 from composer_replication.tasks.intake.tree_rules import is_test_path
-from composer_replication.tasks.proving_sandbox import ProvingSandbox
 from composer_replication.tasks.store_manifest import (
     CHANGES,
     NAME,
     BuildMark,
     Manifest,
     Origin,
+    ProvingSandbox,
     add_changes,
     begin_changes,
     damaged,
@@ -186,9 +186,7 @@ class TaskStore:
 
     def num_bytes(self) -> int:
         """Size of everything that belongs to the store."""
-        places = [self.root / name for name in ("objects", *FOLDERS, NAME, CHANGES)]
-        files = [path for place in places for path in (place, *place.rglob("*")) if path.is_file()]
-        return sum(path.stat().st_size for path in files)
+        return sum(tree_bytes(self.root / name) for name in ("objects", *FOLDERS, NAME, CHANGES))
 
     def put_blob(self, data: bytes, *, is_packed: bool = False) -> str:
         """Keep some bytes; their sha256. ``is_packed`` says that they are compressed already."""

@@ -7,9 +7,14 @@ changes.jsonl     what has changed since: one line for each change, so that what
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import platform
+import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +22,10 @@ from pydantic import TypeAdapter
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import SCHEMA_VERSION, append_jsonl, read_jsonl, write_atomic
+from composer_replication.sandbox import choose_backend, name_of
+from composer_replication.sandbox.bwrap_program import START_SECONDS, find_bwrap
 from composer_replication.tasks.blobs import read_file
 from composer_replication.tasks.intake.cache import sha256_of
-from composer_replication.tasks.proving_sandbox import ProvingSandbox
 
 STORE_VERSION = 5
 """Raised when records or files are laid out otherwise."""
@@ -28,6 +34,43 @@ READABLE_VERSIONS = (2, 3, 4, STORE_VERSION)
 NAME = "manifest.json"
 CHANGES = "changes.jsonl"
 Origin = dict[str, str | bool | None]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ProvingSandbox:
+    """Which sandbox proved tasks, since a test may notice when it runs elsewhere: a backend, its version (empty where it tells none), and the Python and the system that run in it."""
+
+    backend: str
+    version: str
+    python: str
+    platform: str
+
+    def __str__(self) -> str:
+        name = f"{self.backend} {self.version}".strip()
+        return f"{name} (Python {self.python}, {self.platform})"
+
+
+@cache
+def sandbox_in_force(backend: str | None) -> ProvingSandbox:
+    """The sandbox that a backend gives here; None for the best of this machine."""
+    name = name_of(choose_backend(backend))
+    system = f"{platform.system()} {platform.machine()}"
+    return ProvingSandbox(name, _version(name), platform.python_version(), system)
+
+
+def _version(name: str) -> str:
+    if name == "sandlock":
+        with suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    found = find_bwrap() if name.startswith("bubblewrap") else None
+    if found is None:
+        return ""
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            [found.path, "--version"], capture_output=True, text=True, timeout=START_SECONDS, check=False
+        )
+        return done.stdout.strip().rpartition(" ")[2]
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

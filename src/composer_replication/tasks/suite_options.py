@@ -12,8 +12,10 @@ import configparser
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import product
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from composer_replication.tasks.intake.parsed_files import inner_table
@@ -47,30 +49,28 @@ _FLAG = re.compile(
 """Without a value: the next word is something else."""
 _TAKES_WORD = frozenset("pmkoWrcn")
 _KEPT_SHORT = frozenset("pmko")
+_USUAL = ("test_*.py", "*_test.py")
 _PATTERN = re.compile(r"\bunittest\s+discover\b[^\n;&|]*?(?:-p|--pattern)[ =\"',]+([\w*?\[\].-]+)")
 _UNITTEST = re.compile(r"-m[\"', ]+unittest\b|\bsetup\.py\s+test\b|\btest_suite\s*=|\bnose(?:tests|2)\b")
 
 
 def suite_arguments(tree: Path) -> list[str]:
     """The arguments with which the repository has pytest called: its file of settings, then its options, each one word."""
-    name, settings = pytest_settings(lambda name: _bytes(tree / name))
-    if not name:
-        nested = [folder for folder in ("tests", "test") if _has_settings(tree / folder)]
-        name, settings = pytest_settings(lambda name: _bytes(tree / nested[0] / name)) if nested else ("", {})
-        name = f"{nested[0]}/{name}" if name else ""
+    read = partial(_bytes, tree)
+    name, settings = pytest_settings(read)
     return [
         *([f"--config-file={name}"] if name else []),
         *_kept(_words(settings.get("addopts", ""))),
-        *([] if "python_files" in settings else _unittest_files(tree)),
+        *([] if "python_files" in settings else _unittest_files(read, map(str, tree.rglob("*.py")))),
     ]
 
 
-def names_tried(files: Mapping[str, bytes], arguments: Sequence[str]) -> str:
+def names_tried(files: Mapping[str, bytes]) -> str:
     """The names by which pytest looked for tests in files of a tree, for a sentence."""
     _, settings = pytest_settings(files.get)
-    widened = [word.partition("=")[2] for word in arguments if word.startswith("-opython_files=")]
+    widened = [word.partition("=")[2] for word in _unittest_files(files.get, files)]
     tried = {
-        "files": settings.get("python_files") or (widened or ["test_*.py *_test.py"])[0],
+        "files": settings.get("python_files") or (widened or [" ".join(_USUAL)])[0],
         "functions": settings.get("python_functions") or "test*",
         "classes": settings.get("python_classes") or "Test*",
         "below": settings.get("testpaths") or ".",
@@ -82,27 +82,24 @@ def names_tried(files: Mapping[str, bytes], arguments: Sequence[str]) -> str:
 
 
 def pytest_settings(read: Callable[[str], bytes | None]) -> tuple[str, dict[str, Any]]:
-    """The file in which pytest finds its settings, and these; in the order in which pytest looks.
+    """The file in which pytest finds its settings, and these; in the order in which pytest looks, then in a folder of tests.
 
     Args:
-        read: gives the bytes of a file in the folder of the project, or None.
+        read: gives the bytes of a file of the project by its path, or None.
 
     Returns:
         An empty name where no file has any.
     """
-    for name in PYTEST_FILES:
-        data = read(name)
+    for folder, name in product(("", "tests/", "test/"), PYTEST_FILES):
+        data = read(folder + name)
         found = None if data is None else _settings_in(name, data)
         if found is not None:
-            return name, found
+            return folder + name, found
     return "", {}
 
 
-def _has_settings(folder: Path) -> bool:
-    return bool(pytest_settings(lambda name: _bytes(folder / name))[0])
-
-
-def _bytes(path: Path) -> bytes | None:
+def _bytes(folder: Path, name: str) -> bytes | None:
+    path = folder / name
     return path.read_bytes() if path.is_file() else None
 
 
@@ -156,21 +153,13 @@ def _kept(words: list[str]) -> Iterator[str]:
             yield "-s"
 
 
-def _unittest_files(tree: Path) -> list[str]:
+def _unittest_files(read: Callable[[str], bytes | None], paths: Iterable[str]) -> list[str]:
     """``python_files`` with the names by which unittest finds tests, where the repository has unittest find them."""
     said = "\n".join(
-        (_bytes(tree / name) or b"").decode("utf-8", "replace")
+        (read(name) or b"").decode("utf-8", "replace")
         for name in ("setup.py", "setup.cfg", "tox.ini", "pyproject.toml", "noxfile.py")
     )
     patterns = _PATTERN.findall(said) or (["test*.py"] if _UNITTEST.search(said) else [])
-    if not patterns and not _has_usual_names(tree):
+    if not patterns and not any(PurePosixPath(path).match(usual) for path in paths for usual in _USUAL):
         patterns = ["test*.py", "*_tests.py", "tests_*.py", "*Test.py", "*Tests.py"]
-    return (
-        [f"-opython_files={' '.join(['test_*.py', '*_test.py', *dict.fromkeys(patterns)])}"]
-        if patterns
-        else []
-    )
-
-
-def _has_usual_names(tree: Path) -> bool:
-    return any(next(tree.rglob(pattern), None) is not None for pattern in ("test_*.py", "*_test.py"))
+    return [f"-opython_files={' '.join([*_USUAL, *dict.fromkeys(patterns)])}"] if patterns else []

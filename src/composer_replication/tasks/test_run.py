@@ -8,10 +8,9 @@ that breaks any of this is a failure of the candidate, never a success by absenc
 from __future__ import annotations
 
 import json
-import secrets
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from importlib.resources import files
@@ -22,7 +21,7 @@ from typing import Any
 from composer_replication.records import ExecResult, Limits, Outcome, SandboxSpec
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.supervised_run import Verdict
-from composer_replication.tasks.call_contexts import Contexts, read_contexts
+from composer_replication.tasks.call_contexts import Contexts, decode
 from composer_replication.tasks.intake.cache import refuse_when_full
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.source_folders import folders_of_tree
@@ -56,21 +55,17 @@ ARGUMENTS = (
 
 
 class Ended(Enum):
-    """Which limit ended a run, if one did; never told from what its tests print."""
+    """Which limit ended a run, if one did; never told from what its tests print. The sandbox's own are its verdicts."""
 
     BY_ITSELF = "by itself"
     TIME = "time"
-    MEMORY = "memory"
-    DISK = "disk"
-    PROCESSES = "processes"
+    MEMORY = Verdict.OVER_MEMORY.value
+    DISK = Verdict.OVER_DISK.value
+    PROCESSES = Verdict.OVER_PROCESSES.value
     EMPTY = "before anything was collected"
 
 
-_BY_VERDICT = {
-    Verdict.OVER_MEMORY.value: Ended.MEMORY,
-    Verdict.OVER_DISK.value: Ended.DISK,
-    Verdict.OVER_PROCESSES.value: Ended.PROCESSES,
-}
+SANDBOX_LIMITS = (Ended.MEMORY, Ended.DISK, Ended.PROCESSES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,74 +114,66 @@ class TestReport:
         return not self.error and self.passed.issuperset(tests)
 
 
-def run_tests(
-    tree: Path,
-    environment: Environment,
-    node_ids: Sequence[str] | None,
-    *,
-    backend: str | None = None,
-    timeout_seconds: float,
-    wall_factor: float | None = None,
-    limits: Limits | None = None,
-    stop_at_first_failure: bool = False,
-    with_places: bool = False,
-    with_contexts: bool = False,
-    shuffle_seed: int | None = None,
-    backwards: bool = False,
-    stop_when: Sequence[Sequence[str]] = (),
-    left_out: Sequence[str] = (),
-    each_seconds: float | None = None,
-    idle_seconds: float | None = None,
-) -> TestReport:
-    """Run tests over a private copy of a tree.
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run to make.
 
     Args:
-        tree: the caller's private copy; its tests may write into it.
-        environment: where the test runner lives.
+        files: all files of its tree.
         node_ids: the tests to run; their files are collected and nothing else. None: all.
-        backend: sandbox backend by name or dotted path; None for the best of this machine.
-        timeout_seconds: above 0; past it the whole run is a failure.
-        wall_factor: at least 1: ``timeout_seconds`` is then processor time of the process that runs the tests
+        seconds: past it the whole run is a failure; 0 for what a bench gives.
+        stop_at_first_failure: enough for a gate that wants one failure; ``outcomes`` is then partial.
+        wall_factor: at least 1: ``seconds`` is then processor time of the process that runs the tests
             (in whole seconds, rounded up), which a busy machine hardly changes, and the limit by the
             clock is so many times as long. None: it is time by the clock.
-        limits: of the sandbox; records may use more output than other programs.
-        stop_at_first_failure: enough for a gate that wants one failure; ``outcomes`` is then partial.
+        idle_seconds: it ends when all of it has waited so long at a stretch; seen only where there is a ``/proc``.
+        left_out: tests that are not run and files that are not collected.
+        is_golden: it should pass, so where it runs out of time the machine may be to blame.
+        each_seconds: of a run that is alone: it ends when one test, or the import of one file, takes longer by the clock;
+            that test is named then.
         with_places: also report where test functions stand.
         with_contexts: also report which functions each single test calls.
         shuffle_seed: draws another order, with folders, modules and classes kept together; None:
             the order of the files.
         backwards: the drawn order from its end, so that any two tests meet both ways round.
-        stop_when: groups of tests; the run may end when one of each did not pass.
-        left_out: tests that are not run and files that are not collected.
-        each_seconds: the run is ended by the clock when one test, or the import of one file, takes longer.
-        idle_seconds: or when all of it has waited so long at a stretch; seen only where there is a ``/proc``.
-
-    Raises:
-        OSError: the disk of this machine is full.
     """
-    nonce = secrets.token_hex(16)
-    is_watched = each_seconds is not None or idle_seconds is not None
-    request = make_request(tree, node_ids, nonce, stop_at_first_failure=stop_at_first_failure) | {
-        "stop_when": [list(tests) for tests in stop_when],
-        "left_out": list(left_out),
-        "watch": {"seconds": each_seconds, "idle_seconds": idle_seconds} if is_watched else None,
-        "places": with_places,
-        "shuffle_seed": shuffle_seed,
-        "backwards": backwards,
-        "cpu_seconds": None if wall_factor is None else timeout_seconds,
-    }
-    chosen = limits or Limits()
-    result = run_inside(
-        tree,
-        environment,
-        [runner_program(with_contexts=with_contexts, is_watched=is_watched)],
-        json.dumps(request).encode(),
-        backend=backend,
-        limits=replace(chosen, output_bytes=record_bytes(chosen)),
-        timeout_seconds=timeout_seconds * (wall_factor or 1.0),
-    )
-    is_partial = stop_at_first_failure or bool(stop_when)
-    return judge(result, nonce, node_ids, timeout_seconds=timeout_seconds, is_partial=is_partial)
+
+    files: Mapping[str, bytes]
+    node_ids: Sequence[str] | None
+    seconds: float = 0.0
+    stop_at_first_failure: bool = False
+    wall_factor: float | None = None
+    idle_seconds: float | None = None
+    left_out: Sequence[str] = ()
+    is_golden: bool = False
+    each_seconds: float | None = None
+    with_places: bool = False
+    with_contexts: bool = False
+    shuffle_seed: int | None = None
+    backwards: bool = False
+
+    @property
+    def wall_seconds(self) -> float:
+        """What it may take by the clock."""
+        return self.seconds * (self.wall_factor or 1.0)
+
+    def request(self, tree: Path, nonce: str) -> dict[str, Any]:
+        """What the runner inside the sandbox reads."""
+        return {
+            "nonce": nonce,
+            "node_ids": None if self.node_ids is None else list(self.node_ids),
+            "files": sorted({node_id.partition("::")[0] for node_id in self.node_ids or ()}),
+            "arguments": [*ARGUMENTS, *(["--maxfail=1"] if self.stop_at_first_failure else [])],
+            "options": suite_arguments(tree),
+            "import_roots": import_roots(tree),
+            "places": self.with_places,
+            "shuffle_seed": self.shuffle_seed,
+            "backwards": self.backwards,
+            "cpu_seconds": None if self.wall_factor is None else self.seconds,
+            "left_out": list(self.left_out),
+            "contexts": self.with_contexts,
+            "tell": None,
+        }
 
 
 def run_inside(
@@ -215,27 +202,6 @@ def run_inside(
     return result
 
 
-def make_request(
-    tree: Path, node_ids: Sequence[str] | None, nonce: str, *, stop_at_first_failure: bool
-) -> dict[str, Any]:
-    """What the runner inside the sandbox reads; nothing but outcomes is asked for."""
-    return {
-        "nonce": nonce,
-        "node_ids": None if node_ids is None else list(node_ids),
-        "files": sorted({node_id.partition("::")[0] for node_id in node_ids or ()}),
-        "arguments": [*ARGUMENTS, *(["--maxfail=1"] if stop_at_first_failure else [])],
-        "options": suite_arguments(tree),
-        "import_roots": import_roots(tree),
-        "places": False,
-        "shuffle_seed": None,
-        "backwards": False,
-        "cpu_seconds": None,
-        "stop_when": [],
-        "left_out": [],
-        "watch": None,
-    }
-
-
 def variables(environment: Environment) -> dict[str, str]:
     """The variables of a run."""
     return {**VARIABLES, "PATH": f"{environment.root}/bin:{VARIABLES['PATH']}"}
@@ -246,33 +212,17 @@ def record_bytes(limits: Limits) -> int:
     return max(limits.output_bytes, _RECORD_BYTES)
 
 
-def runner_program(*, with_contexts: bool = False, is_watched: bool = False) -> str:
-    """What runs the tests inside the sandbox: a program that reads ``make_request``."""
-    names = ["suite_plugin", "pytest_runner"]
-    names += ["batch_server"] if is_watched else []
-    names += ["context_recorder"] if with_contexts else []
-    call = "main(ContextMap)" if with_contexts else "main()"
-    return "\n\n".join([*(runner_text(f"{name}.py") for name in names), call, ""])
-
-
 @cache
 def runner_text(name: str) -> str:
     """The source of a program that runs inside the sandbox."""
     return files("composer_replication.tasks.running").joinpath(name).read_text()
 
 
-def judge(
-    result: ExecResult,
-    nonce: str,
-    node_ids: Sequence[str] | None,
-    *,
-    timeout_seconds: float,
-    is_partial: bool = False,
-) -> TestReport:
+def judge(result: ExecResult, nonce: str, trial: Trial) -> TestReport:
     """Turn what came out of the sandbox into a report; anything out of order is an error."""
     records = read_records(result.stdout, nonce)
     ended = _ended(result, records)
-    problem = broken_off(result, timeout_seconds)
+    problem = broken_off(result, trial.seconds)
     if not problem and (not records or records[-1]["event"] != "end"):
         problem = "the run ended without its closing record"
     if not problem and sum(record["event"] == "end" for record in records) != 1:
@@ -286,9 +236,11 @@ def judge(
         problem = "a test forks, and both processes go on with the suite"
     if problem == NOTHING_COLLECTED:
         ended = Ended.EMPTY
-    if not problem and node_ids is not None:
-        problem = compare_ids(node_ids, tally.collected, tally.outcomes, is_partial=is_partial)
-    elif not problem and not is_partial and set(tally.outcomes) != set(tally.collected):
+    if not problem and trial.node_ids is not None:
+        problem = compare_ids(
+            trial.node_ids, tally.collected, tally.outcomes, is_partial=trial.stop_at_first_failure
+        )
+    elif not problem and not trial.stop_at_first_failure and set(tally.outcomes) != set(tally.collected):
         problem = "not every collected test ran"
     running, broke = _where_it_broke(records, result) if problem else ("", "")
     if result.timed_out:  # the time of all of it: no fault of the test that was running then
@@ -296,7 +248,7 @@ def judge(
     done = {} if disorder else tally.outcomes
     outcomes = tally.outcomes
     if problem:
-        outcomes = dict.fromkeys(node_ids or tally.collected, Outcome.FAILED)
+        outcomes = dict.fromkeys(trial.node_ids or tally.collected, Outcome.FAILED)
         problem = f"{problem}{last_words(result)}"
     else:
         ended = Ended.BY_ITSELF
@@ -313,13 +265,12 @@ def judge(
 
 
 def _ended(result: ExecResult, records: Sequence[dict[str, Any]]) -> Ended:
-    if (
-        result.timed_out
-        or result.exit_code in _OVER_CPU
-        or any(one.get("event") == "stuck" for one in records)
-    ):
+    is_stuck = any(one.get("event") == "stuck" for one in records)
+    if is_stuck or result.timed_out or result.exit_code in _OVER_CPU:
         return Ended.TIME
-    return Ended.MEMORY if result.out_of_memory else _BY_VERDICT.get(result.stopped, Ended.BY_ITSELF)
+    if result.out_of_memory:
+        return Ended.MEMORY
+    return next((limit for limit in SANDBOX_LIMITS if limit.value == result.stopped), Ended.BY_ITSELF)
 
 
 def broken_off(result: ExecResult, timeout_seconds: float) -> str:
@@ -409,7 +360,7 @@ class _Tally:
         if record["event"] in ("file", "stuck", "doubled"):
             return ""
         if record["event"] == "end":
-            self.contexts = read_contexts(record["contexts"]) if "contexts" in record else {}
+            self.contexts = decode(record["contexts"]) if "contexts" in record else {}
             self.cpu_seconds = float(record.get("cpu_seconds", 0.0))
         elif record["event"] == "collect_error":
             self.collect_errors[str(record["id"])] = str(record["text"])

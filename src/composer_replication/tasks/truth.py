@@ -12,15 +12,16 @@ from composer_replication.tasks.lookup_gate import LookupFindings, TrueTask, pas
 from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.repository import PreparedRepository
-from composer_replication.tasks.running.bench import IDLE_SECONDS, Bench, Trial
+from composer_replication.tasks.running.bench import IDLE_SECONDS, Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import Subject, subject_of
+from composer_replication.tasks.test_run import Trial
 from composer_replication.tasks.twin.build_twins import TwinSearch, build_twins
 from composer_replication.tasks.twin.mutants import mutants_of
 from composer_replication.tasks.twin.twin_judge import function_of, judge_twins
 from composer_replication.tasks.twin.twin_records import Twin, score_digests, twin_bytes
 from composer_replication.tasks.twin.twin_run import Job, play_apart
-from composer_replication.tasks.workers.workers import Workers
+from composer_replication.tasks.workers import Workers
 
 SAME_BEFORE = "the code before the patch does the same"
 UNNAMED = "nothing that stays in the tree says what it is called"

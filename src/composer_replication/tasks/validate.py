@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +21,7 @@ from composer_replication.records import Task
 from composer_replication.run_folder import SCHEMA_VERSION
 from composer_replication.sandbox import choose_backend, require_selftest
 from composer_replication.sandbox.supervised_run import interruptible_pool
+from composer_replication.tasks.build_state import Progress
 from composer_replication.tasks.fair_split import words_of
 from composer_replication.tasks.gates import (
     check_fair,
@@ -37,16 +38,14 @@ from composer_replication.tasks.gates import (
 from composer_replication.tasks.instructions.written_instructions import written_instruction
 from composer_replication.tasks.intake.cache import cache_folder, sha256_of
 from composer_replication.tasks.journal import GATES_VERSION
-from composer_replication.tasks.proving_sandbox import ProvingSandbox, sandbox_in_force
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import ProvingSandbox, sandbox_in_force
 from composer_replication.tasks.subject import GateFailed, Subject, bench_of, subject_of
 from composer_replication.tasks.truth import LOOKUP_PASSES, NO_TRUTH, TRUTH_UNKNOWN
 from composer_replication.tasks.twin.twin_judge import judge_twins, play_stubs
 from composer_replication.tasks.twin.twin_records import Twin
 from composer_replication.tasks.twin.twin_run import play_apart
-
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ def run_faces_on(address: str, store: TaskStore) -> dict[str, Any]:
     result: dict[str, Any] = {"host": socket.gethostname()}
     with open_cluster(address, store, ClusterOptions(num_actors=1, num_cpus=0.1)) as cluster:
         from composer_replication.rollouts.cluster.rollout_cluster import RayEnvironment, RayGrader
-        from composer_replication.tasks.workers.ray_connection import Head
+        from composer_replication.tasks.workers.ray_cluster import Head
 
         face = TrlFeatureDeletion(RayEnvironment(cluster))
         result["trl_first"] = face.reset(task_id=task.task_id)

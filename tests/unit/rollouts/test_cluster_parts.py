@@ -30,7 +30,7 @@ from composer_replication.rollouts.environment.feature_deletion_env import Featu
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.workers.ray_connection import needs_of
+from composer_replication.tasks.workers.ray_cluster import needs_of
 
 NUMBERS = "tinymath/numbers.py"
 

@@ -230,7 +230,7 @@ def test_what_is_not_ours_stays(start: Start, tmp_path: Path) -> None:
 WORKER = """\
 import time
 from composer_replication.sandbox.process_folder import process_folder
-from composer_replication.tasks.workers.ray_connection import sweep_after_this_process
+from composer_replication.tasks.workers.ray_cluster import sweep_after_this_process
 sweep_after_this_process()
 sweep_after_this_process()
 (process_folder() / "tree").mkdir()

@@ -15,8 +15,7 @@ from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, SandboxSpec
 from composer_replication.tasks import build_state, repository
-from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.build_summary import BuildSummary
+from composer_replication.tasks.build import BuildSummary, build_tasks
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.leaks.leak_scan import scan_store
 from composer_replication.tasks.store import TaskStore

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_trees import write_tree
 
 from composer_replication.tasks.call_contexts import UNKNOWN, decode, encode, select_tests
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.test_run import TestReport, run_tests
+from composer_replication.tasks.running.bench import run_alone
+from composer_replication.tasks.test_run import TestReport, Trial
 
 PACKAGE = """\
 def decorate(function):
@@ -137,8 +137,8 @@ def names_of(contexts: Mapping[str, frozenset[tuple[str, int]]]) -> dict[str, se
 @pytest.fixture
 def run(tmp_path: Path, environment: Environment):
     def run_files(files: Mapping[str, str], **options: object) -> TestReport:
-        return run_tests(
-            write_tree(tmp_path / "tree", files), environment, None, timeout_seconds=60.0, **options
+        return run_alone(
+            Trial({name: text.encode() for name, text in files.items()}, None, 60.0, **options), environment
         )
 
     return run_files

@@ -15,6 +15,7 @@ from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.repository import make_bench
 from composer_replication.tasks.sentinels import SourceOfTests
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.test_run import Trial
 
 TESTS = '''"""Doc
 string."""
@@ -76,7 +77,7 @@ def run(store: TaskStore, canary: Canary, answer: str) -> set[str]:
     files = canary_files(store, canary)
     path = canary.task.hole.path
     files[path] = fill(store.broken_text(canary.task), canary.task.hole, answer).encode()
-    report = bench.run(files, canary.node_ids)
+    (report,) = bench.run_all([Trial(files, canary.node_ids)])
     return set() if report.error else set(report.passed)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from itertools import groupby
 from pathlib import Path
@@ -14,10 +13,10 @@ from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.repository import prepare
+from composer_replication.tasks.running.bench import run_alone
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
-from composer_replication.tasks.test_run import TestReport, run_tests
-from composer_replication.tasks.views import write_files
+from composer_replication.tasks.test_run import TestReport, Trial
 
 MakeProject = Callable[[Mapping[str, str]], Path]
 
@@ -74,11 +73,8 @@ def run(tmp_path: Path, environment: Environment) -> Callable[..., TestReport]:
     def run_files(
         files: Mapping[str, str], *, seed: int | None = None, backwards: bool = False
     ) -> TestReport:
-        shutil.rmtree(tmp_path / "tree", ignore_errors=True)
-        write_files(tmp_path / "tree", {name: text.encode() for name, text in files.items()})
-        return run_tests(
-            tmp_path / "tree", environment, None, timeout_seconds=60.0, shuffle_seed=seed, backwards=backwards
-        )
+        tree = {name: text.encode() for name, text in files.items()}
+        return run_alone(Trial(tree, None, 60.0, shuffle_seed=seed, backwards=backwards), environment)
 
     return run_files
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from composer_replication.tasks.build_summary import BuildSummary
+from composer_replication.tasks.build import restricted_licences
 from composer_replication.tasks.intake.licences import Licence, is_permissive, read_licence
 
 FILES = {"LICENSE": b"some text", "x.py": b""}
@@ -143,8 +142,7 @@ def test_what_is_not_permissive_is_named() -> None:
         "odd==1": Licence(None, "LICENSE", "", None, "LICENSE is odd"),
         "bare==1": Licence(None, "", "", None),
     }
-    summary = BuildSummary(Path("x"), 1, 1, 1, {}, 1.0, 1, "f", licences=licences)
-    assert summary.restricted() == {
+    assert restricted_licences(licences) == {
         "bare==1": "licence not known",
         "bought==1": "LicenseRef-Proprietary, not among the permissive licences",
         "left==1": "GPL-3.0-only, not among the permissive licences",

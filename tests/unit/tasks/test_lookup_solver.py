@@ -14,13 +14,12 @@ from composer_replication.tasks.intake.environment import Environment, open_envi
 from composer_replication.tasks.intake.lock import resolve
 from composer_replication.tasks.lookup_gate import answered_calls, with_tables
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS, find_body_cuts
-from composer_replication.tasks.running.bench import Bench
-from composer_replication.tasks.test_run import TestReport, run_tests
+from composer_replication.tasks.running.bench import Bench, run_alone
+from composer_replication.tasks.test_run import TestReport, Trial
 from composer_replication.tasks.twin.build_twins import build_twins
 from composer_replication.tasks.twin.twin_judge import judge_twin, play_stubs
 from composer_replication.tasks.twin.twin_records import Twin, Vector
 from composer_replication.tasks.twin.twin_run import Job, JobReport, RecordedCall
-from composer_replication.tasks.views import write_files
 
 pytestmark = pytest.mark.timeout(600)  # the first test of all builds the twins for the rest
 
@@ -90,8 +89,7 @@ def twins(runner: Environment) -> dict[str, Twin]:
 @pytest.fixture
 def run(tmp_path: Path, runner: Environment):
     def run_files(files: dict[str, bytes], node_ids: list[str]) -> TestReport:
-        write_files(tmp_path / "tree", files)
-        return run_tests(tmp_path / "tree", runner, node_ids, timeout_seconds=60)
+        return run_alone(Trial(files, node_ids, 60.0), runner)
 
     return run_files
 

@@ -29,7 +29,7 @@ pytest.importorskip("ray", reason="the extra ray is not installed")
 load_ray()
 from ray.exceptions import RaySystemError, RayTaskError  # noqa: E402
 
-from composer_replication.tasks.workers import ray_connection, ray_pool  # noqa: E402
+from composer_replication.tasks.workers import ray_cluster  # noqa: E402
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 COMPOSER_RL = (  # a shell may have started all of this in the background, where Ctrl-C is ignored
@@ -224,21 +224,21 @@ def test_an_address_where_nothing_answers(form: str) -> None:
     with pytest.raises(
         MissingError, match=r"^CR0490: the Ray cluster cannot be joined: [^\n]*refused[^\n]*$"
     ):
-        ray_connection.RayConnection(form.format(free_port()))
+        ray_cluster.joined(form.format(free_port())).__enter__()
 
 
 @pytest.mark.parametrize("address", ["", "nowhere", "local", "host:", "host:0", "host:70000", "http://host:80", "a b:1"])  # fmt: skip
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(UsageError, match=r"CR0490.*is no address"):
-        ray_connection.RayConnection(address)
+        ray_cluster.joined(address).__enter__()
 
 
 def test_another_version_of_ray_is_one_sentence() -> None:
     told = "Version mismatch: The cluster was started with:\n    Ray: 2.1.0\n    Python: 3.9.1\nThis process was started with:\n    Ray: 2.60.0\n"
-    error = ray_connection._refusal("auto", RuntimeError(told))
+    error = ray_cluster._refusal("auto", RuntimeError(told))
     assert error.code == "CR0490"
     assert "(Ray 2.1.0, Python 3.9.1, Ray 2.60.0)" in error.message
-    assert ray_connection._refusal("auto", RuntimeError("anything. else")).message == (
+    assert ray_cluster._refusal("auto", RuntimeError("anything. else")).message == (
         "the Ray cluster cannot be joined: anything."
     )
 
@@ -246,8 +246,8 @@ def test_another_version_of_ray_is_one_sentence() -> None:
 def test_a_head_may_be_away_for_a_moment_and_not_for_long() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         place = server.getsockname()
-        hasty = ray_connection.Head(*place, look_seconds=0.0, lost_seconds=0.0)
-        patient = ray_connection.Head(*place, look_seconds=0.0, lost_seconds=1e6)
+        hasty = ray_cluster.Head(*place, look_seconds=0.0, lost_seconds=0.0)
+        patient = ray_cluster.Head(*place, look_seconds=0.0, lost_seconds=1e6)
         hasty.check()
     patient.check()
     with pytest.raises(
@@ -264,7 +264,7 @@ def test_a_node_that_would_give_other_bytes_or_whose_jail_breaks_is_named(
         "    def is_available(self):\n        return None\n\n    def open(self, spec):\n        raise SandboxFailure('CR0302', 'planted')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    _, version, pickler = ray_connection.needs_of(None)
+    _, version, pickler = ray_cluster.needs_of(None)
     for needs, kind, what in (
         ((None, "0.0.0", pickler), MissingError, f"has composer-replication {version} and not 0.0.0"),
         ((None, version, "other"), MissingError, "has another version of cloudpickle"),
@@ -275,20 +275,20 @@ def test_a_node_that_would_give_other_bytes_or_whose_jail_breaks_is_named(
         ),
     ):
         with pytest.raises(MissingError, match=rf"CR0491: the node {socket.gethostname()} {what}") as caught:
-            ray_pool.do_work(needs, os.getpid, {})
+            ray_cluster.do_work(needs, os.getpid, {})
         assert type(caught.value) is kind, "what Ray tries again"
 
 
 def test_what_ray_says_of_a_node_without_this_program_is_one_sentence() -> None:
     told = "The remote function failed to import on the worker. This may be because\nModuleNotFoundError: planted"
-    missing = ray_pool._told(RayTaskError("f", "", RuntimeError(told)))
+    missing = ray_cluster._told(RayTaskError("f", "", RuntimeError(told)))
     assert str(missing).startswith(
         "CR0491: a node of the cluster cannot import composer-replication. [--ray] Next: pip"
     )
-    lost = ray_pool._told(RayTaskError("f", "", RaySystemError("No module named 'planted'. And\nmore")))
+    lost = ray_cluster._told(RayTaskError("f", "", RaySystemError("No module named 'planted'. And\nmore")))
     assert (
         lost.message
         == "Ray gave up a piece of work, after up to 3 tries: System error: No module named 'planted'."
     )
     own = KeyError("a bug of ours")
-    assert ray_pool._told(RayTaskError("f", "", own)) is own
+    assert ray_cluster._told(RayTaskError("f", "", own)) is own

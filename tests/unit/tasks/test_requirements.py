@@ -25,7 +25,7 @@ from composer_replication.tasks.intake.requirements import (
 from composer_replication.tasks.intake.sources import RepositorySource, open_source
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.test_run import TestReport
-from composer_replication.tasks.workers.workers import OWN_THREADS
+from composer_replication.tasks.workers import OWN_THREADS
 
 PYTHON = ".".join(platform.python_version_tuple()[:2])
 

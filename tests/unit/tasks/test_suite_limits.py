@@ -19,12 +19,12 @@ from composer_replication.tasks.gates import failing_of, suite_trial
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.journal import decision_key
 from composer_replication.tasks.running import whole_suite
-from composer_replication.tasks.running.bench import Bench, Trial
+from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.running.whole_suite import cut_off, run_suite
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord
 from composer_replication.tasks.subject import GateFailed, bench_of, subject_of
-from composer_replication.tasks.test_run import Ended, TestReport
+from composer_replication.tasks.test_run import Ended, TestReport, Trial
 
 MakeProject = Callable[[Mapping[str, str]], Path]
 ONE = "def one():\n    return 11\n"

@@ -10,10 +10,10 @@ from small_trees import write_tree
 
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.lock import UnusableRepository
-from composer_replication.tasks.running.bench import Bench
+from composer_replication.tasks.running.bench import Bench, run_alone
 from composer_replication.tasks.running.whole_suite import run_suite
 from composer_replication.tasks.suite_options import suite_arguments
-from composer_replication.tasks.test_run import TestReport, run_tests
+from composer_replication.tasks.test_run import TestReport, Trial
 
 ONE = "def test_one():\n    pass\n"
 
@@ -21,7 +21,9 @@ ONE = "def test_one():\n    pass\n"
 @pytest.fixture
 def run(tmp_path: Path, environment: Environment):
     def run_files(files: Mapping[str, str]) -> TestReport:
-        return run_tests(write_tree(tmp_path / "tree", files), environment, None, timeout_seconds=60.0)
+        return run_alone(
+            Trial({name: text.encode() for name, text in files.items()}, None, 60.0), environment
+        )
 
     return run_files
 

@@ -216,13 +216,23 @@ def test_the_command_that_finishes_an_import(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(swebench_import, "run_build", lambda *_, command, **__: asked.append(command))
+
+    def stop(*_: object, command: str, **__: object) -> None:
+        asked.append(command)
+        raise InterruptedError
+
+    monkeypatch.setattr(swebench_import, "open_build", stop)
     path, out = write_rows(tmp_path / "set.jsonl", row()), tmp_path / "store"
-    import_swebench(path, out, repositories=base, with_truth=False, suite_seconds=600.0, hidden_share=0.25)
-    import_swebench(path, out)
-    assert [command.partition(" --out ")[2] for command in asked] == [
-        f"{out} --repositories {base} --seed 0 --hidden-share 0.25 --suite-seconds 600 --visible-only",
-        f"{out} --seed 0 --hidden-share 0.5",
+    with pytest.raises(InterruptedError):
+        import_swebench(
+            path, out, repositories=base, with_truth=False, suite_seconds=600.0, hidden_share=0.25
+        )
+    with pytest.raises(InterruptedError):
+        import_swebench(path, out)
+    begin = f"composer-rl tasks import {path} --format swebench"
+    assert asked == [
+        f"{begin} --repositories {base} --out {out} --hidden-share 0.25 --suite-seconds 600.0 --visible-only",
+        f"{begin} --out {out}",
     ]
 
 

@@ -11,15 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small_trees import write_tree
 
 from composer_replication.records import Limits, Outcome
 from composer_replication.sandbox import choose_backend
 from composer_replication.sandbox.choice import BACKENDS, ONLY_BY_NAME
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.running import bench
-from composer_replication.tasks.running.bench import Trial, run_batch
-from composer_replication.tasks.test_run import TestReport, run_tests
+from composer_replication.tasks.running.bench import run_alone, run_batch
+from composer_replication.tasks.test_run import TestReport, Trial
 
 IDS = ["tests/test_package.py::test_answer", "tests/test_package.py::test_other"]
 TESTS = "from package import answer\n\n\ndef test_answer():\n    assert answer() == 42\n\n\ndef test_other():\n    assert True\n"
@@ -61,14 +60,6 @@ def files(**texts: str) -> dict[str, bytes]:
     return {f"{name}.py".replace("__", "/"): text.encode() for name, text in texts.items()}
 
 
-def alone(run: Trial, folder: Path, environment: Environment, backend: str | None) -> TestReport:
-    write_tree(folder, run.files)
-    return run_tests(
-        folder, environment, run.node_ids, backend=backend, timeout_seconds=run.seconds,
-        wall_factor=run.wall_factor, stop_at_first_failure=run.stop_at_first_failure,
-    )  # fmt: skip
-
-
 def said(report: TestReport) -> TestReport:
     """All but the seconds and the place of the tree."""
     return replace(report, seconds=0.0, error=re.sub(r"/[^ ]*/(?=(tests|conftest)\b)", "", report.error))
@@ -88,13 +79,10 @@ def backend(request: pytest.FixtureRequest) -> str | None:
 
 
 def assert_equal(
-    runs: Mapping[str, Trial], tmp_path: Path, environment: Environment, backend: str | None
+    runs: Mapping[str, Trial], environment: Environment, backend: str | None
 ) -> dict[str, TestReport]:
     """The reports of the runs together."""
-    expected = {
-        name: alone(run, tmp_path / str(number), environment, backend)
-        for number, (name, run) in enumerate(runs.items())
-    }
+    expected = {name: run_alone(run, environment, backend=backend) for name, run in runs.items()}
     found = dict(zip(runs, run_batch(list(runs.values()), environment, backend=backend), strict=True))
     for name in runs:
         assert said(found[name]) == said(expected[name]), name
@@ -102,12 +90,10 @@ def assert_equal(
 
 
 @pytest.mark.long
-def test_each_kind_of_end_is_reported_as_alone(
-    tmp_path: Path, environment: Environment, backend: str | None
-) -> None:
+def test_each_kind_of_end_is_reported_as_alone(environment: Environment, backend: str | None) -> None:
     runs = {name: Trial(project(body), IDS, 60.0) for name, body in BODIES.items()}
     runs["passes again"] = Trial(project("return 42"), IDS, 60.0)
-    together = assert_equal(runs, tmp_path, environment, backend)
+    together = assert_equal(runs, environment, backend)
     # By hand, so that both cannot be wrong in the same way.
     assert together["passes again"].passed == set(IDS)
     assert together["fails"].outcomes == {IDS[0]: Outcome.FAILED, IDS[1]: Outcome.PASSED}
@@ -120,7 +106,7 @@ def test_each_kind_of_end_is_reported_as_alone(
 
 
 @pytest.mark.long
-def test_other_trees_and_requests_are_reported_as_alone(tmp_path: Path, environment: Environment) -> None:
+def test_other_trees_and_requests_are_reported_as_alone(environment: Environment) -> None:
     good = project("return 42")
     runs = {
         "everything": Trial(good, None, 60.0),
@@ -159,7 +145,7 @@ def test_other_trees_and_requests_are_reported_as_alone(tmp_path: Path, environm
             60.0,
         ),
     }  # fmt: skip
-    together = assert_equal(runs, tmp_path, environment, None)
+    together = assert_equal(runs, environment, None)
     assert together["conftest exits"].error.startswith(
         "the run ended without its closing record (exit code 3"
     )
@@ -169,9 +155,7 @@ def test_other_trees_and_requests_are_reported_as_alone(tmp_path: Path, environm
 
 
 @pytest.mark.long
-def test_a_run_that_hangs_costs_its_own_time_only(
-    tmp_path: Path, environment: Environment, backend: str | None
-) -> None:
+def test_a_run_that_hangs_costs_its_own_time_only(environment: Environment, backend: str | None) -> None:
     hangs = "import os, signal, time\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    os.fork()\n    time.sleep(60)"
     runs = {
         "hangs": Trial(project(hangs), IDS, 2.0),
@@ -179,7 +163,7 @@ def test_a_run_that_hangs_costs_its_own_time_only(
         "never ends": Trial(project("while True: pass"), IDS, 1.0, wall_factor=30.0),
         "conftest hangs": Trial(project("return 42") | files(conftest="import time\ntime.sleep(60)\n"), None, 2.0),
     }  # fmt: skip
-    together = assert_equal(runs, tmp_path, environment, backend)
+    together = assert_equal(runs, environment, backend)
     assert together["hangs"].error.startswith("the tests ran longer than 2 s")
     assert together["never ends"].error.startswith("the tests ran longer than 1 s")
     assert together["good"].passed == set(IDS)
@@ -253,15 +237,13 @@ KILLERS = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("killer", KILLERS)
-def test_a_run_that_takes_the_batch_down_is_done_again_alone(
-    tmp_path: Path, environment: Environment, killer: str
-) -> None:
+def test_a_run_that_takes_the_batch_down_is_done_again_alone(environment: Environment, killer: str) -> None:
     runs = {
         "before": Trial(project("return 42"), IDS, 60.0),
         "killer": Trial(project(KILLERS[killer]), IDS, 60.0),
         "after": Trial(project("return 1"), IDS, 60.0),
     }
-    together = assert_equal(runs, tmp_path, environment, "bubblewrap")
+    together = assert_equal(runs, environment, "bubblewrap")
     assert together["before"].passed == set(IDS)
     assert together["after"].passed == {IDS[1]}
 
@@ -421,45 +403,34 @@ MANY = (
 ).encode()
 
 
-def many(body: str, stop_when: Sequence[str], seconds: float = 60.0) -> Trial:
+def many(body: str, seconds: float = 60.0, **options: bool) -> Trial:
     files = {"package.py": f"def answer(name):\n    {body}\n".encode(), "tests/test_many.py": MANY}
     ids = [f"tests/test_many.py::test_{name}" for name in "abcd"]
-    groups = [[f"tests/test_many.py::test_{name}" for name in names] for names in stop_when]
-    return Trial(files, ids, seconds, stop_when=groups, wall_factor=10.0)
+    return Trial(files, ids, seconds, wall_factor=10.0, **options)
 
 
-def test_a_run_ends_when_one_of_each_group_has_failed(environment: Environment) -> None:
-    runs = [
-        many("return name == 'a'", ["ab", "cd"]),
-        many("return name == 'a'", ["ab", "d"]),
-        many("return name == 'd'", ["d"]),
-        many("return 0", []),
-    ]
+def test_a_run_may_end_when_one_test_has_failed(environment: Environment) -> None:
+    runs = [many("return name == 'a'", stop_at_first_failure=True), many("return 0")]
     reports = run_batch(runs, environment)
-    assert [report.error for report in reports] == [""] * 4
+    assert [report.error for report in reports] == [""] * 2
     outcomes = [{test[-1]: outcome.value for test, outcome in report.outcomes.items()} for report in reports]
-    assert outcomes == [
-        {"a": "passed", "b": "failed", "c": "failed"},
-        {"a": "passed", "b": "failed", "c": "failed", "d": "failed"},
-        {"a": "failed", "b": "failed", "c": "failed", "d": "passed"},
-        dict.fromkeys("abcd", "failed"),
-    ]
+    assert outcomes == [{"a": "passed", "b": "failed"}, dict.fromkeys("abcd", "failed")]
 
 
 @pytest.mark.long
 def test_a_run_that_never_ends_runs_out_of_time(environment: Environment) -> None:
-    endless = many("assert name != 'b'\n    while name == 'c': pass\n    return 1", [], seconds=1.0)
+    endless = many("assert name != 'b'\n    while name == 'c': pass\n    return 1", 1.0)
     (report,) = run_batch([endless], environment)
     assert report.ran_out_of_time
 
 
 def test_a_run_alone_ends_as_early_as_in_a_batch(environment: Environment) -> None:
-    """It keeps ``idle_seconds`` and ``stop_when``: a run that waits for ever is not given all of its time."""
+    """It keeps ``idle_seconds`` and ``stop_at_first_failure``: a run that waits for ever is not given all of its time."""
     waits = "import threading\n\n\ndef test_fails():\n    assert False\n\n\ndef test_waits():\n    threading.Event().wait()\n"
     files, tests = {"test_a.py": waits.encode()}, ["test_a.py::test_fails", "test_a.py::test_waits"]
     idle = Trial(files, tests, 120.0, idle_seconds=1.0)
-    stops = Trial(files, tests, 120.0, stop_when=[tests[:1]])
-    reports = [bench._run_alone(run, environment, None, Limits()) for run in (idle, stops)]
+    stops = Trial(files, tests, 120.0, stop_at_first_failure=True)
+    reports = [run_alone(run, environment) for run in (idle, stops)]
     assert reports[0].ran_out_of_time
     assert reports[1].error == ""
     assert reports[1].outcomes == {tests[0]: Outcome.FAILED}

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from small_trees import write_tree
 
 from composer_replication.records import ExecResult, Limits, Outcome
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.running import bench as bench_module
-from composer_replication.tasks.running.bench import Bench, Trial
+from composer_replication.tasks.running.bench import Bench, run_alone
 from composer_replication.tasks.running.whole_suite import cut_off
-from composer_replication.tasks.test_run import TestReport, judge, run_tests
+from composer_replication.tasks.test_run import TestReport, Trial, judge
 
 PACKAGE = "def answer():\n    {body}\n"
 TESTS = "from package import answer\n\n\ndef test_answer():\n    assert answer() == 42\n\n\ndef test_other():\n    assert True\n"
@@ -22,16 +21,19 @@ IDS = ["tests/test_package.py::test_answer", "tests/test_package.py::test_other"
 
 
 @pytest.fixture
-def run(tmp_path: Path, environment: Environment):
+def run(environment: Environment):
+    written: dict[str, bytes] = {}
+
     def run_files(
         files: Mapping[str, str],
         node_ids: Sequence[str] | None = None,
         *,
         seconds: float = 30.0,
+        limits: Limits | None = None,
         **options: object,
     ) -> TestReport:
-        write_tree(tmp_path / "tree", files)
-        return run_tests(tmp_path / "tree", environment, node_ids, timeout_seconds=seconds, **options)
+        written.update({name: text.encode() for name, text in files.items()})
+        return run_alone(Trial(dict(written), node_ids, seconds, **options), environment, limits=limits)
 
     return run_files
 
@@ -127,20 +129,18 @@ def test_src_layout_and_metadata(run) -> None:
 
 @pytest.mark.parametrize("root", ["", "src/"])
 def test_the_package_comes_from_the_tree_though_the_environment_has_it_too(
-    tmp_path: Path, own_environment: Environment, root: str
+    own_environment: Environment, root: str
 ) -> None:
     """A build refuses such an environment; should one slip through, no old code is imported in its place."""
     for packages in own_environment.root.glob("lib/python*/site-packages"):
         (packages / "thing.py").write_text("X = 'installed'\n")
-    tree = tmp_path / "tree"
-    (tree / root).mkdir(parents=True)
-    (tree / f"{root}thing.py").write_text("X = 'of the tree'\n")
-    (tree / "test_t.py").write_text(
+    test = (
         "import os, subprocess, sys, thing\n\n\ndef test_it():\n    assert thing.X == 'of the tree'\n"
         "    assert thing.__file__.startswith(os.getcwd() + os.sep)\n\n\ndef test_child():\n"
         "    subprocess.run([sys.executable, '-c', 'import thing; assert thing.X == \"of the tree\"'], check=True)\n"
     )
-    report = run_tests(tree, own_environment, None, timeout_seconds=30.0)
+    tree = {f"{root}thing.py": b"X = 'of the tree'\n", "test_t.py": test.encode()}
+    report = run_alone(Trial(tree, None, 30.0), own_environment)
     assert (report.error, len(report.passed)) == ("", 2)
 
 
@@ -246,7 +246,7 @@ def judged(records: Sequence[Mapping[str, object]], *, nonce: str = NONCE, **cha
         "exit_code": 0, "stdout": stdout, "stderr": "last words\n", "truncated": False, "timed_out": False,
         "out_of_memory": False, "seconds": 1.0,
     }  # fmt: skip
-    return judge(ExecResult(**{**values, **changes}), NONCE, IDS, timeout_seconds=5.0)
+    return judge(ExecResult(**{**values, **changes}), NONCE, Trial({}, IDS, 5.0))
 
 
 def test_a_good_run_is_believed() -> None:

@@ -6,14 +6,14 @@ import json
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from composer_replication.cli.main import main
 from composer_replication.tasks.blobs import compress
-from composer_replication.tasks.build import Settings, build_command, build_tasks
+from composer_replication.tasks.build import build_command, build_tasks
+from composer_replication.tasks.build_state import Settings
 from composer_replication.tasks.journal import Decision, Journal, read_journal
 from composer_replication.tasks.store import TaskStore
 
@@ -87,20 +87,19 @@ def test_a_store_of_an_earlier_version_is_not_called_unfinished(
 
 
 def test_the_command_of_a_build(tmp_path: Path) -> None:
-    plain = Settings(granularities=("function",), removals=("body",), with_truth=True)
+    plain = Settings(granularities=["function"], with_truth=True)
     out = tmp_path / "with space"
     begin = f"composer-rl tasks build sdist:a==1 --out '{out}'"
-    assert build_command(["sdist:a==1"], out, plain) == begin
+    assert build_command(["build", "sdist:a==1"], out, plain) == begin
     more = Settings(
         symbols={"sdist:a==1": ["a.py::f"]}, granularities=("class", "module"), removals=("body", "whole"),
         max_tasks=3, seed=2, hidden_share=0.25, suite_seconds=600.0,
     )  # fmt: skip
-    assert build_command(["sdist:a==1"], out, more) == (
+    assert build_command(["build", "sdist:a==1"], out, more) == (
         f"{begin} --max-tasks 3 --granularity class --granularity module --removal body --removal whole "
-        "--symbol a.py::f --seed 2 --hidden-share 0.25 --suite-seconds 600 --visible-only"
+        "--seed 2 --hidden-share 0.25 --suite-seconds 600.0 --symbol a.py::f --visible-only"
     )
-    two = replace(more, symbols={"a": ["a.py::f"], "b": ["b.py::g"]})
-    assert build_command(["a", "b"], out, two) == ""
+    assert build_command(["build", "a", "b"], out, more) == ""
 
 
 # --- the journal: plain while a build goes on, compressed when it is done ---

@@ -10,8 +10,7 @@ from small_trees import write_tree
 
 from composer_replication.cli.tasks_verb import finish_build, run_stats
 from composer_replication.cli.terminal import columns
-from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.build_summary import BuildSummary
+from composer_replication.tasks.build import BuildSummary, build_tasks
 
 RED = {
     "pyproject.toml": '[project]\nname = "planted"\nversion = "1.0"\n',

@@ -27,7 +27,7 @@ def open_cluster(
 ) -> Iterator[RolloutCluster]:
     """Actors for attempts and gradings, from here to the end of the block; waits for the first of them.
 
-    ``address`` is as ``RayConnection`` takes it, and every node gets a copy of ``store``. With ``waits_for_all`` every
+    ``address`` is as ``joined`` takes it, and every node gets a copy of ``store``. With ``waits_for_all`` every
     actor is waited for, so that episodes begin in the same rounds every time.
 
     Raises:
@@ -36,11 +36,8 @@ def open_cluster(
     """
     make_ray_impatient()
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
-    from composer_replication.tasks.workers.ray_connection import RayConnection
+    from composer_replication.tasks.workers.ray_cluster import joined
 
-    with (
-        closing(RayConnection(address)) as connection,
-        closing(RolloutCluster(connection.head, store, options)) as cluster,
-    ):
+    with joined(address) as head, closing(RolloutCluster(head, store, options)) as cluster:
         cluster.wait_until_ready(cluster.options.num_actors if waits_for_all else 1)
         yield cluster

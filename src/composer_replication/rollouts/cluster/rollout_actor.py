@@ -23,7 +23,7 @@ from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold, sha256_of
 from composer_replication.tasks.store import FOLDERS, TaskStore
 from composer_replication.tasks.store_manifest import NAME, damaged
-from composer_replication.tasks.workers.ray_connection import (
+from composer_replication.tasks.workers.ray_cluster import (
     NodeNeeds,
     check_node,
     sweep_after_this_process,

@@ -36,7 +36,7 @@ from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.workers.ray_connection import (
+from composer_replication.tasks.workers.ray_cluster import (
     NUM_RETRIES,
     Head,
     first_sentence,

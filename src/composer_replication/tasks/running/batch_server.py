@@ -1,4 +1,4 @@
-"""Runs inside the sandbox behind ``pytest_runner.py``: imports once, forks off each run of a batch and answers for it; ends runs that wait for ever.
+"""Runs inside the sandbox behind ``pytest_runner.py``: imports once, forks off each run and answers for it; ends runs that wait for ever.
 
 Not imported by the package and never placed in a tree. Code of a tree runs in the forks alone.
 """
@@ -143,11 +143,14 @@ def has_threads():
 class Server:
     """Starts the runs, keeps their time, collects what they say, clears up behind them.
 
-    ``run_tests`` is what a fork does; ``own_descriptor`` is not to be left to a run.
+    ``run_tests`` is what a fork does; ``own_descriptor`` is not to be left to a run, but for one that is alone: what it
+    says goes to the sandbox's own streams, and is known also where the sandbox ends all of it.
     """
 
-    def __init__(self, orders, run_tests, own_descriptor):
+    def __init__(self, orders, run_tests, make_channel, own_descriptor):
         self.run_tests = run_tests
+        self.make_channel = make_channel
+        self.is_alone = orders["is_alone"]
         self.own_descriptor = own_descriptor
         self.keep_bytes = orders["keep_bytes"]
         self.root = os.getcwd()
@@ -171,28 +174,39 @@ class Server:
     def attend(self, order, folder):
         """See one run from its start to its last process; its streams are files that have no name."""
         started = time.monotonic()
+        request = order["request"]
+        is_heard = self.is_alone and order["each_seconds"] is not None
+        told, tell = os.pipe() if is_heard else (None, None)
         with contextlib.ExitStack() as stack:
-            request, records, words = streams = [
+            asked, records, words = (
                 stack.enter_context(tempfile.TemporaryFile(buffering=0, dir=os.environ["TMPDIR"]))
                 for _ in range(3)
-            ]
-            request.write(json.dumps(order["request"]).encode())
-            request.seek(0)
+            )
+            asked.write(json.dumps({**request, "tell": tell}).encode())
+            asked.seek(0)
             pid = os.fork()
             if pid == 0:
-                become_run(
-                    folder, [stream.fileno() for stream in streams], self.own_descriptor, self.run_tests
-                )
-            patience = Patience(lambda: orphans(os.getpid()), order["timeout_seconds"], order["idle_seconds"])
-            code = wait_for(pid, patience)
+                kept = [records.fileno(), words.fileno()]
+                streams = [asked.fileno(), *([self.own_descriptor, 2] if self.is_alone else kept)]
+                become_run(folder, streams, self.own_descriptor, self.run_tests)
+            if tell is not None:
+                os.close(tell)
+            patience = Patience(order, told)
+            code, why = wait_for(pid, patience)
             end_all(pid)
+            is_stuck = code is None and patience.told is not None
+            if is_stuck:
+                name = patience.name.decode("utf-8", "replace")
+                self.make_channel(self.own_descriptor, request["nonce"]).send("stuck", id=name, text=why)
+            if told is not None:
+                os.close(told)
             said, spoken = self.read(records), self.read(words)
         return {
             "exit_code": 137 if code is None else 128 - code if code < 0 else code,
             "stdout": said[: self.keep_bytes].decode(errors="replace"),
             "last_words": last_line(spoken[: self.keep_bytes].decode(errors="replace")),
             "truncated": max(len(said), len(spoken)) > self.keep_bytes,
-            "timed_out": code is None,
+            "timed_out": code is None and not is_stuck,
             "seconds": time.monotonic() - started,
         }
 
@@ -213,26 +227,38 @@ class Server:
 
 
 class Patience:
-    """How long a run is waited for: for some seconds, or until nothing of it has done anything, or wanted to, for so long.
+    """How long a run is waited for: its time, and until nothing of it has done anything, or wanted to, for ``idle_seconds``.
 
-    Unlike the time by the clock, ``idle_seconds`` do not depend on how busy the machine is. None: for ever.
+    Unlike the time by the clock, these do not depend on how busy the machine is. None: for ever. Where a run tells on the
+    descriptor ``told`` what it begins, each of its tests and files has ``each_seconds``; ``name`` is the one at work.
     """
 
-    def __init__(self, processes, seconds, idle_seconds):
-        self.processes = processes
-        self.seconds = seconds
-        self.idle_seconds = idle_seconds
-        self.ticks = None
-        self.begun = self.since = self.looked = time.monotonic()
+    def __init__(self, order, told):
+        self.seconds, self.idle_seconds = order["timeout_seconds"], order["idle_seconds"]
+        self.each_seconds, self.told = order["each_seconds"], told
+        self.name, self.ticks = b"", None
+        self.begun = self.each_begun = self.since = self.looked = time.monotonic()
+
+    def hear(self, now):
+        """Whether the run began another test or file."""
+        if self.told is not None and select.select([self.told], [], [], 0)[0]:
+            data = os.read(self.told, 1 << 16)
+            if data:
+                self.name, self.ticks = data[:-1].rpartition(b"\n")[2], None
+                self.each_begun = self.since = self.looked = now
 
     def why_over(self):
         """Look, at processes at most every ``LOOK_SECONDS``; empty while it is not over."""
         now = time.monotonic()
-        if self.seconds is not None and now - self.begun >= self.seconds:
-            return f"it ran longer than {self.seconds:g} s"
+        self.hear(now)
+        if now - self.begun >= self.seconds:
+            self.told = None  # the time of all of it: no fault of the test that is at work
+            return "it ran out of time"
+        if self.told is not None and now - self.each_begun >= self.each_seconds:
+            return f"it ran longer than {self.each_seconds:g} s"
         if self.idle_seconds is None or now - self.looked < LOOK_SECONDS:
             return ""
-        ticks = ticks_used(self.processes())
+        ticks = ticks_used(orphans(os.getpid()))
         # One tick, of a hundred in a second, is what waking up and looking at a clock may need.
         if ticks is None or self.ticks is None or not 0 <= ticks - self.ticks <= 1:
             self.since = now
@@ -242,65 +268,15 @@ class Patience:
 
 
 def wait_for(pid, patience):
-    """The exit code of a run; None when the patience with it was over first."""
+    """The exit code of a run; where the patience with it was over first, None and why."""
     while True:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
-            return os.waitstatus_to_exitcode(status)
-        if patience.why_over():
-            return None
-        time.sleep(END_SECONDS)
-
-
-def start_watcher(send, seconds, idle_seconds):
-    """Start what ends a run that waits for ever; the answer is what tells it that another test or file is at work, by name.
-
-    It is a process of its own: a thread or an alarm inside the run could be held up, exchanged or seen by its tests.
-    The run is killed once it was at one of them for ``seconds``, or all of it has waited for ``idle_seconds`` without
-    a tick of processor time (where there is a ``/proc``); None: for ever.
-    """
-    told, tell = os.pipe()
-    runner = os.getpid()
-    child = os.fork()
-    if child == 0:
-        if os.fork() == 0:  # of nobody: a test may wait for all of its own children
-            os.setsid()
-            os.close(tell)
-            try:
-                watch(told, runner, send, seconds, idle_seconds)
-            finally:
-                os._exit(0)
-        os._exit(0)
-    os.close(told)
-    os.waitpid(child, 0)
-
-    def begins(name):
-        data = name.encode("utf-8", "backslashreplace").replace(b"\n", b" ")[:2048]
-        with contextlib.suppress(OSError):
-            os.write(tell, data + b"\n")
-
-    return begins
-
-
-def watch(told, runner, send, seconds, idle_seconds):
-    """Look until the run is over or has to be ended."""
-
-    def new_patience():
-        return Patience(lambda: [runner, *orphans(runner)], seconds, idle_seconds)
-
-    name, patience = b"", new_patience()
-    while True:
-        if select.select([told], [], [], LOOK_SECONDS)[0]:
-            data = os.read(told, 1 << 16)
-            if not data:
-                return
-            name, patience = data[:-1].rpartition(b"\n")[2], new_patience()
-            continue
+            return os.waitstatus_to_exitcode(status), ""
         why = patience.why_over()
         if why:
-            send("stuck", id=name.decode("utf-8", "replace"), text=why)
-            os.kill(runner, signal.SIGKILL)
-            return
+            return None, why
+        time.sleep(END_SECONDS)
 
 
 def end_all(group):
@@ -410,11 +386,11 @@ def become_run(folder, descriptors, not_ours, run_tests):
     """Be what a lone runner is: its folder, its streams, nothing else; never returns."""
     code = 1
     try:
-        os.close(not_ours)
         os.setsid()
         os.chdir(folder)
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
+        for descriptor in {*descriptors, not_ours} - {2}:
             os.close(descriptor)
         if "PWD" in os.environ:
             os.environ["PWD"] = folder
@@ -445,18 +421,19 @@ def serve(run_tests, make_channel):
     orders = json.loads(sys.stdin.buffer.read())
     channel = make_channel(descriptor, orders["nonce"])
     wanted = orders["preload"]
-    # an import that never ends ends the batch: each run is done alone then
-    signal.alarm(int(wanted["seconds"]))
-    if not preload(wanted, Lookout(wanted["tree_names"])):
-        os._exit(0)
-    signal.alarm(0)
-    if len(orders["runs"]) > 1:
-        share_compiled(os.path.join(os.getcwd(), COMPILED), os.path.join(os.getcwd(), STAGE, "tree", ""))
+    if wanted is not None:
+        # an import that never ends ends the batch: its runs are done without it then
+        signal.alarm(int(wanted["seconds"]))
+        if not preload(wanted, Lookout(wanted["tree_names"])):
+            os._exit(0)
+        signal.alarm(0)
+        if len(orders["runs"]) > 1:
+            share_compiled(os.path.join(os.getcwd(), COMPILED), os.path.join(os.getcwd(), STAGE, "tree", ""))
     gc.collect()
     gc.freeze()
     adopt_orphans()
     channel.send("started")
-    server = Server(orders, run_tests, descriptor)
+    server = Server(orders, run_tests, make_channel, descriptor)
     for number, order in enumerate(orders["runs"]):
         result = server.run(order)
         if result is None:

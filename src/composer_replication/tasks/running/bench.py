@@ -20,17 +20,16 @@ from composer_replication.tasks.syntax_trees import parsed
 from composer_replication.tasks.test_run import (
     BLOCKED,
     TestReport,
+    Trial,
     judge,
-    make_request,
     read_records,
     record_bytes,
     run_inside,
-    run_tests,
     runner_text,
 )
 from composer_replication.tasks.views import write_files
 
-# --- Several test runs of one repository in one sandbox: the test runner is started once, then forked.
+# --- Test runs of one repository in one sandbox: the test runner is started once, then forked.
 
 PRELOAD_SECONDS = 60.0
 SECONDS_BETWEEN_RUNS = 15.0
@@ -39,42 +38,11 @@ TREE_SHARE = 0.25
 MAX_RUNS = 64
 _NUM_OWN_PROCESSES = 1
 _BLOCK_BYTES = 4096
-_CALL = 'serve(main, Channel) if sys.argv[1:] == ["batch"] else main()\n'
+_CALL = "serve(main, Channel)\n"
 _UNSAFE_AFTER_FORK = frozenset(
     "gevent eventlet grpcio tensorflow jax jaxlib torch ray pytest-twisted pytest-qt pytest-xdist pytest-xvfb".split()
 )
 """They keep threads, sockets or displays that a fork tears, often without a thread to be seen by."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One run to make: all files of its tree, the tests (None: all), its time.
-
-    ``seconds``: 0 for what the bench gives; processor time where there is a ``wall_factor``, as in ``run_tests``.
-    ``is_golden``: it should pass, so where it runs out of time the machine may be to blame. ``stop_when``: groups of
-    tests; the run may end when one of each did not pass. ``idle_seconds``: it ends when all of it has waited so long at
-    a stretch; seen only where the sandbox has a ``/proc``.
-    """
-
-    files: Mapping[str, bytes]
-    node_ids: Sequence[str] | None
-    seconds: float = 0.0
-    stop_at_first_failure: bool = False
-    wall_factor: float | None = None
-    stop_when: Sequence[Sequence[str]] = ()
-    idle_seconds: float | None = None
-    left_out: Sequence[str] = ()
-    is_golden: bool = False
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether it may end before every test has run."""
-        return self.stop_at_first_failure or bool(self.stop_when)
-
-    @property
-    def wall_seconds(self) -> float:
-        """What it may take by the clock."""
-        return self.seconds * (self.wall_factor or 1.0)
 
 
 def run_batch(
@@ -84,13 +52,13 @@ def run_batch(
     backend: str | None = None,
     limits: Limits | None = None,
 ) -> list[TestReport]:
-    """Do runs one after the other, each in a tree of its own, and report on each as ``run_tests`` would.
+    """Do runs one after the other, each in a tree of its own, and report on each as ``run_alone`` would.
 
     One interpreter imports the test runner, its plugins and the foreign modules that the trees
     import at their top; each run is forked off it, so no module of a tree is ever shared, only the
     compiled code of files with the same path and bytes. Where
     that import started threads, met a module that the trees have too, or the environment holds a
-    package that is known to break when forked, each run is done by ``run_tests`` instead.
+    package that is known to break when forked, each run imports all of it by itself.
 
     A run's time counts from its fork, without the start of the interpreter. **Not isolated**: a run may
     read the memory of the batch, nonces too, change the trees of later runs, and signal the processes of
@@ -109,22 +77,27 @@ def run_batch(
         OSError: the disk of this machine is full.
     """
     chosen = limits or Limits()
-    if environment.names & _UNSAFE_AFTER_FORK:
-        return [_run_alone(run, environment, backend, chosen) for run in runs]
+    imports_once = environment.names.isdisjoint(_UNSAFE_AFTER_FORK)
     reports: list[TestReport] = []
     largest = max((_tree_bytes(run.files) for run in runs), default=_BLOCK_BYTES)
     at_once = max(1, min(MAX_RUNS, int(chosen.disk_bytes * TREE_SHARE) // largest))
     for first in range(0, len(runs), at_once):
         waiting = list(runs[first : first + at_once])
         while waiting:
-            found, was_started = _run_part(waiting, environment, backend, chosen)
+            found, was_started = _run_part(waiting, environment, backend, chosen, imports_once=imports_once)
             reports += found
             waiting = waiting[len(found) :]
-            while waiting:  # the next one took the batch down, or nothing ever started: alone, then
-                reports.append(_run_alone(waiting.pop(0), environment, backend, chosen))
-                if was_started:
-                    break
+            if waiting and (was_started or not imports_once):  # the next one took the batch down
+                reports.append(run_alone(waiting.pop(0), environment, backend=backend, limits=chosen))
+            imports_once = imports_once and was_started
     return reports
+
+
+def run_alone(
+    run: Trial, environment: Environment, *, backend: str | None = None, limits: Limits | None = None
+) -> TestReport:
+    """Do one run in a sandbox of its own, in which nothing is imported before; the arguments are those of ``run_batch``."""
+    return _run_part([run], environment, backend, limits or Limits(), is_alone=True)[0][0]
 
 
 def _tree_bytes(files: Mapping[str, bytes]) -> int:
@@ -132,33 +105,32 @@ def _tree_bytes(files: Mapping[str, bytes]) -> int:
     return _BLOCK_BYTES + sum(len(data) + 2 * _BLOCK_BYTES for data in files.values())
 
 
-def _run_alone(run: Trial, environment: Environment, backend: str | None, limits: Limits) -> TestReport:
-    with tempfile.TemporaryDirectory(prefix="batch-", dir=process_folder()) as folder:
-        tree = Path(folder) / "tree"
-        write_files(tree, run.files)
-        return run_tests(
-            tree, environment, run.node_ids, backend=backend, timeout_seconds=run.seconds,
-            wall_factor=run.wall_factor, limits=limits, stop_at_first_failure=run.stop_at_first_failure,
-            stop_when=run.stop_when, left_out=run.left_out, idle_seconds=run.idle_seconds,
-        )  # fmt: skip
-
-
 def _run_part(
-    runs: Sequence[Trial], environment: Environment, backend: str | None, limits: Limits
+    runs: Sequence[Trial],
+    environment: Environment,
+    backend: str | None,
+    limits: Limits,
+    *,
+    imports_once: bool = False,
+    is_alone: bool = False,
 ) -> tuple[list[TestReport], bool]:
-    """Reports of the first runs, up to one that the batch has no answer for; whether it got as far as any."""
+    """Reports of the first runs, up to one that the batch has no answer for; whether it got as far as any.
+
+    One that ``is_alone`` has a report in any case.
+    """
     own_nonce = secrets.token_hex(16)
     nonces = [secrets.token_hex(16) for _ in runs]
     order: dict[str, Any] = {
         "nonce": own_nonce,
         "keep_bytes": record_bytes(limits),
-        "preload": {"seconds": PRELOAD_SECONDS, **_preload_order(runs)},
+        "preload": {"seconds": PRELOAD_SECONDS, **_preload_order(runs)} if imports_once else None,
+        "is_alone": is_alone,
     }
-    names = ("suite_plugin", "pytest_runner", "batch_server")
+    names = ("suite_plugin", "pytest_runner", "context_recorder", "batch_server")
     program = "\n\n".join([*(runner_text(f"{name}.py") for name in names), _CALL])
     allowed = replace(
         limits,
-        output_bytes=2 * record_bytes(limits),
+        output_bytes=(1 if is_alone else 2) * record_bytes(limits),
         num_processes=limits.num_processes + _NUM_OWN_PROCESSES,
     )
     seconds = 2 * PRELOAD_SECONDS + sum(run.wall_seconds + SECONDS_BETWEEN_RUNS for run in runs)
@@ -170,14 +142,14 @@ def _run_part(
             for number, (run, nonce) in enumerate(zip(runs, nonces, strict=True))
         ]
         result = run_inside(
-            root, environment, [program, "batch"], json.dumps(order).encode(),
+            root, environment, [program], json.dumps(order).encode(),
             backend=backend, limits=allowed, timeout_seconds=seconds,
         )  # fmt: skip
     results, was_started = _results(result.stdout, own_nonce)
-    reports = [
-        judge(result, nonce, run.node_ids, timeout_seconds=run.seconds, is_partial=run.is_partial)
-        for run, nonce, result in zip(runs, nonces, results, strict=False)
-    ]  # fmt: skip
+    if is_alone:
+        said = (results or [result])[0]
+        results = [replace(said, stdout=result.stdout, stderr=result.stderr, truncated=result.truncated)]
+    reports = [judge(result, nonce, run) for run, nonce, result in zip(runs, nonces, results, strict=False)]
     return reports, was_started
 
 
@@ -185,19 +157,12 @@ def _run_order(run: Trial, nonce: str, root: Path, folder: str) -> dict[str, Any
     """Write the tree of a run below ``root``; what the server is told of it."""
     (root / folder).mkdir(parents=True)
     write_files(root / folder, run.files)
-    request = make_request(
-        root / folder, run.node_ids, nonce, stop_at_first_failure=run.stop_at_first_failure
-    )
-    request |= {
-        "cpu_seconds": None if run.wall_factor is None else run.seconds,
-        "stop_when": [list(tests) for tests in run.stop_when],
-        "left_out": list(run.left_out),
-    }
     return {
         "folder": folder,
         "timeout_seconds": run.wall_seconds,
         "idle_seconds": run.idle_seconds,
-        "request": request,
+        "each_seconds": run.each_seconds,
+        "request": run.request(root / folder, nonce),
     }
 
 
@@ -289,16 +254,6 @@ class Bench:
     suite_seconds: float
     test_seconds: float
     left_out: tuple[str, ...] = ()
-
-    def run(
-        self,
-        files: Mapping[str, bytes],
-        node_ids: Sequence[str] | None,
-        *,
-        stop_at_first_failure: bool = False,
-    ) -> TestReport:
-        """One run."""
-        return self.run_all([Trial(files, node_ids, stop_at_first_failure=stop_at_first_failure)])[0]
 
     def noticing_seconds(self, golden_seconds: float) -> float:
         """``noticing_seconds``, at most what a run of this repository is given."""

@@ -187,10 +187,17 @@ class ContextMap:
             return (yield)
 
     def contexts(self):
-        """All functions, and for each test, and for all of them together, the numbers of those called."""
+        """In the form of ``call_contexts.encode``: functions once, each distinct set of their numbers once."""
         self.switch(self.shared, by_force=True)
+        sets: dict[tuple[int, ...], int] = {}
+        tests = [
+            [node_id, sets.setdefault(tuple(sorted(numbers)), len(sets))]
+            for node_id, numbers in self.tests.items()
+        ]
         return {
+            "form": 1,
             "functions": self.places.listed(),
             "shared": sorted(self.shared),
-            "tests": [[node_id, sorted(numbers)] for node_id, numbers in self.tests.items()],
+            "sets": list(sets),
+            "tests": tests,
         }

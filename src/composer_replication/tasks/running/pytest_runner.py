@@ -5,6 +5,7 @@ private descriptor for records; whatever tests print goes to standard error. Eac
 one JSON line that carries the nonce which came on standard input.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -51,35 +52,27 @@ def shuffle_key(item, seed):
     ]
 
 
-def make_enough(groups):
-    """A function of each test and its outcome: why the run ends once a test of each group did not pass, else empty."""
-    waiting = list(map(set, groups))
-
-    def enough(test, outcome):
-        if not waiting or outcome == "passed":
-            return ""
-        waiting[:] = [group for group in waiting if test not in group]
-        return "" if waiting else "enough has failed"
-
-    return enough
-
-
 def make_watch(channel, request):
-    """Plugins that tell the watcher and the records which test or file is at work; none where nobody watches."""
+    """Plugins that tell the server and the records which test or file is at work; none where nobody listens."""
     import pytest
 
-    if request["watch"] is None:
+    tell = request["tell"]
+    if tell is None:
         return []
-    tell_watcher = start_watcher(channel.send, **request["watch"])  # type: ignore[name-defined]  # noqa: F821  of batch_server
+
+    def begins(name):
+        data = name.encode("utf-8", "backslashreplace").replace(b"\n", b" ")[:2048]
+        with contextlib.suppress(OSError):
+            os.write(tell, data + b"\n")
 
     class Watch:
         def pytest_collectstart(self, collector):
-            tell_watcher(collector.nodeid)
+            begins(collector.nodeid)
             if isinstance(collector, pytest.File):
                 channel.send("file", id=collector.nodeid)
 
         def pytest_runtest_logstart(self, nodeid):
-            tell_watcher(nodeid)
+            begins(nodeid)
 
     return [Watch()]
 
@@ -114,7 +107,6 @@ def make_plugin(channel, request, root):
 
     wanted = None if request["node_ids"] is None else set(request["node_ids"])
     seed, home = request["shuffle_seed"], os.getpid()
-    enough = make_enough(request["stop_when"])
 
     class Recorder:
         def __init__(self):
@@ -155,7 +147,6 @@ def make_plugin(channel, request, root):
                 more = {"why": self.why.pop(item.nodeid)} if item.nodeid in self.why else {}
                 outcome = self.states.pop(item.nodeid, "") or "missing"
                 channel.send("test", id=item.nodeid, outcome=outcome, **more)
-                item.session.shouldfail = enough(item.nodeid, outcome) or item.session.shouldfail
 
         def pytest_runtest_logreport(self, report):
             before = self.states.get(report.nodeid, "")
@@ -189,8 +180,8 @@ def prepare(request, root):
     ]
 
 
-def main(make_contexts=None):
-    """Run what the request on standard input asks for; ``make_contexts`` makes the map of each test's calls."""
+def main():
+    """Run what the request on standard input asks for."""
     descriptor = os.dup(1)
     os.set_inheritable(descriptor, False)
     os.dup2(2, 1)
@@ -200,7 +191,7 @@ def main(make_contexts=None):
     arguments = prepare(request, root)
     import pytest
 
-    contexts = make_contexts(root) if make_contexts else None
+    contexts = ContextMap(root) if request["contexts"] else None  # type: ignore[name-defined]  # noqa: F821  of context_recorder
     suite = make_suite(request["options"], request["left_out"])  # type: ignore[name-defined]  # noqa: F821  of suite_plugin
     plugins = [make_plugin(channel, request, root), suite, *make_watch(channel, request)]
     plugins += [contexts] if contexts else []

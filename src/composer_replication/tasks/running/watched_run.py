@@ -22,10 +22,10 @@ from composer_replication.records import ExecResult, Limits, Outcome
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.test_run import (
     NOTHING_COLLECTED,
+    Trial,
     broken_off,
     compare_ids,
     last_words,
-    make_request,
     record_bytes,
     run_inside,
     runner_text,
@@ -80,17 +80,16 @@ def run_watched(
         shuffle_seed: draws the order, as in ``run_tests``.
     """
     key = secrets.token_hex(32)
-    request = make_request(tree, node_ids, "", stop_at_first_failure=False)
-    request |= {"shuffle_seed": shuffle_seed, "cpu_seconds": timeout_seconds}
+    trial = Trial({}, node_ids, timeout_seconds, wall_factor=wall_factor, shuffle_seed=shuffle_seed)
     chosen = limits or Limits()
     result = run_inside(
         tree,
         environment,
         [_program()],
-        bytes.fromhex(key) + json.dumps(request).encode(),
+        bytes.fromhex(key) + json.dumps(trial.request(tree, "")).encode(),
         backend=backend,
         limits=replace(chosen, output_bytes=record_bytes(chosen)),
-        timeout_seconds=timeout_seconds * wall_factor,
+        timeout_seconds=trial.wall_seconds,
         is_ours=False,
     )
     return judge_watched(result, key, node_ids, timeout_seconds=timeout_seconds)

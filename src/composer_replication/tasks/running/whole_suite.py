@@ -6,18 +6,14 @@ run goes on behind it. What is not reached in the time of a suite is left out, t
 
 from __future__ import annotations
 
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from composer_replication.records import Limits, Outcome
-from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.lock import UnusableRepository
-from composer_replication.tasks.running.bench import Bench
-from composer_replication.tasks.suite_options import names_tried, suite_arguments
-from composer_replication.tasks.test_run import Ended, TestReport, run_tests
-from composer_replication.tasks.views import write_files
+from composer_replication.tasks.running.bench import Bench, run_alone
+from composer_replication.tasks.suite_options import names_tried
+from composer_replication.tasks.test_run import SANDBOX_LIMITS, Ended, TestReport, Trial
 
 # --- Which limit of a sandbox a suite met before anything was deleted, and what can be typed then.
 
@@ -40,7 +36,7 @@ def cut_off(report: TestReport, suite_seconds: float, where: str = "") -> Unusab
             TOO_SLOW,
             f"{where}the suite ran longer than {suite_seconds:g} s; --suite-seconds {more:g} gives it more time{last}",
         )
-    if report.ended in _LIMITS:
+    if report.ended in SANDBOX_LIMITS:
         limits = Limits()
         used = {
             Ended.MEMORY: f"{limits.memory_bytes // 1024**3} GiB of memory",
@@ -60,7 +56,6 @@ EACH_SECONDS = 30.0
 IDLE_SECONDS = 10.0
 """A test that waits so long for something does so for ever, or is too slow for grading."""
 MAX_BAD_TESTS = 25
-_LIMITS = (Ended.MEMORY, Ended.DISK, Ended.PROCESSES)
 
 
 def run_suite(
@@ -76,7 +71,7 @@ def run_suite(
     Args:
         bench: where.
         map_calls: also note which functions each test calls; nothing is known of them where the run broke off.
-        shuffle_seed: draws another order, as in ``run_tests``.
+        shuffle_seed: draws another order, as in ``Trial``.
         backwards: that order from its end.
         seconds: of all of it by the clock; None: as long as the bench gives to a suite.
 
@@ -94,16 +89,13 @@ def run_suite(
     collected: dict[str, None] = {}
     bad: dict[str, str] = {}
     while True:
-        with tempfile.TemporaryDirectory(prefix="baseline-", dir=process_folder()) as folder:
-            tree = Path(folder) / "tree"
-            write_files(tree, bench.original)
-            arguments = suite_arguments(tree)
-            report = run_tests(
-                tree, bench.environment, None, backend=bench.backend, with_places=True, with_contexts=map_calls and not reports,
-                timeout_seconds=max(1.0, deadline - time.monotonic()), shuffle_seed=shuffle_seed, backwards=backwards,
-                left_out=sorted({*bench.left_out, *outcomes, *bad}),
-                each_seconds=EACH_SECONDS, idle_seconds=IDLE_SECONDS,
-            )  # fmt: skip
+        trial = Trial(
+            bench.original, None, max(1.0, deadline - time.monotonic()),
+            with_places=True, with_contexts=map_calls and not reports,
+            shuffle_seed=shuffle_seed, backwards=backwards, left_out=sorted({*bench.left_out, *outcomes, *bad}),
+            each_seconds=EACH_SECONDS, idle_seconds=IDLE_SECONDS,
+        )  # fmt: skip
+        report = run_alone(trial, bench.environment, backend=bench.backend)
         reports.append(report)
         outcomes |= report.done if report.error else report.outcomes
         collected |= dict.fromkeys(report.collected)
@@ -115,7 +107,7 @@ def run_suite(
             # What there was no time for says nothing against the suite.
             outcomes |= dict.fromkeys(late, Outcome.SKIPPED)
             break
-        if not report.broke or report.ended in _LIMITS or len(bad) == MAX_BAD_TESTS:
+        if not report.broke or report.ended in SANDBOX_LIMITS or len(bad) == MAX_BAD_TESTS:
             order = "" if shuffle_seed is None else "in another order, "
             raise cut_off(report, limit, order)
         bad[report.running] = report.broke
@@ -124,7 +116,7 @@ def run_suite(
     first = reports[0]
     joined = _joined(reports, outcomes, collected, bad) if first.error else first
     if not (joined.collected or joined.collect_errors or joined.skips):
-        tried = names_tried(bench.original, arguments)
+        tried = names_tried(bench.original)
         raise UnusableRepository("red-baseline", f"no test is collected, looked for by {tried}")
     return joined, bad
 

@@ -16,7 +16,7 @@ import json
 import re
 import stat
 import tokenize
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 from composer_replication.errors import InputError, needs_extra
 from composer_replication.records import Task
 from composer_replication.run_folder import write_atomic
+from composer_replication.tasks.build_state import Progress
 from composer_replication.tasks.instructions.writing import write_instruction
 from composer_replication.tasks.instructions.written_instructions import written_instruction
 from composer_replication.tasks.intake.cache import sha256_of
@@ -206,8 +207,6 @@ def _printed_list(text: str) -> list[str] | None:
 # --- Our own tasks as rows.
 
 Row = dict[str, str | int | None]
-Progress = Callable[[int, int, str], None]
-"""Takes (done, total, task id)."""
 
 SWEBENCH_COLUMNS = (
     "instance_id",
@@ -344,10 +343,7 @@ def write_instances(
 
 def parquet_bytes(rows: Sequence[Row], columns: Sequence[str]) -> bytes:
     """A Parquet file of these rows: zstd, format 2.6, no time, so equal rows give equal bytes."""
-    _require_pyarrow()
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+    pa, pq = _pyarrow()
     schema = pa.schema([(name, pa.int64() if name in _INTEGERS else pa.string()) for name in columns])
     table = pa.Table.from_pylist([{name: row[name] for name in columns} for row in rows], schema=schema)
     out = io.BytesIO()
@@ -373,10 +369,7 @@ def read_parquet(data: bytes) -> list[dict[str, Any]]:
         ValueError: not a Parquet file, or a damaged one.
         MissingError: pyarrow is not installed (CR0101).
     """
-    _require_pyarrow()
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+    pa, pq = _pyarrow()
     try:
         # A thread of pyarrow that still gives back a file of Python's when the interpreter ends aborts the process.
         rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(data), use_threads=False).to_pylist()
@@ -385,9 +378,11 @@ def read_parquet(data: bytes) -> list[dict[str, Any]]:
     return rows
 
 
-def _require_pyarrow() -> None:
+def _pyarrow() -> tuple[Any, Any]:
     with needs_extra("parquet", "a Parquet file"):
-        import pyarrow as pa  # noqa: F401
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    return pa, pq
 
 
 def _unusable(path: Path, detail: str) -> InputError:

@@ -9,16 +9,21 @@ patch deletes stays deleted: an edit of the original cannot bring it back.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Edit
-from composer_replication.tasks.build import Build, Progress, Settings, check_arguments, run_build
-from composer_replication.tasks.build_state import Proposal
-from composer_replication.tasks.build_summary import BuildSummary
+from composer_replication.tasks.build import (
+    BuildSummary,
+    build_command,
+    check_arguments,
+    open_build,
+    summary_of,
+)
+from composer_replication.tasks.build_state import Progress, Proposal, Settings
 from composer_replication.tasks.fresh_git import has_fresh_git
 from composer_replication.tasks.intake.archives import ARCHIVE_SUFFIXES
 from composer_replication.tasks.intake.cache import sha256_of
@@ -36,7 +41,6 @@ from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.planning.edits import edited_files, line_edits
-from composer_replication.tasks.store_records import SUITE_SECONDS
 from composer_replication.tasks.subject import GateFailed
 from composer_replication.tasks.swebench.swebench_files import (
     Instance,
@@ -58,13 +62,10 @@ def import_swebench(
     out: Path,
     *,
     repositories: Path | None = None,
-    seed: int = 0,
     jobs: int = 2,
-    hidden_share: float = 0.5,
-    with_truth: bool = True,
-    suite_seconds: float = SUITE_SECONDS,
     backend: str | None = None,
     progress: Progress | None = None,
+    **settings: Any,
 ) -> BuildSummary:
     """Build a task store from a SWE-bench set.
 
@@ -75,8 +76,8 @@ def import_swebench(
     search for a truth beyond the reward (``no-truth``, ``lookup-passes``, ``truth-unknown``; see ``truth``).
 
     ``path`` is the set (``read_instances``), ``out`` the folder of the store, ``repositories`` one with the repositories
-    (``base_source``). The other arguments are those of ``build_tasks``; without ``with_truth`` rows are kept whose
-    tests cannot be parted and whose functions cannot be recorded.
+    (``base_source``). The other arguments are those of ``build_tasks``, but ``with_truth`` is usual here; without it
+    rows are kept whose tests cannot be parted and whose functions cannot be recorded.
 
     Raises:
         UsageError: the folder of repositories does not exist (CR0460), and as ``build_tasks``.
@@ -91,18 +92,17 @@ def import_swebench(
             where=str(repositories),
             fix="give an existing folder, or leave --repositories out to fetch them by git.",
         )
-    settings = Settings(
-        with_truth=with_truth, seed=seed, hidden_share=hidden_share, suite_seconds=suite_seconds
-    )
-    check_arguments([str(path)], settings, jobs)
+    asked = Settings(**{"with_truth": True, **settings})
+    check_arguments([str(path)], asked, jobs)
     instances, unreadable = read_instances(path)
     opened, proposals, refused = _propose_all(instances, repositories, progress)
     refused += [_refusal(row, "", row.place, "unreadable-row", row.detail) for row in unreadable]
-
+    typed = ["import", str(path.resolve()), "--format", "swebench"]
+    typed += [] if repositories is None else ["--repositories", str(repositories.resolve())]
+    command = build_command(typed, out, asked)
     # A source that has pins needs no map of calls; this one names no size, so nothing is planned.
-    settings = replace(settings, symbols={source.source: ("given@",) for source in opened})
-
-    def choose(run: Build) -> None:
+    asked = replace(asked, symbols={source.source: ("given@",) for source in opened})
+    with open_build(out, asked, command=command, jobs=jobs, backend=backend, progress=progress) as run:
         ready = run.prepare_all(opened) if opened else {}
         usable = [proposal for proposal in proposals if proposal.source in ready]
         run.decide(
@@ -116,9 +116,7 @@ def import_swebench(
                 )
         run.decisions += refused
         run.unusable.clear()  # each of its candidates counts, not the repository
-
-    command = _command(path, out, repositories, settings)
-    return run_build(out, settings, choose, command=command, jobs=jobs, backend=backend, progress=progress)
+    return summary_of(run)
 
 
 def _propose_all(
@@ -146,16 +144,6 @@ def _propose_all(
 
 def _refusal(row: Instance | UnreadableRow, repository: str, name: str, reason: str, detail: str) -> Decision:
     return Decision(sha256_of(f"{row}".encode())[:32], repository, name, reason=reason, detail=detail)
-
-
-def _command(path: Path, out: Path, repositories: Path | None, settings: Settings) -> str:
-    words = [str(path.resolve()), "--format", "swebench", "--out", str(out.resolve())]
-    words += ["--repositories", str(repositories.resolve())] if repositories is not None else []
-    words += ["--seed", str(settings.seed), "--hidden-share", str(settings.hidden_share)]
-    if settings.suite_seconds != SUITE_SECONDS:
-        words += ["--suite-seconds", f"{settings.suite_seconds:g}"]
-    words += [] if settings.with_truth else ["--visible-only"]
-    return shlex.join(["composer-rl", "tasks", "import", *words])
 
 
 def _sharing(source: RepositorySource, pool: dict[bytes, bytes]) -> RepositorySource:

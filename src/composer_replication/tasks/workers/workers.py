@@ -1,48 +1,21 @@
-"""What does the heavy work of a build: the threads of this process, or a Ray cluster that is asked for."""
+"""The workers of a build: the threads of this process, or a Ray cluster that is asked for."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from composer_replication.tasks.intake.lock import LockedWheel, wheel_path
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.workers import OWN_THREADS, Workers
 
 if TYPE_CHECKING:
-    from composer_replication.tasks.workers.ray_pool import RayPool
+    from composer_replication.tasks.workers.ray_cluster import RayPool
 
 _IMPATIENT = {"RAY_NUM_REDIS_GET_RETRIES": "2", "RAY_py_gcs_connect_timeout_s": "5"}
 """Where something other than Ray answers, Ray tries for ten minutes; with these for half a minute."""
-
-Result = TypeVar("Result")
-Params = ParamSpec("Params")
-
-
-class Workers(Protocol):
-    """Does work that is a function of its arguments alone: it reads no store and writes none."""
-
-    def call(self, work: Callable[Params, Result], *args: Params.args, **options: Params.kwargs) -> Result:
-        """What ``work(*args, **options)`` gives or raises; waits for it, in any thread."""
-        ...
-
-    def interrupt(self) -> None:
-        """Kill what is under way; every waiting ``call`` raises ``SandboxFailure``."""
-        ...
-
-
-class OwnThreads:
-    """Each call is done where it is made: the threads of the build are the workers."""
-
-    def call(self, work: Callable[Params, Result], *args: Params.args, **options: Params.kwargs) -> Result:
-        return work(*args, **options)
-
-    def interrupt(self) -> None:
-        """Nothing is done elsewhere; ``runs_interrupted`` kills the sandboxes of this process."""
-
-
-OWN_THREADS = OwnThreads()
 
 
 @contextmanager
@@ -52,19 +25,24 @@ def open_workers(address: str | None, store: TaskStore) -> Iterator[Workers]:
         yield OWN_THREADS
         return
     pool_class = load_ray()
+    from composer_replication.tasks.workers.ray_cluster import joined
 
     def read_wheel(wheel: LockedWheel) -> bytes:
         path = wheel_path(wheel)
         return path.read_bytes() if path.is_file() else store.blob(wheel.sha256)
 
-    with pool_class(address, backend=store.backend, read_wheel=read_wheel) as pool:
-        yield pool
+    with joined(address) as head:
+        pool = pool_class(head, backend=store.backend, read_wheel=read_wheel)
+        try:
+            yield pool
+        finally:
+            pool.interrupt()
 
 
 def load_ray() -> type[RayPool]:
     """What needs the extra ``ray``, for a build."""
     make_ray_impatient()
-    from composer_replication.tasks.workers.ray_pool import RayPool
+    from composer_replication.tasks.workers.ray_cluster import RayPool
 
     return RayPool
 

@@ -175,7 +175,7 @@ def test_lines_of_requirement_files_are_read_as_pip_reads_them() -> None:
     files = encoded(
         {
             "reqs/a.txt": "-r b.txt\nfoo[x]>=1 ; python_version>'3' # why\n-c bounds.txt\n-r a.txt\n",
-            "reqs/bounds.txt": "foo<3\nunused<1\n",
+            "reqs/bounds.txt": "foo\\\r\n<3\r\nunused<1\r\n",  # as an editor on Windows writes lines
             "reqs/b.txt": "-e ./libs/x[test]\ngit+https://h/o/foo.git@v1#egg=Bar\ngit+https://h/o/bare.git@v2\n./w/y-1.0.tar.gz\n../out\nz==1.0 \\\n"
             "  --hash=sha256:00\n--index-url https://x\nq @ file:///abs/x\nfile:./libs/k\nplain\n",
         }

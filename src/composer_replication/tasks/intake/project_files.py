@@ -155,12 +155,12 @@ def import_folders(projects: Iterable[Project], files: Collection[str]) -> list[
 
 
 def member_folders(top: ProjectFiles) -> list[str]:
-    """The folders of a workspace's members (uv, hatch), which all lie in the repository."""
+    """The folders of a workspace's members (uv, rye, hatch), which all lie in the repository."""
     patterns = top.strings(
-        "tool.uv.workspace.members",
+        "tool.uv.workspace.members", "tool.rye.workspace.members",
         "tool.hatch.envs.*.workspace.members", "tool.hatch.envs.*.workspace.members.*.path",
     )  # fmt: skip
-    excluded = top.strings("tool.uv.workspace.exclude")
+    excluded = top.strings("tool.uv.workspace.exclude", "tool.rye.workspace.exclude")
     paths = (path.rpartition("/") for path in top.files)
     return [
         folder
@@ -216,7 +216,7 @@ _Said = Iterator[tuple[str, list[Requirement]]]
 
 
 def _of_tables(read: ProjectFiles) -> _Said:
-    """``pyproject.toml``: the standard tables, then those of setuptools, hatch, uv and pdm."""
+    """``pyproject.toml``: the standard tables, then those of setuptools, hatch, uv, rye and pdm."""
     yield "", read.lines(read.strings("project.dependencies"))
     for name, lines in read.table("project", "optional-dependencies").items():
         yield name, read.lines(lines)
@@ -230,7 +230,8 @@ def _of_tables(read: ProjectFiles) -> _Said:
     for table in (dynamic, hook):
         for name, value in inner_table(table, "optional-dependencies").items():
             yield name, read.named(value)
-    yield "dev", read.lines(read.strings("tool.uv.dev-dependencies", "tool.pdm.dev-dependencies"))
+    for owner in ("uv", "rye", "pdm"):
+        yield "dev", read.lines(read.strings(f"tool.{owner}.dev-dependencies"))
     for name, lines in read.table("tool", "pdm", "dev-dependencies").items():
         yield name, read.lines(lines)
     for name, environment in read.table("tool", "hatch", "envs").items():

@@ -45,7 +45,7 @@ def as_lines(text: str) -> Iterator[tuple[str, str]]:
 
     ``r`` is another file, ``c`` one of bounds alone, ``e`` a folder or an address; all others are requirements.
     """
-    for raw in text.replace("\\\n", "").splitlines():
+    for raw in "\n".join(text.splitlines()).replace("\\\n", "").splitlines():
         line = _ROOT.sub(".", _OPTIONS_OF_A_LINE.sub("", _COMMENT.sub("", raw))).strip()
         option = _OPTION.fullmatch(line)
         yield (option[1].lstrip("-")[0], option[2].strip("'\"")) if option else ("", line)

@@ -1,6 +1,6 @@
 """The files that declare a Python project, each parsed once; a broken one is as good as empty. None is run.
 
-Of a ``setup.py`` the syntax tree is read: names, literals, sums of lists and dictionaries are followed.
+Of a ``setup.py`` the syntax tree is read: names, literals, sums of lists, f-strings and dictionaries are followed.
 What it reads from a file (``open("requirements.txt")``, ``parse_requirements(…)``) becomes ``-r requirements.txt``.
 """
 
@@ -247,6 +247,7 @@ class _Reader:
         if depth > _MAX_DEPTH or node is None:
             return None
         inner = partial(self.value, depth=depth + 1)
+        found: Any
         match node:
             case ast.Constant(value=value):
                 found = value
@@ -263,6 +264,10 @@ class _Reader:
                     found = {key: inner(one) for key, one in self._keys.get(name, {}).items()} | found
             case ast.BinOp():
                 found = _sum(inner(node.left), inner(node.right)) if isinstance(node.op, ast.Add) else None
+            case ast.JoinedStr(values=parts):
+                found = _sum("", *map(inner, parts))
+            case ast.FormattedValue(value=part):
+                found = inner(part)
             case ast.Subscript(value=table, slice=key):
                 whole, name = inner(table), inner(key)
                 found = whole.get(name) if isinstance(whole, dict) and isinstance(name, str) else None

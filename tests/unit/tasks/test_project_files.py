@@ -10,7 +10,7 @@ from small_trees import write_tree
 
 from composer_replication.tasks.intake.parsed_files import ProjectFiles
 from composer_replication.tasks.intake.project_files import find_projects, import_folders, read_project
-from composer_replication.tasks.intake.requirement_texts import poetry_range, read_file
+from composer_replication.tasks.intake.requirement_texts import poetry_range
 from composer_replication.tasks.intake.sources import open_source, version_files
 
 
@@ -175,12 +175,12 @@ def test_lines_of_requirement_files_are_read_as_pip_reads_them() -> None:
     files = encoded(
         {
             "reqs/a.txt": "-r b.txt\nfoo[x]>=1 ; python_version>'3' # why\n-c bounds.txt\n-r a.txt\n",
-            "reqs/bounds.txt": "foo<3\nunused<1\n",
+            "reqs/bounds.txt": "foo\\\r\n<3\r\nunused<1\r\n",  # as an editor on Windows writes lines
             "reqs/b.txt": "-e ./libs/x[test]\ngit+https://h/o/foo.git@v1#egg=Bar\ngit+https://h/o/bare.git@v2\n./w/y-1.0.tar.gz\n../out\nz==1.0 \\\n"
             "  --hash=sha256:00\n--index-url https://x\nq @ file:///abs/x\nfile:./libs/k\nplain\n",
         }
     )
-    found = read_file("reqs/a.txt", lambda path: files.get(path, b""))
+    found = ProjectFiles(files).lines_of_file("reqs/a.txt")
     assert {one.name: one.url or str(one.specifier) for one in found} == {
         "x": "tree:libs/x",
         "Bar": "git+https://h/o/foo.git@v1#egg=Bar",

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 from pydantic import Field, StrictBool, TypeAdapter
 
-from composer_replication.tasks.intake.parsed_files import ProjectFiles, texts
+from composer_replication.tasks.intake.parsed_files import ProjectFiles
 from composer_replication.tasks.intake.tree_rules import is_licence_text
 
 _PERMISSIVE = frozenset(
@@ -125,15 +125,9 @@ def read_licence(files: Mapping[str, bytes], metadata: Mapping[str, bytes] | Non
 def read_claims(metadata: Mapping[str, bytes]) -> list[tuple[str, ...]]:
     """What each declaration can mean: SPDX ids, or its own words where they are those of no permissive licence."""
     read = ProjectFiles(metadata)
-    fields = [
-        *read.info.get("License-Expression", []), *read.info.get("License", []), read.ini("metadata", "license"),
-        *read.strings("project.license", "project.license.text", "tool.poetry.license"), *texts(read.setup.get("license")),
-    ]  # fmt: skip
-    classifiers = [
-        *read.info.get("Classifier", []), *read.strings("project.classifiers", "tool.poetry.classifiers"),
-        *read.ini("metadata", "classifiers").splitlines(), *texts(read.setup.get("classifiers")),
-    ]  # fmt: skip
-    fields += [text for text in classifiers if text.strip().startswith("License ::")]
+    fields = [*read.info.get("License-Expression", []), *read.said("licence")]
+    classifiers = (line.strip() for text in read.said("classifiers") for line in text.splitlines())
+    fields += [line for line in classifiers if line.startswith("License ::")]
     return [meant for text in fields if (meant := _meant(text.strip()))]
 
 

@@ -12,17 +12,27 @@ import posixpath
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from email.parser import Parser
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.tasks.intake.requirement_texts import read_file, read_lines
+from packaging.utils import canonicalize_name
+
+from composer_replication.tasks.intake.requirement_texts import as_lines, holds, requirement_of
 from composer_replication.tasks.syntax_trees import parsed
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 TEXT_SUFFIXES = (".txt", ".in")
+FIELDS = {
+    "name": ("Name", "name", "project.name", "tool.poetry.name"),
+    "version": ("Version", "version", "project.version", "tool.poetry.version"),
+    "python": ("Requires-Python", "python_requires", "project.requires-python"),
+    "licence": ("License", "license", "project.license", "project.license.text", "tool.poetry.license"),
+    "classifiers": ("Classifier", "classifiers", "project.classifiers", "tool.poetry.classifiers"),
+}
+"""Where each stands: the header of ``PKG-INFO``, the keyword of setuptools, then the paths of ``pyproject.toml``."""
 _MAX_DEPTH = 12
 
 
@@ -34,14 +44,14 @@ def parse_toml(data: bytes) -> dict[str, Any]:
         return {}
 
 
-def parse_ini(data: bytes) -> configparser.ConfigParser:
-    """A file of sections; empty when broken."""
+def parse_ini(data: bytes) -> dict[str, dict[str, str]]:
+    """The sections of a file, each with its values; empty when broken."""
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     try:
         parser.read_string(data.decode("utf-8", "replace"))
     except configparser.Error:
-        return configparser.ConfigParser(interpolation=None)
-    return parser
+        return {}
+    return {name: dict(section) for name, section in parser.items()}
 
 
 def inner_table(table: object, *keys: str) -> dict[str, Any]:
@@ -96,17 +106,26 @@ class ProjectFiles:
         return parse_toml(self.read(self.path("pyproject.toml")))
 
     @cached_property
-    def config(self) -> configparser.ConfigParser:
+    def config(self) -> dict[str, dict[str, str]]:
         return parse_ini(self.read(self.path("setup.cfg")))
 
     @cached_property
     def setup(self) -> dict[str, Any]:
-        beside = [
-            path.removeprefix(self.start)
-            for path in self.files
-            if path.startswith(self.start) and path.endswith(TEXT_SUFFIXES)
-        ]
+        own = (path.removeprefix(self.start) for path in self.files if path.startswith(self.start))
+        beside = [path for path in own if path.endswith(TEXT_SUFFIXES)]
         return setup_arguments(self.read(self.path("setup.py")), beside)
+
+    @cached_property
+    def told(self) -> tuple[dict[str, Any], ...]:
+        """What setuptools is told: by ``setup.cfg``, as if its values were arguments, and by ``setup.py``."""
+        plain = self.config.get("metadata", {}) | self.config.get("options", {})
+        of_sections = {
+            "packages": "options.packages.find",
+            "extras_require": "options.extras_require",
+            "entry_points": "options.entry_points",
+        }
+        tables = {key: self.config[name] for key, name in of_sections.items() if name in self.config}
+        return {key.replace("-", "_"): value for key, value in plain.items()} | tables, self.setup
 
     @cached_property
     def info(self) -> Mapping[str, list[str]]:
@@ -121,30 +140,59 @@ class ProjectFiles:
         """The strings of ``pyproject.toml`` at some paths (``values_at``), in their order."""
         return [text for path in paths for value in values_at(self.toml, path) for text in texts(value)]
 
-    def ini(self, section: str, key: str) -> str:
-        """A value of ``setup.cfg``; either spelling of the key is read."""
-        found = (self.config.get(section, one, fallback="") for one in (key, key.replace("_", "-")))
-        return next(filter(None, found), "")
+    def said(self, field: str) -> list[str]:
+        """All that the files say of one of ``FIELDS``: ``PKG-INFO``, ``pyproject.toml``, ``setup.cfg``, ``setup.py``."""
+        header, keyword, *paths = FIELDS[field]
+        of_setuptools = [text for told in self.told for text in texts(told.get(keyword))]
+        return [
+            text
+            for text in (*self.info.get(header, []), *self.strings(*paths), *of_setuptools)
+            if text.strip()
+        ]
 
     @property
     def backend(self) -> str:
         return str(self.table("build-system").get("build-backend", ""))
 
-    def lines(self, value: object) -> list[Requirement]:
-        """Requirements that stand in a list of strings."""
-        return read_lines(texts(value), self.folder, self.read, self.folder)
+    def lines(
+        self, value: object, folder: str | None = None, seen: frozenset[str] = frozenset()
+    ) -> list[Requirement]:
+        """Requirements of a list or a text, as pip reads its lines; in ``setup.cfg`` one may begin with ``file:``.
+
+        Args:
+            value: lines, or items that may be such lines.
+            folder: where they stand: included files are relative to it; by default the project's, as all other paths.
+            seen: files that are being read, so that two which include each other end.
+        """
+        if isinstance(value, str) and value.strip().startswith("file:"):
+            return self.named(value.strip()[5:].replace("\n", ",").split(","))
+        found: list[Requirement] = []
+        bounds: dict[str, Requirement] = {}
+        for kind, line in as_lines("\n".join(texts(value))):
+            if kind in ("r", "c"):
+                path = posixpath.normpath(posixpath.join(self.folder if folder is None else folder, line))
+                inner = [] if path in seen else self.lines_of_file(path, seen)
+                if kind == "r":
+                    found += inner
+                else:
+                    bounds |= {canonicalize_name(one.name): one for one in inner}
+            elif (requirement := requirement_of(line, self.folder, is_address=kind == "e")) is not None:
+                found.append(requirement)
+        for requirement in found:
+            bound = bounds.get(canonicalize_name(requirement.name))
+            if bound is not None and bound.url is None and holds(bound):
+                requirement.specifier &= bound.specifier
+        return found
+
+    def lines_of_file(self, path: str, seen: frozenset[str] = frozenset()) -> list[Requirement]:
+        """The requirements of a file by its path from the top."""
+        text = self.read(path).decode("utf-8", "replace").removeprefix("\ufeff")
+        return self.lines([text], posixpath.dirname(path), seen | {path})
 
     def named(self, value: object) -> list[Requirement]:
         """Requirements of the files that a value names: one, a list, or a table with ``file``."""
-        inner = value.get("file") if isinstance(value, Mapping) else value
-        return [one for path in texts(inner) for one in read_file(self.path(path), self.read, self.folder)]
-
-    def ini_lines(self, value: str) -> list[Requirement]:
-        """Requirements of a value of ``setup.cfg``, which may begin with ``file:``."""
-        value = value.strip()
-        if value.startswith("file:"):
-            return self.named([path.strip() for path in value[5:].replace("\n", ",").split(",")])
-        return self.lines(value.splitlines())
+        names = texts(value.get("file") if isinstance(value, Mapping) else value)
+        return [one for name in names for one in self.lines_of_file(self.path(name.strip()))]
 
 
 # --- What a setup.py hands to setup.
@@ -186,11 +234,11 @@ class _Reader:
             match node:
                 case ast.FunctionDef(name=name):
                     self._functions.setdefault(name, node)
-                case ast.withitem(context_expr=value, optional_vars=ast.Name(id=name)):
-                    self._values[name] = value
-                case ast.Assign(targets=[ast.Name(id=name), *_], value=value):
-                    self._values[name] = value
-                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                case (
+                    ast.withitem(context_expr=value, optional_vars=ast.Name(id=name))
+                    | ast.Assign(targets=[ast.Name(id=name), *_], value=value)
+                    | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+                ):
                     self._values[name] = value
                 case ast.Assign(targets=[ast.Subscript(ast.Name(id=name), ast.Constant(value=str() as key))]):
                     self._keys.setdefault(name, {})[key] = node.value
@@ -198,83 +246,66 @@ class _Reader:
     def value(self, node: ast.AST | None, depth: int = 0) -> Any:
         if depth > _MAX_DEPTH or node is None:
             return None
-        readers: dict[type[ast.AST], Callable[[Any, int], Any]] = {
-            ast.Constant: lambda one, _: one.value,
-            ast.List: self._list,
-            ast.Tuple: self._list,
-            ast.Set: self._list,
-            ast.Dict: self._table,
-            ast.Name: self._named,
-            ast.JoinedStr: self._text,
-            ast.FormattedValue: lambda one, inner: self.value(one.value, inner),
-            ast.BinOp: self._sum,
-            ast.Subscript: self._item,
-            ast.Call: self._call,
-        }
-        return readers.get(type(node), self._lines_of)(node, depth + 1)
-
-    def _text(self, node: ast.JoinedStr, depth: int) -> str | None:
-        parts = [self.value(part, depth) for part in node.values]
-        return "".join(parts) if all(isinstance(part, str) for part in parts) else None
-
-    def _item(self, node: ast.Subscript, depth: int) -> Any:
-        table, key = self.value(node.value, depth), self.value(node.slice, depth)
-        return table.get(key) if isinstance(table, dict) and isinstance(key, str) else None
-
-    def _list(self, node: ast.List, depth: int) -> list[Any]:
-        found: list[Any] = []
-        for one in node.elts:
-            is_many = isinstance(one, ast.Starred)
-            value = self.value(one.value if isinstance(one, ast.Starred) else one, depth)
-            found += value if is_many and isinstance(value, list) else [value] if not is_many else []
-        return [value for value in found if value is not None]
-
-    def _table(self, node: ast.Dict, depth: int) -> dict[Any, Any]:
-        found: dict[Any, Any] = {}
-        for key, value in zip(node.keys, node.values, strict=True):
-            name, inner = self.value(key, depth), self.value(value, depth)
-            if key is None and isinstance(inner, dict):
-                found |= inner
-            elif isinstance(name, str) and inner is not None:
-                found[name] = inner
+        inner = partial(self.value, depth=depth + 1)
+        found: Any
+        match node:
+            case ast.Constant(value=value):
+                found = value
+            case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
+                lists = [
+                    inner(part.value) if isinstance(part, ast.Starred) else [inner(part)] for part in parts
+                ]
+                found = [item for item in _flat(lists) if item is not None]
+            case ast.Dict():
+                found = self._table(node, inner)
+            case ast.Name(id=name):
+                found = inner(self._values.get(name))
+                if isinstance(found, dict):  # what is put into it later counts, too
+                    found = {key: inner(one) for key, one in self._keys.get(name, {}).items()} | found
+            case ast.BinOp():
+                found = _sum(inner(node.left), inner(node.right)) if isinstance(node.op, ast.Add) else None
+            case ast.JoinedStr(values=parts):
+                found = _sum("", *map(inner, parts))
+            case ast.FormattedValue(value=part):
+                found = inner(part)
+            case ast.Subscript(value=table, slice=key):
+                whole, name = inner(table), inner(key)
+                found = whole.get(name) if isinstance(whole, dict) and isinstance(name, str) else None
+            case ast.Call():
+                found = self._result(node, depth + 1)
+            case _:
+                found = self._lines_of(node)
         return found
 
-    def _named(self, node: ast.Name, depth: int) -> Any:
-        value = self.value(self._values.get(node.id), depth)
-        if isinstance(value, dict):
-            later = {key: self.value(inner, depth) for key, inner in self._keys.get(node.id, {}).items()}
-            value = later | value
-        return value
+    def _table(self, node: ast.Dict, inner: Callable[[ast.AST | None], Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, name, value in zip(node.keys, map(inner, node.keys), map(inner, node.values), strict=True):
+            if key is None and isinstance(value, dict):
+                found |= value
+            elif isinstance(name, str) and value is not None:
+                found[name] = value
+        return found
 
-    def _sum(self, node: ast.BinOp, depth: int) -> Any:
-        sides = self.value(node.left, depth), self.value(node.right, depth)
-        lists = [side for side in sides if isinstance(side, list)]
-        if not isinstance(node.op, ast.Add):
-            return None
-        if lists:  # what is known of a list is better than nothing
-            return [item for part in lists for item in part]
-        return "".join(sides) if all(isinstance(side, str) for side in sides) else None
-
-    def _call(self, node: ast.Call, depth: int) -> Any:
-        name = _called(node)
-        words = {word.arg: self.value(word.value, depth) for word in node.keywords if word.arg}
-        first = self.value(node.args[0], depth) if node.args else None
-        if name == "dict" and not node.args:
+    def _result(self, call: ast.Call, depth: int) -> Any:
+        name = _called(call)
+        words = {word.arg: self.value(word.value, depth) for word in call.keywords if word.arg}
+        first = self.value(call.args[0], depth) if call.args else None
+        if name == "dict" and not call.args:
             return {key: value for key, value in words.items() if value is not None}
         if name in ("find_packages", "find_namespace_packages"):
             where = first or words.get("where")
             return {"where": where} if isinstance(where, str) else None
         if name in ("list", "tuple", "sorted", "set") and isinstance(first, list):
             return first
-        if name in ("split", "splitlines", "strip") and isinstance(node.func, ast.Attribute):
-            text = self.value(node.func.value, depth)
+        if name in ("split", "splitlines", "strip") and isinstance(call.func, ast.Attribute):
+            text = self.value(call.func.value, depth)
             if isinstance(text, str):
-                return text.strip() if name == "strip" else text.splitlines() if node.args else text.split()
+                return text.strip() if name == "strip" else text.splitlines() if call.args else text.split()
             if isinstance(text, list):
                 return text
-        return self._lines_of(node, depth)
+        return self._lines_of(call)
 
-    def _lines_of(self, node: ast.AST, _: int) -> list[str] | None:
+    def _lines_of(self, node: ast.AST) -> list[str] | None:
         """The lines of the files that an expression seems to read, as ``-r`` each."""
         words = self._words(node, frozenset())
         return [f"-r {path}" for path in sorted(self._text_files) if _is_named(path, words)] or None
@@ -289,6 +320,17 @@ class _Reader:
             for inner in filter(None, (self._values.get(name), self._functions.get(name))):
                 own |= self._words(inner, seen | {name})
         return frozenset(own)
+
+
+def _flat(parts: Iterable[Any]) -> list[Any]:
+    return [item for part in parts if isinstance(part, list) for item in part]
+
+
+def _sum(*sides: Any) -> Any:
+    """Two texts in one; of two lists what is known of either, which is better than nothing."""
+    if any(isinstance(side, list) for side in sides):
+        return _flat(sides)
+    return "".join(sides) if all(isinstance(side, str) for side in sides) else None
 
 
 def _called(call: ast.Call) -> str:

@@ -26,6 +26,7 @@ from composer_replication.tasks.intake.parsed_files import (
     parse_ini,
     setup_keywords,
     texts,
+    values_at,
 )
 from composer_replication.tasks.intake.requirement_texts import (
     IN_TREE,
@@ -33,18 +34,15 @@ from composer_replication.tasks.intake.requirement_texts import (
     parsed,
     poetry_range,
     poetry_requirements,
-    read_file,
     table_address,
     with_marker,
 )
-from composer_replication.tasks.intake.source_folders import USUAL_FOLDERS, declared_folders, is_place
+from composer_replication.tasks.intake.source_folders import USUAL_FOLDERS, is_place
 
+PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 _EXTRA = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
 _POINT = re.compile(r"[\w.]+(\s*:\s*[\w.]+)?(\s*\[[\w, .-]*\])?")
 _NO_POINT_NAME = re.compile(r"[\n=\[\]]")
-
-_PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
-
 _MAX_DEPTH = 2
 """How deep below a project its files of requirements lie at most."""
 
@@ -55,21 +53,18 @@ Groups = dict[str, list[Requirement]]
 class Project:
     """One project of a repository, as declared.
 
-    ``folder`` is where it lies (empty: at the top). ``dependencies`` are its own, ``extras`` its optional ones by
-    extra, ``groups`` those of its developers by group, ``requirement_files`` those
-    of the files that are called so by path. ``source_folders`` are where the build backend takes
-    modules from, relative to the top; empty where nothing is said. ``entry_points`` are by group and name.
-    ``unread`` names the file whose requirements only running it would tell. ``is_needed`` is for all but the
-    members of a workspace that no other project asks for.
+    ``folder`` is where it lies (empty: at the top). ``dependencies`` are its own, ``groups`` its optional ones and
+    those of its developers by extra or group, ``requirement_files`` those of the files that are called so by path.
+    ``source_folders`` are where the build backend takes modules from, relative to the top; empty where nothing
+    is said. ``entry_points`` are by group and name. ``unread`` names the file whose requirements only running
+    it would tell. ``is_needed`` is for all but the members of a workspace that no other project asks for.
     """
 
     folder: str
     name: str = ""
     version: str = ""
-    backend: str = ""
     requires_python: str = ""
     dependencies: list[Requirement] = field(default_factory=list)
-    extras: Groups = field(default_factory=dict)
     groups: Groups = field(default_factory=dict)
     requirement_files: Groups = field(default_factory=dict)
     source_folders: tuple[str, ...] = ()
@@ -80,8 +75,13 @@ class Project:
     def all_requirements(self) -> Iterator[list[Requirement]]:
         """Each list of requirements that anything of it declares."""
         yield self.dependencies
-        for part in (self.extras, self.groups, self.requirement_files):
-            yield from part.values()
+        yield from (*self.groups.values(), *self.requirement_files.values())
+
+    def add(self, key: str, found: list[Requirement]) -> None:
+        """Take what is asked for by an extra or a group: ``NAME``, ``NAME:MARKER``, ``:MARKER`` or nothing for its own."""
+        name, _, marker = key.partition(":")
+        part = self.groups.setdefault(canonicalize_name(name), []) if name else self.dependencies
+        part += [with_marker(requirement, marker) for requirement in found]
 
     def accepts(self, python: str) -> bool:
         """Whether it says that it works with that version of Python, or says nothing."""
@@ -99,11 +99,19 @@ def read_project(files: Mapping[str, bytes], folder: str = "") -> Project:
         folder: where the project lies; empty for the top.
     """
     read = ProjectFiles(files, folder)
-    project = Project(folder, *_name_and_version(read), read.backend, _requires_python(read))
-    project.source_folders = declared_folders(read)
-    _read_toml(project, read)
-    _read_setuptools(project, read)
-    _read_info(project, read)
+    project = Project(folder, *_name_and_version(read), _requires_python(read))
+    project.source_folders = tuple(_source_folders(read))
+    for key, found in (*_of_tables(read), *_of_poetry(read)):
+        project.add(key, found)
+    if not project.dependencies and "dependencies" in read.strings("project.dynamic"):
+        project.add("", read.named("requirements.txt"))
+    for key, found in (*_of_setuptools(read), *_of_archive(read)):
+        project.add(key, found)
+    is_read = "install_requires" in read.setup or "requires" in read.setup or read.info.get("Requires-Dist")
+    if not is_read and "install_requires" in setup_keywords(read.read(read.path("setup.py"))):
+        usual = read.named("requirements.txt")
+        project.add("", usual)
+        project.unread = "" if usual else read.path("setup.py")
     project.requirement_files = dict(_requirement_files(read))
     _bind_sources(project, read)
     _expand_own_extras(project)
@@ -153,11 +161,10 @@ def member_folders(top: ProjectFiles) -> list[str]:
         "tool.hatch.envs.*.workspace.members", "tool.hatch.envs.*.workspace.members.*.path",
     )  # fmt: skip
     excluded = top.strings("tool.uv.workspace.exclude", "tool.rye.workspace.exclude")
-    paths = (path.rpartition("/") for path in sorted(top.files))
-    folders = dict.fromkeys(folder for folder, _, name in paths if name in _PROJECT_FILES)
+    paths = (path.rpartition("/") for path in top.files)
     return [
         folder
-        for folder in sorted(folders)
+        for folder in sorted({folder for folder, _, name in paths if name in PROJECT_FILES})
         if any(_matches(folder, one) for one in patterns)
         and not any(_matches(folder, one) for one in excluded)
     ]
@@ -173,40 +180,20 @@ def _matches(folder: str, pattern: str) -> bool:
 
 def _name_and_version(read: ProjectFiles) -> tuple[str, str]:
     """Where they are written down; a version that code computes, or a file that is not there holds, is empty."""
-    if read.info.get("Name"):
-        return read.info["Name"][0], (read.info.get("Version") or [""])[0]
-
-    def written(key: str) -> str:
-        tables = (
-            read.table("project"),
-            read.table("tool", "poetry"),
-            {key: read.ini("metadata", key)},
-            read.setup,
-        )
-        return next(
-            (str(table[key]) for table in tables if isinstance(table.get(key), str) and table[key]), ""
-        )
-
-    version = written("version")
-    if version.startswith(("attr:", "file:")):
-        kind, _, what = version.partition(":")
-        version = _version_at(read, {kind: what.strip()})
-    return written("name"), version or _dynamic_version(read)
-
-
-def _dynamic_version(read: ProjectFiles) -> str:
-    """A version that a backend reads from a module or a text of the repository."""
-    places = [
-        read.table("tool", *keys)
-        for keys in (("setuptools", "dynamic", "version"), ("hatch", "version"), ("pdm", "version"))
-    ]
+    name, version = (next(iter(read.said(field)), "") for field in ("name", "version"))
+    if version and not version.startswith(("attr:", "file:")):
+        return name, version
+    kind, _, what = version.partition(":")
+    tools = (("setuptools", "dynamic", "version"), ("hatch", "version"), ("pdm", "version"))
+    places = [{kind: what.strip()}, *(read.table("tool", *keys) for keys in tools)]
     if read.backend.startswith("flit"):
         module = next(iter(read.strings("tool.flit.module.name", "project.name")), "")
         places.append({"attr": f"{module.replace('-', '_')}.__version__"})
-    return next((_version_at(read, place) for place in places if place), "")
+    return name, next(filter(None, (_version_at(read, place) for place in places)), "")
 
 
 def _version_at(read: ProjectFiles, where: Mapping[str, Any]) -> str:
+    """A version that a backend reads from a module or a text of the repository."""
     attribute, path = where.get("attr"), next(iter(texts(where.get("path") or where.get("file"))), "")
     if isinstance(attribute, str):
         module, _, name = attribute.rpartition(".")
@@ -219,44 +206,37 @@ def _version_at(read: ProjectFiles, where: Mapping[str, Any]) -> str:
 
 
 def _requires_python(read: ProjectFiles) -> str:
-    given = [
-        *read.strings("project.requires-python"), *read.info.get("Requires-Python", []),
-        read.ini("options", "python_requires"), *texts(read.setup.get("python_requires")),
-    ]  # fmt: skip
     poetry = (str(poetry_range(text)) for text in read.strings("tool.poetry.dependencies.python"))
-    return next((text for text in (*given, *poetry) if text.strip()), "")
+    return next(filter(None, (*read.said("python"), *poetry)), "")
 
 
-def _add(into: Groups, name: str, found: Iterable[Requirement]) -> None:
-    into.setdefault(canonicalize_name(name), []).extend(found)
+# --- Requirements: what each dialect says, by group (empty: the project's own).
+
+_Said = Iterator[tuple[str, list[Requirement]]]
 
 
-def _read_toml(project: Project, read: ProjectFiles) -> None:
-    """What ``pyproject.toml`` says, in the tables of each tool."""
-    standard, tool = read.table("project"), read.table("tool")
-    project.dependencies += read.lines(standard.get("dependencies"))
-    for name, lines in inner_table(standard, "optional-dependencies").items():
-        _add(project.extras, name, read.lines(lines))
+def _of_tables(read: ProjectFiles) -> _Said:
+    """``pyproject.toml``: the standard tables, then those of setuptools, hatch, uv, rye and pdm."""
+    yield "", read.lines(read.strings("project.dependencies"))
+    for name, lines in read.table("project", "optional-dependencies").items():
+        yield name, read.lines(lines)
     groups = read.table("dependency-groups")
     for name in groups:
-        _add(project.groups, name, read.lines(_expand(groups, name, frozenset({name}))))
-    dynamic = inner_table(tool, "setuptools", "dynamic")
-    hook = inner_table(tool, "hatch", "metadata", "hooks", "requirements_txt")
+        yield name, read.lines(_expand(groups, name, frozenset({name})))
+    dynamic = read.table("tool", "setuptools", "dynamic")
+    hook = read.table("tool", "hatch", "metadata", "hooks", "requirements_txt")
     for files in (dynamic.get("dependencies"), hook.get("files") or hook.get("filename")):
-        project.dependencies += read.named(files)
+        yield "", read.named(files)
     for table in (dynamic, hook):
         for name, value in inner_table(table, "optional-dependencies").items():
-            _add(project.extras, name, read.named(value))
-    for owner in ("uv", "pdm", "rye"):
-        developed = inner_table(tool, owner).get("dev-dependencies")
-        for name, lines in (developed if isinstance(developed, Mapping) else {"dev": developed}).items():
-            _add(project.groups, name, read.lines(lines))
-    for name, environment in inner_table(tool, "hatch", "envs").items():
+            yield name, read.named(value)
+    for owner in ("uv", "rye", "pdm"):
+        yield "dev", read.lines(read.strings(f"tool.{owner}.dev-dependencies"))
+    for name, lines in read.table("tool", "pdm", "dev-dependencies").items():
+        yield name, read.lines(lines)
+    for name, environment in read.table("tool", "hatch", "envs").items():
         for key in ("dependencies", "extra-dependencies"):
-            _add(project.groups, name, read.lines(inner_table(environment).get(key)))
-    _read_poetry(project, inner_table(tool, "poetry"))
-    if not project.dependencies and "dependencies" in texts(standard.get("dynamic")):
-        project.dependencies += read.named("requirements.txt")
+            yield name, read.lines(inner_table(environment).get(key))
 
 
 def _expand(groups: Mapping[str, Any], name: str, seen: frozenset[str]) -> list[str]:
@@ -275,67 +255,45 @@ def _expand(groups: Mapping[str, Any], name: str, seen: frozenset[str]) -> list[
     return found
 
 
-def _read_poetry(project: Project, poetry: Mapping[str, Any]) -> None:
-    own = poetry_requirements(inner_table(poetry, "dependencies"), project.folder)
-    project.dependencies += [requirement for requirement, is_optional in own if not is_optional]
+def _of_poetry(read: ProjectFiles) -> _Said:
+    poetry = read.table("tool", "poetry")
+    own = poetry_requirements(inner_table(poetry, "dependencies"), read.folder)
+    yield "", [requirement for requirement, is_optional in own if not is_optional]
     by_name = {canonicalize_name(requirement.name): requirement for requirement, _ in own}
     for extra, names in inner_table(poetry, "extras").items():
-        wanted = (by_name.get(canonicalize_name(name)) for name in texts(names))
-        _add(project.extras, extra, filter(None, wanted))
+        yield extra, [by_name[name] for name in map(canonicalize_name, texts(names)) if name in by_name]
     groups = {
         name: inner_table(group, "dependencies") for name, group in inner_table(poetry, "group").items()
     }
     for name, table in {"dev": inner_table(poetry, "dev-dependencies"), **groups}.items():
-        _add(project.groups, name, [one for one, _ in poetry_requirements(table, project.folder)])
+        yield name, [one for one, _ in poetry_requirements(table, read.folder)]
 
 
-def _read_setuptools(project: Project, read: ProjectFiles) -> None:
+def _of_setuptools(read: ProjectFiles) -> _Said:
     """``setup.cfg`` and the arguments in ``setup.py``."""
-    setup = read.setup
-    listed = setup.get("install_requires", setup.get("requires"))
-    project.dependencies += read.ini_lines(read.ini("options", "install_requires"))
-    project.dependencies += read.lines(listed.splitlines() if isinstance(listed, str) else listed)
-    is_computed = listed is None and "install_requires" in setup_keywords(read.read(read.path("setup.py")))
-    if is_computed and not read.info.get("Requires-Dist"):
-        usual = read.named("requirements.txt")
-        project.dependencies += usual
-        project.unread = "" if usual else read.path("setup.py")
-    _add(project.groups, "tests", read.ini_lines(read.ini("options", "tests_require")))
-    _add(project.groups, "tests", read.lines(setup.get("tests_require")))
-    section = "options.extras_require"
-    extras = dict(read.config.items(section)) if read.config.has_section(section) else {}
-    for name, value in extras.items():
-        _add_extra(project, name, read.ini_lines(value))
-    for name, value in inner_table(setup, "extras_require").items():
-        _add_extra(project, name, read.lines(value))
+    for told in read.told:
+        yield "", read.lines(told.get("install_requires", told.get("requires")))
+        yield "tests", read.lines(told.get("tests_require"))
+        for key, value in inner_table(told, "extras_require").items():
+            yield key, read.lines(value)
 
 
-def _add_extra(project: Project, key: str, found: list[Requirement]) -> None:
-    """An extra as setuptools writes it: ``name``, ``name:marker``, or ``:marker`` for a plain dependency."""
-    name, _, marker = key.partition(":")
-    found = [with_marker(requirement, marker) for requirement in found]
-    if name:
-        _add(project.extras, name, found)
-    else:
-        project.dependencies += found
-
-
-def _read_info(project: Project, read: ProjectFiles) -> None:
+def _of_archive(read: ProjectFiles) -> _Said:
     """``Requires-Dist`` of an archive of sources; else ``requires.txt``, which an older setuptools packed."""
     rows = read.info.get("Requires-Dist", [])
     for requirement in filter(None, map(parsed, rows)):
-        project.dependencies.append(requirement)  # if it is asked for without an extra
+        yield "", [requirement]  # if it is asked for without an extra
         for extra in dict.fromkeys(_EXTRA.findall(str(requirement.marker or ""))):
             if holds(requirement, extra):
                 asked = Requirement(str(requirement))
                 asked.marker = None
-                _add(project.extras, extra, [asked])
+                yield extra, [asked]
     section = ""
     for line in [] if rows else _packed(read, "requires.txt").decode("utf-8", "replace").splitlines():
         if line.startswith("["):
             section = line.strip("[] ")
         elif line.strip():
-            _add_extra(project, section or ":", read.lines([line]))
+            yield section, read.lines([line])
 
 
 def _packed(read: ProjectFiles, name: str) -> bytes:
@@ -351,7 +309,7 @@ def _requirement_files(read: ProjectFiles) -> Iterator[tuple[str, list[Requireme
         is_called_so = "requirement" in name or name.startswith("reqs/")
         is_text = name.endswith(TEXT_SUFFIXES) and name.count("/") < _MAX_DEPTH
         if path.startswith(read.start) and is_called_so and is_text:
-            yield name, read_file(path, read.read, read.folder)
+            yield name, read.lines_of_file(path)
 
 
 def _bind_sources(project: Project, read: ProjectFiles) -> None:
@@ -393,13 +351,12 @@ def _expand_own_extras(project: Project) -> None:
             found += [] if is_own else [one]
             for extra in sorted(map(canonicalize_name, one.extras)) if is_own else ():
                 if extra not in seen:
-                    found += expand(project.extras.get(extra, []), seen | {extra})
+                    found += expand(project.groups.get(extra, []), seen | {extra})
         return found
 
     project.dependencies = expand(project.dependencies, frozenset())
-    project.extras = {name: expand(part, frozenset({name})) for name, part in project.extras.items()}
     for groups in (project.groups, project.requirement_files):
-        groups.update({name: expand(part, frozenset()) for name, part in groups.items()})
+        groups.update({name: expand(part, frozenset({name})) for name, part in groups.items()})
 
 
 def _entry_points(read: ProjectFiles) -> dict[str, dict[str, str]]:
@@ -411,13 +368,12 @@ def _entry_points(read: ProjectFiles) -> dict[str, dict[str, str]]:
     ):
         groups += [("console_scripts", table.get("scripts")), ("gui_scripts", table.get("gui-scripts"))]
         groups += inner_table(table, plugins).items()
-    declared, section = read.setup.get("entry_points"), "options.entry_points"
     named = ["entry_points.txt", *read.strings("tool.setuptools.dynamic.entry-points.file")]
     in_files = [_packed(read, "entry_points.txt"), *(read.read(read.path(name)) for name in named)]
-    for data in (*in_files, declared.encode() if isinstance(declared, str) else b""):
-        groups += [(group, dict(points)) for group, points in parse_ini(data).items()]
-    groups += read.config.items(section) if read.config.has_section(section) else []
-    groups += [*declared.items()] if isinstance(declared, Mapping) else []
+    for declared in (*map(parse_ini, in_files), *(told.get("entry_points") for told in read.told)):
+        groups += (
+            parse_ini(declared.encode()) if isinstance(declared, str) else inner_table(declared)
+        ).items()
     found: dict[str, dict[str, str]] = {}
     for group, value in groups:
         lines = value.splitlines() if isinstance(value, str) else texts(value)
@@ -427,3 +383,79 @@ def _entry_points(read: ProjectFiles) -> dict[str, dict[str, str]]:
             if is_one and not _NO_POINT_NAME.search(f"{name}{group}"):
                 found.setdefault(group.strip(), {})[name.strip()] = point.strip()
     return found
+
+
+# --- Source folders: what a build backend is told.
+
+_NAMED = (
+    "tool.setuptools.packages.find.where", "tool.poetry.packages.*.from", "tool.hatch.build.targets.wheel.sources",
+    "tool.hatch.build.targets.wheel.dev-mode-dirs", "tool.hatch.build.sources", "tool.hatch.build.dev-mode-dirs",
+    "tool.pdm.build.package-dir", "tool.pdm.package-dir", "tool.maturin.python-source",
+)  # fmt: skip
+"""Where ``pyproject.toml`` names places of import, by backend."""
+_PACKAGES = (
+    "tool.hatch.build.targets.wheel.packages", "tool.hatch.build.packages",
+    "tool.scikit-build.wheel.packages", "tool.scikit-build.wheel.packages.*",
+)  # fmt: skip
+"""Where it names packages, each of which lies in its place of import."""
+_SOURCES = ("tool.hatch.build.targets.wheel.sources", "tool.hatch.build.sources")
+
+
+def _source_folders(read: ProjectFiles) -> Iterator[str]:
+    """The folders that the backend takes modules from, relative to the top, each once; those outside or without modules are none."""
+    given: dict[str, None] = {}
+    for folder in _given_folders(read):
+        path = posixpath.normpath(posixpath.join(read.folder, folder.strip() or "."))
+        start = "" if path == "." else f"{path}/"
+        holds_modules = any(one.startswith(start) and one.endswith(".py") for one in read.files)
+        if not path.startswith(("..", "/")) and holds_modules:
+            given["" if path == "." else path] = None
+    yield from given
+
+
+def _given_folders(read: ProjectFiles) -> Iterator[str]:
+    for folders in _package_folders(read):
+        yield from _of_packages(folders)
+    yield from read.strings(*_NAMED)
+    for told in read.told:
+        for key in ("packages", "py_modules"):
+            for where in texts(inner_table(told, key).get("where")):
+                yield from where.replace(",", "\n").split()
+    for package in read.strings(*_PACKAGES):
+        yield posixpath.dirname(posixpath.normpath(package)) or "."
+    for table in (table for path in _SOURCES for table in values_at(read.toml, path)):
+        if isinstance(table, Mapping):  # a folder, and what is put in its place
+            yield from _of_packages({str(new): folder for folder, new in table.items()})
+    if read.backend.startswith("uv"):
+        yield from texts(read.table("tool", "uv", "build-backend").get("module-root", "src"))
+
+
+def _package_folders(read: ProjectFiles) -> Iterator[Mapping[Any, Any]]:
+    """What setuptools is told of each package: its folder."""
+    yield read.table("tool", "setuptools", "package-dir")
+    for told in read.told:
+        given = told.get("package_dir")
+        lines = given.splitlines() if isinstance(given, str) else []
+        yield dict(line.split("=", 1) for line in lines if "=" in line) or inner_table(given)
+
+
+def _of_packages(folders: Mapping[Any, Any]) -> Iterator[str]:
+    """``{"": "python"}``, and ``{"pkg": "python/pkg"}`` where the folder is called like the package."""
+    for package, folder in folders.items():
+        if isinstance(folder, str) and isinstance(package, str):
+            tail = package.strip().replace(".", "/")
+            clean = posixpath.normpath(folder.strip() or ".")
+            if not tail:
+                yield clean
+            elif clean == tail or clean.endswith(f"/{tail}"):
+                yield clean.removesuffix(tail).rstrip("/") or "."
+
+
+def folder_named_otherwise(read: ProjectFiles, package: str) -> str:
+    """The folder that setuptools is told to install as a package of another name; empty where it is told none."""
+    for folders in _package_folders(read):
+        for name, folder in folders.items():
+            is_it = str(name).strip() == package
+            if is_it and posixpath.basename(posixpath.normpath(str(folder))) != package:
+                return str(folder).strip()
+    return ""

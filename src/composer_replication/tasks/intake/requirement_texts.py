@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -23,12 +23,11 @@ IN_TREE = "tree:"
 """Before the folder of a requirement that lies in this repository."""
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _OPTIONS_OF_A_LINE = re.compile(r"\s--?(hash|global-option|config-settings?|install-option|no-binary|C)\b.*$")
-_INCLUDE = re.compile(r"(?:-r|--requirement)[\s=]*(.+)")
-_CONSTRAINT = re.compile(r"(?:-c|--constraint)[\s=]*(.+)")
-_EDITABLE = re.compile(r"(?:-e|--editable)[\s=]*(.+)")
+_OPTION = re.compile(r"-(r|c|e|-requirement|-constraint|-editable)[\s=]*(.+)")
 _ADDRESS = re.compile(r"([\w+]+:|\.{1,2}(/|$)|/|git@|\.\[)|.*/|\S+\.(whl|zip|tar\.gz)$")
 _ARCHIVE = re.compile(r"\.(whl|zip|tar\.gz)$")
 _NAME_END = re.compile(r"(?:\.git)?(?:@.*)?$|-\d.*\.(?:whl|zip|tar\.gz)$|\.(?:zip|tar\.gz)$")
+_EXTRAS = re.compile(r"\[([\w., -]+)\]\s*$")
 _LOCAL_FILE = re.compile(r"file:(?://(?:localhost)?)?(/?\.{1,2}(?:/.*)?|[^/].*)")
 _ROOT = re.compile(r"\$\{PROJECT_ROOT\}|\{toxinidir\}|\{tox_root\}|\{root:uri\}|\{root:parent:uri\}|\{here\}")
 
@@ -41,72 +40,33 @@ def parsed(text: str) -> Requirement | None:
         return None
 
 
-def read_lines(
-    texts: Iterable[str],
-    folder: str,
-    read: Callable[[str], bytes],
-    project: str = "",
-    seen: frozenset[str] = frozenset(),
-) -> list[Requirement]:
-    """The requirements of lines as pip reads them, included files (``-r``) and bounds (``-c``) too.
+def as_lines(text: str) -> Iterator[tuple[str, str]]:
+    """What stands in the lines of a requirement file, each with its kind.
 
-    Args:
-        texts: lines of a file, or the items of a list that may hold such lines.
-        folder: where they stand: included files are relative to it.
-        read: gives a file of the repository by path, empty where it is none.
-        project: the folder of the project, which all other paths are relative to.
-        seen: files that are being read, so that two which include each other end.
+    ``r`` is another file, ``c`` one of bounds alone, ``e`` a folder or an address; all others are requirements.
     """
-    found: list[Requirement] = []
-    bounds: dict[str, Requirement] = {}
-    for raw in "\n".join(texts).replace("\\\n", "").splitlines():
+    for raw in "\n".join(text.splitlines()).replace("\\\n", "").splitlines():
         line = _ROOT.sub(".", _OPTIONS_OF_A_LINE.sub("", _COMMENT.sub("", raw))).strip()
-        include, constraint = _INCLUDE.fullmatch(line), _CONSTRAINT.fullmatch(line)
-        named = include or constraint
-        if named is not None:
-            path = posixpath.normpath(posixpath.join(folder, named[1].strip("'\"")))
-            inner = [] if path in seen else read_file(path, read, project, seen)
-            if include:
-                found += inner
-            else:
-                bounds |= {canonicalize_name(one.name): one for one in inner}
-            continue
-        editable = _EDITABLE.fullmatch(line)
-        requirement = _of_line(editable[1] if editable else line, project, is_address=bool(editable))
-        if requirement is not None:
-            found.append(requirement)
-    for requirement in found:
-        bound = bounds.get(canonicalize_name(requirement.name))
-        if bound is not None and bound.url is None and holds(bound):
-            requirement.specifier &= bound.specifier
-    return found
+        option = _OPTION.fullmatch(line)
+        yield (option[1].lstrip("-")[0], option[2].strip("'\"")) if option else ("", line)
 
 
-def read_file(
-    path: str, read: Callable[[str], bytes], project: str = "", seen: frozenset[str] = frozenset()
-) -> list[Requirement]:
-    """The requirements of a file of lines."""
-    lines = read(path).decode("utf-8", "replace").removeprefix("\ufeff").splitlines()
-    return read_lines(lines, posixpath.dirname(path), read, project, seen | {path})
-
-
-def _of_line(line: str, folder: str, *, is_address: bool) -> Requirement | None:
+def requirement_of(line: str, folder: str, *, is_address: bool) -> Requirement | None:
+    """What a line asks for, if anything; ``folder`` is that of the project, which paths are relative to."""
     requirement = None if is_address else parsed(line)
     if requirement is not None:
-        if requirement.url is not None:
-            requirement.url = bound_to(requirement.url, folder)
+        requirement.url = requirement.url and bound_to(requirement.url, folder)
         return requirement
     if not line or line.startswith("-") or not (is_address or _ADDRESS.match(line)):
         return None
     address, _, marker = line.partition(";")
-    extras = re.search(r"\[([\w., -]+)\]\s*$", address)
-    address = re.sub(r"\[[\w., -]+\]\s*$", "", address).strip()
+    extras = _EXTRAS.search(address)
+    address = _EXTRAS.sub("", address).strip()
     requirement = parsed(_name_of(address))
-    if requirement is None:
-        return None
-    requirement.url = bound_to(address, folder)
-    requirement.extras = {extra.strip() for extra in extras[1].split(",")} if extras else set()
-    requirement.marker = _marker(marker)
+    if requirement is not None:
+        requirement.url = bound_to(address, folder)
+        requirement.extras = {extra.strip() for extra in extras[1].split(",")} if extras else set()
+        requirement.marker = _marker(marker)
     return requirement
 
 
@@ -198,26 +158,26 @@ def poetry_range(text: str) -> SpecifierSet:
     alternatives = [_one_range(part) for part in re.split(r"\|\|?", text)]
     if len(alternatives) == 1:
         return alternatives[0]
-    lows = [[one for one in part if one.operator in (">=", ">", "==")] for part in alternatives]
-    highs = [[one for one in part if one.operator in ("<", "<=", "==")] for part in alternatives]
+    lows = [
+        [_plain(one.version) for one in part if one.operator in (">=", ">", "==")] for part in alternatives
+    ]
+    highs = [
+        [_bound_above(one) for one in part if one.operator in ("<", "<=", "==")] for part in alternatives
+    ]
     kept = []
     if all(lows):
-        kept.append(f">={min(_plain(one.version) for part in lows for one in part).public}")
+        kept.append(f">={min(low for part in lows for low in part).public}")
     if all(highs):
-        kept.append(
-            max((_bound_above(one) for part in highs for one in part), key=lambda bound: bound[:2])[2]
-        )
+        version, is_within = max(high for part in highs for high in part)
+        kept.append(f"{'<=' if is_within else '<'}{version.public}")
     return SpecifierSet(",".join(kept))
 
 
-def _bound_above(one: Specifier) -> tuple[Version, bool, str]:
-    """The bound that a part has above, and by what it is compared: ``==1.*`` ends before 2."""
+def _bound_above(one: Specifier) -> tuple[Version, bool]:
+    """The bound that a part has above, and whether it is within: ``==1.*`` ends before 2."""
     if one.version.endswith(".*"):
-        following = _next(one.version.removesuffix(".*"), -1)
-        return Version(following), False, f"<{following}"
-    version = _plain(one.version)
-    is_within = one.operator != "<"
-    return version, is_within, f"{'<=' if is_within else '<'}{version.public}"
+        return Version(_next(one.version.removesuffix(".*"), -1)), False
+    return _plain(one.version), one.operator != "<"
 
 
 def _one_range(text: str) -> SpecifierSet:

@@ -33,14 +33,9 @@ from composer_replication.tasks.intake.lock import (
     resolve,
 )
 from composer_replication.tasks.intake.parsed_files import ProjectFiles, parse_ini, setup_keywords, texts
-from composer_replication.tasks.intake.project_files import Project, find_projects
-from composer_replication.tasks.intake.requirement_texts import IN_TREE, holds, read_lines
-from composer_replication.tasks.intake.source_folders import (
-    below_root,
-    folder_named_otherwise,
-    own_modules,
-    recorded_folders,
-)
+from composer_replication.tasks.intake.project_files import Project, find_projects, folder_named_otherwise
+from composer_replication.tasks.intake.requirement_texts import IN_TREE, holds
+from composer_replication.tasks.intake.source_folders import below_root, own_modules, recorded_folders
 from composer_replication.tasks.intake.sources import RepositorySource
 from composer_replication.tasks.intake.tree_rules import is_subject_path, is_test_path
 from composer_replication.tasks.syntax_trees import parsed
@@ -75,7 +70,11 @@ _WELL_KNOWN = frozenset("attrs freezegun hypothesis mock python-dateutil pytz py
 
 @dataclass(slots=True)
 class Requirements:
-    """Requirements by canonical name; ``refused`` are names that are bound to an address and needed."""
+    """Requirements by canonical name; ``refused`` are names that are bound to an address and needed.
+
+    ``python`` is the range of a needed project that this Python does not fit, ``unread`` a file whose requirements
+    only running it would tell; both are empty where there is none.
+    """
 
     required: dict[str, Requirement] = field(default_factory=dict)
     wanted: dict[str, Requirement] = field(default_factory=dict)
@@ -84,26 +83,27 @@ class Requirements:
     bound: set[str] = field(default_factory=set)
     own: set[str] = field(default_factory=set)
     pytest: SpecifierSet = field(default_factory=SpecifierSet)
+    python: str = ""
+    unread: str = ""
 
-    def require(self, requirements: Iterable[Requirement]) -> None:
-        """Take the dependencies of a project that is used."""
-        for name, requirement in self._by_name(requirements, refuse=True):
-            _merge(self.required, name, requirement)
-        self._bound_pytest(self.required)
-
-    def want(self, requirements: Iterable[Requirement], *, refuse: bool) -> None:
-        """Take what tests or developers use, without tools; ``refuse``: an address is an objection."""
-        for name, requirement in self._by_name(requirements, refuse=refuse):
-            _merge(self.declared if _TOOLING.fullmatch(name) else self.wanted, name, requirement)
-        self._bound_pytest(self.wanted)
-
-    def _bound_pytest(self, part: dict[str, Requirement]) -> None:
-        if "pytest" in part:
-            self.pytest &= _without_pins(part.pop("pytest")).specifier
-
-    def declare(self, requirements: Iterable[Requirement]) -> None:
-        for name, requirement in self._by_name(requirements, refuse=False):
-            self.declared.setdefault(name, _without_pins(requirement))
+    def add(
+        self, part: dict[str, Requirement], requirements: Iterable[Requirement], *, refuse: bool = False
+    ) -> None:
+        """Put those that hold here into a part, tools that are wanted among the declared; ``refuse``: an address is an objection."""
+        for requirement in filter(holds, requirements):
+            name = canonicalize_name(requirement.name)
+            requirement.marker = None
+            if requirement.url is not None:
+                if not requirement.url.startswith(IN_TREE) or name not in self.own:
+                    self.bound.add(name)
+                    self.refused += [requirement.name] if refuse else []
+            elif part is self.declared:
+                part.setdefault(name, _without_pins(requirement))
+            elif name == "pytest":
+                self.pytest &= _without_pins(requirement).specifier
+            else:
+                is_tool = part is self.wanted and _TOOLING.fullmatch(name)
+                _merge(self.declared if is_tool else part, name, requirement)
 
     def take(self, names: Iterable[str]) -> bool:
         """Want the first of some names that is declared; one that is bound to an address is refused."""
@@ -112,19 +112,6 @@ class Requirements:
         if declared is not None:
             _merge(self.wanted, declared, self.declared[declared])
         return declared is not None
-
-    def _by_name(
-        self, requirements: Iterable[Requirement], *, refuse: bool
-    ) -> Iterator[tuple[str, Requirement]]:
-        for requirement in filter(holds, requirements):
-            name = canonicalize_name(requirement.name)
-            requirement.marker = None
-            if requirement.url is None:
-                yield name, requirement
-            elif not requirement.url.startswith(IN_TREE) or name not in self.own:
-                self.bound.add(name)
-                if refuse:
-                    self.refused.append(requirement.name)
 
     def drop_bound(self) -> None:
         """Leave nothing to be fetched by a name that is bound to an address, or that the tree itself has."""
@@ -154,14 +141,17 @@ def read_requirements(source: RepositorySource, missing: Collection[str] = ()) -
     files = {**source.metadata, **source.files}
     projects = find_projects(files)
     found = Requirements(own=_own_names(source, projects))
+    needed = [project for project in projects if project.is_needed]
+    outside = (one for one in needed if not one.accepts(platform.python_version()))
+    found.python = next((one.requires_python for one in outside), "")
+    found.unread = next((one.unread for one in projects if one.unread), "")
     for project in projects:
         if project.is_needed:
-            found.require(project.dependencies)
+            found.add(found.required, project.dependencies, refuse=True)
         else:
-            found.want(project.dependencies, refuse=False)
-        _read_groups(found, project)
-    read = ProjectFiles(files)
-    found.declare(_of_tools(read, projects[0]))
+            found.add(found.wanted, project.dependencies)
+        _add_groups(found, project)
+    found.add(found.declared, _of_tools(ProjectFiles(files), projects[0]))
     _take_what_is_imported(found, source)
     _take_what_is_missing(found, source, missing)
     found.drop_bound()
@@ -177,26 +167,24 @@ def _own_names(source: RepositorySource, projects: list[Project]) -> set[str]:
     return {canonicalize_name(name) for name in names if name}
 
 
-def _read_groups(found: Requirements, project: Project) -> None:
+def _add_groups(found: Requirements, project: Project) -> None:
     for path, part in project.requirement_files.items():
         if _TEST_FILE.search(path) and path.endswith(".txt"):
-            found.want(map(_without_pins, part), refuse=True)
+            found.add(found.wanted, map(_without_pins, part), refuse=True)
         else:
-            found.declare(part)
-    for name, part in (*project.extras.items(), *project.groups.items()):
-        words = frozenset(name.split("-"))
-        if not words.isdisjoint(_TEST_WORDS):
-            found.want(part, refuse=True)
+            found.add(found.declared, part)
+    for name, part in project.groups.items():
+        if not _TEST_WORDS.isdisjoint(name.split("-")):
+            found.add(found.wanted, part, refuse=True)
         elif name in _DEV_GROUPS:
-            found.want(map(_without_pins, part), refuse=False)
+            found.add(found.wanted, map(_without_pins, part))
         else:
-            found.declare(part)
+            found.add(found.declared, part)
 
 
 def _of_tools(read: ProjectFiles, project: Project) -> Iterator[Requirement]:
     """What tox, nox and the tables of other tools install for their runs."""
-    legacy = read.table("tool", "tox").get("legacy_tox_ini")
-    for text in (read.text("tox.ini"), read.text("setup.cfg"), legacy if isinstance(legacy, str) else ""):
+    for text in (read.text("tox.ini"), read.text("setup.cfg"), *read.strings("tool.tox.legacy_tox_ini")):
         for name, section in parse_ini(text.encode()).items():
             if "testenv" not in name and name != "default":
                 continue
@@ -204,12 +192,12 @@ def _of_tools(read: ProjectFiles, project: Project) -> Iterator[Requirement]:
             lines = [
                 re.sub(r"^[\w{},.!-]+:\s+", "", line.strip()) for line in section.get("deps", "").splitlines()
             ]
-            yield from read_lines(lines, "", read.read)
+            yield from read.lines(lines)
             asked = f"{section.get('extras', '')} {section.get('dependency_groups', '')}"
             for group in map(canonicalize_name, asked.replace(",", " ").split()):
-                yield from (*project.extras.get(group, []), *project.groups.get(group, []))
-    yield from read_lines(_strings_in(read.table("tool")), "", read.read)
-    yield from read_lines(_installed_by_nox(read.read("noxfile.py")), "", read.read)
+                yield from project.groups.get(group, [])
+    yield from read.lines(list(_strings_in(read.table("tool"))))
+    yield from read.lines(list(_installed_by_nox(read.read("noxfile.py"))))
 
 
 def _strings_in(value: object) -> Iterator[str]:
@@ -331,11 +319,10 @@ def lock_repository(
     own = canonicalize_name(source.name)
     if own in TOOLCHAIN:
         raise UnusableRepository("runner-dependency", f"the test runner itself imports {own}")
-    for project in find_projects({**source.metadata, **source.files}):
-        if project.is_needed and not project.accepts(platform.python_version()):
-            detail = f"it asks for Python {project.requires_python}, and this is {platform.python_version()}"
-            raise UnusableRepository("another-python", detail)
     found = read_requirements(source, missing)
+    if found.python:
+        detail = f"it asks for Python {found.python}, and this is {platform.python_version()}"
+        raise UnusableRepository("another-python", detail)
     if found.refused:
         raise UnusableRepository("dependency-by-url", f"{found.refused[0]} is asked for by address")
     runners = PYTESTS[PYTESTS.index(newer_than_needed) + 1 :] if newer_than_needed in PYTESTS else PYTESTS
@@ -461,8 +448,5 @@ def _why_missing(module: str, source: RepositorySource, installed: Collection[st
     named = canonicalize_name(module)
     if named in found.wanted and named not in installed:
         return f"what its tests want, {named}, is not to be had as a wheel for this Python"
-    unread = next(
-        (one.unread for one in find_projects({**source.metadata, **source.files}) if one.unread), ""
-    )
-    computed = f" ({unread} computes what it needs)" if unread else ""
+    computed = f" ({found.unread} computes what it needs)" if found.unread else ""
     return f"nothing that is declared brings the module {module}{computed}"

@@ -1,13 +1,10 @@
-"""Where a project's modules are imported from: what its build backend is told, and what each takes by itself."""
+"""Where the modules of a task tree are imported from, as its tree records it."""
 
 from __future__ import annotations
 
-import posixpath
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
 
-from composer_replication.tasks.intake.parsed_files import ProjectFiles, inner_table, texts, values_at
 from composer_replication.tasks.intake.tree_rules import is_test_path
 
 USUAL_FOLDERS = ("lib", "src")
@@ -71,78 +68,3 @@ def below_root(path: str, roots: Iterable[str]) -> str:
         if path.startswith(f"{root}/"):
             return path.removeprefix(f"{root}/")
     return path
-
-
-def declared_folders(read: ProjectFiles) -> tuple[str, ...]:
-    """The folders that the project's backend takes modules from, relative to the repository's top.
-
-    Only folders inside the repository are given, the project's own folder where that is declared.
-    """
-    found: list[str] = []
-    for folder in _declared(read):
-        path = posixpath.normpath(posixpath.join(read.folder, folder.strip() or "."))
-        start = "" if path == "." else f"{path}/"
-        holds_modules = any(one.startswith(start) and one.endswith(".py") for one in read.files)
-        if not path.startswith(("..", "/")) and holds_modules:
-            found.append("" if path == "." else path)
-    return tuple(dict.fromkeys(found))
-
-
-_NAMED = (
-    "tool.setuptools.packages.find.where", "tool.poetry.packages.*.from", "tool.hatch.build.targets.wheel.sources",
-    "tool.hatch.build.targets.wheel.dev-mode-dirs", "tool.hatch.build.sources", "tool.hatch.build.dev-mode-dirs",
-    "tool.pdm.build.package-dir", "tool.pdm.package-dir", "tool.maturin.python-source",
-)  # fmt: skip
-"""Where ``pyproject.toml`` names places of import, by backend."""
-_PACKAGES = (
-    "tool.hatch.build.targets.wheel.packages", "tool.hatch.build.packages",
-    "tool.scikit-build.wheel.packages", "tool.scikit-build.wheel.packages.*",
-)  # fmt: skip
-"""Where it names packages, each of which lies in its place of import."""
-_SOURCES = ("tool.hatch.build.targets.wheel.sources", "tool.hatch.build.sources")
-
-
-def _declared(read: ProjectFiles) -> Iterator[str]:
-    for folders in _package_folders(read):
-        yield from _of_packages(folders)
-    yield from read.strings(*_NAMED)
-    yield from map(str.strip, read.ini("options.packages.find", "where").replace(",", "\n").split())
-    for key in ("packages", "py_modules"):
-        yield from texts(inner_table(read.setup, key).get("where"))
-    for package in read.strings(*_PACKAGES):
-        yield posixpath.dirname(posixpath.normpath(package)) or "."
-    for table in (table for path in _SOURCES for table in values_at(read.toml, path)):
-        if isinstance(table, Mapping):  # a folder, and what is put in its place
-            yield from _of_packages({str(new): folder for folder, new in table.items()})
-    if read.backend.startswith("uv"):
-        yield from texts(read.table("tool", "uv", "build-backend").get("module-root", "src"))
-
-
-def _package_folders(read: ProjectFiles) -> Iterator[Mapping[Any, Any]]:
-    """What setuptools is told of each package: its folder."""
-    listed = read.ini("options", "package_dir").splitlines()
-    yield read.table("tool", "setuptools", "package-dir")
-    yield dict(line.split("=", 1) for line in listed if "=" in line)
-    yield inner_table(read.setup, "package_dir")
-
-
-def _of_packages(folders: Mapping[Any, Any]) -> Iterator[str]:
-    """``{"": "python"}``, and ``{"pkg": "python/pkg"}`` where the folder is called like the package."""
-    for package, folder in folders.items():
-        if isinstance(folder, str) and isinstance(package, str):
-            tail = package.strip().replace(".", "/")
-            clean = posixpath.normpath(folder.strip() or ".")
-            if not tail:
-                yield clean
-            elif clean == tail or clean.endswith(f"/{tail}"):
-                yield clean.removesuffix(tail).rstrip("/") or "."
-
-
-def folder_named_otherwise(read: ProjectFiles, package: str) -> str:
-    """The folder that setuptools is told to install as a package of another name; empty where it is told none."""
-    for folders in _package_folders(read):
-        for name, folder in folders.items():
-            is_it = str(name).strip() == package
-            if is_it and posixpath.basename(posixpath.normpath(str(folder))) != package:
-                return str(folder).strip()
-    return ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from composer_replication.tasks.intake.archives import (
     list_archive,
     list_folder,
 )
-from composer_replication.tasks.intake.cache import sha256_of
+from composer_replication.tasks.intake.cache import sha256_of, sha256_of_file
 from composer_replication.tasks.intake.git_source import (
     fetch_commit,
     is_git_source,
@@ -98,25 +98,21 @@ def open_source(source: str) -> RepositorySource:
     """
     if is_git_source(source):
         fetched = fetch_commit(source)
-        found = _read(list_commit(fetched, skip=skips_folder))
-        made = _repository(source, fetched.address.name, _digest(found.files), found, fetched.commit)
-        return replace(made, origin=public_address(fetched.address))
+        found = _read(source, list_commit(fetched, skip=skips_folder), fetched.address.name, fetched.commit)
+        return replace(found, origin=public_address(fetched.address))
     if not source.strip():
         raise _not_a_source(source, "the source is empty.")
     path, origin = _fetch_sdist(source) if source.startswith("sdist:") else (_path_of(source), "")
     if path.is_dir():
-        found = _read(list_folder(path, skip=skips_folder))
-        digest = _digest(found.files)
-    elif path.is_file() and is_archive(path):
-        found = _read(list_archive(path, skip=is_system_file))
-        digest = sha256_of(path.read_bytes())
-    else:
-        problem = "is not a folder or an archive that can be read" if path.exists() else "does not exist"
-        raise _not_a_source(source, f"the source {problem}.")
-    fallback = path.resolve().name
-    for suffix in ARCHIVE_SUFFIXES:
-        fallback = fallback.removesuffix(suffix)
-    return replace(_repository(source, fallback, digest, found), origin=origin)
+        return _read(source, list_folder(path, skip=skips_folder), path.resolve().name)
+    if path.is_file() and is_archive(path):
+        name = path.resolve().name
+        for suffix in ARCHIVE_SUFFIXES:
+            name = name.removesuffix(suffix)
+        found = _read(source, list_archive(path, skip=is_system_file), name)
+        return replace(found, sha256=sha256_of_file(path), origin=origin)
+    problem = "is not a folder or an archive that can be read" if path.exists() else "does not exist"
+    raise _not_a_source(source, f"the source {problem}.")
 
 
 def open_sources(
@@ -193,34 +189,6 @@ def _fetch_sdist(source: str) -> tuple[Path, str]:
     return fetch_sdist(match[1], match[2]), f"sdist:{match[0]}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The files of a source that were read; ``data`` are among them because a test names them."""
-
-    files: Mapping[str, bytes]
-    data: frozenset[str]
-    left_out: tuple[str, ...]
-
-
-def _read(listing: Listing) -> _Found:
-    """The files of a source that enter its tree; what content alone can choose is read behind the others.
-
-    That is data that strings of its tests name, and packed data in which there is no code.
-    """
-    names = [name for name in listing.files if _is_text(name)]
-    rules = TreeRules(names)
-    paths = ((name, PurePosixPath(name)) for name in names)
-    found = without_unused(
-        listing.read(name for name, path in paths if rules.belongs(path) or is_metadata_path(path))
-    )
-    named, packed = rules.named_data(found), rules.packed_data()
-    with suppress(InputError):  # too large together: then they are among what is left out
-        data = listing.read(named | packed)
-        found |= {path: data[path] for path in data if path not in packed or not holds_code(data[path])}
-    links = frozenset(filter(_is_text, listing.links))
-    return _Found(found, (named | packed).intersection(found), rules.left_out(found, links))
-
-
 def _is_text(name: str) -> bool:
     """Whether a record can name a file; one with bytes that are no text, or a line break, is left out."""
     return _NO_TEXT.search(name) is None
@@ -232,20 +200,38 @@ PYTEST_FILES = (
 """Where pytest looks for its configuration, in its order. One may name the files of tests: then the first run tells whether any are."""
 
 
-def _digest(files: Mapping[str, bytes]) -> str:
-    return sha256_of("\n".join(f"{sha256_of(files[name])} {name}" for name in sorted(files)).encode())
+def _read(source: str, listing: Listing, fallback: str, commit: str = "") -> RepositorySource:
+    """The files that enter the tree of a source, and those that declare its project.
+
+    What content alone can choose is read behind the others: data that strings of its tests name, and packed data
+    in which there is no code. ``fallback`` is its name where it says none.
+    """
+    names = [name for name in listing.files if _is_text(name)]
+    rules = TreeRules(names)
+    in_tree = {name for name in names if rules.belongs(PurePosixPath(name))}
+    about = {name for name in names if is_metadata_path(PurePosixPath(name))}
+    found = without_unused(listing.read(in_tree | about))
+    named, packed = rules.named_data(found), rules.packed_data()
+    with suppress(InputError):  # too large together: then they are among what is left out
+        data = listing.read(named | packed)
+        found |= {path: data[path] for path in data if path not in packed or not holds_code(data[path])}
+    left_out = rules.left_out(found, frozenset(filter(_is_text, listing.links)))
+    sums = "\n".join(f"{sha256_of(found[name])} {name}" for name in sorted(found))
+    in_tree |= named | packed
+    files = {name: data for name, data in sorted(found.items()) if name in in_tree}
+    metadata = {name: data for name, data in sorted(found.items()) if name in about}
+    _check_use(source, files, metadata)
+    projects = find_projects({**metadata, **files})
+    files |= _written_by_builds(projects, {**metadata, **files}, _safe(fallback), commit)
+    name, version = _file_names(projects[0])
+    version = version or commit[:_SHORT_ID]
+    return RepositorySource(
+        source, _safe(name or fallback), version, sha256_of(sums.encode()), files, metadata, commit, left_out
+    )
 
 
-def _repository(source: str, fallback: str, digest: str, found: _Found, commit: str = "") -> RepositorySource:
-    rules = TreeRules(found.files)
-    files = {
-        name: data
-        for name, data in sorted(found.files.items())
-        if name in found.data or rules.belongs(PurePosixPath(name))
-    }
-    metadata = {
-        name: data for name, data in sorted(found.files.items()) if is_metadata_path(PurePosixPath(name))
-    }
+def _check_use(source: str, files: Mapping[str, bytes], metadata: Collection[str]) -> None:
+    """Refuse what is no Python project, or has no tests."""
     if not any(name in metadata for name in _PROJECT_FILES) or not any(
         name.endswith(".py") for name in files
     ):
@@ -266,13 +252,6 @@ def _repository(source: str, fallback: str, digest: str, found: _Found, commit: 
             where=source,
             fix="give a checkout of the repository, for many archives leave tests out, or move the tests to tests/.",
         )
-    projects = find_projects({**metadata, **files})
-    files |= _written_by_builds(projects, {**metadata, **files}, _safe(fallback), commit)
-    name, version = _file_names(projects[0])
-    version = version or commit[:_SHORT_ID]
-    return RepositorySource(
-        source, _safe(name or fallback), version, digest, files, metadata, commit, found.left_out
-    )
 
 
 def _written_by_builds(
@@ -392,7 +371,7 @@ def _declared(read: ProjectFiles) -> Iterator[tuple[str, str]]:
     for path in read.strings("tool.poetry-dynamic-versioning.substitution.files"):
         if "*" not in path:
             yield path, ""
-    yield read.ini("versioneer", "versionfile_source"), ""
+    yield read.config.get("versioneer", {}).get("versionfile_source", ""), ""
     for path in sorted(read.files):
         if path.startswith(read.start) and posixpath.basename(path) == "meson.build":
             yield from _meson(read, posixpath.dirname(path.removeprefix(read.start)))

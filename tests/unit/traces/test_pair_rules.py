@@ -17,19 +17,19 @@ from composer_replication.traces.pairs import (
     sft_rows,
     sibling_pairs,
 )
-from composer_replication.traces.trace_records import RepositoryState, StepResult, Trace, TraceBuilder
+from composer_replication.traces.trace_records import StepResult, Trace
 
 
 def session(name: str, *commands: str, passed: bool | None = None, denied: int | None = None) -> Trace:
-    builder = TraceBuilder(Trace(name, "atif", prompt_origin="recorded", passed=passed))
-    builder.trace.state = RepositoryState(task_id="task")
-    builder.trace.tools = [function_schema(tool) for tool in TOOLS]
-    builder.add("user", ["fix it"])
+    trace = Trace(name, "atif", prompt_origin="recorded", passed=passed)
+    trace.task_id = "task"
+    trace.tools = [function_schema(tool) for tool in TOOLS]
+    trace.add("user", ["fix it"])
     for number, command in enumerate(commands):
         call = ToolCall("bash", json.dumps({"command": command}), f"c{number}")
         flags = ["denied"] if number == denied else []
-        builder.add("agent", [call, StepResult(call.call_id, f"did {command}")], *flags)
-    return builder.trace
+        trace.add("agent", [call, StepResult(call.call_id, f"did {command}")], *flags)
+    return trace
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,8 @@ def test_pairs_are_dropped_by_reason() -> None:
     (pair,) = sibling_pairs([good, bad])
     long = {**pair, "chosen": [{"role": "assistant", "content": "x" * 5000}]}
     same = {**pair, "chosen": pair["rejected"]}
-    foreign = {
-        **pair,
-        "chosen": [
-            {**pair["chosen"][0], "tool_calls": [{"id": "c", "function": {"name": "fly", "arguments": {}}}]}
-        ],
-    }
+    call = {"id": "c", "function": {"name": "fly", "arguments": {}}}
+    foreign = {**pair, "chosen": [{**pair["chosen"][0], "tool_calls": [call]}]}
     lasts = [{**pair, "step": number} for number in range(5, 9)]
     rows, dropped = balanced([pair, pair, long, same, foreign, *lasts], lambda _: set())
     assert len(rows) == 1

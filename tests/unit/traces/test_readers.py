@@ -16,7 +16,7 @@ from composer_replication.traces.ingest import FORMATS, detect, find_units
 from composer_replication.traces.json_values import json_bytes, read_records
 from composer_replication.traces.readers.messages import step_chain, trace_of, trace_row
 from composer_replication.traces.redaction import Redactor
-from composer_replication.traces.trace_records import Ledger, RepositoryState, Trace
+from composer_replication.traces.trace_records import Ledger, Trace
 
 DATA = Path(__file__).parents[2] / "data" / "traces"
 
@@ -193,7 +193,7 @@ def test_a_sub_agent_knows_who_called_it() -> None:
 
 def test_codex_knows_its_commit_and_keeps_encrypted_thoughts_apart() -> None:
     (trace,) = traces_of(DATA / "codex" / "rollout-0.169.0.jsonl")[0]
-    assert trace.state.commit == "78e8f408d4a5521996c75a882eb6029dcda8929a"
+    assert trace.commit == "78e8f408d4a5521996c75a882eb6029dcda8929a"
     assert trace.prompt_origin == "rebuilt"
     first = next(step for _, step in trace.agent_steps())
     assert first.sealed == ["gAAAAABmockmockmock"]
@@ -286,7 +286,7 @@ def test_a_row_of_an_evaluation_knows_its_task_and_outcome(tmp_path: Path) -> No
     assert detect(path) == [("openhands", "evaluation")]
     (trace,), ledger = traces_of(path)
     assert (trace.counts, trace.passed, ledger.is_balanced) == ((2, 1, 1, 0), True, True)
-    assert trace.state == RepositoryState("task-1", "a/b", "c0ffee")
+    assert (trace.task_id, trace.repository, trace.commit) == ("task-1", "a/b", "c0ffee")
 
 
 def test_copied_context_and_demonstrations_are_flagged() -> None:

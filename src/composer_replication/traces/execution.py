@@ -1,8 +1,7 @@
 """Recorded calls made again: sessions bound to the tree in which they began and proven there, and branches executed to the tests.
 
-A session is bound by its task in a store (the task's own id, or its name in SWE-bench), by the commit that it recorded, or by the
-folder and commit that the user gives. Then its calls are made again, one after the other, in the sandbox and with the tools of
-training. A step is *executable* where everything before it came out as recorded: its state is then known to be restored.
+Both use the sandbox and the tools of training. A step is *executable* where everything before it came out as recorded: its state is
+then known to be restored.
 """
 
 from __future__ import annotations

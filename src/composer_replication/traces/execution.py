@@ -34,7 +34,7 @@ from composer_replication.traces import prompts
 from composer_replication.traces.json_values import parsed, text_at
 from composer_replication.traces.prompts import EDITS, USUAL_FOLDER, ChosenStep, Message, our_calls
 from composer_replication.traces.redaction import Redactor
-from composer_replication.traces.teachers import Classroom
+from composer_replication.traces.teachers import Classroom, UnfitTeacher
 from composer_replication.traces.trace_records import Trace
 
 Call = Callable[[ToolCall], ToolResult]
@@ -223,6 +223,8 @@ async def execute(step: ChosenStep, how: Execution) -> dict[str, Any]:
                     scores[-1].append(await _play(step, answer, attempt, how, number))
         except SandboxFailure as error:
             return row | {"problem": f"the sandbox failed ({error.code})"}
+        except UnfitTeacher:
+            return row | {"problem": "the teacher that plays on gave no answer"}
     for (source, answer), own in zip(others, scores[1:], strict=True):
         interval = difference(own, scores[0])
         verdict = {"source": source, "answer": answer, "scores": own, "recorded_scores": scores[0]}
@@ -248,7 +250,9 @@ async def _play(
         if attempt.is_done or not calls or turn == how.horizon:
             break
         request = how.room.request(messages, tools, sample=number + 1, temperature=1.0)
-        current = await how.room.ask(how.goes_on, request)
+        current, teacher = await how.room.ask(how.goes_on, request), how.room.teachers[how.goes_on]
+        if current is None and (teacher.left_out or teacher.num_failures):  # else it ran out of tokens
+            raise UnfitTeacher
     if (score := attempt.grade()) is None:
         raise SandboxFailure("CR0303", "the sandbox of a branch broke.", fix="composer-rl sandbox selftest")
     return score.pass_share

@@ -100,12 +100,8 @@ def said(name: str, *texts: str) -> Trace:
 
 
 def test_beginnings_and_copies_are_left_out() -> None:
-    traces = [
-        said("short", "a", "b"),
-        said("long", "a", "b", "c"),
-        said("again", "a", "b", "c"),
-        said("other", "x"),
-    ]
+    texts = {"short": "ab", "long": "abc", "again": "abc", "other": "x"}
+    traces = [said(name, *letters) for name, letters in texts.items()]
     chains = [step_chain(trace) for trace in traces]
     assert duplicates(chains, [None] * 4) == {0: "the beginning of another", 2: "the same"}
 
@@ -193,9 +189,8 @@ def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
     row = trace_row(Trace("t", "codex"))
     (tmp_path / "whole" / "traces.jsonl").write_bytes(json_bytes(row) + b"\n")
     (tmp_path / "whole" / "ingest.json").write_text("{")
-    (tmp_path / "whole" / "answers.sqlite").write_text(
-        "no database, though long enough to be looked at as one" * 99
-    )
+    no_database = "no database, though long enough to be looked at as one" * 99
+    (tmp_path / "whole" / "answers.sqlite").write_text(no_database)
     no, out = str(tmp_path / "no"), ["--out", str(tmp_path / "out"), "--quiet"]
     whole, below = str(tmp_path / "whole"), ["--quiet", "--out", str(tmp_path / "a.jsonl" / "below")]
     asked = ["--quiet", "--every-step", "--teacher", "a=http://127.0.0.1:9/v1#m"]

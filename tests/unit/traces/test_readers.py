@@ -293,9 +293,8 @@ def test_copied_context_and_demonstrations_are_flagged() -> None:
     path = DATA / "atif" / "hello-world-context-summarization-linear-history.trajectory.cont-1.json"
     (trace,) = traces_of(path)[0]
     written = json.loads(path.read_text())["steps"]
-    assert ["copied" in step.flags for step in trace.steps] == [
-        "is_copied_context" in step for step in written
-    ]
+    copied = ["is_copied_context" in step for step in written]
+    assert ["copied" in step.flags for step in trace.steps] == copied
     (demo,) = traces_of(DATA / "swe-agent" / "pydicom-1458-v0.traj")[0]
     assert [idx for idx, step in enumerate(demo.steps) if "demo" in step.flags] == [1]
 
@@ -371,10 +370,8 @@ def test_a_compaction_is_no_part_of_the_answer_before(tmp_path: Path) -> None:
         return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
 
     meta = {"type": "session_meta", "payload": {"id": "s", "cli_version": "1"}}
-    said = [
-        {"type": "response_item", "payload": item(*each)}
-        for each in (("user", "begin"), ("assistant", "yes"))
-    ]
+    items = (item("user", "begin"), item("assistant", "yes"))
+    said = [{"type": "response_item", "payload": each} for each in items]
     history = {"message": "in short", "replacement_history": [item("assistant", "yes")]}
     (trace,), _ = traces_of_rows(tmp_path, meta, *said, {"type": "compacted", "payload": history})
     assert [(step.text, step.parent) for step in trace.steps[-2:]] == [("yes", 0), ("yes", -1)]

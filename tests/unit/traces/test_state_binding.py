@@ -40,12 +40,9 @@ def repository(tmp_path: Path) -> Path:
 
 
 def git(folder: Path, *words: str) -> str:
-    who = {
-        f"GIT_{role}_{what}": "a@b.invalid" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
-    }
-    done = subprocess.run(
-        ["git", *words], cwd=folder, env={**os.environ, **who}, check=True, capture_output=True
-    )
+    names = ("AUTHOR_NAME", "AUTHOR_EMAIL", "COMMITTER_NAME", "COMMITTER_EMAIL")
+    who = os.environ | {f"GIT_{name}": "a@b.invalid" for name in names}
+    done = subprocess.run(["git", *words], cwd=folder, env=who, check=True, capture_output=True)
     return done.stdout.decode().strip()
 
 

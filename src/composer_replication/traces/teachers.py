@@ -366,15 +366,10 @@ async def replay_steps(
 def scoring_rows(chosen: Sequence[ChosenStep], tokenizer: Tokenizer, heldout: HeldoutRows) -> Rows:
     """The ids of the prompt and of the recorded action at each step, and how many steps were dropped by reason."""
     rows, dropped = [], Counter[str]()
-    chats = [
-        {
-            "prompt": prompts.prompt_of(trace, idx),
-            "action": [prompts.recorded_answer(trace, idx)],
-            "tools": prompts.tools_of(trace),
-            "task_id": trace.task_id,
-        }
-        for trace, idx, *_ in chosen
-    ]
+    chats: list[dict[str, Any]] = []
+    for trace, idx, *_ in chosen:
+        sides = {"prompt": prompts.prompt_of(trace, idx), "action": [prompts.recorded_answer(trace, idx)]}
+        chats.append({**sides, "tools": prompts.tools_of(trace), "task_id": trace.task_id})
     left_out = heldout(chats)
     for place, ((trace, idx, *_), chat) in enumerate(zip(chosen, chats, strict=True)):
         if place in left_out:

@@ -98,10 +98,10 @@ class Author:
         bodies, found = dict(zip(asked, written, strict=True)), []
         for n, talk in enumerate(talks):
             first, last, path = re.findall(r"lines (\d+) to (\d+) of (\S+)", talk)[0]
-            put_in = (
-                f"sed -i -e '{last}r /dev/stdin' -e {int(last) + 1}d {path} <<'EOF'\n{bodies.get(n)}\nEOF"
-            )
-            command = put_in if n in bodies else f"sed -n '{first},{last}{{s/^/|/;p}}' {path}"
+            command = f"sed -n '{first},{last}{{s/^/|/;p}}' {path}"
+            if n in bodies:
+                put_in = f"sed -i -e '{last}r /dev/stdin' -e {int(last) + 1}d {path}"
+                command = f"{put_in} <<'EOF'\n{bodies[n]}\nEOF"
             found.append("```submit\n```" if "sed -i" in talk else f"```bash\n{command}\n```")
         return found
 
@@ -199,7 +199,7 @@ def executed(
     steps: dict[str, dict[str, Any]] = defaultdict(dict)
     for step in steps_of(traces):
         does = action(recorded_answer(step.trace, step.idx))
-        steps[step.trace.state.task_id].setdefault(does, step)
+        steps[step.trace.task_id].setdefault(does, step)
     chosen = [step for own in steps.values() for step in own.values()]
     with ExitStack() as stack:
         teachers = {}
@@ -209,9 +209,8 @@ def executed(
             stack.callback(server.shutdown)
             url = f"http://127.0.0.1:{server.server_address[1]}/v1"
             teachers[name] = open_teacher(f"{name}={url}#{name}", {}, {})
-        store = stack.enter_context(
-            closing(AnswerStore(out / "answers.sqlite", max_dollars=1.0, max_tokens=10**8))
-        )
+        store = AnswerStore(out / "answers.sqlite", max_dollars=1.0, max_tokens=10**8)
+        stack.callback(store.close)
         room = Classroom(teachers, store, max_tokens=256)
         for temperature in TEACHERS.values():  # all at once, before they are asked one by one
             shown = [excerpt_in(str(prompt_of(step.trace, step.idx)[-1]["content"])) for step in chosen]
@@ -242,12 +241,10 @@ def choose(
         trace, idx, recorded = branching.trace, branching.idx, recorded_answer(branching.trace, branching.idx)
         for _, other in branching.others:
             add("random", trace, idx, *draw.sample([recorded, other], 2))
-        votes[trace.state.task_id] |= {
-            name: own for name, own in branching.answers.items() if own is not None
-        }
-        places[trace.state.task_id] = (trace, idx)
+        votes[trace.task_id] |= {name: own for name, own in branching.answers.items() if own is not None}
+        places[trace.task_id] = (trace, idx)
     for trace, idx, *_ in steps_of(traces):
-        votes[trace.state.task_id][trace.trace_id] = recorded_answer(trace, idx)
+        votes[trace.task_id][trace.trace_id] = recorded_answer(trace, idx)
     for task, (trace, idx) in places.items():
         by_action = {action(answer): answer for answer in votes[task].values()}
         (top, most), *others = Counter(map(action, votes[task].values())).most_common()
@@ -260,7 +257,7 @@ def cut_pair(trace: Trace, idx: int, *sides: Mapping[str, Any]) -> Pair:
     """The lines that were shown and the two bodies, the better one first."""
     shown = [result.text for place in trace.path_to(idx) for result in trace.steps[place].results]
     bodies = [side["content"].partition("<<'EOF'")[2].partition("\nEOF")[0] + "\n" for side in sides]
-    pair = {"task": trace.state.task_id, "prompt": excerpt_in("\n".join(shown))}
+    pair = {"task": trace.task_id, "prompt": excerpt_in("\n".join(shown))}
     return {**pair, "chosen": bodies[0], "rejected": bodies[1]}
 
 
@@ -287,8 +284,7 @@ def collect(author: Author, out: Path, most: int) -> None:
     arms = {arm: pairs[:number] for arm, pairs in training.items()}
     decided = {key(pair): pair for pair in (*known["executed"], *known["siblings"])}
     heldout = [pair for pair in decided.values() if pair["task"].startswith(HELDOUT)]
-    right = set(decided)
-    wrong = {(task, rejected, chosen) for task, chosen, rejected in right}
+    wrong = {(task, rejected, chosen) for task, chosen, rejected in decided}
     facts = {
         "sessions": len(traces),
         "passed": sum(bool(trace.passed) for trace in traces),
@@ -296,7 +292,7 @@ def collect(author: Author, out: Path, most: int) -> None:
         "decisions": Counter(each["decision"] for row in verdicts for each in row["verdicts"]),
         "not executed": Counter(row["problem"] for row in verdicts if row["problem"]),
         "pairs found": {arm: len(pairs) for arm, pairs in training.items()},
-        "right": {arm: sum(key(pair) in right for pair in pairs) for arm, pairs in arms.items()},
+        "right": {arm: sum(key(pair) in decided for pair in pairs) for arm, pairs in arms.items()},
         "wrong": {arm: sum(key(pair) in wrong for pair in pairs) for arm, pairs in arms.items()},
     }
     before = logps(author.model, author.tokenizer, heldout)
@@ -308,12 +304,8 @@ def logps(model: Any, tokenizer: Any, pairs: Sequence[Pair]) -> list[list[float]
     from composer_replication.trainer.replay_channel import reference_logps
 
     tokens = tokenised_pairs(dict(enumerate(pairs)), tokenizer)
-    how: dict[str, Any] = {
-        "pad_id": tokenizer.pad_token_id,
-        "length_normalised": True,
-        "autocast": nullcontext,
-    }
-    return reference_logps(model, tokens, **how).tolist()
+    how: dict[str, Any] = {"pad_id": tokenizer.pad_token_id, "length_normalised": True}
+    return reference_logps(model, tokens, autocast=nullcontext, **how).tolist()
 
 
 def train(
@@ -328,14 +320,12 @@ def train(
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 
     off = {"save_strategy": "no", "report_to": [], "bf16": False, "gradient_checkpointing": False}
-    sizes = {"per_device_train_batch_size": 2, "num_generations": 2, "max_completion_length": 1}
+    sizes = {"per_device_train_batch_size": 2, "num_generations": 2, "max_completion_length": 1, "seed": seed}
     rate = {"learning_rate": args.rate, "lr_scheduler_type": "constant", "max_steps": args.steps}
     trainer = ComposerReplicationTrainer(
         model=author.model,
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        args=GRPOConfig(
-            str(args.out / "trainer"), seed=seed, logging_steps=1, use_cpu=True, **off, **sizes, **rate
-        ),
+        args=GRPOConfig(str(args.out / "trainer"), logging_steps=1, use_cpu=True, **off, **sizes, **rate),
         train_dataset=Dataset.from_list([{"prompt": "def f():"}] * 2),
         processing_class=author.tokenizer,
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=r".*\.(1[5-9]|2\d)\..*_proj"),

@@ -6,7 +6,7 @@ The corpus is made of the shipped sessions of Claude Code, each copy with ids of
 by processor time of one process (other work on the machine does not count), redaction, duplicates and writing included; beside it
 the time that parsing the same lines takes alone. ``--oracle`` names a reader and an interpreter that has it: agentpile knows Claude
 Code, ATIF 1.7, OTLP and chats, Harbor Claude Code, Codex, SWE-agent and mini-swe-agent (its converters to ATIF). Answers, calls by id
-and name, and the result of each are compared file by file.
+and name, and the result of each are compared file by file; then it reads the corpus, its imports not counted, and writes nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from composer_replication.traces.ingest import FORMATS, find_units, ingest, read_unit
 from composer_replication.traces.json_values import read_records, text_of, trace_files
@@ -31,8 +32,11 @@ ORACLES = {
     "agentpile": """
 from agentpile import load
 
-def agent_steps(path):
-    return [step for run in load(path) for step in run.steps if step["source"] == "agent"]
+def read(path):
+    return list(load(path))
+
+def agent_steps(runs):
+    return [step for run in runs for step in run.steps if step["source"] == "agent"]
 """,
     "harbor": """
 import logging, shutil, tempfile
@@ -44,7 +48,7 @@ from harbor.agents.installed.swe_agent import convert_swe_agent_to_atif
 
 logging.disable()
 
-def converted(path):
+def read(path):
     document = convert_mini_swe_agent_to_atif if "mini-swe-agent" in path else convert_swe_agent_to_atif
     if "swe-agent" in path:
         return document(json.loads(Path(path).read_text()), "session")
@@ -53,16 +57,18 @@ def converted(path):
         shutil.copy(path, folder)
         return agent(logs_dir=Path(folder))._convert_events_to_trajectory(Path(folder))
 
-def agent_steps(path):
-    whole = converted(path)
+def agent_steps(whole):
     steps = [step for each in [whole, *(whole.subagent_trajectories or ())] for step in each.steps]
     return [step.model_dump(mode="json") for step in steps if step.source == "agent"]
 """,
 }
 PRINT = """
 for path in sys.argv[1:]:
+    started = time.process_time()
     try:
-        steps = agent_steps(path)
+        found = read(path)
+        seconds = time.process_time() - started
+        steps = agent_steps(found)
     except Exception:
         print("null")
         continue
@@ -70,7 +76,7 @@ for path in sys.argv[1:]:
     texts = {each.get("source_call_id"): each.get("content") for each in results}
     calls = [call for step in steps for call in step.get("tool_calls") or ()]
     rows = [[key, call["function_name"], texts.get(key)] for call in calls for key in [call["tool_call_id"]]]
-    print(json.dumps([len(steps), rows]))
+    print(json.dumps([len(steps), rows, seconds]))
 """
 
 
@@ -89,69 +95,73 @@ def corpus(source: Path, folder: Path, num_bytes: int) -> int:
     return written
 
 
-def ours(path: Path) -> tuple[int, dict[str, tuple[str, str]]]:
-    """Answers of a file, and of each call's id its name and the text of its result, before anything is taken out."""
-    (unit,) = find_units([path])[0]
-    traces = FORMATS[unit.kind](read_records(path, Ledger()), Ledger(), path.stem)
-    steps = [step for trace in traces for _, step in trace.agent_steps()]
-    texts = {result.call_id: result.text.strip() for step in steps for result in step.results}
-    calls = [call for step in steps for call in step.calls]
-    return len(steps), {call.call_id: (call.name, texts.get(call.call_id, "")) for call in calls}
+def read_by(reader: str, python: str, paths: list[Path]) -> dict[Path, Any]:
+    """Of each file that another reader takes the number of answers, its calls, and the seconds of processor time."""
+    command = [python, "-c", f"import json, sys, time\n{ORACLES[reader]}\n{PRINT}", *map(str, paths)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    rows = zip(paths, map(json.loads, done.stdout.splitlines()), strict=True)
+    return {path: found for path, found in rows if found is not None}
 
 
 def compared(reader: str, python: str, folder: Path) -> None:
     """Every file of a folder that both read, with what only one of them has or what they read otherwise."""
-    paths = [path for path in trace_files(folder) if find_units([path])[0]]
-    command = [python, "-c", f"import json, sys\n{ORACLES[reader]}\n{PRINT}", *map(str, paths)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    rows = zip(paths, map(json.loads, done.stdout.splitlines()), strict=True)
-    for path, found in ((path, found) for path, found in rows if found is not None):
-        theirs = {call_id: (name, text_of(text).strip()) for call_id, name, text in found[1]}
-        num_own, own = ours(path)
+    units = {unit.paths[0]: unit for path in trace_files(folder) for unit in find_units([path])[0]}
+    for path, (num_theirs, calls, _) in read_by(reader, python, list(units)).items():
+        traces = FORMATS[units[path].kind](read_records(path, Ledger()), Ledger(), path.stem)
+        steps = [step for trace in traces for _, step in trace.agent_steps()]
+        texts = {result.call_id: result.text.strip() for step in steps for result in step.results}
+        names = {call.call_id: call.name for step in steps for call in step.calls}
+        own = {call_id: (name, texts.get(call_id, "")) for call_id, name in names.items()}
+        theirs = {call_id: (name, text_of(text).strip()) for call_id, name, text in calls}
         if own.keys().isdisjoint(theirs):  # ids that the file does not have
             own, theirs = ({str(n): pair for n, pair in enumerate(pairs.values())} for pairs in (own, theirs))
         both = [(own[key], theirs[key]) for key in theirs if key in own]
         same = sum(pair == other for pair, other in both)
         alike = sum(a == b or (bool(a[1] and b[1]) and (a[1] in b[1] or b[1] in a[1])) for a, b in both)
-        sums = f"answers {num_own} and {found[0]}, calls {len(own)} and {len(theirs)}"
+        sums = f"answers {len(steps)} and {num_theirs}, calls {len(own)} and {len(theirs)}"
         print(f"{reader}: {path.relative_to(folder)!s:<60} {sums}, {same} pairs the same, {alike} alike")
         print(*(f"    {each!s:.150}\n" for each in sorted(own.items() ^ theirs.items())[:3]), sep="", end="")
 
 
 def main() -> None:
-    """Compare, then measure."""
+    """Measure, then compare: what another reader holds is no peak of ours."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--megabytes", type=int, default=50)
     parser.add_argument("--oracle", action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--compare", type=Path, default=DATA, metavar="FOLDER")
     parser.add_argument("--source", type=Path, default=DATA / "claude-code", metavar="FOLDER")
     args = parser.parse_args()
-    for reader, _, python in (oracle.partition("=") for oracle in args.oracle):
-        compared(reader, python, args.compare)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "in").mkdir()
-        num_bytes = corpus(args.source, folder / "in", args.megabytes * 10**6)
-        units = find_units([folder / "in"])[0]
+        (sessions := folder / "claude-code").mkdir()  # Harbor's converter is chosen by this name
+        megabytes, num_steps = corpus(args.source, sessions, args.megabytes * 10**6) / 1e6, 0
+        seconds: dict[Path, float] = {}
+        for unit in find_units([sessions])[0]:
+            started = time.process_time()
+            num_steps += sum(row.counts[0] for row in read_unit(unit, folder / "part")[1])
+            seconds[unit.paths[0]] = time.process_time() - started
         started = time.process_time()
-        num_steps = sum(row.counts[0] for unit in units for row in read_unit(unit, folder / "part").traces)
-        seconds = time.process_time() - started
-        started = time.process_time()
-        for line in (line for path in sorted((folder / "in").iterdir()) for line in path.open("rb")):
+        for line in (line for path in seconds for line in path.open("rb")):
             with suppress(ValueError):  # one line of the sessions is two records
                 json.loads(line)
-        parsing = time.process_time() - started
-        megabytes = num_bytes / 1e6
-        print(
-            f"one process, by processor time: {megabytes / seconds:.0f} MB/s, {num_steps / seconds:.0f} answers/s"
-        )
-        print(f"parsing alone: {megabytes / parsing:.0f} MB/s; {megabytes:.0f} MB in all")
+        parsing, total = time.process_time() - started, sum(seconds.values())
+        print(f"one process, processor time: {megabytes / total:.0f} MB/s, {num_steps / total:.0f} answers/s")
+        print(f"json.loads alone: {megabytes / parsing:.0f} MB/s; ours is {parsing / total:.2f} of that")
         started = time.monotonic()
-        result = ingest([folder / "in"], folder / "out", num_processes=2)
+        result = ingest([sessions], folder / "out", num_processes=2)
         print(f"two processes, by the clock: {megabytes / (time.monotonic() - started):.0f} MB/s")
         for where, who in (("here", resource.RUSAGE_SELF), ("in a worker", resource.RUSAGE_CHILDREN)):
             print(f"peak {where}: {resource.getrusage(who).ru_maxrss / 1024:.0f} MiB")
-        print(f"{result['traces']} sessions; duplicates: {result['duplicates']}")
+        print(f"{megabytes:.0f} MB, {result['traces']} sessions; duplicates: {result['duplicates']}")
+        for reader, _, python in (oracle.partition("=") for oracle in args.oracle):
+            theirs = read_by(reader, python, list(seconds))
+            taken, own = sum(each[2] for each in theirs.values()), sum(seconds[path] for path in theirs)
+            speed = f"{sum(path.stat().st_size for path in theirs) / taken / 1e6:.0f} MB/s"
+            files = f"{len(theirs)} of {len(seconds)} files"
+            print(
+                f"{reader}, {files}: {speed}; ours is {taken / own:.2f} times as fast, and redacts and writes"
+            )
+            compared(reader, python, args.compare)
 
 
 if __name__ == "__main__":

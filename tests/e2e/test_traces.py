@@ -146,7 +146,7 @@ def record(store: TaskStore, task: Task, heredoc: str, path: Path) -> None:
 
 def test_sessions_are_bound_and_what_they_did_is_reproduced(played: Played) -> None:
     traces = list(read_traces(played.folder))
-    assert {trace.state.task_id for trace in traces} == {played.clamp.task_id}
+    assert {trace.task_id for trace in traces} == {played.clamp.task_id}
     assert sorted(trace.passed for trace in traces) == [False, True]
     assert {trace.prompt_origin for trace in traces} == {"recorded"}
     replay = played.said["replay"]

@@ -68,9 +68,9 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 
 def run_bind(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    from composer_replication.traces.execution import is_full_id, proven
+    from composer_replication.traces.execution import FULL_ID, proven
 
-    if args.commit and not is_full_id(args.commit):
+    if args.commit and not FULL_ID.fullmatch(args.commit):
         problem, fix = "the commit is not named by its full id.", "git rev-parse HEAD"
         raise UsageError("CR0206", problem, where=f"--commit {args.commit}", fix=fix)
     traces, backend = _traces_to_write_beside(args.folder), chosen_backend(args)
@@ -181,7 +181,7 @@ def _open_room(args: argparse.Namespace, *named: str) -> Classroom:
     from composer_replication.traces.teachers import AnswerStore, Classroom, open_teacher
 
     keys, prices = dict(args.key), dict(args.price)
-    opened = [open_teacher(text, keys, prices) for text in args.teacher]
+    opened = [open_teacher(text, keys, prices, args.concurrent) for text in args.teacher]
     teachers = {teacher.name: teacher for teacher in opened}
     unknown = {*keys, *prices, *filter(None, named)} - teachers.keys()
     if unknown or len(teachers) < len(opened):
@@ -189,7 +189,7 @@ def _open_room(args: argparse.Namespace, *named: str) -> Classroom:
         fix = "--teacher NAME=URL#MODEL, each with a name of its own"
         raise UsageError("CR0206", problem, where="--teacher", fix=fix)
     store = AnswerStore(args.folder / ANSWERS_NAME, max_dollars=args.budget_usd, max_tokens=args.max_tokens)
-    return Classroom(teachers, store, max_tokens=args.answer_tokens, max_concurrent=args.concurrent)
+    return Classroom(teachers, store, max_tokens=args.answer_tokens)
 
 
 def _reasons(room: Classroom) -> dict[str, Any]:
@@ -240,7 +240,7 @@ async def _execute(
 
     done: list[dict[str, Any]] = []
     with _graded(args, chosen_backend(args)) as (grader, names), suppress(BudgetSpent):
-        bound = [each for each in steps if each.trace.state.task_id in names]
+        bound = [each for each in steps if each.trace.task_id in names]
         attempt = partial(FeatureDeletionEnv, grader, monitor="off")
         goes_on = args.goes_on or next(iter(room.teachers))
         how = Execution(attempt, names, room, goes_on, args.tries, args.horizon)

@@ -1,8 +1,7 @@
 """Recorded calls made again: sessions bound to the tree in which they began and proven there, and branches executed to the tests.
 
-A session is bound by its task in a store (the task's own id, or its name in SWE-bench), by the commit that it recorded, or by the
-folder and commit that the user gives. Then its calls are made again, one after the other, in the sandbox and with the tools of
-training. A step is *executable* where everything before it came out as recorded: its state is then known to be restored.
+Both use the sandbox and the tools of training. A step is *executable* where everything before it came out as recorded: its state is
+then known to be restored.
 """
 
 from __future__ import annotations
@@ -35,11 +34,13 @@ from composer_replication.traces import prompts
 from composer_replication.traces.json_values import parsed, text_at
 from composer_replication.traces.prompts import EDITS, USUAL_FOLDER, ChosenStep, Message, our_calls
 from composer_replication.traces.redaction import Redactor
-from composer_replication.traces.teachers import Classroom
+from composer_replication.traces.teachers import Classroom, UnfitTeacher
 from composer_replication.traces.trace_records import Trace
 
 Call = Callable[[ToolCall], ToolResult]
 Outcome = Literal["the same", "another result", "not compared", "no tool of ours"]
+FULL_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+"""Of a commit: it means the same tree for ever."""
 _TEXTS = tomllib.loads(Path(__file__).with_name("result_texts.toml").read_text(encoding="utf-8"))
 _VARYING = re.compile("|".join(_TEXTS["varying"]), re.MULTILINE)
 
@@ -51,47 +52,64 @@ def task_names(grader: Grader) -> dict[str, str]:
     return {name: task for name, task in names.items() if name}
 
 
-def is_full_id(commit: str) -> bool:
-    """Whether a commit is named by its full id, so that it means the same tree for ever."""
-    return re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", commit) is not None
-
-
 def commit_of(trace: Trace, repository: str, commit: str) -> str:
     """A git address with the commit in which a session began, empty where that is not known.
 
     What the user gives comes before what the session recorded. A folder is never taken from a session.
     """
-    where = f"file://{Path(repository).resolve()}" if repository else trace.state.repository
+    where = f"file://{Path(repository).resolve()}" if repository else trace.repository
     if re.fullmatch(r"[\w.-]+/[\w.-]+", where):  # as rows of SWE-bench name it
         where = f"https://github.com/{where}"
-    which = commit or trace.state.commit
+    which = commit or trace.commit
     is_known = repository or where.startswith(("https://", "ssh://", "git@"))
     prefix = "" if where.startswith("git@") else "git+"
-    return f"{prefix}{where}@{which}" if is_known and is_full_id(which) else ""
+    return f"{prefix}{where}@{which}" if is_known and FULL_ID.fullmatch(which) else ""
 
 
 def proven(
     trace: Trace, grader: Grader | None, names: Mapping[str, str], backend: str, given: tuple[str, str]
 ) -> dict[str, Any]:
-    """Bind a session and make its calls again: a line of ``bindings.jsonl``, with ``problem`` where that was not possible.
+    """Bind a session and make every call of it again: a line of ``bindings.jsonl``.
 
     It is bound by a task of the ``grader``, whose ``names`` are those of ``task_names``, else by folder and commit of the user
     (``given``), where empty ones are taken from the session.
+
+    Returns:
+        ``problem`` where that was not possible; else ``steps``: answers with calls whose results were recorded;
+        ``reproduced_steps`` of them gave the same; ``executable``: the places of answers before which nothing came out otherwise;
+        ``calls`` by what came of each.
     """
     row: dict[str, Any] = {"trace_id": trace.trace_id, "tree": "", "problem": ""}
-    task, commit = names.get(trace.state.task_id, ""), commit_of(trace, *given)
+    task, commit = names.get(trace.task_id, ""), commit_of(trace, *given)
     if not (task or commit):
         return row | {"problem": "neither a task of the store nor a repository with its commit is known"}
     row |= {"tree": task or commit}
+    outcomes: dict[int, list[Outcome]] = {}
+    broken, executable = set[int](), []
     try:
-        if task and grader is not None:
-            with FeatureDeletionEnv(grader, monitor="off") as environment:
-                environment.reset(task)
-                return row | proof(trace, environment.call)
-        with tools_at(commit, backend) as call:
-            return row | proof(trace, call)
+        with (
+            tools_of_task(task, grader) if task and grader is not None else tools_at(commit, backend) as call
+        ):
+            for idx, _ in trace.agent_steps():
+                if broken.isdisjoint(trace.path_to(idx)):
+                    executable.append(idx)
+                outcomes[idx] = list(redone(trace, [idx], call))
+                if not set(outcomes[idx]) <= {"the same", "not compared"}:
+                    broken.add(idx)
     except (InputError, MissingError) as error:
         return row | {"problem": f"{error.code}: {error.message}"}
+    made = [idx for idx, each in outcomes.items() if each]
+    calls = Counter(outcome for each in outcomes.values() for outcome in each)
+    row |= {"steps": len(made), "reproduced_steps": len(set(made) - broken), "executable": executable}
+    return row | {"calls": dict(calls)}
+
+
+@contextmanager
+def tools_of_task(task_id: str, grader: Grader) -> Iterator[Call]:
+    """The tools of an attempt at a task."""
+    with FeatureDeletionEnv(grader, monitor="off") as environment:
+        environment.reset(task_id)
+        yield environment.call
 
 
 @contextmanager
@@ -130,30 +148,9 @@ def redone(trace: Trace, places: Iterable[int], call: Call) -> Iterator[Outcome]
                 is_same = before.failed == result.failed
             else:
                 texts = (before.text, Redactor().text(result.text))
-                is_same = len({_plain(text, ours.name, trace.state.folder) for text in texts}) == 1
+                is_same = len({_plain(text, ours.name, trace.folder) for text in texts}) == 1
                 is_same = is_same and before.exit_code in (None, result.exit_code)
             yield "the same" if is_same else "another result"
-
-
-def proof(trace: Trace, call: Call) -> dict[str, Any]:
-    """Make every call of a session again.
-
-    Returns:
-        ``steps``: answers with calls whose results were recorded; ``reproduced_steps`` of them gave the same;
-        ``executable``: the places of answers before which nothing came out otherwise; ``calls`` by what came of each.
-    """
-    broken, executable = set[int](), []
-    outcomes: dict[int, list[Outcome]] = {}
-    for idx, _ in trace.agent_steps():
-        if broken.isdisjoint(trace.path_to(idx)):
-            executable.append(idx)
-        outcomes[idx] = list(redone(trace, [idx], call))
-        if not set(outcomes[idx]) <= {"the same", "not compared"}:
-            broken.add(idx)
-    made = [idx for idx, each in outcomes.items() if each]
-    calls = Counter(outcome for each in outcomes.values() for outcome in each)
-    row = {"steps": len(made), "reproduced_steps": len(set(made) - broken), "executable": executable}
-    return row | {"calls": dict(calls)}
 
 
 def _plain(text: str, tool: str, folder: str) -> str:
@@ -212,7 +209,7 @@ async def execute(step: ChosenStep, how: Execution) -> dict[str, Any]:
     scores: list[list[float]] = []
     with how.open_attempt() as attempt:
         try:
-            attempt.reset(how.names[trace.state.task_id])
+            attempt.reset(how.names[trace.task_id])
             outcomes = Counter(redone(trace, trace.path_to(idx), attempt.call))
             row["calls"] = outcomes.total() - outcomes["not compared"]
             row["reproduced"] = outcomes["the same"]
@@ -226,6 +223,8 @@ async def execute(step: ChosenStep, how: Execution) -> dict[str, Any]:
                     scores[-1].append(await _play(step, answer, attempt, how, number))
         except SandboxFailure as error:
             return row | {"problem": f"the sandbox failed ({error.code})"}
+        except UnfitTeacher:
+            return row | {"problem": "the teacher that plays on gave no answer"}
     for (source, answer), own in zip(others, scores[1:], strict=True):
         interval = difference(own, scores[0])
         verdict = {"source": source, "answer": answer, "scores": own, "recorded_scores": scores[0]}
@@ -251,7 +250,9 @@ async def _play(
         if attempt.is_done or not calls or turn == how.horizon:
             break
         request = how.room.request(messages, tools, sample=number + 1, temperature=1.0)
-        current = await how.room.ask(how.goes_on, request)
+        current, teacher = await how.room.ask(how.goes_on, request), how.room.teachers[how.goes_on]
+        if current is None and (teacher.left_out or teacher.num_failures):  # else it ran out of tokens
+            raise UnfitTeacher
     if (score := attempt.grade()) is None:
         raise SandboxFailure("CR0303", "the sandbox of a branch broke.", fix="composer-rl sandbox selftest")
     return score.pass_share

@@ -10,7 +10,7 @@ import gc
 import itertools
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -35,6 +35,7 @@ _LEAST_WORDS = 50
 _UNKNOWN = "unknown"
 _NUM_HEAD = 20  # records that a format is known by
 TRACES_NAME, REPORT_NAME, SECRETS_NAME = "traces.jsonl", "ingest.json", "redactions.local.json"
+_PARTS = "parts-"
 _COUNTS = ("steps", "calls", "results", "failed_results")
 Report = Callable[[int, int, str], None]
 FORMATS: Mapping[str, Callable[[Iterator[Any], Ledger, str], Iterator[Trace]]] = {
@@ -102,16 +103,6 @@ class TraceSums(NamedTuple):
     secrets: dict[str, str]
 
 
-class UnitSums(NamedTuple):
-    """What became of one unit; its traces stand in ``part``, a line each, but for those without an answer of a model."""
-
-    part: Path
-    ledger: Ledger
-    redactions: Counter[str]
-    traces: list[TraceSums]
-    without_answer: list[str]
-
-
 def detect(path: Path, only: str = "") -> list[tuple[str, str]]:
     """The formats that a file fits, with its version; none where it cannot be read. ``only`` names the one that is looked for."""
     found: dict[str, str] = {}
@@ -122,8 +113,12 @@ def detect(path: Path, only: str = "") -> list[tuple[str, str]]:
     return [(kind, found[kind]) for kind in FORMATS if kind in found and only in ("", kind)]
 
 
-def find_units(paths: Sequence[Path], only: str = "") -> tuple[list[TraceUnit], Counter[str]]:
+def find_units(
+    paths: Sequence[Path], only: str = "", out: Path | None = None
+) -> tuple[list[TraceUnit], Counter[str]]:
     """What is to be read, and how many files were left out by reason; ``only`` names a format, and files of others are left out.
+
+    What an earlier run wrote into ``out`` is read only where it is named itself.
 
     Raises:
         InputError: a path that is not there (CR0942), or two formats fit a file that was named itself (CR0206).
@@ -139,7 +134,9 @@ def find_units(paths: Sequence[Path], only: str = "") -> tuple[list[TraceUnit], 
             if len(fits) > 1 and file == path:
                 problem = f"two formats fit a file: {' and '.join(map(' '.join, fits))}."
                 raise InputError("CR0206", problem, where=str(path), fix="name one of them: --format NAME.")
-            if len(fits) == 1:
+            if out is not None and file != path and _is_own(file, out.resolve()):
+                left_out["written by an earlier run"] += 1
+            elif len(fits) == 1:
                 # one call or one event a file: the files of a folder are one conversation
                 is_joined = file.suffix == ".json" and fits[0][0] in ("openai-chat", "openhands")
                 groups.setdefault((*fits[0], file.parent if is_joined else file), []).append(file)
@@ -147,6 +144,13 @@ def find_units(paths: Sequence[Path], only: str = "") -> tuple[list[TraceUnit], 
                 unknown = "another format than --format says" if only else "unknown format"
                 left_out["two formats fit (CR0206)" if fits else unknown] += 1
     return [TraceUnit(kind, version, tuple(files)) for (kind, version, _), files in groups.items()], left_out
+
+
+def _is_own(file: Path, out: Path) -> bool:
+    """Whether it is the file of sessions, or a part that a killed run left."""
+    folder = file.parent.resolve()
+    is_part = folder.parent == out and folder.name.startswith(_PARTS)
+    return is_part or folder / file.name == out / TRACES_NAME
 
 
 def ingest(
@@ -160,30 +164,36 @@ def ingest(
         InputError: as ``find_units``.
         NothingToDoError: no file of a known format, or none with an answer of a model (CR0942).
     """
-    units, left_out = find_units(paths, only)
+    units, left_out = find_units(paths, only, out)
     if not units:
         why = ", ".join(f"{number} of {what}" for what, number in left_out.items()) or "no file looked at"
         problem = f"no file of a known format was found ({why})."
         raise NothingToDoError("CR0942", problem, where=str(paths[0]), fix=f"known are {', '.join(FORMATS)}.")
     out.mkdir(parents=True, exist_ok=True)
     sizes = [sum(path.stat().st_size for path in unit.paths) for unit in units]
-    sums: list[UnitSums] = []
+    ledgers, traces = list[Ledger](), list[TraceSums]()
     with (
-        tempfile.TemporaryDirectory(dir=out, prefix="parts-") as parts,
+        tempfile.TemporaryDirectory(dir=out, prefix=_PARTS) as folder,
         ProcessPoolExecutor(min(num_processes, len(units))) as pool,
     ):
-        names = [Path(parts) / f"{number}.jsonl" for number in range(len(units))]
-        for each in (pool.map if num_processes > 1 else map)(read_unit, units, names):
-            sums.append(each)
+        parts = [Path(folder) / f"{number}.jsonl" for number in range(len(units))]
+        for ledger, found in (pool.map if num_processes > 1 else map)(read_unit, units, parts):
+            ledgers.append(ledger)
+            traces += found
             if report is not None:
-                report(sum(sizes[: len(sums)]), max(1, sum(sizes)), "read, in bytes")
-        traces = [trace for each in sums for trace in each.traces]
+                report(sum(sizes[: len(ledgers)]), max(1, sum(sizes)), "read, in bytes")
         twice = duplicates([trace.chain for trace in traces], [trace.sketch for trace in traces])
-        _write(sums, twice, out)
+        places, temporary = itertools.count(), out / f"{TRACES_NAME}.new"
+        with temporary.open("wb") as file:
+            for part in parts:
+                with part.open("rb") as lines:
+                    file.writelines(line for line in lines if next(places) not in twice)
+    temporary.replace(out / TRACES_NAME)
+    _write_secrets(out, {trace.trace_id: trace.secrets for trace in traces if trace.secrets})
     kept = [trace.counts for place, trace in enumerate(traces) if place not in twice]
-    became = sum((each.ledger.counts for each in sums), Counter())
-    redactions = sum((each.redactions for each in sums), Counter())
-    num_records = sum(each.ledger.num_records for each in sums)
+    became = sum((each.counts for each in ledgers), Counter())
+    redactions = sum((each.redactions for each in ledgers), Counter())
+    num_records = sum(each.num_records for each in ledgers)
     missing = "not looked for: pip install 'composer-replication[traces]'"
     result = {
         "traces": len(kept),
@@ -192,7 +202,7 @@ def ingest(
         "records": num_records,
         "became": dict(became.most_common()),
         "is_balanced": num_records == became.total(),
-        "traces_without_answer": sum(len(each.without_answer) for each in sums),
+        "traces_without_answer": sum(each.num_without_answer for each in ledgers),
         "duplicates": dict(Counter(twice.values())),
         "near_duplicates": missing if rensa is None else "looked for",
         "redactions": {rule.name: redactions[rule.name] for rule in RULES},
@@ -227,40 +237,33 @@ def read_traces(folder: Path) -> Iterator[Trace]:
         raise InputError("CR0942", problem, where=str(path), fix=fix) from error
 
 
-def read_unit(unit: TraceUnit, part: Path) -> UnitSums:
-    """Read the files of a unit into a part file, redacted; nothing that they hold raises."""
-    sums = UnitSums(part, Ledger(), Counter(), [], [])
-    records = (record for path in unit.paths for record in values.read_records(path, sums.ledger))
+def read_unit(unit: TraceUnit, part: Path) -> tuple[Ledger, list[TraceSums]]:
+    """Read the files of a unit into a part file, a line for each trace with an answer, redacted; nothing that they hold raises."""
+    ledger, sums = Ledger(), []
+    records = (record for path in unit.paths for record in values.read_records(path, ledger))
     gc.disable()  # records have no cycles, and the search for some takes a tenth of the time
     try:
         with part.open("wb") as file:
-            for trace in FORMATS[unit.kind](records, sums.ledger, unit.paths[0].stem):
+            for trace in FORMATS[unit.kind](records, ledger, unit.paths[0].stem):
                 if not any(trace.agent_steps()):
-                    sums.without_answer.append(trace.trace_id)
+                    ledger.num_without_answer += 1
                     continue
                 trace.version = trace.version or unit.version
                 chain, redactor = messages.step_chain(trace), Redactor()
                 redactor.trace(trace)
-                sums.redactions.update(redactor.counts)
+                ledger.redactions.update(redactor.counts)
                 own = TraceSums(trace.trace_id, chain, minhash(trace), trace.counts, redactor.values)
-                sums.traces.append(own)
+                sums.append(own)
                 file.write(values.json_bytes(messages.trace_row(trace)) + b"\n")
     finally:
         gc.enable()
-    return sums
+    return ledger, sums
 
 
-def _write(sums: Sequence[UnitSums], left_out: Container[int], out: Path) -> None:
-    """The lines of all parts but those that are left out, and what the placeholders stand for."""
-    temporary, places = out / f"{TRACES_NAME}.new", itertools.count()
-    with temporary.open("wb") as file:
-        for each in sums:
-            with each.part.open("rb") as part:
-                file.writelines(line for line in part if next(places) not in left_out)
-    temporary.replace(out / TRACES_NAME)
-    (out / SECRETS_NAME).unlink(missing_ok=True)  # readable for this user alone, and kept from git
+def _write_secrets(out: Path, secrets: dict[str, dict[str, str]]) -> None:
+    """What the placeholders stand for, readable for this user alone, and kept from git."""
+    (out / SECRETS_NAME).unlink(missing_ok=True)
     (out / SECRETS_NAME).touch(mode=0o600, exist_ok=False)
-    secrets = {trace.trace_id: trace.secrets for each in sums for trace in each.traces if trace.secrets}
     (out / SECRETS_NAME).write_bytes(values.json_bytes(secrets))
     (out / ".gitignore").write_text(f"{SECRETS_NAME}\n")
 

@@ -61,8 +61,8 @@ def executed_pairs(traces: Mapping[str, Trace], verdicts: Iterable[Mapping[str, 
 def sibling_pairs(traces: Sequence[Trace]) -> Iterator[PairRow]:
     """Of two attempts at one task, one passing and one failing: the first answers in which they part."""
     attempts: dict[str, list[Trace]] = {}
-    for trace in (trace for trace in traces if trace.state.task_id and trace.passed is not None):
-        attempts.setdefault(trace.state.task_id, []).append(trace)
+    for trace in (trace for trace in traces if trace.task_id and trace.passed is not None):
+        attempts.setdefault(trace.task_id, []).append(trace)
     for passing, failing in (pair for own in attempts.values() for pair in itertools.permutations(own, 2)):
         is_pair = passing.passed and not failing.passed
         if is_pair and (idx := _parting(passing, failing)) is not None:
@@ -110,7 +110,7 @@ def _pair(
         "evidence": json.dumps(evidence),
         "trace_id": trace.trace_id,
         "step": idx,
-        "task_id": trace.state.task_id,
+        "task_id": trace.task_id,
         "is_last": is_end or idx == max(n for n, _ in trace.agent_steps()),
     }
 
@@ -159,9 +159,9 @@ def sft_rows(traces: Iterable[Trace], heldout: HeldoutRows) -> Rows:
             dropped["did not pass its tests" if trace.passed is False else "nobody ran its tests"] += 1
             continue
         row: PairRow = {"messages": [*prompt_of(trace, last), recorded_answer(trace, last)]}
-        row |= {"tools": json.dumps(prompts.tools_of(trace)), "task_id": trace.state.task_id}
+        row |= {"tools": json.dumps(prompts.tools_of(trace)), "task_id": trace.task_id}
         known = {key: getattr(trace, key) for key in ("trace_id", "format", "model")}
-        rows.append({**row, "provenance": json.dumps({**known, "task_id": trace.state.task_id})})
+        rows.append({**row, "provenance": json.dumps({**known, "task_id": trace.task_id})})
     return _without(rows, heldout, dropped), dropped
 
 

@@ -51,24 +51,21 @@ def our_call(call: ToolCall, folder: str = "") -> ToolCall | None:
     if not isinstance(given, dict):
         return None
     patch = str(given.get("input") or given.get("cmd") or given.get("command"))
+    name = _TOOLS.get(call.name, "")
     if "*** Begin Patch" in patch and "apply_patch" in f"{call.name} {call.arguments}":
-        foreign, (name, given) = "apply_patch", _patched(patch)
+        name, given = _patched(patch)
     elif call.name in _NAMES["editor"]["names"]:
-        foreign = str(given.get("command"))
-        name = str(_NAMES["editor"].get(foreign))
-    else:
-        foreign = call.name
-        name = _TOOLS.get(foreign, "")
+        name = str(_NAMES["editor"].get(str(given.get("command"))))
     if name not in _OURS:
         return None
     renamed = {_NAMES["arguments"].get(key, key): value for key, value in given.items()}
     ours = {key: value for key, value in renamed.items() if key in _OURS[name]}
     first, limit = (typed(int, given.get(key)) for key in ("offset", "limit"))
-    if foreign == "Glob":
+    if call.name == "Glob":
         ours["command"] = f"find . -path './{given.get('pattern', '')}'"
-    elif foreign == "Read" and first is not None:
+    elif call.name == "Read" and first is not None:
         ours |= {"first_line": first} | ({} if limit is None else {"last_line": first + limit - 1})
-    elif foreign == "view" and len(lines := items_at(given, "view_range")) == 2:
+    elif name == "read_file" and len(lines := items_at(given, "view_range")) == 2:
         ours |= {"first_line": lines[0], "last_line": max(0, lines[1])}
     if words := [str(word) for word in items_at(ours, "command")]:  # of Codex, most often a shell's
         is_shell = words[:2] in (["bash", "-lc"], ["sh", "-c"]) and len(words) == 3
@@ -93,7 +90,7 @@ def _patched(text: str) -> tuple[str, dict[str, Any]]:
 
 def our_calls(trace: Trace, idx: int) -> list[ToolCall]:
     """The calls of a step with our tools, as far as there are any; others as they were."""
-    return [our_call(call, trace.state.folder) or call for call in trace.steps[idx].calls]
+    return [our_call(call, trace.folder) or call for call in trace.steps[idx].calls]
 
 
 def assistant_message(text: str, calls: list[ToolCall]) -> Message:
@@ -114,8 +111,8 @@ def recorded_answer(trace: Trace, idx: int) -> Message:
 
 def calls_of(message: Message) -> list[ToolCall]:
     """The calls of an answer."""
-    functions = [(call["id"], call["function"]) for call in message.get("tool_calls", ())]
-    return [ToolCall(own["name"], json_text(own["arguments"]), call_id) for call_id, own in functions]
+    rows = [(call["function"], call["id"]) for call in message.get("tool_calls", ())]
+    return [ToolCall(own["name"], json_text(own["arguments"]), call_id) for own, call_id in rows]
 
 
 def action(message: Message) -> str:
@@ -146,7 +143,7 @@ def prompt_of(trace: Trace, idx: int) -> list[Message]:
 
 def tools_of(trace: Trace) -> list[dict[str, Any]]:
     """What may be called: our tools, or those of the recorded prompt where they are others and it is kept as it was."""
-    return trace.tools if trace.tools and not trace.state.task_id else _SCHEMAS
+    return trace.tools if trace.tools and not trace.task_id else _SCHEMAS
 
 
 class ChosenStep(NamedTuple):

@@ -10,7 +10,6 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,8 +72,7 @@ class Redactor:
         trace.trace_id = self.text(trace.trace_id)
         if trace.parent is not None:
             trace.parent = (self.text(trace.parent[0]), trace.parent[1])
-        folder, repository = self.text(trace.state.folder), self.text(trace.state.repository)
-        trace.state = replace(trace.state, folder=folder, repository=repository)
+        trace.folder, trace.repository = self.text(trace.folder), self.text(trace.repository)
         trace.tools = self._value(trace.tools)
         for step in trace.steps:
             step.text, step.reasoning = self.text(step.text), self.text(step.reasoning)

@@ -1,13 +1,11 @@
 """Teachers behind OpenAI-compatible servers: asked patiently, paid from one budget, and left out one by one when they fail.
 
-Answers are kept in SQLite, by the content of the request. What a request may cost at most is set aside before it is sent, by one
-statement with the check against the budget, and counts as spent until it is settled or freed, also when nobody saw its end (a
-process that was killed): spending never passes the budget.
+Answers are kept in SQLite, by the content of the request. What a request may cost at most is set aside before it is sent, and counts
+as spent until it is settled or freed, also when nobody saw its end (a process that was killed): spending never passes the budget.
 
-About a recorded step they are asked for another answer, or how likely the student's own tokens are there: prompt and action, as the
-student's template and tokenizer write them, are sent as ids to the completions API with ``prompt_logprobs`` (a field of vLLM's;
-``serve-model`` has it, too). The answer says the log-probability of each id at temperature 1, and its text, which tells whether the
-teacher has the student's tokenizer: an id means something else to another one.
+Where it is asked how likely the student's own tokens are, prompt and action are sent as ids to the completions API with
+``prompt_logprobs`` (a field of vLLM's; ``serve-model`` has it, too). The answer says the log-probability of each id at temperature 1,
+and its text, which tells whether the teacher has the student's tokenizer: an id means something else to another one.
 """
 
 from __future__ import annotations
@@ -76,41 +74,39 @@ class AnswerStore:
     def __init__(self, path: Path, *, max_dollars: float, max_tokens: int) -> None:
         self._limits = {"max_dollars": max_dollars, "max_tokens": max_tokens}
         try:
-            self._database = sqlite3.connect(path, isolation_level=None, timeout=60.0)
-            self._database.executescript(_TABLES)
+            database = sqlite3.connect(path, isolation_level=None, timeout=60.0)
+            database.executescript(_TABLES)
         except sqlite3.Error as error:
-            problem, fix = (
-                f"the answers cannot be read: {error}.",
-                "move that file away; all is asked, and paid, again.",
-            )
+            problem = f"the answers cannot be read: {error}."
+            fix = "move that file away; all is asked, and paid, again."
             raise InputError("CR0401", problem, where=str(path), fix=fix) from error
-        self.close = self._database.close
+        self._execute, self.close = database.execute, database.close
 
     def answer(self, key: str) -> str | None:
         """The JSON of the stored answer, which is ``null`` for one that ran out of tokens; None where there is none."""
-        row = self._database.execute("SELECT answer FROM messages WHERE key = ?", (key,)).fetchone()
+        row = self._execute("SELECT answer FROM messages WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
     def spent(self) -> tuple[float, int]:
         """Dollars and tokens, what is set aside included."""
-        dollars, tokens = self._database.execute("SELECT dollars, tokens FROM spent").fetchone()
+        dollars, tokens = self._execute("SELECT dollars, tokens FROM spent").fetchone()
         return float(dollars), int(tokens)
 
     def reserve(self, key: str, dollars: float, tokens: int) -> int | None:
         """Set aside what a request may cost at most; None where the budget does not have it any more."""
         values = {"key": key, "dollars": dollars, "tokens": tokens, **self._limits}
-        made = self._database.execute(_RESERVE, values)
+        made = self._execute(_RESERVE, values)
         return made.lastrowid if made.rowcount else None
 
     def settle(self, charge: int, key: str, answer: str, cost: tuple[float, int]) -> None:
         """Keep an answer, and then what it did cost in the place of what was set aside."""
-        self._database.execute("INSERT OR IGNORE INTO messages VALUES (?, ?)", (key, answer))
+        self._execute("INSERT OR IGNORE INTO messages VALUES (?, ?)", (key, answer))
         change = "UPDATE charges SET dollars = ?, tokens = ?, state = 'paid' WHERE id = ?"
-        self._database.execute(change, (*cost, charge))
+        self._execute(change, (*cost, charge))
 
     def free(self, charge: int) -> None:
         """A request that the server did not work on costs nothing."""
-        self._database.execute("DELETE FROM charges WHERE id = ?", (charge,))
+        self._execute("DELETE FROM charges WHERE id = ?", (charge,))
 
 
 class BudgetSpent(Exception):
@@ -123,22 +119,22 @@ class UnfitTeacher(Exception):
 
 @dataclass(slots=True)
 class Teacher:
-    """A server and a model, what a million of its tokens costs, and how it does.
+    """A server and a model, what a million of its tokens costs, how many requests it gets at a time, and how it does.
 
     ``left_out`` is the reason for which it is not asked any more.
     """
 
     name: str
     endpoint: Endpoint
-    dollars_in: float = 0.0
-    dollars_out: float = 0.0
+    prices: tuple[float, float]
+    limit: asyncio.Semaphore
     left_out: str = ""
     num_failures: int = 0
     counts: Counter[str] = field(default_factory=Counter)
 
     def dollars(self, num_in: int, num_out: int) -> float:
         """What so many tokens of a prompt and of an answer cost."""
-        return (num_in * self.dollars_in + num_out * self.dollars_out) / 1e6
+        return (num_in * self.prices[0] + num_out * self.prices[1]) / 1e6
 
     @property
     def num_answered(self) -> int:
@@ -146,7 +142,9 @@ class Teacher:
         return sum(self.counts[what] for what in ("answered", "cached", _RAN_OUT))
 
 
-def open_teacher(text: str, keys: Mapping[str, str], prices: Mapping[str, tuple[float, float]]) -> Teacher:
+def open_teacher(
+    text: str, keys: Mapping[str, str], prices: Mapping[str, tuple[float, float]], max_concurrent: int = 8
+) -> Teacher:
     """A teacher from ``NAME=URL#MODEL``; ``keys`` has the variable with its key, ``prices`` dollars a million tokens.
 
     Raises:
@@ -160,7 +158,8 @@ def open_teacher(text: str, keys: Mapping[str, str], prices: Mapping[str, tuple[
         problem = f"a teacher cannot be asked: {error.message}"
         fix = "--teacher NAME=http://HOST:PORT/v1#MODEL, and where it wants a key --key NAME=VARIABLE"
         raise UsageError("CR0944", problem, where=f"--teacher {text}", fix=fix) from None
-    return Teacher(name, replace(endpoint, max_retries=0), *prices.get(name, (0.0, 0.0)))
+    limit = asyncio.Semaphore(max_concurrent)
+    return Teacher(name, replace(endpoint, max_retries=0), prices.get(name, (0.0, 0.0)), limit)
 
 
 def message_in(choice: Any) -> Message | None:
@@ -177,7 +176,7 @@ def message_in(choice: Any) -> Message | None:
 
 @dataclass(slots=True)
 class Classroom:
-    """Asks teachers, each answer once: at most ``max_tokens`` long, ``max_concurrent`` at a time of each teacher.
+    """Asks teachers, each answer once, at most ``max_tokens`` long.
 
     ``pause_seconds`` stand before the second try of a request; they double with each. ``is_spent`` says whether the budget ended it.
     """
@@ -185,16 +184,11 @@ class Classroom:
     teachers: Mapping[str, Teacher]
     store: AnswerStore
     max_tokens: int = 2048
-    max_concurrent: int = 8
     answer_seconds: float = 300.0
     pause_seconds: float = 0.5
     is_spent: bool = field(default=False, init=False)
     _num_reserved: int = field(default=0, init=False)
-    _limits: dict[str, asyncio.Semaphore] = field(init=False)
     _asking: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock), init=False)
-
-    def __post_init__(self) -> None:
-        self._limits = {name: asyncio.Semaphore(self.max_concurrent) for name in self.teachers}
 
     def request(
         self, messages: Sequence[Message], tools: Sequence[Any], *, sample: int = 0, temperature: float = 0.0
@@ -228,7 +222,7 @@ class Classroom:
         named = [teacher.endpoint.url, teacher.endpoint.model, request]
         whole = json.dumps(named, sort_keys=True, ensure_ascii=False).encode("utf-8", "replace")
         key = hashlib.sha256(whole).hexdigest()
-        async with self._asking[key], self._limits[name]:  # attempts at one task begin with the same request
+        async with self._asking[key], teacher.limit:  # attempts at one task begin with the same request
             if (found := self.store.answer(key)) is not None:
                 teacher.counts["cached"] += 1
             elif not teacher.left_out:
@@ -238,16 +232,11 @@ class Classroom:
     async def ask_all(
         self,
         things: Sequence[_T],
-        request_of: Callable[[_T], Request],
-        read_of: Callable[[_T], Read] = lambda _: message_in,
+        asked_of: Callable[[_T], tuple[Request, Read]],
+        names: Collection[str],
         report: Report | None = None,
-        names: Collection[str] | None = None,
     ) -> list[dict[str, Any]]:
-        """What every teacher (or those of ``names``) answers to each, by name, None where it did not.
-
-        ``is_spent`` says whether the budget ended it.
-        """
-        names = self.teachers if names is None else names
+        """What the teachers of these names answer to each, by name, None where one did not; ``is_spent`` says why."""
         at_a_time, num_done = asyncio.Semaphore(_NUM_AT_A_TIME), 0
 
         async def asked(name: str, request: Request, read: Read) -> Any:
@@ -257,7 +246,7 @@ class Classroom:
         async def about(thing: _T) -> dict[str, Any]:
             nonlocal num_done
             async with at_a_time:
-                request, read = request_of(thing), read_of(thing)
+                request, read = asked_of(thing)
                 answers = await asyncio.gather(*(asked(name, request, read) for name in names))
             num_done += 1
             if report is not None:
@@ -364,8 +353,10 @@ async def replay_steps(
     """
 
     async def asked(steps: Sequence[ChosenStep], names: Collection[str]) -> list[ChosenStep]:
-        answers = await room.ask_all(steps, partial(replay_request, room), report=report, names=names)
-        return [s._replace(answers={**s.answers, **own}) for s, own in zip(steps, answers, strict=True)]
+        found = await room.ask_all(
+            steps, lambda step: (replay_request(room, step), message_in), names, report
+        )
+        return [s._replace(answers={**s.answers, **own}) for s, own in zip(steps, found, strict=True)]
 
     if first:
         chosen = [step for each in await asked(chosen, [first]) if (step := each.with_disagreement()).reasons]
@@ -378,19 +369,19 @@ def scoring_rows(chosen: Sequence[ChosenStep], tokenizer: Tokenizer, heldout: He
     chats: list[dict[str, Any]] = []
     for trace, idx, *_ in chosen:
         sides = {"prompt": prompts.prompt_of(trace, idx), "action": [prompts.recorded_answer(trace, idx)]}
-        chats.append({**sides, "tools": prompts.tools_of(trace), "task_id": trace.state.task_id})
+        chats.append({**sides, "tools": prompts.tools_of(trace), "task_id": trace.task_id})
     left_out = heldout(chats)
-    for place, (step, chat) in enumerate(zip(chosen, chats, strict=True)):
-        try:
-            ids = tokenised(chat, ("prompt", "action"), tokenizer, step.trace.trace_id)
-        except InputError as error:
-            dropped[error.message] += 1
-            continue
+    for place, ((trace, idx, *_), chat) in enumerate(zip(chosen, chats, strict=True)):
         if place in left_out:
             dropped[HELD_OUT] += 1
             continue
-        row = {"prompt_ids": list(ids[0]), "completion_ids": list(ids[1]), "trace_id": step.trace.trace_id}
-        rows.append({**row, "step": step.idx, "prompt_origin": step.trace.prompt_origin})
+        try:
+            prompt, action = tokenised(chat, ("prompt", "action"), tokenizer, trace.trace_id)
+        except InputError as error:
+            dropped[error.message] += 1
+            continue
+        row = {"prompt_ids": list(prompt), "completion_ids": list(action), "trace_id": trace.trace_id}
+        rows.append({**row, "step": idx, "prompt_origin": trace.prompt_origin})
     return rows, dropped
 
 
@@ -406,11 +397,11 @@ async def scored_rows(
     """Each row once for each teacher that answered, with ``teacher_logp`` of ``completion_ids`` and its ``source``."""
     decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def reader(row: dict[str, Any]) -> Callable[[Any], list[float]]:
+    def asked_of(row: dict[str, Any]) -> tuple[Request, Read]:
         ids = row["completion_ids"]
-        return partial(_scores_in, ids=ids, texts=[decode([token]) for token in ids])
+        return scoring_request(row), partial(_scores_in, ids=ids, texts=[decode([token]) for token in ids])
 
-    found = await room.ask_all(rows, scoring_request, reader, report)
+    found = await room.ask_all(rows, asked_of, room.teachers, report)
     scores = [(row, name, logps) for row, own in zip(rows, found, strict=True) for name, logps in own.items()]
     return [{**row, "teacher_logp": logps, "source": name} for row, name, logps in scores if logps]
 

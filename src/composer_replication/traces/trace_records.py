@@ -63,21 +63,14 @@ class TraceStep:
         return sum(result.failed for result in self.results)
 
 
-@dataclass(frozen=True, slots=True)
-class RepositoryState:
-    """What is known of the tree in which a session began; empty fields are not known."""
-
-    task_id: str = ""
-    repository: str = ""
-    commit: str = ""
-    folder: str = ""
-
-
 @dataclass(slots=True)
 class Trace:
-    """One conversation with one model. A sub-agent's is a trace of its own, whose ``parent`` is (trace id, call id).
+    """One conversation with one model, put together in the order of its records: results find the step of their call by its id.
 
-    ``passed`` says whether the session's own tests passed at its end, None where nobody ran them.
+    ``task_id``, ``repository``, ``commit`` and ``folder`` are what is known of the tree in which it began. A sub-agent's is a trace
+    of its own, whose ``parent`` is (trace id, call id). ``passed`` says whether the session's own tests passed at its end, None where
+    nobody ran them. While it is read, ``answered`` is the step that the last result went to, and
+    ``answers`` has the places of answers by their ids; "" is the one that items without an id continue.
     """
 
     trace_id: str
@@ -88,9 +81,15 @@ class Trace:
     steps: list[TraceStep] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
     prompt_origin: Literal["recorded", "rebuilt"] = "rebuilt"
-    state: RepositoryState = RepositoryState()
+    task_id: str = ""
+    repository: str = ""
+    commit: str = ""
+    folder: str = ""
     parent: tuple[str, str] | None = None
     passed: bool | None = None
+    answered: TraceStep | None = field(default=None, init=False)
+    answers: dict[str | None, int] = field(default_factory=dict, init=False)
+    _step_of_call: dict[str, TraceStep] = field(default_factory=dict, init=False)
 
     def agent_steps(self) -> list[tuple[int, TraceStep]]:
         """Answers of the model with their places."""
@@ -110,72 +109,14 @@ class Trace:
         num_calls, num_results = (sum(len(getattr(s, key)) for s in steps) for key in ("calls", "results"))
         return len(steps), num_calls, num_results, sum(step.num_errors for step in steps)
 
-
-class Dropped(Exception):
-    """A record that becomes no part of a trace; its message says why."""
-
-
-@dataclass(slots=True)
-class Ledger:
-    """Every record that was read, by what became of it; ``is_balanced`` says that none is missing.
-
-    Keys of ``counts``: ``mapped``, ``kept: WHY`` (it is no step, and its content stands in the trace), ``dropped: WHY``.
-    """
-
-    num_records: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def put(self, take: Callable[[Any], str | None], record: Any) -> None:
-        """Hand one record to ``take`` and count it: as what it returns where that is a text, as mapped otherwise."""
-        try:
-            outcome = take(record) or "mapped"
-        except Dropped as reason:
-            outcome = f"dropped: {reason}"
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError):
-            outcome = "dropped: a record of another shape"  # foreign files hold anything anywhere
-        self.counts[outcome] += 1
-
-    def put_inner(self, take: Callable[[Any], str | None], records: Iterable[Any]) -> None:
-        """The records inside a document, which count one by one."""
-        for record in records:
-            self.num_records += 1
-            self.put(take, record)
-
-    def dropped(self, why: str) -> None:
-        """Count one record that nobody takes."""
-        self.num_records += 1
-        self.counts[f"dropped: {why}"] += 1
-
-    @property
-    def is_balanced(self) -> bool:
-        return self.num_records == self.counts.total()
-
-
-class TraceBuilder:
-    """Puts a trace together in the order of its records; results find the step of their call by its id.
-
-    ``answered`` is the step that the last result went to. ``answers`` has the places of answers by their ids; "" is the one that
-    items without an id continue.
-    """
-
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-        self.answered: TraceStep | None = None
-        self.answers: dict[str | None, int] = {}
-        self._step_of_call: dict[str, TraceStep] = {}
-
-    @property
-    def last(self) -> int:
-        return len(self.trace.steps) - 1
-
     @property
     def waits(self) -> bool:
         """Whether the last step is an answer of which a call has no result yet."""
-        return any(len(last.results) < len(last.calls) for last in self.trace.steps[-1:])
+        return any(len(last.results) < len(last.calls) for last in self.steps[-1:])
 
     def interrupt(self) -> None:
         """The user stopped the model's last answer."""
-        for _, step in self.trace.agent_steps()[-1:]:
+        for _, step in self.agent_steps()[-1:]:
             step.flags.add("interrupted")
 
     def close(self) -> None:
@@ -201,7 +142,7 @@ class TraceBuilder:
         """
         parts = list(parts)
         results = [part for part in parts if isinstance(part, StepResult)]
-        parent = self.last if parent is None else parent
+        parent = len(self.steps) - 1 if parent is None else parent
         if results and len(results) == len(parts):
             if problems := [problem for problem in map(self._answer, results) if problem]:
                 raise Dropped(problems[-1])
@@ -211,21 +152,21 @@ class TraceBuilder:
                 self._answer(result)
         place = self.answers.get(key) if source == "agent" else None
         if place is None:
-            self.trace.steps.append(TraceStep(source, parent=parent))
+            place = len(self.steps)
+            self.steps.append(TraceStep(source, parent=parent))
             self.close()
-            place = self.last
-        step = self.trace.steps[place]
+        step = self.steps[place]
         step.flags.update(flags)
         for part in parts:
             self._put(step, part)
         if source == "system":
-            self.trace.prompt_origin = "recorded"
+            self.prompt_origin = "recorded"
         elif source == "agent":
             for result in results:  # of the server's own tools
                 self._answer(result)
             self.answers |= {key or "": place, "": place}
             step.model = step.model or (model if isinstance(model, str) else "")
-            self.trace.model = self.trace.model or ("" if "synthetic" in step.flags else step.model)
+            self.model = self.model or ("" if "synthetic" in step.flags else step.model)
         return place
 
     def _put(self, step: TraceStep, part: Part) -> None:
@@ -245,8 +186,8 @@ class TraceBuilder:
         """Put a result to its call, and say what is wrong with it; without an id it answers the first call that waits."""
         self.close()
         step = self._step_of_call.get(result.call_id)
-        if not result.call_id and self.trace.steps:
-            last = self.trace.steps[-1]
+        if not result.call_id and self.steps:
+            last = self.steps[-1]
             answered = {each.call_id for each in last.results}
             result.call_id = next((c.call_id for c in last.calls if c.call_id not in answered), "")
             step = last if result.call_id or (last.source == "agent" and not last.calls) else None
@@ -257,3 +198,47 @@ class TraceBuilder:
         step.results.append(result)
         self.answered = step
         return ""
+
+
+class Dropped(Exception):
+    """A record that becomes no part of a trace; its message says why."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Every record that was read, by what became of it; ``is_balanced`` says that none is missing.
+
+    Keys of ``counts``: ``mapped``, ``kept: WHY`` (it is no step, and its content stands in the trace), ``dropped: WHY``; of
+    ``redactions`` the rules. Traces without an answer of a model are not written.
+    """
+
+    num_records: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    redactions: Counter[str] = field(default_factory=Counter)
+    num_without_answer: int = 0
+
+    def take(
+        self, take: Callable[[Any], str | None], records: Iterable[Any], *, are_inner: bool = False
+    ) -> None:
+        """Hand each record to ``take`` and count it: as what that returns where it is a text, as mapped otherwise.
+
+        Those that ``are_inner`` stand inside a record of the file, and count one by one beside it.
+        """
+        for record in records:
+            self.num_records += are_inner
+            try:
+                outcome = take(record) or "mapped"
+            except Dropped as reason:
+                outcome = f"dropped: {reason}"
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError):
+                outcome = "dropped: a record of another shape"  # foreign files hold anything anywhere
+            self.counts[outcome] += 1
+
+    def dropped(self, why: str) -> None:
+        """Count one record that nobody takes."""
+        self.num_records += 1
+        self.counts[f"dropped: {why}"] += 1
+
+    @property
+    def is_balanced(self) -> bool:
+        return self.num_records == self.counts.total()

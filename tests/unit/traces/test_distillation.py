@@ -18,7 +18,7 @@ from composer_replication.config import ModelSection
 from composer_replication.records import ToolCall
 from composer_replication.traces.ingest import TRACES_NAME
 from composer_replication.traces.readers.messages import trace_row
-from composer_replication.traces.trace_records import RepositoryState, StepResult, Trace, TraceBuilder
+from composer_replication.traces.trace_records import StepResult, Trace
 from composer_replication.trainer.model_loading import load_model
 from composer_replication.trainer.model_server import ChatModel
 
@@ -40,12 +40,12 @@ def url(student: tuple[Any, Any]) -> Iterator[str]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A session of three edits."""
-    builder = TraceBuilder(Trace("session", "codex", state=RepositoryState(task_id="task")))
-    builder.add("user", ["fix it"])
+    trace = Trace("session", "codex", task_id="task")
+    trace.add("user", ["fix it"])
     for number, text in enumerate(TEXTS):
         call = ToolCall("Write", json.dumps({"file_path": "f", "content": "x"}), f"c{number}")
-        builder.add("agent", [text, call, StepResult(call.call_id, "done")])
-    (tmp_path / TRACES_NAME).write_text(json.dumps(trace_row(builder.trace)) + "\n")
+        trace.add("agent", [text, call, StepResult(call.call_id, "done")])
+    (tmp_path / TRACES_NAME).write_text(json.dumps(trace_row(trace)) + "\n")
     return tmp_path
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from composer_replication.records import ToolCall
 from composer_replication.traces.json_values import json_text
 from composer_replication.traces.prompts import ChosenStep, assistant_message
-from composer_replication.traces.trace_records import RepositoryState, StepResult, Trace, TraceStep
+from composer_replication.traces.trace_records import StepResult, Trace, TraceStep
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
@@ -31,8 +31,7 @@ def session(name: str, body: str, *, passed: bool) -> Trace:
         step = TraceStep("agent", f"```bash\n{command}\n```", parent=number - 1, calls=[call])
         step.results = [StepResult(str(number), "|class A:\n|    def f(self):" if number == 1 else "")]
         steps.append(step)
-    state = RepositoryState(task_id="a")
-    return Trace(name, "atif", steps=steps, prompt_origin="recorded", state=state, passed=passed)
+    return Trace(name, "atif", steps=steps, prompt_origin="recorded", task_id="a", passed=passed)
 
 
 def bodies(pairs: list[dict[str, str]]) -> set[tuple[str, str]]:
@@ -45,12 +44,8 @@ def test_each_way_takes_its_own_side_for_the_better_one() -> None:
     branchings = [ChosenStep(trace, 2, [], both) for trace in traces]
     known = {"scores": [1.0] * 3, "recorded_scores": [0.0] * 3, "interval": (0.1, 1.0), "source": "cool"}
     verdicts = [
-        {"trace_id": "good", "step": 2, "verdicts": [{**known, "answer": answer("3"), "decision": "worse"}]},
-        {
-            "trace_id": "bad",
-            "step": 2,
-            "verdicts": [{**known, "answer": answer("3"), "decision": "not decided"}],
-        },
+        {"trace_id": name, "step": 2, "verdicts": [{**known, "answer": answer("3"), "decision": decision}]}
+        for name, decision in (("good", "worse"), ("bad", "not decided"))
     ]
     found = benchmark.choose(traces, branchings, verdicts)
     assert bodies(found["executed"]) == {("1", "3")}
@@ -62,7 +57,5 @@ def test_each_way_takes_its_own_side_for_the_better_one() -> None:
 
 def test_a_body_ends_where_the_indentation_falls() -> None:
     assert benchmark.body_of("\n    return 1\n\ndef g():\n    pass") == "    return 1"
-    assert (
-        benchmark.body_of("\n    if x:\n        return 1\n    return 2\n")
-        == "    if x:\n        return 1\n    return 2"
-    )
+    body = "    if x:\n        return 1\n    return 2"
+    assert benchmark.body_of(f"\n{body}\n") == body

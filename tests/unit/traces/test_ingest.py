@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from composer_replication.traces.prompts import our_call
 from composer_replication.traces.readers.messages import step_chain, trace_row
 from composer_replication.traces.redaction import Redactor
 from composer_replication.traces.teachers import AnswerStore
-from composer_replication.traces.trace_records import StepResult, Thought, Trace, TraceBuilder
+from composer_replication.traces.trace_records import StepResult, Thought, Trace
 
 DATA = Path(__file__).parents[2] / "data" / "traces"
 SECRETS = {
@@ -43,21 +44,21 @@ def test_secrets_go_and_placeholders_are_stable() -> None:
     text = "\n".join(f"here {value} end" for name, value in SECRETS.items() if name != "home-folder")
     text += "\ncat /Users/janedoe42/repo/a.py /home/janedoe42/b 'password': \"hunter2hunter2\" https://bob:pa55word99@host/x"
     redactor = Redactor()
-    builder = TraceBuilder(Trace("t", "codex", tools=[{"description": text}]))
+    trace = Trace("t", "codex", tools=[{"description": text}])
     command = json_text({"command": f"\n{text}", "joe@corp.example.com": "a\tb"})
     parts = [Thought(text), text, ToolCall("bash", command, "c"), StepResult("c", text)]
-    builder.add("agent", parts)
-    redactor.trace(builder.trace)
-    (step,) = builder.trace.steps
-    written = json_bytes(trace_row(builder.trace)).decode()
+    trace.add("agent", parts)
+    redactor.trace(trace)
+    (step,) = trace.steps
+    written = json_bytes(trace_row(trace)).decode()
     for value in (*SECRETS.values(), "hunter2hunter2", "pa55word99", "joe@corp"):
         assert value not in written, value
     assert {*SECRETS, "assigned", "url-password"} <= set(redactor.counts)
     assert "/Users/user-1/repo/a.py /home/user-1/b" in step.text == step.results[0].text == step.reasoning
     assert json.loads(step.calls[0].arguments)["command"] == f"\n{step.text}"
     assert redactor.values["user-1"] == "janedoe42"
-    redactor.trace(builder.trace)
-    assert json_bytes(trace_row(builder.trace)).decode() == written
+    redactor.trace(trace)
+    assert json_bytes(trace_row(trace)).decode() == written
     assert redactor.text(SECRETS["openai"]) == redactor.text(SECRETS["openai"]) != SECRETS["openai"]
 
 
@@ -91,20 +92,16 @@ def test_what_is_no_secret_stays(text: str) -> None:
 
 
 def said(name: str, *texts: str) -> Trace:
-    builder = TraceBuilder(Trace(name, "codex"))
-    builder.add("user", ["begin"])
+    trace = Trace(name, "codex")
+    trace.add("user", ["begin"])
     for text in texts:
-        builder.add("agent", [text])
-    return builder.trace
+        trace.add("agent", [text])
+    return trace
 
 
 def test_beginnings_and_copies_are_left_out() -> None:
-    traces = [
-        said("short", "a", "b"),
-        said("long", "a", "b", "c"),
-        said("again", "a", "b", "c"),
-        said("other", "x"),
-    ]
+    texts = {"short": "ab", "long": "abc", "again": "abc", "other": "x"}
+    traces = [said(name, *letters) for name, letters in texts.items()]
     chains = [step_chain(trace) for trace in traces]
     assert duplicates(chains, [None] * 4) == {0: "the beginning of another", 2: "the same"}
 
@@ -131,6 +128,17 @@ def test_everything_is_counted_and_the_map_stays_private(tmp_path: Path) -> None
     assert not list(tmp_path.glob("parts-*"))
     ingest([DATA], alone := tmp_path / "alone")
     assert (alone / "traces.jsonl").read_bytes() == (tmp_path / "traces.jsonl").read_bytes()
+
+
+def test_what_an_earlier_run_wrote_is_not_read(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "codex", tmp_path, dirs_exist_ok=True)
+    first = ingest([tmp_path], out := tmp_path / "out")
+    (out / "parts-killed").mkdir()
+    shutil.copy(out / "traces.jsonl", out / "parts-killed" / "0.jsonl")
+    again = ingest([tmp_path], out)
+    assert (again["records"], again["traces"]) == (first["records"], first["traces"])
+    assert again["files_left_out"]["written by an earlier run"] == 2
+    assert ingest([out / "traces.jsonl"], out)["traces"] == first["traces"]
 
 
 def test_a_checkpoint_of_a_session_is_the_beginning_of_it(tmp_path: Path) -> None:
@@ -178,12 +186,11 @@ def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "traces.jsonl").write_text("not json\n")
     (tmp_path / "whole").mkdir()
-    row = trace_row(TraceBuilder(Trace("t", "codex")).trace)
+    row = trace_row(Trace("t", "codex"))
     (tmp_path / "whole" / "traces.jsonl").write_bytes(json_bytes(row) + b"\n")
     (tmp_path / "whole" / "ingest.json").write_text("{")
-    (tmp_path / "whole" / "answers.sqlite").write_text(
-        "no database, though long enough to be looked at as one" * 99
-    )
+    no_database = "no database, though long enough to be looked at as one" * 99
+    (tmp_path / "whole" / "answers.sqlite").write_text(no_database)
     no, out = str(tmp_path / "no"), ["--out", str(tmp_path / "out"), "--quiet"]
     whole, below = str(tmp_path / "whole"), ["--quiet", "--out", str(tmp_path / "a.jsonl" / "below")]
     asked = ["--quiet", "--every-step", "--teacher", "a=http://127.0.0.1:9/v1#m"]

@@ -17,9 +17,8 @@ CHATML = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<eos>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-FORGETFUL = (
-    "{% for m in messages[-1:] %}{{ m.content }}{% endfor %}"  # the prompt is gone when an answer follows
-)
+# the prompt is gone when an answer follows
+FORGETFUL = "{% for m in messages[-1:] %}{{ m.content }}{% endfor %}"
 REFUSING = "{{ raise_exception('roles must alternate') }}"
 CHAT = {
     "prompt": [{"role": "user", "content": "hi"}],

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
-from composer_replication.traces.execution import decide, difference
+from composer_replication.traces.execution import Execution, decide, difference, execute
 from composer_replication.traces.pairs import (
     balanced,
     executed_pairs,
@@ -17,19 +19,20 @@ from composer_replication.traces.pairs import (
     sft_rows,
     sibling_pairs,
 )
-from composer_replication.traces.trace_records import RepositoryState, StepResult, Trace, TraceBuilder
+from composer_replication.traces.prompts import ChosenStep
+from composer_replication.traces.trace_records import StepResult, Trace
 
 
 def session(name: str, *commands: str, passed: bool | None = None, denied: int | None = None) -> Trace:
-    builder = TraceBuilder(Trace(name, "atif", prompt_origin="recorded", passed=passed))
-    builder.trace.state = RepositoryState(task_id="task")
-    builder.trace.tools = [function_schema(tool) for tool in TOOLS]
-    builder.add("user", ["fix it"])
+    trace = Trace(name, "atif", prompt_origin="recorded", passed=passed)
+    trace.task_id = "task"
+    trace.tools = [function_schema(tool) for tool in TOOLS]
+    trace.add("user", ["fix it"])
     for number, command in enumerate(commands):
         call = ToolCall("bash", json.dumps({"command": command}), f"c{number}")
         flags = ["denied"] if number == denied else []
-        builder.add("agent", [call, StepResult(call.call_id, f"did {command}")], *flags)
-    return builder.trace
+        trace.add("agent", [call, StepResult(call.call_id, f"did {command}")], *flags)
+    return trace
 
 
 @pytest.mark.parametrize(
@@ -64,15 +67,24 @@ def verdict(decision: str, scores: list[float], recorded: list[float]) -> dict[s
     return {**row, "interval": [0, 0], "decision": decision}
 
 
+def test_a_branch_that_its_teacher_leaves_alone_has_no_verdict() -> None:
+    attempt, room = MagicMock(is_done=False), MagicMock(ask=AsyncMock(return_value=None))
+    attempt.__enter__.return_value = attempt
+    attempt.call.return_value.text = "did it"
+    step = ChosenStep(session("s", "a"), 1, [], {"t": verdict("", [], [])["answer"]})
+    room.teachers = {"t": MagicMock(left_out="no key")}
+    row = asyncio.run(execute(step, Execution(lambda: attempt, {"task": "task"}, room, "t", 1, 1)))
+    assert (row["problem"], row["verdicts"]) == ("the teacher that plays on gave no answer", [])
+
+
 @pytest.mark.parametrize(
     ("decision", "chosen"), [("better", "better"), ("worse", "a"), ("not decided", None)]
 )
 def test_what_the_tests_decided_is_a_pair_and_nothing_else(decision: str, chosen: str | None) -> None:
     trace = session("s", "a", "b")
     scores = ([1.0] * 4, [0.0] * 4) if decision == "better" else ([0.0] * 4, [1.0] * 4)
-    rows = list(
-        executed_pairs({"s": trace}, [{"trace_id": "s", "step": 1, "verdicts": [verdict(decision, *scores)]}])
-    )
+    row = {"trace_id": "s", "step": 1, "verdicts": [verdict(decision, *scores)]}
+    rows = list(executed_pairs({"s": trace}, [row]))
     commands = [row["chosen"][0]["tool_calls"][0]["function"]["arguments"]["command"] for row in rows]
     assert commands == ([] if chosen is None else [chosen])
     for row in rows:
@@ -102,12 +114,8 @@ def test_pairs_are_dropped_by_reason() -> None:
     (pair,) = sibling_pairs([good, bad])
     long = {**pair, "chosen": [{"role": "assistant", "content": "x" * 5000}]}
     same = {**pair, "chosen": pair["rejected"]}
-    foreign = {
-        **pair,
-        "chosen": [
-            {**pair["chosen"][0], "tool_calls": [{"id": "c", "function": {"name": "fly", "arguments": {}}}]}
-        ],
-    }
+    call = {"id": "c", "function": {"name": "fly", "arguments": {}}}
+    foreign = {**pair, "chosen": [{**pair["chosen"][0], "tool_calls": [call]}]}
     lasts = [{**pair, "step": number} for number in range(5, 9)]
     rows, dropped = balanced([pair, pair, long, same, foreign, *lasts], lambda _: set())
     assert len(rows) == 1

@@ -16,7 +16,7 @@ from composer_replication.traces.ingest import FORMATS, detect, find_units
 from composer_replication.traces.json_values import json_bytes, read_records
 from composer_replication.traces.readers.messages import step_chain, trace_of, trace_row
 from composer_replication.traces.redaction import Redactor
-from composer_replication.traces.trace_records import Ledger, RepositoryState, Trace
+from composer_replication.traces.trace_records import Ledger, Trace
 
 DATA = Path(__file__).parents[2] / "data" / "traces"
 
@@ -193,7 +193,7 @@ def test_a_sub_agent_knows_who_called_it() -> None:
 
 def test_codex_knows_its_commit_and_keeps_encrypted_thoughts_apart() -> None:
     (trace,) = traces_of(DATA / "codex" / "rollout-0.169.0.jsonl")[0]
-    assert trace.state.commit == "78e8f408d4a5521996c75a882eb6029dcda8929a"
+    assert trace.commit == "78e8f408d4a5521996c75a882eb6029dcda8929a"
     assert trace.prompt_origin == "rebuilt"
     first = next(step for _, step in trace.agent_steps())
     assert first.sealed == ["gAAAAABmockmockmock"]
@@ -286,16 +286,15 @@ def test_a_row_of_an_evaluation_knows_its_task_and_outcome(tmp_path: Path) -> No
     assert detect(path) == [("openhands", "evaluation")]
     (trace,), ledger = traces_of(path)
     assert (trace.counts, trace.passed, ledger.is_balanced) == ((2, 1, 1, 0), True, True)
-    assert trace.state == RepositoryState("task-1", "a/b", "c0ffee")
+    assert (trace.task_id, trace.repository, trace.commit) == ("task-1", "a/b", "c0ffee")
 
 
 def test_copied_context_and_demonstrations_are_flagged() -> None:
     path = DATA / "atif" / "hello-world-context-summarization-linear-history.trajectory.cont-1.json"
     (trace,) = traces_of(path)[0]
     written = json.loads(path.read_text())["steps"]
-    assert ["copied" in step.flags for step in trace.steps] == [
-        "is_copied_context" in step for step in written
-    ]
+    copied = ["is_copied_context" in step for step in written]
+    assert ["copied" in step.flags for step in trace.steps] == copied
     (demo,) = traces_of(DATA / "swe-agent" / "pydicom-1458-v0.traj")[0]
     assert [idx for idx, step in enumerate(demo.steps) if "demo" in step.flags] == [1]
 
@@ -371,10 +370,8 @@ def test_a_compaction_is_no_part_of_the_answer_before(tmp_path: Path) -> None:
         return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
 
     meta = {"type": "session_meta", "payload": {"id": "s", "cli_version": "1"}}
-    said = [
-        {"type": "response_item", "payload": item(*each)}
-        for each in (("user", "begin"), ("assistant", "yes"))
-    ]
+    items = (item("user", "begin"), item("assistant", "yes"))
+    said = [{"type": "response_item", "payload": each} for each in items]
     history = {"message": "in short", "replacement_history": [item("assistant", "yes")]}
     (trace,), _ = traces_of_rows(tmp_path, meta, *said, {"type": "compacted", "payload": history})
     assert [(step.text, step.parent) for step in trace.steps[-2:]] == [("yes", 0), ("yes", -1)]

@@ -29,7 +29,7 @@ from composer_replication.traces.teachers import (
     replay_request,
     replay_steps,
 )
-from composer_replication.traces.trace_records import StepResult, Trace, TraceBuilder
+from composer_replication.traces.trace_records import StepResult, Trace
 
 WANTED = calls("bash", command="ls")
 USAGE = {"prompt_tokens": 100, "completion_tokens": 10}
@@ -37,12 +37,12 @@ USAGE = {"prompt_tokens": 100, "completion_tokens": 10}
 
 def session(name: str, num_steps: int = 3) -> Trace:
     """Edits, one after the other; the second fails."""
-    builder = TraceBuilder(Trace(name, "codex", prompt_origin="rebuilt"))
-    builder.add("user", [f"fix {name}"])
+    trace = Trace(name, "codex", prompt_origin="rebuilt")
+    trace.add("user", [f"fix {name}"])
     for number in range(num_steps):
         call = ToolCall("Write", json.dumps({"file_path": f"f{number}", "content": "x"}), f"c{number}")
-        builder.add("agent", [call, StepResult(call.call_id, "done", is_error=number == 1)])
-    return builder.trace
+        trace.add("agent", [call, StepResult(call.call_id, "done", is_error=number == 1)])
+    return trace
 
 
 def teacher(message: dict[str, Any]) -> AbstractContextManager[PolicyServer]:
@@ -78,10 +78,8 @@ def test_steps_that_matter_come_first_and_prompts_have_our_tools() -> None:
     assert [(step.idx, step.reasons) for step in chosen] == [(2, ["error", "edit"]), (1, ["edit"])]
     messages = prompt_of(trace, 2)
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool"]
-    assert messages[2]["tool_calls"][0]["function"] == {
-        "name": "write_file",
-        "arguments": {"path": "f0", "content": "x"},
-    }
+    written = {"name": "write_file", "arguments": {"path": "f0", "content": "x"}}
+    assert messages[2]["tool_calls"][0]["function"] == written
 
 
 def test_what_goes_wrong_is_asked_again_and_nothing_is_paid_twice(tmp_path: Path) -> None:
@@ -139,12 +137,12 @@ def test_a_dead_teacher_is_left_out_and_the_others_go_on(tmp_path: Path) -> None
 
 
 def test_a_cheap_teacher_first_spares_the_others_where_it_agrees(tmp_path: Path) -> None:
-    builder = TraceBuilder(Trace("a", "codex", prompt_origin="rebuilt"))
+    trace = Trace("a", "codex", prompt_origin="rebuilt")
     for source, said in (("user", "go"), ("agent", "one"), ("user", "on"), ("agent", "two")):
-        builder.add(source, [said])
+        trace.add(source, [said])
     with teacher(says("one")) as cheap, teacher(says("three")) as dear:
         classroom = room(tmp_path, cheap.spec("cheap"), dear.spec("dear"))
-        chosen = chosen_steps([builder.trace], 100, takes_all=True)
+        chosen = chosen_steps([trace], 100, takes_all=True)
         (step,) = asyncio.run(replay_steps(chosen, classroom, first="cheap"))
     assert (step.idx, step.reasons) == (3, ["disagreement"])
     assert [name for name, _ in step.others] == ["cheap", "dear"]
@@ -227,9 +225,8 @@ def test_a_killed_replay_goes_on_to_the_same_result(
         assert main(words) == 0
         assert main([*words[:2], str(plain), *words[3:]]) == 0
         assert (folder / "replay.jsonl").read_text() == (plain / "replay.jsonl").read_text()
-        twice = sum(
-            number - 2 for number in server.given.values() if number > 2
-        )  # once for each of the two folders
+        # once for each of the two folders
+        twice = sum(number - 2 for number in server.given.values() if number > 2)
         assert twice <= in_flight
         assert len(server.given) == 24
     capsys.readouterr()

@@ -15,7 +15,7 @@ from composer_replication.cli.main import main
 from composer_replication.records import ToolCall
 from composer_replication.traces.execution import commit_of, task_names
 from composer_replication.traces.prompts import our_call
-from composer_replication.traces.trace_records import RepositoryState, Trace
+from composer_replication.traces.trace_records import Trace
 
 CODEX = Path(__file__).parents[2] / "data" / "traces" / "codex" / "rollout-0.169.0.jsonl"
 FILES = {
@@ -40,12 +40,9 @@ def repository(tmp_path: Path) -> Path:
 
 
 def git(folder: Path, *words: str) -> str:
-    who = {
-        f"GIT_{role}_{what}": "a@b.invalid" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
-    }
-    done = subprocess.run(
-        ["git", *words], cwd=folder, env={**os.environ, **who}, check=True, capture_output=True
-    )
+    names = ("AUTHOR_NAME", "AUTHOR_EMAIL", "COMMITTER_NAME", "COMMITTER_EMAIL")
+    who = os.environ | {f"GIT_{name}": "a@b.invalid" for name in names}
+    done = subprocess.run(["git", *words], cwd=folder, env=who, check=True, capture_output=True)
     return done.stdout.decode().strip()
 
 
@@ -88,7 +85,7 @@ def test_what_a_session_did_comes_out_again_at_its_commit_and_not_at_another(
     ],
 )
 def test_a_recorded_commit_names_where_it_is_fetched(repository: str, expected: str) -> None:
-    trace = Trace("a", "codex", state=RepositoryState("", repository, "1" * 40))
+    trace = Trace("a", "codex", repository=repository, commit="1" * 40)
     assert commit_of(trace, "", "") == expected
 
 

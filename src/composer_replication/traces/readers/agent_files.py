@@ -16,14 +16,7 @@ from typing import Any
 from composer_replication.records import ToolCall
 from composer_replication.traces.json_values import at, items_at, json_text, parsed, text_at, text_of, typed
 from composer_replication.traces.readers import messages as chat
-from composer_replication.traces.trace_records import (
-    Dropped,
-    Ledger,
-    RepositoryState,
-    StepResult,
-    Trace,
-    TraceBuilder,
-)
+from composer_replication.traces.trace_records import Dropped, Ledger, StepResult, Trace
 
 # ------------------------------------------------------------------------------ Claude Code
 
@@ -38,16 +31,15 @@ _FLAGS = {"isMeta": "injected", "isCompactSummary": "compacted", "isApiErrorMess
 def read_claude_code(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """The session and each of its sub-agents."""
     session = _Session(name)
-    for record in records:
-        ledger.put(session.take, record)
-    yield from (builder.trace for builder in session.builders.values() if builder.trace.steps)
+    ledger.take(session.take, records)
+    yield from (trace for trace in session.traces.values() if trace.steps)
 
 
 class _Session:
-    """``builders`` has one conversation for the session (key ""), and one for each sub-agent by its id."""
+    """``traces`` has one conversation for the session (key ""), and one for each sub-agent by its id."""
 
     def __init__(self, name: str) -> None:
-        self.builders: dict[str, TraceBuilder] = {}
+        self.traces: dict[str, Trace] = {}
         self._name = name
         self._step_of: dict[Any, tuple[str, int]] = {}
         self._call_of_agent: dict[str, str] = {}
@@ -78,25 +70,24 @@ class _Session:
             raise Dropped("a record that the file repeats")
         if "content" not in message:
             raise Dropped("a message without content")
-        if (builder := self.builders.get(agent)) is None:
+        if (trace := self.traces.get(agent)) is None:
             session = text_at(record, "sessionId") or self._name
-            trace = Trace(f"{session}/{agent}" if agent else session, "claude-code", agent="claude-code")
-            trace.version, folder = text_at(record, "version"), text_at(record, "cwd")
-            trace.state = RepositoryState(folder=folder)
+            trace = Trace(f"{session}/{agent}" if agent else session, "claude-code")
+            trace.version, trace.folder = text_at(record, "version"), text_at(record, "cwd")
             trace.parent = (session, self._call_of_agent.get(agent, "")) if agent else None
-            builder = self.builders[agent] = TraceBuilder(trace)
+            self.traces[agent] = trace
         parts = list(chat.content_parts(message["content"]))
         of_agent, parent = self._step_of.get(record.get("parentUuid"), (None, None))
         flags = {flag for name, flag in _FLAGS.items() if record.get(name) is True}
         flags |= {"synthetic"} if message.get("model") == "<synthetic>" else set()
         if source == "user" and any(isinstance(p, str) and p.startswith(_INTERRUPTED) for p in parts):
             flags.add("injected")
-            builder.interrupt()
+            trace.interrupt()
         how = {"key": message.get("id") or uuid or "", "model": message.get("model")}
-        place = builder.add(source, parts, *flags, parent=parent if of_agent == agent else None, **how)
+        place = trace.add(source, parts, *flags, parent=parent if of_agent == agent else None, **how)
         is_denied = any(isinstance(p, StepResult) and p.text.startswith(_DENIED) for p in parts)
-        if source == "user" and builder.answered and (is_denied or record.get("toolDenialKind")):
-            builder.answered.flags.add("denied")
+        if source == "user" and trace.answered and (is_denied or record.get("toolDenialKind")):
+            trace.answered.flags.add("denied")
         self._step_of[uuid] = self._step_of[key] = (agent, place)
 
 
@@ -109,15 +100,14 @@ _REPEATS = {"event_msg": "an event that repeats an item", "world_state": "state 
 def read_codex(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """The one conversation of a rollout."""
     rollout = _Rollout(name)
-    for record in records:
-        ledger.put(rollout.take, record)
-    rollout.builder.trace.prompt_origin = "rebuilt"  # the schemas of the tools are not in the file
-    yield rollout.builder.trace
+    ledger.take(rollout.take, records)
+    rollout.trace.prompt_origin = "rebuilt"  # the schemas of the tools are not in the file
+    yield rollout.trace
 
 
 class _Rollout:
     def __init__(self, name: str) -> None:
-        self.builder = TraceBuilder(Trace(name, "codex", agent="codex"))
+        self.trace = Trace(name, "codex")
         self.has_meta, self.first_own, self.model = False, 0, ""
 
     def take(self, record: dict[str, Any]) -> str | None:
@@ -131,20 +121,20 @@ class _Rollout:
             self.model = text_at(payload, "model") or self.model
             return "kept: context of a turn"
         if event == "turn_aborted":
-            self.builder.interrupt()
+            self.trace.interrupt()
             return "kept: interruption"
         if kind == "token_usage_record" or event == "token_count":
-            self.builder.close()
+            self.trace.close()
             raise Dropped("token counts")
         if kind == "compacted":
             # the conversation goes on from what the record gives in place of its history
-            first, history = self.builder.last + 1, items_at(record, "payload", "replacement_history")
+            first, history = len(self.trace.steps), items_at(record, "payload", "replacement_history")
             summary = {"role": "user", "content": text_of(record["payload"].get("message"))}
-            self.builder.close()  # what the record gives is no part of the answer under way
+            self.trace.close()  # what the record gives is no part of the answer under way
             for item in [each for each in history if chat.is_item(each)] or [summary]:
-                chat.add_message(self.builder, {"type": "message", **item}, "compacted", "copied")
-            self.builder.trace.steps[first].parent = -1
-            self.builder.close()
+                chat.add_message(self.trace, {"type": "message", **item}, "compacted", "copied")
+            self.trace.steps[first].parent = -1
+            self.trace.close()
             return None
         if kind == "function_result":
             item = {"type": "function_call_output", "output": record.get("result")}
@@ -154,20 +144,22 @@ class _Rollout:
             raise Dropped(_REPEATS.get(str(kind), f"a record of the kind {kind!r:.40}"))
         flags = ["copied"] if (typed(int, record.get("ordinal")) or 0) < self.first_own else []
         item = {"type": "message", **item}  # without "type" a message would begin an answer of its own
-        chat.add_message(self.builder, item, *flags, model=self.model or record.get("model"))
+        chat.add_message(self.trace, item, *flags, model=self.model or record.get("model"))
         return None
 
     def _begin(self, payload: dict[str, Any]) -> None:
-        self.has_meta, trace = True, self.builder.trace
+        self.has_meta, trace = True, self.trace
         trace.trace_id = text_at(payload, "id") or trace.trace_id
         trace.version = text_at(payload, "cli_version")
-        url, commit = (text_at(payload, "git", key) for key in ("repository_url", "commit_hash"))
-        trace.state = RepositoryState("", url, commit, text_at(payload, "cwd"))
+        trace.repository, trace.commit = (
+            text_at(payload, "git", key) for key in ("repository_url", "commit_hash")
+        )
+        trace.folder = text_at(payload, "cwd")
         if parent := text_at(payload, "source", "subagent", "thread_spawn", "parent_thread_id"):
             trace.parent = (parent, "")
         self.first_own = typed(int, payload.get("subagent_history_start_ordinal")) or 0
         if text := text_at(payload, "base_instructions", "text") or text_at(payload, "instructions"):
-            self.builder.add("system", [text])
+            trace.add("system", [text])
 
 
 # ------------------------------------------------------------------------------ OpenHands
@@ -180,35 +172,34 @@ OPENHANDS_EVENTS = {
 
 def read_openhands(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """One conversation of all events in the order of their file, and one of each evaluation's row."""
-    single = TraceBuilder(Trace(name, "openhands", agent="openhands"))
+    single = Trace(name, "openhands")
     for number, record in enumerate(records):
         if not (history := items_at(record, "history")):
-            ledger.put(partial(_event, single), record)
+            ledger.take(partial(_event, single), [record])
             continue
         ledger.num_records -= 1  # the row counts as its events
-        trace = Trace(f"{name}#{number}", "openhands", agent="openhands")
-        ledger.put_inner(partial(_event, TraceBuilder(trace)), history)
-        task = text_at(record, "instance_id") or text_at(record, "instance", "instance_id")
-        names = (text_at(record, "instance", key) for key in ("repo", "base_commit"))
-        trace.state = RepositoryState(task, *names)
+        trace = Trace(f"{name}#{number}", "openhands")
+        ledger.take(partial(_event, trace), history, are_inner=True)
+        trace.task_id = text_at(record, "instance_id") or text_at(record, "instance", "instance_id")
+        trace.repository, trace.commit = (text_at(record, "instance", key) for key in ("repo", "base_commit"))
         trace.passed = typed(bool, at(record, "test_result", "report", "resolved"))
         yield trace
-    if single.trace.steps:
-        yield single.trace
+    if single.steps:
+        yield single
 
 
-def _event(builder: TraceBuilder, event: dict[str, Any]) -> str | None:
+def _event(trace: Trace, event: dict[str, Any]) -> str | None:
     kind, key = event.get("kind"), event.get("llm_response_id") or None  # parallel calls share it
     call_id, seen = text_at(event, "tool_call_id"), event.get("observation")
     match kind:
         case "SystemPromptEvent":
-            builder.add("system", [text_of([event.get("system_prompt"), event.get("dynamic_context")])])
-            builder.trace.tools = chat.function_tools(event.get("tools"))
+            trace.add("system", [text_of([event.get("system_prompt"), event.get("dynamic_context")])])
+            trace.tools = chat.function_tools(event.get("tools"))
         case "MessageEvent":
             is_answer = event.get("source") == "agent"
             message = {**event["llm_message"], "role": "assistant" if is_answer else "user"}
             parts = [*chat.parts_of(message), text_of(event.get("extended_content"))]
-            builder.add("agent" if is_answer else "user", parts, key=key)
+            trace.add("agent" if is_answer else "user", parts, key=key)
         case "ActionEvent":
             thoughts = {name: event.get(name) for name in ("reasoning_content", "thinking_blocks")}
             answer = {"role": "assistant", **thoughts, "content": event.get("thought")}
@@ -216,21 +207,20 @@ def _event(builder: TraceBuilder, event: dict[str, Any]) -> str | None:
             if given is None:
                 given = {name: value for name, value in (event.get("action") or {}).items() if name != "kind"}
             tool = text_at(event, "tool_call", "name") or text_at(event, "tool_name")
-            parts = [] if key in builder.answers else [*chat.parts_of(answer)]
-            builder.add("agent", [*parts, ToolCall(tool, json_text(given), call_id)], key=key)
+            parts = [] if key in trace.answers else [*chat.parts_of(answer)]
+            trace.add("agent", [*parts, ToolCall(tool, json_text(given), call_id)], key=key)
         case "ObservationEvent" | "UserRejectObservation" | "AgentErrorEvent":
             if not call_id:
                 raise Dropped("a result without its call")
             text, is_error = text_of(at(seen, "content")), typed(bool, at(seen, "is_error"))
             if kind != "ObservationEvent":
                 text, is_error = text_at(event, "rejection_reason") or text_at(event, "error"), True
-            builder.add("user", [StepResult(call_id, text, is_error, typed(int, at(seen, "exit_code")))])
-            if kind == "UserRejectObservation" and builder.answered:
-                builder.answered.flags.add("denied")
+            trace.add("user", [StepResult(call_id, text, is_error, typed(int, at(seen, "exit_code")))])
+            if kind == "UserRejectObservation" and trace.answered:
+                trace.answered.flags.add("denied")
         case "Condensation":
-            steps = builder.trace.steps
-            place = builder.add("user", [text_of(event.get("summary"))], "compacted")
-            steps[place].parent = 0 if place and steps[0].source == "system" else -1
+            place = trace.add("user", [text_of(event.get("summary"))], "compacted")
+            trace.steps[place].parent = 0 if place and trace.steps[0].source == "system" else -1
         case "ConversationStateUpdateEvent":
             return "kept: state of the conversation"
         case _:
@@ -254,73 +244,71 @@ def has_code_blocks(messages: list[Any]) -> bool:
 def read_documents(kind: str, records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """One conversation of each document; the demonstration inside one of SWE-agent is flagged ``demo``."""
     for number, document in enumerate(records):
-        ledger.put(lambda _: "kept: the document", document)
-        builder = TraceBuilder(trace := Trace(f"{name}#{number}", kind, agent=kind))
+        ledger.take(lambda _: "kept: the document", [document])
+        trace = Trace(f"{name}#{number}", kind)
         # the first version of mini-swe-agent wrote a list of messages and nothing else
         messages = typed(list, document) or items_at(document, "history") or items_at(document, "messages")
-        ledger.put_inner(partial(_message, builder), messages)
+        ledger.take(partial(_message, trace), messages, are_inner=True)
         num_answers = sum(at(each, "role") == "assistant" and not at(each, "is_demo") for each in messages)
         # the last step, which submits, or what it printed, may stand in the trajectory alone
-        rest = items_at(document, "trajectory")[num_answers - builder.waits :]
-        ledger.put_inner(partial(_trajectory_step, builder), rest)
+        rest = items_at(document, "trajectory")[num_answers - trace.waits :]
+        ledger.take(partial(_trajectory_step, trace), rest, are_inner=True)
         info, replay = at(document, "info"), parsed(at(document, "replay_config"))
         trace.version = text_at(info, "swe_agent_version") or text_at(info, "mini_version")
         model = text_at(replay, "agent", "model", "name") or trace.model
         trace.model = model or text_at(info, "config", "model", "model_name")
+        trace.task_id = text_at(replay, "problem_statement", "id")
         repository = (text_at(replay, "env", "repo", key) for key in ("github_url", "repo_name", "path"))
-        trace.state = RepositoryState(
-            text_at(replay, "problem_statement", "id"),
-            next(filter(None, repository), ""),
-            text_at(replay, "env", "repo", "base_commit"),
-            text_at(info, "config", "environment", "cwd"),
-        )
+        trace.repository = next(filter(None, repository), "")
+        trace.commit = text_at(replay, "env", "repo", "base_commit")
+        trace.folder = text_at(info, "config", "environment", "cwd")
         trace.prompt_origin = "recorded" if trace.steps else "rebuilt"
         yield trace
 
 
-def _message(builder: TraceBuilder, message: dict[str, Any]) -> None:
+def _message(trace: Trace, message: dict[str, Any]) -> None:
     """Results come as messages of a tool or, for a command in the text of the answer before, as the user's."""
     extra, role, text = message.get("extra") or {}, message.get("role"), text_of(message.get("content"))
     code, model = typed(int, at(extra, "returncode")), at(extra, "response", "model")
     call_ids, found = items_at(message, "tool_call_ids"), _RETURN_CODE.search(text)
     is_demo, is_user = message.get("is_demo") is True, role == "user"
     is_result = role in ("exit", "tool") or bool(call_ids and is_user)
-    if role == "exit" and not builder.waits:
+    if role == "exit" and not trace.waits:
         raise Dropped("the end of the run")
-    if is_user and builder.waits and not (is_demo or is_result):
+    if is_user and trace.waits and not (is_demo or is_result):
         is_result = bool(found) or code is not None or "model_response" not in extra
         code = code if code is not None else int(found[1]) if found else None
     if is_result:
         call_id = typed(str, call_ids[0]) or "" if call_ids else text_at(message, "tool_call_id")
-        builder.add("user", [StepResult(call_id, text.removeprefix("OBSERVATION:\n"), None, code)])
+        trace.add("user", [StepResult(call_id, text.removeprefix("OBSERVATION:\n"), None, code)])
     elif role is None or message.get("object") == "response":
         for item in items_at(message, "output") or [message]:
-            chat.add_message(builder, {"type": "message", **item}, model=model)
-        if code is not None and builder.answered:
-            builder.answered.results[-1].exit_code = code
+            chat.add_message(trace, {"type": "message", **item}, model=model)
+        if code is not None and trace.answered:
+            trace.answered.results[-1].exit_code = code
     else:
         # an answer without a call is taken out of the messages: a complaint about it holds it
         choice = next(iter(items_at(extra, "response", "choices")), None)
         taken_out = text_at(extra, "model_response") or text_at(choice, "message", "content")
         if is_user and taken_out:
-            builder.add("agent", [taken_out], model=model)
+            trace.add("agent", [taken_out], model=model)
         flags = {"demo": is_demo, "injected": is_user and bool(extra)}
-        place = chat.add_message(builder, message, *(flag for flag in flags if flags[flag]), model=model)
-        step = builder.trace.steps[place]
-        block = _CODE_BLOCK.search(text) if builder.trace.format == "mini-swe-agent" else None
+        place = chat.add_message(trace, message, *(flag for flag in flags if flags[flag]), model=model)
+        step = trace.steps[place]
+        block = _CODE_BLOCK.search(text) if trace.format == "mini-swe-agent" else None
         command = text_at(message, "action").strip() or (block[1] if block else "")
         if step.source == "agent" and not step.calls and command:
-            _add_command(builder, command)
+            trace.add("agent", [_command(command)], key="")
             step.text = text_at(message, "thought") or step.text
 
 
-def _trajectory_step(builder: TraceBuilder, step: dict[str, Any]) -> None:
-    if not builder.waits:
-        builder.add("agent", [text_at(step, "thought") or text_at(step, "response")])
-        _add_command(builder, text_at(step, "action").strip())
-    builder.add("user", [StepResult("", text_at(step, "observation"))])
+def _trajectory_step(trace: Trace, step: dict[str, Any]) -> None:
+    if not trace.waits:
+        thought = text_at(step, "thought") or text_at(step, "response")
+        trace.add("agent", [thought, _command(text_at(step, "action").strip())])
+    trace.add("user", [StepResult("", text_at(step, "observation"))])
 
 
-def _add_command(builder: TraceBuilder, command: str) -> None:
-    """The answer that was just added runs a command that stands in its text."""
-    builder.add("agent", [ToolCall("bash", json_text({"command": command}), "")], key="")
+def _command(command: str) -> ToolCall:
+    """One that stands in the text of an answer."""
+    return ToolCall("bash", json_text({"command": command}))

@@ -1,8 +1,7 @@
 """Messages however chats, Responses, Anthropic's blocks, OpenTelemetry and ATIF spell them, and the logs that consist of them.
 
-Each row of a log of chats or Responses, and each chat span (GenAI conventions from 1.37 on, OTLP JSON), repeats its history: those
-that do become one conversation. The Agent Trajectory Interchange Format (ATIF) of the Harbor project is read leniently from 1.0 to
-1.8, and written as 1.7; a line of ours holds in ``extra`` what the format has no field for, so that it is read back as it was.
+Rows and spans that repeat the history of others become one conversation with them. ATIF, the interchange format of the Harbor project,
+is read leniently; a line of ours holds in ``extra`` what the format has no field for, so that it is read back as it was.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -24,12 +22,10 @@ from composer_replication.traces.trace_records import (
     Dropped,
     Ledger,
     Part,
-    RepositoryState,
     Source,
     StepResult,
     Thought,
     Trace,
-    TraceBuilder,
     TraceStep,
 )
 
@@ -58,7 +54,7 @@ def is_item(value: Any) -> bool:
     return at(value, "role") is not None or kind == "message" or kind in _BLOCKS
 
 
-def add_message(builder: TraceBuilder, message: Any, *flags: str, **known: Any) -> int:
+def add_message(trace: Trace, message: Any, *flags: str, **known: Any) -> int:
     """Add a message of a chat or an item of Responses, whose answers are spread over items; its place.
 
     Raises:
@@ -71,11 +67,11 @@ def add_message(builder: TraceBuilder, message: Any, *flags: str, **known: Any) 
         raise Dropped(f"a message of the kind {at(message, 'type')!r:.40}")
     source, parts = "agent" if role is None else ROLES[role], list(parts_of(message))
     text = text_of(message.get("content")) if source == "user" else ""
-    if role == "user" and builder.waits and _CALL_IN_TEXT in builder.trace.steps[-1].text:
+    if role == "user" and trace.waits and _CALL_IN_TEXT in trace.steps[-1].text:
         parts = [StepResult("", text.removeprefix("OBSERVATION:").lstrip())]
     if text.startswith(_INJECTED):
         flags = (*flags, "injected")
-    return builder.add(source, parts, *flags, key="" if "type" in message else None, **known)
+    return trace.add(source, parts, *flags, key="" if "type" in message else None, **known)
 
 
 def parts_of(message: dict[str, Any]) -> Iterator[Part]:
@@ -92,8 +88,7 @@ def parts_of(message: dict[str, Any]) -> Iterator[Part]:
         yield from (Thought("", text_at(each, "signature")) for each in items_at(message, "thinking_blocks"))
         yield from content_parts(content)
         said = [*items_at(message, "tool_calls"), message.get("function_call")]  # the second is of 2023
-        given = (call for call in said if isinstance(call, dict))
-        calls = [part for call in given for part in _call(call, "")]
+        calls = [part for call in said if isinstance(call, dict) for part in _call(call, "")]
         yield from calls
         if role == "assistant" and not calls and _CALL_IN_TEXT in (text := text_of(content)):
             yield from read_calls(f"<tool_call>{text[text.index(_CALL_IN_TEXT) :]}</tool_call>", "hermes")
@@ -177,9 +172,8 @@ def request_of(row: Any) -> Any:
 def read_requests(kind: str, records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """Conversations of rows ``{messages, …}``, ``{request, response}``, ``{messages, response}``, or with ``input`` (Responses)."""
     joined = _Joiner(kind, name)
-    for record in records:
-        ledger.put(joined.row, record)
-    yield from (builder.trace for builder in joined.builders)
+    ledger.take(joined.row, records)
+    yield from joined.traces
 
 
 class _Joiner:
@@ -187,8 +181,8 @@ class _Joiner:
 
     def __init__(self, kind: str, name: str) -> None:
         self.kind, self._name = kind, name
-        self.builders: list[TraceBuilder] = []
-        self._tips: dict[bytes, TraceBuilder] = {}
+        self.traces: list[Trace] = []
+        self._tips: dict[bytes, Trace] = {}
 
     def add(self, messages: Sequence[Any], answers: Sequence[Any], tools: Any, model: Any) -> Trace:
         """Add a row: the messages that were sent, and those that came back."""
@@ -197,20 +191,19 @@ class _Joiner:
         while known > 1 and chain[known - 2] == chain[known - 1]:
             known -= 1  # thoughts have no digest of their own
         if known:
-            builder = self._tips.pop(chain[known - 1])
+            trace = self._tips.pop(chain[known - 1])
         else:
-            builder = TraceBuilder(Trace(f"{self._name}#{len(self.builders)}", self.kind))
-            self.builders.append(builder)
-        builder.trace.tools = function_tools(tools) or builder.trace.tools
+            self.traces.append(trace := Trace(f"{self._name}#{len(self.traces)}", self.kind))
+        trace.tools = function_tools(tools) or trace.tools
         for group, how in ((messages[known:], {}), (answers, {"model": model})):
-            builder.close()
+            trace.close()
             for message in group:
                 # what cannot be added leaves the row's other messages where they are
                 with suppress(Dropped, AttributeError, TypeError, ValueError):
-                    add_message(builder, message, **how)
-        builder.trace.model = builder.trace.model or (typed(str, model) or "")
-        self._tips[chain[-1]] = builder
-        return builder.trace
+                    add_message(trace, message, **how)
+        trace.model = trace.model or (typed(str, model) or "")
+        self._tips[chain[-1]] = trace
+        return trace
 
     def row(self, row: dict[str, Any]) -> None:
         """Add what a row of a log says."""
@@ -230,31 +223,41 @@ class _Joiner:
         tools = at(request, "tools") or at(row, "kwargs", "tools")
         trace = self.add(messages, answers, tools, text_at(response, "model") or at(request, "model"))
         if task := text_at(row, "instance_id"):  # of SWE-bench, beside the messages
-            trace.state, trace.passed = RepositoryState(task_id=task), typed(bool, row.get("resolved"))
+            trace.task_id, trace.passed = task, typed(bool, row.get("resolved"))
+
+
+def _response(response: Any) -> Any:
+    """The response's object; of a stream of events the one that completes it."""
+    body = parsed(at(response, "body") or response)
+    if not isinstance(body, str):
+        return body
+    events = (parsed(line[5:].strip()) for line in body.split("\n") if line.startswith("data:"))
+    whole = [at(event, "response") for event in events if at(event, "response")]
+    return whole[-1] if whole else None
 
 
 def _digests(messages: Sequence[Any]) -> list[bytes]:
     """For each message the digest of all up to it: source, texts and calls, however they are spelled; thoughts may be left out."""
     digests, before = [], b""
     for message in messages:
-        known = list(parts_of(message)) if is_item(message) else []
-        # a call of the server's own tool has result and sources in the answer, and loses them where it is repeated
-        left_out = (Thought, StepResult) if any(isinstance(part, ToolCall) for part in known) else Thought
-        parts = [
-            [part.name, json.dumps(parsed(part.arguments), sort_keys=True)]
-            if isinstance(part, ToolCall)
-            else getattr(part, "text", part)
-            for part in known
-            if not isinstance(part, left_out)
-        ]
+        parts = list(parts_of(message)) if is_item(message) else []
+        if any(isinstance(part, ToolCall) for part in parts):
+            # one of the server's own tool has result and sources in the answer, and loses them where it is repeated
+            parts = [part for part in parts if not isinstance(part, StepResult)]
+        said = [spelled for part in parts if (spelled := _spelled(part))]
         if at(message, "type") == "web_search_call":
-            parts = [message["type"]]
-        if any(parts):
+            said = [message["type"]]
+        if said:
             is_given = message.get("role") in ("user", "system", "developer")
-            before += json.dumps([is_given, *filter(None, parts)]).encode()
-            before = hashlib.sha256(before).digest()
+            before = hashlib.sha256(before + json.dumps([is_given, *said]).encode()).digest()
         digests.append(before)
     return digests
+
+
+def _spelled(part: Part) -> Any:
+    if isinstance(part, ToolCall):
+        return [part.name, json.dumps(parsed(part.arguments), sort_keys=True)]
+    return "" if isinstance(part, Thought) else getattr(part, "text", part)
 
 
 def step_chain(trace: Trace) -> tuple[int, ...]:
@@ -268,23 +271,11 @@ def step_chain(trace: Trace) -> tuple[int, ...]:
     return tuple(chain)
 
 
-def _response(response: Any) -> Any:
-    """The response's object; of a stream of events the one that completes it."""
-    body = parsed(at(response, "body") or response)
-    if not isinstance(body, str):
-        return body
-    events = (parsed(line[5:].strip()) for line in body.split("\n") if line.startswith("data:"))
-    whole = [at(event, "response") for event in events if at(event, "response")]
-    return whole[-1] if whole else None
-
-
 def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """Conversations of the chat spans, with the results that ``execute_tool`` spans hold."""
     spans: list[Any] = []
     for record in records:
-        scopes = (
-            scope for each in items_at(record, "resourceSpans") for scope in items_at(each, "scopeSpans")
-        )
+        scopes = [each for own in items_at(record, "resourceSpans") for each in items_at(own, "scopeSpans")]
         found = [span for scope in scopes for span in items_at(scope, "spans")]
         ledger.num_records -= 1  # a record counts as its spans
         spans += found
@@ -293,19 +284,19 @@ def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tra
     joined = _Joiner("otel-genai", name)
     tools: dict[str, tuple[str, ToolCall, StepResult]] = {}
     spans.sort(key=lambda span: str(at(span, "startTimeUnixNano")).zfill(20))
-    ledger.put_inner(partial(_span, joined, tools), spans)
+    ledger.take(partial(_span, joined, tools), spans, are_inner=True)
     answered: set[str] = set()
-    for trace in (builder.trace for builder in joined.builders):
+    for trace in joined.traces:
         for _, step in trace.agent_steps():
             own = {call.call_id: tools[call.call_id][2] for call in step.calls if call.call_id in tools}
             step.results = list(({result.call_id: result for result in step.results} | own).values())
             answered |= own.keys()
         yield trace
-    builders: dict[str, TraceBuilder] = {}  # one for each trace id of which only the tools were recorded
+    without_chat: dict[str, Trace] = {}  # one for each trace id of which only the tools were recorded
     for trace_id, call, result in (found for call_id, found in tools.items() if call_id not in answered):
-        new = TraceBuilder(Trace(trace_id or name, "otel-genai"))
-        builders.setdefault(trace_id, new).add("agent", [call, result])
-    yield from (builder.trace for builder in builders.values())
+        new = Trace(trace_id or name, "otel-genai")
+        without_chat.setdefault(trace_id, new).add("agent", [call, result])
+    yield from without_chat.values()
 
 
 def _span(joined: _Joiner, tools: dict[str, tuple[str, ToolCall, StepResult]], span: dict[str, Any]) -> None:
@@ -338,6 +329,7 @@ def _span(joined: _Joiner, tools: dict[str, tuple[str, ToolCall, StepResult]], s
 
 _TRACE = "composer_replication_trace"
 _EPISODE = "composer_replication"
+_STATE = ("task_id", "repository", "commit", "folder")
 _RAW_CALL = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_calls?_|<｜tool▁call")
 """Where the markup of a call begins in an answer of our own loop, which keeps what was sampled as it is."""
 _END_TOKENS = re.compile(r"\s*<\|(?:im_end|eot_id|eom_id|endoftext|end)\|>\s*$")
@@ -345,21 +337,17 @@ _END_TOKENS = re.compile(r"\s*<\|(?:im_end|eot_id|eom_id|endoftext|end)\|>\s*$")
 
 def trace_row(trace: Trace) -> dict[str, Any]:
     """A trace as an ATIF object, valid for the models of Harbor 0.26."""
-    known = {"model_name": trace.model, "tool_definitions": trace.tools}
+    agent = {"name": trace.agent or trace.format, "version": trace.version or "unknown"}
     ours = {key: getattr(trace, key) for key in ("format", "prompt_origin", "parent", "passed")}
+    state = {key: getattr(trace, key) for key in _STATE}
     return {
         "schema_version": "ATIF-v1.7",
         "session_id": trace.trace_id,
         "trajectory_id": trace.trace_id,
-        "agent": {"name": trace.agent or trace.format, "version": trace.version or "unknown"} | _given(known),
+        "agent": agent | _given({"model_name": trace.model, "tool_definitions": trace.tools}),
         "steps": [_step_row(step, idx) for idx, step in enumerate(trace.steps)],
-        "extra": {_TRACE: {**ours, "format_version": trace.version, "state": asdict(trace.state)}},
+        "extra": {_TRACE: {**ours, "format_version": trace.version, "state": state}},
     }
-
-
-def trace_of(row: dict[str, Any]) -> Trace:
-    """The trace that a line of ours holds."""
-    return next(_traces(row, Ledger(), text_at(row, "trajectory_id"), None))
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:
@@ -380,76 +368,78 @@ def _step_row(step: TraceStep, idx: int) -> dict[str, Any]:
         extra = _given({"is_error": result.is_error, "exit_code": result.exit_code})
         results.append({"content": result.text} | _given({"source_call_id": result.call_id, "extra": extra}))
     parent = step.parent + 1 if step.parent != idx - 1 else None
-    extra = _given({"parent": parent, "flags": sorted(step.flags), "sealed": step.sealed})
     answer = {"model_name": step.model, "reasoning_content": step.reasoning, "tool_calls": calls}
-    return {
-        "step_id": idx + 1,
-        "source": step.source,
-        "message": step.text,
-        **_given(answer if step.source == "agent" else {}),
-        **_given({"observation": _given({"results": results}), "extra": extra}),
-        **_given({"is_copied_context": "copied" in step.flags or None}),
+    others = {
+        **(answer if step.source == "agent" else {}),
+        "observation": _given({"results": results}),
+        "extra": _given({"parent": parent, "flags": sorted(step.flags), "sealed": step.sealed}),
+        "is_copied_context": "copied" in step.flags or None,
     }
+    return {"step_id": idx + 1, "source": step.source, "message": step.text} | _given(others)
 
 
-def read_atif(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
+def trace_of(row: dict[str, Any]) -> Trace:
+    """The trace that a line of ours holds."""
+    return next(read_atif(iter([row]), Ledger(), ""))
+
+
+def read_atif(
+    records: Iterator[Any], ledger: Ledger, name: str, parent: tuple[str, str] | None = None
+) -> Iterator[Trace]:
     """One conversation of each document or line, and of each sub-agent that is embedded in it."""
     for number, document in enumerate(records):
-        yield from _traces(document, ledger, f"{name}#{number}", None)
+        ledger.take(lambda _: "kept: the document", [document])
+        ours, episode = at(document, "extra", _TRACE), at(document, "extra", _EPISODE)
+        names = (text_at(document, key) for key in ("trajectory_id", "session_id"))
+        trace = Trace(next(filter(None, names), f"{name}#{number}"), text_at(ours, "format") or "atif")
+        trace.agent, trace.tools = (
+            text_at(document, "agent", "name"),
+            function_tools(at(document, "agent", "tool_definitions")),
+        )
+        trace.version = text_at(ours, "format_version") if ours else text_at(document, "schema_version")
+        take = partial(_add_step, trace, has_raw_calls=bool(episode))
+        ledger.take(take, items_at(document, "steps"), are_inner=True)
+        trace.model = text_at(document, "agent", "model_name") or trace.model
+        has_prompt = bool(trace.tools) and trace.prompt_origin == "recorded"
+        is_recorded = at(ours, "prompt_origin") == "recorded" if ours else has_prompt or bool(episode)
+        trace.prompt_origin = "recorded" if is_recorded else "rebuilt"
+        trace.parent, trace.passed = parent, typed(bool, at(ours, "passed"))
+        match at(ours, "parent"):
+            case [str(session), str(call_id)]:
+                trace.parent = (session, call_id)
+        for key in _STATE:
+            setattr(trace, key, text_at(ours, "state", key))
+        if episode:
+            trace.task_id, outcomes = text_at(episode, "task_id"), at(episode, "score", "outcomes")
+            if isinstance(outcomes, dict) and outcomes:
+                trace.passed = set(outcomes.values()) == {"passed"} and not at(episode, "score", "error")
+        yield trace
+        inner = items_at(document, "subagent_trajectories")
+        ledger.num_records += len(inner)
+        yield from read_atif(iter(inner), ledger, f"{name}#{number}", (trace.trace_id, ""))
 
 
-def _traces(document: Any, ledger: Ledger, name: str, parent: tuple[str, str] | None) -> Iterator[Trace]:
-    ledger.put(lambda _: "kept: the document", document)
-    ours, episode = at(document, "extra", _TRACE), at(document, "extra", _EPISODE)
-    trace_id = text_at(document, "trajectory_id") or text_at(document, "session_id") or name
-    trace = Trace(trace_id, text_at(ours, "format") or "atif", agent=text_at(document, "agent", "name"))
-    trace.version = text_at(ours, "format_version") if ours else text_at(document, "schema_version")
-    trace.tools = function_tools(at(document, "agent", "tool_definitions"))
-    trace.state = RepositoryState(*(text_at(ours, "state", key) for key in RepositoryState.__slots__))
-    take = partial(_add_step, TraceBuilder(trace), has_raw_calls=bool(episode))
-    ledger.put_inner(take, items_at(document, "steps"))
-    trace.model = text_at(document, "agent", "model_name") or trace.model
-    has_prompt = bool(trace.tools) and trace.prompt_origin == "recorded"
-    is_recorded = at(ours, "prompt_origin") == "recorded" if ours else has_prompt or bool(episode)
-    trace.prompt_origin = "recorded" if is_recorded else "rebuilt"
-    trace.parent, trace.passed = parent, typed(bool, at(ours, "passed"))
-    match at(ours, "parent"):
-        case [str(session), str(call_id)]:
-            trace.parent = (session, call_id)
-    if episode:
-        trace.state = RepositoryState(text_at(episode, "task_id"))
-        outcomes = at(episode, "score", "outcomes")
-        if isinstance(outcomes, dict) and outcomes:
-            trace.passed = set(outcomes.values()) == {"passed"} and not at(episode, "score", "error")
-    yield trace
-    for number, inner in enumerate(items_at(document, "subagent_trajectories")):
-        ledger.num_records += 1
-        yield from _traces(inner, ledger, f"{name}/{number}", (trace_id, ""))
-
-
-def _add_step(builder: TraceBuilder, row: dict[str, Any], *, has_raw_calls: bool) -> None:
+def _add_step(trace: Trace, row: dict[str, Any], *, has_raw_calls: bool) -> None:
     source, extra, text = row.get("source"), row.get("extra") or {}, text_of(row.get("message"))
     if source not in ("system", "user", "agent"):
         raise Dropped("a step without a source")
-    parts = list(_answer_parts(row)) if source == "agent" else []
+    parts: list[Part] = []
+    if source == "agent":
+        parts = [Thought(text_at(row, "reasoning_content"))]
+        parts += [Thought("", typed(str, each) or "") for each in items_at(extra, "sealed")]
+        for call in items_at(row, "tool_calls"):
+            written = at(call, "extra", "arguments_text")
+            arguments = json_text(at(call, "arguments") if written is None else written)
+            parts.append(ToolCall(text_at(call, "function_name"), arguments, text_at(call, "tool_call_id")))
+        for result in items_at(row, "observation", "results"):
+            call_id, said = text_at(result, "source_call_id"), text_of(at(result, "content"))
+            is_error, code = (at(result, "extra", key) for key in ("is_error", "exit_code"))
+            parts.append(StepResult(call_id, said, typed(bool, is_error), typed(int, code)))
     if has_raw_calls:
         is_call = any(isinstance(part, ToolCall) for part in parts)
         text = _END_TOKENS.sub("", _RAW_CALL.split(text)[0].rstrip() if is_call else text)
     flags = {each for each in items_at(extra, "flags") if each in FLAGS}
     flags |= {"copied"} if row.get("is_copied_context") is True else set()
     number = typed(int, at(extra, "parent"))
-    parent = number - 1 if number is not None and 0 <= number <= builder.last + 1 else None
-    builder.add(source, [text, *parts], *flags, parent=parent, model=row.get("model_name"))
-
-
-def _answer_parts(row: dict[str, Any]) -> Iterator[Part]:
-    yield Thought(text_at(row, "reasoning_content"))
-    yield from (Thought("", typed(str, each) or "") for each in items_at(row, "extra", "sealed"))
-    for call in items_at(row, "tool_calls"):
-        written = at(call, "extra", "arguments_text")
-        arguments = json_text(at(call, "arguments") if written is None else written)
-        yield ToolCall(text_at(call, "function_name"), arguments, text_at(call, "tool_call_id"))
-    for result in items_at(row, "observation", "results"):
-        is_error, code = (at(result, "extra", key) for key in ("is_error", "exit_code"))
-        call_id, text = text_at(result, "source_call_id"), text_of(at(result, "content"))
-        yield StepResult(call_id, text, typed(bool, is_error), typed(int, code))
+    parent = number - 1 if number is not None and 0 <= number <= len(trace.steps) else None
+    trace.add(source, [text, *parts], *flags, parent=parent, model=row.get("model_name"))

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from composer_replication.channel_tables import AgentSection, HintsSection
 from composer_replication.cli.assembly import episode_options, reward_options
 from composer_replication.config import load_config
-from composer_replication.rollouts.tools import command_tools as tools
+from composer_replication.rollouts.tools import toolbox as tools
 
 
 def test_the_loop_waits_for_the_longest_time_out_of_its_tools() -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from composer_replication.records import ToolCall
-from composer_replication.rollouts.tools.tool_schemas import function_schema
+from composer_replication.rollouts.tools.tool_context import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.traces.execution import decide, difference
 from composer_replication.traces.pairs import (

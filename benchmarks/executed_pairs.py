@@ -45,8 +45,7 @@ from typing import Any
 from seeds import markdown, mean_cell
 
 from composer_replication.records import Completion, StopReason
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.environment.reward_options import RewardOptions
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, RewardOptions
 from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, episodes_in_order
 from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk

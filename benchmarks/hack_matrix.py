@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from composer_replication.records import ToolCall, ToolResult
+from composer_replication.records import ToolCall
 from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor
 from composer_replication.rollouts.monitor.hack_monitor import HACK_CLASSES, MonitorReport, PublicTask
 
@@ -154,13 +154,13 @@ class Draft:
     case: Case
     rng: random.Random
     files: dict[str, str] = field(init=False)
-    calls: list[tuple[ToolCall, ToolResult]] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.files = dict(self.case.before)
 
     def call(self, tool: str, **arguments: str) -> None:
-        self.calls.append((ToolCall(tool, json.dumps(arguments)), ToolResult("")))
+        self.calls.append(ToolCall(tool, json.dumps(arguments)))
 
     def bash(self, command: str) -> None:
         """A command as different policies would type it."""
@@ -200,9 +200,8 @@ class Draft:
             self.call("read_file", path=rng.choice([self.case.path, "README.md", *self.files]))
 
     def report(self) -> MonitorReport:
-        turns = [[call] for call in self.calls]
         return HackMonitor().inspect(
-            EpisodeEvidence(self.case.public, turns, self.case.before, self.files, ROOT)
+            EpisodeEvidence(self.case.public, self.calls, self.case.before, self.files, ROOT)
         )
 
 

@@ -39,12 +39,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import get_json_schema
 
 from composer_replication.records import Outcome, Score, ToolCall, ToolResult, ToolSpec
-from composer_replication.rollouts.environment.reward_options import Judgement
+from composer_replication.rollouts.environment.feature_deletion_env import Judgement
 from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, episodes_in_order
 from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.episodes.served_policy import ServedPolicy, find_server, open_server
-from composer_replication.rollouts.tools.tool_schemas import function_schema
+from composer_replication.rollouts.tools.tool_context import function_schema
 from composer_replication.trainer.policy import ModelSampler
 from composer_replication.trainer.tiny_models import make_tiny_tools_model
 

@@ -36,9 +36,9 @@ from composer_replication.records import HeldoutReading, Limits, PreferencePair,
 from composer_replication.rollouts.curriculum import Curriculum, recorded_standings
 from composer_replication.rollouts.environment.feature_deletion_env import (
     FeatureDeletionEnv,
+    RewardOptions,
     first_message,
 )
-from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions
 from composer_replication.rollouts.episodes.episode_player import EpisodePlayer, EpisodeSampler, Listeners
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
@@ -50,14 +50,12 @@ from composer_replication.rollouts.episodes.served_policy import (
 )
 from composer_replication.rollouts.episodes.trajectories import KeptEpisodes, ObservedEpisodes
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
+from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator, PolicySampler, TaskSampler
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
 from composer_replication.rollouts.hints.task_observer import TaskObserver
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
-from composer_replication.rollouts.reward_function import FeatureDeletionReward
-from composer_replication.rollouts.rewards import load_reward_rule
+from composer_replication.rollouts.rewards import FeatureDeletionReward, load_reward_rule
 from composer_replication.rollouts.single_turn import prompt_of, refuse_leaking_prompt
-from composer_replication.rollouts.task_sampler import PolicySampler, TaskSampler
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.run_folder import RunFolder, write_json
 from composer_replication.safety import CombinedGuard, EvaluationJournal, EvidenceGuard, HeldOutGuard

@@ -16,7 +16,7 @@ from composer_replication.errors import UsageError, needs_extra
 if TYPE_CHECKING:
     from composer_replication.config import RunConfig
     from composer_replication.rollouts.episodes.served_policy import ServedModel
-    from composer_replication.rollouts.task_sampler import TaskResult
+    from composer_replication.rollouts.heldout_evaluation import TaskResult
     from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
 
 _SINGLE_ANSWER = {"max_completion_length": 64, "temperature": 1.0}
@@ -87,7 +87,7 @@ def _find_server(args: argparse.Namespace, recipe: RunConfig) -> ServedModel | N
 
 
 def _result(results: Sequence[TaskResult], num_dropped: int) -> dict[str, object]:
-    from composer_replication.rollouts.task_sampler import summarise
+    from composer_replication.rollouts.heldout_evaluation import summarise
 
     rates = summarise(results, infrastructure_failures=num_dropped)
     same = ("visible_pass", "hidden_pass", "shown_pass", "paid_pass", "gap", "pass_at_k")

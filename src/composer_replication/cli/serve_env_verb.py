@@ -18,7 +18,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         ``url``, ``signal``, ``tasks``, ``attempts``, ``infrastructure_failures``, ``flagged``, ``masked``; exit code 0
         after SIGTERM, else 130.
     """
-    from composer_replication.rollouts.environment.openenv_address import listen, url_of
+    from composer_replication.rollouts.environment.hosted_attempt import listen, url_of
     from composer_replication.rollouts.grading import Grader
     from composer_replication.tasks.store import TaskStore
 

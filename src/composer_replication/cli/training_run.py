@@ -23,10 +23,9 @@ from composer_replication.config import RunConfig, dump_config, load_config
 from composer_replication.errors import HALTED_EXIT_CODE, CollapseStopError, UsageError, needs_extra
 from composer_replication.records import HeldoutReading, StopReason
 from composer_replication.report import read_run, write_model_card, write_report
-from composer_replication.rollouts.heldout_evaluation import derive_seed
+from composer_replication.rollouts.heldout_evaluation import TaskResult, derive_seed, summarise
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.rollouts.single_turn import is_finished
-from composer_replication.rollouts.task_sampler import TaskResult, summarise
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl, write_atomic, write_json
 from composer_replication.sandbox.process_folder import sweep
 

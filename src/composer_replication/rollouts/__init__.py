@@ -5,13 +5,10 @@ answer is spliced back into the tree, and the tests of the store say what it is 
 
     single_turn.py          prompt, stop rule, answer
     candidate_tree.py       what of a policy's whole tree is graded
-    grading.py              answer or tree -> Score, in a fresh sandbox each
-    regressions.py          what else a tree broke
-    rewards.py              (answer, score) -> in-loop reward
-    reward_function.py      the face that TRL calls; keeps every rollout
+    grading.py              answer or tree -> Score, in a fresh sandbox each; what else a tree broke
+    rewards.py              (answer, score) -> in-loop reward; the function that TRL calls keeps every rollout
     curriculum.py           which task the policy should try next
-    task_sampler.py         fresh attempts judged by visible and hidden tests; pass rates with intervals
-    heldout_evaluation.py   fresh samples on held-out tasks: the truth for the guard
+    heldout_evaluation.py   fresh attempts judged by visible and hidden tests: pass rates, the truth for the guard
     tools/                  what a policy may do, over a sandbox
     environment/            one attempt at one task: tools, grading outside, faces for trainers
     hints/                  which turn went wrong, and the prompt with a hint before it

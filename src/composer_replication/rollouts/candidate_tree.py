@@ -13,7 +13,6 @@ in a single hole can, and no more.
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from composer_replication.errors import SandboxFileError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Task
 from composer_replication.rollouts.forgery_checks import START_NAMES
+from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.source_folders import USUAL_FOLDERS, folders_file
 from composer_replication.tasks.intake.tree_rules import in_test_folder, is_test_path, skips_folder
 from composer_replication.tasks.store import TaskStore
@@ -152,11 +152,8 @@ def graded_tree(
 
 def tree_sha256(tree: Mapping[str, bytes]) -> str:
     """One hash of all paths and contents; a path may hold bytes that are no text."""
-    digest = hashlib.sha256()
-    for path, data in sorted(tree.items()):
-        content = hashlib.sha256(data).hexdigest()
-        digest.update(f"\0{path}\0{content}".encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
+    told = "".join(f"\0{path}\0{sha256_of(data)}" for path, data in sorted(tree.items()))
+    return sha256_of(told.encode("utf-8", "surrogatepass"))
 
 
 def _parents(path: str) -> list[str]:

@@ -136,8 +136,6 @@ class Curriculum:
 
     Args:
         rows: of the training data, each with a ``task_id`` of its own; others are refused (CR0722).
-        seed: of the draws.
-        options: the ``[curriculum]`` table.
         fingerprint: of the task store; a state of another one is refused.
         recorded: first evidence by task id; other ids are ignored.
     """
@@ -151,7 +149,14 @@ class Curriculum:
         fingerprint: str = "",
         recorded: Mapping[str, Standing] | None = None,
     ) -> None:
-        self._rows = _by_task(rows)
+        by_task = {row["task_id"]: row for row in rows if isinstance(row.get("task_id"), str)}
+        if not by_task or len(by_task) < len(rows):
+            problem = (
+                f"a curriculum cannot be made of these rows: {len(rows)} rows name {len(by_task)} tasks."
+            )
+            fix = "give one row a task, with its id in the column task_id."
+            raise InputError("CR0722", problem, where="Curriculum(rows)", fix=fix)
+        self._rows = dict(sorted(by_task.items()))  # the order of the data does not matter to a draw
         self._seed, self._options, self._fingerprint = seed, options, fingerprint
         self._keep = 0.5 ** (1.0 / options.half_life)
         self._noted: list[TaskOutcome] = []
@@ -177,12 +182,22 @@ class Curriculum:
         return chances
 
     def chosen_rows(self, num_rows: int) -> list[Mapping[str, Any]]:
-        """Begin a generation; see ``PromptChooser``. Where too few tasks have a chance, others fill it."""
+        """Begin a generation; see ``PromptChooser``. Where too few tasks have a chance, others fill it.
+
+        What the generation before has brought is counted first, and everything fades.
+        """
         if num_rows > len(self._rows):
             problem = f"a generation takes {num_rows} tasks, and there are {len(self._rows)}."
             fix = "begin a new run with more tasks or a smaller generation."
             raise InputError("CR0760", problem, where="[curriculum]", fix=fix)
-        self._begin_generation()
+        self._generation += 1
+        by_task: defaultdict[str, list[TaskOutcome]] = defaultdict(list)
+        for outcome in self._pending:
+            by_task[outcome.task_id].append(outcome)
+        self._pending = []
+        for task_id, standing in self.standings.items():
+            judged = standing.judged(by_task[task_id], self._options) if task_id in by_task else standing
+            self.standings[task_id] = judged.faded(self._keep)
         drawn = self._drawn(num_rows, without=())
         drawn += [task_id for task_id in self._rows if task_id not in drawn][: num_rows - len(drawn)]
         self._in_batch = set(drawn)
@@ -255,17 +270,6 @@ class Curriculum:
         self.standings = {task_id: saved.tasks[task_id] for task_id in self._rows}
         self._noted = []
 
-    def _begin_generation(self) -> None:
-        """Count what the generation before has brought, and let everything fade."""
-        self._generation += 1
-        by_task: defaultdict[str, list[TaskOutcome]] = defaultdict(list)
-        for outcome in self._pending:
-            by_task[outcome.task_id].append(outcome)
-        self._pending = []
-        for task_id, standing in self.standings.items():
-            judged = standing.judged(by_task[task_id], self._options) if task_id in by_task else standing
-            self.standings[task_id] = judged.faded(self._keep)
-
     def _drawn(self, num: int, *, without: Collection[str]) -> list[str]:
         """``num`` different tasks one after the other, each by its chance among those that are left.
 
@@ -286,13 +290,3 @@ def _unfit(problem: str) -> InputError:
     problem = f"the saved curriculum does not fit: {problem}."
     fix = "resume with the recipe, the task store and the version of this program that the run began with."
     return InputError("CR0884", problem, where="prompt_source", fix=fix)
-
-
-def _by_task(rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """In the order of the ids, so that the order of the data does not matter to a draw."""
-    by_task = {row["task_id"]: row for row in rows if isinstance(row.get("task_id"), str)}
-    if not by_task or len(by_task) < len(rows):
-        problem = f"a curriculum cannot be made of these rows: {len(rows)} rows name {len(by_task)} tasks."
-        fix = "give one row a task, with its id in the column task_id."
-        raise InputError("CR0722", problem, where="Curriculum(rows)", fix=fix)
-    return dict(sorted(by_task.items()))

@@ -73,17 +73,10 @@ def survey(
     all_pass: bool = True,
     draw: random.Random | None = None,
 ) -> Survey:
-    """Run golden code with every sentinel that its tests' text allows, and keep what fits.
+    """Run golden code (in ``files``) with every sentinel that its tests' text allows, and keep what fits.
 
-    Where it does not pass so, it is run as it is stored, and then with fewer sentinels.
-
-    Args:
-        files: the tree with the golden code in it.
-        node_ids: the real tests.
-        run: one watched run.
-        has_copies: False for tests whose assertions mean nothing.
-        all_pass: the golden code passes all tests, so that a failure is the fault of the order.
-        draw: names, values, order.
+    Where it does not pass so, it is run as it is stored, and then with fewer sentinels. Tests whose assertions mean nothing
+    have no copies (``has_copies``). Where golden code passes all tests (``all_pass``) a failure is the fault of the order.
     """
     dice = draw or random.SystemRandom()
     copies = possible_copies(files, node_ids, dice) if has_copies else []
@@ -243,19 +236,16 @@ class GoldenRuns:
         with self._lock:
             turn = self._turns.setdefault(key, Lock())
         with turn:
-            if key not in self._found:
-                num_asked, problem = self._failed.get(key, (0, ""))
-                if num_asked & (num_asked - 1):
-                    raise self._failed_again(key, task_id, num_asked, problem)
+            num_asked, problem = self._failed.get(key, (0, ""))
+            if key not in self._found and not num_asked & (num_asked - 1):
                 try:
                     self._found[key] = look()
-                except GoldenFails as error:
-                    raise self._failed_again(key, task_id, num_asked, str(error)) from error
-            found: Found = self._found[key]
-            return found
-
-    def _failed_again(self, key: str, task_id: str, num_asked: int, problem: str) -> SandboxFailure:
-        self._failed[key] = (num_asked + 1, problem)
+                except GoldenFails as failed:
+                    problem = str(failed)
+            if key in self._found:
+                found: Found = self._found[key]
+                return found
+            self._failed[key] = (num_asked + 1, problem)
         proved = " or ".join(map(str, self._store.proved_by)) or "a sandbox that it does not name"
         error = SandboxFailure(
             "CR0494",
@@ -266,4 +256,4 @@ class GoldenRuns:
         )
         if num_asked == 0:
             logger.warning("%s", error)
-        return error
+        raise error

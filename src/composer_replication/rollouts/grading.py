@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import random
 import tempfile
@@ -10,10 +9,10 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Literal
+from typing import Literal, TypeVar
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import SandboxBackend
@@ -31,11 +30,13 @@ from composer_replication.rollouts.forgery_checks import (
 from composer_replication.sandbox import choose_backend, require_selftest, runs_interrupted, warm_kind
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.canaries import Canary, canary_files
+from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.running.bench import noticing_seconds
 from composer_replication.tasks.running.watched_run import WatchedReport, run_watched
 from composer_replication.tasks.sentinels import without_assertions
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_records import RUN_FACTOR
 from composer_replication.tasks.twin.twin_judge import judge_twin
 from composer_replication.tasks.twin.twin_records import Twin
 from composer_replication.tasks.views import Changes, write_files
@@ -43,6 +44,7 @@ from composer_replication.tasks.views import Changes, write_files
 logger = logging.getLogger(__name__)
 
 TestsUsed = Literal["visible", "hidden", "canary", "weakened"]
+Made = TypeVar("Made")
 NUM_INFRASTRUCTURE_TRIES = 2
 WALL_FACTOR = 10.0
 """A test run that waits instead of computing is stopped after so many times its processor time."""
@@ -132,7 +134,8 @@ class Grader:
         self.golden_runs = GoldenRuns(store, self.backend)
         self._draw = random.SystemRandom()
         self._lock = Lock()
-        self._chosen_for_attempts, self._choosing = cache(self._choose_for_attempts), Lock()
+        self._attempt_backends: dict[bool, SandboxBackend] = {}
+        self._choosing = Lock()
         self.missing_guards = self.require_guards()
 
     @property
@@ -151,22 +154,21 @@ class Grader:
         Asked again, the same answer. Without ``is_warm`` no warm kind is looked for.
         """
         with self._choosing:
-            return self._chosen_for_attempts(is_warm=is_warm)
-
-    def _choose_for_attempts(self, *, is_warm: bool) -> SandboxBackend:
-        cold = choose_backend(self.backend)
-        missing = require_selftest(cold, unseen=self._unseen)
-        warm = warm_kind(cold) if is_warm else None
-        if warm is None or not warm.is_available().ok:
-            return cold
-        try:
-            lacking = {*require_selftest(warm, unseen=self._unseen)} - {*missing}
-            why = f"it lacks {', '.join(sorted(lacking))}" if lacking else ""
-        except SandboxFailure as error:
-            why = str(error)
-        if why:
-            logger.warning("attempts run in %s, not in %s: %s", cold.name, warm.name, why)
-        return cold if why else warm
+            if is_warm not in self._attempt_backends:
+                cold = choose_backend(self.backend)
+                missing, why = require_selftest(cold, unseen=self._unseen), ""
+                warm = warm_kind(cold) if is_warm else None
+                if warm is None or not warm.is_available().ok:
+                    warm = cold
+                try:
+                    if lacking := {*require_selftest(warm, unseen=self._unseen)} - {*missing}:
+                        why = f"it lacks {', '.join(sorted(lacking))}"
+                except SandboxFailure as error:
+                    why = str(error)
+                if why:
+                    logger.warning("attempts run in %s, not in %s: %s", cold.name, warm.name, why)
+                self._attempt_backends[is_warm] = cold if why else warm
+            return self._attempt_backends[is_warm]
 
     def grade_many(
         self,
@@ -186,7 +188,8 @@ class Grader:
         missing = {key: request for key, request in asked.items() if afresh or key not in self._seen}
         fresh: dict[str, Score | None] = {}
         try:
-            for key, score in zip(missing, self.places.map(self._grade, missing.values()), strict=True):
+            runs = (partial(self.grade_once, request) for request in missing.values())
+            for key, score in zip(missing, self.places.map(self.tried, runs), strict=True):
                 fresh[key] = score
                 if on_done is not None:
                     on_done(len(fresh), len(missing))
@@ -228,10 +231,11 @@ class Grader:
     def _new_places(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self._num_jobs, "grader")
 
-    def _grade(self, request: GradeRequest) -> Score | None:
+    def tried(self, run: Callable[[], Made]) -> Made | None:
+        """What a run gives, tried again and counted where the sandbox fails; None where it fails again."""
         for _ in range(NUM_INFRASTRUCTURE_TRIES):
             try:
-                return self.grade_once(request)
+                return run()
             except SandboxFailure:
                 self.count_infrastructure_failure()
         return None
@@ -313,34 +317,28 @@ class Grader:
 
     def _with_twins(self, task: Task, files: dict[str, bytes], score: Score) -> Score:
         """The hidden score with one more outcome for each function whose behaviour was recorded."""
-        outcomes, seconds = dict(score.outcomes), score.seconds
-        for pin, twin in self.store.twins(task).items():
-            started = time.monotonic()
-            passed = self._passes_twin(task, files, twin)
-            if not passed:
-                self._require_golden_twin(task, pin, twin)
-            outcomes[f"twin::{pin}"] = Outcome.PASSED if passed else Outcome.FAILED
-            seconds += time.monotonic() - started
-        return Score(outcomes, score.error, seconds)
+        outcomes, started = dict(score.outcomes), time.monotonic()
 
-    def _passes_twin(self, task: Task, files: Mapping[str, bytes], twin: Twin) -> bool:
-        return judge_twin(
-            files,
-            self.store.environment(task),
-            twin,
-            backend=self.backend,
-            limits=self.limits,
-            timeout_seconds=max(self.timeout_seconds, MIN_TWIN_SECONDS),
-        ).passed
+        def passes(files: Mapping[str, bytes], twin: Twin) -> bool:
+            return judge_twin(
+                files,
+                self.store.environment(task),
+                twin,
+                backend=self.backend,
+                limits=self.limits,
+                timeout_seconds=max(self.timeout_seconds, MIN_TWIN_SECONDS),
+            ).passed
 
-    def _require_golden_twin(self, task: Task, pin: str, twin: Twin) -> None:
-        def look() -> bool:
-            files = {**self.store.files(task, "hidden"), **self.golden_files(task)}
-            if not self._passes_twin(task, files, twin):
+        def require_golden(twin: Twin) -> None:
+            if not passes({**self.store.files(task, "hidden"), **self.golden_files(task)}, twin):
                 raise GoldenFails("a function does other than was recorded of it")
-            return True
 
-        self.golden_runs.look_up(task.task_id, f"twin/{pin}", look)
+        for pin, twin in self.store.twins(task).items():
+            passed = passes(files, twin)
+            if not passed:
+                self.golden_runs.look_up(task.task_id, f"twin/{pin}", partial(require_golden, twin))
+            outcomes[f"twin::{pin}"] = Outcome.PASSED if passed else Outcome.FAILED
+        return Score(outcomes, score.error, score.seconds + time.monotonic() - started)
 
     def _answered(self, request: GradeRequest) -> dict[str, bytes]:
         """The tree in which an answer is judged."""
@@ -365,5 +363,68 @@ def _key(request: GradeRequest) -> str:
     if request.tree is not None:
         what = f"tree-{tree_sha256(request.tree)}"
     else:
-        what = f"answer-{hashlib.sha256(request.answer.encode('utf-8', 'replace')).hexdigest()}"
+        what = f"answer-{sha256_of(request.answer.encode('utf-8', 'replace'))}"
     return f"{request.task.task_id}/{request.tests}/{what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Regressions:
+    """PASS_TO_PASS tests that a candidate broke, of ``num_run`` that were run; they passed before it and with the original code.
+
+    ``error`` says why the run as a whole failed, empty otherwise; then all of them count as broken: a tree in
+    which a test file cannot be collected any more is not looked at test by test.
+    """
+
+    broken: tuple[str, ...]
+    num_run: int
+    error: str = ""
+
+    @property
+    def share(self) -> float:
+        """Broken tests, of those that were run; 0 where none was."""
+        return len(self.broken) / self.num_run if self.num_run else 0.0
+
+
+def find_regressions(
+    grader: Grader, task: Task, tree: Mapping[str, bytes], *, sample: int = 0, seed: int | None = None
+) -> Regressions | None:
+    """What else a candidate's tree broke; None where the sandbox failed.
+
+    No sentinels stand among these tests: to forge a pass here would hide a break, and win nothing. The first candidate of a
+    task has its tests run once over the original code as well, in the tree that a policy sees: only what passes there can be
+    broken. Each run is in a fresh sandbox, and waits for one of the grader's places.
+
+    ``sample`` of the tests are run, 0 runs all; ``seed`` says which ones, together with the task and the tree, and None draws
+    anew each time.
+    """
+    store = grader.store
+    seconds = RUN_FACTOR * store.repository(store.record(task.task_id).repository_record).suite_seconds
+
+    def run(files: Mapping[str, bytes], node_ids: Sequence[str]) -> WatchedReport:
+        """In one of the grader's places, and as long as a whole suite of the repository may take."""
+        watched = partial(grader.watched, task, files, node_ids, timeout_seconds=seconds)
+        return grader.places.submit(watched).result()
+
+    def passing_with_golden_code() -> tuple[str, ...]:
+        wanted = task.tests.pass_to_pass
+        report = run({**store.files(task, "visible"), **grader.golden_files(task)}, wanted)
+        if report.error:
+            raise GoldenFails(f"its other tests end with: {report.error}")
+        return tuple(test for test in wanted if report.outcomes[test] is Outcome.PASSED)
+
+    def found() -> Regressions:
+        node_ids = grader.golden_runs.look_up(task.task_id, "pass-to-pass", passing_with_golden_code)
+        if 0 < sample < len(node_ids):
+            draw: random.Random = random.SystemRandom()
+            if seed is not None:
+                # The same attempt of the same run has the same tests run, whoever ended first. The code in the sandbox
+                # knows its tree, but not the seed, without which nothing of the draw can be told.
+                draw = random.Random(f"break sample/{seed}/{task.task_id}/{tree_sha256(tree)}")  # noqa: S311
+            node_ids = tuple(sorted(draw.sample(node_ids, sample)))
+        if not node_ids:
+            return Regressions((), 0)
+        report = run(graded_tree(store.files(task, "visible"), tree, rule_of(store, task)), node_ids)
+        broken = tuple(test for test in node_ids if report.outcomes[test] is not Outcome.PASSED)
+        return Regressions(broken, len(node_ids), report.error)
+
+    return grader.tried(found)

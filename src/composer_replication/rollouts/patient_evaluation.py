@@ -56,27 +56,24 @@ class PatientEvaluation(Generic[Reading]):
         except Exception as error:
             if isinstance(error, ComposerError) and not isinstance(error, SandboxFailure):
                 raise
-            self._missed(error)  # counted, reported, and raised as a halt when it lasts
-            return None
-        if reading is not None:
-            self.missed_in_a_row = 0
-        return reading
-
-    def _missed(self, error: Exception) -> None:
-        self.num_missed += 1
-        self.missed_in_a_row += 1
-        self.last_problem = f"{type(error).__name__}: {error}"
-        counts = f"{self.missed_in_a_row} in a row, {self.num_missed} in all"
-        is_known = isinstance(error, SandboxFailure | TimeoutError)
-        logger.warning(
-            "held-out evaluation missed (%s): %s", counts, self.last_problem, exc_info=not is_known
-        )
-        if self.missed_in_a_row >= MAX_MISSED_IN_A_ROW:
+            self.num_missed += 1
+            self.missed_in_a_row += 1
+            self.last_problem = f"{type(error).__name__}: {error}"
+            counts = f"{self.missed_in_a_row} in a row, {self.num_missed} in all"
+            is_known = isinstance(error, SandboxFailure | TimeoutError)
+            logger.warning(
+                "held-out evaluation missed (%s): %s", counts, self.last_problem, exc_info=not is_known
+            )
+            if self.missed_in_a_row < MAX_MISSED_IN_A_ROW:
+                return None
             reason = (
                 f"{self.missed_in_a_row} held-out evaluations in a row were missed, so nothing watches the "
                 f"reward; the last one said {self.last_problem}"
             )
             raise CollapseStopError(SimpleNamespace(fire=True, reason=reason, proxy_real_gap=0.0)) from error
+        if reading is not None:
+            self.missed_in_a_row = 0
+        return reading
 
     def state_dict(self) -> dict[str, Any]:
         return {

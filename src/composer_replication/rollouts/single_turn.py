@@ -31,14 +31,7 @@ Answer with one fenced code block that holds only the body.
 
 
 def build_prompt(broken_text: str, hole: Hole, *, style: str = "completion", context_lines: int = 12) -> str:
-    """Cut the prompt out of the broken file.
-
-    Args:
-        broken_text: the file with the hole's marker in place.
-        hole: where the body was.
-        style: ``completion`` or ``chat``.
-        context_lines: file lines shown before the function.
-    """
+    """Cut the prompt out of the broken file: in ``style`` (completion or chat), with so many lines before the function."""
     shown = "".join(excerpt(broken_text, hole, context_lines))
     return shown if style == "completion" else _CHAT_REQUEST.format(excerpt=shown)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from composer_replication.records import ToolCall
-from composer_replication.rollouts.tools.tool_schemas import function_schema
+from composer_replication.rollouts.tools.tool_context import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.traces.json_values import items_at, json_text, parsed, typed
 from composer_replication.traces.trace_records import NOT_LEARNED, Trace

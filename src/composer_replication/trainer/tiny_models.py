@@ -54,7 +54,7 @@ def make_tiny_tools_model(seed: int) -> tuple[Any, Any]:
     from tokenizers import models, pre_tokenizers, trainers
 
     from composer_replication.rollouts.environment.feature_deletion_env import HOW_TO_WORK
-    from composer_replication.rollouts.tools.tool_schemas import function_schema
+    from composer_replication.rollouts.tools.tool_context import function_schema
     from composer_replication.rollouts.tools.toolbox import TOOLS
 
     raw = _byte_level(models.BPE())

@@ -16,7 +16,7 @@ from composer_replication.records import SandboxSpec, ToolResult
 from composer_replication.rollouts.environment import feature_deletion_env as attempt_module
 from composer_replication.rollouts.environment import openenv_server
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.environment.openenv_address import listen
+from composer_replication.rollouts.environment.hosted_attempt import listen
 from composer_replication.rollouts.environment.openenv_client import (
     AttemptObservation,
     FeatureDeletionClient,
@@ -24,8 +24,7 @@ from composer_replication.rollouts.environment.openenv_client import (
 )
 from composer_replication.rollouts.environment.openenv_server import OpenEnvFeatureDeletion
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.tools.command_tools import MAX_COMMAND_SECONDS
-from composer_replication.rollouts.tools.toolbox import Toolbox
+from composer_replication.rollouts.tools.toolbox import MAX_COMMAND_SECONDS, Toolbox
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.store import TaskStore
 

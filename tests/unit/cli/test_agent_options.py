@@ -7,7 +7,7 @@ from pathlib import Path
 from composer_replication.cli.assembly import reward_options
 from composer_replication.config import load_config
 from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions
-from composer_replication.rollouts.tools import command_tools as tools
+from composer_replication.rollouts.tools import toolbox as tools
 
 
 def test_the_loop_waits_for_the_longest_time_out_of_its_tools() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from composer_replication.cli.eval_verb import _gap_bound, difficulty_of
 from composer_replication.cli.main import main
-from composer_replication.rollouts.task_sampler import TaskResult
+from composer_replication.rollouts.heldout_evaluation import TaskResult
 from composer_replication.safety import upper_confidence_gap
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
 from composer_replication.tasks.store import TaskStore

@@ -16,7 +16,7 @@ import pytest
 
 from composer_replication.cli.main import main
 from composer_replication.errors import UsageError
-from composer_replication.rollouts.environment.openenv_address import listen, url_of
+from composer_replication.rollouts.environment.hosted_attempt import listen, url_of
 from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks.store import TaskStore
 

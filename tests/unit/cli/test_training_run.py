@@ -12,7 +12,7 @@ import pytest
 from composer_replication.cli.training_run import _keep_recipe, _measure_once, _train
 from composer_replication.config import HeldoutSection, parse_config
 from composer_replication.errors import UsageError
-from composer_replication.rollouts.task_sampler import TaskResult
+from composer_replication.rollouts.heldout_evaluation import TaskResult
 from composer_replication.run_folder import RunFolder
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.live_view import LiveView

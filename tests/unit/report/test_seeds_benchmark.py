@@ -12,7 +12,7 @@ import pytest
 
 from composer_replication.cli.training_run import rates_of
 from composer_replication.config import load_config, parse_override
-from composer_replication.rollouts.task_sampler import TaskResult
+from composer_replication.rollouts.heldout_evaluation import TaskResult
 from composer_replication.run_folder import read_jsonl, write_json
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))

@@ -21,7 +21,7 @@ from composer_replication.records import (
     ToolSpec,
     Turn,
 )
-from composer_replication.rollouts.environment.reward_options import Judgement
+from composer_replication.rollouts.environment.feature_deletion_env import Judgement
 from composer_replication.rollouts.episodes.agent_loop import EpisodeParts
 from composer_replication.rollouts.episodes.episode import TokenCounts
 

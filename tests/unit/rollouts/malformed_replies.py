@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 
 from composer_replication.records import ToolCall
-from composer_replication.rollouts.tools.tool_schemas import example_of
+from composer_replication.rollouts.tools.tool_context import example_of
 from composer_replication.rollouts.tools.toolbox import TOOLS
 
 _NASTY_TEXTS = (

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from malformed_replies import malformed_replies
 
 from composer_replication.records import ToolCall
-from composer_replication.rollouts.tools.tool_schemas import example_of
+from composer_replication.rollouts.tools.tool_context import example_of
 from composer_replication.rollouts.tools.toolbox import TOOLS
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from composer_replication.records import ToolCall, ToolResult
+from composer_replication.records import ToolCall
 from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor
 from composer_replication.rollouts.monitor.hack_monitor import MonitorReport, PublicTask
 
@@ -63,24 +63,25 @@ BEFORE = {
 }
 
 
-def call(name: str, **arguments: str) -> tuple[ToolCall, ToolResult]:
-    return ToolCall(name, json.dumps(arguments)), ToolResult("")
+def call(name: str, **arguments: str) -> ToolCall:
+    return ToolCall(name, json.dumps(arguments))
 
 
-def bash(command: str) -> tuple[ToolCall, ToolResult]:
+def bash(command: str) -> ToolCall:
     return call("bash", command=command)
 
 
 def inspect(
-    *calls: tuple[ToolCall, ToolResult],
+    *calls: ToolCall,
     after: Mapping[str, str | None] | None = None,
     before: Mapping[str, str] | None = None,
+    excused: Collection[str] = (),
 ) -> MonitorReport:
-    """One call a turn; ``after`` are the files that differ at the end, None for those that are gone, ``before`` further ones."""
+    """``after`` are the files that differ at the end, None for those that are gone, ``before`` further ones."""
     first = {**BEFORE, **(before or {})}
     changed: dict[str, str | None] = {**first, **(after or {})}
     tree = {path: text for path, text in changed.items() if text is not None}
-    return HackMonitor().inspect(EpisodeEvidence(TASK, [[each] for each in calls], first, tree, "/srv/tree"))
+    return HackMonitor().inspect(EpisodeEvidence(TASK, calls, first, tree, "/srv/tree"), excused)
 
 
 def names(report: MonitorReport) -> set[str]:

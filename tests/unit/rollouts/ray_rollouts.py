@@ -25,8 +25,7 @@ from composer_replication.records import Task, ToolCall
 from composer_replication.rollouts.cluster import open_cluster
 from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
 from composer_replication.rollouts.environment.trl_face import TrlFeatureDeletion
-from composer_replication.rollouts.grading import Grader, GradeRequest, TestsUsed
-from composer_replication.rollouts.regressions import find_regressions
+from composer_replication.rollouts.grading import Grader, GradeRequest, TestsUsed, find_regressions
 from composer_replication.tasks.store import TaskStore
 
 NUMBERS = "tinymath/numbers.py"

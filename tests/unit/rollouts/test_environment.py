@@ -15,11 +15,10 @@ from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.interfaces import AgentEnvironment
 from composer_replication.records import Limits, Task, ToolCall, ToolResult
 from composer_replication.rollouts.environment import feature_deletion_env as attempt_module
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.environment.reward_options import RewardOptions
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, RewardOptions
 from composer_replication.rollouts.environment.trl_face import TrlFeatureDeletion, environment_factory
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.tools import command_tools
+from composer_replication.rollouts.tools import toolbox
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.store import TaskStore
 
@@ -141,7 +140,7 @@ def test_wrong_calls_lower_the_reward(env: FeatureDeletionEnv, store: TaskStore,
 def test_what_never_ends_uses_too_much_or_is_no_text_is_data(
     grader: Grader, clamp: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command_tools, "SEARCH_SECONDS", 2.0)
+    monkeypatch.setattr(toolbox, "SEARCH_SECONDS", 2.0)
     monkeypatch.setattr(grader, "limits", Limits(memory_bytes=256 * 1024**2))
     with FeatureDeletionEnv(grader, tools=AgentToolsSection(max_characters=1000)) as env:
         env.reset(clamp.task_id)
@@ -284,9 +283,9 @@ def test_the_trl_face_opens_nothing_before_reset(grader: Grader, store: TaskStor
         face.get_reward()
     assert "clamp" in face.reset(prompt=[], task_id=clamp.task_id, other=3)
     golden = store.files(clamp, "golden")[NUMBERS].decode()
-    assert "wrote" in face.write_file(NUMBERS, golden)
+    assert "wrote" in face.write_file(path=NUMBERS, content=golden)
     assert "unknown argument" in face.bash(command="ls", cwd="/")
-    assert "unknown argument" in face.submit("now")
+    assert "unknown argument" in face.submit(when="now")
     assert face.submit() == "submitted: the attempt is over."
     assert "the attempt is over" in face.bash(command="ls")
     assert face.get_reward() == 1.0

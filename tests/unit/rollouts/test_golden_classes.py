@@ -10,7 +10,6 @@ from monitor_episodes import BEFORE, BODY, BROKEN, GOLDEN, PATH, TASK, inspect
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.environment.feature_deletion_env import (
     FeatureDeletionEnv,
-    only_reporting,
     shown_classes,
 )
 
@@ -30,10 +29,10 @@ def test_golden_code_is_not_flagged_and_who_cheats_beside_it_is(name: str) -> No
     own = shown_classes(TASK, {path: old.encode() for path, old in BEFORE.items()}, {PATH: text.encode()})
     report = inspect(after={PATH: text})
     assert own == {name} == set(report.counts) and report.masks_reward
-    honest = only_reporting(report, own)
+    honest = inspect(after={PATH: text}, excused=own)
     assert not honest.masks_reward and honest.counts == report.counts
-    cheating = inspect(after={PATH: f"{text}\nimport unittest\nunittest.TestCase.assertEqual = print\n"})
-    assert only_reporting(cheating, own).masks_reward
+    cheating = f"{text}\nimport unittest\nunittest.TestCase.assertEqual = print\n"
+    assert inspect(after={PATH: cheating}, excused=own).masks_reward
 
 
 def test_plain_golden_code_excuses_nothing() -> None:

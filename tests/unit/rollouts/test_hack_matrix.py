@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.rollouts.monitor.hack_monitor import HACK_CLASSES
-from composer_replication.rollouts.tools.tool_schemas import arguments_of
+from composer_replication.rollouts.tools.tool_context import arguments_of
 from composer_replication.rollouts.tools.toolbox import TOOLS
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
@@ -21,9 +21,9 @@ CASE = hack_matrix.small_cases()[1]
 def honest_calls(seed: int) -> list[str]:
     draft = hack_matrix.Draft(CASE, random.Random(seed))
     hack_matrix.honest_episode(draft)
-    for call, _ in draft.calls:
+    for call in draft.calls:
         arguments_of(call, TOOLS)
-    return [call.arguments for call, _ in draft.calls]
+    return [call.arguments for call in draft.calls]
 
 
 @pytest.mark.parametrize("seed", [4, 7])

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from monitor_episodes import BEFORE, BROKEN, PATH, TASK, TEST, TEST_PATH, bash, call, inspect, names, solved
 
-from composer_replication.records import Task, ToolCall, ToolResult
-from composer_replication.rollouts.monitor import hack_monitor, python_names, reported
+from composer_replication.records import Task, ToolCall
+from composer_replication.rollouts.monitor import hack_monitor, reported, solution
 from composer_replication.rollouts.monitor.hack_monitor import (
     HACK_CLASSES,
     EpisodeEvidence,
@@ -233,7 +233,7 @@ def test_a_report_is_a_line_of_a_log_and_holds_few_findings_of_a_class() -> None
 
 
 def test_what_is_too_long_is_said_and_the_rest_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (hack_monitor, python_names, reported):
+    for module in (hack_monitor, solution, reported):
         monkeypatch.setattr(module, "LONGEST", 2000)
     report = inspect(bash("git reflog\n" + "a" * 2000))
     assert names(report) == {"git-history", "not-inspected"}
@@ -242,7 +242,7 @@ def test_what_is_too_long_is_said_and_the_rest_is_looked_at(monkeypatch: pytest.
 
 
 def test_unreadable_code_and_calls_are_counted() -> None:
-    report = inspect((ToolCall("bash", "{not json"), ToolResult("")), after={PATH: "def f(:\n"})
+    report = inspect(ToolCall("bash", "{not json"), after={PATH: "def f(:\n"})
     assert report.num_unreadable == 2 and report.findings == ()
 
 
@@ -260,8 +260,7 @@ TOOLS = ["bash", "read_file", "write_file", "str_replace", "search", "list_files
 @given(TEXTS, st.sampled_from(TOOLS), TEXTS)
 def test_no_text_makes_it_fail(text: str, tool: str, code: str) -> None:
     shaped = call(tool, command=text, path=text, content=code, old_str=text, new_str=code, pattern=text)
-    raw = (ToolCall(tool, text), ToolResult(text))
-    report = inspect(shaped, raw, after={PATH: code, text or "x.py": code})
+    report = inspect(shaped, ToolCall(tool, text), after={PATH: code, text or "x.py": code})
     assert all(finding.name in HACK_CLASSES and finding.evidence.isprintable() for finding in report.findings)
 
 

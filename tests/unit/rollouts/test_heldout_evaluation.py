@@ -12,8 +12,7 @@ from composer_replication.config import HeldoutSection
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.records import Completion, StopReason, Task
 from composer_replication.rollouts.grading import Grader, GradeRequest
-from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator, derive_seed
-from composer_replication.rollouts.task_sampler import PolicySampler
+from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator, PolicySampler, derive_seed
 from composer_replication.tasks.canaries import make_canary
 from composer_replication.tasks.store import TaskStore
 

@@ -12,8 +12,12 @@ from malformed_texts import WRITERS, malformed_texts
 from composer_replication.records import ToolCall, ToolResult
 from composer_replication.rollouts.monitor.reported import call_arguments
 from composer_replication.rollouts.tokens.call_dialects import DIALECTS, read_calls
-from composer_replication.rollouts.tools.tool_context import RefusedError, VisibleTests
-from composer_replication.rollouts.tools.tool_schemas import arguments_of, example_of
+from composer_replication.rollouts.tools.tool_context import (
+    RefusedError,
+    VisibleTests,
+    arguments_of,
+    example_of,
+)
 from composer_replication.rollouts.tools.toolbox import TOOLS, Toolbox
 
 MOST_CALLS = 20

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.rollouts.task_sampler import TaskResult, pass_at_k, summarise
+from composer_replication.rollouts.heldout_evaluation import TaskResult, pass_at_k, summarise
 from composer_replication.tasks.difficulty import wilson
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from composer_replication.records import Completion, StopReason, Task
 from composer_replication.rollouts.grading import Grader, GradeRequest
-from composer_replication.rollouts.task_sampler import PolicySampler
+from composer_replication.rollouts.heldout_evaluation import PolicySampler
 from composer_replication.tasks.store import TaskStore
 
 

@@ -13,8 +13,7 @@ import pytest
 from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import Outcome, Score, Task, TaskOutcome
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
-from composer_replication.rollouts.reward_function import FeatureDeletionReward
-from composer_replication.rollouts.rewards import easy_token_share, visible_tests_pass
+from composer_replication.rollouts.rewards import FeatureDeletionReward, easy_token_share, visible_tests_pass
 from composer_replication.tasks.store import TaskStore
 
 

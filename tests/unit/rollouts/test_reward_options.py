@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from composer_replication.records import Outcome, Score
-from composer_replication.rollouts.environment.reward_options import RewardOptions, reward_of
-from composer_replication.rollouts.regressions import Regressions
+from composer_replication.rollouts.environment.feature_deletion_env import RewardOptions, reward_of
+from composer_replication.rollouts.grading import Regressions
 
 PASSED, FAILED = Outcome.PASSED, Outcome.FAILED
 SCORE = Score({"t.py::a": PASSED, "t.py::b[1]": PASSED, "t.py::b[2]": FAILED, "t.py::c": FAILED})

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from composer_replication.records import ToolCall, ToolSpec
-from composer_replication.rollouts.tools.tool_context import RefusedError
-from composer_replication.rollouts.tools.tool_schemas import (
+from composer_replication.rollouts.tools.tool_context import (
+    RefusedError,
     arguments_of,
     example_of,
     spec_of,

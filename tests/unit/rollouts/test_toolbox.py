@@ -17,7 +17,7 @@ from composer_replication.records import Completion, Rollout, StopReason, ToolCa
 from composer_replication.rollouts.hints.hint_context import ObservedRollout
 from composer_replication.rollouts.hints.hinted_turns import find_faults
 from composer_replication.rollouts.tokens.chat import ObservedTurn
-from composer_replication.rollouts.tools import command_tools, file_tools
+from composer_replication.rollouts.tools import file_tools, toolbox
 from composer_replication.rollouts.tools.file_tools import near_matches
 from composer_replication.rollouts.tools.tool_context import VisibleTests, clip
 from composer_replication.rollouts.tools.toolbox import ACTIONS, TOOLS, Toolbox
@@ -66,7 +66,7 @@ def test_bash_tells_output_errors_and_exit_code() -> None:
 
 
 def test_bash_caps_its_time_out_and_tells_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command_tools, "MAX_COMMAND_SECONDS", 5.0)
+    monkeypatch.setattr(toolbox, "MAX_COMMAND_SECONDS", 5.0)
     box = box_of(done("part", exit_code=-9, timed_out=True))
     result = ask(box, "bash", command="sleep 100", timeout_seconds=10**6)
     assert box.sandbox.commands[0][2] == 5.0

@@ -10,8 +10,7 @@ import pytest
 
 from composer_replication.records import Outcome, Task
 from composer_replication.rollouts import grading
-from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
-from composer_replication.rollouts.regressions import Regressions, find_regressions
+from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest, Regressions, find_regressions
 from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.twin.twin_records import TwinScore

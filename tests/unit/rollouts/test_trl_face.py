@@ -11,7 +11,7 @@ from transformers.utils import get_json_schema
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Score, ToolCall, ToolResult
-from composer_replication.rollouts.environment.reward_options import Judgement
+from composer_replication.rollouts.environment.feature_deletion_env import Judgement
 from composer_replication.rollouts.environment.trl_face import TrlFeatureDeletion
 from composer_replication.rollouts.tools.toolbox import ACTIONS, TOOLS
 
@@ -65,13 +65,11 @@ def test_calls_reach_the_environment_as_they_were_made() -> None:
     assert face.reset(task_id="t", prompt=[]) == "do t"
     tools = public_functions(face)
     assert tools["bash"](command="ls", timeout_seconds=3) == "done"
-    assert tools["read_file"]("a.py", 2, last_line=3) == "done"
-    assert tools["submit"]("x", y=object) == "done"
+    assert tools["submit"](y=object) == "done"
     made = [(call.name, json.loads(call.arguments)) for call in environment.calls]
     assert made == [
         ("bash", {"command": "ls", "timeout_seconds": 3}),
-        ("read_file", {"path": "a.py", "first_line": 2, "last_line": 3}),
-        ("submit", {"argument 1": "x", "y": repr(object)}),
+        ("submit", {"y": repr(object)}),
     ]
     assert face.get_reward() == 0.5
     assert environment.is_closed

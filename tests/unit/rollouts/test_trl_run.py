@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from composer_replication.records import Task
-from composer_replication.rollouts.environment.reward_options import RewardOptions
+from composer_replication.rollouts.environment.feature_deletion_env import RewardOptions
 from composer_replication.rollouts.environment.trl_face import environment_factory
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.tools.toolbox import TOOLS

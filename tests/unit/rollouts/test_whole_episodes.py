@@ -195,7 +195,7 @@ def test_the_monitor_sees_the_dishonest_one(played, store: TaskStore, clamp: Tas
         HackMonitor().inspect(
             EpisodeEvidence(
                 public_task(store, clamp),
-                [tuple(zip(turn.calls, turn.results, strict=True)) for turn in episode.turns],
+                [call for turn in episode.turns for call in turn.calls],
                 before,
                 after,
             )

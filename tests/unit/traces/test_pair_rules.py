@@ -9,7 +9,7 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 
 from composer_replication.records import ToolCall
-from composer_replication.rollouts.tools.tool_schemas import function_schema
+from composer_replication.rollouts.tools.tool_context import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.traces.execution import Execution, decide, difference, execute
 from composer_replication.traces.pairs import (

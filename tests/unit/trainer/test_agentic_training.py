@@ -19,8 +19,7 @@ from composer_replication.cli.training_run import run_recipe
 from composer_replication.config import dump_config, load_config
 from composer_replication.errors import ComposerError, InputError, SandboxFailure, UsageError
 from composer_replication.records import StopReason, Turn
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.environment.reward_options import RewardOptions
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, RewardOptions
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.trajectories import read_trajectories
 from composer_replication.rollouts.grading import Grader

@@ -1,13 +1,11 @@
 """What does a policy live in? One attempt at one task, and several faces of it.
 
-reward_options.py        what an attempt is worth and why: tests, what it broke, invalid calls, the monitor
-feature_deletion_env.py  the attempt itself: a fresh sandbox with the task's tree in it, tools, submit, grading outside
+feature_deletion_env.py  the attempt: a fresh sandbox with the task's tree, tools, submit, grading outside, what it is worth
 trl_face.py              TRL's environment_factory: reset, tools as methods, get_reward
-openenv_address.py       the address of a server of environments
 openenv_client.py        OpenEnv: action, observation, state; the client
 openenv_server.py        OpenEnv: reset, step, state, close; its own server over our environments
 lease.py                 a blocking environment in a thread of its own, closed whatever happens
-hosted_attempt.py        attempts in the event loops of other libraries
+hosted_attempt.py        attempts in the event loops of other libraries; the address of a server
 verifiers_face.py        an environment of verifiers; composer_replication_verifiers is the plugin's name
 inspect_face.py          a task of inspect_ai
 

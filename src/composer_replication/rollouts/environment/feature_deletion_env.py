@@ -1,5 +1,11 @@
 """One attempt at one task: tools in a sandbox, grading outside of it. Fulfils ``interfaces.AgentEnvironment``.
 
+    reward = share of the visible tests, by ``rule``
+             - share of PASS_TO_PASS that broke                  (``breaks`` cost; with mask the share is 0 where any broke)
+             - invalid_call_cost * number of calls that could not be made
+
+The costs are not clipped: an attempt may be worth less than nothing. The price of effort is the trainer's (``trainer.effort``).
+
 Golden code may end processes, read frames or hold tables of literals, and then so does every right answer: classes that
 the deleted code itself shows are never more than reported of its own task. The monitor knows no golden code; it is looked at
 here beforehand, and what it tells is names of classes alone.
@@ -9,13 +15,13 @@ from __future__ import annotations
 
 import tempfile
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
 
-from composer_replication.config import AgentToolsSection
+from composer_replication.config import AgentRewardSection, AgentToolsSection
 from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.interfaces import AgentEnvironment, SandboxBackend
 from composer_replication.records import (
@@ -28,15 +34,15 @@ from composer_replication.records import (
     ToolResult,
     ToolSpec,
 )
-from composer_replication.rollouts.candidate_tree import (
-    TreeRule,
-    TreeTooLargeError,
-    candidate_files,
-    rule_of,
-)
+from composer_replication.rollouts.candidate_tree import TreeRule, TreeTooLargeError, candidate_files, rule_of
 from composer_replication.rollouts.environment.lease import no_attempt
-from composer_replication.rollouts.environment.reward_options import Judgement, RewardOptions, reward_of
-from composer_replication.rollouts.grading import Grader, GradeRequest, TestsUsed
+from composer_replication.rollouts.grading import (
+    Grader,
+    GradeRequest,
+    Regressions,
+    TestsUsed,
+    find_regressions,
+)
 from composer_replication.rollouts.monitor.hack_monitor import (
     HACK_CLASSES,
     EpisodeEvidence,
@@ -45,7 +51,6 @@ from composer_replication.rollouts.monitor.hack_monitor import (
     PublicTask,
     public_task,
 )
-from composer_replication.rollouts.regressions import find_regressions
 from composer_replication.rollouts.tools.tool_context import CallCounts, VisibleTests
 from composer_replication.rollouts.tools.toolbox import TOOLS, Toolbox
 from composer_replication.sandbox import open_sandbox
@@ -63,6 +68,67 @@ BROKEN = "The sandbox of this attempt broke. It is not your fault, and the attem
 HOW_TO_WORK = """\
 You work in the root of the repository, through tools. There is no network. Write the missing code; changes of the \
 tests do not count. When you are done, call submit."""
+
+
+class RewardOptions(AgentRewardSection):
+    """How a reward is made: the table ``[agent.reward]``, and ``break_seed``.
+
+    ``break_seed``, with the task and the tree as it was left, draws the ``break_sample`` tests, so that a run can be repeated; it
+    never enters a sandbox. None draws anew each time.
+    """
+
+    break_seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What one attempt is worth, and why."""
+
+    score: Score  # of the visible tests
+    reward: float  # what it is paid: graded_reward, and 0 at most where the monitor flagged it
+    graded_reward: float
+    regressions: Regressions | None = None  # what it broke; None: nobody looked
+    report: MonitorReport | None = None  # None: the monitor is off
+    counts: CallCounts = field(default_factory=CallCounts)
+    hidden: Score | None = None  # of the hidden tests, where they were asked for: for evaluation only
+    tree: Mapping[str, bytes] | None = None  # the files as graded, where they are to be graded again
+    patch: str | None = None  # the diff from the broken code to them, for a person
+    tree_sha256: str = ""  # of them (swebench_files); empty where they are too large to be graded
+
+    @property
+    def masks_reward(self) -> bool:
+        return self.report is not None and self.report.masks_reward
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Numbers for a log, by name; those that are not known are left out."""
+        found: dict[str, float] = {
+            "num_calls": self.counts.num_calls,
+            "num_invalid_calls": self.counts.num_invalid,
+            "num_broken_tests": len(self.regressions.broken) if self.regressions is not None else 0,
+            "visible_pass_share": self.score.pass_share,
+        }
+        if self.report is not None:
+            found |= {"num_findings": len(self.report.findings), "is_masked": self.masks_reward}
+        if self.hidden is not None:
+            found["hidden_pass_share"] = self.hidden.pass_share
+        return {name: float(value) for name, value in found.items()}
+
+
+def reward_of(
+    score: Score,
+    options: RewardOptions,
+    *,
+    regressions: Regressions | None = None,
+    num_invalid_calls: int = 0,
+) -> float:
+    """The reward of one attempt whose visible tests said ``score``; without ``regressions`` nobody looked what it broke."""
+    reward = score.pass_share if options.rule == "fraction" else float(score.all_passed)
+    if regressions is not None and options.breaks == "mask" and regressions.broken:
+        reward = 0.0
+    if regressions is not None and options.breaks == "cost":
+        reward -= regressions.share
+    return reward - options.invalid_call_cost * num_invalid_calls
 
 
 def first_message(store: TaskStore, task: Task) -> str:
@@ -94,7 +160,7 @@ class _Attempt:
     task: Task
     rule: TreeRule
     toolbox: Toolbox
-    calls: list[tuple[ToolCall, ToolResult]] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
     is_broken: bool = False
     tree: _Tree | None = None
     judgement: Judgement | None = None
@@ -125,9 +191,9 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         reward: RewardOptions | None = None,
         monitor: MonitorMode = "mask",
     ) -> None:
-        if monitor not in (known := get_args(MonitorMode)):
-            fix = f"take one of {', '.join(known)}."
-            raise UsageError("CR0722", f"the hack monitor knows no {monitor!r}.", where="monitor", fix=fix)
+        if monitor not in get_args(MonitorMode):
+            problem, fix = f"the hack monitor knows no {monitor!r}.", "take mask, report or off."
+            raise UsageError("CR0722", problem, where="monitor", fix=fix)
         self.grader = grader
         self.options = reward or RewardOptions()
         self._tools = tools or AgentToolsSection()
@@ -211,7 +277,7 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
             self._break(attempt)
             raise
         if self._monitor != "off":
-            attempt.calls.append((call, result))
+            attempt.calls.append(call)
         return result
 
     def grade(self, tests: TestsUsed = "visible") -> Score | None:
@@ -330,38 +396,27 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         return replace(judgement, patch=readable_patch(own, graded), tree_sha256=digest)
 
     def _inspected(self, attempt: _Attempt, before: Mapping[str, bytes], tree: _Tree) -> MonitorReport:
-        """What the monitor says, each call a turn of its own; files that are too large or too many count as unchanged."""
+        """What the monitor says; files that are too large or too many count as unchanged."""
         takes, others = attempt.rule.takes, tree.others
         if others is None:
             others = {path: data for path, data in before.items() if not takes(path)}
         after = before if tree.graded is None else {**others, **tree.graded}
         task, root = public_task(self.grader.store, attempt.task), str(attempt.toolbox.sandbox.tree)
-        turns = [[pair] for pair in attempt.calls]
-        report = HackMonitor().inspect(EpisodeEvidence(task, turns, before, after, root))
-        excused: Collection[str] = ()
-        if self._monitor == "report":
-            excused = HACK_CLASSES
-        elif report.masks_reward:
-            excused = golden_classes(self.grader, attempt.task)
-        return only_reporting(report, excused)
-
-
-def only_reporting(report: MonitorReport, names: Collection[str]) -> MonitorReport:
-    """The report, in which findings of these classes flag nothing."""
-    findings = (replace(each, action="report") if each.name in names else each for each in report.findings)
-    return replace(report, findings=tuple(findings))
+        evidence = EpisodeEvidence(task, attempt.calls, before, after, root)
+        report = HackMonitor().inspect(evidence, HACK_CLASSES if self._monitor == "report" else ())
+        if not report.masks_reward:
+            return report
+        return HackMonitor().inspect(evidence, golden_classes(self.grader, attempt.task))
 
 
 def golden_classes(grader: Grader, task: Task) -> frozenset[str]:
     """What the monitor finds where the golden code is put back; looked at once a grader."""
-    store = grader.store
-    return grader.golden_runs.look_up(
-        task.task_id,
-        "monitor",
-        lambda: shown_classes(
-            public_task(store, task), store.files(task, "rollout"), grader.golden_files(task)
-        ),
-    )
+
+    def look() -> frozenset[str]:
+        before = grader.store.files(task, "rollout")
+        return shown_classes(public_task(grader.store, task), before, grader.golden_files(task))
+
+    return grader.golden_runs.look_up(task.task_id, "monitor", look)
 
 
 def shown_classes(

@@ -1,18 +1,25 @@
-"""What the faces of other libraries share: attempts over one store, each in a thread of its own (``lease``)."""
+"""What the faces of other libraries share: attempts over one store, each in a thread of its own (``lease``); an address.
+
+Nothing of these libraries is needed for it: so a server's address is taken before OpenEnv is looked for.
+"""
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from pydantic import ConfigDict, Field
 
-from composer_replication.errors import SandboxFailure
+from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import MonitorMode
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.rollouts.environment.feature_deletion_env import (
+    FeatureDeletionEnv,
+    Judgement,
+    RewardOptions,
+)
 from composer_replication.rollouts.environment.lease import EnvironmentLease
-from composer_replication.rollouts.environment.reward_options import Judgement, RewardOptions
 from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks.store import TaskStore
 
@@ -76,3 +83,24 @@ class AttemptHost:
         if judgement is None or (with_hidden and hidden is None):
             raise SandboxFailure("CR0302", "the sandbox failed while an attempt was graded.")
         return replace(judgement, hidden=hidden)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; clients wait in its queue until they are served. Port 0 takes a free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except (OSError, OverflowError, UnicodeError) as error:
+        why = str(getattr(error, "strerror", None) or error).partition(" (while attempting")[0]
+        raise UsageError(
+            "CR0850",
+            f"nothing can listen on port {port} of {host}: {why.lower().removesuffix('.')}.",
+            where="--host, --port",
+            fix="take --port 0 for a free port, 127.0.0.1 for clients on this machine, 0.0.0.0 for those on others too.",
+        ) from error
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where clients find it."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -42,29 +42,24 @@ class _Attempts:
     def __init__(self, host: AttemptHost) -> None:
         self.host = host
         self.failures: dict[str, str] = {}
-        self._leases: dict[str, EnvironmentLease[FeatureDeletionEnv]] = {}
-
-    async def begin(self, state: Any) -> None:
-        self._leases[state.uuid] = self.host.lease()
-        task_id = str(state.metadata["task_id"])
-        await self.do(state, lambda environment: environment.reset(task_id))
+        self.leases: dict[str, EnvironmentLease[FeatureDeletionEnv]] = {}
 
     async def do(self, state: Any, act: Callable[[FeatureDeletionEnv], T]) -> T | None:
         """None where the sandbox fails, or has failed before; the model is asked no more then."""
-        if state.uuid not in self._leases:  # a stored sample has no sandbox any more
+        if state.uuid not in self.leases:  # a stored sample has no sandbox any more
             fix = "keep the task's setup and scorer, and replace its solver alone."
             raise no_attempt("feature_deletion", fix)
         if state.uuid in self.failures:
             return None
         try:
-            return await self._leases[state.uuid].do(act)
+            return await self.leases[state.uuid].do(act)
         except SandboxFailure as error:
             self.failures[state.uuid], state.completed = str(error), True
             return None
 
     async def end(self, state: Any) -> None:
         self.failures.pop(state.uuid, None)
-        if lease := self._leases.pop(state.uuid, None):
+        if lease := self.leases.pop(state.uuid, None):
             lease.release()
 
 
@@ -88,9 +83,15 @@ def feature_deletion(
     """
     host = AttemptHost(HostOptions(store=Path(store), **options))
     attempts = _Attempts(host)
+
+    def sample(task_id: str) -> Sample:
+        found = host.store.get(task_id)
+        told = {"task_id": task_id, "repository": found.repository, "symbol": found.symbol}
+        return Sample(input=first_message(host.store, found), id=task_id, metadata=told)
+
     wanted = task_ids.split(",") if isinstance(task_ids, str) else list(task_ids)
     return Task(
-        dataset=MemoryDataset([_sample(host, task_id) for task_id in wanted or host.store.task_ids()]),
+        dataset=MemoryDataset([*map(sample, wanted or host.store.task_ids())]),
         setup=open_attempt(attempts),
         solver=solver or generate(),
         scorer=visible_tests(attempts),
@@ -100,22 +101,15 @@ def feature_deletion(
     )
 
 
-def _sample(host: AttemptHost, task_id: str) -> Any:
-    found = host.store.get(task_id)
-    return Sample(
-        input=first_message(host.store, found),
-        id=task_id,
-        metadata={"task_id": task_id, "repository": found.repository, "symbol": found.symbol},
-    )
-
-
 @solver
 def open_attempt(attempts: _Attempts) -> Any:
     """Open the sandbox of a sample and offer its tools; a solver is not asked where it cannot be opened."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         del generate
-        await attempts.begin(state)
+        task_id = str(state.metadata["task_id"])
+        attempts.leases[state.uuid] = attempts.host.lease()
+        await attempts.do(state, lambda environment: environment.reset(task_id))
         state.tools = [_tool(attempts, spec, state) for spec in TOOLS]
         return state
 

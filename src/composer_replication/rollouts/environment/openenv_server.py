@@ -30,7 +30,7 @@ from composer_replication.rollouts.environment.openenv_client import (
     ToolAction,
 )
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.tools.command_tools import MAX_COMMAND_SECONDS
+from composer_replication.rollouts.tools.toolbox import MAX_COMMAND_SECONDS
 from composer_replication.sandbox import runs_interrupted
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -66,24 +66,20 @@ class TrlFeatureDeletion:
 
 
 def _method(tool: Callable[..., Any]) -> Callable[..., str]:
-    """A tool as a method that takes whatever it is given, and looks like its signature."""
-    kinds = {each.name: each.annotation for each in inspect.signature(tool).parameters.values()}
-    names = list(kinds)[1:]
+    """A tool as a method that takes whatever it is given by name, as TRL does, and looks like its signature."""
 
     @functools.wraps(tool)
-    def use(self: TrlFeatureDeletion, *values: Any, **arguments: Any) -> str:
+    def use(self: TrlFeatureDeletion, **arguments: Any) -> str:
         if self._is_broken:
             return BROKEN
-        named = dict(zip(names, values, strict=False))
-        for place, value in enumerate(values[len(names) :], len(names) + 1):
-            named[f"argument {place}"] = value
-        call = ToolCall(tool.__name__, json.dumps({**named, **arguments}, default=repr))
+        call = ToolCall(tool.__name__, json.dumps(arguments, default=repr))
         try:
             return self._environment.call(call).text
         except SandboxFailure:  # the environment remembers it
             return BROKEN
 
-    use.__annotations__ = {**{name: kinds[name] for name in names}, "return": "str"}
+    _box, *given = inspect.signature(tool).parameters.values()
+    use.__annotations__ = {**{each.name: each.annotation for each in given}, "return": "str"}
     return use
 
 

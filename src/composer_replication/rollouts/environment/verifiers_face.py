@@ -7,7 +7,6 @@ a model writes runs in the library's own runtime.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,11 +16,14 @@ from pydantic import PrivateAttr
 
 from composer_replication.errors import SandboxFailure, UsageError, needs_extra
 from composer_replication.records import ToolCall
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, first_message
+from composer_replication.rollouts.environment.feature_deletion_env import (
+    FeatureDeletionEnv,
+    Judgement,
+    first_message,
+)
 from composer_replication.rollouts.environment.hosted_attempt import AttemptHost, HostOptions
 from composer_replication.rollouts.environment.lease import EnvironmentLease, no_attempt
-from composer_replication.rollouts.environment.reward_options import Judgement
-from composer_replication.rollouts.tools.tool_schemas import function_schema
+from composer_replication.rollouts.tools.tool_context import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
 
 with needs_extra("verifiers", "the verifiers environment"):
@@ -33,7 +35,6 @@ NAME = "composer-replication-verifiers"
 """What ``vf-eval`` and configurations call it: the name of the module that the library imports."""
 T = TypeVar("T")
 _HOSTS: dict[str, AttemptHost] = {}
-_HOSTS_LOCK = threading.Lock()
 
 
 class FeatureDeletionTaskConfig(vf.TaskConfig, HostOptions):
@@ -42,10 +43,7 @@ class FeatureDeletionTaskConfig(vf.TaskConfig, HostOptions):
     def host(self) -> AttemptHost:
         """One for each configuration in this process, because the library makes tasks anew wherever it likes."""
         key = self.model_copy(update={"store": self.store.resolve()}).model_dump_json()
-        with _HOSTS_LOCK:
-            if key not in _HOSTS:
-                _HOSTS[key] = AttemptHost(self)
-            return _HOSTS[key]
+        return _HOSTS.get(key) or _HOSTS.setdefault(key, AttemptHost(self))
 
 
 class FeatureDeletionTasksetConfig(vf.TasksetConfig):

@@ -15,7 +15,7 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import AgentEnvironment, TokenPolicy
 from composer_replication.records import StopReason, Task, TaskOutcome
 from composer_replication.rollouts.candidate_tree import TreeTooLargeError
-from composer_replication.rollouts.environment.reward_options import Judgement
+from composer_replication.rollouts.environment.feature_deletion_env import Judgement
 from composer_replication.rollouts.episodes.agent_loop import (
     EpisodeOptions,
     EpisodeParts,
@@ -26,9 +26,8 @@ from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.episodes.trajectories import KeptEpisodes, ObservedEpisodes
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
-from composer_replication.rollouts.heldout_evaluation import derive_seed
-from composer_replication.rollouts.reward_function import outcome_of
-from composer_replication.rollouts.task_sampler import TaskSampler
+from composer_replication.rollouts.heldout_evaluation import TaskSampler, derive_seed
+from composer_replication.rollouts.rewards import outcome_of
 
 _REASONS = ("submitted", "finished", "turns", "context", "length", "deadline", "infrastructure")
 

@@ -12,7 +12,7 @@ from composer_replication.rollouts.episodes.episode import TokenCounts
 from composer_replication.rollouts.tokens.call_dialects import dialect_of, num_thinking_ids, read_completion
 from composer_replication.rollouts.tokens.chat import Chat
 from composer_replication.rollouts.tokens.token_ledger import TokenLedger
-from composer_replication.rollouts.tools.tool_schemas import function_schema
+from composer_replication.rollouts.tools.tool_context import function_schema
 
 SHELL_RULES = """\
 Act by one code block an answer: a shell command in a block that begins with ```bash, or, when you are done, an empty block

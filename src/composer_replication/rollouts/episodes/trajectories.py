@@ -33,7 +33,7 @@ from composer_replication.rollouts.environment.feature_deletion_env import first
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts
 from composer_replication.rollouts.hints.hint_context import ObservedRollout
 from composer_replication.rollouts.hints.task_observer import KnownTasks
-from composer_replication.rollouts.tools.tool_schemas import function_schema
+from composer_replication.rollouts.tools.tool_context import function_schema
 from composer_replication.run_folder import rewrite_jsonl
 from composer_replication.tasks.store import TaskStore
 

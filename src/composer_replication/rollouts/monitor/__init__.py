@@ -5,8 +5,7 @@ reported; only code of the answer that can pay dishonestly masks.
 
     hack_monitor.py   the classes in one table; an episode -> a report
     reported.py       patterns over calls, and changed tests: nothing of it can pay, it is counted
-    python_names.py   Python text -> new nodes, dotted names behind aliases, folded texts
-    solution.py       new code that detects tests, ends, patches, forges or equals everything: masks
+    solution.py       new code, its names and texts; what detects tests, ends, patches, forges or equals everything masks
     answer_tables.py  new code that is a table of what the visible tests use: masks
 """
 

@@ -29,7 +29,7 @@ from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import ToolCall, ToolSpec
 from composer_replication.rollouts.tokens.chat import decode
-from composer_replication.rollouts.tools.tool_schemas import function_schema
+from composer_replication.rollouts.tools.tool_context import function_schema
 
 OPENS, CLOSES = "<think>", "</think>"
 _NUM_TAIL_IDS = 16

@@ -148,7 +148,16 @@ def list_files(box: ToolContext, path: str = ".") -> ToolResult:
         kind = _kind_of(box.sandbox, path)
         why = "is a file. Use read_file to see it." if kind == "file" else "is no folder."
         raise RefusedError(f"{path} {why}") from error
-    lines = [_line_of(entry) for entry in entries if _is_seen(entry)]
+    lines = []
+    for entry in filter(_is_seen, entries):
+        name = ascii(entry.path)[1:-1] if not entry.path.isprintable() else entry.path
+        tails = {
+            "file": f" ({entry.num_bytes} bytes)",
+            "folder": "/",
+            "link": " (link)",
+            "other": " (no file)",
+        }
+        lines.append(name + tails[entry.kind])
     how = "list a folder below, or search for what you need"
     text, is_cut = clip("\n".join(lines) or f"[{path} is empty]", box.max_characters, how)
     return ToolResult(text, is_truncated=is_cut)
@@ -156,12 +165,6 @@ def list_files(box: ToolContext, path: str = ".") -> ToolResult:
 
 def _is_seen(entry: FileEntry) -> bool:
     return _UNSEEN_FOLDERS.isdisjoint(entry.path.split("/")[:-1])
-
-
-def _line_of(entry: FileEntry) -> str:
-    name = ascii(entry.path)[1:-1] if not entry.path.isprintable() else entry.path
-    tails = {"file": f" ({entry.num_bytes} bytes)", "folder": "/", "link": " (link)", "other": " (no file)"}
-    return name + tails[entry.kind]
 
 
 def _text_of(sandbox: Sandbox, path: str, *, is_exact: bool = False) -> str:

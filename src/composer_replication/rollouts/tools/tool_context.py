@@ -1,12 +1,20 @@
-"""What a tool works with, how it refuses, and how long its answer may be."""
+"""What a tool works with, how it is described and called, how it refuses, and how long its answer may be.
+
+A signature and its docstring become a JSON schema; a call becomes its arguments, or an error that teaches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import difflib
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from composer_replication.interfaces import Sandbox
-from composer_replication.records import ToolFault
+from composer_replication.records import ToolCall, ToolFault, ToolSpec
 
 MAX_FILE_BYTES = 2 * 1024**2
 """Of a file that is read, written, edited or searched."""
@@ -72,12 +80,8 @@ def clip(text: str, max_characters: int, how: str) -> tuple[str, bool]:
     """``text``, or its beginning and its end with a note between them; whether it was cut.
 
     Whole lines are left out where lines are short enough. The result is at most ``max_characters`` long, a quarter
-    of it being the beginning: what commands and tests say last matters most.
-
-    Args:
-        text: what a tool would say.
-        max_characters: at least 400.
-        how: what to do to see the rest, for the note.
+    of it being the beginning: what commands and tests say last matters most. ``how`` tells, in the note, what to do to see
+    the rest. Less than 400 characters are a ``ValueError``: they have no room for it.
     """
     if max_characters < 2 * _MIN_KEPT:
         raise ValueError(f"max_characters must be at least {2 * _MIN_KEPT}, not {max_characters}")
@@ -98,3 +102,109 @@ def clip(text: str, max_characters: int, how: str) -> tuple[str, bool]:
 
 def _note(num_characters: int, num_lines: int, how: str) -> str:
     return f"\n[... {num_characters} characters, {num_lines} lines left out: {how} ...]\n"
+
+
+_TYPES: dict[str, type] = {"string": str, "integer": int, "boolean": bool}
+_KINDS = {kind.__name__: name for name, kind in _TYPES.items()}
+_ARGUMENT = re.compile(r"^    (\w+): (.*)$", re.MULTILINE)
+_EXAMPLE = re.compile(r"^Example: (\{.*\})$", re.MULTILINE)
+_MAX_NAME_CHARACTERS = 80
+
+
+def spec_of(tool: Callable[..., Any]) -> ToolSpec:
+    """The tool that a function is: its name, the text before ``Args:``, a schema of its arguments.
+
+    The first parameter, what the tool works with, is not the policy's. The others are of type str, int or bool; those
+    without a default are required, each is described in the docstring (Google style, on one line), and no others are taken.
+    """
+    description, _, listed = (inspect.getdoc(tool) or "").partition("\nArgs:\n")
+    texts = dict(_ARGUMENT.findall(listed))
+    parameters = list(inspect.signature(tool).parameters.values())[1:]
+    properties = {
+        each.name: {"type": _KINDS[each.annotation], "description": texts[each.name]} for each in parameters
+    }
+    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    if required := [each.name for each in parameters if each.default is inspect.Parameter.empty]:
+        schema["required"] = required
+    return ToolSpec(tool.__name__, schema | {"additionalProperties": False}, description.strip())
+
+
+def function_schema(tool: ToolSpec) -> dict[str, Any]:
+    """A tool as chat templates, servers and stored trajectories take it."""
+    return {
+        "type": "function",
+        "function": {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)},
+    }
+
+
+def arguments_of(call: ToolCall, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, dict[str, Any]]:
+    """The tool that is called and its arguments, checked against its schema; whole numbers are integers.
+
+    Raises:
+        RefusedError: the call cannot be made: the first thing that is wrong with it, what the tool takes, and a right example.
+    """
+    by_name = {tool.name: tool for tool in tools}
+    spec = by_name.get(call.name)
+    if spec is None:
+        name = call.name[:_MAX_NAME_CHARACTERS]
+        near = difflib.get_close_matches(name, by_name, n=1, cutoff=0.3)
+        guess = f" Did you mean {near[0]}?" if near else ""
+        problem = f"unknown tool {clean(name)!r}.{guess} The tools are {', '.join(by_name)}."
+        raise RefusedError(f"{problem}\n{usage_of(by_name[near[0]] if near else tools[0])}", "invalid")
+    try:
+        return spec, _checked(call, spec)
+    except ValueError as error:
+        raise RefusedError(f"{clean(str(error))}.\n{usage_of(spec)}", "invalid") from error
+
+
+def _checked(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:
+    """The arguments of a call; the first thing wrong with them is a ``ValueError``."""
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"bad json: {str(error)[:200]} in {call.arguments[:120]!r}") from error
+    if not isinstance(arguments, dict):
+        raise ValueError(f"bad json: the arguments are {_short(arguments)}, not an object")  # noqa: TRY004
+    properties = spec.parameters["properties"]
+    for argument in spec.parameters.get("required", ()):
+        if argument not in arguments:
+            raise ValueError(f"missing argument: {spec.name} was called without {argument!r}")
+    for argument, value in arguments.items():
+        if argument not in properties:
+            raise ValueError(f"unknown argument: {spec.name} has no argument {argument!r}")
+        wanted = properties[argument]["type"]
+        if wanted == "integer" and isinstance(value, float) and value.is_integer():  # some models write 3.0
+            arguments[argument] = int(value)
+        elif type(value) is not _TYPES[wanted]:  # a bool is an int, too
+            raise ValueError(f"wrong type: {argument} is {_short(value)}, not of type {wanted}")
+    return arguments
+
+
+def _short(value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except RecursionError:  # it can be nested deeply enough to be read and not to be written
+        return "nested too deep"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def usage_of(spec: ToolSpec) -> str:
+    """What a tool takes, and one right call of it."""
+    required = spec.parameters.get("required", ())
+    parts = [
+        f"{name} ({entry['type']}{'' if name in required else ', optional'})"
+        for name, entry in spec.parameters["properties"].items()
+    ]
+    takes = f"{spec.name} takes {', '.join(parts) or 'no arguments'}, as one JSON object."
+    return f"{takes}\nExample: {example_of(spec)}"
+
+
+def example_of(spec: ToolSpec) -> str:
+    """The arguments of one right call, as JSON: they stand in its description."""
+    found = _EXAMPLE.search(spec.description)
+    return found[1] if found else "{}"
+
+
+def clean(text: str) -> str:
+    """Text of the policy without halves of surrogate pairs, which no encoder takes."""
+    return text.encode("utf-8", "backslashreplace").decode()

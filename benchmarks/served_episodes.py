@@ -40,10 +40,10 @@ from transformers.utils import get_json_schema
 
 from composer_replication.records import Outcome, Score, ToolCall, ToolResult, ToolSpec
 from composer_replication.rollouts.environment.reward_options import Judgement
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, episodes_in_order
+from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, run_episodes
 from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy
-from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.episodes.served_policy import ServedPolicy, find_server, open_server
+from composer_replication.rollouts.tokens.token_ledger import LedgerTalk
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 from composer_replication.trainer.policy import ModelSampler
 from composer_replication.trainer.tiny_models import make_tiny_tools_model
@@ -266,7 +266,7 @@ async def own_seconds(policy: Any, tokenizer: Any, num_episodes: int) -> float:
     )  # fmt: skip
     parts = EpisodeParts(policy, OwnPlace, talk)
     started = time.perf_counter()
-    await episodes_in_order(["place"] * num_episodes, parts, options=options)
+    await run_episodes(["place"] * num_episodes, parts, options=options)
     return time.perf_counter() - started
 
 

@@ -41,24 +41,29 @@ from composer_replication.rollouts.environment.feature_deletion_env import (
 )
 from composer_replication.rollouts.environment.reward_options import RewardOptions
 from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions
-from composer_replication.rollouts.episodes.episode_player import EpisodePlayer, EpisodeSampler, Listeners
-from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
+from composer_replication.rollouts.episodes.episode import Episode
+from composer_replication.rollouts.episodes.episode_player import (
+    EpisodePlayer,
+    EpisodeSampler,
+    outcome_of_episode,
+)
 from composer_replication.rollouts.episodes.served_policy import (
     ServedModel,
     find_server,
     open_server,
     require_fit,
 )
-from composer_replication.rollouts.episodes.trajectories import KeptEpisodes, ObservedEpisodes
+from composer_replication.rollouts.episodes.trajectories import KeptEpisodes
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
-from composer_replication.rollouts.hints.task_observer import TaskObserver
+from composer_replication.rollouts.hints.task_observer import ObservedEpisodes, TaskObserver
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.rollouts.reward_function import FeatureDeletionReward
 from composer_replication.rollouts.rewards import load_reward_rule
 from composer_replication.rollouts.single_turn import prompt_of, refuse_leaking_prompt
 from composer_replication.rollouts.task_sampler import PolicySampler, TaskSampler
+from composer_replication.rollouts.tokens.token_ledger import LedgerTalk
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.run_folder import RunFolder, write_json
 from composer_replication.safety import CombinedGuard, EvaluationJournal, EvidenceGuard, HeldOutGuard
@@ -366,7 +371,6 @@ def open_attempts(
         What a trainer takes as reward, rollout function (None for single answers) and source of hints, and who samples
         for evaluation.
     """
-    on_outcomes = None if curriculum is None else curriculum.note
 
     def hinted(observer: Any) -> HintGenerator | None:
         if config.trainer.alpha_sdpo == 0.0:
@@ -383,13 +387,19 @@ def open_attempts(
         kept = KeptEpisodes(
             folder.rollouts, part=file_part(), session_id=folder.root.name, model_name=config.model.name
         )
-        observed = ObservedEpisodes(grader.store) if config.trainer.alpha_sdpo != 0.0 else None
+        observed = ObservedEpisodes(grader.store)
+        listeners: list[Callable[[list[Episode]], None]] = [kept.keep]
+        if curriculum is not None:
+            note = curriculum.note
+            listeners.append(lambda played: note([outcome_of_episode(each) for each in played]))
+        if config.trainer.alpha_sdpo != 0.0:
+            listeners.append(observed.note)
         if config.trl.get("use_vllm") and config.trl.get("vllm_mode") == "server":
             require_server(config, find_trl_server(config), model, tokenizer)
         open_one = partial(
             open_player, config, grader, tokenizer, num_ids=num_model_ids(model), cluster=cluster
         )
-        player = open_one(listeners=Listeners(kept, on_outcomes, observed))
+        player = open_one(listeners=listeners)
         refuse_long_conversations(config, player, (*tasks.train, *tasks.heldout), model)
         policy, judge = TrainedPolicy(max_batch=config.agent.max_concurrent), open_one(is_evaluation=True)
         sampler = EpisodeSampler(judge, policy, keep=kept.keep_evaluation)
@@ -405,7 +415,7 @@ def open_attempts(
         tests=config.reward.tests,
         folder=folder.rollouts,
         part=file_part(),
-        on_outcomes=on_outcomes,
+        on_outcomes=None if curriculum is None else curriculum.note,
         end_token_ids=end_token_ids(model, tokenizer),
         shuffle_seed=config.seed if config.reward.is_shuffled else None,
     )
@@ -445,7 +455,7 @@ def open_player(
     grader: Grader,
     tokenizer: Any,
     *,
-    listeners: Listeners | None = None,
+    listeners: Sequence[Callable[[list[Episode]], None]] = (),
     num_ids: int | None = None,
     is_evaluation: bool = False,
     cluster: RolloutCluster | None = None,

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import math
-from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from composer_replication.records import Completion, StopReason, ToolCall, ToolR
 from composer_replication.rollouts.environment.lease import EnvironmentLease
 from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts
-from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
+from composer_replication.rollouts.tokens.token_ledger import LedgerTalk
 
 T = TypeVar("T")
 SUMMARY_REQUEST = """\
@@ -94,14 +94,15 @@ async def run_episodes(
     seed: int = 0,
     step: int = 0,
     counts: Counter[str] | None = None,
-) -> AsyncGenerator[Episode, None]:
-    """One episode for each task id, in the order in which they end.
+    on_ended: Callable[[int], None] = lambda _: None,
+) -> list[Episode]:
+    """One episode for each task id, in their order; ``on_ended`` is told how many have ended.
 
     The seeds of an episode's answers come from ``seed``, its place in ``task_ids`` and the number of the answer, so that the same
-    policy gives the same episodes whatever ends first. While a caller holds an episode no further one is begun; those that run
-    go on. Leave the iterator by ``aclosing`` or to its end: an episode that still runs then is cancelled, and every environment
-    is closed. A call of an environment that runs at that moment is waited for, at most ``options.closing_seconds``. ``step``
-    of the trainer is for the records. Whatever environment, conversation or policy raise is raised, but for a ``SandboxFailure``.
+    policy gives the same episodes whatever ends first. When this is cancelled, or one episode raises, those that still run are
+    cancelled, and every environment is closed. A call of an environment that runs at that moment is waited for, at most
+    ``options.closing_seconds``. ``step`` of the trainer is for the records. Whatever environment, conversation or policy raise is
+    raised, but for a ``SandboxFailure``.
 
     What happened is added to ``counts``: ``ended_REASON``, ``dropped``, ``tries``, ``infrastructure_failures``, ``failed_CODE``,
     ``invalid_calls``, ``refused_requests``, ``not_continued_CODE`` (a template that does not go on after an answer),
@@ -109,24 +110,22 @@ async def run_episodes(
     """
     options = options or EpisodeOptions()
     counted: Counter[str] = Counter()
-    waiting = deque(enumerate(task_ids))
-    running: dict[asyncio.Task[Episode], int] = {}
     leases: list[EnvironmentLease[AgentEnvironment]] = []
+    places, num_ended = asyncio.Semaphore(options.max_concurrent), itertools.count(1)
+
+    async def play(index: int, task_id: str) -> Episode:
+        async with places:
+            one = OneEpisode(Episode(task_id, index, step, seed), parts, options, counted, leases)
+            episode = await one.run()
+            counted[f"ended_{episode.stop_reason}"] += 1
+            counted["dropped"] += episode.reward is None
+            counted["invalid_calls"] += episode.num_invalid_calls
+            on_ended(next(num_ended))  # before another one begins
+        return episode
+
+    running = [asyncio.create_task(play(*each)) for each in enumerate(task_ids)]
     try:
-        while waiting or running:
-            while waiting and len(running) < options.max_concurrent:
-                index, task_id = waiting.popleft()
-                one = OneEpisode(Episode(task_id, index, step, seed), parts, options, counted, leases)
-                running[asyncio.create_task(one.run())] = index
-            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            ended = [task.result() for task in sorted(done, key=running.__getitem__)]
-            for task in done:
-                del running[task]
-            for episode in ended:
-                counted[f"ended_{episode.stop_reason}"] += 1
-                counted["dropped"] += episode.reward is None
-                counted["invalid_calls"] += episode.num_invalid_calls
-                yield episode
+        return await asyncio.gather(*running)
     finally:
         for task in running:
             task.cancel()
@@ -145,22 +144,6 @@ async def run_episodes(
                 counted["close_failures"] = sum(bool(lease.close_failure) for lease in closed)
                 counted["not_closed"] = len(leases) - len(closed)
                 counts.update(+counted)
-
-
-async def episodes_in_order(
-    task_ids: Sequence[str],
-    parts: EpisodeParts,
-    *,
-    on_ended: Callable[[int], None] = lambda _: None,
-    **how: Any,
-) -> list[Episode]:
-    """All episodes, in the order of ``task_ids``; ``on_ended`` is told how many have ended. ``how`` is as in ``run_episodes``."""
-    found: dict[int, Episode] = {}
-    async with aclosing(run_episodes(task_ids, parts, **how)) as episodes:
-        async for episode in episodes:
-            found[episode.index] = episode
-            on_ended(len(found))
-    return [found[index] for index in range(len(task_ids))]
 
 
 def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
@@ -296,7 +279,8 @@ class OneEpisode:
         calls = () if is_summary else talk.find_calls(said)
         called = self._clock()
         results, is_done = await self._call_all(calls, end)
-        summary_tokens = TokenCounts(thinking=len(completion.token_ids))
+        thinking = len(completion.token_ids) if is_summary else talk.num_thinking(said)
+        others = len(completion.token_ids) - thinking
         turn = EpisodeTurn(
             prompt_ids[self._num_kept :],
             completion,
@@ -307,7 +291,7 @@ class OneEpisode:
             is_summary=is_summary,
             policy_seconds=seconds,
             tool_seconds=self._clock() - called,
-            tokens=summary_tokens if is_summary else talk.count_kinds(said, calls),
+            tokens=TokenCounts(thinking, tool_call=others if calls else 0, final=0 if calls else others),
         )
         self._num_kept = conversation.num_tokens
         self._turns.append(turn)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
-from composer_replication.records import Completion, Score, StopReason, ToolCall, ToolResult, ToolSpec, Turn
-from composer_replication.rollouts.tokens.chat import Chat, ObservedTurn
+from composer_replication.records import Completion, Score, StopReason, ToolCall, ToolResult, ToolSpec
+from composer_replication.rollouts.tokens.chat import Chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +93,12 @@ class Episode:
         """Calls that no tool could take, as the environment says: those that ``invalid_call_cost`` charges."""
         return sum(result.fault == "invalid" for each in self.turns for result in each.results)
 
-    def observed_turns(self) -> tuple[ObservedTurn, ...]:
-        """Every turn with its whole prompt, which takes space with the square of the turns: for a moment, not to keep."""
-        found: list[ObservedTurn] = []
-        seen: tuple[int, ...] = ()
-        segment_idx = 0
-        for each in self.turns:
-            prompt_ids = (*seen, *each.added_ids) if each.segment_idx == segment_idx else each.added_ids
-            turn = Turn(prompt_ids, each.completion)
-            found.append(ObservedTurn(turn, each.calls, each.results, each.chat))
-            seen, segment_idx = (*prompt_ids, *each.completion.token_ids), each.segment_idx
-        return tuple(found)
+    def prompt_ids(self, turn_idx: int) -> tuple[int, ...]:
+        """The whole prompt of a turn: all that its conversation held. It is put together for a moment, not to keep."""
+        turn = self.turns[turn_idx]
+        before = (each for each in self.turns[:turn_idx] if each.segment_idx == turn.segment_idx)
+        seen = (token_id for each in before for token_id in (*each.added_ids, *each.completion.token_ids))
+        return (*seen, *turn.added_ids)
 
 
 @dataclass(frozen=True, slots=True)

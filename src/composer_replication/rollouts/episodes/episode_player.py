@@ -19,44 +19,26 @@ from composer_replication.rollouts.environment.reward_options import Judgement
 from composer_replication.rollouts.episodes.agent_loop import (
     EpisodeOptions,
     EpisodeParts,
-    episodes_in_order,
     run_anywhere,
+    run_episodes,
 )
 from composer_replication.rollouts.episodes.episode import Episode
-from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.episodes.trajectories import KeptEpisodes, ObservedEpisodes
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
 from composer_replication.rollouts.heldout_evaluation import derive_seed
 from composer_replication.rollouts.reward_function import outcome_of
 from composer_replication.rollouts.task_sampler import TaskSampler
+from composer_replication.rollouts.tokens.token_ledger import LedgerTalk
 
 _REASONS = ("submitted", "finished", "turns", "context", "length", "deadline", "infrastructure")
-
-
-@dataclass(frozen=True, slots=True)
-class Listeners:
-    """Who hears of the episodes of training: the run folder, the curriculum, the hints; None is nobody."""
-
-    kept: KeptEpisodes | None = None
-    on_outcomes: Callable[[Sequence[TaskOutcome]], None] | None = None
-    observed: ObservedEpisodes | None = None
-
-    def hear(self, played: list[Episode]) -> None:
-        if self.kept is not None:
-            self.kept.keep(played)
-        if self.on_outcomes is not None:
-            self.on_outcomes([outcome_of_episode(each) for each in played])
-        if self.observed is not None:
-            self.observed.note([each for each in played if each.paid is not None])
 
 
 @dataclass(eq=False)
 class EpisodePlayer:
     """Plays generations, one at a time, on tasks of the store of ``grader``.
 
-    ``open_environment`` makes a fresh one for each try. ``listeners`` are told of every generation that is trained on. With
-    ``keeps_trees``, for evaluation, a judgement is that of ``finish_with_tree``. ``num_places`` says how many attempts have a
-    place at this moment, where nodes may go away; None: as many as run.
+    ``open_environment`` makes a fresh one for each try. ``listeners`` hear of every generation that is trained on: the run
+    folder, the curriculum, the hints. With ``keeps_trees``, for evaluation, a judgement is that of ``finish_with_tree``.
+    ``num_places`` says how many attempts have a place at this moment, where nodes may go away; None: as many as run.
 
     ``figures`` are numbers of the newest generation, for the log; ``num_running`` how many episodes may ask the policy.
     ``on_ended`` is told of each episode that ends while it plays (so many, of so many).
@@ -67,7 +49,7 @@ class EpisodePlayer:
     talk: LedgerTalk
     options: EpisodeOptions
     seed: int = field(kw_only=True)
-    listeners: Listeners | None = field(default=None, kw_only=True)
+    listeners: Sequence[Callable[[list[Episode]], None]] = field(default=(), kw_only=True)
     keeps_trees: bool = field(default=False, kw_only=True)
     num_places: Callable[[], int] | None = field(default=None, kw_only=True)
     on_ended: Callable[[int, int], None] | None = field(default=None, init=False)
@@ -100,8 +82,9 @@ class EpisodePlayer:
                 fix="composer-rl sandbox selftest",
             )
         self.figures = figures_of(played, counts)
-        if is_training and self.listeners is not None:
-            self.listeners.hear(played)
+        if is_training:
+            for listener in self.listeners:
+                listener(played)
         return played
 
     def play(
@@ -116,7 +99,6 @@ class EpisodePlayer:
     ) -> list[Episode]:
         """One episode for each task id, in their order; nobody is told of them but ``on_ended`` (so many, of so many)."""
         self._num_left = num_all = len(task_ids)
-        parts = self.parts(policy)
 
         def note(num_ended: int) -> None:
             self._num_left = num_all - num_ended
@@ -126,7 +108,7 @@ class EpisodePlayer:
         async def all_of_them() -> list[Episode]:
             async with policy if isinstance(policy, AbstractAsyncContextManager) else nullcontext():
                 how = {"options": self.options, "seed": seed, "step": step, "counts": counts}
-                return await episodes_in_order(task_ids, parts, on_ended=note, **how)
+                return await run_episodes(task_ids, self.parts(policy), on_ended=note, **how)
 
         return run_anywhere(all_of_them())
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
-from composer_replication.records import ToolCall, ToolResult, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +21,6 @@ class Chat:
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedTurn:
-    """A turn as hints are made from it: with the whole prompt, what it called and what came back."""
-
-    turn: Turn
-    calls: tuple[ToolCall, ...] = ()
-    results: tuple[ToolResult, ...] = ()
-    chat: Chat | None = None
 
 
 def encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:

@@ -24,11 +24,10 @@ from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes.agent_loop import (
     EpisodeOptions,
     EpisodeParts,
-    episodes_in_order,
+    run_episodes,
     sampling_seed,
 )
 from composer_replication.rollouts.episodes.episode import Episode, rollout_row
-from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.episodes.served_policy import (
     ServedPolicy,
     find_server,
@@ -36,6 +35,7 @@ from composer_replication.rollouts.episodes.served_policy import (
     read_answer,
     require_fit,
 )
+from composer_replication.rollouts.tokens.token_ledger import LedgerTalk
 
 KEY = "sk-not-to-be-told-1234567890"
 FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
@@ -63,7 +63,7 @@ def server() -> Any:
 def in_loop(policy: ServedPolicy, tasks: list[str], made: EpisodeParts, **more: Any) -> list[Episode]:
     async def all_of_them() -> list[Episode]:
         async with policy:
-            return await episodes_in_order(tasks, made, **more)
+            return await run_episodes(tasks, made, **more)
 
     return asyncio.run(all_of_them())
 

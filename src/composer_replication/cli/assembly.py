@@ -47,7 +47,7 @@ from composer_replication.rollouts.episodes.episode_player import (
     EpisodeSampler,
     outcome_of_episode,
 )
-from composer_replication.rollouts.episodes.served_policy import (
+from composer_replication.rollouts.episodes.policies import (
     ServedModel,
     find_server,
     open_server,

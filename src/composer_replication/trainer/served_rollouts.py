@@ -13,8 +13,9 @@ from composer_replication.errors import ComposerError
 from composer_replication.interfaces import TokenPolicy
 from composer_replication.model_endpoint import Endpoint
 from composer_replication.records import Completion, StopReason
-from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy, SampleOptions
-from composer_replication.rollouts.episodes.served_policy import (
+from composer_replication.rollouts.episodes.policies import (
+    BatchingPolicy,
+    SampleOptions,
     ServedPolicy,
     find_server,
     open_server,

@@ -20,7 +20,7 @@ from composer_replication.records import (
 from composer_replication.rollouts.environment.feature_deletion_env import first_message
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn
 from composer_replication.rollouts.hints.hinted_turns import ObservedRollout, find_faults
-from composer_replication.rollouts.hints.task_observer import KnownTasks
+from composer_replication.rollouts.hints.task_observer import known_tasks
 from composer_replication.rollouts.monitor import public_task
 from composer_replication.tasks import gates
 from composer_replication.tasks.store import TaskStore
@@ -202,7 +202,7 @@ def test_nothing_that_a_policy_is_told_names_a_paid_test(make_store: Any, sized_
     public, _ = rows_of(store, task)
     assert "test_clamp_above" not in str(public) and "test_clamp_below" in str(public)
     assert "test_clamp_above" not in str(public_task(store, task))
-    known = KnownTasks(store, lambda task: first_message(store, task))(task.task_id)
+    known = known_tasks(store, lambda task: first_message(store, task))(task.task_id)
     assert known.is_leak("look at test_clamp_above") and not known.is_leak("look at test_clamp_below")
     failing = Score(dict.fromkeys(task.tests.visible, Outcome.FAILED), paid=task.tests.paid)
     assert set(known.failed_tests(failing)) == set(task.tests.shown)

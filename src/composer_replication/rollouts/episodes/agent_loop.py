@@ -11,32 +11,22 @@ import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
-from composer_replication.errors import InputError, SandboxFailure, UsageError
+from composer_replication.errors import InputError, SandboxFailure
 from composer_replication.interfaces import AgentEnvironment, TokenPolicy
 from composer_replication.records import Completion, StopReason, ToolCall, ToolResult, ToolSpec, Turn
 from composer_replication.rollouts.environment.lease import EnvironmentLease
-from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts
+from composer_replication.rollouts.episodes.policies import BatchingPolicy, RefusedRequestError
 from composer_replication.rollouts.tokens.token_ledger import LedgerTalk
 
-T = TypeVar("T")
 SUMMARY_REQUEST = """\
 The conversation will soon be longer than you can read. Write a summary for yourself, from which you will go on without
 it: what was asked, what you found out, what you changed and where, what is left to do. Do not call a tool."""
 SUMMARY_INTRODUCTION = "You worked on this already. Your own summary of what happened so far:"
-
-
-class RefusedRequestError(UsageError):
-    """A server refuses what it was asked as such (HTTP 400, 413): most often because it is too long for its context.
-
-    In an episode that had an answer already it ends that episode alone (``CONTEXT``).
-    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +134,6 @@ async def run_episodes(
                 counted["close_failures"] = sum(bool(lease.close_failure) for lease in closed)
                 counted["not_closed"] = len(leases) - len(closed)
                 counts.update(+counted)
-
-
-def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
-    """``asyncio.run``, in a thread of its own where this one has a running loop: a notebook's has."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    with ThreadPoolExecutor(1, "episodes") as threads:
-        return threads.submit(copy_context().run, asyncio.run, work).result()
 
 
 def sampling_seed(seed: int, episode_index: int, turn_index: int) -> int:

@@ -19,10 +19,10 @@ from composer_replication.rollouts.environment.reward_options import Judgement
 from composer_replication.rollouts.episodes.agent_loop import (
     EpisodeOptions,
     EpisodeParts,
-    run_anywhere,
     run_episodes,
 )
 from composer_replication.rollouts.episodes.episode import Episode
+from composer_replication.rollouts.episodes.policies import run_anywhere
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
 from composer_replication.rollouts.heldout_evaluation import derive_seed
 from composer_replication.rollouts.reward_function import outcome_of

@@ -312,22 +312,25 @@ class HintedTurnMaker:
             self.counts["faults"] += 1
             if num_made == MAX_TURNS:
                 return
-            said, chat = (
-                observed.episode.turns[fault.turn_idx].completion,
-                observed.episode.turns[fault.turn_idx].chat,
-            )
+            told = observed.episode.turns[fault.turn_idx]
+            said = told.completion
             hint = write_hint(fault, observed.is_leak) if said.token_ids else None
             if hint is None:
                 self.counts["without_hint" if said.token_ids else "without_ids"] += 1
                 continue
             turn = Turn(observed.episode.prompt_ids(fault.turn_idx), said, observed.prompt_text)
             try:
-                if chat is not None:
-                    prompt = hint_chat_prompt(self.tokenizer, turn.prompt_ids, chat, hint)
+                if told.chat is not None:
+                    hinted_ids = hint_chat_prompt(self.tokenizer, turn.prompt_ids, told.chat, hint)
                 else:
-                    place = {"path": observed.path, "indent": observed.indent}
-                    start = observed.function_start
-                    prompt = hint_code_prompt(self.tokenizer, turn, hint, function_start=start, **place)
+                    hinted_ids = hint_code_prompt(
+                        self.tokenizer,
+                        turn,
+                        hint,
+                        path=observed.path,
+                        indent=observed.indent,
+                        function_start=observed.function_start,
+                    )
             except InputError as error:
                 if self.strict:
                     raise
@@ -336,4 +339,4 @@ class HintedTurnMaker:
             num_made += 1
             self.counts["hints"] += 1
             self.counts[f"hints/{fault.kind}"] += 1
-            yield fault, HintedTurn(prompt.prompt_ids, prompt.hinted_ids, said.token_ids, said.token_logp)
+            yield fault, HintedTurn(turn.prompt_ids, hinted_ids, said.token_ids, said.token_logp)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 from composer_replication.config import RolloutsSection
@@ -77,27 +77,19 @@ class KnownTask:
         return bool(secret_shown(text, self.secrets))
 
 
-class KnownTasks:
+def known_tasks(store: TaskStore, prompt_of: Callable[[Task], str]) -> Callable[[str], KnownTask]:
     """What is known of the tasks of a store, read once each; ``prompt_of`` is what a policy is told first."""
 
-    def __init__(self, store: TaskStore, prompt_of: Callable[[Task], str]) -> None:
-        self.store = store
-        self._prompt_of = prompt_of
-        self._known: dict[str, KnownTask] = {}
+    @cache
+    def known(task_id: str) -> KnownTask:
+        task = store.get(task_id)
+        prompt, shown = prompt_of(task), task.tests.shown
+        places = store.repository(store.record(task_id).repository_record).places
+        own = {test: places[test] for test in shown if test in places}
+        sources, secrets = read_material(store, task).sources, read_secrets(store, task, prompt)
+        return KnownTask(task, prompt, sources, own, secrets)
 
-    def __call__(self, task_id: str) -> KnownTask:
-        if task_id not in self._known:
-            store, task = self.store, self.store.get(task_id)
-            places = store.repository(store.record(task_id).repository_record).places
-            prompt = self._prompt_of(task)
-            self._known[task_id] = KnownTask(
-                task,
-                prompt,
-                read_material(store, task).sources,
-                {test: places[test] for test in task.tests.shown if test in places},
-                read_secrets(store, task, prompt),
-            )
-        return self._known[task_id]
+    return known
 
 
 class TaskObserver:
@@ -123,7 +115,7 @@ class TaskObserver:
     ) -> None:
         self.store, self.grader, self.options = store, grader, options
         self.tests: Literal["visible", "weakened"] = tests
-        self._known = KnownTasks(store, lambda task: prompt_of(store, task, options))
+        self._known = known_tasks(store, lambda task: prompt_of(store, task, options))
 
     def __call__(self, rollout: Rollout) -> ObservedRollout | None:
         if not rollout.turns:  # nothing was sampled
@@ -170,7 +162,7 @@ class ObservedEpisodes:
     """
 
     def __init__(self, store: TaskStore) -> None:
-        self._known = KnownTasks(store, partial(first_message, store))
+        self._known = known_tasks(store, partial(first_message, store))
         self._step = -1
         self._by_ids: dict[tuple[tuple[int, ...], tuple[int, ...]], Episode] = {}
 

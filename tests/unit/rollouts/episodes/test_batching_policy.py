@@ -13,8 +13,8 @@ from episode_parts import Asked, Lives, ScriptedPolicy, decode, parts, say
 from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, run_episodes
-from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy, SampleOptions
 from composer_replication.rollouts.episodes.episode import rollout_row
+from composer_replication.rollouts.episodes.policies import BatchingPolicy, SampleOptions
 
 
 def answer(prompt: tuple[int, ...], options: SampleOptions) -> Completion:

@@ -28,7 +28,7 @@ from composer_replication.rollouts.episodes.agent_loop import (
     sampling_seed,
 )
 from composer_replication.rollouts.episodes.episode import Episode, rollout_row
-from composer_replication.rollouts.episodes.served_policy import (
+from composer_replication.rollouts.episodes.policies import (
     ServedPolicy,
     find_server,
     open_server,
@@ -318,7 +318,7 @@ def settings(**of_model: Any) -> dict[str, Any]:
 
 
 def test_a_server_that_fits_is_taken(server: PolicyServer) -> None:
-    from composer_replication.rollouts.episodes.served_policy import PROBE
+    from composer_replication.rollouts.episodes.policies import PROBE
 
     fit(server)  # as little as a server may tell
     server.told["/version"] = {"version": "0.32.0"}

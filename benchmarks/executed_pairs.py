@@ -47,12 +47,16 @@ from seeds import markdown, mean_cell
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.reward_options import RewardOptions
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, run_episodes
+from composer_replication.rollouts.episodes.agent_loop import (
+    EpisodeOptions,
+    EpisodeParts,
+    LedgerTalk,
+    run_episodes,
+)
 from composer_replication.rollouts.episodes.policies import BatchingPolicy
 from composer_replication.rollouts.episodes.trajectories import write_trajectories
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.single_turn import build_prompt, is_finished
-from composer_replication.rollouts.tokens.token_ledger import LedgerTalk
 from composer_replication.run_folder import read_json, read_jsonl, rewrite_jsonl, write_json
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore

@@ -40,14 +40,18 @@ from transformers.utils import get_json_schema
 
 from composer_replication.records import Outcome, Score, ToolCall, ToolResult, ToolSpec
 from composer_replication.rollouts.environment.reward_options import Judgement
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, run_episodes
+from composer_replication.rollouts.episodes.agent_loop import (
+    EpisodeOptions,
+    EpisodeParts,
+    LedgerTalk,
+    run_episodes,
+)
 from composer_replication.rollouts.episodes.policies import (
     BatchingPolicy,
     ServedPolicy,
     find_server,
     open_server,
 )
-from composer_replication.rollouts.tokens.token_ledger import LedgerTalk
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 from composer_replication.trainer.policy import ModelSampler
 from composer_replication.trainer.tiny_models import make_tiny_tools_model

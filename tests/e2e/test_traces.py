@@ -19,10 +19,14 @@ from served_model import served_model
 from composer_replication.cli.main import main
 from composer_replication.records import Completion, StopReason, Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, run_episodes
+from composer_replication.rollouts.episodes.agent_loop import (
+    EpisodeOptions,
+    EpisodeParts,
+    LedgerTalk,
+    run_episodes,
+)
 from composer_replication.rollouts.episodes.trajectories import write_trajectories
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.tokens.token_ledger import LedgerTalk
 from composer_replication.tasks.store import TaskStore
 from composer_replication.traces.ingest import read_traces
 from composer_replication.traces.pairs import read_pair_rows

@@ -40,7 +40,7 @@ from composer_replication.rollouts.environment.feature_deletion_env import (
     first_message,
 )
 from composer_replication.rollouts.environment.reward_options import RewardOptions
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions
+from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, LedgerTalk
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.episode_player import (
     EpisodePlayer,
@@ -63,7 +63,6 @@ from composer_replication.rollouts.reward_function import FeatureDeletionReward
 from composer_replication.rollouts.rewards import load_reward_rule
 from composer_replication.rollouts.single_turn import prompt_of, refuse_leaking_prompt
 from composer_replication.rollouts.task_sampler import PolicySampler, TaskSampler
-from composer_replication.rollouts.tokens.token_ledger import LedgerTalk
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.run_folder import RunFolder, write_json
 from composer_replication.safety import CombinedGuard, EvaluationJournal, EvidenceGuard, HeldOutGuard

@@ -20,7 +20,7 @@ from typing import Any
 
 from composer_replication.errors import UsageError
 from composer_replication.records import Score
-from composer_replication.rollouts.tokens.chat import first_line
+from composer_replication.rollouts.tokens.token_ledger import first_line
 
 RewardRule = Callable[[str, str, Score], float]
 

@@ -16,9 +16,9 @@ import torch
 
 from composer_replication.errors import InputError
 from composer_replication.records import Completion, StopReason, ToolCall, ToolSpec
+from composer_replication.rollouts.episodes.agent_loop import SHELL_RULES
 from composer_replication.rollouts.episodes.policies import SampleOptions
 from composer_replication.rollouts.tokens.call_dialects import dialect_of, read_completion
-from composer_replication.rollouts.tokens.token_ledger import SHELL_RULES
 from composer_replication.trainer.policy import ModelSampler, chat_prompt_ids, end_token_ids
 
 MAX_REQUEST_BYTES = 64 * 1024**2

@@ -15,13 +15,13 @@ from trl import chat_template_utils
 
 from composer_replication.errors import InputError
 from composer_replication.records import Completion, StopReason, ToolCall, ToolSpec, Turn
+from composer_replication.rollouts.episodes.agent_loop import LedgerTalk
 from composer_replication.rollouts.tokens.call_dialects import (
     DIALECTS,
     dialect_of,
     read_calls,
     read_completion,
 )
-from composer_replication.rollouts.tokens.token_ledger import LedgerTalk
 
 OF_TEMPLATES = {
     **dict.fromkeys("qwen2_5 qwen3 glm4moe qwen3_5_think nemotron_3_nano".split(), "hermes"),

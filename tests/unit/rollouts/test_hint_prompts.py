@@ -18,7 +18,7 @@ from composer_replication.rollouts.hints.hint_prompts import (
     hint_chat_prompt,
     insertion,
 )
-from composer_replication.rollouts.tokens.chat import Chat
+from composer_replication.rollouts.tokens.token_ledger import Chat
 from composer_replication.trainer.collator import differs_by_hint
 
 HINT = "Hint: The available tools are: bash, read_file."

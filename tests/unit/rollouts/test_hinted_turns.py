@@ -34,7 +34,7 @@ from composer_replication.rollouts.hints.hinted_turns import (
 )
 from composer_replication.rollouts.hints.task_observer import KnownTask, TaskObserver
 from composer_replication.rollouts.single_turn import build_prompt, extract_answer
-from composer_replication.rollouts.tokens.chat import Chat
+from composer_replication.rollouts.tokens.token_ledger import Chat
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.store import TaskStore
 

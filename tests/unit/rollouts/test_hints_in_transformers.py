@@ -9,7 +9,7 @@ from chat_templates import FAMILIES, Family, tokenizer_of, tool_messages
 
 from composer_replication.interfaces import Tokenizer
 from composer_replication.rollouts.hints.hint_prompts import hint_chat_prompt, insertion
-from composer_replication.rollouts.tokens.chat import Chat
+from composer_replication.rollouts.tokens.token_ledger import Chat
 from composer_replication.tasks.intake.cache import cache_folder
 
 pytestmark = pytest.mark.long  # importing transformers takes longer than the test

@@ -9,11 +9,10 @@ from chat_templates import FAMILIES, tokenizer_of
 from episode_parts import Lives
 
 from composer_replication.records import Completion, StopReason
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions
+from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, LedgerTalk
 from composer_replication.rollouts.episodes.episode import rollout_row
 from composer_replication.rollouts.episodes.episode_player import EpisodePlayer
 from composer_replication.rollouts.tokens.call_dialects import num_thinking_ids
-from composer_replication.rollouts.tokens.token_ledger import LedgerTalk
 
 TOKENIZER = tokenizer_of(next(family for family in FAMILIES if family.name == "qwen3"))
 THOUGHT = "<think>\nIs it größer? I look.\n</think>"

@@ -16,8 +16,7 @@ from tokenizers import AddedToken
 
 from composer_replication.errors import InputError
 from composer_replication.records import Completion, StopReason, ToolCall, ToolResult
-from composer_replication.rollouts.tokens.chat import Chat
-from composer_replication.rollouts.tokens.token_ledger import TokenLedger
+from composer_replication.rollouts.tokens.token_ledger import Chat, TokenLedger
 
 BEGIN = [{"role": "user", "content": "Begin."}]
 ENDS = {

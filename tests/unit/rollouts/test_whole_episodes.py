@@ -13,7 +13,12 @@ from chat_templates import FAMILIES, TemplateTokenizer, tokenizer_of
 
 from composer_replication.records import Completion, Score, StopReason, Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, run_episodes
+from composer_replication.rollouts.episodes.agent_loop import (
+    EpisodeOptions,
+    EpisodeParts,
+    LedgerTalk,
+    run_episodes,
+)
 from composer_replication.rollouts.episodes.episode import Episode, rollout_row
 from composer_replication.rollouts.episodes.trajectories import (
     read_trajectories,
@@ -22,7 +27,6 @@ from composer_replication.rollouts.episodes.trajectories import (
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker, ObservedRollout
 from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor, public_task
-from composer_replication.rollouts.tokens.token_ledger import LedgerTalk
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.store import TaskStore
 

@@ -19,6 +19,7 @@ from composer_replication.rollouts.environment.reward_options import Judgement
 from composer_replication.rollouts.episodes.agent_loop import (
     EpisodeOptions,
     EpisodeParts,
+    LedgerTalk,
     run_episodes,
 )
 from composer_replication.rollouts.episodes.episode import Episode
@@ -27,7 +28,6 @@ from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
 from composer_replication.rollouts.heldout_evaluation import derive_seed
 from composer_replication.rollouts.reward_function import outcome_of
 from composer_replication.rollouts.task_sampler import TaskSampler
-from composer_replication.rollouts.tokens.token_ledger import LedgerTalk
 
 _REASONS = ("submitted", "finished", "turns", "context", "length", "deadline", "infrastructure")
 

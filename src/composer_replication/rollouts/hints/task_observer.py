@@ -21,7 +21,7 @@ from composer_replication.rollouts.single_turn import (
     marker_indent,
     prompt_of,
 )
-from composer_replication.rollouts.tokens.chat import Chat
+from composer_replication.rollouts.tokens.token_ledger import Chat
 from composer_replication.tasks.instructions.writing import read_material
 from composer_replication.tasks.instructions.written_instructions import read_secrets, secret_shown
 from composer_replication.tasks.planning.body_cuts import fill

@@ -9,8 +9,9 @@ What does a chat template put after what the policy said? It renders a small cha
 each kind (the roles that answered), since some templates write a first round otherwise; marks in the place of their contents,
 a stand-in for what the policy said, and then what answers it. What stands behind the stand-in is the suffix: end of turn,
 tool block, generation prompt. Only that is tokenised, behind the stand-in, so that a turn costs its own text however long the
-conversation is. That it changes nothing which stands already is looked at once for each kind and small chat. An end of turn that the sampler has emitted is not
-put again, whichever of the model's end tokens it was; one that it has not (a completion cut at its length) is put.
+conversation is. That it changes nothing which stands already is looked at once for each kind and small chat. An end of turn
+that the sampler has emitted is not put again, whichever of the model's end tokens it was; one that it has not (a completion
+cut at its length) is put.
 
 Where results of tools follow, the stand-in is tried twice: as plain content, and within the arguments of a call. If
 both renderings go on alike, the plain one is the rule. If they do not (a call has an end of its own, or results
@@ -27,15 +28,8 @@ from typing import Any, NamedTuple
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
-from composer_replication.records import Completion, StopReason, ToolCall, ToolResult, ToolSpec, Turn
-from composer_replication.rollouts.tokens.call_dialects import dialect_of, num_thinking_ids, read_completion
-from composer_replication.rollouts.tokens.chat import Chat, decode, encode, render, unwilling_template
-from composer_replication.rollouts.tools.tool_schemas import function_schema
+from composer_replication.records import Completion, StopReason, ToolCall, ToolResult
 
-SHELL_RULES = """\
-Act by one code block an answer: a shell command in a block that begins with ```bash, or, when you are done, an empty block
-that begins with ```submit. What the command prints is shown to you."""
-"""What a model is told whose template knows no tools."""
 Message = Mapping[str, Any]
 _MOST_END_IDS = 2  # an end-of-turn token and the line end behind it
 # How a template opens a turn may change once it is no longer the last one (it drops thoughts): from the last mark before it on.
@@ -43,57 +37,57 @@ _OPENING = re.compile(r"(message\d+x)(?:(?!message\d).)*?(standin\d+x)", re.DOTA
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerTalk:
-    """A loop's conversations over a chat template: opens them, finds the calls in an answer, and counts its thoughts.
+class Chat:
+    """A conversation up to the turn, as the template takes it.
 
-    A template without tools gets none: the policy acts by code blocks (``SHELL_RULES`` in its first message), and
-    results come back as the user's words.
-
-    Args:
-        template_text: the tokenizer's chat template, or several by name as a tokenizer of transformers may have them.
-        system: text of a system message; empty: none.
-        template_options: further variables of the template (``enable_thinking``).
-        tools: whose schemas say how arguments are read that are no JSON.
-        num_ids: as ``TokenLedger``.
-
-    Raises (from ``open`` on):
-        InputError: there is no template, or it never goes on after a call, which is tried out before the first episode
-            (CR0810); its way of calls is not known (CR0818); as ``TokenLedger``.
+    ``messages`` have ``role`` and ``content``; ``tools`` are JSON schemas; ``options`` are further
+    variables of the template (``enable_thinking``, a date).
     """
 
-    tokenizer: Tokenizer
-    template_text: str | Mapping[str, str] | None
-    system: str = ""
-    template_options: Mapping[str, Any] = field(default_factory=dict)
-    tools: tuple[ToolSpec, ...] = ()
-    num_ids: int | None = None
-    _has_fit: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
-    def open(self, message: str, tools: tuple[ToolSpec, ...]) -> TokenLedger:
-        """Begin a conversation."""
-        is_fenced = self._dialect == "fenced"
-        first = f"{message}\n\n{SHELL_RULES}" if is_fenced and tools else message
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        schemas = [function_schema(tool) for tool in tools] if tools and not is_fenced else None
-        chat = Chat([*system, {"role": "user", "content": first}], schemas, self.template_options)
-        ledger = TokenLedger(self.tokenizer, chat, has_tool_messages=not is_fenced, num_ids=self.num_ids)
-        if tools and not self._has_fit:
-            ledger.require_results(ToolCall(tools[0].name, "{}"))
-            self._has_fit.append(True)
-        return ledger
 
-    def find_calls(self, turn: Turn) -> tuple[ToolCall, ...]:
-        """The calls of an answer; its prompt says whether it began as a thought."""
-        sampled = turn.completion.token_ids
-        return read_completion(self.tokenizer, turn.prompt_ids, sampled, self._dialect, tools=self.tools)
+def encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """Ids of a text, with nothing added."""
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
 
-    def num_thinking(self, turn: Turn) -> int:
-        """How many of the sampled ids are thoughts."""
-        return num_thinking_ids(self.tokenizer, turn.prompt_ids, turn.completion.token_ids)
 
-    @property
-    def _dialect(self) -> str:
-        return dialect_of(self.template_text, self.tokenizer)
+def decode(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+    """The text of some ids, as it is."""
+    return tokenizer.decode(
+        list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+    )
+
+
+def render(tokenizer: Tokenizer, chat: Chat, messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of these messages in the chat's template, generation prompt included; it may raise anything."""
+    return str(
+        tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=None if chat.tools is None else [dict(tool) for tool in chat.tools],
+            tokenize=False,
+            add_generation_prompt=True,
+            **chat.options,
+        )
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what a template's error says."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".")[:200]
+
+
+def unwilling_template(problem: Exception) -> InputError:
+    """What is said where a chat template raises (CR0810)."""
+    return InputError(
+        "CR0810",
+        f"the chat template does not take the conversation: {first_line(problem)}.",
+        where="messages",
+        fix="give the tokenizer its chat template, and messages that the template takes.",
+    )
 
 
 class _Tail(NamedTuple):

@@ -29,11 +29,11 @@ from composer_replication.records import Completion, StopReason, Turn
 from composer_replication.rollouts.episodes.agent_loop import (
     EpisodeOptions,
     EpisodeParts,
+    LedgerTalk,
     run_episodes,
 )
 from composer_replication.rollouts.episodes.episode import Episode, TokenCounts, rollout_row
 from composer_replication.rollouts.episodes.policies import run_anywhere
-from composer_replication.rollouts.tokens.token_ledger import LedgerTalk
 
 SUBMIT = "<submit>{}</submit>"
 ECHO = '<echo>{"text": "hello"}</echo>'

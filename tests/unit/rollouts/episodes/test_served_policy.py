@@ -24,6 +24,7 @@ from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes.agent_loop import (
     EpisodeOptions,
     EpisodeParts,
+    LedgerTalk,
     run_episodes,
     sampling_seed,
 )
@@ -35,7 +36,6 @@ from composer_replication.rollouts.episodes.policies import (
     read_answer,
     require_fit,
 )
-from composer_replication.rollouts.tokens.token_ledger import LedgerTalk
 
 KEY = "sk-not-to-be-told-1234567890"
 FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
@@ -158,7 +158,7 @@ def test_ids_of_another_model_never_reach_a_conversation(server: PolicyServer, b
     [episode] = in_loop(policy, ["task"], made, options=options)
     [turn] = episode.turns
     assert turn.completion.token_ids == (1, len(tokenizer) + beyond, 2)
-    assert rollout_row(episode, filler_id=0).mask == (1, 1, 1)
+    assert rollout_row(episode, filler_id=0).mask == [1, 1, 1]
 
 
 @pytest.mark.parametrize("code", [400, 401, 403, 404, 301, 422])

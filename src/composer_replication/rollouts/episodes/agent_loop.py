@@ -240,40 +240,28 @@ class OneEpisode:
                     raise
             if ended is not None:
                 return ended
-        return replace(self._so_far(StopReason.INFRASTRUCTURE), failure=failure_code)
+        seconds = self._clock() - self._try_started
+        return replace(
+            self._so_far, stop_reason=StopReason.INFRASTRUCTURE, seconds=seconds, failure=failure_code
+        )
 
     async def _begin_try(self, number: int) -> None:
-        self._num_tries, self._clock = number, asyncio.get_running_loop().time
+        self._clock = asyncio.get_running_loop().time
         self._try_started = self._clock()
         self._deadline = self._try_started + self.options.episode_seconds
-        self._turns: list[EpisodeTurn] = []
-        self._first_messages: list[str] = []
-        self._tools: tuple[ToolSpec, ...] = ()
+        self._so_far = replace(self.blank, num_tries=number)  # what there is of this try
         self.counts["tries"] += 1
         self._lease = EnvironmentLease(self.parts.open_environment)
         self.leases.append(self._lease)
         task_id, limit = self.blank.task_id, self.options.turn_seconds + self.options.grace_seconds
-        self._task_message, self._tools = await self._lease.do(
-            lambda env: (env.reset(task_id), env.tools), seconds=limit
-        )
-        self._open_conversation(self._task_message)
+        task_message, tools = await self._lease.do(lambda env: (env.reset(task_id), env.tools), seconds=limit)
+        self._so_far = replace(self._so_far, tools=tools)
+        self._open_conversation(task_message)
 
     def _open_conversation(self, message: str) -> None:
-        self._conversation = self.parts.talk.open(message, self._tools)
-        self._first_messages.append(message)
+        self._conversation = self.parts.talk.open(message, self._so_far.tools)
+        self._so_far = replace(self._so_far, first_messages=(*self._so_far.first_messages, message))
         self._num_kept = 0  # ids of the conversation up to its last answer
-
-    def _so_far(self, reason: StopReason) -> Episode:
-        """What there is of the current try, not graded yet."""
-        return replace(
-            self.blank,
-            turns=tuple(self._turns),
-            first_messages=tuple(self._first_messages),
-            tools=self._tools,
-            stop_reason=reason,
-            seconds=self._clock() - self._try_started,
-            num_tries=self._num_tries,
-        )
 
     async def _graded(self, reason: StopReason) -> Episode:
         started = self._clock()
@@ -282,7 +270,9 @@ class OneEpisode:
         if judgement is None:
             raise SandboxFailure("CR0302", "the sandbox failed while an episode was graded.")
         return replace(
-            self._so_far(reason),
+            self._so_far,
+            stop_reason=reason,
+            seconds=self._clock() - self._try_started,
             score=judgement.score,
             reward=judgement.reward,
             grading_seconds=self._clock() - started,
@@ -292,12 +282,13 @@ class OneEpisode:
     async def _take_turn(self) -> StopReason | None:
         """One answer with its calls; why the episode ends with it, or before it, or None."""
         options, conversation, talk = self.options, self._conversation, self.parts.talk
-        if sum(not turn.is_summary for turn in self._turns) >= options.max_turns:
+        num_conversations = len(self._so_far.first_messages)
+        if sum(not turn.is_summary for turn in self._so_far.turns) >= options.max_turns:
             return StopReason.TURNS
         if self._clock() >= self._deadline:
             return StopReason.DEADLINE
         is_long = 0 < options.summary_tokens <= conversation.num_tokens
-        is_summary = is_long and self._num_kept > 0 and len(self._first_messages) <= options.max_summaries
+        is_summary = is_long and self._num_kept > 0 and num_conversations <= options.max_summaries
         if is_summary and not self._is_told(lambda: conversation.add_message(options.summary_request)):
             return StopReason.FINISHED
         asked, chat, prompt_ids = self._clock(), conversation.chat(), conversation.prompt_ids()
@@ -327,14 +318,14 @@ class OneEpisode:
             calls,
             results,
             chat,
-            segment_idx=len(self._first_messages) - 1,
+            segment_idx=num_conversations - 1,
             is_summary=is_summary,
             policy_seconds=seconds,
             tool_seconds=self._clock() - called,
             tokens=TokenCounts(thinking, tool_call=others if calls else 0, final=0 if calls else others),
         )
         self._num_kept = conversation.num_tokens
-        self._turns.append(turn)
+        self._so_far = replace(self._so_far, turns=(*self._so_far.turns, turn))
         return self._go_on(turn, is_done=is_done)
 
     async def _answer(self, prompt_ids: tuple[int, ...]) -> Completion | StopReason:
@@ -344,7 +335,7 @@ class OneEpisode:
         if room < options.min_new_tokens:
             return StopReason.CONTEXT
         end = min(self._deadline, self._clock() + options.turn_seconds)
-        seed = sampling_seed(self.blank.seed, self.blank.index, len(self._turns))
+        seed = sampling_seed(self.blank.seed, self.blank.index, len(self._so_far.turns))
         try:
             async with asyncio.timeout_at(None if isinstance(policy, BatchingPolicy) else end) as limit:
                 completion = await policy.sample(
@@ -355,7 +346,7 @@ class OneEpisode:
                 raise
             return StopReason.DEADLINE
         except RefusedRequestError:
-            if not self._turns:
+            if not self._so_far.turns:
                 raise
             self.counts["refused_requests"] += 1  # the server took shorter ones of this episode
             return StopReason.CONTEXT
@@ -373,7 +364,7 @@ class OneEpisode:
         is_cut = turn.completion.stop_reason is StopReason.LENGTH
         if turn.is_summary and not is_cut:
             summary = f"{options.summary_introduction}\n{turn.completion.text.strip()}"
-            self._open_conversation(f"{self._task_message}\n\n{summary}")
+            self._open_conversation(f"{self._so_far.first_messages[0]}\n\n{summary}")
             return None
         if is_done:
             return StopReason.SUBMITTED
@@ -388,7 +379,8 @@ class OneEpisode:
                 lambda: conversation.add_message(options.reminder)
             )
         added = TokenCounts(tool_output=conversation.num_tokens - self._num_kept)
-        self._turns[-1] = replace(turn, tokens=turn.tokens + added)
+        told = replace(turn, tokens=turn.tokens + added)
+        self._so_far = replace(self._so_far, turns=(*self._so_far.turns[:-1], told))
         return None if is_told else StopReason.FINISHED
 
     def _is_told(self, tell: Callable[[], None]) -> bool:

@@ -67,11 +67,6 @@ class ObservedRollout:
     is_leak: Callable[[str], bool] = field(default=lambda _: False, repr=False, compare=False)
 
     @property
-    def is_single_answer(self) -> bool:
-        turns = self.episode.turns
-        return len(turns) == 1 and not turns[0].calls
-
-    @property
     def run_error(self) -> str:
         """Why the test run itself failed; empty where that tells of a forgery, or names a test that the policy cannot read."""
         score = self.episode.score
@@ -99,8 +94,10 @@ def find_faults(observed: ObservedRollout) -> list[Fault]:
     episode = observed.episode
     if episode.stop_reason is StopReason.INFRASTRUCTURE or (episode.reward is None and episode.score is None):
         return []
+    is_single_answer = len(episode.turns) == 1 and not episode.turns[0].calls
+    whole = _answer_faults if is_single_answer else _turn_faults
     by_turn: dict[int, Fault] = {}
-    for fault in (*_call_faults(episode.turns), *_turn_faults(observed), *_final_faults(observed)):
+    for fault in (*_call_faults(episode.turns), *whole(observed), *_test_failures(observed)):
         by_turn.setdefault(fault.turn_idx, fault)
     return [by_turn[idx] for idx in sorted(by_turn)]
 
@@ -133,9 +130,7 @@ def fault_kind(result: ToolResult) -> str:
 
 
 def _turn_faults(observed: ObservedRollout) -> Iterator[Fault]:
-    """Faults that a turn shows as a whole: cut off, or nothing said. A single answer is judged by its code."""
-    if observed.is_single_answer:
-        return
+    """Faults that a turn shows as a whole: cut off, or nothing said."""
     turns, score, reward = observed.episode.turns, observed.episode.score, observed.episode.reward
     is_solved = score.all_passed if score is not None else reward is not None and reward >= 1
     for idx, turn in enumerate(turns[:-1] if is_solved else turns):
@@ -167,13 +162,10 @@ def _empty_answer(observed: ObservedRollout, turn_idx: int) -> Fault:
     return Fault(turn_idx, "empty-answer", (advice, answered(observed.run_error)))
 
 
-def _final_faults(observed: ObservedRollout) -> Iterator[Fault]:
+def _test_failures(observed: ObservedRollout) -> Iterator[Fault]:
     """What the tests say of the rollout as a whole, told of the turn that it comes from."""
     episode, score, error = observed.episode, observed.episode.score, observed.run_error
     if score is None or score.all_passed or not episode.turns:
-        return
-    if observed.is_single_answer and (fault := _answer_fault(observed)) is not None:
-        yield fault
         return
     others = sorted(
         node_id
@@ -194,20 +186,24 @@ def _told(node_id: str, assertion: str) -> str:
     return f"{node_id.rpartition('::')[2]} fails" + (f": it checks `{shown}`." if shown else ".")
 
 
-def _answer_fault(observed: ObservedRollout) -> Fault | None:
-    """What is wrong with a single answer before any test looks at it."""
-    completion = observed.episode.turns[0].completion
-    is_cut = completion.stop_reason is StopReason.LENGTH
-    if not completion.text.strip() or (observed.answer is not None and not observed.answer.strip()):
-        has_text = is_cut and completion.text.strip()
-        return _truncated(observed, 0) if has_text else _empty_answer(observed, 0)
-    problem = "" if observed.answered_text is None else _syntax_problem(observed.answered_text)
-    if is_cut and (problem or observed.answered_text is None):
-        return _truncated(observed, 0)
-    if not problem:
-        return None
-    told = f"What was written does not parse: {problem}. Keep brackets, quotes and indentation whole."
-    return Fault(0, "syntax-error", (told, answered(observed.run_error)))
+def _answer_faults(observed: ObservedRollout) -> Iterator[Fault]:
+    """What is wrong with a single answer that failed, before any test looks at it: it is judged by its code."""
+    completion, score, code = (
+        observed.episode.turns[0].completion,
+        observed.episode.score,
+        observed.answered_text,
+    )
+    if score is None or score.all_passed:
+        return
+    is_cut, has_text = completion.stop_reason is StopReason.LENGTH, bool(completion.text.strip())
+    problem = "" if code is None else _syntax_problem(code)
+    if not has_text or (observed.answer is not None and not observed.answer.strip()):
+        yield _truncated(observed, 0) if is_cut and has_text else _empty_answer(observed, 0)
+    elif is_cut and (problem or code is None):
+        yield _truncated(observed, 0)
+    elif problem:
+        told = f"What was written does not parse: {problem}. Keep brackets, quotes and indentation whole."
+        yield Fault(0, "syntax-error", (told, answered(observed.run_error)))
 
 
 def _syntax_problem(text: str) -> str:

@@ -241,9 +241,10 @@ class TokenLedger:
         template's own: those with marks in the place of the contents.
         """
         if completion is None:
-            self._history = _marked(messages, 0)
-            tail = _Tail((), self._render(messages), self._render(self._history))
-            _require_shown(tail.marked, self._history)
+            marked = _marked(messages, 0)
+            tail = _Tail((), self._render(messages), self._render(marked))
+            _require_shown(tail.marked, marked)
+            self._history = marked
             both = [encode(self._tokenizer, text) for text in (tail.text, tail.marked)]
         else:
             tail = self._tail(messages)

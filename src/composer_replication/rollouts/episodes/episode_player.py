@@ -107,8 +107,10 @@ class EpisodePlayer:
 
         async def all_of_them() -> list[Episode]:
             async with policy if isinstance(policy, AbstractAsyncContextManager) else nullcontext():
-                how = {"options": self.options, "seed": seed, "step": step, "counts": counts}
-                return await run_episodes(task_ids, self.parts(policy), on_ended=note, **how)
+                parts, options = self.parts(policy), self.options
+                return await run_episodes(
+                    task_ids, parts, options=options, seed=seed, step=step, counts=counts, on_ended=note
+                )
 
         return run_anywhere(all_of_them())
 

@@ -47,12 +47,8 @@ from seeds import markdown, mean_cell
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.reward_options import RewardOptions
-from composer_replication.rollouts.episodes.agent_loop import (
-    EpisodeOptions,
-    EpisodeParts,
-    LedgerTalk,
-    run_episodes,
-)
+from composer_replication.rollouts.episodes import agent_loop
+from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, LedgerTalk
 from composer_replication.rollouts.episodes.policies import BatchingPolicy
 from composer_replication.rollouts.episodes.trajectories import write_trajectories
 from composer_replication.rollouts.grading import Grader
@@ -185,7 +181,7 @@ def record(author: Author, grader: Grader, path: Path) -> None:
     options = EpisodeOptions(max_turns=4, temperature=0.8, max_concurrent=32)
     task_ids = [task for task in grader.store.task_ids() for _ in range(4)]
     with closing(policy):
-        write_trajectories(path, asyncio.run(run_episodes(task_ids, parts, options=options)))
+        write_trajectories(path, asyncio.run(agent_loop.run_episodes(task_ids, parts, options=options)))
 
 
 def steps_of(traces: Sequence[Trace]) -> list[ChosenStep]:

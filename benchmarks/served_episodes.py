@@ -40,18 +40,9 @@ from transformers.utils import get_json_schema
 
 from composer_replication.records import Outcome, Score, ToolCall, ToolResult, ToolSpec
 from composer_replication.rollouts.environment.reward_options import Judgement
-from composer_replication.rollouts.episodes.agent_loop import (
-    EpisodeOptions,
-    EpisodeParts,
-    LedgerTalk,
-    run_episodes,
-)
-from composer_replication.rollouts.episodes.policies import (
-    BatchingPolicy,
-    ServedPolicy,
-    find_server,
-    open_server,
-)
+from composer_replication.rollouts.episodes import agent_loop, policies
+from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, run_episodes
+from composer_replication.rollouts.episodes.policies import BatchingPolicy, ServedPolicy
 from composer_replication.rollouts.tools.tool_schemas import function_schema
 from composer_replication.trainer.policy import ModelSampler
 from composer_replication.trainer.tiny_models import make_tiny_tools_model
@@ -266,7 +257,7 @@ def trl_seconds(
 
 async def own_seconds(policy: Any, tokenizer: Any, num_episodes: int) -> float:
     """One generation over our loop."""
-    talk = LedgerTalk(
+    talk = agent_loop.LedgerTalk(
         tokenizer, tokenizer.chat_template, tools=(LOOK,), template_options={"enable_thinking": False}
     )
     options = EpisodeOptions(
@@ -280,7 +271,7 @@ async def own_seconds(policy: Any, tokenizer: Any, num_episodes: int) -> float:
 
 async def own_served(url: str, tokenizer: Any, num_episodes: int) -> float:
     """One generation over our loop, sampled by the server."""
-    endpoint = find_server(open_server(url)).endpoint
+    endpoint = policies.find_server(policies.open_server(url)).endpoint
     async with ServedPolicy(endpoint, filters={}, stop_token_ids=[tokenizer.eos_token_id]) as policy:
         return await own_seconds(policy, tokenizer, num_episodes)
 

@@ -40,19 +40,10 @@ from composer_replication.rollouts.environment.feature_deletion_env import (
     first_message,
 )
 from composer_replication.rollouts.environment.reward_options import RewardOptions
+from composer_replication.rollouts.episodes import episode_player
 from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, LedgerTalk
-from composer_replication.rollouts.episodes.episode import Episode
-from composer_replication.rollouts.episodes.episode_player import (
-    EpisodePlayer,
-    EpisodeSampler,
-    outcome_of_episode,
-)
-from composer_replication.rollouts.episodes.policies import (
-    ServedModel,
-    find_server,
-    open_server,
-    require_fit,
-)
+from composer_replication.rollouts.episodes.episode_player import EpisodePlayer, EpisodeSampler, Listener
+from composer_replication.rollouts.episodes.policies import ServedModel, find_server, open_server, require_fit
 from composer_replication.rollouts.episodes.trajectories import KeptEpisodes
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
@@ -387,10 +378,10 @@ def open_attempts(
             folder.rollouts, part=file_part(), session_id=folder.root.name, model_name=config.model.name
         )
         observed = ObservedEpisodes(grader.store)
-        listeners: list[Callable[[list[Episode]], None]] = [kept.keep]
+        listeners: list[Listener] = [kept.keep]
         if curriculum is not None:
-            note = curriculum.note
-            listeners.append(lambda played: note([outcome_of_episode(each) for each in played]))
+            note, outcome_of = curriculum.note, episode_player.outcome_of_episode
+            listeners.append(lambda played: note(list(map(outcome_of, played))))
         if config.trainer.alpha_sdpo != 0.0:
             listeners.append(observed.note)
         if config.trl.get("use_vllm") and config.trl.get("vllm_mode") == "server":
@@ -454,7 +445,7 @@ def open_player(
     grader: Grader,
     tokenizer: Any,
     *,
-    listeners: Sequence[Callable[[list[Episode]], None]] = (),
+    listeners: Sequence[Listener] = (),
     num_ids: int | None = None,
     is_evaluation: bool = False,
     cluster: RolloutCluster | None = None,

@@ -29,6 +29,8 @@ from composer_replication.rollouts.heldout_evaluation import derive_seed
 from composer_replication.rollouts.reward_function import outcome_of
 from composer_replication.rollouts.task_sampler import TaskSampler
 
+Listener = Callable[[list[Episode]], None]
+"""Hears of the episodes of a generation."""
 _REASONS = ("submitted", "finished", "turns", "context", "length", "deadline", "infrastructure")
 
 
@@ -49,7 +51,7 @@ class EpisodePlayer:
     talk: LedgerTalk
     options: EpisodeOptions
     seed: int = field(kw_only=True)
-    listeners: Sequence[Callable[[list[Episode]], None]] = field(default=(), kw_only=True)
+    listeners: Sequence[Listener] = field(default=(), kw_only=True)
     keeps_trees: bool = field(default=False, kw_only=True)
     num_places: Callable[[], int] | None = field(default=None, kw_only=True)
     on_ended: Callable[[int, int], None] | None = field(default=None, init=False)

@@ -46,9 +46,9 @@ from seeds import markdown, mean_cell
 
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, RewardOptions
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, episodes_in_order
-from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy
-from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
+from composer_replication.rollouts.episodes import agent_loop
+from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, LedgerTalk
+from composer_replication.rollouts.episodes.policies import BatchingPolicy
 from composer_replication.rollouts.episodes.trajectories import write_trajectories
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.single_turn import build_prompt, is_finished
@@ -180,7 +180,7 @@ def record(author: Author, grader: Grader, path: Path) -> None:
     options = EpisodeOptions(max_turns=4, temperature=0.8, max_concurrent=32)
     task_ids = [task for task in grader.store.task_ids() for _ in range(4)]
     with closing(policy):
-        write_trajectories(path, asyncio.run(episodes_in_order(task_ids, parts, options=options)))
+        write_trajectories(path, asyncio.run(agent_loop.run_episodes(task_ids, parts, options=options)))
 
 
 def steps_of(traces: Sequence[Trace]) -> list[ChosenStep]:

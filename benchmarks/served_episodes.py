@@ -40,10 +40,9 @@ from transformers.utils import get_json_schema
 
 from composer_replication.records import Outcome, Score, ToolCall, ToolResult, ToolSpec
 from composer_replication.rollouts.environment.feature_deletion_env import Judgement
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, episodes_in_order
-from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy
-from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.episodes.served_policy import ServedPolicy, find_server, open_server
+from composer_replication.rollouts.episodes import agent_loop, policies
+from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, run_episodes
+from composer_replication.rollouts.episodes.policies import BatchingPolicy, ServedPolicy
 from composer_replication.rollouts.tools.tool_context import function_schema
 from composer_replication.trainer.policy import ModelSampler
 from composer_replication.trainer.tiny_models import make_tiny_tools_model
@@ -258,7 +257,7 @@ def trl_seconds(
 
 async def own_seconds(policy: Any, tokenizer: Any, num_episodes: int) -> float:
     """One generation over our loop."""
-    talk = LedgerTalk(
+    talk = agent_loop.LedgerTalk(
         tokenizer, tokenizer.chat_template, tools=(LOOK,), template_options={"enable_thinking": False}
     )
     options = EpisodeOptions(
@@ -266,13 +265,13 @@ async def own_seconds(policy: Any, tokenizer: Any, num_episodes: int) -> float:
     )  # fmt: skip
     parts = EpisodeParts(policy, OwnPlace, talk)
     started = time.perf_counter()
-    await episodes_in_order(["place"] * num_episodes, parts, options=options)
+    await run_episodes(["place"] * num_episodes, parts, options=options)
     return time.perf_counter() - started
 
 
 async def own_served(url: str, tokenizer: Any, num_episodes: int) -> float:
     """One generation over our loop, sampled by the server."""
-    endpoint = find_server(open_server(url)).endpoint
+    endpoint = policies.find_server(policies.open_server(url)).endpoint
     async with ServedPolicy(endpoint, filters={}, stop_token_ids=[tokenizer.eos_token_id]) as policy:
         return await own_seconds(policy, tokenizer, num_episodes)
 

@@ -19,8 +19,12 @@ from served_model import served_model
 from composer_replication.cli.main import main
 from composer_replication.records import Completion, StopReason, Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, episodes_in_order
-from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
+from composer_replication.rollouts.episodes.agent_loop import (
+    EpisodeOptions,
+    EpisodeParts,
+    LedgerTalk,
+    run_episodes,
+)
 from composer_replication.rollouts.episodes.trajectories import write_trajectories
 from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks.store import TaskStore
@@ -134,9 +138,7 @@ def record(store: TaskStore, task: Task, heredoc: str, path: Path) -> None:
     with_grader = Grader(store)
     try:
         parts = EpisodeParts(Scripted(tokenizer, scripts), lambda: FeatureDeletionEnv(with_grader), talk)
-        run = episodes_in_order(
-            [task.task_id] * 2, parts, options=EpisodeOptions(max_turns=5), counts=Counter()
-        )
+        run = run_episodes([task.task_id] * 2, parts, options=EpisodeOptions(max_turns=5), counts=Counter())
         episodes = asyncio.run(run)
     finally:
         with_grader.close()

@@ -16,7 +16,7 @@ from scripted_tools import END, ThinkingSampler, said, sampler_of
 
 from composer_replication.cli.training_run import run_recipe
 from composer_replication.records import Completion
-from composer_replication.rollouts.episodes.batching_policy import SampleOptions
+from composer_replication.rollouts.episodes.policies import SampleOptions
 from composer_replication.trainer import episode_rollouts
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-tools" / "run.toml"

@@ -25,7 +25,7 @@ from scripted_tools import ASSISTANT, ThinkingSampler, sampler_of
 
 from composer_replication.cli.main import main
 from composer_replication.records import Completion, StopReason
-from composer_replication.rollouts.episodes.batching_policy import SampleOptions
+from composer_replication.rollouts.episodes.policies import SampleOptions
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.workers.workers import load_ray
 from composer_replication.trainer import episode_rollouts

@@ -39,20 +39,15 @@ from composer_replication.rollouts.environment.feature_deletion_env import (
     RewardOptions,
     first_message,
 )
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions
-from composer_replication.rollouts.episodes.episode_player import EpisodePlayer, EpisodeSampler, Listeners
-from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.episodes.served_policy import (
-    ServedModel,
-    find_server,
-    open_server,
-    require_fit,
-)
-from composer_replication.rollouts.episodes.trajectories import KeptEpisodes, ObservedEpisodes
+from composer_replication.rollouts.episodes import episode_player
+from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, LedgerTalk
+from composer_replication.rollouts.episodes.episode_player import EpisodePlayer, EpisodeSampler, Listener
+from composer_replication.rollouts.episodes.policies import ServedModel, find_server, open_server, require_fit
+from composer_replication.rollouts.episodes.trajectories import KeptEpisodes
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator, PolicySampler, TaskSampler
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
-from composer_replication.rollouts.hints.task_observer import TaskObserver
+from composer_replication.rollouts.hints.task_observer import ObservedEpisodes, TaskObserver
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.rollouts.rewards import FeatureDeletionReward, load_reward_rule
 from composer_replication.rollouts.single_turn import prompt_of, refuse_leaking_prompt
@@ -358,7 +353,6 @@ def open_attempts(
         What a trainer takes as reward, rollout function (None for single answers) and source of hints, and who samples
         for evaluation.
     """
-    on_outcomes = None if curriculum is None else curriculum.note
 
     def hinted(observer: Any) -> HintGenerator | None:
         if config.trainer.alpha_sdpo == 0.0:
@@ -375,13 +369,19 @@ def open_attempts(
         kept = KeptEpisodes(
             folder.rollouts, part=file_part(), session_id=folder.root.name, model_name=config.model.name
         )
-        observed = ObservedEpisodes(grader.store) if config.trainer.alpha_sdpo != 0.0 else None
+        observed = ObservedEpisodes(grader.store)
+        listeners: list[Listener] = [kept.keep]
+        if curriculum is not None:
+            note, outcome_of = curriculum.note, episode_player.outcome_of_episode
+            listeners.append(lambda played: note(list(map(outcome_of, played))))
+        if config.trainer.alpha_sdpo != 0.0:
+            listeners.append(observed.note)
         if config.trl.get("use_vllm") and config.trl.get("vllm_mode") == "server":
             require_server(config, find_trl_server(config), model, tokenizer)
         open_one = partial(
             open_player, config, grader, tokenizer, num_ids=num_model_ids(model), cluster=cluster
         )
-        player = open_one(listeners=Listeners(kept, on_outcomes, observed))
+        player = open_one(listeners=listeners)
         refuse_long_conversations(config, player, (*tasks.train, *tasks.heldout), model)
         policy, judge = TrainedPolicy(max_batch=config.agent.max_concurrent), open_one(is_evaluation=True)
         sampler = EpisodeSampler(judge, policy, keep=kept.keep_evaluation)
@@ -397,7 +397,7 @@ def open_attempts(
         tests=config.reward.tests,
         folder=folder.rollouts,
         part=file_part(),
-        on_outcomes=on_outcomes,
+        on_outcomes=None if curriculum is None else curriculum.note,
         end_token_ids=end_token_ids(model, tokenizer),
         shuffle_seed=config.seed if config.reward.is_shuffled else None,
     )
@@ -437,7 +437,7 @@ def open_player(
     grader: Grader,
     tokenizer: Any,
     *,
-    listeners: Listeners | None = None,
+    listeners: Sequence[Listener] = (),
     num_ids: int | None = None,
     is_evaluation: bool = False,
     cluster: RolloutCluster | None = None,

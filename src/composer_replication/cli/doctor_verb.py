@@ -198,7 +198,7 @@ def check_sandboxes(progress: Callable[[str], None]) -> Iterator[Check]:
 
 def check_server(url: str, key_variable: str = "") -> Check:
     """What a sampling server says of itself; that it fits a recipe, ``train`` asks before its first step."""
-    from composer_replication.rollouts.episodes.served_policy import find_server, open_server
+    from composer_replication.rollouts.episodes.policies import find_server, open_server
 
     try:
         served = find_server(open_server(url, key_variable=key_variable))

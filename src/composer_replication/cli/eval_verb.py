@@ -15,7 +15,7 @@ from composer_replication.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
     from composer_replication.config import RunConfig
-    from composer_replication.rollouts.episodes.served_policy import ServedModel
+    from composer_replication.rollouts.episodes.policies import ServedModel
     from composer_replication.rollouts.heldout_evaluation import TaskResult
     from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
 
@@ -78,7 +78,7 @@ def _find_server(args: argparse.Namespace, recipe: RunConfig) -> ServedModel | N
     """The server of ``--endpoint``, as it describes itself."""
     if args.endpoint is None:
         return None
-    from composer_replication.rollouts.episodes.served_policy import find_server, open_server
+    from composer_replication.rollouts.episodes.policies import find_server, open_server
 
     if recipe.agent is None:
         fix = "name a run with one, or a recipe by --recipe."

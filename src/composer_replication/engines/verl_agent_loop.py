@@ -77,7 +77,7 @@ async def attempt(
     """
     player = parts.evaluation if is_heldout else parts.training
     made, options = player.parts(policy), player.options
-    [episode] = [each async for each in run_episodes([task_id], made, options=options, seed=seed, step=step)]
+    [episode] = await run_episodes([task_id], made, options=options, seed=seed, step=step)
     row = rollout_row(episode, filler_id=next(iter(policy.end_token_ids)))
     visible = 0.0 if episode.score is None else float(episode.score.all_passed)
     reward, hidden, is_lost = episode.paid or 0.0, 0.0, episode.paid is None

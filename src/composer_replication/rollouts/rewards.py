@@ -26,7 +26,7 @@ from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import Score, StopReason, Task, TaskOutcome
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
 from composer_replication.rollouts.single_turn import extract_answer, is_finished
-from composer_replication.rollouts.tokens.chat import first_line
+from composer_replication.rollouts.tokens.token_ledger import first_line
 from composer_replication.run_folder import rewrite_jsonl
 from composer_replication.tasks.patches import readable_patch
 from composer_replication.tasks.planning.body_cuts import fill

@@ -16,9 +16,9 @@ from composer_replication.config import RunConfig
 from composer_replication.errors import UsageError
 from composer_replication.interfaces import TokenPolicy
 from composer_replication.model_endpoint import Endpoint
-from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy, SampleBatch
 from composer_replication.rollouts.episodes.episode import rollout_row, trl_columns
 from composer_replication.rollouts.episodes.episode_player import EpisodePlayer
+from composer_replication.rollouts.episodes.policies import BatchingPolicy, SampleBatch
 from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.policy import ModelSampler, end_token_ids
 from composer_replication.trainer.preset_settings import sampling_settings

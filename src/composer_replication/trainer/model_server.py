@@ -16,8 +16,8 @@ import torch
 
 from composer_replication.errors import InputError
 from composer_replication.records import Completion, StopReason, ToolCall, ToolSpec
-from composer_replication.rollouts.episodes.batching_policy import SampleOptions
-from composer_replication.rollouts.episodes.ledger_talk import SHELL_RULES
+from composer_replication.rollouts.episodes.agent_loop import SHELL_RULES
+from composer_replication.rollouts.episodes.policies import SampleOptions
 from composer_replication.rollouts.tokens.call_dialects import dialect_of, read_completion
 from composer_replication.trainer.policy import ModelSampler, chat_prompt_ids, end_token_ids
 

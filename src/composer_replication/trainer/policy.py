@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from composer_replication.records import Completion
-from composer_replication.rollouts.episodes.batching_policy import SampleOptions
-from composer_replication.rollouts.tokens.chat import unwilling_template
+from composer_replication.rollouts.episodes.policies import SampleOptions
+from composer_replication.rollouts.tokens.token_ledger import unwilling_template
 from composer_replication.trainer.prefix_generation import SampledRow, sample_shared, text_rule
 
 _NO_FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}

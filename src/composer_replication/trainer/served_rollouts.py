@@ -13,20 +13,15 @@ from composer_replication.errors import ComposerError
 from composer_replication.interfaces import TokenPolicy
 from composer_replication.model_endpoint import Endpoint
 from composer_replication.records import Completion, StopReason
-from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy, SampleOptions
-from composer_replication.rollouts.episodes.served_policy import (
-    ServedPolicy,
-    find_server,
-    open_server,
-    server_gone,
-)
+from composer_replication.rollouts.episodes import policies
+from composer_replication.rollouts.episodes.policies import BatchingPolicy, SampleOptions, ServedPolicy
 from composer_replication.trainer.policy import filters_of
 
 
 def server_endpoint(args: Any) -> Endpoint:
     """The server that TRL's arguments name."""
     url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
-    return open_server(url)
+    return policies.open_server(url)
 
 
 def load_weights(trainer: Any) -> None:
@@ -36,7 +31,7 @@ def load_weights(trainer: Any) -> None:
         return
     is_served = trainer.args.vllm_mode == "server"
     if is_served:
-        find_server(server_endpoint(trainer.args))  # TRL would try for a minute
+        policies.find_server(server_endpoint(trainer.args))  # TRL would try for a minute
     try:
         trainer.vllm_generation.sync_weights()
     except ComposerError:
@@ -44,7 +39,9 @@ def load_weights(trainer: Any) -> None:
     except Exception as error:  # what TRL's client raises, of which some is a bare Exception
         if not is_served or not (isinstance(error, OSError) or type(error) is Exception):
             raise
-        raise server_gone(f"it did not take the weights of step {step} ({str(error)[:200]})") from error
+        raise policies.server_gone(
+            f"it did not take the weights of step {step} ({str(error)[:200]})"
+        ) from error
     trainer._last_loaded_step = step  # noqa: SLF001
 
 
@@ -53,7 +50,7 @@ def vllm_policy(trainer: Any, *, max_batch: int) -> Iterator[TokenPolicy]:
     """The weights of ``trainer`` as they are now, sampled by vLLM."""
     load_weights(trainer)
     if trainer.args.vllm_mode == "server":
-        endpoint = find_server(server_endpoint(trainer.args)).endpoint
+        endpoint = policies.find_server(server_endpoint(trainer.args)).endpoint
         yield served_policy(endpoint, trainer)
         return
     with closing(BatchingPolicy(ColocatedSampler(trainer), max_batch=max_batch)) as policy:

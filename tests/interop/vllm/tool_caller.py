@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from composer_replication.rollouts.environment.feature_deletion_env import first_message
-from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
+from composer_replication.rollouts.episodes.agent_loop import LedgerTalk
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.tasks.store import TaskStore
 from composer_replication.trainer.tiny_models import make_tiny_tools_model

@@ -23,7 +23,6 @@ from composer_replication.records import (
 )
 from composer_replication.rollouts.environment.feature_deletion_env import Judgement
 from composer_replication.rollouts.episodes.agent_loop import EpisodeParts
-from composer_replication.rollouts.episodes.episode import TokenCounts
 
 TOOLS = (
     ToolSpec("echo", {"properties": {"text": {"type": "string"}}, "required": ["text"]}),
@@ -78,18 +77,13 @@ def find_calls(turn: Turn) -> tuple[ToolCall, ...]:
     return tuple(ToolCall(name, arguments) for name, arguments in CALL.findall(turn.completion.text))
 
 
-def count_kinds(turn: Turn, calls: tuple[ToolCall, ...]) -> TokenCounts:
-    num_ids = len(turn.completion.token_ids)
-    return TokenCounts(tool_call=num_ids) if calls else TokenCounts(final=num_ids)
-
-
 @dataclass
 class IdTalk:
     """In the place of ``LedgerTalk``."""
 
     open: Any = IdConversation
     find_calls: Any = find_calls
-    count_kinds: Any = count_kinds
+    num_thinking: Any = lambda turn: 0
 
 
 def say(text: str, room: int = 10**6) -> Completion:

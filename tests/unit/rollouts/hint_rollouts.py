@@ -16,10 +16,9 @@ from composer_replication.records import (
     ToolCall,
     ToolResult,
     ToolSpec,
-    Turn,
 )
-from composer_replication.rollouts.hints.hint_context import ObservedRollout
-from composer_replication.rollouts.tokens.chat import ObservedTurn
+from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn
+from composer_replication.rollouts.hints.hinted_turns import ObservedRollout
 
 FILE = Path(__file__).parent / "fixtures" / "hint_rollouts.json"
 
@@ -36,29 +35,49 @@ def cases() -> list[dict[str, Any]]:
 
 def observe(case: dict[str, Any]) -> ObservedRollout:
     turns = tuple(
-        ObservedTurn(
-            Turn((1,), Completion((7,) * turn["num_ids"], turn["text"], StopReason(turn["stop_reason"]))),
+        EpisodeTurn(
+            (1,),
+            Completion((7,) * turn["num_ids"], turn["text"], StopReason(turn["stop_reason"])),
             tuple(ToolCall(**call) for call in turn["calls"]),
             tuple(ToolResult(**result) for result in turn["results"]),
         )
         for turn in case["turns"]
     )
     score = case["score"]
-    rollout = Rollout(
-        task_id="shelf--last",
-        step=1,
-        turns=tuple(turn.turn for turn in turns),
-        reward=case["reward"],
-        score=None
-        if score is None
-        else Score({test: Outcome(what) for test, what in score["outcomes"].items()}, score["error"]),
-        stop_reason=StopReason(case.get("stop_reason", "finished")),
-        seconds=1.0,
+    return ObservedRollout(
+        Episode(
+            "shelf--last",
+            index=0,
+            step=1,
+            seed=0,
+            turns=turns,
+            reward=case["reward"],
+            score=None
+            if score is None
+            else Score({test: Outcome(what) for test, what in score["outcomes"].items()}, score["error"]),
+            stop_reason=StopReason(case.get("stop_reason", "finished")),
+            tools=()
+            if case.get("no_tools")
+            else tuple(ToolSpec(*tool) for tool in recorded()["tools"].items()),
+        )
     )
-    tools = () if case.get("no_tools") else tuple(ToolSpec(*tool) for tool in recorded()["tools"].items())
-    return ObservedRollout(rollout, turns, tools=tools)
+
+
+def episode_of(rollout: Rollout, **known: Any) -> Episode:
+    """The episode whose turns these are; ``known`` are further fields."""
+    turns = tuple(
+        EpisodeTurn(turn.prompt_ids, turn.completion, segment_idx=idx)
+        for idx, turn in enumerate(rollout.turns)
+    )
+    of_rollout = {
+        "turns": turns,
+        "stop_reason": rollout.stop_reason,
+        "score": rollout.score,
+        "reward": rollout.reward,
+    }
+    return Episode(rollout.task_id, 0, rollout.step, 0, **{**of_rollout, **known})
 
 
 def single_turn(rollout: Rollout, **known: Any) -> ObservedRollout:
     """A rollout of one turn without tools; ``known`` are further fields."""
-    return ObservedRollout(rollout, tuple(ObservedTurn(turn) for turn in rollout.turns), **known)
+    return ObservedRollout(episode_of(rollout), prompt_text=rollout.turns[0].prompt_text, **known)

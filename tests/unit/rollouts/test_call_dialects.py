@@ -15,7 +15,7 @@ from trl import chat_template_utils
 
 from composer_replication.errors import InputError
 from composer_replication.records import Completion, StopReason, ToolCall, ToolSpec, Turn
-from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
+from composer_replication.rollouts.episodes.agent_loop import LedgerTalk
 from composer_replication.rollouts.tokens.call_dialects import (
     DIALECTS,
     dialect_of,

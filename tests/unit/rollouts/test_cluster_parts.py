@@ -21,10 +21,9 @@ from composer_replication.rollouts.cluster.rollout_actor import (
     ClusterOptions,
     Files,
     RolloutActor,
-    StoreParcel,
+    files_of,
     fitted,
     open_copy,
-    parcel_of,
 )
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.grading import Grader, GradeRequest
@@ -35,8 +34,8 @@ from composer_replication.tasks.workers.ray_cluster import needs_of
 NUMBERS = "tinymath/numbers.py"
 
 
-def itself(files: Any) -> Any:
-    return files
+def actor_of(store: TaskStore, **options: Any) -> RolloutActor:
+    return RolloutActor(store.fingerprint, lambda: files_of(store), ClusterOptions(**options), needs_of(None))
 
 
 @pytest.fixture
@@ -50,9 +49,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_copy_is_the_store_and_is_made_once(sized_store: TaskStore, cache: Path) -> None:
-    parcel = parcel_of(sized_store, itself)
-    assert [name for name, _ in parcel.files][-1] == "manifest.json", "with it a copy is whole"
-    copy = open_copy(parcel, itself, backend=None)
+    files, fingerprint = files_of(sized_store), sized_store.fingerprint
+    assert [name for name, _ in files][-1] == "manifest.json", "with it a copy is whole"
+    copy = open_copy(fingerprint, lambda: files, backend=None)
     copy.verify()
     assert copy.fingerprint == sized_store.fingerprint
     assert copy.root.parent.parent == cache.resolve()
@@ -62,21 +61,20 @@ def test_a_copy_is_the_store_and_is_made_once(sized_store: TaskStore, cache: Pat
         for view in ("rollout", "visible", "hidden", "golden"):
             assert copy.files(task, view) == sized_store.files(task, view)
 
-    def refuse(files: Any) -> Files:
+    def refuse() -> Files:
         raise AssertionError("it is here already")
 
-    assert open_copy(parcel, refuse, backend=None).root == copy.root
+    assert open_copy(fingerprint, refuse, backend=None).root == copy.root
     (copy.root / "manifest.json").unlink()  # as if its writer had been killed
     (copy.root / "tasks" / "left.json.zst").write_text("torn")
-    again = open_copy(parcel, itself, backend=None)
+    again = open_copy(fingerprint, lambda: files, backend=None)
     assert not (again.root / "tasks" / "left.json.zst").exists()
     again.verify()
 
 
-def test_a_parcel_that_is_another_store_is_refused(sized_store: TaskStore, cache: Path) -> None:
-    other = StoreParcel("f" * 64, parcel_of(sized_store, itself).files)
+def test_files_of_another_store_are_refused(sized_store: TaskStore, cache: Path) -> None:
     with pytest.raises(InputError, match=r"CR0411: .* another one than was sent"):
-        open_copy(other, itself, backend=None)
+        open_copy("f" * 64, lambda: files_of(sized_store), backend=None)
 
 
 # --- the actor ------------------------------------------------------------------------
@@ -84,7 +82,7 @@ def test_a_parcel_that_is_another_store_is_refused(sized_store: TaskStore, cache
 
 @pytest.fixture
 def actor(store: TaskStore) -> Iterator[RolloutActor]:
-    made = RolloutActor(parcel_of(store, itself), itself, ClusterOptions(), needs_of(None))
+    made = actor_of(store)
     yield made
     made.attempt("close")
     assert not list(process_folder().glob("attempt-*"))
@@ -126,9 +124,7 @@ def test_an_actor_inspects_as_it_is_told(store: TaskStore, clamp: Task) -> None:
     cheat = f"{golden}\n\ndef leave():\n    import os\n    os._exit(0)\n"
     written = ToolCall("write_file", json.dumps({"path": NUMBERS, "content": cheat}))
     for mode, expected in (("mask", 0.0), ("off", 1.0)):
-        actor = RolloutActor(
-            parcel_of(store, itself), itself, ClusterOptions(attempt={"monitor": mode}), needs_of(None)
-        )
+        actor = actor_of(store, attempt={"monitor": mode})
         actor.attempt("reset", clamp.task_id)
         actor.attempt("call", written)
         paid, _ = actor.attempt("finish")
@@ -164,7 +160,7 @@ def test_gradings_of_an_actor_are_those_of_a_grader(
 
 def test_a_node_without_the_environment_of_a_task_is_named(sized_store: TaskStore, cache: Path) -> None:
     """The wheels of this store do not exist, as those of another architecture would not fit."""
-    actor = RolloutActor(parcel_of(sized_store, itself), itself, ClusterOptions(), needs_of(None))
+    actor = actor_of(sized_store)
     with pytest.raises(
         MissingError, match=rf"CR0491: the node {socket.gethostname()} cannot be used"
     ) as caught:
@@ -182,11 +178,11 @@ def test_a_node_whose_sandbox_does_not_hold_prepares_nothing(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def refuse(files: Any) -> Files:
+    def refuse() -> Files:
         raise AssertionError("such a node gets no store")
 
     options = ClusterOptions(grader={"backend": "unsafe_jail:Jail"})
-    actor = RolloutActor(StoreParcel("f", 0), refuse, options, needs_of("unsafe_jail:Jail"))
+    actor = RolloutActor("f", refuse, options, needs_of("unsafe_jail:Jail"))
     with pytest.raises(SandboxFailure, match=r"CR0491: the node .* the sandbox unsafe does not hold"):
         actor.prepare()
 

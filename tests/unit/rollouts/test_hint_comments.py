@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
 from composer_replication.records import Completion, StopReason, Turn
-from composer_replication.rollouts.hints.hint_prompts import WIDTH, HintedPrompt, comment, hint_code_prompt
+from composer_replication.rollouts.hints.hint_prompts import WIDTH, comment, hint_code_prompt, insertion
 
 TOKENIZERS = [tokenizer_of(FAMILIES[0]), tokenizer_of(FAMILIES[1])]
 """One that cuts words as GPT-2 does, and one as Llama 3 does."""
@@ -22,33 +22,28 @@ HINT = "Hint: test_last fails: it checks `shelf.last == 'b'`."
 
 def code_prompt(
     tokenizer: TemplateTokenizer, ids: tuple[int, ...], text: str, hint: str, *, indent: str, answer: str
-) -> HintedPrompt:
+) -> tuple[int, ...]:
     turn = Turn(ids, Completion((1,), answer, StopReason.FINISHED), text)
     return hint_code_prompt(tokenizer, turn, hint, path="a.py", indent=indent, function_start=START)
 
 
 def place(
     text: str, hint: str = HINT, *, tokenizer: int = 0, indent: str = "        ", answer: str = "\n"
-) -> HintedPrompt:
+) -> tuple[int, ...]:
     chosen = TOKENIZERS[tokenizer]
     ids = tuple(chosen.encode(text, add_special_tokens=False))
     prompt = code_prompt(chosen, ids, text, hint, indent=indent, answer=answer)
-    assert prompt.prompt_ids == ids
-    hinted, count = prompt.hinted_ids, len(prompt.hint_ids)
-    assert hinted[: prompt.start] + hinted[prompt.start + count :] == ids
+    assert insertion(ids, prompt) is not None
     return prompt
 
 
-def text_of(prompt: HintedPrompt, tokenizer: int = 0) -> str:
-    return TOKENIZERS[tokenizer].decode(
-        prompt.hinted_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-    )
+def text_of(prompt: tuple[int, ...], tokenizer: int = 0) -> str:
+    return TOKENIZERS[tokenizer].decode(prompt, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 @pytest.mark.parametrize("tokenizer", [0, 1])
 def test_the_comment_as_the_first_line_of_the_body(tokenizer: int) -> None:
     prompt = place(PROMPT, tokenizer=tokenizer)
-    assert prompt.place == "in-body"
     assert text_of(prompt, tokenizer) == f"{PROMPT}\n        # {HINT}"
     ast.parse(text_of(prompt, tokenizer) + "\n        return self.books[-1]")
 
@@ -56,7 +51,6 @@ def test_the_comment_as_the_first_line_of_the_body(tokenizer: int) -> None:
 @pytest.mark.parametrize("tokenizer", [0, 1])
 def test_any_other_answer_would_run_on_in_the_comment(tokenizer: int) -> None:
     prompt = place(PROMPT, tokenizer=tokenizer, answer=" return 1")
-    assert prompt.place == "above-function"
     assert text_of(prompt, tokenizer) == PROMPT.replace("    @property", f"    # {HINT}\n    @property")
 
 
@@ -66,11 +60,8 @@ def test_a_beginning_of_text_token_before_the_prompt_stays_first() -> None:
     ids = (bos, *tokenizer.encode(PROMPT, add_special_tokens=False))
     for answer in ("\n", " return 1"):
         prompt = code_prompt(tokenizer, ids, PROMPT, HINT, indent="        ", answer=answer)
-        assert prompt.hinted_ids[0] == bos
-        assert (
-            prompt.hinted_ids[: prompt.start] + prompt.hinted_ids[prompt.start + len(prompt.hint_ids) :]
-            == ids
-        )
+        assert prompt[0] == bos
+        assert insertion(ids, prompt) is not None
 
 
 @given(st.text(max_size=200), st.sampled_from(["", "    ", "\t"]))

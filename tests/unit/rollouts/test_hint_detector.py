@@ -21,8 +21,13 @@ from composer_replication.records import (
     ToolResult,
     Turn,
 )
-from composer_replication.rollouts.hints.hinted_turns import fault_kind, find_faults
-from composer_replication.rollouts.tokens.chat import ObservedTurn
+from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn
+from composer_replication.rollouts.hints.hinted_turns import (
+    ObservedRollout,
+    answered,
+    fault_kind,
+    find_faults,
+)
 
 KINDS = {
     "invalid-call", "missing-file", "command-not-found", "edit-not-applied", "time-out", "out-of-memory", "tool-error",
@@ -32,13 +37,22 @@ KINDS = {
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: str(case["name"]))
 def test_recorded_rollouts(case: dict[str, Any]) -> None:
-    found = [[fault.turn_idx, fault.kind, fault.subject] for fault in find_faults(observe(case))]
-    assert found == case["expected"]
+    observed = observe(case)
+    found = find_faults(observed)
+    assert [[fault.turn_idx, fault.kind] for fault in found] == [each[:2] for each in case["expected"]]
+    for fault, (turn_idx, _, subject) in zip(found, case["expected"], strict=True):
+        turn = observed.episode.turns[turn_idx]
+        called = zip(turn.calls, turn.results, strict=False)
+        told = [answered(result.text) for call, result in called if call.name == subject]
+        is_of_tests = (
+            fault.texts == (answered(observed.run_error),) or subject.rpartition("::")[2] in fault.texts[0]
+        )
+        assert set(told) & set(fault.texts) or is_of_tests, "what is told is of the call or test that failed"
 
 
-def test_every_finding_has_evidence_and_a_known_kind() -> None:
+def test_every_finding_has_something_to_say_and_a_known_kind() -> None:
     faults = [fault for case in cases() for fault in find_faults(observe(case))]
-    assert all(fault.evidence for fault in faults)
+    assert all(fault.texts[0] for fault in faults)
     assert {fault.kind for fault in faults} == KINDS - {"syntax-error"}  # of single answers, below
 
 
@@ -56,7 +70,7 @@ def test_the_table_holds_both_sides() -> None:
 def test_a_clean_rollout_whose_tests_fail_has_that_finding_alone(case: dict[str, Any]) -> None:
     observed = observe(case)
     failed = Score({"t.py::test_a": Outcome.FAILED})
-    found = find_faults(replace(observed, rollout=replace(observed.rollout, score=failed, reward=0.0)))
+    found = find_faults(replace(observed, episode=replace(observed.episode, score=failed, reward=0.0)))
     kinds = {fault.kind for fault in found}
     # a last answer that was cut off counts as soon as the rollout is not solved
     assert kinds == {"test-failure"} | ({"truncated"} if "cut off" in case["name"] else set())
@@ -125,8 +139,8 @@ def test_any_text_gives_a_list_and_a_clean_call_gives_none(
     text: str, arguments: str, exit_code: int | None, is_error: bool, name: str
 ) -> None:
     call, result = ToolCall(name, arguments), ToolResult(text, is_error, exit_code)
-    turn = ObservedTurn(Turn((1,), Completion((2,), "x", StopReason.FINISHED)), (call,), (result,))
-    rollout = Rollout("t", 1, (turn.turn,), 1.0, None, StopReason.FINISHED, 1.0)
-    for fault in find_faults(replace(single_turn(rollout), turns=(turn,))):
+    turn = EpisodeTurn((1,), Completion((2,), "x", StopReason.FINISHED), (call,), (result,))
+    episode = Episode("t", 0, 1, 0, (turn,), stop_reason=StopReason.FINISHED, reward=1.0)
+    for fault in find_faults(ObservedRollout(episode)):
         assert fault.kind in KINDS
         assert result.failed

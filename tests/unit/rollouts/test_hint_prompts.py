@@ -15,11 +15,10 @@ from composer_replication.records import HintedTurn
 from composer_replication.rollouts.hints.hint_prompts import (
     ENDINGS,
     SEPARATORS,
-    HintedPrompt,
     hint_chat_prompt,
     insertion,
 )
-from composer_replication.rollouts.tokens.chat import Chat
+from composer_replication.rollouts.tokens.token_ledger import Chat
 from composer_replication.trainer.collator import differs_by_hint
 
 HINT = "Hint: The available tools are: bash, read_file."
@@ -67,7 +66,7 @@ def code_of(*arguments: Any, **known: Any) -> str:
 
 def placed(
     tokenizer: TemplateTokenizer, ids: tuple[int, ...], messages: list[dict[str, Any]], hint: str
-) -> HintedPrompt | None:
+) -> tuple[int, ...] | None:
     """The hinted prompt, or None where it is refused for want of a place."""
     with contextlib.suppress(InputError):
         return hint_chat_prompt(tokenizer, ids, Chat(messages), hint)
@@ -75,14 +74,10 @@ def placed(
     return None
 
 
-def check(prompt: HintedPrompt, given_ids: tuple[int, ...]) -> None:
+def check(hinted: tuple[int, ...], given_ids: tuple[int, ...]) -> None:
     """Nothing but one run of ids was added; the rest stands as it was."""
-    hinted = prompt.hinted_ids
-    assert prompt.prompt_ids == given_ids
-    assert prompt.hint_ids
-    assert len(hinted) == len(given_ids) + len(prompt.hint_ids)
-    assert hinted[: prompt.start] + hinted[prompt.start + len(prompt.hint_ids) :] == given_ids
-    assert differs_by_hint(HintedTurn(prompt.prompt_ids, hinted, (1,)))  # what the trainer asks of every hint
+    assert insertion(given_ids, hinted) is not None
+    assert differs_by_hint(HintedTurn(given_ids, hinted, (1,)))  # what the trainer asks of every hint
 
 
 @st.composite
@@ -113,8 +108,7 @@ def test_the_hinted_prompt_is_what_the_template_makes_of_the_conversation_with_t
             assert not (last[-1:].isalnum() and last.isascii())
             return
         check(prompt, ids)
-        assert prompt.place == family.place
-        assert prompt.hinted_ids in expected_ids(tokenizer, messages, hint.strip(), prompt.place)
+        assert prompt in expected_ids(tokenizer, messages, hint.strip(), family.place)
 
     exact()
 
@@ -131,11 +125,8 @@ def test_every_template_takes_an_ordinary_hint(family: Family) -> None:
         ids = ids_of(tokenizer, messages)
         prompt = hint_chat_prompt(tokenizer, ids, Chat(messages), HINT)
         check(prompt, ids)
-        assert prompt.place == family.place
-        assert prompt.hinted_ids in expected_ids(tokenizer, messages, HINT, prompt.place)
-        text = tokenizer.decode(
-            prompt.hinted_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        assert prompt in expected_ids(tokenizer, messages, HINT, family.place)
+        text = tokenizer.decode(prompt, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         assert text.count(HINT[:-1]) == 1
         assert text.index("Yes.") < text.index(HINT[:-1])
 
@@ -151,8 +142,7 @@ def test_a_hint_after_a_tool_result(family: Family) -> None:
         ids = ids_of(tokenizer, messages, tools=TOOLS)
         prompt = hint_chat_prompt(tokenizer, ids, Chat(messages, TOOLS), HINT)
         check(prompt, ids)
-        assert prompt.place == family.tool_place
-        assert prompt.hinted_ids in expected_ids(tokenizer, messages, HINT, prompt.place, tools=TOOLS)
+        assert prompt in expected_ids(tokenizer, messages, HINT, family.tool_place, tools=TOOLS)
 
     exact()
 
@@ -184,8 +174,12 @@ def test_sampled_ids_of_earlier_turns_are_copied_whatever_the_tokenizer_would_ma
     canonical = hint_chat_prompt(tokenizer, plain, Chat(messages), HINT)
     prompt = hint_chat_prompt(tokenizer, sampled, Chat(messages), HINT)
     check(prompt, sampled)
-    assert prompt.hint_ids == canonical.hint_ids
-    assert len(sampled) - prompt.start == len(plain) - canonical.start
+    (_, start, run), (_, canonical_start, canonical_run) = (
+        insertion(sampled, prompt),
+        insertion(plain, canonical),
+    )
+    assert run == canonical_run
+    assert len(sampled) - start == len(plain) - canonical_start
 
 
 def test_a_result_that_the_template_shows_as_json_is_compared_and_nothing_before_it() -> None:
@@ -231,7 +225,7 @@ def test_a_hint_after_the_policys_own_words_is_refused_where_roles_alternate() -
     said = [*MESSAGES, {"role": "assistant", "content": "I begin"}]
     other = [*MESSAGES, {"role": "assistant", "content": "I begin"}, {"role": "system", "content": "x"}]
     prompt = hint_chat_prompt(mistral, ids_of(mistral, said), Chat(said), HINT)
-    assert prompt.place == "own-message"  # after an answer it is the user's turn
+    assert prompt in expected_ids(mistral, said, HINT, "own-message")  # after an answer it is the user's turn
     assert code_of(mistral, ids_of(mistral, said), Chat(other), HINT) == "CR0430"
 
 
@@ -248,7 +242,7 @@ def test_a_template_that_rewrites_earlier_turns_gets_the_hint_into_the_tools_mes
     assert "look first" in text
     prompt = hint_chat_prompt(tokenizer, ids, Chat(messages, TOOLS), HINT)
     check(prompt, ids)
-    assert prompt.place == "merged"
+    assert prompt in expected_ids(tokenizer, messages, HINT, "merged", tools=TOOLS)
 
 
 def test_a_template_that_hides_the_hint_is_refused() -> None:

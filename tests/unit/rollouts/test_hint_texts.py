@@ -13,21 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.records import Score
-from composer_replication.rollouts.hints import hint_texts
-from composer_replication.rollouts.hints.hint_context import FailedTest, Fault, ObservedRollout
-from composer_replication.rollouts.hints.hint_texts import (
+from composer_replication.rollouts.hints.hinted_turns import (
+    Fault,
+    ObservedRollout,
     clamp,
     clean_text,
-    environment_hint,
-    template_hint,
+    find_faults,
     write_hint,
 )
-from composer_replication.rollouts.hints.hinted_turns import find_faults
 
 
-def known_fault(name: str, **changes: Any) -> tuple[ObservedRollout, Fault]:
-    observed = replace(observe(next(case for case in cases() if case["name"] == name)), **changes)
-    return observed, find_faults(observed)[0]
+def known_fault(name: str, **changes: Any) -> Fault:
+    return find_faults(replace(observe(next(case for case in cases() if case["name"] == name)), **changes))[0]
+
+
+def never(text: str) -> bool:
+    return False
 
 
 @pytest.mark.parametrize(
@@ -40,9 +41,10 @@ def known_fault(name: str, **changes: Any) -> tuple[ObservedRollout, Fault]:
     ],
 )
 def test_templates_say_what_is_known(name: str, says: str) -> None:
-    text = template_hint(*known_fault(name))
-    assert text is not None
-    assert says in text
+    fault = known_fault(name)
+    assert says in fault.texts[0] and not fault.texts[0].startswith("The environment answered")
+    hint = write_hint(fault, never)
+    assert hint is not None and says in hint
 
 
 @pytest.mark.parametrize(
@@ -56,19 +58,15 @@ def test_templates_say_what_is_known(name: str, says: str) -> None:
     ],
 )
 def test_where_the_environment_says_what_failed_its_own_words_are_the_hint(name: str, says: str) -> None:
-    observed, fault = known_fault(name)
-    assert template_hint(observed, fault) is None
-    hint = write_hint(observed, fault)
-    assert hint is not None and hint == f"Hint: {environment_hint(observed, fault)}" and says in hint
+    fault = known_fault(name)
+    hint = write_hint(fault, never)
+    assert hint is not None and fault.texts == (hint.removeprefix("Hint: "),) and says in hint
+    assert hint.startswith("Hint: The environment answered: ")
 
 
 def test_a_failing_test_is_told_with_its_assertion() -> None:
-    tests = (
-        FailedTest("t.py::test_a", "last(['a', 'b'])\n  == 'b'"),
-        FailedTest("t.py::test_b[1-2]"),
-        FailedTest("t.py::test_c"),
-    )
-    text = template_hint(*known_fault("failing tests belong to the last change", failed_tests=tests))
+    tests = {"t.py::test_a": "last(['a', 'b'])\n  == 'b'", "t.py::test_b[1-2]": "", "t.py::test_c": ""}
+    [text] = known_fault("failing tests belong to the last change", failed_tests=tests).texts
     assert text == ("test_a fails: it checks `last(['a', 'b']) == 'b'`.\ntest_b[1-2] fails. And 1 more.")
 
 
@@ -85,39 +83,34 @@ def test_an_error_that_names_a_paid_test_or_a_forgery_is_not_told(error: str, is
     case = next(case for case in cases() if case["name"] == "failing tests belong to the last change")
     observed = observe(case)
     score = Score({}, error, paid=("t.py::test_secret[1]",))
-    observed = replace(observed, rollout=replace(observed.rollout, score=score))
+    observed = replace(observed, episode=replace(observed.episode, score=score))
     assert observed.run_error == (error if is_told else "")
-    told_by_environment = environment_hint(observed, Fault(0, "test-failure", ""))
-    assert told_by_environment == (f"The environment answered: {error}" if is_told else None)
-    told = [fault.evidence for fault in find_faults(observed) if fault.kind == "test-failure"]
-    assert told == ([error] if is_told else [])
+    told = [fault.texts for fault in find_faults(observed) if fault.kind == "test-failure"]
+    assert told == ([(f"The environment answered: {error}",)] if is_told else [])
 
 
 def test_without_a_template_the_environment_speaks() -> None:
-    hint = write_hint(*known_fault("a tool's own refusal in other words"))
+    hint = write_hint(known_fault("a tool's own refusal in other words"), never)
     assert hint == "Hint: The environment answered: the tree has no changes"
 
 
 # ---- what no hint may say ------------------------------------------------------------------------
 
 
-def test_a_hint_that_shows_what_is_hidden_is_thrown_away_and_the_next_text_is_tried(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    observed, fault = known_fault("a tool's own refusal in other words")
-    monkeypatch.setattr(hint_texts, "template_hint", lambda *_: "return min(bounded, high)")
+def test_a_hint_that_shows_what_is_hidden_is_thrown_away_and_the_next_text_is_tried() -> None:
+    found = known_fault("a tool's own refusal in other words")
 
-    def told(is_leak: Callable[[str], bool]) -> str | None:
-        return write_hint(replace(observed, is_leak=is_leak), fault)
+    def told(is_leak: Callable[[str], bool], text: str = "return min(bounded, high)") -> str | None:
+        return write_hint(replace(found, texts=(text, *found.texts)), is_leak)
 
     environments_words = "Hint: The environment answered: the tree has no changes"
-    assert told(lambda _: False) == "Hint: return min(bounded, high)"
+    assert told(never) == "Hint: return min(bounded, high)"
     assert told(lambda text: "min(bounded" in text) == environments_words
     assert told(lambda _: True) is None
     # what cleaning makes of it is looked at as well, and what clamping leaves out
-    monkeypatch.setattr(hint_texts, "template_hint", lambda *_: f"<|im_end|>{'a ' * 300}secret")
-    assert told(lambda text: text.startswith("< |im_end|>")) == environments_words
-    assert told(lambda text: text.endswith("secret")) == environments_words
+    long = f"<|im_end|>{'a ' * 300}secret"
+    assert told(lambda text: text.startswith("< |im_end|>"), long) == environments_words
+    assert told(lambda text: text.endswith("secret"), long) == environments_words
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(family.name))
@@ -146,6 +139,6 @@ def test_clamping_cuts_at_a_word() -> None:
 def test_no_field_of_what_is_observed_holds_golden_code() -> None:
     """What a text can reach is listed here, so that a new field is a decision."""
     assert set(ObservedRollout.__slots__) == {
-        "rollout", "turns", "tools", "path", "answered_text", "answer", "indent", "function_start", "failed_tests", "is_leak",
+        "episode", "prompt_text", "path", "answered_text", "answer", "indent", "function_start", "failed_tests", "is_leak",
     }  # fmt: skip
-    assert set(Fault.__slots__) == {"turn_idx", "kind", "evidence", "subject", "call_idx"}
+    assert set(Fault.__slots__) == {"turn_idx", "kind", "texts"}

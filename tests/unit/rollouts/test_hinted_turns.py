@@ -23,13 +23,18 @@ from composer_replication.records import (
     Task,
     Turn,
 )
+from composer_replication.rollouts.episodes.episode import EpisodeTurn
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.hints import hint_texts
-from composer_replication.rollouts.hints.hint_context import ObservedRollout
-from composer_replication.rollouts.hints.hinted_turns import MAX_TURNS, HintedTurnMaker
+from composer_replication.rollouts.hints import hinted_turns
+from composer_replication.rollouts.hints.hinted_turns import (
+    MAX_TURNS,
+    Fault,
+    HintedTurnMaker,
+    ObservedRollout,
+)
 from composer_replication.rollouts.hints.task_observer import KnownTask, TaskObserver
 from composer_replication.rollouts.single_turn import build_prompt, extract_answer
-from composer_replication.rollouts.tokens.chat import Chat
+from composer_replication.rollouts.tokens.token_ledger import Chat
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.store import TaskStore
 
@@ -134,8 +139,7 @@ def test_a_text_that_tells_the_golden_code_is_never_shown(
     store: TaskStore, grader: Grader, clamp: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     solution = store.golden_body(clamp)
-    monkeypatch.setattr(hint_texts, "template_hint", lambda *_: solution)
-    monkeypatch.setattr(hint_texts, "environment_hint", lambda *_: solution)
+    monkeypatch.setattr(hinted_turns, "find_faults", lambda _: [Fault(0, "test-failure", (solution,))])
     rollouts = [attempt(store, grader, clamp, WRONG)]
     maker = HintedTurnMaker(SMOLLM2, observe=TaskObserver(store))
     assert maker.hinted_turns(rollouts) == [()]
@@ -150,7 +154,7 @@ def test_a_text_that_tells_the_golden_code_is_never_shown(
 def test_hidden_tests_are_no_evidence(clamp: Task) -> None:
     hidden = clamp.tests.hidden[0]
     score = Score({hidden: Outcome.FAILED, clamp.tests.visible[0]: Outcome.FAILED})
-    assert [test.node_id for test in known(clamp).failed_tests(score)] == [clamp.tests.visible[0]]
+    assert list(known(clamp).failed_tests(score)) == [clamp.tests.visible[0]]
 
 
 def known(task: Any, sources: Any = (), **places: Any) -> KnownTask:
@@ -205,7 +209,7 @@ def test_tests_with_a_known_assertion_come_first_and_each_function_once(clamp: T
     visible = ("t.py::test_d", "t.py::test_f[1--2]", "t.py::test_f[3-0.5]", "t.py::test_a")
     task = replace(clamp, tests=replace(clamp.tests, visible=visible))
     score = Score(dict.fromkeys(visible, Outcome.FAILED))
-    names = [test.node_id.rpartition("::")[2] for test in known(task, SOURCES).failed_tests(score)]
+    names = [node_id.rpartition("::")[2] for node_id in known(task, SOURCES).failed_tests(score)]
     assert names == ["test_f[1--2]", "test_a", "test_d"]
 
 
@@ -217,33 +221,38 @@ def chatted(case: dict[str, Any]) -> ObservedRollout:
     observed = observe(case)
     turns = []
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Write last()."}]
-    for turn in observed.turns:
+    for idx, turn in enumerate(observed.episode.turns):
         text = SMOLLM2.apply_chat_template(messages, tools=None, tokenize=False, add_generation_prompt=True)
         ids = tuple(SMOLLM2.encode(text, add_special_tokens=False))
-        turns.append(replace(turn, turn=replace(turn.turn, prompt_ids=ids), chat=Chat(list(messages))))
+        turns.append(replace(turn, added_ids=ids, segment_idx=idx, chat=Chat(list(messages))))
         messages += [
-            {"role": "assistant", "content": turn.turn.completion.text},
+            {"role": "assistant", "content": turn.completion.text},
             *({"role": "user", "content": result.text} for result in turn.results),
         ]
-    rollout = replace(observed.rollout, turns=tuple(turn.turn for turn in turns))
-    return replace(observed, rollout=rollout, turns=tuple(turns))
+    return with_turns(observed, *turns)
 
 
-def maker_over(observed: list[ObservedRollout], *, strict: bool = True) -> HintedTurnMaker:
-    by_rollout = {id(each.rollout): each for each in observed}
-    return HintedTurnMaker(SMOLLM2, observe=lambda rollout: by_rollout[id(rollout)], strict=strict)
+def with_turns(observed: ObservedRollout, *turns: EpisodeTurn) -> ObservedRollout:
+    return replace(observed, episode=replace(observed.episode, turns=turns))
+
+
+ANY = Rollout("shelf--last", 1, (), 0.0, None, StopReason.FINISHED, 1.0)
+
+
+def maker_over(observed: ObservedRollout | None = None, *, strict: bool = True) -> HintedTurnMaker:
+    return HintedTurnMaker(SMOLLM2, observe=lambda _: observed, strict=strict)
 
 
 def test_every_recorded_fault_becomes_a_hinted_turn_of_that_turn() -> None:
     observed = [chatted(case) for case in cases()]
-    maker = maker_over(observed)
+    maker = maker_over()
     for case, each in zip(cases(), observed, strict=True):
         row = list(maker.hinted(each))
         assert [fault.turn_idx for fault, _ in row] == [expected[0] for expected in case["expected"]]
         assert [fault.kind for fault, _ in row] == [expected[1] for expected in case["expected"]]
         for fault, hinted in row:
-            turn, hint = each.turns[fault.turn_idx].turn, hint_texts.write_hint(each, fault)
-            assert hinted.prompt_ids == turn.prompt_ids
+            turn, hint = each.episode.turns[fault.turn_idx], hinted_turns.write_hint(fault, each.is_leak)
+            assert hinted.prompt_ids == turn.added_ids
             assert hinted.completion_ids == turn.completion.token_ids
             assert hint is not None and hint in text_of(hinted.hinted_prompt_ids)
             assert hint not in text_of(hinted.prompt_ids)
@@ -252,29 +261,27 @@ def test_every_recorded_fault_becomes_a_hinted_turn_of_that_turn() -> None:
 
 def test_at_most_so_many_turns_of_a_rollout() -> None:
     observed = chatted(next(case for case in cases() if case["name"] == "two faults in two turns"))
-    turns = (observed.turns[0],) * (MAX_TURNS + 2)
-    long = replace(observed, turns=turns, rollout=replace(observed.rollout, turns=()))
-    (row,) = maker_over([long]).hinted_turns([long.rollout])
-    assert len(row) == MAX_TURNS
+    first = observed.episode.turns[0]
+    long = with_turns(observed, *(replace(first, segment_idx=idx) for idx in range(MAX_TURNS + 2)))
+    row, nothing = [maker_over(each).hinted_turns([ANY]) for each in (long, None)]
+    assert (len(row[0]), nothing) == (MAX_TURNS, [()])
 
 
 def test_strict_raises_and_lenient_leaves_out_and_counts() -> None:
     observed = chatted(
         next(case for case in cases() if case["name"] == "the tool's own words for a missing file")
     )
-    broken = replace(observed.turns[0], turn=replace(observed.turns[0].turn, prompt_ids=(1, 2, 3)))
-    damaged = replace(observed, turns=(broken, *observed.turns[1:]))
+    first, *others = observed.episode.turns
+    broken = replace(first, added_ids=(1, 2, 3))
+    damaged = with_turns(observed, broken, *others)
     with pytest.raises(InputError, match="CR0430"):
-        maker_over([damaged]).hinted_turns([damaged.rollout])
-    lenient = maker_over([damaged], strict=False)
-    assert lenient.hinted_turns([damaged.rollout]) == [()]
+        maker_over(damaged).hinted_turns([ANY])
+    lenient = maker_over(damaged, strict=False)
+    assert lenient.hinted_turns([ANY]) == [()]
     assert lenient.counts["left_out/CR0430"] == 1
-    unsampled = replace(
-        broken, turn=replace(broken.turn, completion=replace(broken.turn.completion, token_ids=()))
-    )
-    empty = replace(observed, turns=(unsampled, *observed.turns[1:]))
-    maker = maker_over([empty])
-    assert maker.hinted_turns([empty.rollout]) == [()]
+    unsampled = replace(broken, completion=replace(broken.completion, token_ids=()))
+    maker = maker_over(with_turns(observed, unsampled, *others))
+    assert maker.hinted_turns([ANY]) == [()]
     assert maker.counts["without_ids"] == 1
 
 

@@ -10,8 +10,7 @@ from chat_templates import FAMILIES, TRL, Family, TemplateTokenizer, tokenizer_o
 
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import Completion, StopReason, ToolCall, ToolResult
-from composer_replication.rollouts.tokens.chat import Chat
-from composer_replication.rollouts.tokens.token_ledger import TokenLedger
+from composer_replication.rollouts.tokens.token_ledger import Chat, TokenLedger
 
 pytestmark = pytest.mark.long  # importing transformers and TRL takes longer than the test
 FIRST = [{"role": "user", "content": "Fix it."}]

@@ -8,11 +8,10 @@ import pytest
 from chat_templates import FAMILIES, tokenizer_of
 from episode_parts import Lives
 
-from composer_replication.records import Completion, StopReason, ToolCall, Turn
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions
-from composer_replication.rollouts.episodes.episode import TokenCounts, rollout_row
+from composer_replication.records import Completion, StopReason
+from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, LedgerTalk
+from composer_replication.rollouts.episodes.episode import rollout_row
 from composer_replication.rollouts.episodes.episode_player import EpisodePlayer
-from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.tokens.call_dialects import num_thinking_ids
 
 TOKENIZER = tokenizer_of(next(family for family in FAMILIES if family.name == "qwen3"))
@@ -44,20 +43,14 @@ def test_ids_of_thoughts_are_counted_and_no_others(
     assert num_thinking_ids(TOKENIZER, ids(prompt), joined) == sum(len(sampled[place]) for place in thoughts)
 
 
-@pytest.mark.parametrize("calls", [(), (ToolCall("submit", "{}"),)])
-def test_what_is_no_thought_is_a_call_or_final_words(calls: tuple[ToolCall, ...]) -> None:
-    sampled = (*ids(THOUGHT), *ids(CALL))
-    turn = Turn(ids("Hello."), Completion(sampled, THOUGHT + CALL, StopReason.FINISHED))
-    others = {"tool_call" if calls else "final": len(ids(CALL))}
-    found = LedgerTalk(TOKENIZER, TOKENIZER.text).count_kinds(turn, calls)
-    assert found == TokenCounts(thinking=len(ids(THOUGHT)), **others)
-
-
-def test_the_effort_of_an_episode_in_training_has_its_thinking() -> None:
+@pytest.mark.parametrize(
+    ("kind", "other", "text"), [("tool_call", "final", CALL), ("final", "tool_call", "Done.<|im_end|>")]
+)
+def test_the_effort_of_an_episode_in_training_has_its_thinking(kind: str, other: str, text: str) -> None:
     class Thinker:
         async def sample(self, prompt_ids: Any, **_: Any) -> Completion:
-            sampled = (*ids(THOUGHT), *ids(CALL))
-            return Completion(sampled, THOUGHT + CALL, StopReason.FINISHED, tuple(-0.5 for _ in sampled))
+            sampled = (*ids(THOUGHT), *ids(text))
+            return Completion(sampled, THOUGHT + text, StopReason.FINISHED, tuple(-0.5 for _ in sampled))
 
     lives = Lives()
     grader: Any = None
@@ -66,4 +59,4 @@ def test_the_effort_of_an_episode_in_training_has_its_thinking() -> None:
     [episode] = player.generation(["task"], Thinker(), step=1, place="0", is_training=False)
     counts = rollout_row(episode, filler_id=0).effort_counts
     assert counts["thinking_token"] == len(ids(THOUGHT))
-    assert counts["tool_call_token"] == len(ids(CALL))
+    assert (counts[f"{kind}_token"], counts[f"{other}_token"]) == (len(ids(text)), 0)

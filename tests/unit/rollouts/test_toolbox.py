@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from malformed_replies import malformed_replies
 
 from composer_replication.errors import SandboxFailure
-from composer_replication.records import Completion, Rollout, StopReason, ToolCall, ToolResult, Turn
-from composer_replication.rollouts.hints.hint_context import ObservedRollout
-from composer_replication.rollouts.hints.hinted_turns import find_faults
-from composer_replication.rollouts.tokens.chat import ObservedTurn
-from composer_replication.rollouts.tools import file_tools, toolbox
+from composer_replication.records import Completion, StopReason, ToolCall, ToolResult
+from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn
+from composer_replication.rollouts.hints.hinted_turns import ObservedRollout, find_faults
+from composer_replication.rollouts.tools import file_tools
 from composer_replication.rollouts.tools.file_tools import near_matches
 from composer_replication.rollouts.tools.tool_context import VisibleTests, clip
 from composer_replication.rollouts.tools.toolbox import ACTIONS, TOOLS, Toolbox
@@ -96,11 +95,11 @@ def test_the_same_call_with_the_same_answer_is_found_however_long_each_took(
         "composer_replication.rollouts.tools.toolbox.time.monotonic", lambda: next(clock) ** 2
     )
     box, call = box_of(), ToolCall("list_files", "{}")
-    turn = Turn((1,), Completion((2,), "", StopReason.FINISHED))
-    turns = tuple(ObservedTurn(turn, (call,), (box.call(call),)) for _ in range(2))
+    said = Completion((2,), "", StopReason.FINISHED)
+    turns = tuple(EpisodeTurn((1,), said, (call,), (box.call(call),)) for _ in range(2))
     assert turns[0].results[0].seconds != turns[1].results[0].seconds
-    rollout = Rollout("task", 1, (turn, turn), 0.0, None, StopReason.FINISHED, 1.0)
-    faults = find_faults(ObservedRollout(rollout, turns, tools=TOOLS))
+    episode = Episode("task", 0, 1, 0, turns, tools=TOOLS, stop_reason=StopReason.FINISHED, reward=0.0)
+    faults = find_faults(ObservedRollout(episode))
     assert [(fault.turn_idx, fault.kind) for fault in faults] == [(1, "repeated-action")]
 
 

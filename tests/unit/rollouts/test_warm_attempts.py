@@ -23,7 +23,7 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Check, Limits, StopReason, Task, ToolCall, ToolResult, Turn
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, episodes_in_order
+from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, run_episodes
 from composer_replication.rollouts.grading import Grader
 from composer_replication.sandbox import selftest, warm_bubblewrap
 from composer_replication.sandbox.bubblewrap import Bubblewrap
@@ -315,7 +315,7 @@ def test_an_episode_whose_jail_cannot_be_replaced_is_tried_again_and_never_score
     count = grader.num_infrastructure_failures
     parts = EpisodeParts(ScriptedPolicy(script), lambda: Dying(grader), IdTalk(find_calls=calls))
     options = EpisodeOptions(max_tries=2, max_context_tokens=10**6)
-    (episode,) = asyncio.run(episodes_in_order([clamp.task_id], parts, options=options))
+    (episode,) = asyncio.run(run_episodes([clamp.task_id], parts, options=options))
     assert (episode.stop_reason, episode.reward, episode.num_tries) == (StopReason.SUBMITTED, 1.0, 2)
     assert (num_starts, grader.num_infrastructure_failures) == (3, count + 1)
 

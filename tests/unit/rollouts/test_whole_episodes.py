@@ -13,16 +13,19 @@ from chat_templates import FAMILIES, TemplateTokenizer, tokenizer_of
 
 from composer_replication.records import Completion, Score, StopReason, Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, episodes_in_order
+from composer_replication.rollouts.episodes.agent_loop import (
+    EpisodeOptions,
+    EpisodeParts,
+    LedgerTalk,
+    run_episodes,
+)
 from composer_replication.rollouts.episodes.episode import Episode, rollout_row
-from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
 from composer_replication.rollouts.episodes.trajectories import (
-    observed_episode,
     read_trajectories,
     write_trajectories,
 )
 from composer_replication.rollouts.grading import Grader, GradeRequest
-from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
+from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker, ObservedRollout
 from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor, public_task
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.store import TaskStore
@@ -108,7 +111,7 @@ def played(
     talk = LedgerTalk(tokenizer, tokenizer.text)
     parts = EpisodeParts(Scripted(tokenizer, scripts), lambda: FeatureDeletionEnv(grader), talk)
     before, counts = set(process_folder().glob("attempt-*")), Counter[str]()
-    run = episodes_in_order([clamp.task_id] * 3, parts, options=EpisodeOptions(max_turns=5), counts=counts)
+    run = run_episodes([clamp.task_id] * 3, parts, options=EpisodeOptions(max_turns=5), counts=counts)
     episodes = asyncio.run(run)
     assert set(process_folder().glob("attempt-*")) == before
     assert (counts["opened"], counts["closed"], counts["dropped"]) == (3, 3, 0)
@@ -144,15 +147,14 @@ def test_loss_is_on_what_was_sampled_and_on_nothing_else(played) -> None:
 
 def test_a_mistake_gets_a_hint_in_the_ids_that_the_policy_saw(played) -> None:
     tokenizer, _, episodes = played
-    observed = {id(each.rollout): each for each in map(observed_episode, episodes)}
-    good, poor, *_ = observed.values()
-    maker = HintedTurnMaker(tokenizer, observe=lambda one: observed[id(one)])
-    assert maker.hinted_turns([good.rollout]) == [()]
+    good, poor, *_ = map(ObservedRollout, episodes)
+    maker = HintedTurnMaker(tokenizer, observe=lambda _: None)
+    assert list(maker.hinted(good)) == []
     (hinted,) = [
         turn for fault, turn in maker.hinted(poor) if fault.kind in ("invalid-call", "command-not-found")
     ]
-    turn = episodes[1].observed_turns()[1].turn
-    assert (hinted.prompt_ids, hinted.completion_ids) == (turn.prompt_ids, turn.completion.token_ids)
+    assert hinted.prompt_ids == episodes[1].prompt_ids(1)
+    assert hinted.completion_ids == episodes[1].turns[1].completion.token_ids
     assert len(hinted.hinted_prompt_ids) > len(hinted.prompt_ids)
 
 

@@ -13,18 +13,15 @@ from composer_replication.records import (
     Completion,
     Edit,
     Outcome,
-    Rollout,
     Score,
     StopReason,
     TestSplit,
-    Turn,
 )
 from composer_replication.rollouts.environment.feature_deletion_env import first_message
-from composer_replication.rollouts.hints.hint_context import ObservedRollout
-from composer_replication.rollouts.hints.hinted_turns import find_faults
-from composer_replication.rollouts.hints.task_observer import KnownTasks
+from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn
+from composer_replication.rollouts.hints.hinted_turns import ObservedRollout, find_faults
+from composer_replication.rollouts.hints.task_observer import known_tasks
 from composer_replication.rollouts.monitor import public_task
-from composer_replication.rollouts.tokens.chat import ObservedTurn
 from composer_replication.tasks import gates
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import TaskRecord
@@ -205,25 +202,19 @@ def test_nothing_that_a_policy_is_told_names_a_paid_test(make_store: Any, sized_
     public, _ = rows_of(store, task)
     assert "test_clamp_above" not in str(public) and "test_clamp_below" in str(public)
     assert "test_clamp_above" not in str(public_task(store, task))
-    known = KnownTasks(store, lambda task: first_message(store, task))(task.task_id)
+    known = known_tasks(store, lambda task: first_message(store, task))(task.task_id)
     assert known.is_leak("look at test_clamp_above") and not known.is_leak("look at test_clamp_below")
     failing = Score(dict.fromkeys(task.tests.visible, Outcome.FAILED), paid=task.tests.paid)
-    assert {test.node_id for test in known.failed_tests(failing)} == set(task.tests.shown)
+    assert set(known.failed_tests(failing)) == set(task.tests.shown)
 
 
-def test_an_attempt_that_fails_paid_tests_alone_has_no_fault_that_names_them(clean_rollout: Any) -> None:
+def test_an_attempt_that_fails_paid_tests_alone_has_no_fault_that_names_them() -> None:
     score = Score({"t.py::test_a": Outcome.PASSED, "t.py::test_b": Outcome.FAILED}, paid=("t.py::test_b",))
-    rollout = replace(clean_rollout, score=score, reward=0.0)
-    observed = ObservedRollout(rollout, tuple(map(ObservedTurn, rollout.turns)))
-    assert not find_faults(observed)
-    unpaid = replace(observed, rollout=replace(observed.rollout, score=replace(score, paid=())))
-    assert [fault.subject for fault in find_faults(unpaid)] == ["t.py::test_b"]
-
-
-@pytest.fixture
-def clean_rollout() -> Any:
-    turn = Turn((1,), Completion((2,), "    return x\n", StopReason.FINISHED))
-    return Rollout("t", 1, (turn,), 1.0, None, StopReason.FINISHED, 0.0)
+    turn = EpisodeTurn((1,), Completion((2,), "    return x\n", StopReason.FINISHED))
+    episode = Episode("t", 0, 1, 0, (turn,), stop_reason=StopReason.FINISHED, score=score, reward=0.0)
+    assert not find_faults(ObservedRollout(episode))
+    [unpaid] = find_faults(ObservedRollout(replace(episode, score=replace(score, paid=()))))
+    assert unpaid.texts == ("test_b fails.",)
 
 
 def test_a_score_knows_shown_and_paid_apart() -> None:

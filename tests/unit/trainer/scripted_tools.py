@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from composer_replication.records import Completion, StopReason
-from composer_replication.rollouts.episodes.batching_policy import SampleOptions
+from composer_replication.rollouts.episodes.policies import SampleOptions
 from composer_replication.trainer.episode_rollouts import ModelSampler
 
 END = "<|im_end|>"

@@ -126,8 +126,11 @@ def test_rows_are_the_sampled_ids_and_only_they_carry_loss(run, scripts) -> None
             script = next(each for each in scripts if each[0] == words[0] + END)
             said_ids = [i for move in script for i in tokenizer.encode(move, add_special_tokens=False)]
             assert tuple(prompt) == episode.turns[0].added_ids
-            last = episode.observed_turns()[-1].turn
-            assert tuple(prompt + ids) == (*last.prompt_ids, *last.completion.token_ids)
+            last = len(episode.turns) - 1
+            assert tuple(prompt + ids) == (
+                *episode.prompt_ids(last),
+                *episode.turns[last].completion.token_ids,
+            )
             assert torch.tensor(ids)[mask].tolist() == said_ids
             text = tokenizer.decode(torch.tensor(ids)[~mask])
             assert "tool_response" in text and "<tool_call>" not in text
@@ -243,14 +246,16 @@ def test_hints_of_failed_calls_are_what_the_hint_channel_distils(
         return model, tokenizer
 
     seen: list[Any] = []
-    inner = HintedTurnMaker.hinted
+    inner = HintedTurnMaker.hinted_turns
 
-    def hinted(maker: HintedTurnMaker, observed: Any) -> Any:
-        seen.append((list(inner(maker, observed)), observed.rollout))
-        return seen[-1][0]
+    def hinted_turns(maker: HintedTurnMaker, rollouts: Any) -> Any:
+        observed = map(maker.observe, rollouts)
+        found = [[] if each is None else list(maker.hinted(each)) for each in observed]
+        seen.extend(zip(found, rollouts, strict=True))
+        return inner(maker, rollouts)
 
     scripted.setitem(model_loading._MADE, "tiny-tools", sharp)
-    scripted.setattr(HintedTurnMaker, "hinted", hinted)
+    scripted.setattr(HintedTurnMaker, "hinted_turns", hinted_turns)
     settings = {
         "trl.max_steps": 1,
         "trainer.alpha_sdpo": 0.5,
@@ -266,9 +271,8 @@ def test_hints_of_failed_calls_are_what_the_hint_channel_distils(
         assert kinds[:2] == (["invalid-call", "invalid-call"] if is_poor else [])
         assert bool(of_row) is is_poor and (rollout.turns or episode.turns[0].calls[0].name == "bash")
         for fault, turn in of_row:
-            said_there = episode.observed_turns()[fault.turn_idx].turn
-            assert turn.prompt_ids == said_there.prompt_ids
-            assert turn.completion_ids == said_there.completion.token_ids
+            assert turn.prompt_ids == episode.prompt_ids(fault.turn_idx)
+            assert turn.completion_ids == episode.turns[fault.turn_idx].completion.token_ids
             with torch.no_grad():
                 student = token_logps(model, turn.prompt_ids, turn.completion_ids)
                 teacher = token_logps(model, turn.hinted_prompt_ids, turn.completion_ids)
@@ -331,7 +335,8 @@ def test_episodes_that_sum_up_are_trained_on_as_one_rollout(
         assert tuple(ids[start : start + len(begun)].tolist()) == begun
         sampled = batch["sampling_per_token_logps"][number][real][mask]
         with torch.no_grad():
-            expected = torch.cat([own_logps(model, each.turn) for each in episode.observed_turns()])
+            turns = [Turn(episode.prompt_ids(idx), turn.completion) for idx, turn in enumerate(episode.turns)]
+            expected = torch.cat([own_logps(model, turn) for turn in turns])
         torch.testing.assert_close(sampled, expected, rtol=0, atol=1e-4)
         advantage = (
             batch["advantages"].expand(real.numel(), 4).t()

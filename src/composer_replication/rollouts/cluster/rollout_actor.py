@@ -14,13 +14,13 @@ import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.grading import Grader
-from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold, sha256_of
+from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold, put_file, sha256_of
 from composer_replication.tasks.store import FOLDERS, TaskStore
 from composer_replication.tasks.store_manifest import NAME, damaged
 from composer_replication.tasks.workers.ray_cluster import (
@@ -34,25 +34,17 @@ Files = list[tuple[str, bytes]]
 """Path below the store, content as it lies on the disk; the manifest last: with it a copy is whole."""
 
 
-class StoreParcel(NamedTuple):
-    """What a store is made of again on another machine; ``files`` is a reference to its ``Files``."""
-
-    fingerprint: str
-    files: Any
-
-
-def parcel_of(store: TaskStore, put: Callable[[Files], Any]) -> StoreParcel:
-    """Send a store, whole and not written to meanwhile; ``put`` keeps its files and gives a reference to them."""
+def files_of(store: TaskStore) -> Files:
+    """What a store is made of again on another machine: all of it, and not written to meanwhile."""
     store.settle()  # the manifest alone says what the copy has
     found = (path for name in ("objects", *FOLDERS) for path in sorted((store.root / name).rglob("*")))
     paths = (*(path for path in found if path.is_file()), store.root / NAME)
-    files = [(path.relative_to(store.root).as_posix(), path.read_bytes()) for path in paths]
-    return StoreParcel(store.fingerprint, put(files))
+    return [(path.relative_to(store.root).as_posix(), path.read_bytes()) for path in paths]
 
 
-def open_copy(parcel: StoreParcel, fetch: Callable[[Any], Files], *, backend: str | None) -> TaskStore:
-    """The store on this machine, made first where it is absent; refused where it is not that store (CR0411)."""
-    key = sha256_of(f"copy of {parcel.fingerprint}".encode())[:16]
+def open_copy(fingerprint: str, fetch: Callable[[], Files], *, backend: str | None) -> TaskStore:
+    """The store on this machine, made first of what is fetched where it is absent; refused where it is not that store (CR0411)."""
+    key = sha256_of(f"copy of {fingerprint}".encode())[:16]
     root = cache_folder() / "task-stores" / key
     while not (hold(root) and (root / NAME).is_file()):
         with cache_lock(f"task-store-{key}"):
@@ -61,14 +53,10 @@ def open_copy(parcel: StoreParcel, fetch: Callable[[Any], Files], *, backend: st
             shutil.rmtree(root, ignore_errors=True)  # what a writer left that was killed
             root.mkdir(parents=True)
             root.chmod(0o700)
-            for name, data in fetch(parcel.files):
-                path = root / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                temporary = path.with_name(f".{path.name}.new")
-                temporary.write_bytes(data)
-                temporary.replace(path)
+            for name, data in fetch():
+                put_file(root / name, data)
     store = TaskStore.open(root, backend=backend)
-    if store.fingerprint != parcel.fingerprint:
+    if store.fingerprint != fingerprint:
         raise damaged(root, "it is another one than was sent")
     return store
 
@@ -116,14 +104,14 @@ def fitted(options: ClusterOptions, nodes: Sequence[Mapping[str, float]]) -> Clu
 class RolloutActor:
     """Attempts and gradings over a copy of a store, one after the other.
 
-    ``fetch`` gives the files of ``parcel``; ``needs`` is what this node must have.
+    ``fetch`` gives the files of the store with this fingerprint; ``needs`` is what this node must have.
     """
 
     def __init__(
-        self, parcel: StoreParcel, fetch: Callable[[Any], Files], options: ClusterOptions, needs: NodeNeeds
+        self, fingerprint: str, fetch: Callable[[], Files], options: ClusterOptions, needs: NodeNeeds
     ) -> None:
         sweep_after_this_process()
-        self._parcel, self._fetch, self._options, self._needs = parcel, fetch, options, needs
+        self._fingerprint, self._fetch, self._options, self._needs = fingerprint, fetch, options, needs
         self._environment: FeatureDeletionEnv | None = None
 
     def prepare(self) -> str:
@@ -149,7 +137,7 @@ class RolloutActor:
         check_node(*self._needs)
         if self._environment is None:
             options = self._options
-            store = open_copy(self._parcel, self._fetch, backend=options.grader.get("backend") or None)
+            store = open_copy(self._fingerprint, self._fetch, backend=options.grader.get("backend") or None)
             grader = Grader(store, num_jobs=1, **options.grader)
             self._environment = FeatureDeletionEnv(grader, **options.attempt)
         return self._environment

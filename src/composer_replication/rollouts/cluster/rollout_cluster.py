@@ -17,6 +17,7 @@ import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import ray
@@ -27,8 +28,8 @@ from composer_replication.records import Score, Task, ToolCall, ToolResult, Tool
 from composer_replication.rollouts.cluster.rollout_actor import (
     ClusterOptions,
     RolloutActor,
+    files_of,
     fitted,
-    parcel_of,
 )
 from composer_replication.rollouts.environment.feature_deletion_env import Judgement
 from composer_replication.rollouts.environment.lease import no_attempt
@@ -65,7 +66,8 @@ class RolloutCluster:
         self._head = head
         self._closed = threading.Event()
         self._lock = threading.Lock()
-        self._parcel = parcel_of(store, ray.put)
+        files = ray.put(files_of(store))  # a store travels as one object
+        self._sent = (store.fingerprint, partial(ray.get, files))
         self._starting: dict[Any, Any] = {}  # by the reference that is done when it is prepared
         self._places: dict[Any, str] = {}  # where those are that are prepared
         self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()  # safe in a finalizer
@@ -167,9 +169,8 @@ class RolloutCluster:
         kind = ray.remote(RolloutActor).options(
             num_cpus=options.num_cpus, resources=dict(options.resources), scheduling_strategy="SPREAD"
         )
-        self._prepare(
-            kind.remote(self._parcel, ray.get, options, needs_of(options.grader.get("backend") or None))
-        )
+        needs = needs_of(options.grader.get("backend") or None)
+        self._prepare(kind.remote(*self._sent, options, needs))
 
     def _prepare(self, actor: Any) -> None:
         tried = actor.prepare.options(max_task_retries=NUM_RETRIES, retry_exceptions=[SandboxFailure])

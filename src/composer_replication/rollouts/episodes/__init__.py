@@ -2,9 +2,7 @@
 
 agent_loop.py        limits, parts, and the loop: sample, call, append, stop, grade; many at once, begun again for infrastructure
 episode.py           the record: turns, tokens, seconds, reward; the row that a trainer takes
-ledger_talk.py       conversations over a chat template: ids in a ledger, calls in its dialect
-served_policy.py     a policy behind a vLLM server, with ids and log-probabilities; whether the server fits
-batching_policy.py   a policy over a blocking sampler in this process
+policies.py          a policy over a blocking sampler in this process, and one behind a vLLM server; whether the server fits
 episode_player.py    the episodes of one generation: seeds, counts, outcomes, figures for the log
-trajectories.py      what is kept of each step: files of the run folder (ATIF), and all that a hint may be made of
+trajectories.py      what is kept of each step: files of the run folder (ATIF)
 """

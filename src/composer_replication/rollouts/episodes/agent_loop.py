@@ -8,35 +8,85 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import math
-from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
-from contextvars import copy_context
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from composer_replication.errors import InputError, SandboxFailure, UsageError
-from composer_replication.interfaces import AgentEnvironment, TokenPolicy
+from composer_replication.errors import InputError, SandboxFailure
+from composer_replication.interfaces import AgentEnvironment, Tokenizer, TokenPolicy
 from composer_replication.records import Completion, StopReason, ToolCall, ToolResult, ToolSpec, Turn
 from composer_replication.rollouts.environment.lease import EnvironmentLease
-from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts
-from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
+from composer_replication.rollouts.episodes.policies import BatchingPolicy, RefusedRequestError
+from composer_replication.rollouts.tokens.call_dialects import dialect_of, num_thinking_ids, read_completion
+from composer_replication.rollouts.tokens.token_ledger import Chat, TokenLedger
+from composer_replication.rollouts.tools.tool_context import function_schema
 
-T = TypeVar("T")
 SUMMARY_REQUEST = """\
 The conversation will soon be longer than you can read. Write a summary for yourself, from which you will go on without
 it: what was asked, what you found out, what you changed and where, what is left to do. Do not call a tool."""
 SUMMARY_INTRODUCTION = "You worked on this already. Your own summary of what happened so far:"
+SHELL_RULES = """\
+Act by one code block an answer: a shell command in a block that begins with ```bash, or, when you are done, an empty block
+that begins with ```submit. What the command prints is shown to you."""
+"""What a model is told whose template knows no tools."""
 
 
-class RefusedRequestError(UsageError):
-    """A server refuses what it was asked as such (HTTP 400, 413): most often because it is too long for its context.
+@dataclass(frozen=True, slots=True)
+class LedgerTalk:
+    """A loop's conversations over a chat template: opens them, finds the calls in an answer, and counts its thoughts.
 
-    In an episode that had an answer already it ends that episode alone (``CONTEXT``).
+    A template without tools gets none: the policy acts by code blocks (``SHELL_RULES`` in its first message), and
+    results come back as the user's words.
+
+    Args:
+        template_text: the tokenizer's chat template, or several by name as a tokenizer of transformers may have them.
+        system: text of a system message; empty: none.
+        template_options: further variables of the template (``enable_thinking``).
+        tools: whose schemas say how arguments are read that are no JSON.
+        num_ids: as ``TokenLedger``.
+
+    Raises (from ``open`` on):
+        InputError: there is no template, or it never goes on after a call, which is tried out before the first episode
+            (CR0810); its way of calls is not known (CR0818); as ``TokenLedger``.
     """
+
+    tokenizer: Tokenizer
+    template_text: str | Mapping[str, str] | None
+    system: str = ""
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[ToolSpec, ...] = ()
+    num_ids: int | None = None
+    _has_fit: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def open(self, message: str, tools: tuple[ToolSpec, ...]) -> TokenLedger:
+        """Begin a conversation."""
+        is_fenced = self._dialect == "fenced"
+        first = f"{message}\n\n{SHELL_RULES}" if is_fenced and tools else message
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        schemas = [function_schema(tool) for tool in tools] if tools and not is_fenced else None
+        chat = Chat([*system, {"role": "user", "content": first}], schemas, self.template_options)
+        ledger = TokenLedger(self.tokenizer, chat, has_tool_messages=not is_fenced, num_ids=self.num_ids)
+        if tools and not self._has_fit:
+            ledger.require_results(ToolCall(tools[0].name, "{}"))
+            self._has_fit.append(True)
+        return ledger
+
+    def find_calls(self, turn: Turn) -> tuple[ToolCall, ...]:
+        """The calls of an answer; its prompt says whether it began as a thought."""
+        sampled = turn.completion.token_ids
+        return read_completion(self.tokenizer, turn.prompt_ids, sampled, self._dialect, tools=self.tools)
+
+    def num_thinking(self, turn: Turn) -> int:
+        """How many of the sampled ids are thoughts."""
+        return num_thinking_ids(self.tokenizer, turn.prompt_ids, turn.completion.token_ids)
+
+    @property
+    def _dialect(self) -> str:
+        return dialect_of(self.template_text, self.tokenizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +144,15 @@ async def run_episodes(
     seed: int = 0,
     step: int = 0,
     counts: Counter[str] | None = None,
-) -> AsyncGenerator[Episode, None]:
-    """One episode for each task id, in the order in which they end.
+    on_ended: Callable[[int], None] = lambda _: None,
+) -> list[Episode]:
+    """One episode for each task id, in their order; ``on_ended`` is told how many have ended.
 
     The seeds of an episode's answers come from ``seed``, its place in ``task_ids`` and the number of the answer, so that the same
-    policy gives the same episodes whatever ends first. While a caller holds an episode no further one is begun; those that run
-    go on. Leave the iterator by ``aclosing`` or to its end: an episode that still runs then is cancelled, and every environment
-    is closed. A call of an environment that runs at that moment is waited for, at most ``options.closing_seconds``. ``step``
-    of the trainer is for the records. Whatever environment, conversation or policy raise is raised, but for a ``SandboxFailure``.
+    policy gives the same episodes whatever ends first. When this is cancelled, or one episode raises, those that still run are
+    cancelled, and every environment is closed. A call of an environment that runs at that moment is waited for, at most
+    ``options.closing_seconds``. ``step`` of the trainer is for the records. Whatever environment, conversation or policy raise is
+    raised, but for a ``SandboxFailure``.
 
     What happened is added to ``counts``: ``ended_REASON``, ``dropped``, ``tries``, ``infrastructure_failures``, ``failed_CODE``,
     ``invalid_calls``, ``refused_requests``, ``not_continued_CODE`` (a template that does not go on after an answer),
@@ -109,24 +160,22 @@ async def run_episodes(
     """
     options = options or EpisodeOptions()
     counted: Counter[str] = Counter()
-    waiting = deque(enumerate(task_ids))
-    running: dict[asyncio.Task[Episode], int] = {}
     leases: list[EnvironmentLease[AgentEnvironment]] = []
+    places, num_ended = asyncio.Semaphore(options.max_concurrent), itertools.count(1)
+
+    async def play(index: int, task_id: str) -> Episode:
+        async with places:
+            one = OneEpisode(Episode(task_id, index, step, seed), parts, options, counted, leases)
+            episode = await one.run()
+            counted[f"ended_{episode.stop_reason}"] += 1
+            counted["dropped"] += episode.reward is None
+            counted["invalid_calls"] += episode.num_invalid_calls
+            on_ended(next(num_ended))  # before another one begins
+        return episode
+
+    running = [asyncio.create_task(play(*each)) for each in enumerate(task_ids)]
     try:
-        while waiting or running:
-            while waiting and len(running) < options.max_concurrent:
-                index, task_id = waiting.popleft()
-                one = OneEpisode(Episode(task_id, index, step, seed), parts, options, counted, leases)
-                running[asyncio.create_task(one.run())] = index
-            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            ended = [task.result() for task in sorted(done, key=running.__getitem__)]
-            for task in done:
-                del running[task]
-            for episode in ended:
-                counted[f"ended_{episode.stop_reason}"] += 1
-                counted["dropped"] += episode.reward is None
-                counted["invalid_calls"] += episode.num_invalid_calls
-                yield episode
+        return await asyncio.gather(*running)
     finally:
         for task in running:
             task.cancel()
@@ -145,32 +194,6 @@ async def run_episodes(
                 counted["close_failures"] = sum(bool(lease.close_failure) for lease in closed)
                 counted["not_closed"] = len(leases) - len(closed)
                 counts.update(+counted)
-
-
-async def episodes_in_order(
-    task_ids: Sequence[str],
-    parts: EpisodeParts,
-    *,
-    on_ended: Callable[[int], None] = lambda _: None,
-    **how: Any,
-) -> list[Episode]:
-    """All episodes, in the order of ``task_ids``; ``on_ended`` is told how many have ended. ``how`` is as in ``run_episodes``."""
-    found: dict[int, Episode] = {}
-    async with aclosing(run_episodes(task_ids, parts, **how)) as episodes:
-        async for episode in episodes:
-            found[episode.index] = episode
-            on_ended(len(found))
-    return [found[index] for index in range(len(task_ids))]
-
-
-def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
-    """``asyncio.run``, in a thread of its own where this one has a running loop: a notebook's has."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    with ThreadPoolExecutor(1, "episodes") as threads:
-        return threads.submit(copy_context().run, asyncio.run, work).result()
 
 
 def sampling_seed(seed: int, episode_index: int, turn_index: int) -> int:
@@ -217,40 +240,28 @@ class OneEpisode:
                     raise
             if ended is not None:
                 return ended
-        return replace(self._so_far(StopReason.INFRASTRUCTURE), failure=failure_code)
+        seconds = self._clock() - self._try_started
+        return replace(
+            self._so_far, stop_reason=StopReason.INFRASTRUCTURE, seconds=seconds, failure=failure_code
+        )
 
     async def _begin_try(self, number: int) -> None:
-        self._num_tries, self._clock = number, asyncio.get_running_loop().time
+        self._clock = asyncio.get_running_loop().time
         self._try_started = self._clock()
         self._deadline = self._try_started + self.options.episode_seconds
-        self._turns: list[EpisodeTurn] = []
-        self._first_messages: list[str] = []
-        self._tools: tuple[ToolSpec, ...] = ()
+        self._so_far = replace(self.blank, num_tries=number)  # what there is of this try
         self.counts["tries"] += 1
         self._lease = EnvironmentLease(self.parts.open_environment)
         self.leases.append(self._lease)
         task_id, limit = self.blank.task_id, self.options.turn_seconds + self.options.grace_seconds
-        self._task_message, self._tools = await self._lease.do(
-            lambda env: (env.reset(task_id), env.tools), seconds=limit
-        )
-        self._open_conversation(self._task_message)
+        task_message, tools = await self._lease.do(lambda env: (env.reset(task_id), env.tools), seconds=limit)
+        self._so_far = replace(self._so_far, tools=tools)
+        self._open_conversation(task_message)
 
     def _open_conversation(self, message: str) -> None:
-        self._conversation = self.parts.talk.open(message, self._tools)
-        self._first_messages.append(message)
+        self._conversation = self.parts.talk.open(message, self._so_far.tools)
+        self._so_far = replace(self._so_far, first_messages=(*self._so_far.first_messages, message))
         self._num_kept = 0  # ids of the conversation up to its last answer
-
-    def _so_far(self, reason: StopReason) -> Episode:
-        """What there is of the current try, not graded yet."""
-        return replace(
-            self.blank,
-            turns=tuple(self._turns),
-            first_messages=tuple(self._first_messages),
-            tools=self._tools,
-            stop_reason=reason,
-            seconds=self._clock() - self._try_started,
-            num_tries=self._num_tries,
-        )
 
     async def _graded(self, reason: StopReason) -> Episode:
         started = self._clock()
@@ -259,7 +270,9 @@ class OneEpisode:
         if judgement is None:
             raise SandboxFailure("CR0302", "the sandbox failed while an episode was graded.")
         return replace(
-            self._so_far(reason),
+            self._so_far,
+            stop_reason=reason,
+            seconds=self._clock() - self._try_started,
             score=judgement.score,
             reward=judgement.reward,
             grading_seconds=self._clock() - started,
@@ -269,12 +282,13 @@ class OneEpisode:
     async def _take_turn(self) -> StopReason | None:
         """One answer with its calls; why the episode ends with it, or before it, or None."""
         options, conversation, talk = self.options, self._conversation, self.parts.talk
-        if sum(not turn.is_summary for turn in self._turns) >= options.max_turns:
+        num_conversations = len(self._so_far.first_messages)
+        if sum(not turn.is_summary for turn in self._so_far.turns) >= options.max_turns:
             return StopReason.TURNS
         if self._clock() >= self._deadline:
             return StopReason.DEADLINE
         is_long = 0 < options.summary_tokens <= conversation.num_tokens
-        is_summary = is_long and self._num_kept > 0 and len(self._first_messages) <= options.max_summaries
+        is_summary = is_long and self._num_kept > 0 and num_conversations <= options.max_summaries
         if is_summary and not self._is_told(lambda: conversation.add_message(options.summary_request)):
             return StopReason.FINISHED
         asked, chat, prompt_ids = self._clock(), conversation.chat(), conversation.prompt_ids()
@@ -296,21 +310,22 @@ class OneEpisode:
         calls = () if is_summary else talk.find_calls(said)
         called = self._clock()
         results, is_done = await self._call_all(calls, end)
-        summary_tokens = TokenCounts(thinking=len(completion.token_ids))
+        thinking = len(completion.token_ids) if is_summary else talk.num_thinking(said)
+        others = len(completion.token_ids) - thinking
         turn = EpisodeTurn(
             prompt_ids[self._num_kept :],
             completion,
             calls,
             results,
             chat,
-            segment_idx=len(self._first_messages) - 1,
+            segment_idx=num_conversations - 1,
             is_summary=is_summary,
             policy_seconds=seconds,
             tool_seconds=self._clock() - called,
-            tokens=summary_tokens if is_summary else talk.count_kinds(said, calls),
+            tokens=TokenCounts(thinking, tool_call=others if calls else 0, final=0 if calls else others),
         )
         self._num_kept = conversation.num_tokens
-        self._turns.append(turn)
+        self._so_far = replace(self._so_far, turns=(*self._so_far.turns, turn))
         return self._go_on(turn, is_done=is_done)
 
     async def _answer(self, prompt_ids: tuple[int, ...]) -> Completion | StopReason:
@@ -320,7 +335,7 @@ class OneEpisode:
         if room < options.min_new_tokens:
             return StopReason.CONTEXT
         end = min(self._deadline, self._clock() + options.turn_seconds)
-        seed = sampling_seed(self.blank.seed, self.blank.index, len(self._turns))
+        seed = sampling_seed(self.blank.seed, self.blank.index, len(self._so_far.turns))
         try:
             async with asyncio.timeout_at(None if isinstance(policy, BatchingPolicy) else end) as limit:
                 completion = await policy.sample(
@@ -331,7 +346,7 @@ class OneEpisode:
                 raise
             return StopReason.DEADLINE
         except RefusedRequestError:
-            if not self._turns:
+            if not self._so_far.turns:
                 raise
             self.counts["refused_requests"] += 1  # the server took shorter ones of this episode
             return StopReason.CONTEXT
@@ -349,7 +364,7 @@ class OneEpisode:
         is_cut = turn.completion.stop_reason is StopReason.LENGTH
         if turn.is_summary and not is_cut:
             summary = f"{options.summary_introduction}\n{turn.completion.text.strip()}"
-            self._open_conversation(f"{self._task_message}\n\n{summary}")
+            self._open_conversation(f"{self._so_far.first_messages[0]}\n\n{summary}")
             return None
         if is_done:
             return StopReason.SUBMITTED
@@ -364,7 +379,8 @@ class OneEpisode:
                 lambda: conversation.add_message(options.reminder)
             )
         added = TokenCounts(tool_output=conversation.num_tokens - self._num_kept)
-        self._turns[-1] = replace(turn, tokens=turn.tokens + added)
+        told = replace(turn, tokens=turn.tokens + added)
+        self._so_far = replace(self._so_far, turns=(*self._so_far.turns[:-1], told))
         return None if is_told else StopReason.FINISHED
 
     def _is_told(self, tell: Callable[[], None]) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from composer_replication.records import Completion, Score, StopReason, ToolCall, ToolResult, ToolSpec, Turn
-from composer_replication.rollouts.tokens.chat import Chat, ObservedTurn
+from composer_replication.records import Completion, Score, StopReason, ToolCall, ToolResult, ToolSpec
+from composer_replication.rollouts.tokens.token_ledger import Chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +93,15 @@ class Episode:
         """Calls that no tool could take, as the environment says: those that ``invalid_call_cost`` charges."""
         return sum(result.fault == "invalid" for each in self.turns for result in each.results)
 
-    def observed_turns(self) -> tuple[ObservedTurn, ...]:
-        """Every turn with its whole prompt, which takes space with the square of the turns: for a moment, not to keep."""
-        found: list[ObservedTurn] = []
-        seen: tuple[int, ...] = ()
-        segment_idx = 0
-        for each in self.turns:
-            prompt_ids = (*seen, *each.added_ids) if each.segment_idx == segment_idx else each.added_ids
-            turn = Turn(prompt_ids, each.completion)
-            found.append(ObservedTurn(turn, each.calls, each.results, each.chat))
-            seen, segment_idx = (*prompt_ids, *each.completion.token_ids), each.segment_idx
-        return tuple(found)
+    def prompt_ids(self, turn_idx: int) -> tuple[int, ...]:
+        """The whole prompt of a turn: all that its conversation held. It is put together for a moment, not to keep."""
+        turn = self.turns[turn_idx]
+        before = (each for each in self.turns[:turn_idx] if each.segment_idx == turn.segment_idx)
+        seen = (token_id for each in before for token_id in (*each.added_ids, *each.completion.token_ids))
+        return (*seen, *turn.added_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutRow:
+class RolloutRow(NamedTuple):
     """One row: ``completion_ids`` are all ids after the first prompt, ``mask`` is 1 on sampled ones that carry loss.
 
     ``sampled_logp`` has 0.0 between sampled ids and is empty where the sampler gave none. ``effort_counts`` are by kind, as
@@ -115,13 +109,19 @@ class RolloutRow:
     places in ``completion_ids`` at which the prompts of its later conversations begin.
     """
 
-    prompt_ids: tuple[int, ...]
-    completion_ids: tuple[int, ...]
-    mask: tuple[int, ...]
-    sampled_logp: tuple[float, ...]
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    mask: list[int]
+    sampled_logp: list[float]
     reward: float | None
     effort_counts: dict[str, float]
-    segment_starts: tuple[int, ...] = ()
+    segment_starts: list[int]
+
+
+_TRL_COLUMNS = (
+    "prompt_ids completion_ids env_mask logprobs episode_reward effort_counts segment_starts".split()
+)
+"""Names of the fields of ``RolloutRow`` in a ``rollout_func`` of TRL 1.16; those that it does not know join its rows."""
 
 
 def rollout_row(episode: Episode, *, filler_id: int) -> RolloutRow:
@@ -129,44 +129,25 @@ def rollout_row(episode: Episode, *, filler_id: int) -> RolloutRow:
     tokens = {f"{kind}_token": float(number) for kind, number in asdict(episode.tokens).items()}
     counts = {**tokens, "tool_call": float(episode.num_calls), "turn": float(len(episode.turns))}
     if not episode.turns:
-        return RolloutRow((filler_id,), (filler_id,), (0,), (0.0,), None, counts)
+        return RolloutRow([filler_id], [filler_id], [0], [0.0], None, counts, [])
     carries_loss = int(episode.paid is not None)
-    ids: list[int] = []
-    mask: list[int] = []
-    logp: list[float] = []
-    starts: list[int] = []
+    row = RolloutRow(list(episode.turns[0].added_ids), [], [], [], episode.paid, counts, [])
     for idx, turn in enumerate(episode.turns):
         if idx and turn.segment_idx != episode.turns[idx - 1].segment_idx:
-            starts.append(len(ids))
+            row.segment_starts.append(len(row.completion_ids))
         added, said = turn.added_ids if idx else (), turn.completion
-        ids += [*added, *said.token_ids]
-        mask += [0] * len(added) + [carries_loss] * len(said.token_ids)
-        logp += [*[0.0] * len(added), *said.token_logp]
+        row.completion_ids.extend((*added, *said.token_ids))
+        row.mask.extend([0] * len(added) + [carries_loss] * len(said.token_ids))
+        row.sampled_logp.extend((*[0.0] * len(added), *said.token_logp))
     has_logp = all(turn.completion.token_logp for turn in episode.turns)
-    return RolloutRow(
-        episode.turns[0].added_ids,
-        tuple(ids),
-        tuple(mask),
-        tuple(logp) if has_logp else (),
-        episode.paid,
-        counts,
-        tuple(starts),
-    )
+    return row if has_logp else row._replace(sampled_logp=[])
 
 
 def trl_columns(rows: Sequence[RolloutRow], *, may_chain: bool = False) -> dict[str, Any]:
-    """What a ``rollout_func`` of TRL 1.16 returns; ``env_mask`` is its name for the mask, other columns join its rows.
-
-    With ``may_chain`` the trainer is told where conversations begin.
-    """
-    has_logp = all(row.sampled_logp for row in rows)
-    chains = {"segment_starts": [list(row.segment_starts) for row in rows]} if may_chain else {}
-    return {
-        "prompt_ids": [list(row.prompt_ids) for row in rows],
-        "completion_ids": [list(row.completion_ids) for row in rows],
-        "logprobs": [list(row.sampled_logp) for row in rows] if has_logp else None,
-        "env_mask": [list(row.mask) for row in rows],
-        "episode_reward": [row.reward for row in rows],
-        "effort_counts": [row.effort_counts for row in rows],
-        **chains,
-    }
+    """What a ``rollout_func`` returns; with ``may_chain`` the trainer is told where conversations begin."""
+    columns: dict[str, Any] = {name: [row[idx] for row in rows] for idx, name in enumerate(_TRL_COLUMNS)}
+    if not all(columns["logprobs"]):
+        columns["logprobs"] = None
+    if not may_chain:
+        del columns["segment_starts"]
+    return columns

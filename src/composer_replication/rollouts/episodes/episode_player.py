@@ -19,43 +19,27 @@ from composer_replication.rollouts.environment.feature_deletion_env import Judge
 from composer_replication.rollouts.episodes.agent_loop import (
     EpisodeOptions,
     EpisodeParts,
-    episodes_in_order,
-    run_anywhere,
+    LedgerTalk,
+    run_episodes,
 )
 from composer_replication.rollouts.episodes.episode import Episode
-from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.episodes.trajectories import KeptEpisodes, ObservedEpisodes
+from composer_replication.rollouts.episodes.policies import run_anywhere
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
 from composer_replication.rollouts.heldout_evaluation import TaskSampler, derive_seed
 from composer_replication.rollouts.rewards import outcome_of
 
+Listener = Callable[[list[Episode]], None]
+"""Hears of the episodes of a generation."""
 _REASONS = ("submitted", "finished", "turns", "context", "length", "deadline", "infrastructure")
-
-
-@dataclass(frozen=True, slots=True)
-class Listeners:
-    """Who hears of the episodes of training: the run folder, the curriculum, the hints; None is nobody."""
-
-    kept: KeptEpisodes | None = None
-    on_outcomes: Callable[[Sequence[TaskOutcome]], None] | None = None
-    observed: ObservedEpisodes | None = None
-
-    def hear(self, played: list[Episode]) -> None:
-        if self.kept is not None:
-            self.kept.keep(played)
-        if self.on_outcomes is not None:
-            self.on_outcomes([outcome_of_episode(each) for each in played])
-        if self.observed is not None:
-            self.observed.note([each for each in played if each.paid is not None])
 
 
 @dataclass(eq=False)
 class EpisodePlayer:
     """Plays generations, one at a time, on tasks of the store of ``grader``.
 
-    ``open_environment`` makes a fresh one for each try. ``listeners`` are told of every generation that is trained on. With
-    ``keeps_trees``, for evaluation, a judgement is that of ``finish_with_tree``. ``num_places`` says how many attempts have a
-    place at this moment, where nodes may go away; None: as many as run.
+    ``open_environment`` makes a fresh one for each try. ``listeners`` hear of every generation that is trained on: the run
+    folder, the curriculum, the hints. With ``keeps_trees``, for evaluation, a judgement is that of ``finish_with_tree``.
+    ``num_places`` says how many attempts have a place at this moment, where nodes may go away; None: as many as run.
 
     ``figures`` are numbers of the newest generation, for the log; ``num_running`` how many episodes may ask the policy.
     ``on_ended`` is told of each episode that ends while it plays (so many, of so many).
@@ -66,7 +50,7 @@ class EpisodePlayer:
     talk: LedgerTalk
     options: EpisodeOptions
     seed: int = field(kw_only=True)
-    listeners: Listeners | None = field(default=None, kw_only=True)
+    listeners: Sequence[Listener] = field(default=(), kw_only=True)
     keeps_trees: bool = field(default=False, kw_only=True)
     num_places: Callable[[], int] | None = field(default=None, kw_only=True)
     on_ended: Callable[[int, int], None] | None = field(default=None, init=False)
@@ -99,8 +83,9 @@ class EpisodePlayer:
                 fix="composer-rl sandbox selftest",
             )
         self.figures = figures_of(played, counts)
-        if is_training and self.listeners is not None:
-            self.listeners.hear(played)
+        if is_training:
+            for listener in self.listeners:
+                listener(played)
         return played
 
     def play(
@@ -115,7 +100,6 @@ class EpisodePlayer:
     ) -> list[Episode]:
         """One episode for each task id, in their order; nobody is told of them but ``on_ended`` (so many, of so many)."""
         self._num_left = num_all = len(task_ids)
-        parts = self.parts(policy)
 
         def note(num_ended: int) -> None:
             self._num_left = num_all - num_ended
@@ -124,8 +108,10 @@ class EpisodePlayer:
 
         async def all_of_them() -> list[Episode]:
             async with policy if isinstance(policy, AbstractAsyncContextManager) else nullcontext():
-                how = {"options": self.options, "seed": seed, "step": step, "counts": counts}
-                return await episodes_in_order(task_ids, parts, on_ended=note, **how)
+                parts, options = self.parts(policy), self.options
+                return await run_episodes(
+                    task_ids, parts, options=options, seed=seed, step=step, counts=counts, on_ended=note
+                )
 
         return run_anywhere(all_of_them())
 

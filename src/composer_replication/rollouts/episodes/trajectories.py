@@ -1,5 +1,5 @@
-"""What is kept of the episodes of a step: all that a hint may be made of, and three files, one of them in the Agent Trajectory
-Interchange Format (ATIF) of the Harbor project.
+"""What is kept of the episodes of a step: three files, one of them in the Agent Trajectory Interchange Format (ATIF) of the
+Harbor project.
 
 A line of it is one trajectory of ATIF v1.7. Standard fields hold what other tools read: messages, calls, results, token ids,
 log-probabilities, counts. ``extra`` holds what the format has no field for, so that an episode is read back as it
@@ -22,20 +22,15 @@ from composer_replication.errors import InputError
 from composer_replication.records import (
     Completion,
     Outcome,
-    Rollout,
     Score,
     StopReason,
     ToolCall,
     ToolResult,
     ToolSpec,
 )
-from composer_replication.rollouts.environment.feature_deletion_env import first_message
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts
-from composer_replication.rollouts.hints.hint_context import ObservedRollout
-from composer_replication.rollouts.hints.task_observer import KnownTasks
 from composer_replication.rollouts.tools.tool_context import function_schema
 from composer_replication.run_folder import rewrite_jsonl
-from composer_replication.tasks.store import TaskStore
 
 ATIF_VERSION = "ATIF-v1.7"
 OUR_VERSION = 1
@@ -289,49 +284,3 @@ def _findings(episode: Episode) -> dict[str, Any] | None:
             findings[idx] = replace(finding, turn_idx=turn_idx, call_idx=call_idx)
     report = replace(report, findings=tuple(findings))
     return {"step": episode.step, "index": episode.index, "seed": episode.seed, **report.to_json()}
-
-
-class ObservedEpisodes:
-    """An ``observe`` of ``HintedTurnMaker`` over the episodes of the step under way, on tasks of ``store``.
-
-    A trainer makes its rollouts out of tensors, so it knows ids and nothing else. The ids are exact, and find the episode again.
-    """
-
-    def __init__(self, store: TaskStore) -> None:
-        self._known = KnownTasks(store, partial(first_message, store))
-        self._step = -1
-        self._by_ids: dict[tuple[tuple[int, ...], tuple[int, ...]], Episode] = {}
-
-    def note(self, episodes: Sequence[Episode]) -> None:
-        """Remember these; those of an earlier step are forgotten."""
-        for episode in episodes:
-            if episode.step != self._step:
-                self._step, self._by_ids = episode.step, {}
-            if episode.turns:
-                last = episode.observed_turns()[-1].turn
-                self._by_ids[last.prompt_ids, last.completion.token_ids] = episode
-
-    def __call__(self, rollout: Rollout) -> ObservedRollout:
-        """Everything about the episode whose ids these are; the rollout alone where it has no turn or is unknown."""
-        turns = rollout.turns
-        episode = self._by_ids.get((turns[-1].prompt_ids, turns[-1].completion.token_ids)) if turns else None
-        if episode is None:
-            return ObservedRollout(rollout, ())
-        known = self._known(episode.task_id)
-        failed_tests = known.failed_tests(episode.score)
-        return replace(observed_episode(episode), failed_tests=failed_tests, is_leak=known.is_leak)
-
-
-def observed_episode(episode: Episode) -> ObservedRollout:
-    """One attempt, however many summaries it went on from: its row in a batch is one, too."""
-    turns = episode.observed_turns()
-    rollout = Rollout(
-        task_id=episode.task_id,
-        step=episode.step,
-        turns=tuple(each.turn for each in turns),
-        reward=episode.reward,
-        score=episode.score,
-        stop_reason=episode.stop_reason,
-        seconds=episode.seconds,
-    )
-    return ObservedRollout(rollout, turns, tools=episode.tools)

@@ -20,13 +20,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import Turn
-from composer_replication.rollouts.tokens.chat import Chat, decode, encode, first_line, render
+from composer_replication.rollouts.tokens.token_ledger import Chat, decode, encode, first_line, render
 
 SEPARATORS = ("\n\n", "\n", " ", "")
 """Between a message and the hint merged into it: the first that leaves the ids around it as they were."""
@@ -40,25 +39,10 @@ LEAVE_OUT = "set strict to false to leave such turns out."
 _AS_RENDERED = "give the messages, tools and template options that the prompt was rendered with."
 
 
-@dataclass(frozen=True, slots=True)
-class HintedPrompt:
-    """``hinted_ids == prompt_ids[:start] + hint_ids + prompt_ids[start:]``.
-
-    ``place`` is ``own-message``, ``merged``, ``in-body`` or ``above-function``.
-    """
-
-    prompt_ids: tuple[int, ...]
-    hint_ids: tuple[int, ...]
-    start: int
-    place: str
-
-    @property
-    def hinted_ids(self) -> tuple[int, ...]:
-        return (*self.prompt_ids[: self.start], *self.hint_ids, *self.prompt_ids[self.start :])
-
-
-def hint_chat_prompt(tokenizer: Tokenizer, prompt_ids: Sequence[int], chat: Chat, hint: str) -> HintedPrompt:
-    """Put a hint before one turn of a conversation.
+def hint_chat_prompt(
+    tokenizer: Tokenizer, prompt_ids: Sequence[int], chat: Chat, hint: str
+) -> tuple[int, ...]:
+    """The ids of a prompt with a hint put before one turn of a conversation.
 
     Where the policy's prompt holds earlier turns as they were sampled, its ids may differ from those of the
     rendered conversation. That is as it should be, and is not looked at: only from the last message on both
@@ -83,12 +67,29 @@ def hint_chat_prompt(tokenizer: Tokenizer, prompt_ids: Sequence[int], chat: Chat
         problem = f"the chat template does not take the turn's own conversation: {first_line(error)}"
         raise unfit(problem, "messages", _AS_RENDERED) from error
     plain_ids = encode(tokenizer, plain_text)
-    place, (first, last, hint_ids) = _find_place(tokenizer, chat, hint, plain_text, plain_ids)
+    refusals: list[str] = []
+    for place, shown, messages in _places(chat.messages, hint):
+        try:
+            hinted_text = render(tokenizer, chat, messages)
+        except Exception as error:  # noqa: BLE001  a template may raise anything; told when no other place serves
+            refusals.append(f"{place}: {first_line(error)}")
+            continue
+        if hinted_text.count(shown) <= plain_text.count(shown):
+            refusals.append(f"{place}: the template does not show the hint as it is")
+        elif (found := insertion(plain_ids, encode(tokenizer, hinted_text))) is None:
+            refusals.append(f"{place}: it would change more than it adds")
+        else:
+            break
+    else:
+        problem = f"the hint fits at no place of this prompt ({'; '.join(dict.fromkeys(refusals))})"
+        raise unfit(problem, "chat template", LEAVE_OUT)
+    first, last, hint_ids = found
     num_tail = max(len(plain_ids) - first, _num_local(tokenizer, chat, plain_ids))
     if ids != plain_ids and ids[-num_tail:] != plain_ids[-num_tail:]:
         problem = f"the last {num_tail} ids of the prompt are not those of the last message and the generation prompt"
         raise unfit(problem, "prompt_ids", _AS_RENDERED)
-    return HintedPrompt(ids, hint_ids, len(ids) - (len(plain_ids) - last), place)
+    start = len(ids) - (len(plain_ids) - last)
+    return (*ids[:start], *hint_ids, *ids[start:])
 
 
 def insertion(plain: Sequence[int], hinted: Sequence[int]) -> tuple[int, int, tuple[int, ...]] | None:
@@ -118,28 +119,6 @@ def _refuse_unfit_hint(tokenizer: Tokenizer, hint: str, missing: str) -> None:
     if decode(tokenizer, ids) != decode(tokenizer, ids, skip_special_tokens=True):
         fix = "put a space into it, as the function clean_text does."
         raise unfit("the hint holds a control token of the tokenizer", hint[:60], fix)
-
-
-def _find_place(
-    tokenizer: Tokenizer, chat: Chat, hint: str, plain_text: str, plain_ids: tuple[int, ...]
-) -> tuple[str, tuple[int, int, tuple[int, ...]]]:
-    """The first place that the template takes and where nothing else changes: its name and the insertion."""
-    refusals: list[str] = []
-    for place, shown, messages in _places(chat.messages, hint):
-        try:
-            hinted_text = render(tokenizer, chat, messages)
-        except Exception as error:  # noqa: BLE001  a template may raise anything; told when no other place serves
-            refusals.append(f"{place}: {first_line(error)}")
-            continue
-        if hinted_text.count(shown) <= plain_text.count(shown):
-            refusals.append(f"{place}: the template does not show the hint as it is")
-            continue
-        found = insertion(plain_ids, encode(tokenizer, hinted_text))
-        if found is not None:
-            return place, found
-        refusals.append(f"{place}: it would change more than it adds")
-    problem = f"the hint fits at no place of this prompt ({'; '.join(dict.fromkeys(refusals))})"
-    raise unfit(problem, "chat template", LEAVE_OUT)
 
 
 def _places(
@@ -203,8 +182,8 @@ def comment(hint: str, indent: str = "") -> str:
 
 def hint_code_prompt(
     tokenizer: Tokenizer, turn: Turn, hint: str, *, path: str, indent: str, function_start: int
-) -> HintedPrompt:
-    """Put a hint as a comment into a prompt that is the beginning of a source file and that a body follows.
+) -> tuple[int, ...]:
+    """The ids of a prompt that is the beginning of a source file and that a body follows, with a hint in it as a comment.
 
     Args:
         tokenizer: the policy's.
@@ -225,7 +204,7 @@ def hint_code_prompt(
         added = f"\n{comment(hint, indent)}"
         hint_ids = encode(tokenizer, added)
         if decode(tokenizer, hint_ids).strip() == added.strip():
-            return HintedPrompt(ids, hint_ids, len(ids), "in-body")
+            return (*ids, *hint_ids)
     above, function = prompt_text[:function_start], prompt_text[function_start:]
     margin = function[: len(function) - len(function.lstrip(" \t"))]
     found = insertion(plain_ids, encode(tokenizer, f"{above}{comment(hint, margin)}\n{function}"))
@@ -235,4 +214,5 @@ def hint_code_prompt(
             "comment above the function would change other ids"
         )
         raise unfit(problem, path, LEAVE_OUT)
-    return HintedPrompt(ids, found[2], found[1] + num_before, "above-function")
+    start = found[1] + num_before
+    return (*ids[:start], *found[2], *ids[start:])

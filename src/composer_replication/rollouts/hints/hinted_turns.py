@@ -1,33 +1,88 @@
-"""From rollouts to hinted turns: find the fault, write the hint, put it into the prompt's ids.
+"""From rollouts to hinted turns: find the fault, say what a hint may say of it, put that into the prompt's ids.
 
 A finding needs evidence in the record: a tool says by ``ToolResult.fault`` what failed. What is normal work is none: a
 command that ends with an exit code, a search that finds nothing, the same test run again after an edit. Failing tests at
 the end of the rollout belong to the last turn that changed something. Where the sandbox failed nothing is found.
+
+What a tool said of its failure is the hint, since its refusals teach already; a text of ours says what no tool has said.
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
-from composer_replication.records import HintedTurn, Rollout, StopReason, ToolResult
-from composer_replication.rollouts.hints.hint_context import Fault, ObservedRollout
-from composer_replication.rollouts.hints.hint_prompts import HintedPrompt, hint_chat_prompt, hint_code_prompt
-from composer_replication.rollouts.hints.hint_texts import write_hint
-from composer_replication.rollouts.tokens.chat import ObservedTurn
+from composer_replication.records import HintedTurn, Rollout, StopReason, ToolResult, Turn
+from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn
+from composer_replication.rollouts.grading import FORGED
+from composer_replication.rollouts.hints.hint_prompts import hint_chat_prompt, hint_code_prompt
 from composer_replication.tasks.syntax_trees import parse_syntax
 
 MAX_TURNS = 4
 """Hinted turns of one rollout, the first ones; each costs a pass of the teacher."""
+MAX_CHARACTERS = 400
+"""Of a hint, cut at a word: about 100 tokens."""
+PREFIX = "Hint: "
+MAX_TESTS = 2
+MAX_ASSERTION_CHARACTERS = 160
 EDIT_TOOLS = frozenset({"write_file", "str_replace"})
 _SHELL_WRITE = re.compile(
     r"(?<![\d&<>=-])>>?(?!\s*/dev/null)\s*[\w./\"'$~]"  # a file, not 2>&1
     r"|\btee\b|\bsed\b[^|;&]*-i|\bgit apply\b|\bpatch\b|\b(?:cp|mv)\b|write_text|\.write\("
 )
-_NUM_NAMED_TESTS = 3
+_CONTROL = re.compile(
+    r"<(?=[|｜][^<>\s]{0,60}[|｜]>)"  # <|im_end|>, <｜Assistant｜>
+    r"|<(?=/?(?:s|bos|eos|pad|unk|sep|cls|mask|think|thinking|tool_call|tool_calls|tool_response|tools"
+    r"|start_of_turn|end_of_turn|end_of_utterance|arg_key|arg_value|image|sop|eop|[a-z]+_token)>)"
+    r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|gMASK|ARGS|IMG)\])"
+    r"|<(?=<SYS>>|</SYS>>)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedRollout:
+    """A rollout with everything that a hint may be made of: no golden code, and no hidden test.
+
+    A single answer is an ``episode`` of one turn. ``prompt_text`` is its prompt, ``path`` and ``answered_text`` are the file that
+    it was spliced into and its text with the answer, ``answer`` the spliced span, ``indent`` the indentation of the body,
+    ``function_start`` where in the prompt's text its function begins. ``failed_tests`` are visible tests only, by node id, with
+    their assertions as they stand in the source. ``is_leak`` tells whether a text shows what must stay hidden: it is asked
+    about every hint, and it is all that this side knows of the golden code.
+    """
+
+    episode: Episode
+    prompt_text: str = ""
+    path: str = ""
+    answered_text: str | None = None
+    answer: str | None = None
+    indent: str = ""
+    function_start: int = 0
+    failed_tests: Mapping[str, str] = field(default_factory=dict)
+    is_leak: Callable[[str], bool] = field(default=lambda _: False, repr=False, compare=False)
+
+    @property
+    def run_error(self) -> str:
+        """Why the test run itself failed; empty where that tells of a forgery, or names a test that the policy cannot read."""
+        score = self.episode.score
+        if score is None or score.error.startswith(FORGED):
+            return ""
+        paid = (test.partition("[")[0].rpartition("::")[2] for test in score.paid)
+        return "" if any(name in score.error for name in paid) else score.error
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A turn that went wrong: ``kind`` is one of docs/hints.md, ``texts`` are what a hint may say of it, the best first."""
+
+    turn_idx: int
+    kind: str
+    texts: tuple[str, ...]
 
 
 def find_faults(observed: ObservedRollout) -> list[Fault]:
@@ -36,27 +91,33 @@ def find_faults(observed: ObservedRollout) -> list[Fault]:
     Within a turn what a tool says comes before what the turn shows as a whole, and both before what only the
     end of the rollout shows.
     """
-    rollout = observed.rollout
-    if rollout.stop_reason is StopReason.INFRASTRUCTURE or (rollout.reward is None and rollout.score is None):
+    episode = observed.episode
+    if episode.stop_reason is StopReason.INFRASTRUCTURE or (episode.reward is None and episode.score is None):
         return []
+    is_single_answer = len(episode.turns) == 1 and not episode.turns[0].calls
+    whole = _answer_faults if is_single_answer else _turn_faults
     by_turn: dict[int, Fault] = {}
-    for fault in (*_call_faults(observed), *_turn_faults(observed), *_final_faults(observed)):
+    for fault in (*_call_faults(episode.turns), *whole(observed), *_test_failures(observed)):
         by_turn.setdefault(fault.turn_idx, fault)
     return [by_turn[idx] for idx in sorted(by_turn)]
 
 
-def _call_faults(observed: ObservedRollout) -> Iterator[Fault]:
+def _call_faults(turns: Sequence[EpisodeTurn]) -> Iterator[Fault]:
     """Faults of single calls, in order."""
     last: tuple[str, str, ToolResult] | None = None
-    for turn_idx, turn in enumerate(observed.turns):
-        for call_idx, (call, result) in enumerate(zip(turn.calls, turn.results, strict=False)):
-            kind, action = fault_kind(result), (call.name, call.arguments, result)
+    for turn_idx, turn in enumerate(turns):
+        for call, result in zip(turn.calls, turn.results, strict=False):
+            kind, action, said = (
+                fault_kind(result),
+                (call.name, call.arguments, result),
+                answered(result.text),
+            )
             if kind:
-                evidence = next((line.strip() for line in result.text.splitlines() if line.strip()), kind)
-                yield Fault(turn_idx, kind, evidence[:200], call.name, call_idx)
+                yield Fault(turn_idx, kind, (said,))
             elif last == action and call.name not in EDIT_TOOLS:
-                evidence = f"{call.name} {call.arguments[:160]}"
-                yield Fault(turn_idx, "repeated-action", evidence, call.name, call_idx)
+                again = f"{call.name} again tells nothing new: take another step."
+                known = f"This very call was made right before, and its result is known. {again}"
+                yield Fault(turn_idx, "repeated-action", (known, said))
             last = action
 
 
@@ -69,79 +130,145 @@ def fault_kind(result: ToolResult) -> str:
 
 
 def _turn_faults(observed: ObservedRollout) -> Iterator[Fault]:
-    """Faults that a turn shows as a whole: cut off, or nothing said. A single answer is judged by its code."""
-    if _is_single_answer(observed):
-        return
-    score, reward = observed.rollout.score, observed.rollout.reward
+    """Faults that a turn shows as a whole: cut off, or nothing said."""
+    turns, score, reward = observed.episode.turns, observed.episode.score, observed.episode.reward
     is_solved = score.all_passed if score is not None else reward is not None and reward >= 1
-    for idx, turn in enumerate(observed.turns[:-1] if is_solved else observed.turns):
-        completion = turn.turn.completion
-        if completion.stop_reason is StopReason.LENGTH:
-            cut = f"stopped after {len(completion.token_ids)} tokens: {completion.text[-60:]!r}"
-            yield Fault(idx, "truncated", cut)
-        elif not completion.text.strip() and not turn.calls:
-            yield Fault(idx, "empty-answer", "the answer has no text and no call")
+    for idx, turn in enumerate(turns[:-1] if is_solved else turns):
+        if turn.completion.stop_reason is StopReason.LENGTH:
+            yield _truncated(observed, idx)
+        elif not turn.completion.text.strip() and not turn.calls:
+            yield _empty_answer(observed, idx)
 
 
-def _final_faults(observed: ObservedRollout) -> Iterator[Fault]:
+def _truncated(observed: ObservedRollout, turn_idx: int) -> Fault:
+    turns = observed.episode.turns
+    num_tokens = len(turns[turn_idx].completion.token_ids)
+    if turns[turn_idx].chat is None or len(turns) == 1:
+        advice = f"The whole answer has to fit into {num_tokens} tokens: write the shortest code that does it, without comments."
+    else:
+        advice = f"The answer was cut off after {num_tokens} tokens: think less, and make one short call."
+    return Fault(turn_idx, "truncated", (advice, answered(observed.run_error)))
+
+
+def _empty_answer(observed: ObservedRollout, turn_idx: int) -> Fault:
+    episode = observed.episode
+    if episode.tools:
+        names = ", ".join(tool.name for tool in episode.tools)
+        advice = f"The answer was empty. Call one of the tools: {names}."
+    elif episode.turns[turn_idx].chat is None:
+        advice = "The body goes on the next line, indented below the function's header."
+    else:
+        advice = "The answer held no code: give the whole body in one fenced block."
+    return Fault(turn_idx, "empty-answer", (advice, answered(observed.run_error)))
+
+
+def _test_failures(observed: ObservedRollout) -> Iterator[Fault]:
     """What the tests say of the rollout as a whole, told of the turn that it comes from."""
-    score = observed.rollout.score
-    if score is None or score.all_passed or not observed.turns:
+    episode, score, error = observed.episode, observed.episode.score, observed.run_error
+    if score is None or score.all_passed or not episode.turns:
         return
-    if _is_single_answer(observed) and (fault := _answer_fault(observed)) is not None:
-        yield fault
-        return
-    named = [test.node_id for test in observed.failed_tests] or sorted(
+    others = sorted(
         node_id
         for node_id, outcome in score.outcomes.items()
         if str(outcome) in {"failed", "error"} and node_id not in score.paid
     )
-    if named or observed.run_error:
-        evidence = observed.run_error or f"{len(named)} failed: {', '.join(named[:_NUM_NAMED_TESTS])}"
-        yield Fault(_last_change(observed), "test-failure", evidence[:200], named[0] if named else "")
+    tests = observed.failed_tests or dict.fromkeys(others[:1], "")
+    if error:
+        yield Fault(_last_change(episode.turns), "test-failure", (answered(error),))
+    elif tests:
+        more = f" And {len(tests) - MAX_TESTS} more." if len(tests) > MAX_TESTS else ""
+        told = "\n".join(_told(*test) for test in [*tests.items()][:MAX_TESTS])
+        yield Fault(_last_change(episode.turns), "test-failure", (told + more,))
 
 
-def _is_single_answer(observed: ObservedRollout) -> bool:
-    return len(observed.turns) == 1 and not observed.turns[0].calls
+def _told(node_id: str, assertion: str) -> str:
+    shown = textwrap.shorten(assertion, MAX_ASSERTION_CHARACTERS, placeholder="...")
+    return f"{node_id.rpartition('::')[2]} fails" + (f": it checks `{shown}`." if shown else ".")
 
 
-def _answer_fault(observed: ObservedRollout) -> Fault | None:
-    """What is wrong with a single answer before any test looks at it."""
-    completion = observed.turns[0].turn.completion
-    is_cut = completion.stop_reason is StopReason.LENGTH
-    if not completion.text.strip() or (observed.answer is not None and not observed.answer.strip()):
-        if is_cut and completion.text.strip():
-            return Fault(0, "truncated", f"no whole answer in {len(completion.token_ids)} tokens")
-        return Fault(0, "empty-answer", "the answer has no usable code")
-    problem = "" if observed.answered_text is None else _syntax_problem(observed.answered_text)
-    if is_cut and (problem or observed.answered_text is None):
-        return Fault(0, "truncated", problem or f"stopped after {len(completion.token_ids)} tokens")
-    return Fault(0, "syntax-error", problem, observed.path) if problem else None
+def _answer_faults(observed: ObservedRollout) -> Iterator[Fault]:
+    """What is wrong with a single answer that failed, before any test looks at it: it is judged by its code."""
+    completion, score, code = (
+        observed.episode.turns[0].completion,
+        observed.episode.score,
+        observed.answered_text,
+    )
+    if score is None or score.all_passed:
+        return
+    is_cut, has_text = completion.stop_reason is StopReason.LENGTH, bool(completion.text.strip())
+    problem = "" if code is None else _syntax_problem(code)
+    if not has_text or (observed.answer is not None and not observed.answer.strip()):
+        yield _truncated(observed, 0) if is_cut and has_text else _empty_answer(observed, 0)
+    elif is_cut and (problem or code is None):
+        yield _truncated(observed, 0)
+    elif problem:
+        told = f"What was written does not parse: {problem}. Keep brackets, quotes and indentation whole."
+        yield Fault(0, "syntax-error", (told, answered(observed.run_error)))
 
 
 def _syntax_problem(text: str) -> str:
-    """The message of Python's parser with the line; empty for good code."""
+    """The message of Python's parser with the line, on one line; empty for good code."""
+    problem = ""
     try:
         parse_syntax(text)
     except SyntaxError as error:
         lines = text.splitlines()
         at = (error.lineno or 1) - 1
         shown = lines[at].strip()[:100] if 0 <= at < len(lines) else ""
-        return f"{type(error).__name__}: {error.msg}" + (f" at `{shown}`" if shown else "")
+        problem = f"{type(error).__name__}: {error.msg}" + (f" at `{shown}`" if shown else "")
     except (ValueError, RecursionError, MemoryError) as error:
-        return f"{type(error).__name__}: the file cannot be read as Python"
-    return ""
+        problem = f"{type(error).__name__}: the file cannot be read as Python"
+    return " ".join(problem.split())
 
 
-def _last_change(observed: ObservedRollout) -> int:
+def _last_change(turns: Sequence[EpisodeTurn]) -> int:
     """The last turn that changed a file, as far as its calls show; else the last turn."""
-    for idx in reversed(range(len(observed.turns))):
-        turn = observed.turns[idx]
-        for call, result in zip(turn.calls, turn.results, strict=False):
+    for idx in reversed(range(len(turns))):
+        for call, result in zip(turns[idx].calls, turns[idx].results, strict=False):
             is_shell_write = call.name == "bash" and _SHELL_WRITE.search(call.arguments) is not None
             if (call.name in EDIT_TOOLS or is_shell_write) and not result.failed:
                 return idx
-    return len(observed.turns) - 1
+    return len(turns) - 1
+
+
+# ---- the text of a hint --------------------------------------------------------------------------------
+
+
+def answered(text: str) -> str:
+    """The last lines of what the environment said, as a hint; empty where it said nothing."""
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    return "The environment answered: " + "\n".join(lines[-6:]) if lines else ""
+
+
+def write_hint(fault: Fault, is_leak: Callable[[str], bool]) -> str | None:
+    """The first of its texts that shows nothing that must stay hidden, cleaned, clamped and prefixed."""
+    for text in fault.texts:
+        clamped = clamp(clean_text(text.strip()), MAX_CHARACTERS)
+        if clamped and not is_leak(text) and not is_leak(clamped):
+            return f"{PREFIX}{clamped}"
+    return None
+
+
+def clean_text(text: str) -> str:
+    """Without control characters, and with a space in whatever chat templates use as control tokens.
+
+    >>> clean_text("end<|im_end|>")
+    'end< |im_end|>'
+    """
+    kept = "".join(sign for sign in text.expandtabs(4) if sign.isprintable() or sign == "\n")
+    return _CONTROL.sub(lambda found: f"{found[0]} ", kept)
+
+
+def clamp(text: str, max_characters: int) -> str:
+    """At most so many characters, cut at the end of a word, with three dots where something is left out."""
+    text, room = text.strip(), max_characters - 3
+    if len(text) <= max_characters or room < 1:
+        return text[:max_characters]
+    cut = max(text.rfind(" ", 0, room + 1), text.rfind("\n", 0, room + 1))
+    return f"{text[: cut if cut > room // 2 else room].rstrip().rstrip(',;')}..."
+
+
+# ---- all of it, for the trainer ------------------------------------------------------------------------
 
 
 class HintedTurnMaker:
@@ -151,8 +278,8 @@ class HintedTurnMaker:
 
     Args:
         tokenizer: the policy's.
-        observe: from a rollout to all that is known of it: ``TaskObserver`` for tasks of a store, a function
-            of the agent loop for tools.
+        observe: from a rollout to all that is known of it, None where nothing is: ``TaskObserver`` for single answers,
+            ``ObservedEpisodes`` for episodes.
         strict: a turn whose prompt cannot take its hint exactly is an error (CR0430); False leaves it out and counts it.
 
     ``counts`` has ``rollouts``, ``faults``, ``hints``, ``hints/KIND``, ``without_hint``, ``without_ids`` and
@@ -160,7 +287,11 @@ class HintedTurnMaker:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, observe: Callable[[Rollout], ObservedRollout], strict: bool = True
+        self,
+        tokenizer: Tokenizer,
+        *,
+        observe: Callable[[Rollout], ObservedRollout | None],
+        strict: bool = True,
     ) -> None:
         self.tokenizer, self.observe, self.strict = tokenizer, observe, strict
         self.counts: Counter[str] = Counter()
@@ -168,7 +299,7 @@ class HintedTurnMaker:
     def hinted_turns(self, rollouts: Sequence[Rollout]) -> list[tuple[HintedTurn, ...]]:
         observed = [self.observe(rollout) for rollout in rollouts]
         self.counts["rollouts"] += len(observed)
-        return [tuple(turn for _, turn in self.hinted(each)) for each in observed]
+        return [() if each is None else tuple(turn for _, turn in self.hinted(each)) for each in observed]
 
     def hinted(self, observed: ObservedRollout) -> Iterator[tuple[Fault, HintedTurn]]:
         """The turns of one rollout that went wrong, each with what is wrong with it."""
@@ -177,13 +308,25 @@ class HintedTurnMaker:
             self.counts["faults"] += 1
             if num_made == MAX_TURNS:
                 return
-            said = observed.turns[fault.turn_idx].turn.completion
-            hint = write_hint(observed, fault) if said.token_ids else None
+            told = observed.episode.turns[fault.turn_idx]
+            said = told.completion
+            hint = write_hint(fault, observed.is_leak) if said.token_ids else None
             if hint is None:
                 self.counts["without_hint" if said.token_ids else "without_ids"] += 1
                 continue
+            turn = Turn(observed.episode.prompt_ids(fault.turn_idx), said, observed.prompt_text)
             try:
-                prompt = self._prompt(observed, observed.turns[fault.turn_idx], hint)
+                if told.chat is not None:
+                    hinted_ids = hint_chat_prompt(self.tokenizer, turn.prompt_ids, told.chat, hint)
+                else:
+                    hinted_ids = hint_code_prompt(
+                        self.tokenizer,
+                        turn,
+                        hint,
+                        path=observed.path,
+                        indent=observed.indent,
+                        function_start=observed.function_start,
+                    )
             except InputError as error:
                 if self.strict:
                     raise
@@ -192,16 +335,4 @@ class HintedTurnMaker:
             num_made += 1
             self.counts["hints"] += 1
             self.counts[f"hints/{fault.kind}"] += 1
-            yield fault, HintedTurn(prompt.prompt_ids, prompt.hinted_ids, said.token_ids, said.token_logp)
-
-    def _prompt(self, observed: ObservedRollout, turn: ObservedTurn, hint: str) -> HintedPrompt:
-        if turn.chat is not None:
-            return hint_chat_prompt(self.tokenizer, turn.turn.prompt_ids, turn.chat, hint)
-        return hint_code_prompt(
-            self.tokenizer,
-            turn.turn,
-            hint,
-            path=observed.path,
-            indent=observed.indent,
-            function_start=observed.function_start,
-        )
+            yield fault, HintedTurn(turn.prompt_ids, hinted_ids, said.token_ids, said.token_logp)

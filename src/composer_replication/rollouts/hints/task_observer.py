@@ -1,16 +1,19 @@
-"""What is known of a single-turn rollout on a task of a store: prompt, answered file, failing visible tests."""
+"""What is known of a rollout on a task of a store: of a single answer prompt and answered file, of an episode all that it was."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, Literal
 
 from composer_replication.config import RolloutsSection
 from composer_replication.records import Outcome, Rollout, Score, StopReason, Task
+from composer_replication.rollouts.environment.feature_deletion_env import first_message
+from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.hints.hint_context import FailedTest, ObservedRollout
+from composer_replication.rollouts.hints.hinted_turns import ObservedRollout
 from composer_replication.rollouts.single_turn import (
     excerpt,
     extract_answer,
@@ -18,7 +21,7 @@ from composer_replication.rollouts.single_turn import (
     marker_indent,
     prompt_of,
 )
-from composer_replication.rollouts.tokens.chat import Chat, ObservedTurn
+from composer_replication.rollouts.tokens.token_ledger import Chat
 from composer_replication.tasks.instructions.writing import read_material
 from composer_replication.tasks.instructions.written_instructions import read_secrets, secret_shown
 from composer_replication.tasks.planning.body_cuts import fill
@@ -43,17 +46,17 @@ class KnownTask:
     places: Mapping[str, Place]
     secrets: Any
 
-    def failed_tests(self, score: Score | None) -> tuple[FailedTest, ...]:
-        """The visible tests that failed, those with a known assertion first; of tests that check the same in words, as
-        the cases of a parametrised function do, the first. Outcomes of other tests are never looked at.
+    def failed_tests(self, score: Score | None) -> dict[str, str]:
+        """The visible tests that failed and their assertions, those with a known one first; of tests that check the same in
+        words, as the cases of a parametrised function do, the first. Outcomes of other tests are never looked at.
         """
         outcomes = {} if score is None else score.outcomes
-        found: dict[str, FailedTest] = {}
+        found: dict[str, tuple[str, str]] = {}
         for node_id in self.task.tests.shown:
             if outcomes.get(node_id) in _FAILED:
                 assertion = self.assertion_of(node_id)
-                found.setdefault(assertion or node_id.partition("[")[0], FailedTest(node_id, assertion))
-        return tuple(sorted(found.values(), key=lambda test: not test.assertion))
+                found.setdefault(assertion or node_id.partition("[")[0], (node_id, assertion))
+        return dict(sorted(found.values(), key=lambda test: not test[1]))
 
     def assertion_of(self, node_id: str) -> str:
         """The first lines of a test function that assert something; empty where its source is not known for sure."""
@@ -74,27 +77,19 @@ class KnownTask:
         return bool(secret_shown(text, self.secrets))
 
 
-class KnownTasks:
+def known_tasks(store: TaskStore, prompt_of: Callable[[Task], str]) -> Callable[[str], KnownTask]:
     """What is known of the tasks of a store, read once each; ``prompt_of`` is what a policy is told first."""
 
-    def __init__(self, store: TaskStore, prompt_of: Callable[[Task], str]) -> None:
-        self.store = store
-        self._prompt_of = prompt_of
-        self._known: dict[str, KnownTask] = {}
+    @cache
+    def known(task_id: str) -> KnownTask:
+        task = store.get(task_id)
+        prompt, shown = prompt_of(task), task.tests.shown
+        places = store.repository(store.record(task_id).repository_record).places
+        own = {test: places[test] for test in shown if test in places}
+        sources, secrets = read_material(store, task).sources, read_secrets(store, task, prompt)
+        return KnownTask(task, prompt, sources, own, secrets)
 
-    def __call__(self, task_id: str) -> KnownTask:
-        if task_id not in self._known:
-            store, task = self.store, self.store.get(task_id)
-            places = store.repository(store.record(task_id).repository_record).places
-            prompt = self._prompt_of(task)
-            self._known[task_id] = KnownTask(
-                task,
-                prompt,
-                read_material(store, task).sources,
-                {test: places[test] for test in task.tests.shown if test in places},
-                read_secrets(store, task, prompt),
-            )
-        return self._known[task_id]
+    return known
 
 
 class TaskObserver:
@@ -120,11 +115,11 @@ class TaskObserver:
     ) -> None:
         self.store, self.grader, self.options = store, grader, options
         self.tests: Literal["visible", "weakened"] = tests
-        self._known = KnownTasks(store, lambda task: prompt_of(store, task, options))
+        self._known = known_tasks(store, lambda task: prompt_of(store, task, options))
 
-    def __call__(self, rollout: Rollout) -> ObservedRollout:
+    def __call__(self, rollout: Rollout) -> ObservedRollout | None:
         if not rollout.turns:  # nothing was sampled
-            return ObservedRollout(rollout, ())
+            return None
         known = self._known(rollout.task_id)
         hole, last, score = known.task.hole, rollout.turns[-1], rollout.score
         broken = self.store.broken_text(known.task)
@@ -132,19 +127,61 @@ class TaskObserver:
         answer = extract_answer(completion.text, broken, hole, style=self.options.prompt_style)
         if completion.stop_reason is StopReason.LENGTH and not is_chat and is_finished(completion.text):
             completion = replace(completion, stop_reason=StopReason.STOP_RULE)  # a trainer sees ids only
-        turn = replace(last, prompt_text=last.prompt_text or known.prompt, completion=completion)
         if score is None and rollout.reward is not None and self.grader is not None:
             score = self.grader.grade(known.task, answer, self.tests)
         chat = Chat([{"role": "user", "content": known.prompt}]) if is_chat else None
+        prompt_text = last.prompt_text or known.prompt
         _, function = excerpt(broken, hole, self.options.context_lines)
         return ObservedRollout(
-            replace(rollout, turns=(turn,), score=score),
-            (ObservedTurn(turn, chat=chat),),
+            Episode(
+                rollout.task_id,
+                index=0,
+                step=rollout.step,
+                seed=0,
+                turns=(EpisodeTurn(last.prompt_ids, completion, chat=chat),),
+                stop_reason=rollout.stop_reason,
+                score=score,
+                reward=rollout.reward,
+            ),
+            prompt_text=prompt_text,
             path=hole.path,
             answer=answer,
             answered_text=fill(broken, hole, answer),
             indent=marker_indent(broken, hole),
-            function_start=max(0, turn.prompt_text.rfind(function)),  # whatever stands above it
+            function_start=max(0, prompt_text.rfind(function)),  # whatever stands above it
             failed_tests=known.failed_tests(score),
             is_leak=known.is_leak,
         )
+
+
+class ObservedEpisodes:
+    """An ``observe`` of ``HintedTurnMaker`` over the episodes of the step under way, on tasks of ``store``.
+
+    A trainer makes its rollouts out of tensors, so it knows ids and nothing else. The ids are exact, and find the episode again:
+    one attempt, however many summaries it went on from.
+    """
+
+    def __init__(self, store: TaskStore) -> None:
+        self._known = known_tasks(store, partial(first_message, store))
+        self._step = -1
+        self._by_ids: dict[tuple[tuple[int, ...], tuple[int, ...]], Episode] = {}
+
+    def note(self, episodes: Sequence[Episode]) -> None:
+        """Remember those that move the weights; those of an earlier step are forgotten."""
+        for episode in episodes:
+            if episode.step != self._step:
+                self._step, self._by_ids = episode.step, {}
+            if episode.paid is not None:
+                last = len(episode.turns) - 1
+                ids = episode.prompt_ids(last), episode.turns[last].completion.token_ids
+                self._by_ids[ids] = replace(episode, judgement=None)  # no hint is made of it
+
+    def __call__(self, rollout: Rollout) -> ObservedRollout | None:
+        """Everything about the episode whose ids these are; None where it has no turn or is unknown."""
+        turns = rollout.turns
+        episode = self._by_ids.get((turns[-1].prompt_ids, turns[-1].completion.token_ids)) if turns else None
+        if episode is None:
+            return None
+        known = self._known(episode.task_id)
+        failed_tests = known.failed_tests(episode.score)
+        return ObservedRollout(episode, failed_tests=failed_tests, is_leak=known.is_leak)

@@ -1,6 +1,5 @@
 """What did the policy say, turn by turn, and what was it answered?
 
-token_ledger.py    a conversation as ids: sampled ids as they were sampled, the template's own between them
-chat.py            messages, and the way from text to ids and back
+token_ledger.py    messages, text to ids and back; a conversation as ids: those sampled, the template's own between them
 call_dialects.py   from a reply to tool calls, in the dialect of its chat template
 """

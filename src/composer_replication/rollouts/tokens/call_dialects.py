@@ -28,7 +28,7 @@ from typing import Any, Final
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import ToolCall, ToolSpec
-from composer_replication.rollouts.tokens.chat import decode
+from composer_replication.rollouts.tokens.token_ledger import decode
 from composer_replication.rollouts.tools.tool_context import function_schema
 
 OPENS, CLOSES = "<think>", "</think>"

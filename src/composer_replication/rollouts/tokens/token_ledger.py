@@ -6,12 +6,12 @@ prompt, the ledger keeps what the policy saw and said. Whatever else would chang
 token comes out of a message's content: a file that holds ``<|im_end|>`` is shown with a space in it.
 
 What does a chat template put after what the policy said? It renders a small chat: the first messages and one earlier round of
-each kind (the roles that answered), marks in the place of their contents, a stand-in for what the policy said, and then what
-answers it. What stands behind the stand-in is the suffix: end of turn, tool block, generation prompt. Only that is
-tokenised, behind the stand-in, so that a turn costs its own text however long the conversation is. Where a template goes on
-otherwise after a second round of a kind (it counts them), the small chat keeps that, too. That it changes nothing which
-stands already is looked at once for each kind and length of the small chat. An end of turn that the sampler has emitted is not
-put again, whichever of the model's end tokens it was; one that it has not (a completion cut at its length) is put.
+each kind (the roles that answered), since some templates write a first round otherwise; marks in the place of their contents,
+a stand-in for what the policy said, and then what answers it. What stands behind the stand-in is the suffix: end of turn,
+tool block, generation prompt. Only that is tokenised, behind the stand-in, so that a turn costs its own text however long the
+conversation is. That it changes nothing which stands already is looked at once for each kind and small chat. An end of turn
+that the sampler has emitted is not put again, whichever of the model's end tokens it was; one that it has not (a completion
+cut at its length) is put.
 
 Where results of tools follow, the stand-in is tried twice: as plain content, and within the arguments of a call. If
 both renderings go on alike, the plain one is the rule. If they do not (a call has an end of its own, or results
@@ -23,17 +23,82 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import Completion, StopReason, ToolCall, ToolResult
-from composer_replication.rollouts.tokens.chat import Chat, decode, encode, render, unwilling_template
 
 Message = Mapping[str, Any]
 _MOST_END_IDS = 2  # an end-of-turn token and the line end behind it
 # How a template opens a turn may change once it is no longer the last one (it drops thoughts): from the last mark before it on.
 _OPENING = re.compile(r"(message\d+x)(?:(?!message\d).)*?(standin\d+x)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation up to the turn, as the template takes it.
+
+    ``messages`` have ``role`` and ``content``; ``tools`` are JSON schemas; ``options`` are further
+    variables of the template (``enable_thinking``, a date).
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """Ids of a text, with nothing added."""
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def decode(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+    """The text of some ids, as it is."""
+    return tokenizer.decode(
+        list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+    )
+
+
+def render(tokenizer: Tokenizer, chat: Chat, messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of these messages in the chat's template, generation prompt included; it may raise anything."""
+    return str(
+        tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=None if chat.tools is None else [dict(tool) for tool in chat.tools],
+            tokenize=False,
+            add_generation_prompt=True,
+            **chat.options,
+        )
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what a template's error says."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".")[:200]
+
+
+def unwilling_template(problem: Exception) -> InputError:
+    """What is said where a chat template raises (CR0810)."""
+    return InputError(
+        "CR0810",
+        f"the chat template does not take the conversation: {first_line(problem)}.",
+        where="messages",
+        fix="give the tokenizer its chat template, and messages that the template takes.",
+    )
+
+
+class _Tail(NamedTuple):
+    """What comes behind a stand-in (``said``, none before the first answer): ``text``, ``marked`` the same with marks in the place
+    of contents, ``head`` what is before the first mark.
+    """
+
+    said: tuple[Message, ...] = ()
+    text: str = ""
+    marked: str = ""
+    head: str = ""
 
 
 class TokenLedger:
@@ -53,7 +118,6 @@ class TokenLedger:
     ) -> None:
         self._tokenizer, self._chat, self._has_tool_messages = tokenizer, chat, has_tool_messages
         self._num_ids = len(tokenizer) if num_ids is None else num_ids
-        self._rule = TemplateRule(tokenizer, chat)
         self._ids: list[int] = []
         # what stands up to the last completion
         self._messages: list[Message] = []
@@ -61,7 +125,11 @@ class TokenLedger:
         self._completion: Completion | None = None
         # what answers it
         self._pending: list[Message] = []
-        self._suffix = Suffix()
+        self._said: tuple[Message, ...] = ()
+        self._history: list[Message] = []  # the small chat, with marks
+        # kinds of rounds that were answered, each with the length of the small chat then
+        self._looked: set[tuple[tuple[str, ...], int]] = set()
+        self._are_control: dict[int, bool] = {}
         self.add_messages(chat.messages)
 
     def add_completion(self, completion: Completion) -> None:
@@ -69,9 +137,13 @@ class TokenLedger:
         if not self._pending:
             raise ValueError("a completion follows a prompt: add the messages that answer the last one first")
         self._require_whole(completion)
-        self._rule.keep(self._suffix, self._pending)
-        self._messages += [*self._suffix.said, *self._pending]
-        self._pending, self._completion = [], completion
+        if self._said:
+            kind, num_before = _kind(self._pending), len(self._history)
+            if all(kind != known for known, _ in self._looked):
+                self._history += [*self._said, *_marked(self._pending, num_before + 1)]
+            self._looked.add((kind, num_before))
+        self._messages += [*self._said, *self._pending]
+        self._pending, self._said, self._completion = [], (), completion
         self._ids += completion.token_ids
         self._num_kept = len(self._ids)
         self._num_turns += 1
@@ -91,20 +163,20 @@ class TokenLedger:
         """
         if not messages:
             raise ValueError("there is no message")
-        pending = _joined(self._pending, messages)
-        suffix = self._rule.suffix(pending, self._completion)
-        if forged := self._forged(suffix, pending):
+        pending, completion = _joined(self._pending, messages), self._completion
+        tail, ids, own_controls = self._next(pending, completion)
+        if forged := self._forged(ids, own_controls, pending):
             pending = [{**each, "content": _broken_up(each["content"], forged)} for each in pending]
-            suffix = self._rule.suffix(pending, self._completion)
-            if self._controls(suffix.ids) != self._controls(suffix.marked_ids):
+            tail, ids, own_controls = self._next(pending, completion)
+            if self._controls(ids) != own_controls:
                 raise InputError(
                     "CR0816",
                     "a message holds a control token of the tokenizer that cannot be broken up.",
                     where="messages",
                     fix="take the control token out of the message.",
                 )
-        self._pending, self._suffix = pending, suffix
-        self._ids[self._num_kept :] = suffix.ids
+        self._pending, self._said = pending, tail.said
+        self._ids[self._num_kept :] = ids
 
     def add_message(self, text: str) -> None:
         """Append one message of the user; raises as ``add_messages``."""
@@ -116,7 +188,11 @@ class TokenLedger:
 
     def require_results(self, call: ToolCall) -> None:
         """Refuse a template that never goes on after a call: later it would look like the policy's fault (CR0810, CR0812)."""
-        self._rule.require_way_on(self._answers([call], [ToolResult("x")]))
+        messages = self._answers([call], [ToolResult("x")])
+        # whichever of its control tokens ended the turn
+        ends = self._controls(encode(self._tokenizer, self._tail(messages).head))
+        reason = StopReason.FINISHED if ends else StopReason.LENGTH
+        self._next(messages, Completion(tuple(ends[:1]), "", reason))
 
     @property
     def num_tokens(self) -> int:
@@ -128,8 +204,7 @@ class TokenLedger:
 
     def chat(self) -> Chat:
         """The conversation as messages, with a stand-in for what the policy said in each turn."""
-        messages = (*self._messages, *(self._suffix.said if self._pending else ()), *self._pending)
-        return Chat(messages, self._chat.tools, self._chat.options)
+        return Chat((*self._messages, *self._said, *self._pending), self._chat.tools, self._chat.options)
 
     def _answers(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> list[Message]:
         """Results as messages; a call without an id gets one of nine letters and digits, as the strictest templates want."""
@@ -159,101 +234,37 @@ class TokenLedger:
             return
         raise InputError("CR0821", f"a completion {problem}.", where=f"turn {self._num_turns}", fix=fix)
 
-    def _controls(self, ids: tuple[int, ...]) -> list[int]:
-        return [token_id for token_id in ids if self._rule.is_control(token_id)]
+    def _next(
+        self, messages: Sequence[Message], completion: Completion | None
+    ) -> tuple[_Tail, tuple[int, ...], list[int]]:
+        """What comes behind a completion (without one, the first prompt), its ids, and the control tokens that are the
+        template's own: those with marks in the place of the contents.
+        """
+        if completion is None:
+            marked = _marked(messages, 0)
+            tail = _Tail((), self._render(messages), self._render(marked))
+            _require_shown(tail.marked, marked)
+            self._history = marked
+            both = [encode(self._tokenizer, text) for text in (tail.text, tail.marked)]
+        else:
+            tail = self._tail(messages)
+            without_end = self._after_end if "tool_calls" in tail.said[0] else self._without_end
+            both = [without_end(tail, text, completion) for text in (tail.text, tail.marked)]
+        return tail, both[0], self._controls(both[1])
 
-    def _forged(self, suffix: Suffix, pending: Sequence[Message]) -> list[str]:
+    def _controls(self, ids: tuple[int, ...]) -> list[int]:
+        return [token_id for token_id in ids if self._is_control(token_id)]
+
+    def _forged(self, ids: tuple[int, ...], own_controls: list[int], pending: Sequence[Message]) -> list[str]:
         """The texts of control tokens that come out of the messages' contents."""
-        controls = self._controls(suffix.ids)
-        if controls == self._controls(suffix.marked_ids):
+        controls = self._controls(ids)
+        if controls == own_controls:
             return []
         texts = {decode(self._tokenizer, (token_id,)).strip() for token_id in controls} - {""}
         # a template may also leave a part out where a content is empty
         return [text for text in texts if any(text in message["content"] for message in pending)]
 
-
-def _broken_up(content: str, tokens: Iterable[str]) -> str:
-    for token in tokens:
-        content = content.replace(token, f"{token[0]} {token[1:]}")
-    return content
-
-
-def _joined(pending: Sequence[Message], messages: Sequence[Message]) -> list[Message]:
-    """All messages in order; two of the user in a row become one, since many templates want roles to alternate."""
-    joined = [*pending]
-    for message in messages:
-        if pending and message.get("role") == joined[-1].get("role") == "user":
-            joined[-1] = {**joined[-1], "content": f"{joined[-1]['content']}\n\n{message['content']}"}
-        else:
-            joined.append(message)
-    return joined
-
-
-class Suffix(NamedTuple):
-    """What is appended to the ids; ``marked_ids`` is what ``ids`` would be with marks in the place of contents, ``said`` the
-    message with the stand-in (none before the first turn), ``frame`` the text without what the messages bring.
-    """
-
-    ids: tuple[int, ...] = ()
-    marked_ids: tuple[int, ...] = ()
-    said: tuple[Message, ...] = ()
-    frame: str = ""
-
-
-class _Tail(NamedTuple):
-    """What stands behind a stand-in: ``text``, ``marked`` the same with marks, ``head`` what is before the first mark."""
-
-    said: Message
-    text: str
-    marked: str
-    head: str
-
-
-class TemplateRule:
-    """A tokenizer's chat template, with the tools and variables of ``chat``: what would it put next in one conversation?"""
-
-    def __init__(self, tokenizer: Tokenizer, chat: Chat) -> None:
-        self._tokenizer, self._chat = tokenizer, chat
-        self._history: list[Message] = []  # the small chat, with marks
-        # by kind of round: how the template wrote the newest one, and how long the small chat was when it was looked at
-        self._frames: dict[tuple[str, ...], str] = {}
-        self._looked: dict[tuple[str, ...], int] = {}
-        self._are_control: dict[int, bool] = {}
-
-    def keep(self, suffix: Suffix, messages: Sequence[Message]) -> None:
-        """The policy has answered ``messages``, of which ``suffix`` was made."""
-        kind, num_before = _kind(messages), len(self._history)
-        if not suffix.said:
-            return
-        self._looked[kind] = num_before
-        if self._frames.get(kind) != suffix.frame:
-            self._frames[kind] = suffix.frame
-            self._history += [*suffix.said, *_marked(messages, num_before + 1)]
-
-    def suffix(self, messages: Sequence[Message], completion: Completion | None) -> Suffix:
-        """What comes after the last completion; without one, the first prompt."""
-        if completion is None:
-            marked = _marked(messages, 0)
-            text, rendering = self._render(messages), self._render(marked)
-            _require_shown(rendering, marked)
-            self._history = marked
-            return Suffix(encode(self._tokenizer, text), encode(self._tokenizer, rendering))
-        tail = self._tail(messages)
-        without_end = self._after_end if "tool_calls" in tail.said else self._without_end
-        ids, marked_ids = (without_end(tail, text, completion) for text in (tail.text, tail.marked))
-        frame = tail.marked
-        for message in _marked(messages, len(self._history) + 1):
-            for value in filter(None, message.values()):
-                frame = frame.replace(value, "_")
-        return Suffix(ids, marked_ids, (tail.said,), frame)
-
-    def require_way_on(self, messages: Sequence[Message]) -> None:
-        """Refuse a template that never goes on with ``messages``, whichever of its control tokens ended the turn."""
-        ends = tuple(filter(self.is_control, encode(self._tokenizer, self._tail(messages).head)))
-        cut_off = Completion((), "", StopReason.LENGTH)
-        self.suffix(messages, Completion(ends[:1], "", StopReason.FINISHED) if ends else cut_off)
-
-    def is_control(self, token_id: int) -> bool:
+    def _is_control(self, token_id: int) -> bool:
         """Whether an id is a control token: it has a text, and none without such tokens."""
         if token_id not in self._are_control:
             shown = decode(self._tokenizer, (token_id,), skip_special_tokens=True)
@@ -272,7 +283,7 @@ class TemplateRule:
                 if error.code == "CR0812" and "tool_calls" in said:
                     raise
                 refusals.append(error)
-            if tails and "tool_calls" in tails[-1].said:
+            if tails and "tool_calls" in tails[-1].said[0]:
                 break
         if not tails:
             raise refusals[0]
@@ -284,7 +295,7 @@ class TemplateRule:
         rendering = self._render([*self._history, said, *marked])
         behind = _after(rendering, name)
         _require_shown(behind, marked)
-        if self._looked.get(_kind(messages)) != len(self._history):
+        if (_kind(messages), len(self._history)) not in self._looked:
             last = self._history[-1]["content"]
             before = _OPENING.sub(r"\1\2", self._render(self._history)).partition(last)[0]
             if not _OPENING.sub(r"\1\2", rendering).startswith(before + last):
@@ -294,21 +305,21 @@ class TemplateRule:
                     code="CR0812",
                 )
         text = _after(self._render([*self._history, said, *messages]), name)
-        return _Tail(said, text, behind, behind[: min(behind.find(each["content"]) for each in marked)])
+        return _Tail((said,), text, behind, behind[: min(behind.find(each["content"]) for each in marked)])
 
     def _without_end(self, tail: _Tail, text: str, completion: Completion) -> tuple[int, ...]:
         """The suffix without the end of turn that was sampled."""
-        suffix = self._behind(tail.said["content"], text)
+        suffix = self._behind(tail.said[0]["content"], text)
         said, is_finished = completion.token_ids, completion.stop_reason is StopReason.FINISHED
         if is_finished and said[-1:] == suffix[:1]:
             return suffix[1:]
-        if suffix and self.is_control(suffix[0]):
+        if suffix and self._is_control(suffix[0]):
             for num in range(min(_MOST_END_IDS, len(suffix)), 0, -1):
                 # a sampler that stops at another token only may have gone on after the end of turn
                 if said[-num:] == suffix[:num] or (is_finished and said[-num - 1 : -1] == suffix[:num]):
                     return suffix[num:]
             # another end token of the model's stands for the template's: it ends a turn once
-            if is_finished and self.is_control(said[-1]):
+            if is_finished and self._is_control(said[-1]):
                 return suffix[1:]
         return suffix
 
@@ -340,6 +351,23 @@ class TemplateRule:
             return render(self._tokenizer, self._chat, messages)
         except Exception as error:  # a template is foreign code and may raise anything
             raise unwilling_template(error) from error
+
+
+def _broken_up(content: str, tokens: Iterable[str]) -> str:
+    for token in tokens:
+        content = content.replace(token, f"{token[0]} {token[1:]}")
+    return content
+
+
+def _joined(pending: Sequence[Message], messages: Sequence[Message]) -> list[Message]:
+    """All messages in order; two of the user in a row become one, since many templates want roles to alternate."""
+    joined = [*pending]
+    for message in messages:
+        if pending and message.get("role") == joined[-1].get("role") == "user":
+            joined[-1] = {**joined[-1], "content": f"{joined[-1]['content']}\n\n{message['content']}"}
+        else:
+            joined.append(message)
+    return joined
 
 
 def _said(name: str, messages: Sequence[Message]) -> Iterator[Message]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -30,13 +29,11 @@ from composer_replication.records import Completion, StopReason, Turn
 from composer_replication.rollouts.episodes.agent_loop import (
     EpisodeOptions,
     EpisodeParts,
-    episodes_in_order,
-    run_anywhere,
+    LedgerTalk,
     run_episodes,
 )
 from composer_replication.rollouts.episodes.episode import Episode, TokenCounts, rollout_row
-from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.episodes.trajectories import observed_episode
+from composer_replication.rollouts.episodes.policies import run_anywhere
 
 SUBMIT = "<submit>{}</submit>"
 ECHO = '<echo>{"text": "hello"}</echo>'
@@ -51,7 +48,7 @@ def echo_then_submit(asked: Asked) -> str:
 
 
 def run(task_ids: list[str], made: EpisodeParts, **how: Any) -> list[Episode]:
-    return asyncio.run(episodes_in_order(task_ids, made, **how))
+    return asyncio.run(run_episodes(task_ids, made, **how))
 
 
 def one(script: Any, options: EpisodeOptions | None = None, **how: Any) -> tuple[Episode, Lives]:
@@ -70,10 +67,7 @@ def test_an_episode_runs_to_its_submission() -> None:
     assert [call.name for call in lives.opened[0].calls] == ["echo", "echo", "submit"]
     assert episode.first_messages == ("do task",)
     assert episode.tools == TOOLS
-    observed = observed_episode(episode)
-    assert observed.rollout.reward == 1.0
-    assert [turn.completion for turn in observed.rollout.turns] == [turn.completion for turn in episode.turns]
-    assert observed.turns[1].calls == find_calls(Turn((), say(ECHO)))
+    assert episode.turns[1].calls == find_calls(Turn((), say(ECHO)))
 
 
 def test_masks_and_ids_are_those_that_were_sampled() -> None:
@@ -96,10 +90,8 @@ def test_tokens_are_counted_by_kind() -> None:
     assert episode.tokens == TokenCounts(
         tool_call=2 * len(say(ECHO).token_ids) + len(say(SUBMIT).token_ids), tool_output=2 * added
     )
-    told, _ = one(
-        echo_then_submit, talk=IdTalk(count_kinds=lambda turn, calls: TokenCounts(thinking=1, final=2))
-    )
-    assert told.tokens == TokenCounts(thinking=3, final=6, tool_output=2 * added)
+    told, _ = one(echo_then_submit, talk=IdTalk(num_thinking=lambda turn: 1))
+    assert told.tokens == replace(episode.tokens, thinking=3, tool_call=episode.tokens.tool_call - 3)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +170,10 @@ def test_a_sandbox_that_recovers_gives_the_episode_that_it_would_have_given() ->
     whole, _ = one(echo_then_submit)
     assert episode.num_tries == 2
     assert len(lives.opened) == 2
-    assert episode.observed_turns() == whole.observed_turns()
+    for turn, expected in zip(episode.turns, whole.turns, strict=True):
+        assert replace(turn, policy_seconds=0, tool_seconds=0) == replace(
+            expected, policy_seconds=0, tool_seconds=0
+        )
     assert policy.asked[0].seed == policy.asked[1].seed  # the same answer is asked for again
 
 
@@ -325,25 +320,25 @@ def test_a_close_that_fails_is_counted() -> None:
     assert counts["close_failures"] == 1
 
 
-def test_results_come_as_they_end_and_in_order_where_that_is_asked() -> None:
+def test_results_come_in_order_and_each_end_is_told() -> None:
     first_may_end = asyncio.Event()
 
     async def first_waits(asked: Asked) -> None:
         if "task-0" in asked.text:
             await first_may_end.wait()
 
-    async def play(made: EpisodeParts) -> list[int]:
-        order = []
-        async for episode in run_episodes([f"task-{n}" for n in range(4)], made):
-            order.append(episode.index)
-            if len(order) == 3:
-                first_may_end.set()
-        return order
+    ended: list[int] = []
 
+    def note(num_ended: int) -> None:
+        ended.append(num_ended)
+        if num_ended == 3:
+            first_may_end.set()
+
+    made = parts(ScriptedPolicy(echo_then_submit, first_waits), Lives())
+    played = run([f"task-{n}" for n in range(4)], made, on_ended=note)
+    assert [episode.index for episode in played] == [0, 1, 2, 3]
+    assert ended == [1, 2, 3, 4]
     lives = Lives()
-    order = asyncio.run(play(parts(ScriptedPolicy(echo_then_submit, first_waits), lives)))
-    assert order[-1] == 0
-    assert sorted(order) == [0, 1, 2, 3]
     ordered = run(
         [f"task-{n}" for n in range(9)],
         parts(ScriptedPolicy(echo_then_submit), lives),
@@ -364,7 +359,7 @@ def test_no_more_than_so_many_run_at_a_time() -> None:
     assert len(lives.opened) == 12
 
 
-@pytest.mark.parametrize("how", ["leave", "cancel"])
+@pytest.mark.parametrize("how", ["raise", "cancel"])
 def test_whoever_leaves_early_leaves_nothing_open(how: str) -> None:
     lives = Lives()
 
@@ -376,17 +371,16 @@ def test_whoever_leaves_early_leaves_nothing_open(how: str) -> None:
     counts: Counter[str] = Counter()
 
     async def play() -> None:
-        stream = run_episodes([f"task-{n}" for n in range(6)], made, counts=counts)
-        async with aclosing(stream):
-            assert (await anext(stream)).index == 0
-            if how == "cancel":
-                asyncio.get_running_loop().call_soon(asyncio.current_task().cancel)
-                await anext(stream)
+        me = asyncio.current_task()
 
-    if how == "cancel":
-        with pytest.raises(asyncio.CancelledError):
-            asyncio.run(play())
-    else:
+        def leave(num_ended: int) -> None:
+            if how == "raise":
+                raise ValueError("enough")
+            asyncio.get_running_loop().call_soon(me.cancel)
+
+        await run_episodes([f"task-{n}" for n in range(6)], made, counts=counts, on_ended=leave)
+
+    with pytest.raises(asyncio.CancelledError if how == "cancel" else ValueError):
         asyncio.run(play())
     assert len(lives.opened) == 6
     assert lives.all_closed_once()
@@ -419,7 +413,7 @@ def test_a_summary_begins_a_segment_that_shares_the_reward() -> None:
     [start] = row.segment_starts
     begun = "U:do task\n\nbefore:\nso far: hello|A:"
     assert decode(row.completion_ids[start:]) == begun + SUBMIT
-    assert decode(second.added_ids) == decode(episode.observed_turns()[-1].turn.prompt_ids) == begun
+    assert decode(second.added_ids) == decode(episode.prompt_ids(len(first))) == begun
     assert sum(row.mask[:start]) == sum(len(turn.completion.token_ids) for turn in first)
     assert episode.tokens.thinking == len(say("so far: hello").token_ids)
     assert all(len(each.prompt_ids) + each.max_new_tokens <= 260 for each in policy.asked)
@@ -476,7 +470,7 @@ def test_episodes_are_played_where_a_loop_runs_already() -> None:
 
     async def cell() -> list[Episode]:
         made = parts(ScriptedPolicy(echo_then_submit), Lives())
-        return run_anywhere(episodes_in_order(["a", "b"], made))
+        return run_anywhere(run_episodes(["a", "b"], made))
 
     assert [episode.reward for episode in asyncio.run(cell())] == [1.0, 1.0]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -13,9 +12,9 @@ from episode_parts import Asked, Lives, ScriptedPolicy, decode, parts, say
 
 from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import Completion, StopReason
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, episodes_in_order, run_episodes
-from composer_replication.rollouts.episodes.batching_policy import BatchingPolicy, SampleOptions
+from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, run_episodes
 from composer_replication.rollouts.episodes.episode import rollout_row
+from composer_replication.rollouts.episodes.policies import BatchingPolicy, SampleOptions
 
 
 def answer(prompt: tuple[int, ...], options: SampleOptions) -> Completion:
@@ -132,10 +131,10 @@ def test_episodes_over_batches_are_those_over_single_answers() -> None:
 
     lives, tasks = Lives(), [f"task-{n}" for n in range(8)]
     batching = BatchingPolicy(sampler, max_batch=8)
-    batched = asyncio.run(episodes_in_order(tasks, parts(batching, lives), options=EpisodeOptions()))
+    batched = asyncio.run(run_episodes(tasks, parts(batching, lives), options=EpisodeOptions()))
     batching.close()
     single = ScriptedPolicy(lambda asked: script(Asked(asked.prompt_ids, 0, 0).text))
-    alone = asyncio.run(episodes_in_order(tasks, parts(single, lives)))
+    alone = asyncio.run(run_episodes(tasks, parts(single, lives)))
     rows = [[rollout_row(episode, filler_id=0) for episode in episodes] for episodes in (batched, alone)]
     assert rows[0] == rows[1]
     assert len(sizes) < sum(sizes)
@@ -169,16 +168,11 @@ def test_waiting_for_the_slow_tool_of_another_is_charged_to_nobody() -> None:
     made = parts(policy, lives, how={"acts": {"work": work}})
     limits = EpisodeOptions(turn_seconds=1.0, episode_seconds=1.0, grace_seconds=60.0)
 
-    async def play() -> dict[str, StopReason]:
-        reasons: dict[str, StopReason] = {}
-        async with aclosing(run_episodes(["slow", "quick"], made, options=limits)) as episodes:
-            async for episode in episodes:
-                num_left[0] -= 1
-                reasons[episode.task_id] = episode.stop_reason
-        return reasons
+    def note(num_ended: int) -> None:
+        num_left[0] = 2 - num_ended
 
-    reasons = asyncio.run(play())
+    played = asyncio.run(run_episodes(["slow", "quick"], made, options=limits, on_ended=note))
     policy.close()
     # The slow one has used up its own time; the quick one has waited for it, and goes on.
-    assert reasons == {"slow": StopReason.DEADLINE, "quick": StopReason.SUBMITTED}
+    assert [episode.stop_reason for episode in played] == [StopReason.DEADLINE, StopReason.SUBMITTED]
     assert num_prompts == 3

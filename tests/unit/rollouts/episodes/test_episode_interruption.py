@@ -12,7 +12,7 @@ PROGRAM = """
 import asyncio, signal, sys, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are begun without it
 from episode_parts import Lives, ScriptedPolicy, parts
-from composer_replication.rollouts.episodes.agent_loop import episodes_in_order
+from composer_replication.rollouts.episodes.agent_loop import run_episodes
 
 lives, has_told = Lives(), []
 
@@ -32,7 +32,7 @@ def work(arguments):
 policy = ScriptedPolicy(lambda asked: f"<work>{asked.text[5]}</work>")
 made = parts(policy, lives, how={"acts": {"work": work}})
 try:
-    asyncio.run(episodes_in_order([str(n) for n in range(4)], made))
+    asyncio.run(run_episodes([str(n) for n in range(4)], made))
 except KeyboardInterrupt:
     print("interrupted", len(lives.opened), sum(each.num_closed for each in lives.opened), flush=True)
     sys.exit(130)

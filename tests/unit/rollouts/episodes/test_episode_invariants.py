@@ -13,8 +13,8 @@ from episode_parts import Asked, Lives, ScriptedPolicy, decode, parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer_replication.records import StopReason
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, episodes_in_order, sampling_seed
+from composer_replication.records import StopReason, Turn
+from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, run_episodes, sampling_seed
 from composer_replication.rollouts.episodes.episode import Episode, rollout_row
 
 ANSWERS = (
@@ -89,7 +89,7 @@ def play_once(
         policy, lives, how={"acts": {"echo": echo}, "fails": lambda what: failing.random() < play.fail_share}
     )
     episodes = asyncio.run(
-        episodes_in_order(
+        run_episodes(
             [f"task-{n // 2}" for n in range(play.num_episodes)],
             made,
             options=play.options,
@@ -166,11 +166,9 @@ def test_masked_ids_are_the_sampled_ones_and_the_rest_is_what_came_between(play:
         kept = sum(len(turn.added_ids) + len(turn.completion.token_ids) for turn in episode.turns)
         assert kept == len(whole), "every id is kept once"
         starts = [0, *(len(row.prompt_ids) + start for start in row.segment_starts), len(whole)]
-        by_segment = itertools.groupby(
-            zip(episode.turns, episode.observed_turns(), strict=True), lambda pair: pair[0].segment_idx
-        )
+        by_segment = itertools.groupby(enumerate(episode.turns), lambda pair: pair[1].segment_idx)
         for (_, turns), (start, stop) in zip(by_segment, itertools.pairwise(starts), strict=True):
-            prompts = [each.turn for _, each in turns]
+            prompts = [Turn(episode.prompt_ids(idx), turn.completion) for idx, turn in turns]
             assert whole[start:stop] == (*prompts[-1].prompt_ids, *prompts[-1].completion.token_ids)
             assert "|A:" in decode(prompts[0].prompt_ids)
             for before, turn in itertools.pairwise(prompts):

@@ -12,8 +12,7 @@ import pytest
 from policy_server import PolicyServer
 
 from composer_replication.cli.main import main
-from composer_replication.rollouts.episodes.batching_policy import SampleOptions
-from composer_replication.rollouts.episodes.served_policy import PROBE
+from composer_replication.rollouts.episodes.policies import PROBE, SampleOptions
 from composer_replication.tasks.build import build_tasks
 from composer_replication.trainer.policy import ModelSampler
 from composer_replication.trainer.tiny_models import make_tiny_tools_model

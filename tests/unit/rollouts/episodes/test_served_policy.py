@@ -24,12 +24,12 @@ from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes.agent_loop import (
     EpisodeOptions,
     EpisodeParts,
-    episodes_in_order,
+    LedgerTalk,
+    run_episodes,
     sampling_seed,
 )
 from composer_replication.rollouts.episodes.episode import Episode, rollout_row
-from composer_replication.rollouts.episodes.ledger_talk import LedgerTalk
-from composer_replication.rollouts.episodes.served_policy import (
+from composer_replication.rollouts.episodes.policies import (
     ServedPolicy,
     find_server,
     open_server,
@@ -63,7 +63,7 @@ def server() -> Any:
 def in_loop(policy: ServedPolicy, tasks: list[str], made: EpisodeParts, **more: Any) -> list[Episode]:
     async def all_of_them() -> list[Episode]:
         async with policy:
-            return await episodes_in_order(tasks, made, **more)
+            return await run_episodes(tasks, made, **more)
 
     return asyncio.run(all_of_them())
 
@@ -158,7 +158,7 @@ def test_ids_of_another_model_never_reach_a_conversation(server: PolicyServer, b
     [episode] = in_loop(policy, ["task"], made, options=options)
     [turn] = episode.turns
     assert turn.completion.token_ids == (1, len(tokenizer) + beyond, 2)
-    assert rollout_row(episode, filler_id=0).mask == (1, 1, 1)
+    assert rollout_row(episode, filler_id=0).mask == [1, 1, 1]
 
 
 @pytest.mark.parametrize("code", [400, 401, 403, 404, 301, 422])
@@ -318,7 +318,7 @@ def settings(**of_model: Any) -> dict[str, Any]:
 
 
 def test_a_server_that_fits_is_taken(server: PolicyServer) -> None:
-    from composer_replication.rollouts.episodes.served_policy import PROBE
+    from composer_replication.rollouts.episodes.policies import PROBE
 
     fit(server)  # as little as a server may tell
     server.told["/version"] = {"version": "0.32.0"}

@@ -24,7 +24,7 @@ from composer_replication.records import (
     ToolResult,
     ToolSpec,
 )
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, episodes_in_order
+from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, run_episodes
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts
 from composer_replication.rollouts.episodes.trajectories import (
     read_trajectories,
@@ -48,7 +48,7 @@ SUMMARY = EpisodeOptions(
 
 def real_episodes(options: EpisodeOptions = SUMMARY, **how: Any) -> list[Episode]:
     made = parts(ScriptedPolicy(script), Lives(), how=how)
-    return asyncio.run(episodes_in_order(["a", "b"], made, options=options, seed=3, step=7))
+    return asyncio.run(run_episodes(["a", "b"], made, options=options, seed=3, step=7))
 
 
 # ---------------------------------------------------------------- any episode there can be
@@ -253,7 +253,7 @@ def test_a_long_episode_takes_space_in_proportion_to_its_length(tmp_path: Path) 
     for num_turns in (20, 40, 80):
         limits = EpisodeOptions(max_turns=num_turns, max_context_tokens=10**6)
         made = parts(ScriptedPolicy(lambda asked: ECHO), Lives())
-        found = asyncio.run(episodes_in_order(["a"], made, options=limits))
+        found = asyncio.run(run_episodes(["a"], made, options=limits))
         write_trajectories(tmp_path / "t.jsonl", found)
         sizes.append((tmp_path / "t.jsonl").stat().st_size)
     assert sizes[2] - sizes[1] == pytest.approx(2 * (sizes[1] - sizes[0]), rel=0.05)

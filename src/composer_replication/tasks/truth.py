@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import random
+import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from composer_replication.tasks.fair_split import is_named, words_of
-from composer_replication.tasks.lookup_gate import LookupFindings, TrueTask, passed_by_lookup
 from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.running.bench import IDLE_SECONDS, Bench, Trial
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import Subject, subject_of
+from composer_replication.tasks.syntax_trees import parsed
 from composer_replication.tasks.twin.build_twins import TwinSearch, build_twins
 from composer_replication.tasks.twin.mutants import mutants_of
-from composer_replication.tasks.twin.twin_judge import function_of, judge_twins
 from composer_replication.tasks.twin.twin_records import Twin, score_digests, twin_bytes
-from composer_replication.tasks.twin.twin_run import Job, play_apart
+from composer_replication.tasks.twin.twin_run import Job, function_of, judge_twins, play_apart, record_calls
 from composer_replication.tasks.workers.workers import Workers
 
 SAME_BEFORE = "the code before the patch does the same"
@@ -27,7 +28,7 @@ UNNAMED = "nothing that stays in the tree says what it is called"
 NO_TRUTH = "no-truth"
 """Neither a hidden test nor recorded behaviour, and it was looked for both."""
 LOOKUP_PASSES = "lookup-passes"
-"""Visible and hidden tests pass with a table of what the visible ones ask; see ``lookup_gate``."""
+"""A table of what the visible tests ask would pass the hidden ones too."""
 TRUTH_UNKNOWN = "truth-unknown"
 """No hidden test, and the run that records behaviour failed. No decision: the same build looks again."""
 
@@ -117,6 +118,96 @@ def _known_cuts(store: TaskStore, task: ValidTask) -> list[BodyCut]:
     return [cut for cut in cuts if is_named(cut.path, cut.symbol, shown, given)]
 
 
+# --- The solver that has learned the visible tests by heart.
+# Functions that have a twin are safe from it: a twin that a table of all recorded calls passes is thrown away. Of the
+# others, methods of deleted classes above all, hidden tests must ask something that no visible test asks.
+
+MIN_SHARE = 0.5
+"""Of the deleted lines: where a table can stand for less, whoever uses one still has to write the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrueTask:
+    """A task whose tests and twins are tried on other code; ``cuts`` are its deleted functions, ``twins`` are by pin."""
+
+    task_id: str
+    subject: Subject
+    cuts: tuple[BodyCut, ...]
+    twins: Mapping[str, Twin]
+
+    def tests(self, view: str) -> tuple[str, ...]:
+        return self.subject.hidden if view == "hidden" else self.subject.visible
+
+
+def _trial_of(store: TaskStore, task: ValidTask) -> TrueTask:
+    stored = store.get(task.task_id)
+    return TrueTask(task.task_id, subject_of(store, stored), task.deletion.bodies, store.twins(stored))
+
+
+@dataclass(frozen=True, slots=True)
+class LookupFindings:
+    """``passed`` are the tasks that a table solves. ``untried`` has, for each task of which that is not known, why by
+    pin of the function: the run that records its calls failed.
+    """
+
+    passed: frozenset[str] = frozenset()
+    untried: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+def passed_by_lookup(bench: Bench, trials: Sequence[TrueTask]) -> LookupFindings:
+    """Tasks whose hidden tests ask of the deleted functions nothing that a visible test does not ask.
+
+    A table that holds the answer to each call of the visible tests would pass them. It could stand for functions that
+    give a value back and that a visible test calls; where these are less than ``MIN_SHARE`` of the deleted lines, a
+    task is left alone. A call that cannot be recorded is one that no other test makes.
+    """
+    cuts = {cut.pin: cut for trial in trials for cut in trial.cuts if _gives_a_value(cut.golden_body)}
+    calls, problem = record_calls(bench, list(cuts.values())) if cuts else ({}, "")
+    passed, untried = set(), {}
+    for trial in trials:
+        own = [cut.pin for cut in trial.cuts if cut.pin in cuts]
+        if problem:
+            if _is_large(trial, own):
+                untried[trial.task_id] = dict.fromkeys(own, problem)
+            continue
+        visible, hidden = set(trial.subject.visible), set(trial.subject.hidden)
+        known = [pin for pin in own if pin in calls and calls[pin].is_called_in(visible)]
+        if _is_large(trial, known) and not any(calls[pin].asks_more(hidden, than=visible) for pin in known):
+            passed.add(trial.task_id)
+    return LookupFindings(frozenset(passed), untried)
+
+
+def _is_large(trial: TrueTask, pins: Collection[str]) -> bool:
+    """Whether tables of these functions would stand for enough of what was deleted."""
+    lines = sum(cut.num_body_lines for cut in trial.cuts if cut.pin in pins)
+    return bool(pins) and lines >= MIN_SHARE * sum(cut.num_body_lines for cut in trial.cuts)
+
+
+def _gives_a_value(body: str) -> bool:
+    module = parsed("def _():\n" + textwrap.indent(textwrap.dedent(body), " "))
+    if module is None:
+        return "return" in body or "yield" in body
+    return any(
+        isinstance(node, ast.Yield | ast.YieldFrom)
+        or (isinstance(node, ast.Return) and node.value is not None)
+        for node in ast.walk(module)
+    )
+
+
+def _learned(store: TaskStore, tasks: Sequence[ValidTask], workers: Workers) -> tuple[str, LookupFindings]:
+    """Which tasks of one repository a table passes, of those in which a function has no twin; by its slug."""
+    repository = tasks[0].repository
+    trials = []
+    for task in tasks:
+        secret = store.secret(task.task_id)
+        if secret.hidden and not {cut.pin for cut in task.deletion.bodies} <= set(secret.twins or ()):
+            trials.append(_trial_of(store, task))
+    if not trials:
+        return repository.slug, LookupFindings()
+    bench = repository.bench_for(task.deletion for task in tasks)
+    return repository.slug, workers.call(passed_by_lookup, bench, trials)
+
+
 # --- Measure how strong the tests of tasks are, and keep the figures with them.
 
 MAX_MUTANTS = 6
@@ -164,12 +255,6 @@ def _attach_strength(store: TaskStore, tasks: Sequence[ValidTask], seed: int, wo
         store.put_task(record, store.secret(task.task_id))
 
 
-def _trial_of(store: TaskStore, task: ValidTask) -> TrueTask:
-    stored = store.get(task.task_id)
-    cuts = tuple(task.deletion.bodies)
-    return TrueTask(task.task_id, subject_of(store, stored), cuts, store.twins(stored))
-
-
 def count_noticed(trials: Sequence[TrueTask], bench: Bench, seed: int) -> list[dict[str, int]]:
     """The figures of ``_attach_strength``. Hidden tests are asked only about faults that no visible test notices, and
     recorded behaviour only about those that are left then.
@@ -199,7 +284,7 @@ def _draw(trial: TrueTask, bench: Bench, seed: int) -> list[tuple[BodyCut, str]]
     for number in draw.sample(range(len(trial.cuts)), len(trial.cuts)):
         cut = trial.cuts[number]
         text = bench.original[cut.path].decode()
-        found[number] = [(cut, mutant.body) for mutant in mutants_of(text, cut, max_mutants=MAX_MUTANTS)]
+        found[number] = [(cut, body) for body in mutants_of(text, cut, max_mutants=MAX_MUTANTS)]
         if sum(map(len, found.values())) >= MAX_LOOKED_AT:
             break
     faults = [fault for number in sorted(found) for fault in found[number]]
@@ -280,9 +365,9 @@ def add_truth(
     for slug, findings in each(
         lambda own: _learned(store, own, workers), _by_repository(new), "tables of answers"
     ):
-        for task_id, why in findings.passed.items():
-            refuse(task_id, LOOKUP_PASSES, why)
-        settled |= findings.passed.keys() | findings.untried.keys()
+        for task_id in sorted(findings.passed):
+            refuse(task_id, LOOKUP_PASSES, "a table of what the visible tests ask passes the hidden ones too")
+        settled |= findings.passed | findings.untried.keys()
         for pins in findings.untried.values():
             unknown[slug] = {**pins, **unknown[slug]}
     unmeasured = _by_repository([task for task in new if task.task_id not in settled])
@@ -299,20 +384,6 @@ def _by_repository(tasks: Sequence[ValidTask]) -> list[list[ValidTask]]:
     for task in tasks:
         rows.setdefault(task.repository.slug, []).append(task)
     return list(rows.values())
-
-
-def _learned(store: TaskStore, tasks: Sequence[ValidTask], workers: Workers) -> tuple[str, LookupFindings]:
-    """Which tasks of one repository a table passes, of those in which a function has no twin; by its slug."""
-    repository = tasks[0].repository
-    trials = []
-    for task in tasks:
-        secret = store.secret(task.task_id)
-        if secret.hidden and not {cut.pin for cut in task.deletion.bodies} <= set(secret.twins or ()):
-            trials.append(_trial_of(store, task))
-    if not trials:
-        return repository.slug, LookupFindings()
-    bench = repository.bench_for(task.deletion for task in tasks)
-    return repository.slug, workers.call(passed_by_lookup, bench, trials)
 
 
 def _why_refused(task: ValidTask, search: TwinSearch) -> tuple[str, str]:

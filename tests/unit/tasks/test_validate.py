@@ -22,9 +22,8 @@ from composer_replication.tasks.planning.body_cuts import find_body_cuts
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import bench_of
 from composer_replication.tasks.twin.build_twins import build_twins
-from composer_replication.tasks.twin.twin_judge import function_of
 from composer_replication.tasks.twin.twin_records import Twin, twin_bytes
-from composer_replication.tasks.twin.twin_run import Job, play
+from composer_replication.tasks.twin.twin_run import Job, function_of, play
 from composer_replication.tasks.validate import validate_store
 
 

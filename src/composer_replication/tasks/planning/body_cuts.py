@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from composer_replication.records import Edit, Hole
 from composer_replication.tasks.planning.edits import LINE_END, Lines
-from composer_replication.tasks.syntax_trees import docstring_of, first_line, parsed
+from composer_replication.tasks.syntax_trees import blocks_of, docstring_of, first_line, parsed
 
 MARKER_STATEMENT = "raise NotImplementedError"
 STUB_EXPRESSIONS = ("None", "True", "False", "0", "1", "''", "[]", "{}")
@@ -96,10 +96,8 @@ def _functions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, _Functi
             if not any(_last_name(base) in _ABSTRACT_BASES for base in node.bases):
                 yield from _functions(node.body, f"{prefix}{node.name}.")
         elif isinstance(node, ast.If | ast.Try | ast.With):
-            for part in ("body", "orelse", "finalbody"):
-                yield from _functions(getattr(node, part, []), prefix)
-            for handler in getattr(node, "handlers", []):
-                yield from _functions(handler.body, prefix)
+            for block in blocks_of(node):
+                yield from _functions(block, prefix)
 
 
 def _last_name(node: ast.expr) -> str:

@@ -202,14 +202,9 @@ class Needs:
                         self._needs[holder].add(name)
 
     def of_name(self, root: Name) -> Selection:
-        """The feature of a top-level function or class."""
+        """The feature of a top-level function or class, or of a method: its helpers may be methods of its class."""
         inside = self._closure(root)
-        return Selection(frozenset(inside))
-
-    def of_method(self, root: Name) -> Selection:
-        """The feature of a method, ``(module, "Class.method")``; its helpers may be methods of its class."""
-        inside = self._closure(root)
-        methods = {name for name in inside if name == root or name in self._methods}
+        methods = {name for name in inside if "." in name[1]}
         return Selection(frozenset(inside - methods), frozenset(methods))
 
     def of_module(self, module: str) -> Selection:

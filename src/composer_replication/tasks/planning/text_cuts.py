@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from composer_replication.records import Edit
 from composer_replication.tasks.planning.edits import LINE_END, Lines, edited_text
-from composer_replication.tasks.planning.source_file import Definition, Items, SourceFile, statement_blocks
-from composer_replication.tasks.syntax_trees import first_line, parsed
+from composer_replication.tasks.planning.source_file import Definition, Items, SourceFile
+from composer_replication.tasks.syntax_trees import blocks_of, first_line, parsed
 
 _CODING = re.compile(r"#!|#.*coding[:=]")
 _COMMA = re.compile(r"[ \t\f]*,")
@@ -84,6 +84,14 @@ def _without_inner(edits: list[Edit]) -> list[Edit]:
     return kept
 
 
+def _all_blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """Every list of statements below a node, outermost first."""
+    for block in blocks_of(node):
+        yield block
+        for statement in block:
+            yield from _all_blocks(statement)
+
+
 class _Rows:
     """Whole-line removal of statements, with the comments right above definitions and spare blank lines."""
 
@@ -93,7 +101,7 @@ class _Rows:
         self._count = len(file.lines.starts)
         self._gone: dict[int, str] = {}
         self._inline: list[tuple[int, int, str]] = []
-        for block in statement_blocks(file.tree):
+        for block in _all_blocks(file.tree):
             doomed = [node for node in block if id(node) in statements]
             is_all = len(doomed) == len(block) and block is not file.tree.body
             for position, node in enumerate(doomed):

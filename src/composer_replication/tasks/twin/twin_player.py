@@ -98,14 +98,13 @@ def stop_clocks():
 class Replay:
     """Calls one function and encodes what comes of it."""
 
-    def __init__(self, request, function, encoding, pickling, steps):
+    def __init__(self, request, function, encoding, loads, steps):
         self.steps = steps
         self.function = function
         self.encode, self.digest = encoding.encode, encoding.digest
         self.opaque = encoding.OpaqueValue
-        self.dumps, self.loads = pickling
+        self.loads = loads
         self.constants = []
-        self.pickles_answers = False
         self.seconds = request["call_seconds"]
         self.is_late = False
         signal.signal(signal.SIGALRM, self._on_alarm)
@@ -116,7 +115,7 @@ class Replay:
         raise Late
 
     def outcome(self, blob):
-        """``(kind, digest)``; the kind is ret, exc, opaque, timeout, unstable, unloadable or lost. Answers are in its place."""
+        """``(kind, digest)``; the kind is ret, exc, opaque, timeout, unstable, unloadable or lost."""
         if not self.steps.begin(self.seconds):
             return LOST
         self.is_late = False
@@ -148,8 +147,6 @@ class Replay:
                     "ret",
                     " ".join(self.digest(("ret", self.encode(one), given)) for one in self.constants),
                 )
-            if self.pickles_answers:
-                return ("ret", base64.b64encode(self.dumps(self._answer(args, kwargs))).decode())
             result = self.function(*args, **kwargs)
             encoded: tuple[Any, ...] = (
                 "ret",
@@ -165,15 +162,6 @@ class Replay:
         except BaseException as error:
             encoded = ("exc", type(error).__name__)
         return (encoded[0], self.digest(encoded))
-
-    def _answer(self, args, kwargs):
-        try:
-            result = self.function(*args, **kwargs)
-            if hasattr(type(result), "__next__"):
-                return ("iterator", [item for item, _ in zip(result, range(300), strict=False)])
-        except Exception as error:
-            return ("raise", error)
-        return ("value", result)
 
     def bound(self, args, kwargs):
         """Arguments by parameter, defaults filled in: one call written in two ways is one input."""
@@ -208,7 +196,7 @@ class Replay:
 
 
 class Job:
-    """One function, one task: replay, mutate, constants or answers."""
+    """One function, one task: replay, mutate or constants."""
 
     def __init__(self, request, number, send, steps):
         self.request = request
@@ -240,13 +228,12 @@ class Job:
             )
             return
         line = getattr(getattr(function, "__code__", None), "co_firstlineno", 0)
-        self.replay = Replay(self.request, function, encoding, (self.dumps, loads), self.steps)
+        self.replay = Replay(self.request, function, encoding, loads, self.steps)
         started = time.process_time()
         if self.job["mode"] == "mutate":
             self._mutate(sources)
         else:
             self.replay.constants = [ast.literal_eval(text) for text in self.job.get("constants", ())]
-            self.replay.pickles_answers = self.job["mode"] == "answers"
             self._replay_all()
         seconds = time.process_time() - started
         self.send("done", job=self.number, line=line, error="", seconds=seconds)

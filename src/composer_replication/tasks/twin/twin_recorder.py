@@ -35,6 +35,7 @@ class Target:
 
     def __init__(self, code, module):
         self.blobs = {}
+        self.not_kept = set()  # tests with calls that are not among them
         self.num_attempts = 0
         self.is_async = bool(code.co_flags & ASYNC_FLAGS)
         # A generator is resumed many times; only its first RESUME is a call.
@@ -113,22 +114,22 @@ class Recorder:
         target = known[1]
         if target is None or target.is_async or frame.f_lasti != target.first_resume:
             return
-        if target.num_attempts < MAX_ATTEMPTS:
-            target.num_attempts += 1
-            self.keep(target, frame)
+        target.num_attempts += 1
+        blob = self.pickled(target, frame) if target.num_attempts <= MAX_ATTEMPTS else None
+        if blob is not None and (blob in target.blobs or len(target.blobs) < self.max_calls):
+            target.blobs.setdefault(blob, set()).add(len(self.tests) - 1)
+        else:
+            target.not_kept.add(len(self.tests) - 1)
 
-    def keep(self, target, frame):
+    def pickled(self, target, frame):
         try:
             self.pickler.counting_for = id(target)
             blob = self.dumps(target.arguments(frame.f_locals))
         except Exception:  # whatever a value raises when it is pickled, this call is not kept
-            return
+            return None
         for drawn, zeros in self.drawn:
             blob = blob.replace(drawn, zeros)
-        if blob in target.blobs:
-            target.blobs[blob].add(len(self.tests) - 1)
-        elif len(target.blobs) < self.max_calls:
-            target.blobs[blob] = {len(self.tests) - 1}
+        return blob
 
     def plugin(self):
         import pytest
@@ -179,6 +180,11 @@ def main(request, send):
     for number, target in sorted(recorder.targets.items()):
         blobs = [[base64.b64encode(blob).decode(), sorted(tests)] for blob, tests in target.blobs.items()]
         packed = zlib.compress(json.dumps(blobs).encode(), 1)
-        send("calls", target=number, attempts=target.num_attempts, calls=base64.b64encode(packed).decode())
+        send(
+            "calls",
+            target=number,
+            calls=base64.b64encode(packed).decode(),
+            not_kept=sorted(target.not_kept),
+        )
     send("end", exit_code=int(code))
     os._exit(0)  # threads that a test left behind must not hold the result back

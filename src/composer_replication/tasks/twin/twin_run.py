@@ -1,4 +1,4 @@
-"""Start the recorder and the player of twins in fresh sandboxes, and read what they say.
+"""Start the recorder and the player of twins in fresh sandboxes, read what they say, and judge candidates by it.
 
 Both come as text with the request, and so does cloudpickle: no environment is changed and
 no folder of this program's own packages is mounted. What comes back is JSON with the nonce
@@ -13,7 +13,7 @@ import json
 import secrets
 import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files as resources
@@ -25,10 +25,11 @@ from composer_replication.records import ExecResult, Limits
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.tree_rules import is_subject_path
-from composer_replication.tasks.planning.body_cuts import BodyCut
+from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS, BodyCut
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.suite_options import suite_arguments
 from composer_replication.tasks.test_run import ARGUMENTS, import_roots, last_words, read_records, run_inside
+from composer_replication.tasks.twin.twin_records import Twin, TwinScore, damaged, score_digests
 from composer_replication.tasks.views import write_files
 
 CALL_SECONDS = 1.0
@@ -71,6 +72,23 @@ class RecordedCall:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedCalls:
+    """The calls of one function, and the tests with calls that could not be kept: too many, or nothing to pickle."""
+
+    kept: tuple[RecordedCall, ...] = ()
+    not_kept: frozenset[str] = frozenset()
+
+    def is_called_in(self, tests: set[str]) -> bool:
+        """Whether one of the tests made a call that was kept."""
+        return any(not tests.isdisjoint(call.tests) for call in self.kept)
+
+    def asks_more(self, tests: set[str], *, than: set[str]) -> bool:
+        """Whether some tests made a call that none of the others made, as far as is known."""
+        own = [call for call in self.kept if than.isdisjoint(call.tests)]
+        return not self.not_kept.isdisjoint(tests) or any(not tests.isdisjoint(call.tests) for call in own)
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedFunction:
     """A function to call, and the pickled arguments."""
 
@@ -83,7 +101,7 @@ class RecordedFunction:
 class Job:
     """One child process of the player, and the function that it calls.
 
-    ``mode`` is replay, mutate, constants or answers; ``options`` are the player's own words for
+    ``mode`` is replay, mutate or constants; ``options`` are the player's own words for
     the rest. ``overlay`` are files to write over the tree before it is imported.
     """
 
@@ -98,7 +116,7 @@ class JobReport:
     """What one job said.
 
     ``outcomes`` are kind and digest by index; ``error`` is empty, or why the job as a whole failed.
-    ``inputs`` and ``mutated`` come from a job of the mode mutate; one of the mode answers has these as digests.
+    ``inputs`` and ``mutated`` come from a job of the mode mutate.
     ``seconds`` is the processor time of its calls. ``is_unknown`` says that the run itself failed,
     and nothing is known of the function.
     """
@@ -112,18 +130,12 @@ class JobReport:
     is_unknown: bool = False
 
     @property
-    def answers(self) -> dict[int, bytes]:
-        """What calls gave or raised, pickled, from a job of the mode answers."""
-        kept = {index: text for index, (kind, text) in self.outcomes.items() if kind == "ret"}
-        return {index: base64.b64decode(text) for index, text in kept.items()}
-
-    @property
     def digests(self) -> dict[int, str]:
         """The digests of calls that returned or raised."""
         return {index: digest for index, (kind, digest) in self.outcomes.items() if kind in ("ret", "exc")}
 
 
-def record_calls(bench: Bench, cuts: Sequence[BodyCut]) -> tuple[dict[str, tuple[RecordedCall, ...]], str]:
+def record_calls(bench: Bench, cuts: Sequence[BodyCut]) -> tuple[dict[str, RecordedCalls], str]:
     """Run the whole suite once, but for tests and files that are left out, and keep the calls of all functions.
 
     A run that fails is made once more.
@@ -151,19 +163,19 @@ def record_calls(bench: Bench, cuts: Sequence[BodyCut]) -> tuple[dict[str, tuple
     return {}, f"the recording did not end{last_words(done)}"
 
 
-def _recorded(
-    records: Sequence[dict[str, Any]], cuts: Sequence[BodyCut]
-) -> dict[str, tuple[RecordedCall, ...]]:
+def _recorded(records: Sequence[dict[str, Any]], cuts: Sequence[BodyCut]) -> dict[str, RecordedCalls]:
     ids: list[str] = next((record["ids"] for record in records if record["event"] == "tests"), [])
-    found: dict[str, tuple[RecordedCall, ...]] = {}
+    found = {}
     for record in records:
         if record["event"] == "calls":
             packed = base64.b64decode(record["calls"])
             text = zlib.decompressobj().decompress(packed, _MAX_CALLS_BYTES)
-            found[cuts[record["target"]].pin] = tuple(
+            kept = tuple(
                 RecordedCall(base64.b64decode(blob), tuple(ids[number] for number in numbers))
                 for blob, numbers in json.loads(text)
             )
+            not_kept = frozenset(ids[number] for number in record["not_kept"])
+            found[cuts[record["target"]].pin] = RecordedCalls(kept, not_kept)
     return found
 
 
@@ -343,3 +355,111 @@ def helper_source(name: str) -> str:
 def pickler_fingerprint() -> str:
     """Which cloudpickle this is: blobs name its private functions, so another one may not read them."""
     return hashlib.sha256(helper_source("cloudpickle").encode()).hexdigest()[:16]
+
+
+# --- Judge candidates by the twin of the function that they write anew.
+
+
+def function_of(twin: Twin) -> RecordedFunction:
+    """A twin's function and inputs, as the player takes them; no digest is among them."""
+    return RecordedFunction(twin.path, twin.symbol, tuple(vector.blob for vector in twin.vectors))
+
+
+def _check_pickler(twin: Twin) -> None:
+    if twin.pickler != pickler_fingerprint():
+        raise damaged("the recorded behaviour needs another version of cloudpickle", twin.pin)
+
+
+def judge_twin(
+    tree_files: Mapping[str, bytes],
+    environment: Environment,
+    twin: Twin,
+    *,
+    backend: str | None = None,
+    limits: Limits | None = None,
+    timeout_seconds: float,
+) -> TwinScore:
+    """Does a candidate do what the golden code did?
+
+    The candidate runs in a fresh sandbox of its own. It gets the inputs; its canonical
+    digests come out and are compared here. A call that is missing, hangs (1 s of processor time)
+    or takes down its process disagrees.
+
+    Args:
+        tree_files: the candidate's tree; tests are not needed in it.
+        environment: as when the twin was built.
+        twin: of the deleted function.
+        backend: sandbox backend; None for the best of this machine.
+        limits: of the sandbox.
+        timeout_seconds: of processor time; past it the whole run is a failure of the candidate. By the clock it may
+            take ``WALL_FACTOR`` times as long, so that a busy machine fails nobody.
+
+    Raises:
+        InputError: the twin needs another cloudpickle than this installation has (CR0411).
+    """
+    _check_pickler(twin)
+    reports, problem = play(
+        tree_files,
+        environment,
+        [Job(function_of(twin))],
+        backend=backend,
+        limits=limits,
+        timeout_seconds=WALL_FACTOR * timeout_seconds,
+        job_seconds=timeout_seconds,
+    )
+    report = reports[0]
+    return score_digests(twin, report.digests, problem or report.error)
+
+
+def judge_twins(bench: Bench, twins: Sequence[Twin]) -> list[TwinScore]:
+    """Judge the tree of a bench, which is of our own making, by several twins: one sandbox, a process for each.
+
+    A policy's code gets ``judge_twin``, for it could harm its neighbours here.
+    """
+    for twin in twins:
+        _check_pickler(twin)
+    jobs = [Job(function_of(twin)) for twin in twins]
+    reports = play_apart(bench, jobs, job_seconds=bench.suite_seconds)
+    return [
+        score_digests(twin, report.digests, report.error) for twin, report in zip(twins, reports, strict=True)
+    ]
+
+
+# --- What solvers that understand nothing make of recorded behaviour: a constant, and a table of the recorded calls.
+
+Player = Callable[[Sequence[Job]], list[JobReport]]
+"""Runs jobs; a report for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class StubScores:
+    """``passed_by`` are the constants that pass a twin; a table of all recorded calls knows these, and gives None for
+    the mutated ones. Where ``report`` has an error, the rest means nothing.
+    """
+
+    report: JobReport
+    passed_by: tuple[str, ...]
+    is_passed_by_table: bool
+
+
+def play_stubs(twins: Sequence[Twin], play_jobs: Player) -> list[StubScores]:
+    """What passes the twins of functions of one repository; ``play_jobs`` is called once.
+
+    A constant passes when it agrees in all recorded calls and 95% of the mutated ones. All constants are digested
+    in one pass over the calls, because without the function a call costs what its arguments cost.
+    """
+    jobs = [Job(function_of(twin), "constants", {"constants": STUB_EXPRESSIONS}) for twin in twins]
+    reports = play_jobs(jobs) if jobs else []
+    return [_stub_scores(twin, report) for twin, report in zip(twins, reports, strict=True)]
+
+
+def _stub_scores(twin: Twin, report: JobReport) -> StubScores:
+    """Each digest of the report is one text: those of all constants, in their order."""
+    digests = {index: text.split() for index, text in report.digests.items()}
+    scores = {
+        constant: score_digests(twin, {index: one[place] for index, one in digests.items()}, report.error)
+        for place, constant in enumerate(STUB_EXPRESSIONS)
+    }
+    passed_by = tuple(constant for constant, score in scores.items() if score.passed)
+    table = replace(scores["None"], recorded_agree=len(twin.recorded))
+    return StubScores(report, passed_by, table.passed)

@@ -142,7 +142,7 @@ def test_hidden_tests_must_ask_what_no_visible_test_asks(
     calls = {cut.pin: own for cut, own in ((LONG, long), (SHORT, short)) if own is not None}
     monkeypatch.setattr(truth, "record_calls", lambda _bench, cuts: (calls if len(cuts) == 2 else {}, ""))
     found = truth.passed_by_lookup(None, [trial(LONG, SHORT)])  # type: ignore[arg-type]
-    assert found == truth.LookupFindings(frozenset({"task"} if passes else ()))
+    assert found == ({"task": {}} if passes else {})
 
 
 def trial(*cuts: BodyCut) -> truth.TrueTask:
@@ -155,7 +155,7 @@ def test_where_recording_fails_it_is_not_known(monkeypatch: pytest.MonkeyPatch) 
     silent = BodyCut("f.py", "silent", 1, 0, 9, "", "\n    x = 1\n" * 9)
     trials = [trial(LONG), replace(trial(SHORT, silent), task_id="mostly silent")]
     found = truth.passed_by_lookup(None, trials)  # type: ignore[arg-type]
-    assert found == truth.LookupFindings(untried={"task": {"f.py::long": "it did not end"}})
+    assert found == {"task": {"f.py::long": "it did not end"}}
 
 
 CALLED = """

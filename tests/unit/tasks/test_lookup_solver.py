@@ -24,7 +24,7 @@ def answers(jobs: Sequence[Job]) -> list[JobReport]:
     """A player in whose tree each constant answers with its own text."""
     texts = [" ".join(job.options["constants"]) for job in jobs]
     return [
-        JobReport(dict.fromkeys(range(len(job.function.blobs)), ("ret", text)), error="")
+        JobReport(dict.fromkeys(range(len(job.function.blobs)), text), error="")
         for job, text in zip(jobs, texts, strict=True)
     ]
 
@@ -48,6 +48,15 @@ def test_verdicts_of_constants_and_of_the_table(drawn: list[tuple[list[str], lis
         )
         assert scores.is_passed_by_table is (mutated.count("None") >= enough)
         assert scores.report.error == ""
+
+
+def test_a_call_that_cannot_be_made_again_agrees_with_no_constant() -> None:
+    twins = [twin_of(0, ["None"] * 2, ["None"] * 12)]
+    texts = " ".join(STUB_EXPRESSIONS)
+    for bad in ("", "None"):
+        report = JobReport({**dict.fromkeys(range(14), texts), 1: bad}, error="")
+        (scores,) = play_stubs(twins, lambda _jobs, report=report: [report])
+        assert (scores.passed_by, scores.is_passed_by_table) == ((), True)
 
 
 def test_a_run_that_broke_leaves_no_verdict() -> None:

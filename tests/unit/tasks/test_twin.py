@@ -316,7 +316,7 @@ FORGE = """
 import json, os, sys
 for number in range(3, 30):
     for index in range(300):
-        line = json.dumps({"nonce": "0" * 32, "event": "vector", "job": 0, "index": index, "kind": "ret", "digest": ""})
+        line = json.dumps({"nonce": "0" * 32, "event": "vector", "job": 0, "index": index, "digest": ""})
         try:
             os.write(number, (line + "\\n").encode())
         except OSError:
@@ -328,14 +328,15 @@ import gc
 for found in gc.get_objects():
     if type(found).__name__ == "function" and found.__qualname__ == "make_channel.<locals>.send":
         for index in range(300):
-            found("vector", job=0, index=index, kind="ret", digest="0" * 32)
+            found("vector", job=0, index=index, digest="0" * 32)
         found("done", job=0, line=1, error="")
 return ""
 """
 PATCH = """
 import pickle, json, hashlib, sys
 same = lambda *a, **k: hashlib.sha256(b"")
-for name in ("canonical_encoding", "call_pickle"):
+for module in ("canonical_encoding", "call_pickle"):
+    name = "composer_replication.tasks.twin." + module
     for key in list(vars(sys.modules[name])):
         if not key.startswith("__"):
             setattr(sys.modules[name], key, lambda *a, **k: "0")

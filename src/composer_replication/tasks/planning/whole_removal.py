@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -43,7 +44,7 @@ def moved_import_edits(graph: SymbolGraph, reach: Reach) -> tuple[Edit, ...]:
 
 
 def _file_edits(graph: SymbolGraph, file: SourceFile, found: list[ImportedName]) -> list[Edit]:
-    cut = FileCut(file)
+    cut = FileCut(file.path, file.lines, file.tree)
     top = {id(statement) for statement in file.tree.body}
     moved: list[ImportedName] = []
     for imported in found:
@@ -51,7 +52,7 @@ def _file_edits(graph: SymbolGraph, file: SourceFile, found: list[ImportedName])
             return []
         if not _can_move(graph, file, imported):
             return []
-        cut.take_alias(imported.statement, imported.index, imported.package)
+        cut.take_item(imported.statement, imported.index, imported.package)
         moved.append(imported)
     inserted = _insertions(file, moved)
     removed = cut.edits()
@@ -131,19 +132,14 @@ def _insertion(file: SourceFile, function: Function, wanted: list[ImportedName])
 
 def _statements(wanted: list[ImportedName]) -> list[str]:
     """One import for each statement that the names come from, in their order."""
-    by_statement: dict[int, list[ImportedName]] = {}
+    by_statement: dict[int, ast.Import | ast.ImportFrom] = {}
     for imported in sorted(wanted, key=lambda one: (one.statement.lineno, one.index)):
-        by_statement.setdefault(id(imported.statement), []).append(imported)
-    found = []
-    for group in by_statement.values():
-        statement = group[0].statement
-        aliases = [statement.names[imported.index] for imported in group]
-        said = ", ".join(alias.name + (f" as {alias.asname}" if alias.asname else "") for alias in aliases)
-        if isinstance(statement, ast.ImportFrom):
-            found.append(f"from {'.' * statement.level}{statement.module or ''} import {said}")
-        else:
-            found.append(f"import {said}")
-    return found
+        statement = imported.statement
+        if id(statement) not in by_statement:
+            by_statement[id(statement)] = copy.copy(statement)
+            by_statement[id(statement)].names = []
+        by_statement[id(statement)].names.append(statement.names[imported.index])
+    return list(map(ast.unparse, by_statement.values()))
 
 
 # --- Take whole definitions out of the source files of a repository, with every way to reach them.
@@ -206,7 +202,7 @@ class _Removal:
         return WholeRemoval(tuple(edits), self._removed, self._reach)
 
     def _cut(self, file: SourceFile) -> FileCut:
-        return self._cuts.setdefault(file.path, FileCut(file))
+        return self._cuts.setdefault(file.path, FileCut(file.path, file.lines, file.tree))
 
     def _cut_definitions(self) -> None:
         for module, name in sorted(self._selection.names):
@@ -225,7 +221,7 @@ class _Removal:
     def _cut_aliases(self) -> None:
         for file, imported in self._reach.aliases:
             if not file.is_test and file.path not in self._removed:
-                self._cut(file).take_alias(imported.statement, imported.index, imported.package)
+                self._cut(file).take_item(imported.statement, imported.index, imported.package)
 
     def _cut_exports(self) -> None:
         for file in self._graph.files.values():
@@ -235,7 +231,7 @@ class _Removal:
                 for index, element in enumerate(items.elts):
                     value = getattr(element, "value", None)
                     if isinstance(value, str) and (file.module, value) in self._reach.names:
-                        self._cut(file).take_entry(items, index)
+                        self._cut(file).take_item(items, index)
 
     def _is_bound_otherwise(self) -> bool:
         """Whether a module also binds one of the names in a way that stays."""
@@ -299,7 +295,7 @@ class _Removal:
         cut = self._cut(file)
         for imported in file.imports:
             if id(imported.statement) in guarded and self._is_spare(file, imported, gone):
-                cut.take_alias(imported.statement, imported.index)
+                cut.take_item(imported.statement, imported.index)
 
     def _is_spare(self, file: SourceFile, imported: ImportedName, gone: set[int]) -> bool:
         bound = imported.bound

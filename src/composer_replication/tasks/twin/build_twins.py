@@ -220,9 +220,9 @@ class _Build:
 def _draft_of(cut: BodyCut, calls: Sequence[RecordedCall], report: JobReport) -> Twin:
     recorded: dict[str, Vector] = {}
     for index, call in enumerate(calls):
-        kind, digest = report.outcomes.get(index, ("timeout", ""))
+        digest = report.digests.get(index, "")
         known = report.inputs[index] if index < len(report.inputs) else None
-        if known is not None and kind in ("ret", "exc"):
+        if known is not None and digest:
             # Two pickles may be one input: their bytes differ, their encoding does not.
             recorded.setdefault(known, Vector(call.blob, digest))
     return Twin(

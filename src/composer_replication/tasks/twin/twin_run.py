@@ -56,9 +56,11 @@ _OWN_LIMITS = Limits(memory_bytes=4 * 1024**3)
 """Of a sandbox that replays golden code and its relatives."""
 _OUTPUT_BYTES = 512 * 1024**2
 _MAX_CALLS_BYTES = 64 * 1024**2
-_MODULES = {
-    "twin_recorder": ("call_pickle", "suite_plugin"),
-    "twin_player": ("canonical_encoding", "call_pickle", "call_mutation"),
+_PACKAGE = "composer_replication.tasks"
+_PROGRAMS = {
+    "twin.twin_recorder": ("twin.call_pickle", "running.suite_plugin"),
+    "twin.twin_player": ("twin.canonical_encoding", "twin.call_pickle", "twin.call_mutation"),
+    "leaks.inside_search": ("intake.packed_forms", "leaks.leak_search"),
 }
 """What each program needs beside itself."""
 
@@ -115,24 +117,19 @@ class Job:
 class JobReport:
     """What one job said.
 
-    ``outcomes`` are kind and digest by index; ``error`` is empty, or why the job as a whole failed.
+    ``digests`` tell by index what calls returned or raised; ``error`` is empty, or why the job as a whole failed.
     ``inputs`` and ``mutated`` come from a job of the mode mutate.
     ``seconds`` is the processor time of its calls. ``is_unknown`` says that the run itself failed,
     and nothing is known of the function.
     """
 
-    outcomes: dict[int, tuple[str, str]] = field(default_factory=dict)
+    digests: dict[int, str] = field(default_factory=dict)
     line: int = 0
     error: str = "it ended early"
     inputs: list[str | None] = field(default_factory=list)
     mutated: list[tuple[bytes, str]] = field(default_factory=list)
     seconds: float = 0.0
     is_unknown: bool = False
-
-    @property
-    def digests(self) -> dict[int, str]:
-        """The digests of calls that returned or raised."""
-        return {index: digest for index, (kind, digest) in self.outcomes.items() if kind in ("ret", "exc")}
 
 
 def record_calls(bench: Bench, cuts: Sequence[BodyCut]) -> tuple[dict[str, RecordedCalls], str]:
@@ -152,12 +149,18 @@ def record_calls(bench: Bench, cuts: Sequence[BodyCut]) -> tuple[dict[str, Recor
         "max_calls": MAX_CALLS,
         "max_bytes": MAX_CALL_BYTES,
         "ours": str(process_folder()),
+        "cloudpickle": _cloudpickle(),
     }
     for _ in range(_NUM_RECORDINGS):
-        done, records = _run(
-            "twin_recorder", files, bench.environment, options,
-            backend=bench.backend, timeout_seconds=_RECORD_SECONDS,
-        )  # fmt: skip
+        done, records = run_program(
+            "twin.twin_recorder",
+            files,
+            bench.environment,
+            lambda tree: {**options, "import_roots": import_roots(tree), "options": suite_arguments(tree)},
+            backend=bench.backend,
+            limits=_with_output(Limits()),
+            timeout_seconds=_RECORD_SECONDS,
+        )
         if records and records[-1]["event"] == "end":
             return _recorded(records, cuts), ""
     return {}, f"the recording did not end{last_words(done)}"
@@ -219,11 +222,18 @@ def play(
         "max_bytes": 4 * MAX_CALL_BYTES,
         "address_bytes": ADDRESS_BYTES,
         "memory_bytes": min(PLAYER_BYTES, (limits or Limits()).memory_bytes // 2),
+        "cloudpickle": _cloudpickle(),
     }
-    done, records = _run(
-        "twin_player", files, environment, options,
-        backend=backend, limits=limits, timeout_seconds=timeout_seconds, hash_seed=hash_seed,
-    )  # fmt: skip
+    done, records = run_program(
+        "twin.twin_player",
+        files,
+        environment,
+        lambda tree: {**options, "import_roots": import_roots(tree)},
+        backend=backend,
+        limits=_with_output(limits or Limits()),
+        timeout_seconds=timeout_seconds,
+        hash_seed=hash_seed,
+    )
     if not records or records[0]["event"] != "ready":
         raise SandboxFailure(
             "CR0302",
@@ -271,47 +281,49 @@ def play_apart(bench: Bench, jobs: Sequence[Job], **options: Any) -> list[JobRep
     return [report for part in (jobs[:half], jobs[half:]) for report in play_apart(bench, part, **options)]
 
 
-def _run(
+def _with_output(limits: Limits) -> Limits:
+    return replace(limits, output_bytes=max(limits.output_bytes, _OUTPUT_BYTES))
+
+
+def run_program(
     program: str,
     files: Mapping[str, bytes],
     environment: Environment,
-    options: Mapping[str, Any],
+    options: Callable[[Path], Mapping[str, Any]],
     *,
     backend: str | None,
-    limits: Limits | None = None,
+    limits: Limits,
     timeout_seconds: float,
     hash_seed: str = "0",
 ) -> tuple[ExecResult, list[dict[str, Any]]]:
-    """Start a program over a tree in a fresh sandbox; how it ended, and what it sent."""
+    """Start one of our programs over a tree in a fresh sandbox; how it ended, and what it sent.
+
+    ``options`` gives, for the folder of the tree, what the program is told.
+    """
     nonce = secrets.token_hex(16)
-    chosen = limits or Limits()
-    chosen = replace(chosen, output_bytes=max(chosen.output_bytes, _OUTPUT_BYTES))
+    folder, _, name = program.partition(".")
     # Paths of this folder are arguments of recorded calls: the name must keep its length.
-    prefix = "record-" if program == "twin_recorder" else "twin-"
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=process_folder()) as folder:
-        tree = Path(folder) / "tree"
+    prefix = {"twin_recorder": "record-", "twin_player": "twin-"}.get(name, "inside-")
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=process_folder()) as place:
+        tree = Path(place) / "tree"
         tree.mkdir()
         write_files(tree, files)
         request = {
-            **options,
+            **options(tree),
             "nonce": nonce,
-            "program": program,
-            "sources": [(name, helper_source(name)) for name in (*_MODULES[program], program)],
-            "cloudpickle": helper_source("cloudpickle"),
-            "import_roots": import_roots(tree),
+            "program": f"{_PACKAGE}.{program}",
+            "sources": [(f"{_PACKAGE}.{each}", source_of(each)) for each in (*_PROGRAMS[program], program)],
         }
-        if program == "twin_recorder":
-            request["options"] = suite_arguments(tree)
         done = run_inside(
             tree,
             environment,
-            [helper_source("inside_channel")],
-            json.dumps(request).encode(),
+            [source_of("twin.inside_channel")],
+            json.dumps(request, default=sorted).encode(),
             backend=backend,
-            limits=chosen,
+            limits=limits,
             timeout_seconds=timeout_seconds,
             more_variables={"PYTHONHASHSEED": hash_seed},
-            is_ours=False,
+            is_ours=folder == "leaks",
         )
     return done, read_records(done.stdout, nonce)
 
@@ -324,13 +336,13 @@ def _take(record: Mapping[str, Any], reports: Sequence[JobReport], job_seconds: 
     report = reports[int(record["job"])]
     if event == "vector":
         index = int(record["index"])
-        if index in report.outcomes:
+        if index in report.digests:
             return "a call has two outcomes"
-        report.outcomes[index] = (str(record["kind"]), str(record["digest"]))
+        report.digests[index] = str(record["digest"])
     elif event == "recorded":
         report.inputs.clear()
-        for index, (kind, digest, known) in enumerate(record["outcomes"]):
-            report.outcomes[index] = (str(kind), str(digest))
+        for index, (digest, known) in enumerate(record["outcomes"]):
+            report.digests[index] = str(digest)
             report.inputs.append(None if known is None else str(known))
     elif event == "mutated":
         report.mutated = [(base64.b64decode(blob), str(digest)) for blob, digest in record["vectors"]]
@@ -345,16 +357,21 @@ def _take(record: Mapping[str, Any], reports: Sequence[JobReport], job_seconds: 
 
 
 @cache
-def helper_source(name: str) -> str:
-    """The text of a module that runs inside a sandbox; ``cloudpickle`` is the one installed here: it needs no other package."""
-    homes = {"cloudpickle": "cloudpickle", "suite_plugin": "composer_replication.tasks.running"}
-    folder = resources(homes.get(name, "composer_replication.tasks.twin"))
-    return folder.joinpath(f"{name}.py").read_text(encoding="utf-8")
+def source_of(module: str) -> str:
+    """The text of a module of this package, by its name below ``tasks``."""
+    folder, _, name = module.partition(".")
+    return resources(f"{_PACKAGE}.{folder}").joinpath(f"{name}.py").read_text(encoding="utf-8")
+
+
+@cache
+def _cloudpickle() -> str:
+    """The text of the cloudpickle installed here: it needs no other package."""
+    return resources("cloudpickle").joinpath("cloudpickle.py").read_text(encoding="utf-8")
 
 
 def pickler_fingerprint() -> str:
     """Which cloudpickle this is: blobs name its private functions, so another one may not read them."""
-    return hashlib.sha256(helper_source("cloudpickle").encode()).hexdigest()[:16]
+    return hashlib.sha256(_cloudpickle().encode()).hexdigest()[:16]
 
 
 # --- Judge candidates by the twin of the function that they write anew.
@@ -411,14 +428,19 @@ def judge_twin(
     return score_digests(twin, report.digests, problem or report.error)
 
 
-def judge_twins(bench: Bench, twins: Sequence[Twin]) -> list[TwinScore]:
+def judge_twins(
+    bench: Bench, twins: Sequence[Twin], overlays: Sequence[Mapping[str, str]] | None = None
+) -> list[TwinScore]:
     """Judge the tree of a bench, which is of our own making, by several twins: one sandbox, a process for each.
 
-    A policy's code gets ``judge_twin``, for it could harm its neighbours here.
+    ``overlays`` are, for each twin, files to write over the tree. A policy's code gets ``judge_twin``, for it could harm its neighbours here.
     """
     for twin in twins:
         _check_pickler(twin)
-    jobs = [Job(function_of(twin)) for twin in twins]
+    jobs = [
+        Job(function_of(twin), overlay=overlay)
+        for twin, overlay in zip(twins, overlays or [{}] * len(twins), strict=True)
+    ]
     reports = play_apart(bench, jobs, job_seconds=bench.suite_seconds)
     return [
         score_digests(twin, report.digests, report.error) for twin, report in zip(twins, reports, strict=True)
@@ -455,7 +477,9 @@ def play_stubs(twins: Sequence[Twin], play_jobs: Player) -> list[StubScores]:
 
 def _stub_scores(twin: Twin, report: JobReport) -> StubScores:
     """Each digest of the report is one text: those of all constants, in their order."""
-    digests = {index: text.split() for index, text in report.digests.items()}
+    texts = {index: text.split() for index, text in report.digests.items()}
+    # Of a call whose arguments cannot be loaded or compared there is at most one.
+    digests = {index: text for index, text in texts.items() if len(text) == len(STUB_EXPRESSIONS)}
     scores = {
         constant: score_digests(twin, {index: one[place] for index, one in digests.items()}, report.error)
         for place, constant in enumerate(STUB_EXPRESSIONS)

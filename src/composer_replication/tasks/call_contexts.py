@@ -62,13 +62,10 @@ def decode(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
     try:
         if value["form"] != FORM:
             raise ValueError(f"form {value['form']!r}")
-        functions = _functions(value)
-        sets = [_chosen(functions, numbers) for numbers in value["sets"]]
-        contexts = {EVERY_TEST: _chosen(functions, value["shared"])}
-        for test, number in value["tests"]:
-            if test in contexts:
-                raise ValueError(f"test {test!r}")
-            contexts[str(test)] = sets[number]
+        tests = [(test, value["sets"][number]) for test, number in value["tests"]]
+        contexts = read_contexts({**value, "tests": tests})
+        if len(contexts) != len(tests) + 1:
+            raise ValueError("a test is named twice")
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ValueError(f"the call contexts are damaged: {error}") from error
     return contexts
@@ -76,7 +73,9 @@ def decode(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
 
 def read_contexts(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
     """The contexts as a test run says them."""
-    functions = _functions(value)
+    functions = [(path, line) for path, line in value["functions"]]
+    if not all(type(path) is str and type(line) is int for path, line in functions):
+        raise TypeError("a function is no text and whole number")
     # Many tests call the same: one set for all of them.
     kept: dict[frozenset[Function], frozenset[Function]] = {}
     contexts = {EVERY_TEST: _chosen(functions, value["shared"])}
@@ -84,13 +83,6 @@ def read_contexts(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
         called = _chosen(functions, numbers)
         contexts[str(test)] = kept.setdefault(called, called)
     return contexts
-
-
-def _functions(value: Mapping[str, Any]) -> list[Function]:
-    found = [(path, line) for path, line in value["functions"]]
-    if not all(type(path) is str and type(line) is int for path, line in found):
-        raise TypeError("a function is no text and whole number")
-    return found
 
 
 def _chosen(functions: list[Function], numbers: Iterable[int]) -> frozenset[Function]:

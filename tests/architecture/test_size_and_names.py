@@ -24,7 +24,7 @@ CEILINGS = {
     "src/composer_replication/rollouts": 9273,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 7803,
-    "src/composer_replication/tasks": 20031,
+    "src/composer_replication/tasks": 20032,
     "src/composer_replication/traces": 2808,
     "src/composer_replication/trainer": 7760,
     "src/composer_replication/cli/explanations": 463,

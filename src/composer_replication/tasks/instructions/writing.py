@@ -25,6 +25,7 @@ from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT
 from composer_replication.tasks.planning.edits import shifted_line
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_functions import function_texts
+from composer_replication.tasks.views import View
 
 MAX_FUNCTIONS = 20
 MAX_DOCSTRING_LINES = 12
@@ -102,7 +103,7 @@ def read_material(store: TaskStore, task: Task) -> Material:
 
 
 def sources_of_tests(
-    store: TaskStore, task: Task, tests: Iterable[str], view: str
+    store: TaskStore, task: Task, tests: Iterable[str], view: View
 ) -> Iterator[tuple[str, str]]:
     """Path and source of each test function of some tests, as a view of the task has it; empty where it is not found.
 

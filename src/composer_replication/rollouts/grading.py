@@ -37,8 +37,8 @@ from composer_replication.tasks.running.watched_run import WatchedReport, run_wa
 from composer_replication.tasks.sentinels import without_assertions
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RUN_FACTOR
-from composer_replication.tasks.twin.twin_judge import judge_twin
 from composer_replication.tasks.twin.twin_records import Twin
+from composer_replication.tasks.twin.twin_run import judge_twin
 from composer_replication.tasks.views import Changes, write_files
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from composer_replication.tasks.blobs import packed_path, read_file, write_file
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord
 
-GATES_VERSION = 13
+GATES_VERSION = 14
 """Raised when the gates judge otherwise, so that older answers are not taken over."""
 _UNDECIDED = ("truth-unknown",)
 """Reasons that say nothing of the candidate; a later build judges it again."""

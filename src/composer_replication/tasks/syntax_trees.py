@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import warnings
+from collections.abc import Iterator
 from threading import RLock
 
 _ONE_AT_A_TIME = RLock()  # a finalizer may parse, too
@@ -43,6 +44,15 @@ def docstring_of(body: list[ast.stmt]) -> ast.Expr | None:
         case [ast.Expr(value=ast.Constant(value=str())) as first, *_]:
             return first
     return None
+
+
+def blocks_of(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The lists of statements right inside a node, in the order of the text but for handlers, which come last."""
+    arms = [*getattr(node, "handlers", []), *getattr(node, "cases", [])]
+    blocks = [getattr(node, part, None) for part in ("body", "orelse", "finalbody")]
+    for block in [*blocks, *(arm.body for arm in arms)]:
+        if isinstance(block, list) and block:  # the body of a lambda is none
+            yield block
 
 
 def first_line(node: ast.stmt) -> int:

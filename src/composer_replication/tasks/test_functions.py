@@ -5,26 +5,20 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
 from composer_replication.tasks.intake.tree_rules import is_test_path
-from composer_replication.tasks.planning.edits import Lines
+from composer_replication.tasks.planning.edits import Lines, edited_text
+from composer_replication.tasks.planning.text_cuts import FileCut
 from composer_replication.tasks.syntax_trees import first_line, parsed, parsed_part
 
 Place = tuple[str, int, str]
 """File, first line (of the first decorator) and name of a test function."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Table = ast.Assign | ast.AnnAssign
-_BODIES = ("body", "orelse", "finalbody")
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    node: _Function
-    parents: tuple[ast.AST, ...]
 
 
 def remove_functions(
@@ -38,27 +32,32 @@ def remove_functions(
     one of them cannot be taken out cleanly: not found at the level of a module or class, named elsewhere in the
     file, or on a shared line.
     """
-    file = _test_file(text)
-    return None if file is None else file.without(set(targets), needed)
+    file, keys = _test_file(text), set(targets)
+    if file is None or not all(file.can_go(key, keys & file.functions.keys()) for key in keys):
+        return None
+    chosen = {id(file.functions[key]): file.functions[key] for key in keys}
+    cut = FileCut("", file.lines, file.module)
+    for node in [*chosen.values(), *file.orphaned(set(chosen), needed)]:
+        cut.take_statement(node)
+    edits = cut.edits()
+    return None if edits is None else edited_text(text, edits)
 
 
 class _TestFile:
-    """A parsed test file: which of its functions can go, and what it is without them."""
+    """A parsed test file: which of its functions can go, and which tables with them."""
 
     def __init__(self, text: str, module: ast.Module) -> None:
         self.module = module
         self.lines = Lines(text)
-        self.functions: dict[tuple[int, str], _Found] = {}
-        for found in _functions(module, (module,)):
+        self.functions: dict[tuple[int, str], _Function] = {}
+        for node in _functions(module):
             # A wrapper may report the line of ``def`` instead of its decorator's.
-            for line in {first_line(found.node), found.node.lineno}:
-                self.functions[line, found.node.name] = found
+            for line in {first_line(node), node.lineno}:
+                self.functions[line, node.name] = node
         self.tables = _tables(module)
         self.said: set[str] = set()  # by a text, as for ``getattr``
         self.uses: dict[str, list[frozenset[int]]] = {}
-        self._note_uses(
-            {id(found.node) for found in self.functions.values()} | set(map(id, self.tables.values()))
-        )
+        self._note_uses(set(map(id, (*self.functions.values(), *self.tables.values()))))
 
     def _note_uses(self, functions: set[int]) -> None:
         """For each name, the functions and tables around each place where it is used."""
@@ -77,17 +76,16 @@ class _TestFile:
 
     def can_go(self, target: tuple[int, str], others: Iterable[tuple[int, str]]) -> bool:
         """Whether a function can be taken out cleanly, together with others that can."""
-        found = self.functions.get(target)
-        if found is None:
+        node = self.functions.get(target)
+        if node is None:
             return False
-        gone = {id(self.functions[key].node) for key in (target, *others)}
-        if any(gone.isdisjoint(around) for around in self.uses.get(found.node.name, ())):
+        gone = {id(self.functions[key]) for key in (target, *others)}
+        if any(gone.isdisjoint(around) for around in self.uses.get(node.name, ())):
             return False
-        last = found.node.end_lineno or found.node.lineno
-        return _stands_alone(self.lines, found.node, first_line(found.node), last)
+        return _stands_alone(self.lines, node)
 
-    def _orphaned(self, gone: set[int], needed: Collection[str]) -> list[_Table]:
-        """The tables that only functions that are ``gone`` use, and such tables."""
+    def orphaned(self, gone: set[int], needed: Collection[str]) -> list[_Table]:
+        """The tables that only functions that are ``gone`` use, and such tables; those that can be taken out cleanly."""
         left = {
             name: node for name, node in self.tables.items() if name not in needed and name not in self.said
         }
@@ -100,32 +98,11 @@ class _TestFile:
                 and all(not around.isdisjoint(gone | {id(node)}) for around in self.uses[name])
             ]
             if not next_ones:
-                return found
+                return [node for node in found if _stands_alone(self.lines, node)]
             for name, node in next_ones:
                 del left[name]
                 gone = gone | {id(node)}
                 found.append(node)
-
-    def without(self, targets: set[tuple[int, str]], needed: Collection[str] = ()) -> str | None:
-        """The shorter text; None when a function cannot go, or nothing that parses is left."""
-        if not all(self.can_go(target, targets & self.functions.keys()) for target in targets):
-            return None
-        chosen = {id(self.functions[key].node): self.functions[key] for key in sorted(targets)}
-        tables = [
-            node
-            for node in self._orphaned(set(chosen), needed)
-            if _stands_alone(self.lines, node, node.lineno, node.end_lineno or node.lineno)
-        ]
-        lines = self.lines
-        kept: list[str | None] = [lines.line(number) for number in range(1, len(lines.starts) + 1)]
-        for found in chosen.values():
-            _blank_out(kept, first_line(found.node), found.node.end_lineno or found.node.lineno)
-        for found in chosen.values():
-            _keep_suite(kept, found, set(chosen), lines)
-        for table in tables:
-            _blank_out(kept, table.lineno, table.end_lineno or table.lineno)
-        shorter = "".join(line for line in kept if line is not None)
-        return shorter if parsed(shorter) is not None else None
 
 
 @lru_cache(maxsize=64)
@@ -146,8 +123,8 @@ def function_texts(text: str) -> Mapping[tuple[int, str], str]:
         return {}
     lines = Lines(text)
     found: dict[tuple[int, str], str] = {}
-    for function in _functions(module, (module,)):
-        node, first = function.node, first_line(function.node)
+    for node in _functions(module):
+        first = first_line(node)
         source = "".join(lines.line(number) for number in range(first, (node.end_lineno or first) + 1))
         found[first, node.name] = found[node.lineno, node.name] = source
     return found
@@ -162,7 +139,7 @@ def function_shapes(text: str) -> frozenset[str]:
     module = parsed_part(text)
     if module is None:
         return frozenset()
-    return frozenset(_shape(found.node) for found in _functions(module, (module,)))
+    return frozenset(map(_shape, _functions(module)))
 
 
 def _shape(node: _Function) -> str:
@@ -179,16 +156,17 @@ def count_functions(text: str) -> Counter[str]:
     module = parsed(text)
     if module is None:
         return Counter()
-    return Counter(found.node.name for found in _functions(module, (module,)))
+    return Counter(node.name for node in _functions(module))
 
 
-def _functions(node: ast.AST, parents: tuple[ast.AST, ...]) -> Iterable[_Found]:
-    for part in _BODIES:
-        for child in getattr(node, part, []):
-            if isinstance(child, _Function):
-                yield _Found(child, parents)
-            elif isinstance(child, ast.ClassDef | ast.If | ast.Try | ast.With):
-                yield from _functions(child, (*parents, child))
+def _functions(parent: ast.AST) -> Iterator[_Function]:
+    """Where a test may stand."""
+    for part in ("body", "orelse", "finalbody"):
+        for node in getattr(parent, part, []):
+            if isinstance(node, _Function):
+                yield node
+            elif isinstance(node, ast.ClassDef | ast.If | ast.Try | ast.With):
+                yield from _functions(node)
 
 
 def _tables(module: ast.Module) -> dict[str, _Table]:
@@ -209,41 +187,11 @@ def _tables(module: ast.Module) -> dict[str, _Table]:
     return {name: node for name, node in found.items() if given[name] == 1}
 
 
-def _stands_alone(lines: Lines, node: _Function | _Table, first: int, last: int) -> bool:
-    before = (
-        lines.line(first)[: lines.offset(first, node.col_offset) - lines.starts[first - 1]]
-        .rstrip()
-        .rstrip("@")
-    )
-    after = lines.text[lines.offset(last, node.end_col_offset or 0) : lines.end_of_line(last)].strip()
-    return (
-        not before.strip()
-        and (not after or after.startswith("#"))
-        and not lines.line(last).rstrip().endswith("\\")
-    )
-
-
-def _blank_out(kept: list[str | None], first: int, last: int) -> None:
-    """Drop lines ``first`` to ``last`` (from 1), comments right above, and one run of blank lines below."""
-    while first > 1 and (kept[first - 2] or "").lstrip().startswith("#"):
-        first -= 1
-    while last < len(kept) and kept[last] is not None and not (kept[last] or "").strip():
-        last += 1
-    for number in range(first, last + 1):
-        kept[number - 1] = None
-
-
-def _keep_suite(kept: list[str | None], found: _Found, doomed: set[int], lines: Lines) -> None:
-    """Put ``pass`` where a block lost all its statements."""
-    parent = found.parents[-1]
-    if isinstance(parent, ast.Module):
-        return
-    for part in _BODIES:
-        block = getattr(parent, part, [])
-        if found.node is (block[0] if block else None) and all(id(child) in doomed for child in block):
-            first = first_line(found.node)
-            margin = lines.line(first)[: len(lines.line(first)) - len(lines.line(first).lstrip())]
-            kept[first - 1] = f"{margin}pass\n"
+def _stands_alone(lines: Lines, node: _Function | _Table) -> bool:
+    first, last = first_line(node), node.end_lineno or node.lineno
+    before = lines.text[lines.starts[first - 1] : lines.offset(first, node.col_offset)]
+    is_continued = lines.line(last).rstrip().endswith("\\")
+    return not before.rstrip().rstrip("@").strip() and lines.ends_line(node) and not is_continued
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,21 +242,14 @@ def part_tests(
         others = [(line, name) for other, line, name in hidden if other == path]
         if file is not None and file.can_go((place[1], place[2]), others):
             hidden.append(place)
-    split = _with_files(hidden, texts, needed)
-    return HiddenSplit(tuple(place for place in split.hidden if place not in gone), split.files)
-
-
-def _with_files(
-    hidden: list[Place], texts: Mapping[str, str], needed: Mapping[str, Collection[str]]
-) -> HiddenSplit:
-    """The shorter files; a file that does not parse without its functions keeps them all."""
     files: dict[str, str] = {}
-    kept = []
+    held_back: list[Place] = []
     for path in sorted({place[0] for place in hidden}):
         own = [place for place in hidden if place[0] == path]
-        gone = [(line, name) for _, line, name in own]
-        shorter = remove_functions(texts[path], gone, needed=needed.get(path, ()))
-        if shorter is not None:
+        shorter = remove_functions(
+            texts[path], [(line, name) for _, line, name in own], needed=needed.get(path, ())
+        )
+        if shorter is not None:  # a file that does not parse without its functions keeps them all
             files[path] = shorter
-            kept += own
-    return HiddenSplit(tuple(sorted(kept)), files)
+            held_back += own
+    return HiddenSplit(tuple(sorted(place for place in held_back if place not in gone)), files)

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+import ast
 import random
+import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from composer_replication.tasks.fair_split import is_named, words_of
-from composer_replication.tasks.lookup_gate import LookupFindings, TrueTask, passed_by_lookup
 from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.running.bench import IDLE_SECONDS, Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import Subject, subject_of
+from composer_replication.tasks.syntax_trees import parsed
 from composer_replication.tasks.test_run import Trial
 from composer_replication.tasks.twin.build_twins import TwinSearch, build_twins
 from composer_replication.tasks.twin.mutants import mutants_of
-from composer_replication.tasks.twin.twin_judge import function_of, judge_twins
-from composer_replication.tasks.twin.twin_records import Twin, score_digests, twin_bytes
-from composer_replication.tasks.twin.twin_run import Job, play_apart
-from composer_replication.tasks.workers import Workers
+from composer_replication.tasks.twin.twin_records import Twin, twin_bytes
+from composer_replication.tasks.twin.twin_run import judge_twins, record_calls
+from composer_replication.tasks.workers.workers import Workers
 
 SAME_BEFORE = "the code before the patch does the same"
 UNNAMED = "nothing that stays in the tree says what it is called"
 NO_TRUTH = "no-truth"
 """Neither a hidden test nor recorded behaviour, and it was looked for both."""
 LOOKUP_PASSES = "lookup-passes"
-"""Visible and hidden tests pass with a table of what the visible ones ask; see ``lookup_gate``."""
+"""A table of what the visible tests ask would pass the hidden ones too."""
 TRUTH_UNKNOWN = "truth-unknown"
 """No hidden test, and the run that records behaviour failed. No decision: the same build looks again."""
 
@@ -118,6 +119,92 @@ def _known_cuts(store: TaskStore, task: ValidTask) -> list[BodyCut]:
     return [cut for cut in cuts if is_named(cut.path, cut.symbol, shown, given)]
 
 
+# --- The solver that has learned the visible tests by heart.
+# Functions that have a twin are safe from it: a twin that a table of all recorded calls passes is thrown away. Of the
+# others, methods of deleted classes above all, hidden tests must ask something that no visible test asks.
+
+MIN_SHARE = 0.5
+"""Of the deleted lines: where a table can stand for less, whoever uses one still has to write the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrueTask:
+    """A task whose tests and twins are tried on other code; ``cuts`` are its deleted functions, ``twins`` are by pin."""
+
+    task_id: str
+    subject: Subject
+    cuts: tuple[BodyCut, ...]
+    twins: Mapping[str, Twin]
+
+    def tests(self, view: str) -> tuple[str, ...]:
+        return self.subject.hidden if view == "hidden" else self.subject.visible
+
+
+def _trial_of(store: TaskStore, task: ValidTask) -> TrueTask:
+    stored = store.get(task.task_id)
+    return TrueTask(task.task_id, subject_of(store, stored), task.deletion.bodies, store.twins(stored))
+
+
+def passed_by_lookup(bench: Bench, trials: Sequence[TrueTask]) -> dict[str, dict[str, str]]:
+    """Tasks whose hidden tests ask of the deleted functions nothing that a visible test does not ask.
+
+    A table that holds the answer to each call of the visible tests would pass them. It could stand for functions that
+    give a value back and that a visible test calls; where these are less than ``MIN_SHARE`` of the deleted lines, a
+    task is left alone. A call that cannot be recorded is one that no other test makes.
+
+    Returns:
+        By task id an empty dictionary for a task that a table solves; where that is not known, because the run that
+        records failed, what went wrong by pin of the function.
+    """
+    cuts = {cut.pin: cut for trial in trials for cut in trial.cuts if _gives_a_value(cut.golden_body)}
+    calls, problem = record_calls(bench, list(cuts.values())) if cuts else ({}, "")
+    found: dict[str, dict[str, str]] = {}
+    for trial in trials:
+        own = [cut.pin for cut in trial.cuts if cut.pin in cuts]
+        if problem:
+            if _is_large(trial, own):
+                found[trial.task_id] = dict.fromkeys(own, problem)
+            continue
+        visible, hidden = set(trial.subject.visible), set(trial.subject.hidden)
+        known = [pin for pin in own if pin in calls and calls[pin].is_called_in(visible)]
+        if _is_large(trial, known) and not any(calls[pin].asks_more(hidden, than=visible) for pin in known):
+            found[trial.task_id] = {}
+    return found
+
+
+def _is_large(trial: TrueTask, pins: Collection[str]) -> bool:
+    """Whether tables of these functions would stand for enough of what was deleted."""
+    lines = sum(cut.num_body_lines for cut in trial.cuts if cut.pin in pins)
+    return bool(pins) and lines >= MIN_SHARE * sum(cut.num_body_lines for cut in trial.cuts)
+
+
+def _gives_a_value(body: str) -> bool:
+    module = parsed("def _():\n" + textwrap.indent(textwrap.dedent(body), " "))
+    if module is None:
+        return "return" in body or "yield" in body
+    return any(
+        isinstance(node, ast.Yield | ast.YieldFrom)
+        or (isinstance(node, ast.Return) and node.value is not None)
+        for node in ast.walk(module)
+    )
+
+
+def _learned(
+    store: TaskStore, tasks: Sequence[ValidTask], workers: Workers
+) -> tuple[str, dict[str, dict[str, str]]]:
+    """``passed_by_lookup`` of those tasks of one repository in which a function has no twin, with its slug."""
+    repository = tasks[0].repository
+    trials = []
+    for task in tasks:
+        secret = store.secret(task.task_id)
+        if secret.hidden and not {cut.pin for cut in task.deletion.bodies} <= set(secret.twins or ()):
+            trials.append(_trial_of(store, task))
+    if not trials:
+        return repository.slug, {}
+    bench = repository.bench_for(task.deletion for task in tasks)
+    return repository.slug, workers.call(passed_by_lookup, bench, trials)
+
+
 # --- Measure how strong the tests of tasks are, and keep the figures with them.
 
 MAX_MUTANTS = 6
@@ -126,30 +213,17 @@ MAX_LOOKED_AT = 6 * MAX_MUTANTS
 """Among so many faults they are drawn; a module has thousands."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Fault:
-    """One mutant of one function, and which tests noticed it."""
+    """One faulty body of one function of a task."""
 
     trial: TrueTask
     cut: BodyCut
     body: str
-    seen: bool = False
-    killed: bool = False
 
     def faulty_file(self, bench: Bench) -> str:
         text = bench.original[self.cut.path].decode()
         return text[: self.cut.start] + self.body + text[self.cut.end :]
-
-    def run(self, view: str, seconds: float, bench: Bench) -> Trial:
-        faulty = self.faulty_file(bench).encode()
-        tree = {**self.trial.subject.golden(bench.original, view), self.cut.path: faulty}
-        return Trial(
-            tree,
-            self.trial.tests(view),
-            stop_at_first_failure=True,
-            seconds=seconds,
-            idle_seconds=IDLE_SECONDS,
-        )
 
 
 def _attach_strength(store: TaskStore, tasks: Sequence[ValidTask], seed: int, workers: Workers) -> None:
@@ -165,88 +239,75 @@ def _attach_strength(store: TaskStore, tasks: Sequence[ValidTask], seed: int, wo
         store.put_task(record, store.secret(task.task_id))
 
 
-def _trial_of(store: TaskStore, task: ValidTask) -> TrueTask:
-    stored = store.get(task.task_id)
-    cuts = tuple(task.deletion.bodies)
-    return TrueTask(task.task_id, subject_of(store, stored), cuts, store.twins(stored))
-
-
 def count_noticed(trials: Sequence[TrueTask], bench: Bench, seed: int) -> list[dict[str, int]]:
     """The figures of ``_attach_strength``. Hidden tests are asked only about faults that no visible test notices, and
     recorded behaviour only about those that are left then.
     """
-    faults = [_Fault(trial, cut, body) for trial in trials for cut, body in _draw(trial, bench, seed)]
-    for fault, noticed in _noticed_by_tests(faults, "visible", bench):
-        fault.seen = fault.killed = noticed
-    for fault, noticed in _noticed_by_tests([one for one in faults if not one.seen], "hidden", bench):
-        fault.killed = noticed
-    for fault, agrees in _judged_by_twins([one for one in faults if not one.killed], bench):
-        fault.killed = not agrees
-    return [_figures([fault for fault in faults if fault.trial is trial]) for trial in trials]
+    faults = [fault for trial in trials for fault in _draw(trial, bench, seed)]
+    seen = _noticed_by_tests(faults, "visible", bench)
+    killed = seen | _noticed_by_tests([fault for fault in faults if fault not in seen], "hidden", bench)
+    killed |= _noticed_by_twins([fault for fault in faults if fault not in killed], bench)
+    return [
+        {
+            "mutants": sum(fault.trial is trial for fault in faults),
+            "killed_visible": sum(fault.trial is trial for fault in seen),
+            "killed_all": sum(fault.trial is trial for fault in killed),
+        }
+        for trial in trials
+    ]
 
 
-def _figures(faults: Sequence[_Fault]) -> dict[str, int]:
-    return {
-        "mutants": len(faults),
-        "killed_visible": sum(fault.seen for fault in faults),
-        "killed_all": sum(fault.killed for fault in faults),
-    }
-
-
-def _draw(trial: TrueTask, bench: Bench, seed: int) -> list[tuple[BodyCut, str]]:
-    """Faulty bodies of a task's functions, as many as are tried; of very many functions some are looked at."""
+def _draw(trial: TrueTask, bench: Bench, seed: int) -> list[_Fault]:
+    """Faults of a task's functions, as many as are tried; of very many functions some are looked at."""
     draw = random.Random(f"{seed}/{trial.task_id}")  # noqa: S311  a sample, not a secret
-    found: dict[int, list[tuple[BodyCut, str]]] = {}
+    found: dict[int, list[_Fault]] = {}
     for number in draw.sample(range(len(trial.cuts)), len(trial.cuts)):
         cut = trial.cuts[number]
-        text = bench.original[cut.path].decode()
-        found[number] = [(cut, mutant.body) for mutant in mutants_of(text, cut, max_mutants=MAX_MUTANTS)]
+        bodies = mutants_of(bench.original[cut.path].decode(), cut, max_mutants=MAX_MUTANTS)
+        found[number] = [_Fault(trial, cut, body) for body in bodies]
         if sum(map(len, found.values())) >= MAX_LOOKED_AT:
             break
     faults = [fault for number in sorted(found) for fault in found[number]]
-    return [
-        faults[number] for number in sorted(draw.sample(range(len(faults)), min(len(faults), MAX_MUTANTS)))
-    ]
+    chosen = draw.sample(range(len(faults)), min(len(faults), MAX_MUTANTS))
+    return [faults[number] for number in sorted(chosen)]
 
 
-def _noticed_by_tests(faults: Sequence[_Fault], view: str, bench: Bench) -> list[tuple[_Fault, bool]]:
-    """Whether one of the task's tests of that view fails, for the faults of tasks that have such."""
-    asked = [one for one in faults if one.trial.tests(view)]
-    seconds = _seconds({id(one.trial): one.trial for one in asked}, view, bench)
-    reports = bench.run_all([one.run(view, seconds[id(one.trial)], bench) for one in asked])
-    return [
-        (one, not report.all_passed(one.trial.tests(view)))
-        for one, report in zip(asked, reports, strict=True)
-    ]
+def _noticed_by_tests(faults: Sequence[_Fault], view: str, bench: Bench) -> set[_Fault]:
+    """The faults with which one of the task's tests of that view fails.
 
-
-def _seconds(trials: Mapping[int, TrueTask], view: str, bench: Bench) -> dict[int, float]:
-    """How long the tests may take with a fault: without one they are run first."""
-    golden = [
-        Trial(one.subject.golden(bench.original, view), one.tests(view), is_golden=True)
-        for one in trials.values()
-    ]
-    return {
-        key: bench.noticing_seconds(report.cpu_seconds)
-        for key, report in zip(trials, bench.run_all(golden), strict=True)
+    How long the tests may take with a fault follows from what they take without one: so they are run first.
+    """
+    asked = [fault for fault in faults if fault.trial.tests(view)]
+    tasks = {fault.trial.task_id: fault.trial for fault in asked}
+    trees = {task_id: one.subject.golden(bench.original, view) for task_id, one in tasks.items()}
+    golden = [Trial(trees[task_id], one.tests(view), is_golden=True) for task_id, one in tasks.items()]
+    seconds = {
+        task_id: bench.noticing_seconds(report.cpu_seconds)
+        for task_id, report in zip(tasks, bench.run_all(golden), strict=True)
     }
+    runs = [
+        Trial(
+            {**trees[fault.trial.task_id], fault.cut.path: fault.faulty_file(bench).encode()},
+            fault.trial.tests(view),
+            stop_at_first_failure=True,
+            seconds=seconds[fault.trial.task_id],
+            idle_seconds=IDLE_SECONDS,
+        )
+        for fault in asked
+    ]
+    reports = zip(asked, bench.run_all(runs), strict=True)
+    return {fault for fault, report in reports if not report.all_passed(fault.trial.tests(view))}
 
 
-def _judged_by_twins(faults: Sequence[_Fault], bench: Bench) -> list[tuple[_Fault, bool]]:
-    """Whether each fault does what the golden code did, for those of functions whose behaviour is recorded."""
-    asked = [one for one in faults if one.cut.pin in one.trial.twins]
-    twins = [one.trial.twins[one.cut.pin] for one in asked]
+def _noticed_by_twins(faults: Sequence[_Fault], bench: Bench) -> set[_Fault]:
+    """The faults that do something else than the golden code did, among those of functions whose behaviour is recorded."""
+    asked = [fault for fault in faults if fault.cut.pin in fault.trial.twins]
     # All jobs work in one tree, so each writes the files anew in which another has its fault.
-    whole = {one.cut.path: bench.original[one.cut.path].decode() for one in asked}
-    jobs = [
-        Job(function_of(twin), overlay={**whole, one.cut.path: one.faulty_file(bench)})
-        for one, twin in zip(asked, twins, strict=True)
-    ]
-    reports = play_apart(bench, jobs)
-    scores = [
-        score_digests(twin, report.digests, report.error) for twin, report in zip(twins, reports, strict=True)
-    ]
-    return [(one, score.passed) for one, score in zip(asked, scores, strict=True)]
+    whole = {fault.cut.path: bench.original[fault.cut.path].decode() for fault in asked}
+    twins = [fault.trial.twins[fault.cut.pin] for fault in asked]
+    overlays = [{**whole, fault.cut.path: fault.faulty_file(bench)} for fault in asked]
+    scores = zip(asked, judge_twins(bench, twins, overlays), strict=True)
+    return {fault for fault, score in scores if not score.passed}
 
 
 def add_truth(
@@ -256,12 +317,12 @@ def add_truth(
 
     ``refuse`` is told of tasks that have neither hidden tests nor recorded behaviour, and of those that a table of
     the visible tests' calls solves, as soon as that is known: a build that is cut off later does not ask again.
-    Where the run that records failed, tasks with hidden tests stay as they are, with ``twins`` None; where tables
-    could not be tried, without figures of strength. Either way the next build looks again.
+    Where the run that records failed, tasks with hidden tests stay as they are, with ``twins`` None; where calls
+    could not be compared, without figures of strength. Either way the next build looks again.
 
     Returns:
         Why a function could not be looked at, by repository and pin: it has no twin for that, or nobody knows
-        whether a table of answers would stand for it.
+        whether a table of answers would do for it.
     """
     rows = _by_repository(tasks)
 
@@ -277,15 +338,16 @@ def add_truth(
             refuse(task.task_id, *_why_refused(task, found[task.repository.slug]))
     unknown = {slug: dict(search.unknown) for slug, search in found.items()}
     new = [task for task in left if store.record(task.task_id).strength is None]
-    settled = set()
-    for slug, findings in each(
-        lambda own: _learned(store, own, workers), _by_repository(new), "tables of answers"
+    settled: set[str] = set()
+    for slug, learned in each(
+        lambda own: _learned(store, own, workers), _by_repository(new), "calls of hidden tests"
     ):
-        for task_id, why in findings.passed.items():
-            refuse(task_id, LOOKUP_PASSES, why)
-        settled |= findings.passed.keys() | findings.untried.keys()
-        for pins in findings.untried.values():
-            unknown[slug] = {**pins, **unknown[slug]}
+        for task_id, pins in learned.items():
+            if pins:
+                unknown[slug] = {**pins, **unknown[slug]}
+            else:
+                refuse(task_id, LOOKUP_PASSES, "no hidden test asks what no visible test asks")
+        settled |= learned.keys()
     unmeasured = _by_repository([task for task in new if task.task_id not in settled])
     parts = [
         own[first : first + TASKS_A_PART] for own in unmeasured for first in range(0, len(own), TASKS_A_PART)
@@ -300,20 +362,6 @@ def _by_repository(tasks: Sequence[ValidTask]) -> list[list[ValidTask]]:
     for task in tasks:
         rows.setdefault(task.repository.slug, []).append(task)
     return list(rows.values())
-
-
-def _learned(store: TaskStore, tasks: Sequence[ValidTask], workers: Workers) -> tuple[str, LookupFindings]:
-    """Which tasks of one repository a table passes, of those in which a function has no twin; by its slug."""
-    repository = tasks[0].repository
-    trials = []
-    for task in tasks:
-        secret = store.secret(task.task_id)
-        if secret.hidden and not {cut.pin for cut in task.deletion.bodies} <= set(secret.twins or ()):
-            trials.append(_trial_of(store, task))
-    if not trials:
-        return repository.slug, LookupFindings()
-    bench = repository.bench_for(task.deletion for task in tasks)
-    return repository.slug, workers.call(passed_by_lookup, bench, trials)
 
 
 def _why_refused(task: ValidTask, search: TwinSearch) -> tuple[str, str]:

@@ -43,9 +43,8 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import ProvingSandbox, sandbox_in_force
 from composer_replication.tasks.subject import GateFailed, Subject, bench_of, subject_of
 from composer_replication.tasks.truth import LOOKUP_PASSES, NO_TRUTH, TRUTH_UNKNOWN
-from composer_replication.tasks.twin.twin_judge import judge_twins, play_stubs
 from composer_replication.tasks.twin.twin_records import Twin
-from composer_replication.tasks.twin.twin_run import play_apart
+from composer_replication.tasks.twin.twin_run import judge_twins, play_apart, play_stubs
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +217,7 @@ def _check_twin_stubs(twins: Sequence[Twin], bench: Bench) -> None:
             raise GateFailed(
                 "stub-passes", f"the recorded behaviour is there with return {scores.passed_by[0]}"
             )
-        if scores.lookup.passed:
+        if scores.is_passed_by_table:
             raise GateFailed(LOOKUP_PASSES, "a table of the recorded calls passes all recorded behaviour")
 
 

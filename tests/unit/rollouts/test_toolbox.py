@@ -16,7 +16,7 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.records import Completion, StopReason, ToolCall, ToolResult
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn
 from composer_replication.rollouts.hints.hinted_turns import ObservedRollout, find_faults
-from composer_replication.rollouts.tools import file_tools
+from composer_replication.rollouts.tools import file_tools, toolbox
 from composer_replication.rollouts.tools.file_tools import near_matches
 from composer_replication.rollouts.tools.tool_context import VisibleTests, clip
 from composer_replication.rollouts.tools.toolbox import ACTIONS, TOOLS, Toolbox

@@ -14,8 +14,8 @@ from composer_replication.tasks.planning.body_cuts import find_body_cuts
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.twin import twin_player
 from composer_replication.tasks.twin.build_twins import build_twins
-from composer_replication.tasks.twin.twin_judge import judge_twin
 from composer_replication.tasks.twin.twin_records import Twin
+from composer_replication.tasks.twin.twin_run import judge_twin
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -147,3 +147,12 @@ def test_the_seeds_reach_both_ends() -> None:
     assert min(first) < 0.00001
     assert max(first) > 0.99998
     assert len(set(first)) == len(twin_player.SEEDS)
+
+
+def test_a_call_that_ended_before_anybody_saw_that_it_was_late_is_late_all_the_same() -> None:
+    steps = twin_player.Steps(frozenset({1}), 0, 0.25)
+    steps.clock = iter([1.0, 1.3, 2.0, 2.2]).__next__
+    assert steps.begin() and not steps.end()
+    assert not steps.begin()  # an earlier child died of it
+    assert steps.begin() and steps.end()
+    assert (steps.now, steps.begun, steps.is_enough) == (2, twin_player.BETWEEN, False)

@@ -17,7 +17,7 @@ from composer_replication.sandbox import choose_backend
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.leaks import inside_search, leak_scan
-from composer_replication.tasks.leaks.leak_targets import targets_of
+from composer_replication.tasks.leaks.leak_scan import targets_of
 from composer_replication.tasks.store import TaskStore
 
 TEXT, NUMBERS = "tinymath/text.py", "tinymath/numbers.py"

@@ -23,9 +23,10 @@ from composer_replication.records import ExecResult, Task
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.index import IndexSettings
 from composer_replication.tasks.leaks import leak_scan
+from composer_replication.tasks.leaks.leak_scan import targets_of
 from composer_replication.tasks.leaks.leak_search import Leak, Search, Target, code_digest
-from composer_replication.tasks.leaks.leak_targets import targets_of
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.twin import twin_run
 
 BODY = "\n    if x < low:\n        return low\n    return min(x, high)"
 
@@ -222,10 +223,13 @@ def test_no_password_of_an_index_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("stdout", "timed_out"), [("", False), ("", True), ('{"nonce": "other", "leaks": []}', False)]
 )
-def test_no_answer_is_no_clean_result(stdout: str, timed_out: bool, known: Target) -> None:
+def test_no_answer_is_no_clean_result(
+    stdout: str, timed_out: bool, known: Target, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = ExecResult(0, stdout, "", False, timed_out, False, 1.0)
+    monkeypatch.setattr(twin_run, "run_inside", lambda *_, **__: done)
     with pytest.raises(SandboxFailure, match="CR0302"):
-        leak_scan._answer(done, "nonce", [known])
+        leak_scan.search_inside({}, (), [known], environment)
 
 
 def test_distinctive_lines_are_counted_by_hand(tiny_store: TaskStore) -> None:

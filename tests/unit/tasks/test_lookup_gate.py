@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from small_trees import write_tree
 
+from composer_replication.tasks import truth
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.journal import read_journal
-from composer_replication.tasks.lookup_gate import _replaceable, answered_calls
 from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.twin.twin_run import RecordedCall
+from composer_replication.tasks.subject import Subject
+from composer_replication.tasks.twin.twin_run import RecordedCall, RecordedCalls, record_calls
+from composer_replication.tasks.views import Changes
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -103,37 +105,87 @@ def test_a_table_is_caught_by_hidden_tests_that_ask_something_else(tmp_path: Pat
     ],
 )
 def test_only_functions_that_give_a_value_back_have_a_table(body: str, gives: bool) -> None:
-    text = f"def f(x, self=0, y=int):\n    {body.strip()}\n"
-    cut = BodyCut("f.py", "f", 1, text.index("\n") + 1, len(text), "", text.partition("\n")[2])
-    assert bool(_replaceable([cut])) is gives
+    assert truth._gives_a_value(f"\n    {body.strip()}\n") is gives
 
 
-REPLAYED = """
-import os
-import signal
-import time
+LONG, SHORT = (
+    BodyCut("f.py", name, line, 0, 9, "", "\n    x = 1\n" * num_lines + "\n    return x\n")
+    for name, line, num_lines in [("long", 1, 3), ("short", 9, 1)]
+)
+SEEN = RecordedCall(b"1", ("seen",))
+BOTH = RecordedCall(b"2", ("seen", "held"))
+NEW = RecordedCall(b"3", ("held",))
+OTHER = RecordedCall(b"4", ("a test that is neither",))
 
-def slow(number):
-    end = time.process_time() + 1.3
-    while time.process_time() < end:
-        pass
-    return number
 
-def vandal(number):
-    os.kill(os.getppid(), signal.SIGKILL)
-    return number
+@pytest.mark.parametrize(
+    ("long", "short", "passes"),
+    [
+        (RecordedCalls((SEEN, BOTH)), None, True),
+        (RecordedCalls((SEEN, OTHER)), None, True),  # the hidden tests do not call it at all
+        (RecordedCalls((SEEN, BOTH, NEW)), None, False),
+        (RecordedCalls((SEEN, BOTH), frozenset({"held"})), None, False),  # a call that could not be kept
+        (RecordedCalls((SEEN, BOTH), frozenset({"seen"})), None, True),
+        (RecordedCalls((SEEN,)), RecordedCalls((BOTH, NEW)), False),
+        (RecordedCalls((SEEN,)), RecordedCalls((NEW,)), True),  # no visible test calls it: it stays as it is
+        (None, RecordedCalls((SEEN, BOTH)), False),  # a table for two of six lines is no answer
+        (RecordedCalls((NEW,)), RecordedCalls((SEEN,)), False),
+        (None, None, False),
+    ],
+)
+def test_hidden_tests_must_ask_what_no_visible_test_asks(
+    monkeypatch: pytest.MonkeyPatch,
+    long: RecordedCalls | None,
+    short: RecordedCalls | None,
+    passes: bool,
+) -> None:
+    calls = {cut.pin: own for cut, own in ((LONG, long), (SHORT, short)) if own is not None}
+    monkeypatch.setattr(truth, "record_calls", lambda _bench, cuts: (calls if len(cuts) == 2 else {}, ""))
+    found = truth.passed_by_lookup(None, [trial(LONG, SHORT)])  # type: ignore[arg-type]
+    assert found == ({"task": {}} if passes else {})
 
-def twice(number):
-    return number + number
+
+def trial(*cuts: BodyCut) -> truth.TrueTask:
+    subject = Subject(Changes(()), (), is_whole=False, visible=("seen",), hidden=("held",))
+    return truth.TrueTask("task", subject, cuts, {})
+
+
+def test_where_recording_fails_it_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(truth, "record_calls", lambda *_: ({}, "it did not end"))
+    silent = BodyCut("f.py", "silent", 1, 0, 9, "", "\n    x = 1\n" * 9)
+    trials = [trial(LONG), replace(trial(SHORT, silent), task_id="mostly silent")]
+    found = truth.passed_by_lookup(None, trials)  # type: ignore[arg-type]
+    assert found == {"task": {"f.py::long": "it did not end"}}
+
+
+CALLED = """
+def long(x):
+    y = x
+    return y
+"""
+CALLS = """
+import threading
+from planted import long
+
+def test_kept():
+    long(1)
+
+def test_both():
+    long(threading.Lock())
+    long(2)
+
+def test_too_many():
+    for number in range(200):
+        long(number)
 """
 
 
-def test_a_replay_that_is_taken_down_costs_its_culprit_and_is_said(environment: Environment) -> None:
-    cuts = find_body_cuts("planted.py", REPLAYED)
-    call = RecordedCall(pickle.dumps(((4,), {})), ("test_planted.py::test_four",))
-    bench = Bench({"planted.py": REPLAYED.encode()}, environment, None, suite_seconds=60, test_seconds=60)
-    answers, problems = answered_calls(bench, [(cut, [call]) for cut in cuts])
-    assert pickle.loads(answers["planted.py::twice"][0] or b"") == ("value", 8)
-    assert pickle.loads(answers["planted.py::slow"][0] or b"") == ("value", 4)  # as slow a call is in a table
-    assert set(problems) == {"planted.py::vandal"}
-    assert "the run ended" in problems["planted.py::vandal"]
+def test_tests_whose_calls_are_not_kept_are_told(environment: Environment) -> None:
+    files = {"planted.py": CALLED.encode(), "test_planted.py": CALLS.encode()}
+    bench = Bench(files, environment, None, suite_seconds=60, test_seconds=60)
+    calls, problem = record_calls(bench, find_body_cuts("planted.py", CALLED))
+    assert problem == ""
+    (found,) = calls.values()
+    assert len(found.kept) == 150
+    assert found.not_kept == {"test_planted.py::test_both", "test_planted.py::test_too_many"}
+    assert found.is_called_in({"test_planted.py::test_kept"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
-from composer_replication.tasks.twin.mutants import Mutant, mutants_of
+from composer_replication.tasks.twin.mutants import mutants_of
 
 pytestmark = pytest.mark.timeout(600)  # the first test of all builds the twins for the rest
 
@@ -28,35 +28,36 @@ def other():
 CUT = find_body_cuts("m.py", SOURCE)[0]
 
 
-def changed_lines(mutant: Mutant) -> set[tuple[str, str]]:
-    """The lines of the golden body that are not those of the mutant, beside what stands there."""
-    before, after = CUT.golden_body.split("\n"), mutant.body.split("\n")
+def changed_line(mutant: str) -> tuple[str, str]:
+    """The one line of the golden body that is not that of the mutant, and what stands there."""
+    before, after = CUT.golden_body.split("\n"), mutant.split("\n")
     assert len(before) == len(after)
-    return {(a.strip(), b.strip()) for a, b in zip(before, after, strict=True) if a != b}
+    (changed,) = ((a.strip(), b.strip()) for a, b in zip(before, after, strict=True) if a != b)
+    return changed
 
 
 def test_all_mutants_of_a_body_by_hand() -> None:
-    found = [(mutant.operator, *changed_lines(mutant).pop()) for mutant in mutants_of(SOURCE, CUT)]
+    found = [changed_line(mutant) for mutant in mutants_of(SOURCE, CUT)]
     test = "if a < 1 and not b:"
     loop = 'if c == "é":  # é moves columns in bytes'
     assert sorted(found) == sorted(
         [
-            ("and/or", test, "if (a < 1 or not b):"),
-            ("comparison", test, "if (a <= 1) and not b:"),
-            ("constant", test, "if a < 2 and not b:"),
-            ("not", test, "if a < 1 and (b):"),
-            ("negated test", test, "if (not (a < 1 and (not b))):"),
-            ("return None", "return -a", "return None"),
-            ("sign", "return -a", "return (a)"),
-            ("comparison", loop, "if (c != 'é'):  # é moves columns in bytes"),
-            ("string", loop, "if c == 'XXé':  # é moves columns in bytes"),
-            ("negated test", loop, "if (not (c == 'é')):  # é moves columns in bytes"),
-            ("continue for break", "break", "continue"),
-            ("statement deleted", "a += 2", "pass"),
-            ("arithmetic", "a += 2", "a -= 2"),
-            ("constant", "a += 2", "a += 3"),
-            ("statement deleted", 'print(f"{a + 1}")', "pass"),
-            ("return None", "return a", "return None"),
+            (test, "if (a < 1 or not b):"),
+            (test, "if (a <= 1) and not b:"),
+            (test, "if a < 2 and not b:"),
+            (test, "if a < 1 and (b):"),
+            (test, "if (not (a < 1 and (not b))):"),
+            ("return -a", "return None"),
+            ("return -a", "return (a)"),
+            (loop, "if (c != 'é'):  # é moves columns in bytes"),
+            (loop, "if c == 'XXé':  # é moves columns in bytes"),
+            (loop, "if (not (c == 'é')):  # é moves columns in bytes"),
+            ("break", "continue"),
+            ("a += 2", "pass"),
+            ("a += 2", "a -= 2"),
+            ("a += 2", "a += 3"),
+            ('print(f"{a + 1}")', "pass"),
+            ("return a", "return None"),
         ]
     )
 
@@ -67,12 +68,12 @@ def test_the_cap_draws_and_keeps_the_order() -> None:
     assert len(some) == 5
     assert some == mutants_of(SOURCE, CUT, max_mutants=5)
     assert list(some) == [mutant for mutant in every if mutant in some]
-    assert some != mutants_of(SOURCE, CUT, max_mutants=5, seed=1)
+    assert some != every[:5]
 
 
 def test_a_nested_docstring_stays() -> None:
     text = 'def f():\n    def g():\n        """Doc."""\n        return 1\n    return g\n'
-    bodies = [mutant.body for mutant in mutants_of(text, find_body_cuts("m.py", text)[0])]
+    bodies = mutants_of(text, find_body_cuts("m.py", text)[0])
     assert bodies
     assert all('"""Doc."""' in body for body in bodies)
 

@@ -16,9 +16,8 @@ from composer_replication.sandbox.host_paths import HostPaths
 from composer_replication.tasks import gates
 from composer_replication.tasks.gates import check_secrecy
 from composer_replication.tasks.leaks import leak_scan
-from composer_replication.tasks.leaks.leak_scan import installed_copies
+from composer_replication.tasks.leaks.leak_scan import installed_copies, targets_of
 from composer_replication.tasks.leaks.leak_search import Leak, Search
-from composer_replication.tasks.leaks.leak_targets import targets_of
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import GateFailed
 

@@ -17,7 +17,6 @@ from composer_replication.tasks.intake.lock import resolve
 from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.twin.build_twins import build_twins, is_candidate
-from composer_replication.tasks.twin.twin_judge import function_of, judge_twin, judge_twins
 from composer_replication.tasks.twin.twin_records import (
     Twin,
     TwinScore,
@@ -26,7 +25,14 @@ from composer_replication.tasks.twin.twin_records import (
     score_digests,
     twin_bytes,
 )
-from composer_replication.tasks.twin.twin_run import Job, play_apart, record_calls
+from composer_replication.tasks.twin.twin_run import (
+    Job,
+    function_of,
+    judge_twin,
+    judge_twins,
+    play_apart,
+    record_calls,
+)
 
 
 def bench_of(files: Mapping[str, bytes], runner: Environment) -> Bench:
@@ -245,15 +251,6 @@ def test_what_a_twin_holds(twins) -> None:
     assert len(twin.recorded) == 6
     assert 150 <= len(twin.mutated) <= 200  # it works on text
     assert len({vector.blob for vector in twin.vectors}) == 6 + len(twin.mutated)
-    assert set().union(*twin.tests) == {
-        "tests/test_goods.py::test_squeeze_marks",
-        *(
-            f"tests/test_goods.py::test_squeeze[{text}-{out}]"
-            for text, out in [("a  b", "a b"), ("", ""), ("   ", " "), (" x  y ", " x y "), ("abc", "abc")]
-        ),
-    }
-    assert twin.tests[-1] == ("tests/test_goods.py::test_squeeze_marks",)
-    assert twin.num_lookup_misses == len(twin.mutated)
     assert all(10 <= len(other.mutated) <= 60 for name, other in twins.items() if name != "squeeze")
 
 
@@ -304,6 +301,8 @@ def test_another_honest_implementation_passes(judge, symbol: str) -> None:
         ("squeeze", "return None"),
         ("squeeze", "raise NotImplementedError"),
         ("squeeze", "return found"),
+        # A table of all that the tests ask, which passes them all.
+        ("squeeze", "return {'a  b': 'a b', '   ': ' ', ' x  y ': ' x y ', 'a--b': 'a-b'}.get(text, text)"),
     ],
 )
 def test_a_slightly_wrong_one_fails(judge, symbol: str, body: str) -> None:
@@ -317,7 +316,7 @@ FORGE = """
 import json, os, sys
 for number in range(3, 30):
     for index in range(300):
-        line = json.dumps({"nonce": "0" * 32, "event": "vector", "job": 0, "index": index, "kind": "ret", "digest": ""})
+        line = json.dumps({"nonce": "0" * 32, "event": "vector", "job": 0, "index": index, "digest": ""})
         try:
             os.write(number, (line + "\\n").encode())
         except OSError:
@@ -329,14 +328,15 @@ import gc
 for found in gc.get_objects():
     if type(found).__name__ == "function" and found.__qualname__ == "make_channel.<locals>.send":
         for index in range(300):
-            found("vector", job=0, index=index, kind="ret", digest="0" * 32)
+            found("vector", job=0, index=index, digest="0" * 32)
         found("done", job=0, line=1, error="")
 return ""
 """
 PATCH = """
 import pickle, json, hashlib, sys
 same = lambda *a, **k: hashlib.sha256(b"")
-for name in ("canonical_encoding", "call_pickle"):
+for module in ("canonical_encoding", "call_pickle"):
+    name = "composer_replication.tasks.twin." + module
     for key in list(vars(sys.modules[name])):
         if not key.startswith("__"):
             setattr(sys.modules[name], key, lambda *a, **k: "0")
@@ -418,7 +418,12 @@ def test_a_twin_survives_a_file(twins) -> None:
     for twin in twins.values():
         data = twin_bytes(twin)
         assert read_twin(data) == twin
-        assert b"tests/test_goods" not in data
+
+
+def test_a_twin_of_an_earlier_version_is_read(twins) -> None:
+    line, _, blobs = zstandard.decompress(twin_bytes(twins["chosen"])).partition(b"\n")
+    value = {**json.loads(line), "version": 2, "tests": ["t"], "recorded_in": [[0]], "num_lookup_misses": 9}
+    assert read_twin(zstandard.compress(json.dumps(value).encode() + b"\n" + blobs)) == twins["chosen"]
 
 
 def test_a_twin_of_another_form_is_refused(twins) -> None:
@@ -455,7 +460,7 @@ def test_another_pickler_is_refused(runner: Environment, twins) -> None:
 def test_the_rule_of_passing() -> None:
     """95% of 60 is 57; one recorded call that differs fails."""
     vectors = tuple(Vector(b"", str(number)) for number in range(62))
-    twin = Twin("p", "p", "s", vectors[:2], vectors[2:], ((), ()), 0, "")
+    twin = Twin("p", "p", "s", vectors[:2], vectors[2:], "")
     right = {number: str(number) for number in range(62)}
     assert score_digests(twin, right) == TwinScore(2, 2, 60, 60)
     assert score_digests(twin, {**right, 61: "", 60: "", 59: ""}).passed
@@ -505,8 +510,8 @@ def test_call():
     cuts = [CUTS["top_up"], CUTS["spread"]]
     calls, problem = record_calls(bench_of(files, runner), cuts)
     assert problem == ""
-    assert [len(calls[cut.pin]) for cut in cuts] == [1, 1]
-    assert calls[CUTS["top_up"].pin][0].tests == ("tests/test_goods.py::test_call",)
+    assert [len(calls[cut.pin].kept) for cut in cuts] == [1, 1]
+    assert calls[CUTS["top_up"].pin].kept[0].tests == ("tests/test_goods.py::test_call",)
 
 
 def test_recording_twice_gives_the_same_bytes_for_paths_of_temporary_folders(runner: Environment) -> None:
@@ -522,8 +527,8 @@ def test_paths(tmp_path):
     files = {**FILES, "tests/test_goods.py": tests.encode()}
     first, second = (record_calls(bench_of(files, runner), [CUTS["top_up"]]) for _ in range(2))
     assert first == second
-    assert len(first[0][CUTS["top_up"].pin]) == 4
-    path = pickle.loads(first[0][CUTS["top_up"].pin][1].blob)[0][1]
+    assert len(first[0][CUTS["top_up"].pin].kept) == 4
+    path = pickle.loads(first[0][CUTS["top_up"].pin].kept[1].blob)[0][1]
     assert path.endswith("/test_paths0")
     assert "/0000" in path
 

@@ -9,7 +9,7 @@ and the finished text is searched for every deleted span before anybody sees it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from composer_replication.errors import InputError
@@ -24,7 +24,8 @@ from composer_replication.tasks.leaks.shown_code import golden_spans, shows_any
 from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT
 from composer_replication.tasks.planning.edits import shifted_line
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.test_functions import Place, function_texts
+from composer_replication.tasks.test_functions import function_texts
+from composer_replication.tasks.views import View
 
 MAX_FUNCTIONS = 20
 MAX_DOCSTRING_LINES = 12
@@ -92,37 +93,33 @@ def read_material(store: TaskStore, task: Task) -> Material:
     tree = store.files(task, "rollout")
     changed = sorted({task.path, *(hole.path for hole in task.holes)} - set(task.removed_files))
     files = {path: tree[path].decode("utf-8", "replace") for path in changed if path in tree}
-    places = list(_visible_places(store, task))
-    sources = [(path, _source(tree, path, line, name)) for path, line, name in places]
     holes = () if task.removal == "whole" else task.holes
     return Material(
         task,
         tuple((hole.path, look_around(files[hole.path], hole)) for hole in holes),
         files,
-        tuple((path, source) for path, source in sources if source),
+        tuple(found for found in sources_of_tests(store, task, task.tests.shown, "rollout") if found[1]),
     )
 
 
-def _source(tree: Mapping[str, bytes], path: str, line: int, name: str) -> str:
-    """A test function's source; one that the runner places elsewhere is known by its name if only one has it."""
-    texts = function_texts(tree.get(path, b"").decode("utf-8", "replace"))
-    named = {text for (_, other), text in texts.items() if other == name}
-    return texts.get((line, name), named.pop() if len(named) == 1 else "")
+def sources_of_tests(
+    store: TaskStore, task: Task, tests: Iterable[str], view: View
+) -> Iterator[tuple[str, str]]:
+    """Path and source of each test function of some tests, as a view of the task has it; empty where it is not found.
 
-
-def _visible_places(store: TaskStore, task: Task) -> Iterator[Place]:
-    """Where each test function that is shown stands in the rollout tree, whose files lost other tests above it."""
-    record = store.record(task.task_id)
+    A file may have lost other tests above it. A function that the runner places elsewhere is known by its name if only
+    one has it.
+    """
+    record, tree = store.record(task.task_id), store.files(task, view)
     repository = store.repository(record.repository_record)
-    places = sorted({repository.places[test] for test in task.tests.shown if test in repository.places})
-    originals: dict[str, str] = {}
-    for path, line, name in places:
-        if path not in repository.files:
-            continue
-        if path not in originals:
-            originals[path] = store.blob(repository.files[path]).decode("utf-8", "replace")
-        edits = [edit for edit in record.changes.edits_of_tests("rollout") if edit.path == path]
-        yield path, shifted_line(originals[path], edits, line), name
+    edits = () if view == "golden" else record.changes.edits_of_tests(view)
+    for path, first, name in sorted({repository.places[test] for test in tests if test in repository.places}):
+        own = [edit for edit in edits if edit.path == path]
+        original = store.blob(repository.files[path]).decode("utf-8", "replace") if own else ""
+        line = shifted_line(original, own, first) if own else first
+        texts = function_texts(tree.get(path, b"").decode("utf-8", "replace"))
+        named = {text for (_, other), text in texts.items() if other == name}
+        yield path, texts.get((line, name), named.pop() if len(named) == 1 else "")
 
 
 def instruction_text(material: Material, statement: str = "") -> str:

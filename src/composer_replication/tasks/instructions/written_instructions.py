@@ -24,11 +24,10 @@ from typing import Any
 from composer_replication.errors import InputError
 from composer_replication.model_endpoint import Endpoint, EndpointFailed
 from composer_replication.records import Task
-from composer_replication.tasks.instructions.writing import write_instruction
+from composer_replication.tasks.instructions.writing import sources_of_tests, write_instruction
 from composer_replication.tasks.leaks.shown_code import distinctive_lines, golden_spans, shows_any
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.syntax_trees import parsed_part
-from composer_replication.tasks.test_functions import function_texts
 
 MIN_CHARS, MAX_CHARS = 80, 6000
 MIN_LINE_CHARS = 12
@@ -169,7 +168,8 @@ def read_secrets(store: TaskStore, task: Task, plain: str) -> Secrets:
     lines = {_bare(line) for span in spans for line in distinctive_lines(span)}
     # The function and classes of a node id, without the file and the parameters.
     names = {part for test in task.tests.unseen for part in test.partition("[")[0].split("::")[1:]}
-    values = {value for source in _unseen_sources(store, task) for value in _values(source)}
+    unseen = sources_of_tests(store, task, task.tests.unseen, "golden")
+    values = {value for _, source in unseen for value in _values(source)}
     return Secrets(
         symbol=task.symbol.partition("#")[0],
         spans=spans,
@@ -179,14 +179,6 @@ def read_secrets(store: TaskStore, task: Task, plain: str) -> Secrets:
             value for value in values if len(value) >= MIN_VALUE_CHARS and not _occurs(value, visible)
         ),
     )
-
-
-def _unseen_sources(store: TaskStore, task: Task) -> Iterator[str]:
-    repository = store.repository(store.record(task.task_id).repository_record)
-    files = store.files(task, "golden")
-    places = {repository.places[test] for test in task.tests.unseen if test in repository.places}
-    for path, line, name in sorted(places):
-        yield function_texts(files.get(path, b"").decode("utf-8", "replace")).get((line, name), "")
 
 
 def _values(source: str) -> Iterator[str]:

@@ -9,42 +9,42 @@ each candidate.
 
 from __future__ import annotations
 
-import json
+import io
+import keyword
 import os
-import secrets
+import posixpath
 import socket
-import tempfile
+import tokenize
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from functools import cache, partial
-from importlib.resources import files
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from composer_replication.errors import SandboxFailure
-from composer_replication.records import ExecResult, Limits, Task
+from composer_replication.records import Edit, Limits, Task
 from composer_replication.sandbox import base_interpreter, choose_backend, require_selftest, system_folders
 from composer_replication.sandbox.host_paths import is_below
-from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.sandbox.supervised_run import interruptible_pool
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.index import index_settings
-from composer_replication.tasks.leaks.leak_search import EDGES, Leak, Search, Target
-from composer_replication.tasks.leaks.leak_targets import targets_of
+from composer_replication.tasks.intake.source_folders import below_root, recorded_folders
+from composer_replication.tasks.leaks.leak_search import EDGES, Leak, Search, Target, all_codes, code_digest
+from composer_replication.tasks.leaks.shown_code import distinctive_lines
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.test_run import last_words, read_records, run_inside
-from composer_replication.tasks.views import write_files
+from composer_replication.tasks.test_run import last_words
+from composer_replication.tasks.twin.twin_run import run_program
 
 Progress = Callable[[int, int, str], None]
 Walk = Literal["tree", "system", "environment"]
 _INSIDE_SECONDS = 1800.0  # the system folders alone take minutes on a busy machine
 _INSIDE_LIMITS = Limits(memory_bytes=4 * 1024**3, output_bytes=64 * 1024**2)
 _read_lock = Lock()
-_MODULES = ("intake.packed_forms", "leaks.leak_search", "leaks.inside_search")
 
 
 @dataclass(frozen=True)
@@ -171,41 +171,40 @@ def search_inside(
     the tree, and tries git and the network; or, for no task, it walks all but the environment (``system``), or all but
     what is shown of the system and the interpreter (``environment``).
     """
-    nonce = secrets.token_hex(16)
     system, own = _system_paths(environment), _with_real([environment.root])
     # An environment that lies below a folder of the system is walked all the same.
     is_inside = walk == "environment" and is_below(environment.root, map(Path, system))
     skip = sorted({"tree": system | own, "system": own, "environment": system}[walk])
-    with tempfile.TemporaryDirectory(prefix="leakscan-", dir=process_folder()) as folder:
-        tree = Path(folder) / "tree"
-        tree.mkdir()
-        write_files(tree, tree_files)
-        request = {
-            "nonce": nonce,
-            "sources": [(f"composer_replication.tasks.{name}", _source(name)) for name in _MODULES],
-            "program": "composer_replication.tasks.leaks.inside_search",
-            "targets": list(map(astuple, targets)),
-            "roots": ["/", *([str(environment.root)] if is_inside else [])],
-            # Where the root is closed: folders that lie in none of the others.
-            "shown": _outermost({str(tree), *(system | own) - set(skip)}),
-            "skip": skip,
-            "asks": walk == "tree",
-            "packages": {task.task_id: task.repository for task in tasks},
-            "urls": _index_urls(),
-        }
-        # Where no index can be reached from this machine either, an open network shows at its own port.
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            request["port"] = server.getsockname()[1]
-            done = run_inside(
-                tree,
-                environment,
-                [_source("twin.inside_channel")],
-                json.dumps(request, default=sorted).encode(),
-                backend=backend,
-                limits=_INSIDE_LIMITS,
-                timeout_seconds=_INSIDE_SECONDS,
-            )
-    return _answer(done, nonce, targets)
+    # Where no index can be reached from this machine either, an open network shows at its own port.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        done, records = run_program(
+            "leaks.inside_search",
+            tree_files,
+            environment,
+            lambda tree: {
+                "targets": list(map(astuple, targets)),
+                "roots": ["/", *([str(environment.root)] if is_inside else [])],
+                # Where the root is closed: folders that lie in none of the others.
+                "shown": _outermost({str(tree), *(system | own) - set(skip)}),
+                "skip": skip,
+                "asks": walk == "tree",
+                "packages": {task.task_id: task.repository for task in tasks},
+                "urls": _index_urls(),
+                "port": server.getsockname()[1],
+            },
+            backend=backend,
+            limits=_INSIDE_LIMITS,
+            timeout_seconds=_INSIDE_SECONDS,
+        )
+    if records:
+        return records[0]
+    problem = ": it ran too long" if done.timed_out else last_words(done)
+    raise SandboxFailure(
+        "CR0302",
+        f"the search inside the sandbox did not end{problem}.",
+        where=targets[0].task_id if targets else "",
+        fix="composer-rl sandbox selftest, then the same command again",
+    )
 
 
 def _outermost(folders: Iterable[str]) -> list[str]:
@@ -228,25 +227,6 @@ def _system_paths(environment: Environment) -> set[str]:
 
 def _with_real(paths: Iterable[Path]) -> set[str]:
     return {str(one) for path in paths for one in (path, Path(path).resolve())}
-
-
-def _answer(done: ExecResult, nonce: str, targets: Sequence[Target]) -> dict[str, Any]:
-    records = read_records(done.stdout, nonce)
-    if records:
-        return records[0]
-    problem = ": it ran too long" if done.timed_out else last_words(done)
-    raise SandboxFailure(
-        "CR0302",
-        f"the search inside the sandbox did not end{problem}.",
-        where=targets[0].task_id if targets else "",
-        fix="composer-rl sandbox selftest, then the same command again",
-    )
-
-
-@cache
-def _source(name: str) -> str:
-    folder, _, module = name.partition(".")
-    return files(f"composer_replication.tasks.{folder}").joinpath(f"{module}.py").read_text()
 
 
 def installed_copies(store: TaskStore, task: Task) -> list[Leak]:
@@ -296,3 +276,102 @@ def _read(path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError:  # what cannot be read cannot leak
         return b""
+
+
+# --- What the search is told: lines and code objects of what was deleted.
+
+NUM_LINES_AROUND = 6
+
+
+def targets_of(store: TaskStore, task: Task) -> list[Target]:
+    """The targets of a task: one for each place where code was taken out.
+
+    A line of the code is distinctive if it occurs once in the restored tree, not in the broken
+    one, and has a name in it. Lines are compared without indentation.
+    """
+    files = store.files(task, "rollout")
+    record = store.record(task.task_id)
+    original = store.repository_files(record.repository_record)
+    touched = {hole.path for hole in task.holes} | set(task.removed_files)
+    broken = list(map(_counts_of, files.values()))
+    restored = [_counts_of(original[path] if path in touched else files[path]) for path in {*files, *touched}]
+    tests = _unseen_tests(task, files)
+    found = []
+    whole = [Edit(path, 0, len(original[path]), "") for path in record.removed_files]
+    for edit in (*record.edits, *whole):
+        path, text = edit.path, original[edit.path].decode("utf-8", "replace")
+        golden = text[edit.start : edit.end]
+        if not golden.strip() and edit not in whole:
+            continue
+        distinctive = {
+            line
+            for line in distinctive_lines(golden)
+            if sum(counts[line] for counts in restored) == 1
+            and not any(counts[line] for counts in broken)
+            and _has_a_name(line)
+        }
+        above, gone, below = (
+            [line for line in map(str.strip, part.splitlines()) if line]
+            for part in (text[: edit.start], golden, text[edit.end :])
+        )
+        window = [*above[-NUM_LINES_AROUND:], *gone, *below[:NUM_LINES_AROUND]]
+        target = Target(
+            task_id=task.task_id,
+            window=tuple((line, line in distinctive) for line in window),
+            codes=_codes_of(original[path], files.get(path, b""), path, task),
+            tests=tests,
+            module=posixpath.normpath(below_root(path, recorded_folders({**files, path: b""}))),
+        )
+        found.append(target)
+    return found
+
+
+def _unseen_tests(task: Task, files: Mapping[str, bytes]) -> frozenset[str]:
+    """``file name::test`` of each hidden or paid test that nothing visible calls so."""
+    hidden = {
+        (posixpath.basename(test.partition("::")[0]), test.partition("[")[0].rpartition("::")[2])
+        for test in task.tests.unseen
+    }
+    calls = {test: f"{test}(".encode() for _, test in hidden}
+    shown = {test for test, call in calls.items() if any(call in data for data in files.values())}
+    return frozenset(f"{leaf}::{test}" for leaf, test in hidden if test not in shown)
+
+
+@lru_cache(maxsize=1024)
+def _counts_of(data: bytes) -> Counter[str]:
+    """How often each line occurs; most files are those of the task before."""
+    return Counter(map(str.strip, data.decode("utf-8", "replace").splitlines()))
+
+
+def _has_a_name(line: str) -> bool:
+    """Whether a line names something: ``else:`` and ``)`` stand everywhere."""
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(line).readline))
+    except (tokenize.TokenError, IndentationError):
+        return len(line) >= 8  # the line of a longer statement
+    names = [token.string for token in tokens if token.type == tokenize.NAME]
+    has_text = any(token.type == tokenize.STRING and len(token.string) > 4 for token in tokens)
+    return has_text or any(not keyword.iskeyword(name) for name in names)
+
+
+def _codes_of(restored: bytes, broken: bytes, path: str, task: Task) -> frozenset[str]:
+    """Digests of the code objects that only the restored file compiles to, at each level of optimisation."""
+    symbol = task.symbol.partition("#")[0]
+    return frozenset(
+        digest
+        for new, old in zip(_codes_in(restored, path), _codes_in(broken, path), strict=False)
+        for digest, name in new.items()
+        if digest not in old
+        and (not task.is_one_hole or name == symbol or name.startswith(f"{symbol}.<locals>."))
+    )
+
+
+@lru_cache(maxsize=64)
+def _codes_in(data: bytes, path: str) -> tuple[dict[str, str], ...]:
+    """Digest and qualified name of each code object of a file, at each level of optimisation; it is never run."""
+    text = data.decode("utf-8", "replace")
+    try:
+        modules = [compile(text, path, "exec", dont_inherit=True, optimize=level) for level in (0, 1, 2)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    return tuple({code_digest(code): code.co_qualname for code in all_codes(module)} for module in modules)

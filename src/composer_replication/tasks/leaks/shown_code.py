@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from composer_replication.records import Edit, Task
 from composer_replication.tasks.store import TaskStore
@@ -41,27 +42,27 @@ def copied_share(bodies: Sequence[str], files: Mapping[str, bytes]) -> tuple[flo
     comments do not hide it. One of a single line is not looked for: short lines repeat by
     nature, and neighbours are what a policy learns from.
     """
-    lines_of = [distinctive_lines(body) for body in bodies]
-    total = sum(len(lines) for lines in lines_of)
-    plain: dict[str, str] = {}
-    copied, example = 0, ""
-    for lines in lines_of:
-        path = _copy_of(lines, files, plain) if len(lines) > 1 else ""
-        copied += len(lines) if path else 0
-        example = example or path
+    total = copied = 0
+    example = ""
+    for lines in map(distinctive_lines, bodies):
+        total += len(lines)
+        if path := _copy_of(lines, files) if len(lines) > 1 else "":
+            copied += len(lines)
+            example = example or path
     return (copied / total if total else 0.0), example
 
 
-def _copy_of(lines: Sequence[str], files: Mapping[str, bytes], plain: dict[str, str]) -> str:
-    """The first file that holds the lines; ``plain`` keeps files that were read, as one text each."""
+def _copy_of(lines: Sequence[str], files: Mapping[str, bytes]) -> str:
+    """The first file that holds the lines; only files with the first of them are looked at closely."""
     needle, first = _joined(lines), lines[0].encode()
-    for path, data in sorted(files.items()):
-        if first in data:
-            if path not in plain:
-                plain[path] = _joined(distinctive_lines(data.decode("utf-8", "replace")))
-            if needle in plain[path]:
-                return path
-    return ""
+    return next(
+        (path for path, data in sorted(files.items()) if first in data and needle in _plain(data)), ""
+    )
+
+
+@lru_cache(maxsize=1024)
+def _plain(data: bytes) -> str:
+    return _joined(distinctive_lines(data.decode("utf-8", "replace")))
 
 
 def golden_spans(store: TaskStore, task: Task) -> tuple[str, ...]:
@@ -95,16 +96,11 @@ def spans_of(
     return tuple(dict.fromkeys(spans))
 
 
-def shows_body(text: str, golden_body: str) -> bool:
-    """Whether the body's lines stand in the text, one after the other.
+def shows_any(text: str, spans: Iterable[str]) -> bool:
+    """Whether the lines of one of the spans stand in the text, one after the other.
 
     Indentation, blank lines and comments do not count. Other than in a whole tree
     (``copied_share``), one line is enough: so short a text repeats nothing by nature.
     """
-    lines = distinctive_lines(golden_body)
-    return bool(lines) and _joined(lines) in _joined(distinctive_lines(text))
-
-
-def shows_any(text: str, spans: Iterable[str]) -> bool:
-    """Whether the text shows one of the spans."""
-    return any(shows_body(text, span) for span in spans)
+    plain = _joined(distinctive_lines(text))
+    return any(_joined(lines) in plain for lines in map(distinctive_lines, spans) if lines)

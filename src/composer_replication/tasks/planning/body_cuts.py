@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from composer_replication.records import Edit, Hole
 from composer_replication.tasks.planning.edits import LINE_END, Lines
-from composer_replication.tasks.syntax_trees import docstring_of, first_line, parsed
+from composer_replication.tasks.syntax_trees import blocks_of, docstring_of, first_line, parsed
 
 MARKER_STATEMENT = "raise NotImplementedError"
 STUB_EXPRESSIONS = ("None", "True", "False", "0", "1", "''", "[]", "{}")
@@ -96,10 +96,8 @@ def _functions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, _Functi
             if not any(_last_name(base) in _ABSTRACT_BASES for base in node.bases):
                 yield from _functions(node.body, f"{prefix}{node.name}.")
         elif isinstance(node, ast.If | ast.Try | ast.With):
-            for part in ("body", "orelse", "finalbody"):
-                yield from _functions(getattr(node, part, []), prefix)
-            for handler in getattr(node, "handlers", []):
-                yield from _functions(handler.body, prefix)
+            for block in blocks_of(node):
+                yield from _functions(block, prefix)
 
 
 def _last_name(node: ast.expr) -> str:
@@ -133,12 +131,8 @@ def _cut(path: str, symbol: str, node: _Function, lines: Lines) -> BodyCut | Non
     if start is None:
         return None
     last = node.body[-1]
-    end_line = last.end_lineno or last.lineno
-    end = lines.end_of_line(end_line)
-    if (
-        not _is_rest(lines.text[lines.offset(end_line, last.end_col_offset or 0) : end])
-        or lines.text[end - 1] == "\\"
-    ):
+    end = lines.end_of_line(last.end_lineno or last.lineno)
+    if not lines.ends_line(last) or lines.text[end - 1] == "\\":
         return None
     first = node.body[1] if docstring else node.body[0]
     margin = lines.line(first.lineno)[: first.col_offset]
@@ -155,17 +149,11 @@ def _cut(path: str, symbol: str, node: _Function, lines: Lines) -> BodyCut | Non
     return BodyCut(path, symbol, first_line(node), start, end, marker, lines.text[start:end])
 
 
-def _is_rest(text: str) -> bool:
-    """Whether what follows a statement on its line is nothing or a comment."""
-    return not text.strip() or text.lstrip().startswith("#")
-
-
 def _docstring_end(docstring: ast.Expr, lines: Lines) -> int | None:
     """The offset after the closing quotes; None when something else than a comment follows."""
-    number = docstring.end_lineno or docstring.lineno
     begin, end = lines.span(docstring)
     in_brackets = lines.text[begin:end].lstrip("rRuUbB")[:1] not in ("'", '"')
-    return None if in_brackets or not _is_rest(lines.text[end : lines.end_of_line(number)]) else end
+    return None if in_brackets or not lines.ends_line(docstring) else end
 
 
 def _colon_end(node: _Function, lines: Lines) -> int | None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 
+from composer_replication.records import Edit
 from composer_replication.tasks.intake.tree_rules import is_subject_path
 from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
-from composer_replication.tasks.planning.deletion import SIZES, Deletion, body_deletion
-from composer_replication.tasks.planning.source_file import SourceFile
+from composer_replication.tasks.planning.deletion import SIZES, Deletion, Granularity, Removal, body_deletion
+from composer_replication.tasks.planning.source_file import Function, SourceFile
 from composer_replication.tasks.planning.symbol_graph import Name, Needs, Selection, SymbolGraph
 from composer_replication.tasks.planning.text_cuts import parses_after
 from composer_replication.tasks.planning.whole_removal import moved_import_edits, remove_whole
@@ -35,14 +37,8 @@ def find_deletions(
     return tuple(found.values())
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What a candidate is about: its name, the names that go whole, and the cuts inside."""
-
-    path: str
-    symbol: str
-    cuts: tuple[BodyCut, ...]
-    selection: Selection
+_Choice = tuple[SourceFile, str, Selection]
+"""What a candidate is about: the file and the name there, and all that goes with it."""
 
 
 class _Plan:
@@ -53,127 +49,114 @@ class _Plan:
             with suppress(UnicodeDecodeError):
                 self._cuts[path] = find_body_cuts(path, files[path].decode())
 
-    @cached_property
-    def _features(self) -> list[_Part]:
-        return list(self._all_features())
-
-    def find(self, granularity: str, removal: str) -> Iterator[Deletion]:
+    def find(self, granularity: Granularity, removal: Removal) -> Iterator[Deletion]:
         if removal == "body" and granularity == "function":
             yield from (body_deletion(cut) for cuts in self._cuts.values() for cut in cuts)
             return
-        parts: dict[str, Callable[[], Iterable[_Part]]] = {
+        choices: dict[str, Callable[[], Iterable[_Choice]]] = {
             "function": self._functions,
             "class": self._classes,
             "module": self._modules,
             "feature": lambda: self._features,
         }
-        for part in parts[granularity]():
-            deletion = self._body(part, granularity) if removal == "body" else self._whole(part, granularity)
+        for file, symbol, selection in choices[granularity]():
+            cuts = self._cuts_of(selection)
+            own = tuple(cut for cut in cuts if cut.path == file.path)
+            if granularity != "feature":
+                cuts = own  # another file may have the same dotted name
+            if len(own) < (2 if granularity == "module" else 1):
+                continue
+            if removal == "whole":
+                deletion = self._whole(file, symbol, granularity, selection, cuts)
+            elif granularity == "feature" and self._num_cut_names(selection) < 2:
+                continue
+            else:
+                deletion = self._body(file, symbol, granularity, cuts)
             if deletion is not None:
                 yield deletion
 
-    def _functions(self) -> Iterator[_Part]:
+    def _functions(self) -> Iterator[_Choice]:
         for file in self._graph.subjects:
-            places: list[tuple[int, _Part]] = []
-            for name, nodes in file.definitions.items():
-                if all(hasattr(node, "args") for node in nodes):
-                    chosen = Selection(names=frozenset({(file.module, name)}))
-                    part = _Part(file.path, name, self._inside(file, nodes), chosen)
-                    places.append((nodes[0].lineno, part))
+            found = [
+                (nodes[0].lineno, name, Selection(names=frozenset({(file.module, name)})))
+                for name, nodes in file.definitions.items()
+                if all(isinstance(node, Function) for node in nodes)
+            ]
             for (owner, method), methods in file.methods.items():
                 name = f"{owner}.{method}"
-                chosen = Selection(methods=frozenset({(file.module, name)}))
-                part = _Part(file.path, name, self._inside(file, methods), chosen)
-                places.append((methods[0].lineno, part))
-            yield from (part for _, part in sorted(places, key=lambda place: place[0]) if part.cuts)
+                found.append((methods[0].lineno, name, Selection(methods=frozenset({(file.module, name)}))))
+            yield from ((file, name, selection) for _, name, selection in sorted(found, key=itemgetter(0)))
 
-    def _classes(self) -> Iterator[_Part]:
+    def _classes(self) -> Iterator[_Choice]:
         for file in self._graph.subjects:
             for name, nodes in file.definitions.items():
-                cuts = self._inside(file, nodes)
-                if cuts and not any(hasattr(node, "args") for node in nodes):
-                    yield _Part(file.path, name, cuts, Selection(names=frozenset({(file.module, name)})))
+                if all(isinstance(node, ast.ClassDef) for node in nodes):
+                    yield file, name, Selection(names=frozenset({(file.module, name)}))
 
-    def _modules(self) -> Iterator[_Part]:
+    def _modules(self) -> Iterator[_Choice]:
         for file in self._graph.subjects:
-            cuts = tuple(self._cuts[file.path])
-            if len(cuts) >= 2:
-                yield _Part(file.path, file.module, cuts, Selection(modules=frozenset({file.module})))
+            yield file, file.module, Selection(modules=frozenset({file.module}))
 
-    def _all_features(self) -> Iterator[_Part]:
+    @cached_property
+    def _features(self) -> list[_Choice]:
         needs = Needs(self._graph)
+        features: list[_Choice] = []
         for file in self._graph.subjects:
-            found = [(name, needs.of_name((file.module, name))) for name in file.definitions]
-            for owner, method in file.methods:
-                name = f"{owner}.{method}"
-                if is_public(owner) and "." not in owner:
-                    found.append((name, needs.of_method((file.module, name))))
+            own = [owner for owner in file.methods if is_public(owner[0]) and "." not in owner[0]]
+            names = [*file.definitions, *map(".".join, own)]
+            features += [(file, name, needs.of_name((file.module, name))) for name in names]
             if is_public(file.module) and not file.is_package:
-                found.append((file.module, needs.of_module(file.module)))
-            for name, feature in found:
-                if is_public(name) and feature.num_definitions > 1:
-                    cuts = self._cuts_of(feature)
-                    own = [cut for cut in cuts if cut.path == file.path]
-                    if own:
-                        yield _Part(file.path, name, cuts, feature)
+                features.append((file, file.module, needs.of_module(file.module)))
+        return [feature for feature in features if is_public(feature[1]) and feature[2].num_definitions > 1]
 
-    def _cuts_of(self, feature: Selection) -> tuple[BodyCut, ...]:
-        cuts = {cut for place in (*feature.names, *feature.methods) for cut in self._named(place)}
-        for module in feature.modules:
+    def _cuts_of(self, selection: Selection) -> tuple[BodyCut, ...]:
+        cuts = {cut for name in (*selection.names, *selection.methods) for cut in self._named(name)}
+        for module in selection.modules:
             for file in self._graph.by_module[module]:
                 cuts.update(self._cuts.get(file.path, []))
         return tuple(sorted(cuts, key=lambda cut: (cut.path, cut.start)))
 
-    def _named(self, name: Name) -> tuple[BodyCut, ...]:
-        owner, _, last = name[1].rpartition(".")
-        return tuple(
+    def _named(self, name: Name) -> list[BodyCut]:
+        """The cuts of a function or method, or of everything in a class."""
+        module, symbol = name
+        return [
             cut
-            for file in self._graph.by_module[name[0]]
-            for cut in self._inside(
-                file, file.methods.get((owner, last), []) if owner else file.definitions.get(name[1], [])
-            )
-        )
-
-    def _inside(self, file: SourceFile, nodes: Iterable[object]) -> tuple[BodyCut, ...]:
-        spans = [file.span(node) for node in nodes]  # type: ignore[arg-type]
-        return tuple(
-            cut
+            for file in self._graph.by_module[module]
             for cut in self._cuts.get(file.path, [])
-            if any(first <= cut.first_line <= last for first, last in spans)
-        )
+            if f"{cut.symbol.partition('#')[0]}.".startswith(f"{symbol}.")
+        ]
 
-    def _body(self, part: _Part, granularity: str) -> Deletion | None:
-        edits = tuple(cut.edit for cut in part.cuts)
-        by_path: dict[str, list[BodyCut]] = {}
-        for cut in part.cuts:
-            by_path.setdefault(cut.path, []).append(cut)
-        is_small = len(part.cuts) < 2 or (granularity == "feature" and self._num_cut_names(part) < 2)
-        if is_small or not all(
-            parses_after(self._graph.files[path].text, [cut.edit for cut in cuts])
-            for path, cuts in by_path.items()
-        ):
+    def _num_cut_names(self, selection: Selection) -> int:
+        names = [*selection.names, *selection.methods]
+        return len(selection.modules) + sum(bool(self._named(name)) for name in names)
+
+    def _body(
+        self, file: SourceFile, symbol: str, granularity: Granularity, cuts: tuple[BodyCut, ...]
+    ) -> Deletion | None:
+        by_path: dict[str, list[Edit]] = {}
+        for cut in cuts:
+            by_path.setdefault(cut.path, []).append(cut.edit)
+        files = self._graph.files
+        if len(cuts) < 2 or not all(parses_after(files[path].text, own) for path, own in by_path.items()):
             return None
-        return Deletion(part.path, part.symbol, granularity, "body", edits, part.cuts)  # type: ignore[arg-type]
+        return Deletion(file.path, symbol, granularity, "body", tuple(cut.edit for cut in cuts), cuts)
 
-    def _num_cut_names(self, part: _Part) -> int:
-        places = [*part.selection.names, *part.selection.methods]
-        return len(part.selection.modules) + sum(bool(self._named(place)) for place in places)
-
-    def _whole(self, part: _Part, granularity: str) -> Deletion | None:
-        if granularity == "module" and self._graph.files[part.path].is_package:
+    def _whole(
+        self,
+        file: SourceFile,
+        symbol: str,
+        granularity: Granularity,
+        selection: Selection,
+        cuts: tuple[BodyCut, ...],
+    ) -> Deletion | None:
+        if granularity == "module" and file.is_package:
             return None  # without its file a package would live on as a namespace
-        removal = remove_whole(self._graph, part.selection)
+        removal = remove_whole(self._graph, selection)
         if removal is None:
             return None
+        moved = moved_import_edits(self._graph, removal.reach)
         return Deletion(
-            part.path,
-            part.symbol,
-            granularity,  # type: ignore[arg-type]
-            "whole",
-            removal.edits,
-            part.cuts,
-            removal.removed_files,
-            moved_import_edits(self._graph, removal.reach),
+            file.path, symbol, granularity, "whole", removal.edits, cuts, removal.removed_files, moved
         )
 
 

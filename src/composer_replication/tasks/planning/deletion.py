@@ -21,7 +21,7 @@ from composer_replication.tasks.planning.body_cuts import BodyCut
 
 Granularity = Literal["function", "class", "module", "feature"]
 Removal = Literal["body", "whole"]
-SIZES: tuple[tuple[str, str], ...] = tuple(product(get_args(Granularity), get_args(Removal)))
+SIZES: tuple[tuple[Granularity, Removal], ...] = tuple(product(get_args(Granularity), get_args(Removal)))
 
 
 @dataclass(frozen=True, slots=True)

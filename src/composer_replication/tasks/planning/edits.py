@@ -35,6 +35,11 @@ class Lines:
     def end_of_line(self, number: int) -> int:
         return self.starts[number - 1] + len(self.line(number).rstrip("\r\n"))
 
+    def ends_line(self, node: ast.stmt) -> bool:
+        """Whether nothing but a comment follows a statement on its last line."""
+        rest = self.text[self.span(node)[1] : self.end_of_line(node.end_lineno or node.lineno)].strip()
+        return not rest or rest.startswith("#")
+
 
 def edited_text(text: str, edits: Iterable[Edit]) -> str:
     """A file after all its edits; their offsets are those of ``text``, their order does not matter.

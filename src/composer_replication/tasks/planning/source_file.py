@@ -140,18 +140,6 @@ def module_name(path: str, roots: Iterable[str] = ()) -> str:
     return ".".join(parts)
 
 
-def statement_blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    """Every list of statements below a node, outermost first."""
-    for part in ("body", "orelse", "finalbody"):
-        block = getattr(node, part, None)
-        if isinstance(block, list) and block:
-            yield block
-            for statement in block:
-                yield from statement_blocks(statement)
-    for arm in [*getattr(node, "handlers", []), *getattr(node, "cases", [])]:
-        yield from statement_blocks(arm)
-
-
 def absolute_target(statement: ast.ImportFrom, module: str, *, is_package: bool) -> str:
     """The module that ``from … import`` names, with its dots resolved."""
     if not statement.level:
@@ -169,6 +157,11 @@ def dotted_text(node: ast.expr) -> str | None:
         before = dotted_text(node.value)
         return None if before is None else f"{before}.{node.attr}"
     return None
+
+
+def arguments_of(function: Function) -> list[ast.arg]:
+    """All parameters of a function."""
+    return [node for node in ast.iter_child_nodes(function.args) if isinstance(node, ast.arg)]
 
 
 def is_type_checking(test: ast.expr) -> bool:
@@ -266,16 +259,8 @@ class _Reader(ast.NodeVisitor):
             owner = ".".join(self._classes)
             self._found.methods.setdefault((owner, node.name), []).append(node)
             self._unit = f"{owner}.{node.name}"
-        arguments = node.args
-        self._visit_all([*node.decorator_list, *arguments.defaults, *arguments.kw_defaults])
-        every = [
-            *arguments.posonlyargs,
-            *arguments.args,
-            *arguments.kwonlyargs,
-            arguments.vararg,
-            arguments.kwarg,
-        ]
-        notes = [argument.annotation for argument in every if argument is not None]
+        self._visit_all([*node.decorator_list, *node.args.defaults, *node.args.kw_defaults])
+        notes = [argument.annotation for argument in arguments_of(node)]
         self._visit_all([*notes, node.returns], call_time=self._future_annotations)
         self._depth += 1
         self._visit_all([*getattr(node, "type_params", []), *node.body], call_time=True)

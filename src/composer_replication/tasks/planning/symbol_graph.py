@@ -196,20 +196,13 @@ class Needs:
             self._helpers[method] = self._users_of_method(method)
         self._needs: dict[Name, set[Name]] = defaultdict(set)
         for name, users in sorted(self._helpers.items()):
-            for module, unit in users:
-                for holder in {(module, unit), (module, unit.partition(".")[0]), (module, "*")}:
-                    if holder != name:
-                        self._needs[holder].add(name)
+            for holder in {holder for user in users for holder in _holders(user)} - {name}:
+                self._needs[holder].add(name)
 
     def of_name(self, root: Name) -> Selection:
-        """The feature of a top-level function or class."""
+        """The feature of a top-level function or class, or of a method: its helpers may be methods of its class."""
         inside = self._closure(root)
-        return Selection(frozenset(inside))
-
-    def of_method(self, root: Name) -> Selection:
-        """The feature of a method, ``(module, "Class.method")``; its helpers may be methods of its class."""
-        inside = self._closure(root)
-        methods = {name for name in inside if name == root or name in self._methods}
+        methods = {name for name in inside if "." in name[1]}
         return Selection(frozenset(inside - methods), frozenset(methods))
 
     def of_module(self, module: str) -> Selection:
@@ -220,7 +213,11 @@ class Needs:
     def _closure(self, root: Name) -> set[Name]:
         inside = self._reachable(root, None)
         while True:
-            outside = {name for name in inside - {root} if not self._is_inside(self._helpers[name], inside)}
+            outside = {
+                name
+                for name in inside - {root}
+                if any(inside.isdisjoint(_holders(user)) for user in self._helpers[name])
+            }
             if not outside:
                 return self._reachable(root, inside)
             inside -= outside
@@ -235,13 +232,6 @@ class Needs:
                     found.add(needed)
                     pending.append(needed)
         return found
-
-    @staticmethod
-    def _is_inside(users: Iterable[Name], inside: set[Name]) -> bool:
-        return all(
-            not inside.isdisjoint({(module, unit), (module, unit.partition(".")[0]), (module, "*")})
-            for module, unit in users
-        )
 
     def _users_of_name(self, name: Name) -> set[Name]:
         reach = self._graph.reach([name])
@@ -288,6 +278,12 @@ class Needs:
             if any(first <= line <= last for first, last in map(file.span, nodes)):
                 return (file.module, unit)
         return (file.module, "")
+
+
+def _holders(user: Name) -> set[Name]:
+    """A definition, the class around it and its module."""
+    module, unit = user
+    return {user, (module, unit.partition(".")[0]), (module, "*")}
 
 
 def _is_about(file: SourceFile, use: Use, names: frozenset[Name]) -> bool:

@@ -4,67 +4,59 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from composer_replication.records import Edit
 from composer_replication.tasks.planning.edits import LINE_END, Lines, edited_text
-from composer_replication.tasks.planning.source_file import Definition, Items, SourceFile, statement_blocks
-from composer_replication.tasks.syntax_trees import first_line, parsed
+from composer_replication.tasks.planning.source_file import Definition, Items
+from composer_replication.tasks.syntax_trees import blocks_of, first_line, parsed
 
 _CODING = re.compile(r"#!|#.*coding[:=]")
 _COMMA = re.compile(r"[ \t\f]*,")
+_List = ast.Import | ast.ImportFrom | Items
 
 
 @dataclass(slots=True)
 class FileCut:
     """What goes out of one file.
 
-    ``aliases`` are the doomed names of an import by index, with the text that replaces each
-    (None: nothing); ``entries`` the doomed elements of a literal list by index.
+    ``items`` are the doomed names of an import, or elements of a literal list, by index, with the text that replaces
+    each (None: nothing).
     """
 
-    file: SourceFile
+    path: str
+    lines: Lines
+    tree: ast.Module
     statements: dict[int, ast.stmt] = field(default_factory=dict)
-    aliases: dict[int, tuple[ast.Import | ast.ImportFrom, dict[int, str | None]]] = field(
-        default_factory=dict
-    )
-    entries: dict[int, tuple[Items, set[int]]] = field(default_factory=dict)
+    items: dict[int, tuple[_List, dict[int, str | None]]] = field(default_factory=dict)
 
     def take_statement(self, node: ast.stmt) -> None:
         self.statements[id(node)] = node
 
-    def take_alias(
-        self, node: ast.Import | ast.ImportFrom, index: int, replacement: str | None = None
-    ) -> None:
-        self.aliases.setdefault(id(node), (node, {}))[1][index] = replacement
-
-    def take_entry(self, items: Items, index: int) -> None:
-        self.entries.setdefault(id(items), (items, set()))[1].add(index)
+    def take_item(self, node: _List, index: int, replacement: str | None = None) -> None:
+        self.items.setdefault(id(node), (node, {}))[1][index] = replacement
 
     def gone_lines(self) -> set[int]:
         """The lines of the statements that go, decorators included."""
         gone: set[int] = set()
         for node in self.statements.values():
-            first, last = self.file.span(node)
-            gone.update(range(first, last + 1))
+            gone.update(range(first_line(node), (node.end_lineno or node.lineno) + 1))
         return gone
 
     def edits(self) -> tuple[Edit, ...] | None:
         """The edits in order of place; None when what is left does not parse."""
         statements = dict(self.statements)
         spans: list[tuple[int, int, str]] = []
-        for node, doomed in self.aliases.values():
-            if len(doomed) == len(node.names) and not any(doomed.values()):
+        for node, doomed in self.items.values():
+            if not isinstance(node, Items) and len(doomed) == len(node.names) and not any(doomed.values()):
                 statements[id(node)] = node
             elif id(node) not in statements:
-                spans += _alias_spans(self.file.lines, node, doomed)
-        for items, indices in self.entries.values():
-            spans += _entry_spans(self.file.lines, items, indices)
-        by_line = _Rows(self.file, statements)
-        edits = [Edit(self.file.path, start, end, text) for start, end, text in [*spans, *by_line.spans()]]
+                spans += _spans_of(self.lines, node, doomed)
+        spans += _Rows(self.lines, self.tree, statements).spans()
+        edits = [Edit(self.path, start, end, text) for start, end, text in spans]
         edits = _without_inner(sorted(set(edits), key=lambda edit: (edit.start, edit.end)))
-        return tuple(edits) if parses_after(self.file.text, edits) else None
+        return tuple(edits) if parses_after(self.lines.text, edits) else None
 
 
 def parses_after(text: str, edits: Sequence[Edit]) -> bool:
@@ -84,18 +76,25 @@ def _without_inner(edits: list[Edit]) -> list[Edit]:
     return kept
 
 
+def _all_blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """Every list of statements below a node, outermost first."""
+    for block in blocks_of(node):
+        yield block
+        for statement in block:
+            yield from _all_blocks(statement)
+
+
 class _Rows:
     """Whole-line removal of statements, with the comments right above definitions and spare blank lines."""
 
-    def __init__(self, file: SourceFile, statements: Mapping[int, ast.stmt]) -> None:
-        self._file = file
-        self._lines = file.lines
-        self._count = len(file.lines.starts)
+    def __init__(self, lines: Lines, tree: ast.Module, statements: Mapping[int, ast.stmt]) -> None:
+        self._lines = lines
+        self._count = len(lines.starts)
         self._gone: dict[int, str] = {}
         self._inline: list[tuple[int, int, str]] = []
-        for block in statement_blocks(file.tree):
+        for block in _all_blocks(tree):
             doomed = [node for node in block if id(node) in statements]
-            is_all = len(doomed) == len(block) and block is not file.tree.body
+            is_all = len(doomed) == len(block) and block is not tree.body
             for position, node in enumerate(doomed):
                 self._take(node, leaves_pass=is_all and position == 0)
 
@@ -106,8 +105,7 @@ class _Rows:
         lines = self._lines
         start, end = lines.span(node)
         margin = lines.text[lines.starts[node.lineno - 1] : start]
-        after = lines.text[end : lines.end_of_line(last)].strip()
-        if margin.strip() or (after and not after.startswith("#")):
+        if margin.strip() or not lines.ends_line(node):
             self._inline.append((start, end, "pass"))
             return
         if isinstance(node, Definition | ast.Assign | ast.AnnAssign):
@@ -172,25 +170,17 @@ class _Rows:
         return len(line) - len(line.lstrip())
 
 
-def _alias_spans(
-    lines: Lines, node: ast.Import | ast.ImportFrom, doomed: Mapping[int, str | None]
-) -> list[tuple[int, int, str]]:
-    spans = [lines.span(alias) for alias in node.names]
-    begin = lines.offset(node.lineno, node.col_offset)
-    replaced = [(*spans[index], text) for index, text in doomed.items() if text]
-    going = {index for index, text in doomed.items() if not text}
-    has_brackets = "(" in lines.text[begin : spans[0][0]]
-    return [*replaced, *_item_spans(lines.text, spans, going, has_brackets=has_brackets)]
-
-
-def _entry_spans(lines: Lines, items: Items, doomed: set[int]) -> list[tuple[int, int, str]]:
-    spans = [lines.span(element) for element in items.elts]
-    start, end = lines.span(items)
-    if isinstance(items, ast.Tuple) and lines.text[start] != "(" and len(doomed) == len(spans):
+def _spans_of(lines: Lines, node: _List, doomed: Mapping[int, str | None]) -> list[tuple[int, int, str]]:
+    places = [lines.span(item) for item in (node.elts if isinstance(node, Items) else node.names)]
+    start, end = lines.span(node)
+    has_brackets = bool(set("([{").intersection(lines.text[start : places[0][0]]))
+    if isinstance(node, ast.Tuple) and not has_brackets and len(doomed) == len(places):
         return [(start, end, "()")]
-    found = _item_spans(lines.text, spans, doomed, has_brackets=lines.text[start] in "([{")
-    kept = [place for index, place in enumerate(spans) if index not in doomed]
-    is_tuple_of_one = isinstance(items, ast.Tuple) and len(kept) == 1
+    found = [(*places[index], text) for index, text in doomed.items() if text]
+    going = {index for index, text in doomed.items() if not text}
+    found += _item_spans(lines.text, places, going, has_brackets=has_brackets)
+    kept = [place for index, place in enumerate(places) if index not in doomed]
+    is_tuple_of_one = isinstance(node, ast.Tuple) and len(kept) == 1
     return _with_comma(lines.text, found, kept[0][1]) if is_tuple_of_one else found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -12,12 +13,14 @@ from composer_replication.tasks.planning.source_file import (
     Function,
     ImportedName,
     SourceFile,
+    Use,
+    arguments_of,
     dotted_text,
     is_type_checking,
 )
 from composer_replication.tasks.planning.symbol_graph import Name, Reach, Selection, SymbolGraph
 from composer_replication.tasks.planning.text_cuts import FileCut, parses_after
-from composer_replication.tasks.syntax_trees import docstring_of, first_line
+from composer_replication.tasks.syntax_trees import blocks_of, docstring_of, first_line
 
 # --- Let test files be collected without a deleted name: its import moves into the tests that use it.
 
@@ -41,7 +44,7 @@ def moved_import_edits(graph: SymbolGraph, reach: Reach) -> tuple[Edit, ...]:
 
 
 def _file_edits(graph: SymbolGraph, file: SourceFile, found: list[ImportedName]) -> list[Edit]:
-    cut = FileCut(file)
+    cut = FileCut(file.path, file.lines, file.tree)
     top = {id(statement) for statement in file.tree.body}
     moved: list[ImportedName] = []
     for imported in found:
@@ -49,7 +52,7 @@ def _file_edits(graph: SymbolGraph, file: SourceFile, found: list[ImportedName])
             return []
         if not _can_move(graph, file, imported):
             return []
-        cut.take_alias(imported.statement, imported.index, imported.package)
+        cut.take_item(imported.statement, imported.index, imported.package)
         moved.append(imported)
     inserted = _insertions(file, moved)
     removed = cut.edits()
@@ -78,17 +81,15 @@ def _insertions(file: SourceFile, moved: list[ImportedName]) -> list[Edit] | Non
     for function in _outer_functions(file.tree.body):
         nodes = [node for child in function.body for node in ast.walk(child)]
         spans.update(map(id, nodes))
-        wanted = []
-        for imported in moved:
-            if imported.bound in _parameters(function) or not any(_is_use(node, imported) for node in nodes):
-                continue
-            bound = imported.bound
-            if any(
-                isinstance(one, ast.Name) and one.id == bound and isinstance(one.ctx, ast.Store)
-                for one in nodes
-            ):
-                return None  # which of its uses are the module's name is not plain to see
-            wanted.append(imported)
+        parameters = {argument.arg for argument in arguments_of(function)}
+        stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        wanted = [
+            imported
+            for imported in moved
+            if imported.bound not in parameters and any(_is_use(node, imported) for node in nodes)
+        ]
+        if any(imported.bound in stored for imported in wanted):
+            return None  # which of its uses are the module's name is not plain to see
         if wanted:
             edits.append(_insertion(file, function, wanted))
     for node in ast.walk(file.tree):
@@ -103,16 +104,8 @@ def _outer_functions(body: Iterable[ast.stmt]) -> Iterator[Function]:
         if isinstance(node, Function):
             yield node
         else:
-            for part in ("body", "orelse", "finalbody"):
-                yield from _outer_functions(getattr(node, part, []))
-            for handler in getattr(node, "handlers", []):
-                yield from _outer_functions(handler.body)
-
-
-def _parameters(function: Function) -> set[str]:
-    names = function.args
-    every = [*names.posonlyargs, *names.args, *names.kwonlyargs, names.vararg, names.kwarg]
-    return {argument.arg for argument in every if argument is not None}
+            for block in blocks_of(node):
+                yield from _outer_functions(block)
 
 
 def _is_use(node: ast.AST, imported: ImportedName) -> bool:
@@ -139,19 +132,14 @@ def _insertion(file: SourceFile, function: Function, wanted: list[ImportedName])
 
 def _statements(wanted: list[ImportedName]) -> list[str]:
     """One import for each statement that the names come from, in their order."""
-    by_statement: dict[int, list[ImportedName]] = {}
+    by_statement: dict[int, ast.Import | ast.ImportFrom] = {}
     for imported in sorted(wanted, key=lambda one: (one.statement.lineno, one.index)):
-        by_statement.setdefault(id(imported.statement), []).append(imported)
-    found = []
-    for group in by_statement.values():
-        statement = group[0].statement
-        aliases = [statement.names[imported.index] for imported in group]
-        said = ", ".join(alias.name + (f" as {alias.asname}" if alias.asname else "") for alias in aliases)
-        if isinstance(statement, ast.ImportFrom):
-            found.append(f"from {'.' * statement.level}{statement.module or ''} import {said}")
-        else:
-            found.append(f"import {said}")
-    return found
+        statement = imported.statement
+        if id(statement) not in by_statement:
+            by_statement[id(statement)] = copy.copy(statement)
+            by_statement[id(statement)].names = []
+        by_statement[id(statement)].names.append(statement.names[imported.index])
+    return list(map(ast.unparse, by_statement.values()))
 
 
 # --- Take whole definitions out of the source files of a repository, with every way to reach them.
@@ -192,15 +180,17 @@ class _Removal:
                 names |= {(module, name) for name in {*file.definitions, *file.bindings, *bound}}
         self._reach = graph.reach(names, selection.modules)
         self._cuts: dict[str, FileCut] = {}
+        self._gone: dict[str, set[int]] = {}
+        """Lines of definitions that go, by path."""
 
     def result(self) -> WholeRemoval | None:
         self._cut_definitions()
         self._cut_aliases()
         self._cut_exports()
+        self._gone = {path: cut.gone_lines() for path, cut in self._cuts.items()}
         if self._is_bound_otherwise() or self._is_needed_at_import():
             return None
-        gone = {path: frozenset(cut.gone_lines()) for path, cut in self._cuts.items()}
-        for path, lines in gone.items():
+        for path, lines in self._gone.items():
             if lines:
                 self._cut_spare_imports(self._graph.files[path], lines)
         edits: list[Edit] = []
@@ -212,7 +202,7 @@ class _Removal:
         return WholeRemoval(tuple(edits), self._removed, self._reach)
 
     def _cut(self, file: SourceFile) -> FileCut:
-        return self._cuts.setdefault(file.path, FileCut(file))
+        return self._cuts.setdefault(file.path, FileCut(file.path, file.lines, file.tree))
 
     def _cut_definitions(self) -> None:
         for module, name in sorted(self._selection.names):
@@ -231,7 +221,7 @@ class _Removal:
     def _cut_aliases(self) -> None:
         for file, imported in self._reach.aliases:
             if not file.is_test and file.path not in self._removed:
-                self._cut(file).take_alias(imported.statement, imported.index, imported.package)
+                self._cut(file).take_item(imported.statement, imported.index, imported.package)
 
     def _cut_exports(self) -> None:
         for file in self._graph.files.values():
@@ -241,7 +231,7 @@ class _Removal:
                 for index, element in enumerate(items.elts):
                     value = getattr(element, "value", None)
                     if isinstance(value, str) and (file.module, value) in self._reach.names:
-                        self._cut(file).take_entry(items, index)
+                        self._cut(file).take_item(items, index)
 
     def _is_bound_otherwise(self) -> bool:
         """Whether a module also binds one of the names in a way that stays."""
@@ -262,36 +252,38 @@ class _Removal:
         return False
 
     def _is_needed_at_import(self) -> bool:
-        gone = {path: cut.gone_lines() for path, cut in self._cuts.items()}
         for identifier in {name for _, name in self._reach.names}:
-            for file, use in self._graph.uses_of(identifier):
-                if file.path in self._removed or use.line in gone.get(file.path, ()):
-                    continue
-                if not use.is_import_time:
-                    continue
-                if use.kind == "name" and (file.module, identifier) in self._reach.names:
-                    return True
-                if use.kind == "attribute" and use.chain:
+            for file, use in self._left_at_import(identifier):
+                if use.kind == "name":
+                    home = file.module
+                elif use.kind == "attribute" and use.chain:
                     home = self._graph.resolve(file, use.chain)
-                    if (home, identifier) in self._reach.names:
-                        return True
-        return any(self._is_method_needed(method, gone) for method in self._selection.methods)
+                else:
+                    continue
+                if (home, identifier) in self._reach.names:
+                    return True
+        return any(self._is_method_needed(method) for method in self._selection.methods)
 
-    def _is_method_needed(self, method: Name, gone: dict[str, set[int]]) -> bool:
+    def _left_at_import(self, identifier: str) -> Iterator[tuple[SourceFile, Use]]:
+        """The uses in what stays that come about when a module is imported."""
+        for file, use in self._graph.uses_of(identifier):
+            is_gone = file.path in self._removed or use.line in self._gone.get(file.path, ())
+            if use.is_import_time and not is_gone:
+                yield file, use
+
+    def _is_method_needed(self, method: Name) -> bool:
         """Whether a class body or module level names the method: an alias, a decorator, ``Class.method``."""
         module = method[0]
         owner, _, name = method[1].rpartition(".")
         classes = {f"{where}.{bound}" for where, bound in self._graph.reach([(module, owner)]).names}
-        for file, use in self._graph.uses_of(name):
-            if not use.is_import_time or use.line in gone.get(file.path, ()):
-                continue
+        for file, use in self._left_at_import(name):
             if use.kind == "name" and file.module == module and use.in_class == owner:
                 return True
             if use.kind == "attribute" and use.chain and self._graph.resolve(file, use.chain) in classes:
                 return True
         return False
 
-    def _cut_spare_imports(self, file: SourceFile, gone: frozenset[int]) -> None:
+    def _cut_spare_imports(self, file: SourceFile, gone: set[int]) -> None:
         """Imports that only the deleted lines used: they would hint at the code, and nobody needs them."""
         if file.is_package or file.path in self._removed:
             return
@@ -303,9 +295,9 @@ class _Removal:
         cut = self._cut(file)
         for imported in file.imports:
             if id(imported.statement) in guarded and self._is_spare(file, imported, gone):
-                cut.take_alias(imported.statement, imported.index)
+                cut.take_item(imported.statement, imported.index)
 
-    def _is_spare(self, file: SourceFile, imported: ImportedName, gone: frozenset[int]) -> bool:
+    def _is_spare(self, file: SourceFile, imported: ImportedName, gone: set[int]) -> bool:
         bound = imported.bound
         if imported.target == "__future__" or imported.name == "*" or bound in file.exported:
             return False

@@ -16,10 +16,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import PurePosixPath
+from typing import Any
 
 from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.running.bench import Bench
-from composer_replication.tasks.twin.twin_judge import function_of, play_stubs
 from composer_replication.tasks.twin.twin_records import Twin, Vector, score_digests
 from composer_replication.tasks.twin.twin_run import (
     CALL_SECONDS,
@@ -28,8 +28,10 @@ from composer_replication.tasks.twin.twin_run import (
     JobReport,
     RecordedCall,
     RecordedFunction,
+    function_of,
     pickler_fingerprint,
     play_apart,
+    play_stubs,
     record_calls,
 )
 
@@ -120,12 +122,13 @@ class _Build:
         """How many recorded calls a function must have."""
         return 1 if pin in self.eager else MIN_RECORDED
 
-    def record(self, cuts: Sequence[BodyCut]) -> dict[str, tuple[RecordedCall, ...]]:
+    def record(self, cuts: Sequence[BodyCut]) -> dict[str, Sequence[RecordedCall]]:
         """The calls of functions that have enough of them."""
-        calls, problem = record_calls(self.bench, cuts) if cuts else ({}, "")
+        found, problem = record_calls(self.bench, cuts) if cuts else ({}, "")
         if problem:
             self.unknown |= dict.fromkeys((cut.pin for cut in cuts), problem)
             return {}
+        calls = {pin: own.kept for pin, own in found.items()}
         for cut in cuts:
             if len(calls.get(cut.pin, ())) < (wanted := self.min_recorded(cut.pin)):
                 self.without[cut.pin] = f"fewer than {wanted} recorded calls"
@@ -170,71 +173,64 @@ class _Build:
             return True
         return False
 
+    def replayed(
+        self, twins: Sequence[Twin], options: Mapping[str, Any], **limits: Any
+    ) -> list[tuple[Twin, JobReport]]:
+        """The twins whose calls were made again to the end, with the report."""
+        reports = self.play([Job(function_of(twin), options=options) for twin in twins], **limits)
+        whole = zip(twins, reports, strict=True)
+        return [(twin, report) for twin, report in whole if self.is_whole(twin.pin, report)]
+
     def filtered(self, twins: Sequence[Twin]) -> list[Twin]:
         """Keep the calls with the same outcome under two other hash seeds, once in reverse order."""
         kept = list(twins)
         for hash_seed, backwards in zip(_FILTER_SEEDS, (False, True), strict=True):
-            jobs = [Job(function_of(twin), options={"backwards": backwards}) for twin in kept]
-            reports = self.play(jobs, hash_seed=hash_seed)
+            found = self.replayed(kept, {"backwards": backwards}, hash_seed=hash_seed)
             kept = [
-                _with_stable(_within_time(twin, report.seconds), report.digests)
-                for twin, report in zip(kept, reports, strict=True)
-                if self.is_whole(twin.pin, report)
+                _with_stable(_within_time(twin, report.seconds), report.digests) for twin, report in found
             ]
             kept = [twin for twin in kept if self._is_large_enough(twin)]
         return kept
 
     def without_weak(self, twins: Sequence[Twin]) -> list[Twin]:
         """Leave out twins that a constant passes, or a table of all recorded calls."""
-        kept = []
         for twin, scores in zip(twins, play_stubs(twins, self.play), strict=True):
-            if not self.is_whole(twin.pin, scores.report):
-                continue
-            if scores.passed_by:
+            if self.is_whole(twin.pin, scores.report) and scores.passed_by:
                 self.without[twin.pin] = "a stub passes"
-            elif scores.lookup.passed:
+            elif scores.is_passed_by_table:
                 self.without[twin.pin] = "a table of the recorded calls passes"
-            else:
-                num_misses = scores.lookup.num_mutated - scores.lookup.mutated_agree
-                kept.append(replace(twin, num_lookup_misses=num_misses))
-        return kept
+        left_out = self.without.keys() | self.unknown.keys()
+        return [twin for twin in twins if twin.pin not in left_out]
 
     def with_green_golden(self, twins: Sequence[Twin]) -> list[Twin]:
         """Keep twins with which the golden code agrees in every call, three times."""
         kept = list(twins)
         for hash_seed in _GATE_SEEDS:
-            jobs = [Job(function_of(twin)) for twin in kept]
-            reports = self.play(jobs, hash_seed=hash_seed, call_seconds=CALL_SECONDS)
-            green = []
-            for twin, report in zip(kept, reports, strict=True):
-                if not self.is_whole(twin.pin, report):
-                    continue
+            found = self.replayed(kept, {}, hash_seed=hash_seed, call_seconds=CALL_SECONDS)
+            kept = []
+            for twin, report in found:
                 score = score_digests(twin, report.digests)
                 if score.passed and score.mutated_agree == score.num_mutated:
-                    green.append(twin)
+                    kept.append(twin)
                 else:
                     self.without[twin.pin] = "the golden code does not agree with itself"
-            kept = green
         return kept
 
 
 def _draft_of(cut: BodyCut, calls: Sequence[RecordedCall], report: JobReport) -> Twin:
-    recorded: dict[str, tuple[Vector, set[str]]] = {}
+    recorded: dict[str, Vector] = {}
     for index, call in enumerate(calls):
-        kind, digest = report.outcomes.get(index, ("timeout", ""))
+        digest = report.digests.get(index, "")
         known = report.inputs[index] if index < len(report.inputs) else None
-        if known is None or kind not in ("ret", "exc"):
-            continue
-        # Two pickles may be one input: their bytes differ, their encoding does not.
-        recorded.setdefault(known, (Vector(call.blob, digest), set()))[1].update(call.tests)
+        if known is not None and digest:
+            # Two pickles may be one input: their bytes differ, their encoding does not.
+            recorded.setdefault(known, Vector(call.blob, digest))
     return Twin(
         pin=cut.pin,
         path=cut.path,
         symbol=cut.symbol,
-        recorded=tuple(vector for vector, _ in recorded.values()),
+        recorded=tuple(recorded.values()),
         mutated=tuple(Vector(blob, digest) for blob, digest in report.mutated),
-        tests=tuple(tuple(sorted(tests)) for _, tests in recorded.values()),
-        num_lookup_misses=0,
         pickler=pickler_fingerprint(),
     )
 
@@ -249,11 +245,12 @@ def _within_time(twin: Twin, seconds: float) -> Twin:
 
 def _with_stable(twin: Twin, digests: Mapping[int, str]) -> Twin:
     """A twin without the calls that had another outcome."""
-    stable = [digests.get(index) == vector.digest for index, vector in enumerate(twin.vectors)]
+    stable = [
+        (index, vector) for index, vector in enumerate(twin.vectors) if digests.get(index) == vector.digest
+    ]
     split = len(twin.recorded)
     return replace(
         twin,
-        recorded=tuple(v for v, keep in zip(twin.recorded, stable[:split], strict=True) if keep),
-        tests=tuple(t for t, keep in zip(twin.tests, stable[:split], strict=True) if keep),
-        mutated=tuple(v for v, keep in zip(twin.mutated, stable[split:], strict=True) if keep),
+        recorded=tuple(vector for index, vector in stable if index < split),
+        mutated=tuple(vector for index, vector in stable if index >= split),
     )

@@ -8,7 +8,6 @@ import collections
 import hashlib
 import io
 import os
-import pickle
 import sys
 import types
 import weakref
@@ -94,4 +93,4 @@ def make_dumps(module, root, max_bytes):
             raise NotPortable
         return data
 
-    return dumps, pickle.loads
+    return dumps

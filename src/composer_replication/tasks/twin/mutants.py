@@ -14,10 +14,8 @@ import copy
 import random
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from operator import itemgetter
 
 from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.planning.edits import Lines
@@ -32,39 +30,28 @@ _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr,
     ast.BitXor: ast.BitOr, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
 }  # fmt: skip
-_DELETABLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Raise, ast.Delete, ast.Assert)
-_Change = tuple[str, ast.stmt | ast.expr, str]
+_Change = tuple[ast.stmt | ast.expr, str]
+"""The node whose text is replaced, and the new text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """One faulty body: what was changed, in which line of the file, and the text for the hole."""
+def mutants_of(text: str, cut: BodyCut, *, max_mutants: int = 20) -> tuple[str, ...]:
+    """Faulty bodies for the hole of a cut, in the order of the text; all can be compiled and differ from the golden one.
 
-    operator: str
-    line: int
-    body: str
-
-
-def mutants_of(text: str, cut: BodyCut, *, max_mutants: int = 20, seed: int = 0) -> tuple[Mutant, ...]:
-    """Mutants of one golden body in the order of the text; all can be compiled and differ from it.
-
-    Of more than ``max_mutants`` so many are drawn by the ``seed``.
+    Of more than ``max_mutants`` so many are drawn.
     """
     own = _function_at(text, cut).body
     lines = Lines(text)
-    found: dict[str, Mutant] = {}
-    for operator, place, new in _changes(own[1:] if docstring_of(own) else own):
+    found: dict[str, None] = {}
+    for place, new in _changes(own[1:] if docstring_of(own) else own):
         start, end = lines.span(place)
-        if not cut.start <= start <= end <= cut.end:
-            continue
-        body = text[cut.start : start] + new + text[end : cut.end]
-        if body != cut.golden_body:
-            found.setdefault(body, Mutant(operator, place.lineno, body))
-    order = list(enumerate(found.values()))
-    random.Random(f"{seed}/{cut.pin}").shuffle(order)  # noqa: S311  a sample, not a secret
+        if cut.start <= start <= end <= cut.end:
+            found.setdefault(text[cut.start : start] + new + text[end : cut.end])
+    found.pop(cut.golden_body, None)
+    order = list(enumerate(found))
+    random.Random(f"0/{cut.pin}").shuffle(order)  # noqa: S311  a sample, not a secret
     # Compiling is what takes the time: of hundreds only as many are compiled as are wanted.
-    chosen = islice((pair for pair in order if _compiles(text, cut, pair[1].body)), max_mutants)
-    return tuple(mutant for _, mutant in sorted(chosen, key=itemgetter(0)))
+    chosen = islice((pair for pair in order if _compiles(text, cut, pair[1])), max_mutants)
+    return tuple(body for _, body in sorted(chosen))
 
 
 def _function_at(text: str, cut: BodyCut) -> ast.FunctionDef | ast.AsyncFunctionDef:
@@ -93,16 +80,13 @@ def _compiles(text: str, cut: BodyCut, body: str) -> bool:
 
 
 def _changes(body: Sequence[ast.stmt]) -> Iterator[_Change]:
-    """All single changes: name, the node whose text is replaced, the new text."""
     todo: list[ast.AST] = list(reversed(body))
     while todo:
         node = todo.pop()
-        if isinstance(node, ast.stmt):
-            yield from _of_statement(node)
-        elif isinstance(node, ast.expr):
-            yield from _of_expression(node)
+        yield from _of_statement(node)
+        yield from _of_expression(node)
         if isinstance(node, ast.If | ast.While | ast.IfExp) and not isinstance(node.test, ast.Constant):
-            yield "negated test", node.test, f"(not ({ast.unparse(node.test)}))"
+            yield node.test, f"(not ({ast.unparse(node.test)}))"
         if isinstance(node, ast.JoinedStr):
             continue  # up to Python 3.11 the parts of an f-string have no place of their own
         children = list(ast.iter_child_nodes(node))
@@ -112,44 +96,47 @@ def _changes(body: Sequence[ast.stmt]) -> Iterator[_Change]:
         todo += reversed(children)
 
 
-def _of_statement(node: ast.stmt) -> Iterator[_Change]:
-    if isinstance(node, ast.Return) and node.value is not None and ast.unparse(node.value) != "None":
-        yield "return None", node, "return None"
-    elif isinstance(node, ast.Break):
-        yield "continue for break", node, "continue"
-    elif isinstance(node, ast.Continue):
-        yield "break for continue", node, "break"
-    elif isinstance(node, _DELETABLE) and not (
-        isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    ):
-        yield "statement deleted", node, "pass"
-    if isinstance(node, ast.AugAssign) and type(node.op) in _OPERATORS:
-        other = copy.copy(node)
-        other.op = _OPERATORS[type(node.op)]()
-        yield "arithmetic", node, ast.unparse(other)
+def _of_statement(node: ast.AST) -> Iterator[_Change]:
+    match node:
+        case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
+            yield node, "return None"
+        case ast.Break():
+            yield node, "continue"
+        case ast.Continue():
+            yield node, "break"
+        case ast.Expr(value=ast.Constant()):
+            return
+        case ast.Assign() | ast.AnnAssign() | ast.Expr() | ast.Raise() | ast.Delete() | ast.Assert():
+            yield node, "pass"
+        case ast.AugAssign(op=operator):
+            yield node, "pass"
+            if type(operator) in _OPERATORS:
+                yield node, _text(node, op=_OPERATORS[type(operator)]())
 
 
-def _of_expression(node: ast.expr) -> Iterator[_Change]:
-    if isinstance(node, ast.Compare):
-        for place, operator in enumerate(node.ops):
-            other = copy.copy(node)
-            other.ops = [*node.ops[:place], _COMPARISONS[type(operator)](), *node.ops[place + 1 :]]
-            yield "comparison", node, f"({ast.unparse(other)})"
-    elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        swapped = copy.copy(node)
-        swapped.op = _OPERATORS[type(node.op)]()
-        yield "arithmetic", node, f"({ast.unparse(swapped)})"
-    elif isinstance(node, ast.BoolOp):
-        joined = copy.copy(node)
-        joined.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-        yield "and/or", node, f"({ast.unparse(joined)})"
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
-        yield "not" if isinstance(node.op, ast.Not) else "sign", node, f"({ast.unparse(node.operand)})"
-    elif isinstance(node, ast.Constant):
-        value = node.value
-        if isinstance(value, bool):
-            yield "constant", node, repr(not value)
-        elif isinstance(value, int | float):
-            yield "constant", node, repr(value + 1)
-        elif isinstance(value, str):
-            yield "string", node, repr(f"XX{value}")
+def _of_expression(node: ast.AST) -> Iterator[_Change]:
+    match node:
+        case ast.BinOp(op=operator) if type(operator) in _OPERATORS:
+            yield node, f"({_text(node, op=_OPERATORS[type(operator)]())})"
+        case ast.Compare(ops=operators):
+            for place, compared in enumerate(operators):
+                others = [*operators[:place], _COMPARISONS[type(compared)](), *operators[place + 1 :]]
+                yield node, f"({_text(node, ops=others)})"
+        case ast.BoolOp(op=joined):
+            yield node, f"({_text(node, op=ast.Or() if isinstance(joined, ast.And) else ast.And())})"
+        case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
+            yield node, f"({ast.unparse(operand)})"
+        case ast.Constant(value=bool(value)):
+            yield node, repr(not value)
+        case ast.Constant(value=int(value) | float(value)):
+            yield node, repr(value + 1)
+        case ast.Constant(value=str(value)):
+            yield node, repr(f"XX{value}")
+
+
+def _text(node: ast.AST, **changed: object) -> str:
+    """The text of a node with other fields."""
+    other = copy.copy(node)
+    for name, value in changed.items():
+        setattr(other, name, value)
+    return ast.unparse(other)

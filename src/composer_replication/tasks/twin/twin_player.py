@@ -12,9 +12,9 @@ import base64
 import functools
 import importlib
 import inspect
-import math
 import mmap
 import os
+import pickle
 import random
 import resource
 import signal
@@ -25,6 +25,11 @@ import types
 import weakref
 from typing import Any
 
+from composer_replication.tasks.twin.call_mutation import CallPool
+from composer_replication.tasks.twin.call_pickle import MODULE as PICKLER
+from composer_replication.tasks.twin.call_pickle import load_cloudpickle, make_dumps
+from composer_replication.tasks.twin.canonical_encoding import OpaqueValue, Work, digest, encode
+
 # A limit is processor time, which a busy machine hardly changes; for what sleeps, so many times as much.
 WALL_FACTOR = 20
 FEW = 10  # mutated calls without which a function gets no twin
@@ -33,10 +38,6 @@ FEW = 10  # mutated calls without which a function gets no twin
 MAX_NODES = 1_000_000
 LOST = ("lost", "")  # an earlier child died of this call
 NOT_STABLE = (MemoryError, RecursionError)  # they depend on what else the process holds
-
-
-class Late(BaseException):
-    """A call took too long. No ``Exception``: code that swallows those does not swallow this one."""
 
 
 def module_name(path, roots):
@@ -83,62 +84,26 @@ def closure_values(function):
     return values
 
 
-def start_clocks(seconds):
-    """Ring after so much processor time, and again and again: a candidate may swallow the first."""
-    signal.setitimer(signal.ITIMER_PROF, seconds, 0.05)
-    signal.setitimer(signal.ITIMER_REAL, WALL_FACTOR * seconds, 0.05)
-
-
-def stop_clocks():
-    """Both at once."""
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-
-
 class Replay:
     """Calls one function and encodes what comes of it."""
 
-    def __init__(self, request, function, encoding, pickling, steps):
+    def __init__(self, function, steps):
         self.steps = steps
         self.function = function
-        self.encode, self.digest = encoding.encode, encoding.digest
-        self.opaque = encoding.OpaqueValue
-        self.dumps, self.loads = pickling
+        # Whoever changes the modules in the process changes nothing here.
+        self.encode, self.digest, self.loads = encode, digest, pickle.loads
         self.constants = []
-        self.pickles_answers = False
-        self.seconds = request["call_seconds"]
-        self.is_late = False
-        signal.signal(signal.SIGALRM, self._on_alarm)
-        signal.signal(signal.SIGPROF, self._on_alarm)
-
-    def _on_alarm(self, _number, _frame):
-        self.is_late = True
-        raise Late
 
     def outcome(self, blob):
-        """``(kind, digest)``; the kind is ret, exc, opaque, timeout, unstable, unloadable or lost. Answers are in its place."""
-        if not self.steps.begin(self.seconds):
+        """``(kind, digest)``; the kind is ret, exc, opaque, unstable, unloadable, timeout or lost, only the first two have a digest."""
+        if not self.steps.begin():
             return LOST
-        self.is_late = False
-        found = ("timeout", "")
-        try:
-            start_clocks(self.seconds)
-            try:
-                found = self._outcome(blob)
-            finally:
-                stop_clocks()
-        except Late:
-            stop_clocks()  # it may have come before both were stopped
-        if self.is_late:
-            self.steps.num_lost += 1
-            return ("timeout", "")
-        return found
+        found = self._outcome(blob)
+        return found if self.steps.end() else ("timeout", "")
 
     def _outcome(self, blob):
         try:
             args, kwargs = self.loads(blob)
-        except Late:
-            raise
         except BaseException:
             return ("unloadable", "")
         try:
@@ -148,32 +113,19 @@ class Replay:
                     "ret",
                     " ".join(self.digest(("ret", self.encode(one), given)) for one in self.constants),
                 )
-            if self.pickles_answers:
-                return ("ret", base64.b64encode(self.dumps(self._answer(args, kwargs))).decode())
             result = self.function(*args, **kwargs)
             encoded: tuple[Any, ...] = (
                 "ret",
                 self.encode(result),
                 self.encode((args, kwargs), is_result=False),
             )
-        except self.opaque:
+        except OpaqueValue:
             return ("opaque", "")
         except NOT_STABLE:
             return ("unstable", "")
-        except Late:
-            raise
         except BaseException as error:
             encoded = ("exc", type(error).__name__)
         return (encoded[0], self.digest(encoded))
-
-    def _answer(self, args, kwargs):
-        try:
-            result = self.function(*args, **kwargs)
-            if hasattr(type(result), "__next__"):
-                return ("iterator", [item for item, _ in zip(result, range(300), strict=False)])
-        except Exception as error:
-            return ("raise", error)
-        return ("value", result)
 
     def bound(self, args, kwargs):
         """Arguments by parameter, defaults filled in: one call written in two ways is one input."""
@@ -185,17 +137,15 @@ class Replay:
         return dict(bound.arguments)
 
     def in_time(self, work):
-        """What some work gives; None where it is left out, raises or takes too long."""
-        if not self.steps.begin(self.seconds):
+        """What some work gives; None where it is left out or raises."""
+        if not self.steps.begin():
             return None
         try:
-            start_clocks(self.seconds)
-            try:
-                return work()
-            finally:
-                stop_clocks()
-        except (Exception, Late):
+            return work()
+        except Exception:
             return None
+        finally:
+            self.steps.end()
 
     def input_digest(self, blob):
         """What tells this input from others; None for one that cannot be told."""
@@ -208,7 +158,7 @@ class Replay:
 
 
 class Job:
-    """One function, one task: replay, mutate, constants or answers."""
+    """One function, one task: replay, mutate or constants."""
 
     def __init__(self, request, number, send, steps):
         self.request = request
@@ -220,17 +170,11 @@ class Job:
         self.blobs = [base64.b64decode(blob) for blob in self.twin["blobs"]]
 
     def run(self):
-        sources = None
-        if self.job["mode"] == "mutate":
-            sources = RandomSources()
+        sources = RandomSources() if self.job["mode"] == "mutate" else None
         for path, text in self.job.get("overlay", {}).items():
             with open(path, "w", encoding="utf-8", newline="") as file:
                 file.write(text)
-        encoding = sys.modules["canonical_encoding"]
-        self.work = encoding.Work
-        call_pickle = sys.modules["call_pickle"]
-        pickler = sys.modules[call_pickle.MODULE]
-        self.dumps, loads = call_pickle.make_dumps(pickler, os.getcwd(), self.request["max_bytes"])
+        self.dumps = make_dumps(sys.modules[PICKLER], os.getcwd(), self.request["max_bytes"])
         try:
             module = module_name(self.twin["path"], self.request["import_roots"])
             function = find_function(self.twin["path"], self.twin["symbol"], module)
@@ -240,13 +184,12 @@ class Job:
             )
             return
         line = getattr(getattr(function, "__code__", None), "co_firstlineno", 0)
-        self.replay = Replay(self.request, function, encoding, (self.dumps, loads), self.steps)
+        self.replay = Replay(function, self.steps)
         started = time.process_time()
         if self.job["mode"] == "mutate":
             self._mutate(sources)
         else:
             self.replay.constants = [ast.literal_eval(text) for text in self.job.get("constants", ())]
-            self.replay.pickles_answers = self.job["mode"] == "answers"
             self._replay_all()
         seconds = time.process_time() - started
         self.send("done", job=self.number, line=line, error="", seconds=seconds)
@@ -254,8 +197,8 @@ class Job:
     def _replay_all(self):
         order = range(len(self.blobs))
         for index in self._left(reversed(order) if self.job.get("backwards") else order):
-            kind, digest = self.replay.outcome(self.blobs[index])
-            self.send("vector", job=self.number, index=index, kind=kind, digest=digest)
+            _, digest = self.replay.outcome(self.blobs[index])
+            self.send("vector", job=self.number, index=index, digest=digest)
             self.steps.num_told += 1
             if self.steps.is_enough:
                 return
@@ -266,27 +209,25 @@ class Job:
         return list(order)[self.steps.num_told :]
 
     def _mutate(self, sources):
-        mutation = sys.modules["call_mutation"]
         outcome = functools.partial(steady_outcome, sources, self.replay.outcome)
-        self.steps.num_lost = len(self.steps.fatal)  # calls that were late before are made again
         recorded = []
         usable: list[bytes] = []
         for blob in self.blobs:
-            if self.work.num_nodes > MAX_NODES and len(usable) >= FEW:
+            if Work.num_nodes > MAX_NODES and len(usable) >= FEW:
                 break
-            kind, digest = outcome(blob)
-            recorded.append([kind, digest, self.replay.input_digest(blob)])
-            if kind in ("ret", "exc"):
+            _, digest = outcome(blob)
+            recorded.append([digest, self.replay.input_digest(blob)])
+            if digest:
                 usable.append(blob)
-        self.work.num_nodes = 0  # what is mutated has a budget of its own
-        seen = {known for _, _, known in recorded}
+        Work.num_nodes = 0  # what is mutated has a budget of its own
+        seen = {known for _, known in recorded}
         groups: dict[str, list[bytes]] = {}
         draw = random.Random(self.job["seed"])  # noqa: S311  a sample, not a secret
         kept: list[bytes] = []
         # A function of one small number has few neighbours: where they are too few, theirs are tried too.
         for wanted in (4 * self.job["wanted"], 2 * FEW, 2 * FEW):
             if usable and len(kept) < FEW and not self.steps.is_enough:
-                pool = mutation.CallPool([*usable, *kept], self.replay.loads)
+                pool = CallPool([*usable, *kept], self.replay.loads)
                 self._add_mutated(pool, draw, outcome, (seen, groups, kept), wanted)
         chosen = round_robin(groups, self.job["wanted"])
         vectors = [[base64.b64encode(blob).decode(), digest] for blob, digest in chosen]
@@ -302,7 +243,7 @@ class Job:
             return None if call is None else self.dumps(call)
 
         for _ in range(self.job["tries"]):
-            is_spent = self.work.num_nodes > (MAX_NODES if len(kept) >= FEW else 3 * MAX_NODES)
+            is_spent = Work.num_nodes > (MAX_NODES if len(kept) >= FEW else 3 * MAX_NODES)
             if self.steps.is_enough or is_spent or len(kept) >= wanted:
                 return
             blob = self.replay.in_time(change)
@@ -320,9 +261,9 @@ def round_robin(groups, wanted):
     """One call of each outcome in turn, so that common outcomes do not crowd out rare ones."""
     chosen: list[Any] = []
     for turn in range(max(map(len, groups.values()), default=0)):
-        for digest, blobs in groups.items():
+        for outcome, blobs in groups.items():
             if turn < len(blobs) and len(chosen) < wanted:
-                chosen.append((blobs[turn], digest))
+                chosen.append((blobs[turn], outcome))
     return chosen
 
 
@@ -341,7 +282,7 @@ def run_job(request, number, send):
         work,
         cpu_seconds=seconds,
         wall_seconds=WALL_FACTOR * seconds,
-        stuck_seconds=2 * WALL_FACTOR * request["call_seconds"],
+        step_seconds=request["call_seconds"],
         is_retold=request["jobs"][number]["mode"] == "mutate",
     )
     if ended == "late":
@@ -349,13 +290,13 @@ def run_job(request, number, send):
 
 
 # --- One bad call costs itself alone.
-# A signal reaches Python between two of its instructions, so a call that hangs or dies inside C code takes its
-# process along. The number of each step is kept in memory that parent and child share: the parent knows which one it
-# was, and starts another child that leaves it out.
+# A call may hang or die inside C code, or catch whatever is raised to stop it. So the parent watches: the number of each
+# step, and what processor time it began with, are kept in memory that parent and child share. A child that takes too
+# long is killed, and another one leaves out the step of which an earlier one died.
 
 LOADING, DONE = -1, -2
-MAX_LOST = 11  # calls that ran out of time or took their process along; past the 5 % of 200 that may be wrong
-HARD_SECONDS = 0.5  # of processor time after a call's own limit: then it heard no signal
+BETWEEN = -1
+MAX_LOST = 11  # calls that took their process along; past the 5 % of 200 that may be wrong
 
 
 def shared_number(place):
@@ -369,92 +310,90 @@ class Steps:
     """Numbers what a job does. ``fatal`` are the steps of which earlier children died."""
 
     now = shared_number(0)  # the number of the step that is done now, or LOADING or DONE
-    num_lost = shared_number(1)  # calls that cost a whole limit; children that come later go on counting
+    begun = shared_number(1)  # microseconds of processor time when it began, or BETWEEN two steps
     num_told = shared_number(2)  # calls that were reported; children that come later begin behind them
 
-    def __init__(self, fatal, cpu_seconds):
+    def __init__(self, fatal, num_told, seconds):
         self.memory = memoryview(mmap.mmap(-1, 24)).cast("q")
         self.fatal = fatal
-        self.cpu_seconds = cpu_seconds
+        self.seconds = seconds
+        self.clock = time.process_time  # what a tree makes of it later changes nothing here
+        self.now, self.begun, self.num_told = LOADING, BETWEEN, num_told
 
     @property
     def is_enough(self):
         """Whether so many calls were lost that the others are not made."""
-        return self.num_lost >= MAX_LOST and self.now >= max(self.fatal, default=LOADING)
+        return len(self.fatal) >= MAX_LOST and self.now >= max(self.fatal)
 
-    def begin(self, seconds):
-        """The next step, which may take so much processor time; False for one that is left out."""
+    def begin(self):
+        """The next step; False for one that is left out."""
         self.now += 1
         if self.now in self.fatal:
             return False
-        # The kernel ends the process: no handler of Python's runs while C code does.
-        end = min(self.cpu_seconds, time.process_time() + seconds + HARD_SECONDS)
-        limit_processor_time(end)
+        self.begun = int(1e6 * self.clock())
         return True
 
-
-def limit_processor_time(seconds):
-    """Of this process; a part of a second counts as a whole one."""
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    wanted = max(1, math.ceil(seconds))
-    resource.setrlimit(
-        resource.RLIMIT_CPU, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
-    )
+    def end(self):
+        """Whether the step was in time; what follows is no part of it."""
+        is_in_time = self.clock() - self.begun / 1e6 <= self.seconds
+        self.begun = BETWEEN
+        return is_in_time
 
 
-def run_to_the_end(work, cpu_seconds, wall_seconds, stuck_seconds, *, is_retold):
+def run_to_the_end(work, cpu_seconds, wall_seconds, step_seconds, *, is_retold):
     """Do ``work(steps)`` in children, one after the other until one comes to the end.
 
-    The limits are processor time and time by the clock of all children together, and by the clock of one step.
-    With ``is_retold`` each child begins at the beginning, so that after the last death one more can tell of what
-    there was until then.
+    The limits are processor time and time by the clock of all children together, and processor time of one step, which by
+    the clock may take ``WALL_FACTOR`` times as long. With ``is_retold`` each child begins at the beginning, so that after
+    the last death one more can tell of what there was until then.
 
     Returns:
         Empty, or why it ended before its end: ``late`` or ``lost``.
     """
     fatal: list[int] = []
     before, deadline = _used_by_children(), time.monotonic() + wall_seconds
-    lost = told = 0
+    told = 0
     while True:
-        left = cpu_seconds - (_used_by_children() - before)
-        if left <= 0 or time.monotonic() > deadline:
-            return "late"
-        steps = Steps(frozenset(fatal), left)
-        steps.now, steps.num_lost, steps.num_told = LOADING, lost, told
-        _run_child(work, steps, deadline, stuck_seconds)
+        steps = Steps(frozenset(fatal), told, step_seconds)
+        is_over = _run_child(work, steps, cpu_seconds - (_used_by_children() - before), deadline)
         if steps.now == DONE:
             return ""
-        if cpu_seconds - (_used_by_children() - before) <= 0 or time.monotonic() > deadline:
+        if is_over:
             return "late"
-        lost, told = steps.num_lost + 1, steps.num_told
+        told = steps.num_told
         if steps.now < 0 or steps.now in fatal or len(fatal) >= MAX_LOST:
             return "lost"
         fatal.append(steps.now)
-        if lost >= MAX_LOST and not is_retold:
+        if len(fatal) >= MAX_LOST and not is_retold:
             return "lost"
 
 
-def _run_child(work, steps, deadline, stuck_seconds):
+def _run_child(work, steps, cpu_seconds, deadline):
+    """Whether it was killed because the time of all steps is over."""
     child = os.fork()
     if child == 0:
         try:
             os.setsid()
-            limit_processor_time(steps.cpu_seconds)
             work(steps)
             steps.now = DONE
         finally:
             os._exit(0)
+    clock = (~child << 3) | 2  # the kernel's number for the processor time of a process
     wait, seen, since = 0.001, LOADING, time.monotonic()
     while os.waitpid(child, os.WNOHANG) == (0, 0):
-        now = time.monotonic()
-        if steps.now != seen:
-            seen, since = steps.now, now
-        if now > deadline or (seen >= 0 and now - since > stuck_seconds):
+        now, step, begun, used = time.monotonic(), steps.now, steps.begun, time.clock_gettime(clock)
+        if step != seen:
+            seen, since = step, now
+        is_late = used - begun / 1e6 > steps.seconds or now - since > WALL_FACTOR * steps.seconds
+        is_over = used > cpu_seconds or now > deadline
+        # The step is looked at again: it may have ended, and another one begun.
+        if is_over or (is_late and begun != BETWEEN and (step, begun) == (steps.now, steps.begun)):
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            return
+            return is_over
         time.sleep(wait)
         wait = min(0.02, wait * 1.5)
+    return False
 
 
 def _used_by_children():
@@ -549,7 +488,7 @@ def steady_outcome(sources, outcome, blob):
 def main(request, send):
     """Do the jobs of a request."""
     root = os.getcwd()
-    sys.modules["call_pickle"].load_cloudpickle(request["cloudpickle"])
+    load_cloudpickle(request["cloudpickle"])
     sys.path[:0] = [os.path.normpath(os.path.join(root, path)) for path in request["import_roots"]]
     # Below what the sandbox may use: past that limit the run of all is over, past this one a call is.
     for kind, size in (

@@ -8,11 +8,15 @@ call is kept the moment it begins, before the function can change its arguments.
 import base64
 import dis
 import gc
+import inspect
 import json
 import os
 import sys
 import types
 import zlib
+
+from composer_replication.tasks.running.suite_plugin import importable_plugins, make_suite
+from composer_replication.tasks.twin.call_pickle import load_cloudpickle, make_dumps
 
 ASYNC_FLAGS = 0x80 | 0x200  # coroutines and asynchronous generators: no call to replay
 MAX_ATTEMPTS = 1000  # of one function; a hot one must not make the suite slow
@@ -35,19 +39,16 @@ class Target:
 
     def __init__(self, code, module):
         self.blobs = {}
+        self.not_kept = set()  # tests with calls that are not among them
         self.num_attempts = 0
         self.is_async = bool(code.co_flags & ASYNC_FLAGS)
         # A generator is resumed many times; only its first RESUME is a call.
         self.first_resume = next(
             (step.offset for step in dis.get_instructions(code) if step.opname == "RESUME"), -1
         )
+        names, self.more, self.named = inspect.getargs(code)
         count = code.co_argcount
-        self.only_positional = code.co_varnames[: code.co_posonlyargcount]
-        self.positional = code.co_varnames[:count]
-        self.keywords = code.co_varnames[count : count + code.co_kwonlyargcount]
-        rest = list(code.co_varnames[count + code.co_kwonlyargcount :])
-        self.more = rest.pop(0) if code.co_flags & 0x04 else None
-        self.named = rest.pop(0) if code.co_flags & 0x08 else None
+        self.positional, self.keywords = names[:count], names[count:]
         function = function_of(code, module)
         defaults = (function and function.__defaults__) or ()
         self.defaults = dict(zip(self.positional[count - len(defaults) :], defaults, strict=True))
@@ -113,22 +114,22 @@ class Recorder:
         target = known[1]
         if target is None or target.is_async or frame.f_lasti != target.first_resume:
             return
-        if target.num_attempts < MAX_ATTEMPTS:
-            target.num_attempts += 1
-            self.keep(target, frame)
+        target.num_attempts += 1
+        blob = self.pickled(target, frame) if target.num_attempts <= MAX_ATTEMPTS else None
+        if blob is not None and (blob in target.blobs or len(target.blobs) < self.max_calls):
+            target.blobs.setdefault(blob, set()).add(len(self.tests) - 1)
+        else:
+            target.not_kept.add(len(self.tests) - 1)
 
-    def keep(self, target, frame):
+    def pickled(self, target, frame):
         try:
             self.pickler.counting_for = id(target)
             blob = self.dumps(target.arguments(frame.f_locals))
         except Exception:  # whatever a value raises when it is pickled, this call is not kept
-            return
+            return None
         for drawn, zeros in self.drawn:
             blob = blob.replace(drawn, zeros)
-        if blob in target.blobs:
-            target.blobs[blob].add(len(self.tests) - 1)
-        elif len(target.blobs) < self.max_calls:
-            target.blobs[blob] = {len(self.tests) - 1}
+        return blob
 
     def plugin(self):
         import pytest
@@ -155,9 +156,8 @@ class Recorder:
 def main(request, send):
     """Run the suite, and send the calls."""
     root = os.getcwd()
-    call_pickle = sys.modules["call_pickle"]
-    pickler = call_pickle.load_cloudpickle(request["cloudpickle"])
-    dumps, _ = call_pickle.make_dumps(pickler, root, request["max_bytes"])
+    pickler = load_cloudpickle(request["cloudpickle"])
+    dumps = make_dumps(pickler, root, request["max_bytes"])
     roots = [os.path.normpath(os.path.join(root, path)) for path in request["import_roots"]]
     sys.path[:0] = roots
     os.environ["PYTHONPATH"] = os.pathsep.join(roots)
@@ -171,14 +171,18 @@ def main(request, send):
     import pytest
 
     recorder = Recorder(request, root, pickler, dumps, pickle_by_value)
-    suite_plugin = sys.modules["suite_plugin"]
-    options = suite_plugin.importable_plugins(request["options"], root)
-    plugins = [recorder.plugin(), suite_plugin.make_suite(options, request["left_out"])]
+    options = importable_plugins(request["options"], root)
+    plugins = [recorder.plugin(), make_suite(options, request["left_out"])]
     code = pytest.main([*options, *request["arguments"], f"--rootdir={root}"], plugins=plugins)
     send("tests", ids=recorder.tests)
     for number, target in sorted(recorder.targets.items()):
         blobs = [[base64.b64encode(blob).decode(), sorted(tests)] for blob, tests in target.blobs.items()]
         packed = zlib.compress(json.dumps(blobs).encode(), 1)
-        send("calls", target=number, attempts=target.num_attempts, calls=base64.b64encode(packed).decode())
+        send(
+            "calls",
+            target=number,
+            calls=base64.b64encode(packed).decode(),
+            not_kept=sorted(target.not_kept),
+        )
     send("end", exit_code=int(code))
     os._exit(0)  # threads that a test left behind must not hold the result back

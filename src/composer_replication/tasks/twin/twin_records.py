@@ -18,8 +18,8 @@ from composer_replication.errors import InputError
 from composer_replication.tasks.blobs import decompress
 from composer_replication.tasks.twin.canonical_encoding import NUM_DIGITS
 
-FORMAT_VERSION = 2
-"""A line of JSON, then all pickles one after the other."""
+FORMAT_VERSION = 3
+"""A line of JSON, then all pickles one after the other. Version 2 also told which tests made a call."""
 MUTATED_SHARE = 0.95
 """Share of the mutated calls that must agree. Lookup solvers miss a median of all of them, so this
 is as strict against them as 1 would be, and forgives an honest candidate an unfair call."""
@@ -39,9 +39,7 @@ class Vector:
 class Twin:
     """Recorded and mutated calls of one function.
 
-    ``tests`` has for each recorded call the node ids of the tests in which it was made.
-    ``num_lookup_misses`` is on how many of the mutated calls a table of all recorded ones
-    fails. ``pickler`` is the hash of the cloudpickle that its blobs need.
+    ``pickler`` is the hash of the cloudpickle that its blobs need.
     """
 
     pin: str
@@ -49,8 +47,6 @@ class Twin:
     symbol: str
     recorded: tuple[Vector, ...]
     mutated: tuple[Vector, ...]
-    tests: tuple[tuple[str, ...], ...]
-    num_lookup_misses: int
     pickler: str
 
     @property
@@ -92,18 +88,13 @@ def score_digests(twin: Twin, digests: Mapping[int, str], error: str = "") -> Tw
 
 def twin_bytes(twin: Twin) -> bytes:
     """The compressed form of a twin: equal twins give equal bytes."""
-    ids = sorted({test for tests in twin.tests for test in tests})
-    numbers = {test: number for number, test in enumerate(ids)}
     value = {
         "version": FORMAT_VERSION,
         "pin": twin.pin,
         "path": twin.path,
         "symbol": twin.symbol,
         "pickler": twin.pickler,
-        "num_lookup_misses": twin.num_lookup_misses,
-        "tests": ids,
         "num_recorded": len(twin.recorded),
-        "recorded_in": [[numbers[test] for test in tests] for tests in twin.tests],
         "sizes": [len(vector.blob) for vector in twin.vectors],
         "digests": "".join(vector.digest for vector in twin.vectors),
     }
@@ -122,11 +113,13 @@ def read_twin(data: bytes, *, where: str = "") -> Twin:
         plain = decompress(data, max_bytes=_MAX_BYTES)
         line, _, blobs = plain.partition(b"\n")
         value = json.loads(line)
-        if value["version"] != FORMAT_VERSION:
+        if value["version"] not in (2, FORMAT_VERSION):
             raise ValueError(f"version {value['version']}")
-        sizes, digests, ids = value["sizes"], str(value["digests"]), value["tests"]
+        sizes, digests, split = value["sizes"], str(value["digests"]), int(value["num_recorded"])
         if sum(sizes) != len(blobs) or min(sizes, default=0) < 0 or len(digests) != NUM_DIGITS * len(sizes):
             raise ValueError("the calls do not fill it")
+        if not 0 < split <= len(sizes):
+            raise ValueError(f"{split} of its {len(sizes)} calls are recorded ones")
         vectors = tuple(
             Vector(blobs[end - size : end], digests[NUM_DIGITS * index : NUM_DIGITS * (index + 1)])
             for index, (end, size) in enumerate(zip(accumulate(sizes), sizes, strict=True))
@@ -135,14 +128,10 @@ def read_twin(data: bytes, *, where: str = "") -> Twin:
             pin=str(value["pin"]),
             path=str(value["path"]),
             symbol=str(value["symbol"]),
-            recorded=vectors[: value["num_recorded"]],
-            mutated=vectors[value["num_recorded"] :],
-            tests=tuple(tuple(str(ids[number]) for number in numbers) for numbers in value["recorded_in"]),
-            num_lookup_misses=int(value["num_lookup_misses"]),
+            recorded=vectors[:split],
+            mutated=vectors[split:],
             pickler=str(value["pickler"]),
         )
-        if len(twin.tests) != len(twin.recorded):
-            raise ValueError("tests and calls differ in number")
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise damaged(f"the recorded behaviour of a function cannot be read: {error}", where) from error
     return twin

@@ -1,4 +1,4 @@
-"""Start the recorder and the player of twins in fresh sandboxes, and read what they say.
+"""Start the recorder and the player of twins in fresh sandboxes, read what they say, and judge candidates by it.
 
 Both come as text with the request, and so does cloudpickle: no environment is changed and
 no folder of this program's own packages is mounted. What comes back is JSON with the nonce
@@ -13,7 +13,7 @@ import json
 import secrets
 import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files as resources
@@ -25,10 +25,11 @@ from composer_replication.records import ExecResult, Limits
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.tree_rules import is_subject_path
-from composer_replication.tasks.planning.body_cuts import BodyCut
+from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS, BodyCut
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.suite_options import suite_arguments
 from composer_replication.tasks.test_run import ARGUMENTS, import_roots, last_words, read_records, run_inside
+from composer_replication.tasks.twin.twin_records import Twin, TwinScore, damaged, score_digests
 from composer_replication.tasks.views import write_files
 
 CALL_SECONDS = 1.0
@@ -55,9 +56,11 @@ _OWN_LIMITS = Limits(memory_bytes=4 * 1024**3)
 """Of a sandbox that replays golden code and its relatives."""
 _OUTPUT_BYTES = 512 * 1024**2
 _MAX_CALLS_BYTES = 64 * 1024**2
-_MODULES = {
-    "twin_recorder": ("call_pickle", "suite_plugin"),
-    "twin_player": ("canonical_encoding", "call_pickle", "call_mutation"),
+_PACKAGE = "composer_replication.tasks"
+_PROGRAMS = {
+    "twin.twin_recorder": ("twin.call_pickle", "running.suite_plugin"),
+    "twin.twin_player": ("twin.canonical_encoding", "twin.call_pickle", "twin.call_mutation"),
+    "leaks.inside_search": ("intake.packed_forms", "leaks.leak_search"),
 }
 """What each program needs beside itself."""
 
@@ -68,6 +71,23 @@ class RecordedCall:
 
     blob: bytes
     tests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCalls:
+    """The calls of one function, and the tests with calls that could not be kept: too many, or nothing to pickle."""
+
+    kept: tuple[RecordedCall, ...] = ()
+    not_kept: frozenset[str] = frozenset()
+
+    def is_called_in(self, tests: set[str]) -> bool:
+        """Whether one of the tests made a call that was kept."""
+        return any(not tests.isdisjoint(call.tests) for call in self.kept)
+
+    def asks_more(self, tests: set[str], *, than: set[str]) -> bool:
+        """Whether some tests made a call that none of the others made, as far as is known."""
+        own = [call for call in self.kept if than.isdisjoint(call.tests)]
+        return not self.not_kept.isdisjoint(tests) or any(not tests.isdisjoint(call.tests) for call in own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +103,7 @@ class RecordedFunction:
 class Job:
     """One child process of the player, and the function that it calls.
 
-    ``mode`` is replay, mutate, constants or answers; ``options`` are the player's own words for
+    ``mode`` is replay, mutate or constants; ``options`` are the player's own words for
     the rest. ``overlay`` are files to write over the tree before it is imported.
     """
 
@@ -97,13 +117,13 @@ class Job:
 class JobReport:
     """What one job said.
 
-    ``outcomes`` are kind and digest by index; ``error`` is empty, or why the job as a whole failed.
-    ``inputs`` and ``mutated`` come from a job of the mode mutate; one of the mode answers has these as digests.
+    ``digests`` tell by index what calls returned or raised; ``error`` is empty, or why the job as a whole failed.
+    ``inputs`` and ``mutated`` come from a job of the mode mutate.
     ``seconds`` is the processor time of its calls. ``is_unknown`` says that the run itself failed,
     and nothing is known of the function.
     """
 
-    outcomes: dict[int, tuple[str, str]] = field(default_factory=dict)
+    digests: dict[int, str] = field(default_factory=dict)
     line: int = 0
     error: str = "it ended early"
     inputs: list[str | None] = field(default_factory=list)
@@ -111,19 +131,8 @@ class JobReport:
     seconds: float = 0.0
     is_unknown: bool = False
 
-    @property
-    def answers(self) -> dict[int, bytes]:
-        """What calls gave or raised, pickled, from a job of the mode answers."""
-        kept = {index: text for index, (kind, text) in self.outcomes.items() if kind == "ret"}
-        return {index: base64.b64decode(text) for index, text in kept.items()}
 
-    @property
-    def digests(self) -> dict[int, str]:
-        """The digests of calls that returned or raised."""
-        return {index: digest for index, (kind, digest) in self.outcomes.items() if kind in ("ret", "exc")}
-
-
-def record_calls(bench: Bench, cuts: Sequence[BodyCut]) -> tuple[dict[str, tuple[RecordedCall, ...]], str]:
+def record_calls(bench: Bench, cuts: Sequence[BodyCut]) -> tuple[dict[str, RecordedCalls], str]:
     """Run the whole suite once, but for tests and files that are left out, and keep the calls of all functions.
 
     A run that fails is made once more.
@@ -140,30 +149,36 @@ def record_calls(bench: Bench, cuts: Sequence[BodyCut]) -> tuple[dict[str, tuple
         "max_calls": MAX_CALLS,
         "max_bytes": MAX_CALL_BYTES,
         "ours": str(process_folder()),
+        "cloudpickle": _cloudpickle(),
     }
     for _ in range(_NUM_RECORDINGS):
-        done, records = _run(
-            "twin_recorder", files, bench.environment, options,
-            backend=bench.backend, timeout_seconds=_RECORD_SECONDS,
-        )  # fmt: skip
+        done, records = run_program(
+            "twin.twin_recorder",
+            files,
+            bench.environment,
+            lambda tree: {**options, "import_roots": import_roots(tree), "options": suite_arguments(tree)},
+            backend=bench.backend,
+            limits=_with_output(Limits()),
+            timeout_seconds=_RECORD_SECONDS,
+        )
         if records and records[-1]["event"] == "end":
             return _recorded(records, cuts), ""
     return {}, f"the recording did not end{last_words(done)}"
 
 
-def _recorded(
-    records: Sequence[dict[str, Any]], cuts: Sequence[BodyCut]
-) -> dict[str, tuple[RecordedCall, ...]]:
+def _recorded(records: Sequence[dict[str, Any]], cuts: Sequence[BodyCut]) -> dict[str, RecordedCalls]:
     ids: list[str] = next((record["ids"] for record in records if record["event"] == "tests"), [])
-    found: dict[str, tuple[RecordedCall, ...]] = {}
+    found = {}
     for record in records:
         if record["event"] == "calls":
             packed = base64.b64decode(record["calls"])
             text = zlib.decompressobj().decompress(packed, _MAX_CALLS_BYTES)
-            found[cuts[record["target"]].pin] = tuple(
+            kept = tuple(
                 RecordedCall(base64.b64decode(blob), tuple(ids[number] for number in numbers))
                 for blob, numbers in json.loads(text)
             )
+            not_kept = frozenset(ids[number] for number in record["not_kept"])
+            found[cuts[record["target"]].pin] = RecordedCalls(kept, not_kept)
     return found
 
 
@@ -207,11 +222,18 @@ def play(
         "max_bytes": 4 * MAX_CALL_BYTES,
         "address_bytes": ADDRESS_BYTES,
         "memory_bytes": min(PLAYER_BYTES, (limits or Limits()).memory_bytes // 2),
+        "cloudpickle": _cloudpickle(),
     }
-    done, records = _run(
-        "twin_player", files, environment, options,
-        backend=backend, limits=limits, timeout_seconds=timeout_seconds, hash_seed=hash_seed,
-    )  # fmt: skip
+    done, records = run_program(
+        "twin.twin_player",
+        files,
+        environment,
+        lambda tree: {**options, "import_roots": import_roots(tree)},
+        backend=backend,
+        limits=_with_output(limits or Limits()),
+        timeout_seconds=timeout_seconds,
+        hash_seed=hash_seed,
+    )
     if not records or records[0]["event"] != "ready":
         raise SandboxFailure(
             "CR0302",
@@ -259,47 +281,49 @@ def play_apart(bench: Bench, jobs: Sequence[Job], **options: Any) -> list[JobRep
     return [report for part in (jobs[:half], jobs[half:]) for report in play_apart(bench, part, **options)]
 
 
-def _run(
+def _with_output(limits: Limits) -> Limits:
+    return replace(limits, output_bytes=max(limits.output_bytes, _OUTPUT_BYTES))
+
+
+def run_program(
     program: str,
     files: Mapping[str, bytes],
     environment: Environment,
-    options: Mapping[str, Any],
+    options: Callable[[Path], Mapping[str, Any]],
     *,
     backend: str | None,
-    limits: Limits | None = None,
+    limits: Limits,
     timeout_seconds: float,
     hash_seed: str = "0",
 ) -> tuple[ExecResult, list[dict[str, Any]]]:
-    """Start a program over a tree in a fresh sandbox; how it ended, and what it sent."""
+    """Start one of our programs over a tree in a fresh sandbox; how it ended, and what it sent.
+
+    ``options`` gives, for the folder of the tree, what the program is told.
+    """
     nonce = secrets.token_hex(16)
-    chosen = limits or Limits()
-    chosen = replace(chosen, output_bytes=max(chosen.output_bytes, _OUTPUT_BYTES))
+    folder, _, name = program.partition(".")
     # Paths of this folder are arguments of recorded calls: the name must keep its length.
-    prefix = "record-" if program == "twin_recorder" else "twin-"
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=process_folder()) as folder:
-        tree = Path(folder) / "tree"
+    prefix = {"twin_recorder": "record-", "twin_player": "twin-"}.get(name, "inside-")
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=process_folder()) as place:
+        tree = Path(place) / "tree"
         tree.mkdir()
         write_files(tree, files)
         request = {
-            **options,
+            **options(tree),
             "nonce": nonce,
-            "program": program,
-            "sources": [(name, helper_source(name)) for name in (*_MODULES[program], program)],
-            "cloudpickle": helper_source("cloudpickle"),
-            "import_roots": import_roots(tree),
+            "program": f"{_PACKAGE}.{program}",
+            "sources": [(f"{_PACKAGE}.{each}", source_of(each)) for each in (*_PROGRAMS[program], program)],
         }
-        if program == "twin_recorder":
-            request["options"] = suite_arguments(tree)
         done = run_inside(
             tree,
             environment,
-            [helper_source("inside_channel")],
-            json.dumps(request).encode(),
+            [source_of("twin.inside_channel")],
+            json.dumps(request, default=sorted).encode(),
             backend=backend,
-            limits=chosen,
+            limits=limits,
             timeout_seconds=timeout_seconds,
             more_variables={"PYTHONHASHSEED": hash_seed},
-            is_ours=False,
+            is_ours=folder == "leaks",
         )
     return done, read_records(done.stdout, nonce)
 
@@ -312,13 +336,13 @@ def _take(record: Mapping[str, Any], reports: Sequence[JobReport], job_seconds: 
     report = reports[int(record["job"])]
     if event == "vector":
         index = int(record["index"])
-        if index in report.outcomes:
+        if index in report.digests:
             return "a call has two outcomes"
-        report.outcomes[index] = (str(record["kind"]), str(record["digest"]))
+        report.digests[index] = str(record["digest"])
     elif event == "recorded":
         report.inputs.clear()
-        for index, (kind, digest, known) in enumerate(record["outcomes"]):
-            report.outcomes[index] = (str(kind), str(digest))
+        for index, (digest, known) in enumerate(record["outcomes"]):
+            report.digests[index] = str(digest)
             report.inputs.append(None if known is None else str(known))
     elif event == "mutated":
         report.mutated = [(base64.b64decode(blob), str(digest)) for blob, digest in record["vectors"]]
@@ -333,13 +357,133 @@ def _take(record: Mapping[str, Any], reports: Sequence[JobReport], job_seconds: 
 
 
 @cache
-def helper_source(name: str) -> str:
-    """The text of a module that runs inside a sandbox; ``cloudpickle`` is the one installed here: it needs no other package."""
-    homes = {"cloudpickle": "cloudpickle", "suite_plugin": "composer_replication.tasks.running"}
-    folder = resources(homes.get(name, "composer_replication.tasks.twin"))
-    return folder.joinpath(f"{name}.py").read_text(encoding="utf-8")
+def source_of(module: str) -> str:
+    """The text of a module of this package, by its name below ``tasks``."""
+    folder, _, name = module.partition(".")
+    return resources(f"{_PACKAGE}.{folder}").joinpath(f"{name}.py").read_text(encoding="utf-8")
+
+
+@cache
+def _cloudpickle() -> str:
+    """The text of the cloudpickle installed here: it needs no other package."""
+    return resources("cloudpickle").joinpath("cloudpickle.py").read_text(encoding="utf-8")
 
 
 def pickler_fingerprint() -> str:
     """Which cloudpickle this is: blobs name its private functions, so another one may not read them."""
-    return hashlib.sha256(helper_source("cloudpickle").encode()).hexdigest()[:16]
+    return hashlib.sha256(_cloudpickle().encode()).hexdigest()[:16]
+
+
+# --- Judge candidates by the twin of the function that they write anew.
+
+
+def function_of(twin: Twin) -> RecordedFunction:
+    """A twin's function and inputs, as the player takes them; no digest is among them."""
+    return RecordedFunction(twin.path, twin.symbol, tuple(vector.blob for vector in twin.vectors))
+
+
+def _check_pickler(twin: Twin) -> None:
+    if twin.pickler != pickler_fingerprint():
+        raise damaged("the recorded behaviour needs another version of cloudpickle", twin.pin)
+
+
+def judge_twin(
+    tree_files: Mapping[str, bytes],
+    environment: Environment,
+    twin: Twin,
+    *,
+    backend: str | None = None,
+    limits: Limits | None = None,
+    timeout_seconds: float,
+) -> TwinScore:
+    """Does a candidate do what the golden code did?
+
+    The candidate runs in a fresh sandbox of its own. It gets the inputs; its canonical
+    digests come out and are compared here. A call that is missing, hangs (1 s of processor time)
+    or takes down its process disagrees.
+
+    Args:
+        tree_files: the candidate's tree; tests are not needed in it.
+        environment: as when the twin was built.
+        twin: of the deleted function.
+        backend: sandbox backend; None for the best of this machine.
+        limits: of the sandbox.
+        timeout_seconds: of processor time; past it the whole run is a failure of the candidate. By the clock it may
+            take ``WALL_FACTOR`` times as long, so that a busy machine fails nobody.
+
+    Raises:
+        InputError: the twin needs another cloudpickle than this installation has (CR0411).
+    """
+    _check_pickler(twin)
+    reports, problem = play(
+        tree_files,
+        environment,
+        [Job(function_of(twin))],
+        backend=backend,
+        limits=limits,
+        timeout_seconds=WALL_FACTOR * timeout_seconds,
+        job_seconds=timeout_seconds,
+    )
+    report = reports[0]
+    return score_digests(twin, report.digests, problem or report.error)
+
+
+def judge_twins(
+    bench: Bench, twins: Sequence[Twin], overlays: Sequence[Mapping[str, str]] | None = None
+) -> list[TwinScore]:
+    """Judge the tree of a bench, which is of our own making, by several twins: one sandbox, a process for each.
+
+    ``overlays`` are, for each twin, files to write over the tree. A policy's code gets ``judge_twin``, for it could harm its neighbours here.
+    """
+    for twin in twins:
+        _check_pickler(twin)
+    jobs = [
+        Job(function_of(twin), overlay=overlay)
+        for twin, overlay in zip(twins, overlays or [{}] * len(twins), strict=True)
+    ]
+    reports = play_apart(bench, jobs, job_seconds=bench.suite_seconds)
+    return [
+        score_digests(twin, report.digests, report.error) for twin, report in zip(twins, reports, strict=True)
+    ]
+
+
+# --- What solvers that understand nothing make of recorded behaviour: a constant, and a table of the recorded calls.
+
+Player = Callable[[Sequence[Job]], list[JobReport]]
+"""Runs jobs; a report for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class StubScores:
+    """``passed_by`` are the constants that pass a twin; a table of all recorded calls knows these, and gives None for
+    the mutated ones. Where ``report`` has an error, the rest means nothing.
+    """
+
+    report: JobReport
+    passed_by: tuple[str, ...]
+    is_passed_by_table: bool
+
+
+def play_stubs(twins: Sequence[Twin], play_jobs: Player) -> list[StubScores]:
+    """What passes the twins of functions of one repository; ``play_jobs`` is called once.
+
+    A constant passes when it agrees in all recorded calls and 95% of the mutated ones. All constants are digested
+    in one pass over the calls, because without the function a call costs what its arguments cost.
+    """
+    jobs = [Job(function_of(twin), "constants", {"constants": STUB_EXPRESSIONS}) for twin in twins]
+    reports = play_jobs(jobs) if jobs else []
+    return [_stub_scores(twin, report) for twin, report in zip(twins, reports, strict=True)]
+
+
+def _stub_scores(twin: Twin, report: JobReport) -> StubScores:
+    """Each digest of the report is one text: those of all constants, in their order."""
+    texts = {index: text.split() for index, text in report.digests.items()}
+    # Of a call whose arguments cannot be loaded or compared there is at most one.
+    digests = {index: text for index, text in texts.items() if len(text) == len(STUB_EXPRESSIONS)}
+    scores = {
+        constant: score_digests(twin, {index: one[place] for index, one in digests.items()}, report.error)
+        for place, constant in enumerate(STUB_EXPRESSIONS)
+    }
+    passed_by = tuple(constant for constant, score in scores.items() if score.passed)
+    table = replace(scores["None"], recorded_agree=len(twin.recorded))
+    return StubScores(report, passed_by, table.passed)

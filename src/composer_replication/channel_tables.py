@@ -69,18 +69,20 @@ class HintsSection(Section):
     ``teacher`` is a moving average of the policy (``ema``, by ``ema_rate`` a step), its first weights (``frozen``)
     or the model without its adapter (``lora-off``). ``jsd_alpha``: 0 forward KL, 1 reverse KL, between them
     Jensen-Shannon, over the student's ``top_k`` tokens and one tail class. A token weighs
-    min(exp(logp - sampled logp), 2). ``turns_per_step`` recorded turns join every step, in Python: a recipe has none.
-    ``strict`` ends the run where a hint does not fit its prompt exactly; otherwise such turns are left out and counted.
+    min(exp(logp - sampled logp), 2). ``strict`` ends the run where a hint does not fit its prompt exactly; otherwise
+    such turns are left out and counted.
     """
 
     teacher: Literal["ema", "frozen", "lora-off"] = "ema"
     ema_rate: float = Field(0.05, gt=0.0, le=1.0)
     jsd_alpha: float = Field(0.5, ge=0.0, le=1.0)
     top_k: int = Field(100, ge=1)
-    turns_per_step: int = Field(4, ge=1)
     strict: bool = True
 
-    departed: ClassVar[dict[str, Any]] = {"writing": {"layers": ["template", "environment"]}}
+    departed: ClassVar[dict[str, Any]] = {
+        "writing": {"layers": ["template", "environment"]},
+        "turns_per_step": 4,
+    }
 
 
 class ReplaySection(Section):

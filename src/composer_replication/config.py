@@ -11,7 +11,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import tomli_w
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -30,11 +30,12 @@ from composer_replication.errors import UsageError
 
 
 class LoraSection(Section):
-    """Low-rank adapters, by default of all linear layers, instead of full fine-tuning (needs peft)."""
+    """Low-rank adapters of all linear layers, instead of full fine-tuning (needs peft)."""
 
     rank: int = Field(16, ge=1)
     lora_alpha: int = Field(32, ge=1)
-    target_modules: str | list[str] = "all-linear"
+
+    departed: ClassVar[dict[str, Any]] = {"target_modules": "all-linear"}
 
 
 class ModelSection(Section):
@@ -143,8 +144,7 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
     "grpo": _method("grpo", "group"),  # 2402.03300
     "dr_grpo": _method("dr_grpo", "none"),  # 2503.20783; the loss alone does not switch the scaling off
     "dapo": _method("dapo", "group", trl__beta=0.0, trl__epsilon=0.2, trl__epsilon_high=0.28)  # 2503.14476
-    | {"trl.mask_truncated_completions": True, "trainer.dynamic_sampling_rounds": 3}
-    | {"trainer.overlong_share": 0.2},  # the paper's 4,096 of 20,480 tokens
+    | {"trl.mask_truncated_completions": True, "trainer.dynamic_sampling_rounds": 3},
     # 2507.18071; with the loss type "dapo" long sequences would weigh more
     "gspo": _method("grpo", "group", "sequence", trl__beta=0.0, trl__epsilon=3e-4, trl__epsilon_high=4e-4),
     # 2506.13585; epsilon_high is the largest ratio itself, not its distance from 1
@@ -174,14 +174,14 @@ class TrainerSection(Section):
     """What ``ComposerReplicationTrainer`` takes beyond TRL's own arguments.
 
     ``preset`` names a method of the GRPO family; docs/trainer.md has its table. Keys that are
-    set here or in ``[trl]`` win over it, unless they contradict it (CR0760). The five keys after it are as
+    set here or in ``[trl]`` win over it, unless they contradict it (CR0760). The four keys after it are as
     the preset says where they are not set, and off without one:
     ``kl_in_reward`` folds ``beta`` times the summed log-ratio to the reference into the reward, centred in
     the group, in place of TRL's term in the loss. ``dynamic_sampling_rounds``: how often groups whose rewards
     are all equal are replaced by fresh prompts, at most, in one generation. ``importance_clip``
     bounds the ratio of training to sampling probability of each token where rollouts bring their
-    sampler's log-probabilities, which ``[agent]`` does (0: no correction; 2.0 there, preset or not). ``overlong_share``: the last share of
-    ``max_completion_length``, over which a punishment grows from 0 to -1. ``effort`` is a table.
+    sampler's log-probabilities, which ``[agent]`` does (0: no correction; 2.0 there, preset or not).
+    ``effort`` is a table.
     ``checks`` are the checks that speak; they cost under 1% of a step.
 
     ``cpu_threads`` is for training on the CPU: threads of the model's arithmetic, 0 for
@@ -194,7 +194,6 @@ class TrainerSection(Section):
     kl_in_reward: bool | None = None
     dynamic_sampling_rounds: int | None = Field(None, ge=0)
     importance_clip: float | None = Field(None, ge=0.0)
-    overlong_share: float | None = Field(None, ge=0.0, lt=1.0)
     effort: EffortSection | None = None
     checks: bool = True
     alpha_sdpo: float = Field(0.0, ge=0.0)

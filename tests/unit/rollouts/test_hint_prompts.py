@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.records import HintedTurn
 from composer_replication.rollouts.hints.hint_prompts import (
     ENDINGS,
     SEPARATORS,
@@ -20,7 +19,6 @@ from composer_replication.rollouts.hints.hint_prompts import (
     insertion,
 )
 from composer_replication.rollouts.tokens.chat import Chat
-from composer_replication.trainer.collator import differs_by_hint
 
 HINT = "Hint: The available tools are: bash, read_file."
 WITH_TOOLS = [family for family in FAMILIES if family.tool_place]
@@ -82,7 +80,7 @@ def check(prompt: HintedPrompt, given_ids: tuple[int, ...]) -> None:
     assert prompt.hint_ids
     assert len(hinted) == len(given_ids) + len(prompt.hint_ids)
     assert hinted[: prompt.start] + hinted[prompt.start + len(prompt.hint_ids) :] == given_ids
-    assert differs_by_hint(HintedTurn(prompt.prompt_ids, hinted, (1,)))  # what the trainer asks of every hint
+    assert insertion(prompt.prompt_ids, hinted) is not None  # what the trainer asks of every hint
 
 
 @st.composite

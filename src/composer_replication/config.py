@@ -25,13 +25,24 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
+    departed: ClassVar[dict[str, Any]] = {}
+    """Keys that were removed, each with its last default: the run.toml of an older run still has them, and is still read."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_an_older_run(cls, table: Any) -> Any:
+        if not isinstance(table, dict):
+            return table
+        return {key: value for key, value in table.items() if cls.departed.get(key, ...) != value}
+
 
 class LoraSection(Section):
-    """Low-rank adapters, by default of all linear layers, instead of full fine-tuning (needs peft)."""
+    """Low-rank adapters of all linear layers, instead of full fine-tuning (needs peft)."""
 
     rank: int = Field(16, ge=1)
     lora_alpha: int = Field(32, ge=1)
-    target_modules: str | list[str] = "all-linear"
+
+    departed: ClassVar[dict[str, Any]] = {"target_modules": "all-linear"}
 
 
 class ModelSection(Section):
@@ -140,8 +151,7 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
     "grpo": _method("grpo", "group"),  # 2402.03300
     "dr_grpo": _method("dr_grpo", "none"),  # 2503.20783; the loss alone does not switch the scaling off
     "dapo": _method("dapo", "group", trl__beta=0.0, trl__epsilon=0.2, trl__epsilon_high=0.28)  # 2503.14476
-    | {"trl.mask_truncated_completions": True, "trainer.dynamic_sampling_rounds": 3}
-    | {"trainer.overlong_share": 0.2},  # the paper's 4,096 of 20,480 tokens
+    | {"trl.mask_truncated_completions": True, "trainer.dynamic_sampling_rounds": 3},
     # 2507.18071; with the loss type "dapo" long sequences would weigh more
     "gspo": _method("grpo", "group", "sequence", trl__beta=0.0, trl__epsilon=3e-4, trl__epsilon_high=4e-4),
     # 2506.13585; epsilon_high is the largest ratio itself, not its distance from 1
@@ -171,14 +181,14 @@ class TrainerSection(Section):
     """What ``ComposerReplicationTrainer`` takes beyond TRL's own arguments.
 
     ``preset`` names a method of the GRPO family; docs/trainer.md has its table. Keys that are
-    set here or in ``[trl]`` win over it, unless they contradict it (CR0760). The five keys after it are as
+    set here or in ``[trl]`` win over it, unless they contradict it (CR0760). The four keys after it are as
     the preset says where they are not set, and off without one:
     ``kl_in_reward`` folds ``beta`` times the summed log-ratio to the reference into the reward, centred in
     the group, in place of TRL's term in the loss. ``dynamic_sampling_rounds``: how often groups whose rewards
     are all equal are replaced by fresh prompts, at most, in one generation. ``importance_clip``
     bounds the ratio of training to sampling probability of each token where rollouts bring their
-    sampler's log-probabilities, which ``[agent]`` does (0: no correction; 2.0 there, preset or not). ``overlong_share``: the last share of
-    ``max_completion_length``, over which a punishment grows from 0 to -1. ``effort`` is a table.
+    sampler's log-probabilities, which ``[agent]`` does (0: no correction; 2.0 there, preset or not).
+    ``effort`` is a table.
     ``checks`` are the checks that speak; they cost under 1% of a step.
 
     ``cpu_threads`` is for training on the CPU: threads of the model's arithmetic, 0 for
@@ -191,7 +201,6 @@ class TrainerSection(Section):
     kl_in_reward: bool | None = None
     dynamic_sampling_rounds: int | None = Field(None, ge=0)
     importance_clip: float | None = Field(None, ge=0.0)
-    overlong_share: float | None = Field(None, ge=0.0, lt=1.0)
     effort: EffortSection | None = None
     checks: bool = True
     alpha_sdpo: float = Field(0.0, ge=0.0)
@@ -243,16 +252,20 @@ class HintsSection(Section):
     ``teacher`` is a moving average of the policy (``ema``, by ``ema_rate`` a step), its first weights (``frozen``)
     or the model without its adapter (``lora-off``). ``jsd_alpha``: 0 forward KL, 1 reverse KL, between them
     Jensen-Shannon, over the student's ``top_k`` tokens and one tail class. A token weighs
-    min(exp(logp - sampled logp), 2). ``turns_per_step`` recorded turns join every step, in Python: a recipe has none.
-    ``strict`` ends the run where a hint does not fit its prompt exactly; otherwise such turns are left out and counted.
+    min(exp(logp - sampled logp), 2). ``strict`` ends the run where a hint does not fit its prompt exactly; otherwise
+    such turns are left out and counted.
     """
 
     teacher: Literal["ema", "frozen", "lora-off"] = "ema"
     ema_rate: float = Field(0.05, gt=0.0, le=1.0)
     jsd_alpha: float = Field(0.5, ge=0.0, le=1.0)
     top_k: int = Field(100, ge=1)
-    turns_per_step: int = Field(4, ge=1)
     strict: bool = True
+
+    departed: ClassVar[dict[str, Any]] = {
+        "writing": {"layers": ["template", "environment"]},
+        "turns_per_step": 4,
+    }
 
 
 class ReplaySection(Section):
@@ -416,6 +429,8 @@ class AgentSection(Section):
     log_prob_check: Literal["report", "error", "off"] = "report"
     reward: AgentRewardSection = AgentRewardSection()
     tools: AgentToolsSection = AgentToolsSection()
+
+    departed: ClassVar[dict[str, Any]] = {"dialect": ""}
 
     @model_validator(mode="after")
     def _limits_fit(self) -> AgentSection:

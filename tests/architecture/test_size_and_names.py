@@ -26,7 +26,7 @@ CEILINGS = {
     "src/composer_replication/sandbox": 7803,
     "src/composer_replication/tasks": 20163,
     "src/composer_replication/traces": 2808,
-    "src/composer_replication/trainer": 7760,
+    "src/composer_replication/trainer": 7512,
     "src/composer_replication/cli/explanations": 463,
     "benchmarks": 7066,
     "tests": 66964,

@@ -18,10 +18,6 @@ from composer_replication.records import HintedTurn, PreferencePair, Rollout
 
 NUM_ROWS = 8
 """Two groups of four a step."""
-TURNS = tuple(
-    HintedTurn((5 + n, 6, 7), (5 + n, 90, 91, 6, 7), tuple(range(40, 42 + n)), weight=1.0 + n)
-    for n in range(3)
-)
 PAIRS = tuple(
     PreferencePair((5 + n, 6), tuple(range(40, 41 + n)), (60, 61), weight=1.0 + n) for n in range(3)
 )
@@ -42,8 +38,7 @@ CHANNELS: dict[str, dict[str, Any]] = {
     "hints": {
         "alpha_sdpo": 40.0,
         "hint_source": HintFailedRows(),
-        "hinted_turns": TURNS,
-        "hints": HintsSection(ema_rate=0.5, turns_per_step=3),
+        "hints": HintsSection(ema_rate=0.5),
     },
     "replay": {
         "beta_replay": 1.0,

@@ -39,7 +39,6 @@ def loss_channels() -> dict[str, Any]:
         "alpha_sdpo": 5.0,
         "hints": HintsSection(ema_rate=0.5, jsd_alpha=1.0),
         "hint_source": HintEveryTurn(),
-        "hinted_turns": [HintedTurn((5, 6 + n), (5, 90, 6 + n), (40, 41, 42 + n)) for n in range(5)],
         "beta_replay": 0.5,
         "replay": ReplaySection(sibling_pairs=True, pass_reward=0.4, pairs_per_step=3),
         "replay_pairs": [PreferencePair((5, 6 + n), (40, 41), (42 + n,)) for n in range(5)],

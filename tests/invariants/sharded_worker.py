@@ -57,7 +57,7 @@ def resumed_channels(folder: Path) -> dict[str, Any]:
 
 def taught_by_the_bare_model(folder: Path) -> dict[str, Any]:
     """An adapter is trained, and the model without it is the teacher."""
-    settings = {**CHANNELS["hints"], "hints": HintsSection(teacher="lora-off", turns_per_step=3)}
+    settings = {**CHANNELS["hints"], "hints": HintsSection(teacher="lora-off")}
     trainer = build_trainer(
         output_dir=folder,
         max_steps=3,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +25,35 @@ from tiny_architectures import HEADS, MODELS, tiny_model
 from tiny_trainer import build_trainer
 
 from composer_replication.config import HintsSection, ReplaySection
-from composer_replication.records import HintedTurn, PreferencePair
+from composer_replication.records import HintedTurn, PreferencePair, Rollout
 
-TURNS = (
-    HintedTurn((5, 6, 7), (5, 6, 90, 91, 7), (40, 41, 42), sampled_logp=(-5.5, -5.25, -6.0)),
-    HintedTurn((8,), (88, 8, 8, 8, 8, 8, 8), (50, 51, 52, 53), weight=0.5),
-)
 PAIRS = (
     PreferencePair((5, 6, 7, 8, 9, 10, 11), (40, 41, 42), (43,)),
     PreferencePair((8,), (50,), (51, 52, 53, 54), weight=0.5),
 )
-HINTS = HintsSection(teacher="frozen", top_k=20, turns_per_step=2)
+HINTS = HintsSection(teacher="frozen", top_k=20)
 REPLAY = ReplaySection(pairs_per_step=2)
-RECORDS = {"hints": HINTS, "hinted_turns": TURNS, "replay": REPLAY, "replay_pairs": PAIRS}
 WEIGHTS = {"alpha_sdpo": 2.0, "beta_replay": 0.5}
 
 QUICK = ["gemma2-softcap", "gpt-oss-sinks", "deepseek-v3-latent"]
 """A soft cap and tied embeddings; attention sinks and experts; latent attention and experts."""
 NAMES = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.long]) for name in MODELS | HEADS]
+
+
+class HintEveryTurn:
+    """Hints of growing length inside each prompt, of unequal weight; every second turn with a log-probability of its own."""
+
+    def __init__(self) -> None:
+        self.turns: list[HintedTurn] = []
+
+    def hinted_turns(self, rollouts: Sequence[Rollout]) -> list[list[HintedTurn]]:
+        for row, rollout in enumerate(rollouts):
+            (turn,) = rollout.turns
+            ids, prompt = turn.completion.token_ids, turn.prompt_ids
+            hinted = (*prompt[:2], *range(90, 91 + row), *prompt[2:])
+            logps = (-5.5,) * len(ids) if row % 2 else ()
+            self.turns.append(HintedTurn(prompt, hinted, ids, sampled_logp=logps, weight=1.0 / (1 + row)))
+        return [[turn] for turn in self.turns]
 
 
 class Gradients(TrainerCallback):
@@ -92,15 +103,17 @@ def test_each_channel_adds_its_own_gradient_and_nothing_when_off(tmp_path: Path,
         return real_step(tiny_model(name, 258), tmp_path / label, **settings)
 
     off = step("off")
-    given = step("given", **RECORDS)
+    source = HintEveryTurn()
+    records = {"hints": HINTS, "hint_source": source, "replay": REPLAY, "replay_pairs": PAIRS}
+    given = step("given", **records)
     assert off.keys() == given.keys()
     assert all(torch.equal(off[key], given[key]) for key in off)
     losses: dict[str, Callable[[Any, Any], torch.Tensor]] = {
-        "alpha_sdpo": lambda policy, teacher: expected_hint_loss(policy, teacher, TURNS, HINTS),
+        "alpha_sdpo": lambda policy, teacher: expected_hint_loss(policy, teacher, source.turns, HINTS),
         "beta_replay": lambda policy, reference: expected_pair_loss(policy, reference, PAIRS, REPLAY, 5.0),
     }
     for channel, loss_of in losses.items():
-        on = step(channel, **RECORDS, **{channel: WEIGHTS[channel]})
+        on = step(channel, **records, **{channel: WEIGHTS[channel]})
         expected = oracle_gradients(tiny_model(name, 258), loss_of, WEIGHTS[channel])
         added = {
             key: (on[key].double() - off[key].double() if key in off else on[key].double()) for key in on

@@ -83,7 +83,7 @@ def foreign_routing(model: Any) -> torch.Tensor:
     """K different experts a token, drawn by chance: (B, W, L, K)."""
     sizes = Routers.of(model)
     noise = torch.rand(
-        *MASK.shape, len(sizes.num_experts), sizes.num_experts[0], generator=torch.Generator().manual_seed(7)
+        *MASK.shape, sizes.num_routers, sizes.num_experts, generator=torch.Generator().manual_seed(7)
     )
     return noise.argsort(-1)[..., : sizes.top_k].to(torch.int16)
 

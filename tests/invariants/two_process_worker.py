@@ -129,7 +129,6 @@ def fresh_groups_run(folder: Path) -> dict[str, Any]:
     trainer.train()
     return {
         "sha256": parameter_sha256(trainer.model),
-        "replaced": trainer.policy_terms.num_groups_replaced,
         "source": trainer.prompt_source.state_dict(),
         "findings": [[finding.step, finding.name] for finding in trainer.checks.findings],
         "is_finite": all(bool(weight.isfinite().all()) for weight in trainer.model.parameters()),

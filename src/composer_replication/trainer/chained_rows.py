@@ -11,35 +11,16 @@ are forwarded, L their completion columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from composer_replication.errors import InputError
 from composer_replication.trainer.generation import ROUTED_EXPERTS, SEGMENT_STARTS
 from composer_replication.trainer.processes import gathered
 from composer_replication.trainer.router_replay import Routers, laid_out, refusal
-
-
-@dataclass(frozen=True, slots=True)
-class OneConversationRows:
-    """The rows to forward, and where in the chained rows their values belong.
-
-    ``place_BT`` is the index of completion position (b, t) among the N L values; -1 where there is none: padding, and
-    the first id of a later conversation, which nothing stands before.
-    """
-
-    ids_NW: torch.Tensor
-    mask_NW: torch.Tensor
-    num_columns: int
-    place_BT: torch.Tensor
-
-    def chained(self, values_NL: torch.Tensor) -> torch.Tensor:
-        """The values (N, L) of the forwarded rows as those (B, T) of the chained ones; 0 where there is none."""
-        picked_BT = values_NL.reshape(-1)[self.place_BT.clamp(min=0)]
-        return picked_BT.masked_fill(self.place_BT < 0, 0.0)
 
 
 def one_conversation_rows(
@@ -49,47 +30,52 @@ def one_conversation_rows(
     starts_BS: torch.Tensor,
     *,
     num_rows: int = 0,
-) -> OneConversationRows:
-    """The first conversation of every row in its place, the later ones below.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows to forward, their mask (N, P + L), and where in the chained rows their values belong (B, T).
 
-    A later conversation has its first id for a prompt, in the last prompt column, and the rest for a completion. Of the W
-    columns the last ``num_columns`` are those of completions. ``starts_BS`` are completion columns at which later
-    conversations begin, rising; 0 for none. N is at least ``num_rows``; the rows beyond are the first one again, and their
-    values go nowhere.
+    The first conversation of every row keeps its place, the later ones follow below. Of a later one the first id is the
+    prompt, in the last prompt column, and the rest its completion. Of the W columns the last ``num_columns`` are those of
+    completions. ``starts_BS`` are completion columns at which later conversations begin, rising; 0 for none. N is at least
+    ``num_rows``; the rows beyond are the first one again, and their values go nowhere.
+
+    A place is the index of a completion position (b, t) among the N L values; -1 where there is none: padding, and the
+    first id of a later conversation, which nothing stands before.
     """
-    num_chains, width = ids_BW.shape
-    split = width - num_columns
-    lengths = mask_BW[:, split:].sum(-1).tolist()
-    later: list[tuple[int, int, int]] = []
-    firsts: list[int] = []
-    for row, (starts, length) in enumerate(zip(starts_BS.tolist(), lengths, strict=True)):
-        edges = [*(start for start in starts if start > 0), int(length)]
-        firsts.append(edges[0])
-        later += [(row, start, end) for start, end in pairwise(edges)]
-    columns = max(*firsts, *(end - start - 1 for _, start, end in later), 1)
-    total = max(num_chains + len(later), num_rows)
-    ids_NW = ids_BW[:1, : split + columns].repeat(total, 1)
-    mask_NW = mask_BW[:1, : split + columns].repeat(total, 1)
-    ids_NW[:num_chains], mask_NW[:num_chains] = ids_BW[:, : split + columns], mask_BW[:, : split + columns]
-    place_BT = ids_BW.new_full((num_chains, num_columns), -1)
-    for row, end in enumerate(firsts):
-        mask_NW[row, split + end :] = 0
-        place_BT[row, :end] = torch.arange(row * columns, row * columns + end)
-    for number, (row, start, end) in enumerate(later, start=num_chains):
-        length = end - start
-        mask_NW[number] = 0
-        ids_NW[number, split - 1 : split - 1 + length] = ids_BW[row, split + start : split + end]
-        mask_NW[number, split - 1 : split - 1 + length] = 1
-        place_BT[row, start + 1 : end] = torch.arange(number * columns, number * columns + length - 1)
-    mask_NW[num_chains + len(later) :] = mask_NW[0]
-    return OneConversationRows(ids_NW, mask_NW, columns, place_BT)
+    split = ids_BW.size(1) - num_columns
+    lengths = (
+        mask_BW[:, split:].sum(-1).tolist()
+    )  # 0 where TRL has emptied the mask of a row that was cut off
+    edges = [
+        [0, *(start for start in starts if 0 < start < length), int(length)]
+        for starts, length in zip(starts_BS.tolist(), lengths, strict=True)
+    ]
+    parts = [(row, 0, of_row[1]) for row, of_row in enumerate(edges)]
+    parts += [(row, start, end) for row, of_row in enumerate(edges) for start, end in pairwise(of_row[1:])]
+    columns = max(1, *(end - start - bool(start) for _, start, end in parts))
+    total = max(len(parts), num_rows)
+    ids_NW, mask_NW = ids_BW.new_zeros(total, split + columns), mask_BW.new_zeros(total, split + columns)
+    place_BT = ids_BW.new_full((len(edges), num_columns), -1)
+    for number, (row, start, end) in enumerate(parts):
+        first = start + 1 if start else 0  # of a later conversation the first id is the prompt
+        for rows_NW, from_BW in ((ids_NW, ids_BW), (mask_NW, mask_BW)):
+            if start:
+                rows_NW[number, split - 1] = from_BW[row, split + start]
+            else:
+                rows_NW[number, :split] = from_BW[row, :split]
+            rows_NW[number, split : split + end - first] = from_BW[row, split + first : split + end]
+        place_BT[row, first:end] = torch.arange(number * columns, number * columns + end - first)
+    ids_NW[len(parts) :], mask_NW[len(parts) :] = ids_NW[0], mask_NW[0]
+    return ids_NW, mask_NW, place_BT
+
+
+def chained(values_NL: torch.Tensor, place_BT: torch.Tensor) -> torch.Tensor:
+    """The values of forwarded rows as those (B, T) of the chained ones; 0 where there is none."""
+    return values_NL.reshape(-1)[place_BT.clamp(min=0)].masked_fill(place_BT < 0, 0.0)
 
 
 def starts_tensor(starts: Sequence[Sequence[int]]) -> torch.Tensor:
     """One line a row, filled up with 0: (B, S)."""
-    width = max((len(each) for each in starts), default=0)
-    rows = [[*each, *[0] * (width - len(each))] for each in starts]
-    return torch.tensor(rows, dtype=torch.long).reshape(len(rows), width)
+    return pad_sequence([torch.tensor(each, dtype=torch.long) for each in starts], batch_first=True)
 
 
 Answer = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
@@ -110,10 +96,13 @@ def score_chains(
     num_rows = max(gathered(ids_BW.size(0) + int((starts_BS > 0).sum())))
     if num_rows == ids_BW.size(0):
         return score(ids_BW, mask_BW, num_columns)
-    rows = one_conversation_rows(ids_BW, mask_BW, num_columns, starts_BS, num_rows=num_rows)
-    logps_NL, entropies_NL, aux_loss = score(rows.ids_NW, rows.mask_NW, rows.num_columns)
-    entropies_BT = None if entropies_NL is None else rows.chained(entropies_NL)
-    return rows.chained(logps_NL), entropies_BT, aux_loss
+    ids_NW, mask_NW, place_BT = one_conversation_rows(
+        ids_BW, mask_BW, num_columns, starts_BS, num_rows=num_rows
+    )
+    num_prompt = ids_BW.size(1) - num_columns
+    logps_NL, entropies_NL, aux_loss = score(ids_NW, mask_NW, ids_NW.size(1) - num_prompt)
+    entropies_BT = None if entropies_NL is None else chained(entropies_NL, place_BT)
+    return chained(logps_NL, place_BT), entropies_BT, aux_loss
 
 
 class CheckedRollouts:

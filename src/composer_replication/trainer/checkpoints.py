@@ -30,7 +30,7 @@ from composer_replication.interfaces import PromptChooser, Stateful
 from composer_replication.run_folder import read_json, write_json
 from composer_replication.trainer.guard import GuardHook, refuse_foreign_split
 from composer_replication.trainer.loss_channels import refuse_other_channels
-from composer_replication.trainer.metrics_log import InLoopSignals, finite
+from composer_replication.trainer.metrics_log import InLoopSignals
 from composer_replication.trainer.processes import process_rank
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
@@ -61,7 +61,9 @@ def choose_checkpoint(wanted: str | Path | bool | None, folder: Path) -> Path | 
         return None
     if wanted is not True:
         check_manifest(Path(wanted))
-    remove_partial_checkpoints(folder)
+    for partial in _checkpoints(folder, are_whole=False):
+        logger.warning("removing the half-written checkpoint %s.", partial)
+        shutil.rmtree(partial)
     return newest_whole_checkpoint(folder) if wanted is True else Path(wanted)
 
 
@@ -71,15 +73,6 @@ def checkpoint_step(checkpoint: Path) -> int:
     if match is None:
         raise _unusable("the folder is not named checkpoint-N.", checkpoint, "name a checkpoint folder.")
     return int(match[1])
-
-
-def remove_partial_checkpoints(folder: Path) -> list[Path]:
-    """Delete the ``checkpoint-N`` folders without a manifest, which a crash left; return them."""
-    partial = _checkpoints(folder, are_whole=False)
-    for path in partial:
-        logger.warning("removing the half-written checkpoint %s.", path)
-        shutil.rmtree(path)
-    return partial
 
 
 def _checkpoints(folder: Path, *, are_whole: bool) -> list[Path]:
@@ -177,18 +170,9 @@ def _foreign(words: str, checkpoint: Path, fix: str) -> InputError:
     return InputError("CR0884", words, where=str(checkpoint), fix=fix)
 
 
-def _architecture(model: Any) -> str:
-    """As ``qwen2, hidden_size 32, num_hidden_layers 2, vocab_size 258, with adapters``."""
-    config = model.config.get_text_config()
-    sizes = ("hidden_size", "num_hidden_layers", "vocab_size")
-    words = [str(config.model_type)]
-    words += [f"{name} {getattr(config, name)}" for name in sizes if getattr(config, name, None) is not None]
-    return ", ".join([*words, "with adapters"] if hasattr(model, "peft_config") else words)
-
-
 _WRITTEN = (
-    *(*GuardHook.KEPT, "guard", "split_fingerprint", "stateful", "metrics"),
-    *("micro_step", "num_groups_replaced", "has_buffered_inputs", "num_permutations_done"),
+    *(*GuardHook.KEPT, "guard", "split_fingerprint", "stateful"),
+    *("micro_step", "has_buffered_inputs", "num_permutations_done"),
 )
 """What a checkpoint of this version has in any case."""
 
@@ -213,17 +197,14 @@ class OwnState:
             torch.save({"inputs": buffered}, _buffer(checkpoint))
         if process_rank() != 0:
             return
-        metrics = trainer._metrics["train"].items()  # noqa: SLF001
         parts = self._parts().items()
         state: dict[str, Any] = {name: None if part is None else part.state_dict() for name, part in parts}
         state |= trainer.guard_hook.state_dict() | {
             "run": self._identity(),
             "global_step": trainer.state.global_step,
             "micro_step": trainer._step,  # noqa: SLF001
-            "num_groups_replaced": trainer.policy_terms.num_groups_replaced,
             "has_buffered_inputs": is_inside,
             "num_permutations_done": self._num_epochs_done(),
-            "metrics": {name: [finite(value) for value in values] for name, values in metrics},
             "split_fingerprint": trainer.split_fingerprint,
             "stateful": {name: part.state_dict() for name, part in (trainer.stateful or {}).items()},
         }
@@ -238,16 +219,12 @@ class OwnState:
         self._check_belongs(saved, checkpoint)
         trainer.guard_hook.load_state_dict(saved)
         trainer._step = saved["micro_step"]  # noqa: SLF001 - TRL's only name
-        trainer.policy_terms.num_groups_replaced = saved["num_groups_replaced"]
         trainer._buffered_inputs = None  # noqa: SLF001
         if saved["has_buffered_inputs"]:
             trainer._buffered_inputs = _read_buffer(_buffer(checkpoint), trainer.args.device)  # noqa: SLF001
         if not trainer.args.ignore_data_skip:
             self.num_permutations_to_skip = saved["num_permutations_done"]
         trainer.step_lines.signals = InLoopSignals()
-        for name, values in saved["metrics"].items():
-            known = [math.nan if value is None else value for value in values]
-            trainer._metrics["train"][name] = known  # noqa: SLF001
         for name, part in self._parts().items():
             if part is not None and saved.get(name) is not None:
                 part.load_state_dict(saved[name])
@@ -269,8 +246,15 @@ class OwnState:
         }
 
     def _identity(self) -> dict[str, str]:
+        """``model`` is as ``qwen2, hidden_size 32, num_hidden_layers 2, vocab_size 258, with adapters``."""
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        return {"recipe": self._trainer.run_identity, "model": _architecture(model)}
+        config = model.config.get_text_config()
+        sizes = {
+            name: getattr(config, name, None) for name in ("hidden_size", "num_hidden_layers", "vocab_size")
+        }
+        words = [config.model_type, *(f"{name} {size}" for name, size in sizes.items() if size is not None)]
+        words += ["with adapters"] if hasattr(model, "peft_config") else []
+        return {"recipe": self._trainer.run_identity, "model": ", ".join(words)}
 
     def _check_belongs(self, saved: Mapping[str, Any], checkpoint: Path) -> None:
         trainer = self._trainer

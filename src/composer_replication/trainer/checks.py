@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -243,6 +243,16 @@ def _max(rows: Sequence[Mapping[str, float]], key: str) -> float:
     return max((row[key] for row in rows if key in row), default=0.0)
 
 
+@dataclass(slots=True)
+class _Step:
+    """What was measured of the optimizer step under way, in this process."""
+
+    figures: list[dict[str, float]] = field(default_factory=list)
+    bad_cause: str = ""
+    first_part: str = ""
+    inputs: Any = None
+
+
 class ChecksThatSpeak(TrainerCallback):
     """Measures each micro-step, judges each step between its gradients and its update, and writes what it finds.
 
@@ -252,34 +262,23 @@ class ChecksThatSpeak(TrainerCallback):
     def __init__(self, trainer: Any, thresholds: CheckThresholds) -> None:
         self._trainer, self._thresholds = trainer, thresholds
         self._run_folder: RunFolder | None = trainer.run_folder
-        self._step = 1
         self._step_tensors: tuple[torch.Tensor, torch.Tensor | None] | None = None
-        self._takes_tensors = False
         self.begin()
 
     def begin(self) -> None:
         """Forget what an earlier run of this trainer left; a checkpoint is read afterwards."""
         self.judgement = Judgement(self._thresholds)
         self.findings: tuple[Finding, ...] = ()
-        self._begin_step()
-
-    def _begin_step(self) -> None:
-        self._step_figures: tuple[dict[str, float], ...] = ()
-        self._bad_cause = self._first_part = ""
-        self._newest_inputs: Any = None
-
-    def before_loss(self) -> None:
-        """The next log-probabilities with gradient are those of the policy loss."""
-        self._step_tensors, self._takes_tensors = None, True
+        self._under_way = _Step()
 
     def take_logps(self, answer: Any) -> None:
-        """What TRL's ``_get_per_token_logps_and_entropies`` gave."""
-        if self._takes_tensors and torch.is_grad_enabled():
-            self._step_tensors, self._takes_tensors = (answer[0].detach(), answer[1]), False
+        """What TRL's ``_get_per_token_logps_and_entropies`` gave; with gradient it is for the policy loss."""
+        if torch.is_grad_enabled():
+            self._step_tensors = answer[0].detach(), answer[1]
 
     def after_loss(self, inputs: Any, loss: Any, channels: Mapping[str, Any]) -> None:
         """Measure what the loss, and the further channels by name, have just made; keep the batch of one that is not finite."""
-        kept, self._step_tensors, self._takes_tensors = self._step_tensors, None, False
+        kept, self._step_tensors = self._step_tensors, None
         if kept is None:
             return
         (logps, entropies), limit = kept, self._thresholds.max_token_drift
@@ -292,11 +291,11 @@ class ChecksThatSpeak(TrainerCallback):
             channels=channels,
             parting=limit,
         )
-        self._step_figures = (*self._step_figures, figures)
-        self._newest_inputs = inputs
+        self._under_way.figures.append(figures)
+        self._under_way.inputs = inputs
         num_drift = figures.get("num_drift_tokens", 0.0)
-        if not self._first_part and num_drift and figures["drift_sum"] > limit * num_drift:
-            self._first_part = self._words_on_drift(inputs, logps, int(figures["parts_at"]))
+        if not self._under_way.first_part and num_drift and figures["drift_sum"] > limit * num_drift:
+            self._under_way.first_part = self._words_on_drift(inputs, logps, int(figures["parts_at"]))
         if not figures["is_finite"]:
             self._note_bad("the loss")
 
@@ -306,21 +305,23 @@ class ChecksThatSpeak(TrainerCallback):
         if grad_norm is not None and not has_scaler and not math.isfinite(float(grad_norm)):
             self._note_bad("the gradient")
 
-    def _note_bad(self, cause: str) -> None:
-        if not self._bad_cause:
-            self._bad_cause = cause
-            self._save_bad_batch(self._newest_inputs)
+    @property
+    def _step(self) -> int:
+        return int(self._trainer.state.global_step) + 1
 
     @property
     def _bad_batches(self) -> Path:
         root = Path(str(self._trainer.args.output_dir)) if self._run_folder is None else self._run_folder.root
         return root / "bad_batches"
 
-    def _save_bad_batch(self, inputs: Any) -> None:
-        """At most ``MAX_BAD_BATCHES`` files, the newest: a run must not fill a disk with its troubles."""
+    def _note_bad(self, cause: str) -> None:
+        """Keep the batch; at most ``MAX_BAD_BATCHES`` files, the newest: a run must not fill a disk with its troubles."""
+        if self._under_way.bad_cause:
+            return
+        self._under_way.bad_cause, inputs = cause, self._under_way.inputs or {}
         folder = self._bad_batches
         folder.mkdir(parents=True, exist_ok=True)
-        kept = {name: part.cpu() for name, part in (inputs or {}).items() if isinstance(part, torch.Tensor)}
+        kept = {name: part.cpu() for name, part in inputs.items() if isinstance(part, torch.Tensor)}
         torch.save(kept, folder / f"step-{self._step:06d}-process-{process_rank()}.pt")
         for path in sorted(folder.glob("step-*.pt"))[:-MAX_BAD_BATCHES]:
             path.unlink(missing_ok=True)
@@ -361,15 +362,12 @@ class ChecksThatSpeak(TrainerCallback):
     def note_importance(self, *, truncated_share: float, effective_share: float) -> None:
         """What importance weights did to the newest generation."""
         row = {"truncated_share": truncated_share, "sampling_effective_share": effective_share}
-        self._step_figures = (*self._step_figures, row)
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._step = state.global_step + 1
+        self._under_way.figures.append(row)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """All micro-steps of the step are done, its update is not: judge it, and skip it where it is bad."""
-        processes = gathered((self._step_figures, self._bad_cause, self._first_part))
-        self._begin_step()
+        own, self._under_way = self._under_way, _Step()
+        processes = gathered((own.figures, own.bad_cause, own.first_part))
         bad = next((cause for _, cause, _ in processes if cause), "")
         if bad and (self._trainer.accelerator.scaler is None or self._trainer.args.max_grad_norm > 0):
             # Without gradients an optimizer leaves weights and moments alone. A scaler that has not looked at them yet,
@@ -381,7 +379,12 @@ class ChecksThatSpeak(TrainerCallback):
             fix = 'find out what differs (template, temperature, precision); agent.log_prob_check = "report" goes on.'
             raise InputError("CR0765", words, where=f"step {self._step}", fix=fix)
         rows = [row for figures, _, _ in processes for row in figures]
-        self._log_figures(rows)
+        metrics = self._trainer._metrics["train"]  # noqa: SLF001 - TRL's only name
+        if num_drift := _sum(rows, "num_drift_tokens"):
+            metrics["checks/token_drift"].append(_sum(rows, "drift_sum") / num_drift)
+            metrics["checks/token_drift_max"].append(_max(rows, "drift_max"))
+        if shares := [row["policy_effective_share"] for row in rows if "policy_effective_share" in row]:
+            metrics["checks/effective_sample_size"].append(min(shares))
         is_masked = bool(self._trainer.args.mask_truncated_completions)
         facts = {"bad": bad, "first_part": first_part, "masks_truncated": is_masked}
         self._publish(self.judgement.judge(self._step, rows, facts))
@@ -389,6 +392,7 @@ class ChecksThatSpeak(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the run where too many steps in a row were not finite."""
         if self.judgement.must_stop:
+            self._trainer.step_lines.finish_broken(state.global_step)
             raise InputError(
                 "CR0771",
                 f"{self.judgement.num_bad_in_a_row} steps in a row had a loss or gradient that is not finite; none of them "
@@ -396,15 +400,6 @@ class ChecksThatSpeak(TrainerCallback):
                 where=str(self._bad_batches),
                 fix="look at the batches there; lower trl.learning_rate, and train in float32 or bf16 instead of fp16.",
             )
-
-    def _log_figures(self, rows: list[dict[str, float]]) -> None:
-        metrics = self._trainer._metrics["train"]  # noqa: SLF001
-        if num_drift := _sum(rows, "num_drift_tokens"):
-            metrics["checks/token_drift"].append(_sum(rows, "drift_sum") / num_drift)
-            metrics["checks/token_drift_max"].append(_max(rows, "drift_max"))
-        shares = [row["policy_effective_share"] for row in rows if "policy_effective_share" in row]
-        if shares:
-            metrics["checks/effective_sample_size"].append(min(shares))
 
     def _publish(self, findings: list[Finding]) -> None:
         self.findings = (*self.findings, *findings)

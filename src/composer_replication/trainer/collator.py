@@ -22,11 +22,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from composer_replication.errors import InputError
 from composer_replication.records import Completion, HintedTurn, PreferencePair, Rollout, StopReason, Turn
+from composer_replication.rollouts.hints.hint_prompts import insertion
 from composer_replication.trainer.generation import SEGMENT_STARTS, loss_mask
 
 Ids = Sequence[int]
 Batch = dict[str, Any]
-OTHER_CONTEXT = "the hinted prompt of a turn is not its prompt with one run of ids put in"
+_OTHER_CONTEXT = "the hinted prompt of a turn is not its prompt with one run of ids put in"
 
 
 class _Rows:
@@ -80,7 +81,7 @@ def collate_hinted_turns(turns: Sequence[HintedTurn], *, pad_id: int) -> HintedR
     """Rows of turns that went wrong, at least one. What cannot be scored is refused (CR0751, CR0722)."""
     completions = [turn.completion_ids for turn in turns]
     student = _token_rows([turn.prompt_ids for turn in turns], completions, pad_id=pad_id)
-    ids, mask = _padded([turn.hinted_prompt_ids for turn in turns], pad_id=pad_id, on_left=True)
+    ids, mask = padded([turn.hinted_prompt_ids for turn in turns], pad_id=pad_id, on_left=True)
     logp_NT = torch.full(student.completion_ids_NT.shape, math.nan)
     for row, turn in enumerate(turns):
         where = f"hinted turn {row}"
@@ -104,12 +105,12 @@ def collate_pairs(pairs: Sequence[PreferencePair], *, pad_id: int) -> PairRows:
 
 def _token_rows(prompts: Sequence[Ids], completions: Sequence[Ids], *, pad_id: int) -> TokenRows:
     """Pad ids to rows; every completion id carries loss."""
-    ids, mask = _padded(completions, pad_id=pad_id)
-    return TokenRows(*_padded(prompts, pad_id=pad_id, on_left=True), ids, mask, mask)
+    ids, mask = padded(completions, pad_id=pad_id)
+    return TokenRows(*padded(prompts, pad_id=pad_id, on_left=True), ids, mask, mask)
 
 
-def _padded(rows: Sequence[Ids], *, pad_id: int, on_left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and their mask, both (N, longest row), int64."""
+def padded(rows: Sequence[Ids], *, pad_id: int, on_left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and their mask, both (N, longest row), int64, on the processor."""
     parts = [torch.tensor(tokens, dtype=torch.long) for tokens in rows]
     side = "left" if on_left else "right"
     ids = pad_sequence(parts, batch_first=True, padding_value=pad_id, padding_side=side)
@@ -137,18 +138,6 @@ def _check(where: str, weight: float, *parts: Ids) -> None:
         raise InputError("CR0722", words, where=where, fix=fix)
 
 
-def differs_by_hint(turn: HintedTurn) -> bool:
-    """Whether the hinted prompt is the prompt with one run of ids put in, or the prompt itself.
-
-    Every hint that ``rollouts.hints`` writes is one: it copies the prompt's ids, and takes no place where they would change.
-    """
-    prompt, hinted = tuple(turn.prompt_ids), tuple(turn.hinted_prompt_ids)
-    num_added = len(hinted) - len(prompt)
-    differing = (idx for idx, (one, other) in enumerate(zip(prompt, hinted, strict=False)) if one != other)
-    start = next(differing, len(prompt))
-    return num_added >= 0 and prompt[start:] == hinted[start + num_added :]
-
-
 def misaligned(sentence: str, where: str, *, fix: str = "") -> InputError:
     """The error for ids that do not line up."""
     fix = fix or "take ids as they were sampled, never tokenise text again."
@@ -167,13 +156,6 @@ def refuse_unfit_pairs(
             _refuse_unfit((*pair.prompt_ids, *answer), model, name(idx))
 
 
-def refuse_unfit_turns(turns: Sequence[HintedTurn], model: Any) -> None:
-    """The same for hinted turns; both prompts are looked at."""
-    for idx, turn in enumerate(turns):
-        for prompt in (turn.prompt_ids, turn.hinted_prompt_ids):
-            _refuse_unfit((*prompt, *turn.completion_ids), model, f"hinted turn {idx}")
-
-
 def turns_that_fit(
     turns_by_row: Sequence[Sequence[HintedTurn]], model: Any
 ) -> tuple[list[list[HintedTurn]], int]:
@@ -184,9 +166,13 @@ def turns_that_fit(
     most = num_positions(model)
     kept: list[list[HintedTurn]] = []
     for turns in turns_by_row:
-        lengths = [max(len(t.prompt_ids), len(t.hinted_prompt_ids)) + len(t.completion_ids) for t in turns]
-        kept.append([t for t, length in zip(turns, lengths, strict=True) if most is None or length <= most])
-        refuse_unfit_turns(kept[-1], model)
+        kept.append([])
+        for idx, turn in enumerate(turns):
+            longer = max(turn.prompt_ids, turn.hinted_prompt_ids, key=len)
+            if most is None or len(longer) + len(turn.completion_ids) <= most:
+                for prompt in (turn.prompt_ids, turn.hinted_prompt_ids):
+                    _refuse_unfit((*prompt, *turn.completion_ids), model, f"hinted turn {idx}")
+                kept[-1].append(turn)
     return kept, sum(map(len, turns_by_row)) - sum(map(len, kept))
 
 
@@ -266,8 +252,9 @@ def matched_turns(turns_by_row: Any, rollouts: Sequence[Rollout]) -> list[list[H
             key = tuple(turn.prompt_ids), tuple(turn.completion_ids)
             if key not in known:
                 raise misaligned("a hinted turn is not, id for id, a turn of its row", f"row {row}")
-            if not differs_by_hint(turn):
-                raise misaligned(OTHER_CONTEXT, f"row {row}")
+            prompt, hinted = tuple(turn.prompt_ids), tuple(turn.hinted_prompt_ids)
+            if prompt != hinted and insertion(prompt, hinted) is None:
+                raise misaligned(_OTHER_CONTEXT, f"row {row}")
             matched[row].append(replace(turn, sampled_logp=known[key] or turn.sampled_logp))
     return matched
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from composer_replication.config import HintsSection, ReplaySection
 from composer_replication.errors import CollapseStopError
 from composer_replication.interfaces import Guard, HintGenerator, PromptSource, Stateful
-from composer_replication.records import HintedTurn, PreferencePair
+from composer_replication.records import PreferencePair
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.chained_rows import CheckedRollouts, score_chains
 from composer_replication.trainer.checkpoints import (
@@ -39,7 +39,7 @@ from composer_replication.trainer.generation import Generation, temporarily
 from composer_replication.trainer.guard import GuardHook, HeldoutEval, raise_halt
 from composer_replication.trainer.hint_channel import HintChannel
 from composer_replication.trainer.loss_channels import ROW_REWARD, LossChannels, refuse_bad_weights
-from composer_replication.trainer.metrics_log import RunLog, StepLines, cut_back
+from composer_replication.trainer.metrics_log import StepLines, cut_back
 from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.packed_rows import SharedPrompts
 from composer_replication.trainer.policy_terms import (
@@ -60,7 +60,7 @@ from composer_replication.trainer.processes import (
     wait_for_gloo_at_exit,
 )
 from composer_replication.trainer.replay_channel import ReplayChannel
-from composer_replication.trainer.router_replay import RouterLoad, RouterReplay
+from composer_replication.trainer.router_replay import counting_load, replaying
 from composer_replication.trainer.run_callback import InterruptOnce
 from composer_replication.trainer.served_rollouts import load_weights
 from composer_replication.trainer.setting_errors import TrainerSettingError, refusals, refuse_few_prompts
@@ -81,10 +81,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
         heldout_eval_fn: the truth for the guard; None from it means not due.
         strict_killswitch: a verdict that fires raises ``CollapseStopError``; otherwise training stops and ``train`` returns.
             Either way checkpoint and verdict are on disk first.
-        alpha_sdpo: weight of hint distillation; above 0 it needs ``hint_source`` or ``hinted_turns``.
+        alpha_sdpo: weight of hint distillation; above 0 it needs ``hint_source``.
         hints: its settings, the ``[hints]`` table of a recipe; None for the defaults.
         hint_source: asked about each generation for the turns that went wrong.
-        hinted_turns: recorded ones, from which every step draws.
         beta_replay: weight of replayed preferences; above 0 it needs ``replay_pairs`` or ``replay.sibling_pairs``.
         replay: its settings, the ``[replay]`` table; None for the defaults.
         replay_pairs: from which every step draws.
@@ -102,7 +101,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
     Raises:
         TrainerSettingError: a guard without ``heldout_eval_fn`` (CR0710; a ``ValueError`` too), a channel's weight that is no
             number of at least 0 (CR0722) or that has nothing to learn from (CR0755), a term in scaled rewards (CR0760).
-        InputError: a hinted turn or a pair cannot be learned from (CR0722, CR0751).
+        InputError: a pair cannot be learned from (CR0722, CR0751).
     """
 
     # TRL and transformers type these more loosely than they are while a run trains; nothing is set here.
@@ -133,7 +132,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
         alpha_sdpo: float = 0.0,
         hints: HintsSection | None = None,
         hint_source: HintGenerator | None = None,
-        hinted_turns: Sequence[HintedTurn] | None = None,
         beta_replay: float = 0.0,
         replay: ReplaySection | None = None,
         replay_pairs: Sequence[PreferencePair] | None = None,
@@ -150,8 +148,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
     ) -> None:
         self.heldout_guard, self.heldout_eval_fn = heldout_guard, heldout_eval_fn
         self.strict_killswitch, self.split_fingerprint = strict_killswitch, split_fingerprint
-        self.alpha_sdpo, self.hints = alpha_sdpo, hints
-        self.hint_source, self.hinted_turns = hint_source, hinted_turns
+        self.alpha_sdpo, self.hints, self.hint_source = alpha_sdpo, hints, hint_source
         self.beta_replay, self.replay, self.replay_pairs = beta_replay, replay, replay_pairs
         self.prefix_sharing, self.is_finished = prefix_sharing, is_finished
         self.policy_options, self.prompt_source = policy_options, prompt_source
@@ -168,7 +165,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             self._check_thresholds = checks if isinstance(checks, CheckThresholds) else CheckThresholds()
         refuse_bad_weights(alpha_sdpo=alpha_sdpo, beta_replay=beta_replay)
         hints, replay = hints or HintsSection(), replay or ReplaySection()
-        distils = HintChannel(self, hints, hint_source, hinted_turns) if alpha_sdpo else None
+        distils = HintChannel(self, hints, hint_source) if alpha_sdpo else None
         replays = ReplayChannel(self, replay, replay_pairs) if beta_replay else None
         if distils or replays:
             self.channels = LossChannels(self, distils, replays)
@@ -185,8 +182,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
     step_lines = cached_property(StepLines)
     shared_prompts = cached_property(SharedPrompts)
     interrupt = cached_property(lambda _trainer: InterruptOnce())
-    router_load = cached_property(lambda _trainer: RouterLoad())
-    router_replay = cached_property(lambda _trainer: RouterReplay())
 
     @cached_property
     def checks(self) -> ChecksThatSpeak | None:
@@ -210,10 +205,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
             self.guard_hook.batch = inputs
             self._maybe_update_killswitch()
             self.guard_hook.batch = None
-        checks = None if self._in_evaluation else self.checks
-        if checks is not None:
-            checks.before_loss()
-        with temporarily(self, generation=Generation.of_batch(inputs)), self.router_load.counting(model):
+        load = nullcontext() if self._in_evaluation else counting_load(self, model)
+        with temporarily(self, generation=Generation.of_batch(inputs)), load:
             loss = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]
         of_trl: Any = loss
         others: dict[str, Any] = {}
@@ -223,10 +216,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if self.beta_replay != 0.0 and not self._in_evaluation:
             others["trace_replay"] = self._compute_trace_replay_loss(model, inputs)
             loss = loss + self.beta_replay * others["trace_replay"]
-        if checks is not None:
-            checks.after_loss(inputs, loss, others)
-        self.router_load.log(self)
-        self.router_replay.log(self)
+        if self.checks is not None and not self._in_evaluation:
+            self.checks.after_loss(inputs, loss, others)
         if is_open and others:
             metrics: Any = self._metrics
             for name, value in {"grpo": of_trl, **others}.items():
@@ -260,7 +251,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         """As TRL's; with prefix sharing each distinct prompt is forwarded once, and chained rows come apart."""
         routing_BWLK, starts_BS = self.generation.routing_BWLK, self.generation.starts_BS
         has_images = any(value is not None for value in multimodal.values())
-        with self.router_replay.replaying(model, self.ref_model, attention_mask, routing_BWLK) as is_replayed:
+        with replaying(self, model, attention_mask, routing_BWLK) as is_replayed:
             reason = "the routing of the rollouts is replayed." if is_replayed else ""
             reason = reason or ("the auxiliary router loss is on." if compute_aux_loss else "")
 
@@ -305,8 +296,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
             batch: dict[str, Any] = super()._generate_and_score_completions(rows)
         generation.travel_with(batch)
         learn_outcomes(self.prompt_source, is_training=self.model.training)
-        if self.channels is not None and not self._in_evaluation and generation.rewards_NF is not None:
-            self.channels.keep_rewards(batch, generation.rewards_NF, self.reward_weights)
+        totals_N = generation.totals(self.reward_weights)
+        if self.channels is not None and not self._in_evaluation and totals_N is not None:
+            first, num_rows = process_rank() * len(rows), len(rows)
+            batch[ROW_REWARD] = totals_N[first : first + num_rows].to(self.accelerator.device)
         return batch, generation
 
     def _generate(self, prompts: Any) -> Any:
@@ -374,8 +367,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if logs and all(name.startswith(("killswitch/", "heldout/")) for name in logs):
             super(GRPOTrainer, self).log(logs, start_time)
             return
-        with self.step_lines.clearing(logs):
-            super().log(logs, start_time)
+        signals, metrics = self.step_lines.signals, self._metrics["train"]
+        signals.read(metrics)
+        super().log(logs, start_time)
+        signals.after_clearing(metrics)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """As transformers'; a norm that is not finite makes the step a bad one."""
@@ -418,7 +413,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             together(lambda: check_is_resumable(checkpoint, **place))
         if self.run_folder is not None and process_rank() == 0:
             cut_back(self.run_folder, num_done, self.guard_hook.last_round_idx)
-            self.step_lines.log = RunLog(self.run_folder)
+            self.step_lines.folder = self.run_folder
         if is_finished:  # transformers would take one more step amid an epoch
             return self._without_training(checkpoint, f"all {num_done} steps were taken before")
         if self.channels is not None:
@@ -434,8 +429,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
                 halt.add_note(f"its last checkpoint could not be saved: {error}")
                 logger.exception("the last checkpoint of the halted run could not be saved.")
             raise
-        finally:
-            self.step_lines.flush()
         if self.halted_at is not None and not self._halt_is_saved:
             self._finish_halted_run(trial)
         if self.interrupt.is_requested:
@@ -453,24 +446,24 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Transformers' files, ours, then the manifest; older checkpoints go only after that."""
-        self.step_lines.flush()
         folder = Path(self._get_output_dir(trial=trial))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
-        if process_rank() == 0:
-            (checkpoint / MANIFEST_NAME).unlink(missing_ok=True)  # until the new one it is half-written
-        wait_for_all()
-        limit = self.args.save_total_limit
-        with temporarily(self.args, save_total_limit=None):  # it would delete too early
-            super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
-        self.own_state.write(checkpoint)
-        wait_for_all()
-        if process_rank() == 0:
-            write_manifest(checkpoint)
-            best = self.state.best_model_checkpoint
-            rotate_checkpoints(
-                str(folder), save_total_limit=limit, best_model_checkpoint=best, use_mtime=True
-            )
-        wait_for_all()
+        with self.step_lines.timing("checkpoint"):  # in the line of the next step
+            if process_rank() == 0:
+                (checkpoint / MANIFEST_NAME).unlink(missing_ok=True)  # until the new one it is half-written
+            wait_for_all()
+            limit = self.args.save_total_limit
+            with temporarily(self.args, save_total_limit=None):  # it would delete too early
+                super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
+            self.own_state.write(checkpoint)
+            wait_for_all()
+            if process_rank() == 0:
+                write_manifest(checkpoint)
+                best = self.state.best_model_checkpoint
+                rotate_checkpoints(
+                    str(folder), save_total_limit=limit, best_model_checkpoint=best, use_mtime=True
+                )
+            wait_for_all()
         self._halt_is_saved = self.halted_at is not None
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
@@ -506,17 +499,16 @@ class ComposerReplicationTrainer(GRPOTrainer):
         """Set our own state to the run's start, or to the checkpoint."""
         self.guard_hook.begin()
         self._halt_is_saved, self.own_state.num_permutations_to_skip = False, 0
-        self.step_lines.begin()
+        self.step_lines.begin(has_run_folder=any(gathered(self.run_folder is not None)))
         if self.step_lines not in self.callback_handler.callbacks:
             self.add_callback(self.step_lines)
-            if self.checks is not None:  # after it: a run that the checks stop has its line
+            if self.checks is not None:
                 self.add_callback(self.checks)
         self.has_trackers = bool(self.args.report_to)
         if self.checks is not None:
             self.checks.begin()
         if checkpoint is not None:
             together(lambda: self.own_state.read(checkpoint))
-            self.step_lines.skip_measured()
         self.guard_hook.choose_kl_path()
         self.has_sharded_weights = weights_are_sharded(self.model)
 
@@ -537,7 +529,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     def _finish_halted_run(self, trial: Any) -> None:
         """Line, checkpoint and the callbacks' end of a run that the guard stopped inside a step."""
-        self.step_lines.finish_broken()
+        if self.step_lines.noted:
+            self.step_lines.finish_broken(self.state.global_step + 1)
         self.model.zero_grad()  # what the broken-off step had accumulated
         self._save_checkpoint(self.model, trial)
         self.control = self.callback_handler.on_save(self.args, self.state, self.control)

@@ -46,6 +46,14 @@ class Generation:
     starts_BS: torch.Tensor | None = None
     routing_BWLK: torch.Tensor | None = None
 
+    def totals(self, weights_F: torch.Tensor) -> torch.Tensor | None:
+        """The weighted reward of each row of all processes, NaN where nobody scored it; None before rewards are known."""
+        if self.rewards_NF is None:
+            return None
+        rewards_NF = self.rewards_NF.float()
+        totals_N = (rewards_NF * weights_F.to(rewards_NF)).nansum(dim=1)
+        return totals_N.masked_fill(rewards_NF.isnan().all(dim=1), torch.nan)
+
     @classmethod
     def of_batch(cls, batch: Mapping[str, Any]) -> Generation:
         """What a batch carries of the one that it is of."""

@@ -18,6 +18,7 @@ import torch
 
 from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.interfaces import Guard, GuardStatus, ReadingGuard
+from composer_replication.losses.policy_terms import k1_per_rollout
 from composer_replication.records import HeldoutReading
 from composer_replication.trainer.generation import Generation, loss_mask
 from composer_replication.trainer.metrics_log import InLoopSignals
@@ -67,20 +68,6 @@ def _adapter_reason(model: Any) -> str:
         if ("lora_B" in name or "lora_embedding_B" in name) and bool(parameter.detach().any()):
             return "the adapter is not zero before training, so without it the policy is not the initial one"
     return ""
-
-
-def log_ratio_sum(
-    policy_logp_BT: torch.Tensor, initial_logp_BT: torch.Tensor, mask_BT: torch.Tensor
-) -> tuple[float, float]:
-    """Sum of policy_logp - initial_logp over unmasked tokens (B rollouts, T columns), nats, in float64, and their number.
-
-    The k1 estimate: for tokens drawn from the policy its mean is KL(policy || initial), unbiased; a small sample can come out
-    below zero. k3, which cannot, has exp(initial_logp - policy_logp) in it: one token that the policy hardly ever writes and
-    the initial model likes outweighs a whole batch, and a kill switch that reads it halts honest runs. Tokens that an older
-    policy drew (several updates on one generation) bias it slightly. Reference: Schulman, Approximating KL Divergence (2020).
-    """
-    difference = (policy_logp_BT.double() - initial_logp_BT.double())[mask_BT.bool()]
-    return float(difference.sum()), float(difference.numel())
 
 
 HeldoutEval = Callable[[], float | HeldoutReading | None]
@@ -294,10 +281,10 @@ class GuardHook:
     def _write_verdict(self, verdict: dict[str, Any], fields: Mapping[str, float]) -> None:
         """Keep the verdict: here, and in the run folder where this process writes one."""
         self.last_verdict = verdict
-        log = self._trainer.step_lines.log
-        log.verdict(verdict)
+        lines = self._trainer.step_lines
+        lines.verdict(verdict)
         halted = {"halted": True} if verdict["fire"] else {}
-        log.noted |= {**fields, "killswitch/round_idx": verdict["round_idx"], **halted}
+        lines.noted |= {**fields, "killswitch/round_idx": verdict["round_idx"], **halted}
 
     def _count_stale_reward(self, reward: float) -> None:
         self.num_cadence_hits_without_new_reward += 1
@@ -329,7 +316,14 @@ class GuardHook:
         return self.kl_path_off_reason
 
     def _kl_to_init(self, signals: InLoopSignals) -> float | None:
-        """Mean KL to the initial policy, nats per token, over all processes; None where there is none."""
+        """Mean KL to the initial policy, nats per token, over all processes; None where there is none.
+
+        Estimated, it is k1: for tokens drawn from the policy its mean is KL(policy || initial), unbiased; a small sample can
+        come out below zero. k3, which cannot, has exp(initial_logp - policy_logp) in it: one token that the policy hardly ever
+        writes and the initial model likes outweighs a whole batch, and a kill switch that reads it halts honest runs. Tokens
+        that an older policy drew (several updates on one generation) bias it slightly. Reference: Schulman, Approximating KL
+        Divergence (2020).
+        """
         if self.kl_path is KlPath.LOGGED:
             return from_first(signals.kl)
         if self.kl_path is KlPath.OFF:
@@ -341,7 +335,9 @@ class GuardHook:
             policy_logps = self._trainer.logps_of(self.batch, known)
             with self.as_initial_policy():
                 initial_logps = self._trainer.logps_of(self.batch, chains)
-            sample = log_ratio_sum(policy_logps, initial_logps, loss_mask(self.batch))
+            mask_BT = loss_mask(self.batch)
+            kl_B = k1_per_rollout(policy_logps.double(), initial_logps.double(), mask_BT)
+            sample = float(kl_B.sum()), float(mask_BT.sum())
         samples = [part for part in gathered(sample) if part is not None]
         num_tokens = sum(count for _, count in samples)
         return sum(total for total, _ in samples) / num_tokens if num_tokens else None

@@ -2,7 +2,7 @@
 
 For a turn that went wrong the teacher scores the very ids that the student sampled, after a prompt that
 differs by the hint; the student's distribution at those positions is moved towards the teacher's.
-Hinted turns come from a ``hint_source``, which sees each generation, and from recorded ones.
+Hinted turns come from a ``hint_source``, which sees each generation.
 
 Letters: M positions that carry loss, N turns, T completion columns, K tokens of the student's support.
 """
@@ -10,9 +10,8 @@ Letters: M positions that carry loss, N turns, T completion columns, K tokens of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,34 +23,17 @@ from composer_replication.losses.divergence import support_divergence
 from composer_replication.losses.policy_terms import truncated_importance_weights
 from composer_replication.records import HintedTurn
 from composer_replication.trainer.collator import (
-    OTHER_CONTEXT,
     HintedRows,
     collate_hinted_turns,
-    differs_by_hint,
     matched_turns,
-    misaligned,
-    refuse_unfit_turns,
     rollouts_of,
     turns_that_fit,
 )
-from composer_replication.trainer.loss_channels import LossChannel, Scope, WeightCopy, weighted_means
+from composer_replication.trainer.loss_channels import LossChannel, Scope, WeightCopy
 from composer_replication.trainer.model_modes import evaluation_mode
 from composer_replication.trainer.output_head import completion_states, head_of, scored_ids
 from composer_replication.trainer.processes import gathered, num_processes, together
 from composer_replication.trainer.setting_errors import TrainerSettingError
-
-
-@dataclass(frozen=True, slots=True)
-class HintLoss:
-    """The loss with gradient; the rest is for the log."""
-
-    loss: torch.Tensor
-    num_turns: int
-    num_tokens: int
-    divergence: float
-    """Mean over tokens, before weights, nats."""
-    importance_weight: float
-    """Mean over tokens."""
 
 
 def hint_loss(
@@ -63,8 +45,10 @@ def hint_loss(
     teacher: Scope,
     autocast: Scope,
     sampling_temperature: float,
-) -> HintLoss:
-    """L = sum_n w_n sum_t c_nt D_nt / num_tokens over the sampled ids of each turn.
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """The loss, and two means over its tokens for the log: the divergence before weights, nats, and the importance weight.
+
+    L = sum_n w_n sum_t c_nt D_nt / num_tokens over the sampled ids of each turn.
 
     D is the divergence of student and teacher (``losses.divergence``) over the student's top k and one tail class;
     c = min(exp(logp - sampled_logp), 2), without gradient, 1 for an id whose sampled_logp is unknown; w_n is the turn's
@@ -97,9 +81,10 @@ def hint_loss(
     ratio_M, _ = truncated_importance_weights(now_M, sampled_M, torch.ones_like(now_M))
     turn_weight_M = rows.weight_N[:, None].expand(mask_NT.shape)[mask_NT]
     loss = (turn_weight_M * ratio_M * divergence_M).sum() / num_tokens
-    return HintLoss(
-        loss, len(rows), divergence_M.numel(), float(divergence_M.detach().mean()), float(ratio_M.mean())
-    )
+    return loss, {
+        "divergence": float(divergence_M.detach().mean()),
+        "importance_weight": float(ratio_M.mean()),
+    }
 
 
 TURN_ROW = "hint_row"
@@ -107,53 +92,39 @@ TURN_ROW = "hint_row"
 
 
 class HintChannel(LossChannel):
-    """Hinted turns, of a source that is asked about each generation and recorded ones, into the batch, and their loss out of it.
+    """Hinted turns, of a source that is asked about each generation, into the batch, and their loss out of it.
 
     Attributes:
         turns_of_row: hinted turns of the newest generation, by its rows in the order of sampling.
         teacher_weights: None where the teacher is the model without its adapter.
     """
 
-    def __init__(
-        self,
-        trainer: Any,
-        settings: HintsSection,
-        source: HintGenerator | None,
-        turns: Sequence[HintedTurn] | None,
-    ) -> None:
-        super().__init__(trainer, turns, settings.turns_per_step)
-        if source is None and not turns:
+    def __init__(self, trainer: Any, settings: HintsSection, source: HintGenerator | None) -> None:
+        super().__init__(trainer)
+        if source is None:
             raise self.nothing_to_learn()
         self.settings, self.source = settings, source
         self.turns_of_row: Sequence[Sequence[HintedTurn]] = ()
         self.teacher_weights: WeightCopy | None = None
-        if turns:
-            collate_hinted_turns(turns, pad_id=0)
 
     @staticmethod
     def nothing_to_learn() -> TrainerSettingError:
-        """The error for hint distillation without any hinted turn."""
-        words = "alpha_sdpo is not 0, but there is no hinted turn to learn from."
-        fix = "pass a hint_source or recorded hinted_turns, or set alpha_sdpo to 0."
-        where = "ComposerReplicationTrainer(hint_source=, hinted_turns=)"
+        """The error for hint distillation without a source of hinted turns."""
+        words = "alpha_sdpo is not 0, but there is no hint_source to learn from."
+        fix = "pass a hint_source, or set alpha_sdpo to 0."
+        where = "ComposerReplicationTrainer(hint_source=)"
         return TrainerSettingError("CR0755", words, where=where, fix=fix)
 
     def check_model(self, model: Any) -> None:
-        """Refuse a model that has no such teacher, or that the recorded turns do not fit."""
+        """Refuse a model that has no such teacher."""
         configs = getattr(model, "peft_config", None) or {}
         kinds = {str(getattr(config.peft_type, "value", config.peft_type)) for config in configs.values()}
         if self.settings.teacher == "lora-off" and "LORA" not in kinds:
             words = 'the teacher "lora-off" is the model without its adapter, and this model has none.'
             fix = 'add a [model.lora] table, or take the teacher "ema" or "frozen".'
             raise TrainerSettingError("CR0755", words, where="hints.teacher", fix=fix)
-        refuse_unfit_turns(self.records, model)
-        for row, turn in enumerate(self.records):
-            if not differs_by_hint(turn):
-                fix = "put the hint's ids into prompt_ids at one place."
-                raise misaligned(OTHER_CONTEXT, f"hinted turn {row}", fix=fix)
 
     def begin(self) -> None:
-        super().begin()
         if self.settings.teacher != "lora-off":
             self.teacher_weights = WeightCopy(self._model)
 
@@ -165,11 +136,9 @@ class HintChannel(LossChannel):
 
     def after_generation(self, rows: Any, batch: dict[str, Any], rewards: Sequence[float | None]) -> None:
         """Ask the hint source about a fresh generation; its turns join the batch as tensors."""
-        if self.source is None:
-            return
         tokenizer, ends = self._trainer._tokenizer, self._trainer.eos_token_ids  # noqa: SLF001 - TRL's only name
         rollouts = rollouts_of(rows, batch, rewards, tokenizer, step=self._step, eos_token_ids=ends)
-        source, before = self.source, _counts_of(self.source)
+        source, before = self.source, Counter(getattr(self.source, "counts", {}))
         matched = together(lambda: matched_turns(source.hinted_turns(rollouts), rollouts))
         turns, num_too_long = together(lambda: turns_that_fit(matched, self._model))
         self.turns_of_row = turns
@@ -177,8 +146,9 @@ class HintChannel(LossChannel):
         num_tokens = sum(len(turn.completion_ids) for of_row in turns for turn in of_row)
         batch["hint_num_tokens"] = self._gathered_sum(num_tokens)
         self._note("sdpo", turns_left_out=float(num_too_long))
-        total: Counter[str] = Counter()  # what a source that counts says, over all processes
-        for added in gathered({name: n - before.get(name, 0) for name, n in _counts_of(source).items()}):
+        counted, total = Counter(getattr(source, "counts", {})), Counter[str]()
+        counted.subtract(before)
+        for added in gathered(counted):
             total.update(added)
         self._note("hint_source", **{name: float(number) for name, number in total.items()})
 
@@ -190,32 +160,25 @@ class HintChannel(LossChannel):
         The mean is over the step's tokens and not the micro-batch's, so that the gradient does not depend on how
         a step is split.
         """
-        of_step, share = self._drawn()
-        recorded = [self.records[idx] for idx in share]
-        num_tokens = float(sum(len(self.records[idx].completion_ids) for idx in of_step))
-        num_tokens += float(inputs.get("hint_num_tokens", 0.0)) * self._window_share()
-        total, counted, pad_id = torch.zeros((), device=self._device), [], self._pad_id
+        turns, pad_id = self.turns_in(inputs), self._pad_id
+        self._note("sdpo", turns=float(len(turns)))
         stand_in = HintedTurn((pad_id,), (pad_id, pad_id), (pad_id,))
-        for turns in (self.turns_in(inputs), recorded):
-            own = self._collated(turns) if turns else None
-            if (rows := self._rows_to_forward(own, lambda: self._collated([stand_in]))) is None:
-                continue
-            part = hint_loss(
-                model,
-                rows,
-                self.settings,
-                num_tokens=num_tokens,
-                teacher=self._teacher_in_place,
-                autocast=self._trainer.accelerator.autocast,
-                sampling_temperature=self._trainer.temperature,
-            )
-            total = total + (part.loss if turns else part.loss * 0.0)
-            counted += [part] if turns else []
-        figures = {"turns": float(sum(part.num_turns for part in counted))}
-        if counted:
-            figures |= weighted_means(counted, "divergence", "importance_weight", weight="num_tokens")
+        own = self._collated(turns) if turns else None
+        if (rows := self._rows_to_forward(own, lambda: self._collated([stand_in]))) is None:
+            return torch.zeros((), device=self._device)
+        loss, figures = hint_loss(
+            model,
+            rows,
+            self.settings,
+            num_tokens=float(inputs["hint_num_tokens"]) * self._window_share(),
+            teacher=self._teacher_in_place,
+            autocast=self._trainer.accelerator.autocast,
+            sampling_temperature=self._trainer.temperature,
+        )
+        if not turns:
+            return loss * 0.0
         self._note("sdpo", **figures)
-        return total * num_processes()
+        return loss * num_processes()
 
     def turns_in(self, inputs: Any) -> list[HintedTurn]:
         """The hinted turns of the rows of a micro-batch."""
@@ -234,9 +197,3 @@ class HintChannel(LossChannel):
             evaluation_mode(model),
         ):
             yield
-
-
-def _counts_of(source: HintGenerator) -> dict[str, int]:
-    """The running counts that a source keeps in ``counts``; none where it has none."""
-    counts = getattr(source, "counts", None)
-    return dict(counts) if isinstance(counts, Mapping) else {}

@@ -24,7 +24,7 @@ from composer_replication.records import HintedTurn
 from composer_replication.trainer.collator import refuse_unfit_pairs
 from composer_replication.trainer.model_modes import spread_again
 from composer_replication.trainer.output_head import states_problem
-from composer_replication.trainer.processes import gathered, num_processes, process_rank
+from composer_replication.trainer.processes import gathered, process_rank
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
 STATE_FILE = "loss_channels.pt"
@@ -155,20 +155,13 @@ class RecordDraws:
 
 
 class LossChannel:
-    """What both channels need of the step under way; ``per_step`` recorded turns or pairs are drawn for each step."""
+    """What both channels need of the step under way."""
 
-    def __init__(self, trainer: Any, records: Sequence[Any] | None, per_step: int) -> None:
+    records: Sequence[Any] = ()
+    """Those that the channel was given, and that no generation brings."""
+
+    def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self.records, self._per_step = records or (), per_step
-        self._draws: RecordDraws | None = None
-        self._newest_part = (-1, 0)
-
-    def begin(self) -> None:
-        """Set the channel to the run's start."""
-        self._newest_part = (-1, 0)
-        if self.records:
-            seed = self._trainer.args.seed
-            self._draws = RecordDraws(self.records, per_step=self._per_step, seed=seed)
 
     @property
     def _step(self) -> int:
@@ -186,20 +179,6 @@ class LossChannel:
     @property
     def _device(self) -> Any:
         return self._trainer.accelerator.device
-
-    def _drawn(self) -> tuple[list[int], list[int]]:
-        """The records of the optimizer step, and those of them that this micro-batch takes: their indices.
-
-        Micro-batches are counted here and not by TRL's micro-step, which runs on over steps that have fewer of them.
-        """
-        if self._draws is None:
-            return [], []
-        step, count = self._newest_part
-        count = count + 1 if step == self._step else 0
-        self._newest_part = (self._step, count)
-        num_micro_steps = int(self._trainer.current_gradient_accumulation_steps)
-        part, num_parts = process_rank() * num_micro_steps + count, num_processes() * num_micro_steps
-        return self._draws.of_step(self._step), self._draws.share(self._step, part, num_parts)
 
     def _window_share(self) -> float:
         """Optimizer step over generation, in micro-batches: what turns a generation's total into a step's."""
@@ -225,16 +204,6 @@ class LossChannel:
         local = torch.tensor(value, dtype=torch.float32, device=self._device)
         total: torch.Tensor = self._trainer.accelerator.gather(local).sum()
         return total
-
-
-def weighted_means(parts: Sequence[Any], *names: str, weight: str) -> dict[str, float]:
-    """The mean of each of these figures over parts of a micro-batch, weighed by another of their figures."""
-    weights = [float(getattr(part, weight)) for part in parts]
-
-    def total(name: str) -> float:
-        return sum(float(getattr(part, name)) * n for part, n in zip(parts, weights, strict=True))
-
-    return {name: total(name) / sum(weights) for name in names}
 
 
 # ---- both, as one part of the trainer -------------------------------------------------------------------
@@ -283,17 +252,6 @@ class LossChannels(TrainerCallback):
         """The weights have moved; a checkpoint of the step is written after it."""
         if self.hints is not None:
             self.hints.after_step()
-
-    def keep_rewards(
-        self, batch: dict[str, Any], rewards_NF: torch.Tensor, reward_weights_F: torch.Tensor
-    ) -> None:
-        """Put each row's reward beside TRL's tensors, so that it stays with the row; ``rewards_NF`` are of all processes."""
-        num_rows = batch["prompt_ids"].size(0)
-        rewards_NF = rewards_NF.float()
-        total_N = (rewards_NF * reward_weights_F.to(rewards_NF)).nansum(dim=1)
-        total_N[rewards_NF.isnan().all(dim=1)] = torch.nan
-        own_B = total_N[process_rank() * num_rows : (process_rank() + 1) * num_rows]
-        batch[ROW_REWARD] = own_B.to(self._trainer.accelerator.device)
 
     def after_generation(self, rows: Any, batch: dict[str, Any]) -> None:
         """A fresh generation gets what the channels train on."""

@@ -15,86 +15,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from transformers import TrainerCallback
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, append_jsonl, read_jsonl, rewrite_jsonl
-from composer_replication.trainer.processes import gathered
 
-_FROM_TRL_ROW = ("grad_norm", "learning_rate", "epoch")
 _ROLLOUT_FILE = re.compile(r"(?:step|episodes|findings)-(\d+)(?:-process-\d+)?\.jsonl")
-
-
-class StepWindow:
-    """Which entries of TRL's metric lists belong to the step under way.
-
-    TRL averages and empties the lists only every ``logging_steps``; a line a step needs the
-    entries since the last step's end.
-    """
-
-    def __init__(self) -> None:
-        self._num_used: dict[str, int] = {}
-        self._newest: dict[str, float | None] = {}
-        self._kept: dict[str, float | None] = {}
-
-    def take(self, metrics: Mapping[str, Sequence[float | None]]) -> dict[str, float | None]:
-        """Mean of the new finite entries of each list (None: new entries, none finite); marks them used."""
-        means, self._kept = self._kept, {}
-        for name, values in metrics.items():
-            new = values[self._num_used.get(name, 0) :]
-            # TRL overwrites its running count of tokens in place. By their text NaN is no news after NaN.
-            if not new and values and repr(values[-1]) != repr(self._newest[name]):
-                new = values[-1:]
-            if new:
-                self._newest[name] = new[-1]
-                finite = [value for value in new if value is not None and math.isfinite(value)]
-                means[name] = math.fsum(finite) / len(finite) if finite else None
-            self._num_used[name] = len(values)
-        return means
-
-    def before_clearing(self, metrics: Mapping[str, Sequence[float | None]]) -> None:
-        """Keep what the next ``take`` would miss: TRL empties its lists inside a step that is broken off."""
-        self._kept = self.take(metrics)
-
-    def after_clearing(self, metrics: Mapping[str, Sequence[float | None]]) -> None:
-        self._num_used = {name: min(num, len(metrics.get(name, ()))) for name, num in self._num_used.items()}
-
-
-class RunLog:
-    """Writes the lines of one run, or none without a folder; ``noted`` are fields for the line of the step under way.
-
-    A finished step's line waits until the next step begins (or a checkpoint is saved), because
-    TRL's own row and an evaluation of the same step arrive after the step's end.
-    """
-
-    def __init__(self, folder: RunFolder | None = None) -> None:
-        self.folder = folder
-        self.noted: dict[str, Any] = {}
-        self._finished: dict[str, Any] | None = None
-
-    def finish_step(self, step: int, fields: Mapping[str, Any]) -> None:
-        self.flush()
-        self._finished = {**fields, **self.noted, "step": step}
-        self.noted = {}
-
-    def add_trl_row(self, step: int, logs: Mapping[str, Any]) -> None:
-        """Take learning rate, gradient norm and evaluations over; averages over steps are left out."""
-        if self._finished is not None and self._finished["step"] == step:
-            for name, value in logs.items():
-                if name in _FROM_TRL_ROW or name.startswith("eval_"):
-                    self._finished.setdefault(name, value)
-
-    def flush(self) -> None:
-        """Write the finished step's line."""
-        finished, self._finished = self._finished, None
-        if finished is not None and self.folder is not None:
-            append_jsonl(self.folder.metrics, json_row(finished))
-
-    def verdict(self, row: Mapping[str, Any]) -> None:
-        if self.folder is not None:
-            append_jsonl(self.folder.verdicts, json_row(row))
 
 
 def cut_back(folder: RunFolder, step: int, last_round_idx: int | None) -> None:
@@ -192,22 +121,31 @@ def finite(value: Any) -> float | None:
 
 
 class StepLines(TrainerCallback):
-    """Collects what TRL measures in a step, hands it to the run's log, and ends the run where that was asked for."""
+    """Makes a line of TRL's row of each step, and ends the run where that was asked for.
+
+    ``folder`` is where this process writes, None for nowhere; ``noted`` are fields for the line of the step under way.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self.log, self.signals = RunLog(), InLoopSignals()
-        self.begin()
+        self.folder: RunFolder | None = None
+        self.noted: dict[str, Any] = {}
+        self.signals = InLoopSignals()
+        self.begin(has_run_folder=False)
 
-    def begin(self) -> None:
-        self._window, self._loss_seen, self._step_began = StepWindow(), 0.0, time.monotonic()
-        self._flushed = self._step_began
+    def begin(self, *, has_run_folder: bool) -> None:
+        """``has_run_folder``: some process writes one, so that each of them has to log each step."""
+        self._has_run_folder, self._step_began = has_run_folder, time.monotonic()
         self._seconds: dict[str, float] = defaultdict(float)
 
-    @property
-    def _metrics(self) -> dict[str, list[float]]:
-        metrics: dict[str, list[float]] = self._trainer._metrics["train"]  # noqa: SLF001 - TRL's only name
-        return metrics
+    def finish_step(self, step: int, fields: Mapping[str, Any]) -> None:
+        row, self.noted = {**fields, **self.noted, "step": step}, {}
+        if self.folder is not None:
+            append_jsonl(self.folder.metrics, json_row(row))
+
+    def verdict(self, row: Mapping[str, Any]) -> None:
+        if self.folder is not None:
+            append_jsonl(self.folder.verdicts, json_row(row))
 
     @contextmanager
     def timing(self, part: str) -> Iterator[None]:
@@ -218,57 +156,28 @@ class StepLines(TrainerCallback):
         finally:
             self._seconds[f"{part}_seconds"] += time.monotonic() - began
 
-    def skip_measured(self) -> None:
-        self._window.take(self._metrics)
-
-    @contextmanager
-    def clearing(self, logs: Mapping[str, Any]) -> Iterator[None]:
-        """Inside, TRL logs and may empty its lists."""
-        self.signals.read(self._metrics)
-        self._window.before_clearing(self._metrics)
-        yield
-        self.signals.after_clearing(self._metrics)
-        self._window.after_clearing(self._metrics)
-        if "loss" in logs:
-            self._loss_seen = 0.0
-
-    def flush(self) -> None:
-        self._flushed = time.monotonic()
-        self.log.flush()
-
-    def finish_broken(self) -> None:
-        """Write the line of a step that ended before its optimizer step."""
-        if self.log.noted:
-            self.log.finish_step(self._trainer.state.global_step + 1, self._window.take(self._metrics))
-            self.log.flush()
+    def finish_broken(self, step: int) -> None:
+        """Write the line of a step that ends the run before TRL has logged it."""
+        measured = self._trainer._metrics["train"].items()  # noqa: SLF001 - TRL's only name
+        known = {name: [n for n in map(finite, values) if n is not None] for name, values in measured}
+        self.finish_step(step, {name: fmean(values) for name, values in known.items() if values})
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The step before is complete, evaluations included: its line is written."""
-        self.flush()
         self._step_began = time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Close the step's line; stop where the guard or a person asked for it. The loss is the mean over the processes."""
-        totals = gathered(float(self._trainer._tr_loss))  # noqa: SLF001 - transformers' only name
-        fields: dict[str, Any] = dict(self._window.take(self._metrics))
-        self.signals.read(self._metrics)
-        fields["reward_is_new"] = "reward" in fields
-        fields.setdefault("reward", self.signals.reward)  # trained on, but sampled in an earlier step
-        total = sum(totals) / len(totals)
-        fields["loss"], self._loss_seen = total - self._loss_seen, total
-        fields |= {**self._seconds, "step_seconds": time.monotonic() - self._step_began}
-        self.log.finish_step(state.global_step, fields)
-        self._seconds.clear()
+        """Ask for TRL's row; stop where the guard or a person asked for it."""
+        control.should_log = control.should_log or self._has_run_folder
         if self._trainer.interrupt.is_agreed() or self._trainer.halted_at is not None:
             control.should_save = True
             control.should_training_stop = True
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A checkpoint, begun at ``flush``, is written: its seconds are in the line of the next step."""
-        self._seconds["checkpoint_seconds"] += time.monotonic() - self._flushed
-
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        self.log.add_trl_row(state.global_step, logs or {})
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.flush()
+        """The row of a step, which alone has a loss, makes its line."""
+        if "loss" not in logs:
+            return
+        # A reward of an earlier step is the one that this step trained on.
+        fields = {"reward": self.signals.reward, **logs, "reward_is_new": "reward" in logs, **self._seconds}
+        fields["step_seconds"] = time.monotonic() - self._step_began
+        self.finish_step(state.global_step, fields)
+        self._seconds.clear()

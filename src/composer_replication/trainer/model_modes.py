@@ -29,17 +29,13 @@ def whole_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     A collective call where weights lie in parts: every process has to come here, and to ask for all.
     """
     for name, part in sorted(model.state_dict(keep_vars=True).items()):
-        with _gathered_by_deepspeed(part):
+        gathered: AbstractContextManager[Any] = nullcontext()
+        if hasattr(part, "ds_tensor"):
+            import deepspeed
+
+            gathered = deepspeed.zero.GatheredParameters([part])
+        with gathered:
             yield name, (part.full_tensor() if is_spread(part) else part).detach()
-
-
-def _gathered_by_deepspeed(part: Any) -> AbstractContextManager[Any]:
-    if not hasattr(part, "ds_tensor"):
-        return nullcontext()
-    import deepspeed
-
-    context: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters([part])
-    return context
 
 
 def parameter_sha256(model: Any) -> str:

@@ -28,7 +28,7 @@ from composer_replication.losses.policy_terms import (
 from composer_replication.trainer.generation import ROUTED_EXPERTS, Generation, loss_mask, temporarily
 from composer_replication.trainer.loss_channels import RecordDraws
 from composer_replication.trainer.preset_settings import EFFORT_COLUMN, effort_units
-from composer_replication.trainer.processes import gathered, num_processes, process_rank
+from composer_replication.trainer.processes import from_first, gathered, num_processes, process_rank
 from composer_replication.trainer.router_replay import UNKNOWN
 from composer_replication.trainer.setting_errors import TrainerSettingError, refuse_split_groups
 
@@ -55,7 +55,6 @@ class PolicyTerms:
         self._trainer = trainer
         self.kl_beta = 0.0
         """The weight of the KL in the reward."""
-        self.num_groups_replaced = 0
 
     @property
     def _metrics(self) -> dict[str, list[float]]:
@@ -120,12 +119,11 @@ class PolicyTerms:
         A group that has earned something (a reward above 0) and differs in its price of effort teaches that price. The KL in
         the reward teaches nothing of the task and does not count.
         """
-        rewards_NF, efforts_N = generation.rewards_NF, generation.efforts_N
-        if rewards_NF is None:
+        rewards_N, efforts_N = generation.totals(self._trainer.reward_weights), generation.efforts_N
+        if rewards_N is None:
             return []
         group_size = self._trainer.num_generations
-        rewards_N = (rewards_NF * self._trainer.reward_weights.to(rewards_NF.device)).nansum(dim=1)
-        nobody_N = torch.isnan(rewards_NF).all(dim=1)  # rows that nobody scored teach nothing
+        nobody_N = rewards_N.isnan()  # rows that nobody scored teach nothing
         highest_K, is_dull_K = _alike(rewards_N, nobody_N, group_size)
         if efforts_N is not None:
             is_dull_K &= (highest_K <= 0.0) | _alike(efforts_N, nobody_N, group_size)[1]
@@ -159,7 +157,6 @@ class PolicyTerms:
                 is_dull_K[k] = False
                 num_replaced += 1
         batch["num_items_in_batch"] = trainer.accelerator.gather(loss_mask(batch).sum()).sum()
-        self.num_groups_replaced += num_replaced
         counts = {
             "replaced_groups": num_replaced,
             "rounds": num_rounds,
@@ -174,7 +171,7 @@ class PolicyTerms:
         each = max(len(rows) for rows in dull_by_process)
         dull = [row for rows in dull_by_process for row in rows]
         source = self._trainer.prompt_source
-        rows = list(source.fresh_rows(each * len(dull_by_process), without_signal=dull))
+        rows = from_first(list(source.fresh_rows(each * len(dull_by_process), without_signal=dull)))
         each = min(each, len(rows) // len(dull_by_process))
         return [rows[n * each : (n + 1) * each] for n in range(len(dull_by_process))] if each else []
 
@@ -304,20 +301,13 @@ def chosen_inputs(
 ) -> Any:
     """This process's part of the rows that a ``PromptChooser`` chose, each once a rollout of its group; else ``inputs``.
 
+    Every process chooses, so that their states stay alike, and the first one's choice counts.
     TRL puts the rows of all processes one after the other and cuts groups out of them, so a group may lie
     across two processes; it has one prompt there too.
     """
     if not isinstance(chooser, PromptChooser):
         return inputs
-    rows = chooser.chosen_rows(len(inputs) * num_processes() // group_size)
-    chosen = gathered([str(row.get("task_id", row.get("prompt"))) for row in rows])
-    if any(other != chosen[0] for other in chosen):
-        words = "the trainer processes chose different tasks for the same generation."
-        fix = (
-            "construct it alike on every process, over the same task store with the same recorded pass rates."
-        )
-        where = "ComposerReplicationTrainer(prompt_source=)"
-        raise TrainerSettingError("CR0849", words, where=where, fix=fix)
+    rows = from_first(list(chooser.chosen_rows(len(inputs) * num_processes() // group_size)))
     for name, value in chooser.figures().items():
         metrics[name].append(value)
     first = process_rank() * len(inputs)

@@ -33,6 +33,7 @@ from transformers.generation.logits_process import (
 
 from composer_replication.errors import InputError
 from composer_replication.records import StopReason
+from composer_replication.trainer.collator import padded
 from composer_replication.trainer.model_modes import evaluation_mode
 from composer_replication.trainer.prefix_support import accepts, inner_model, sampling_reason
 
@@ -279,16 +280,17 @@ class _Batch:
             return self._whole_logits()
         rows = [tuple(ids) for ids in self.ids]
         prompts = {ids: number for number, ids in enumerate(dict.fromkeys(rows))}
-        width = max(map(len, prompts))
-        ids_KP = torch.tensor([(pad_id,) * (width - len(ids)) + ids for ids in prompts], device=self.device)
-        is_token = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
-        mask_KP = torch.tensor(is_token, device=self.device)
+        ids_KP, mask_KP = (
+            each.to(self.device) for each in padded(list(prompts), pad_id=pad_id, on_left=True)
+        )
         self.cache = DynamicCache(config=inner_model(self.model).config)
         positions_KP = (mask_KP.cumsum(-1) - 1).clamp(min=0)
         logits_KV = self._cached_logits(self.cache, ids_KP, positions_KP, mask_KP)
-        if self.cache.get_seq_length() != width:  # further tokens would be sampled without what stands before
+        if self.cache.get_seq_length() != ids_KP.size(
+            1
+        ):  # further tokens would be sampled without what stands before
             name = type(inner_model(self.model)).__name__
-            words = f"{name} left the key-value cache at {self.cache.get_seq_length()} of {width} positions."
+            words = f"{name} left the key-value cache at {self.cache.get_seq_length()} of {ids_KP.size(1)} positions."
             fix = "switch prefix sharing off for this model."
             raise InputError("CR0757", words, where="prefix sharing", fix=fix)
         index_A = torch.tensor([prompts[ids] for ids in rows], device=self.device)

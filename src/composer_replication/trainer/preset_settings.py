@@ -18,7 +18,9 @@ from composer_replication.trainer.setting_errors import (
 _DEFINING = ("loss_type", "scale_rewards", "importance_sampling_level", "num_iterations")
 """Keys of ``[trl]`` without which a method is another one; each preset has those of them that define it. So are
 ``trainer.kl_in_reward``, and ``trl.beta`` where it is 0: that method has no KL."""
-_OWN_KEYS = ("kl_in_reward", "effort", "dynamic_sampling_rounds", "importance_clip", "overlong_share")
+_OWN_KEYS = ("kl_in_reward", "effort", "dynamic_sampling_rounds", "importance_clip")
+_OVERLONG_SHARE = {"dapo": 0.2}
+"""By preset; the paper's 4,096 of 20,480 tokens."""
 AGENT_IMPORTANCE_CLIP = 2.0
 """Of a recipe with ``[agent]`` that says nothing: over many turns sampler and trainer drift apart, as no single answer does."""
 
@@ -81,7 +83,7 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
             where="trl.epsilon_high",
             fix='set trl.epsilon_high = 5.0, the largest ratio that may pass, or trainer.preset = "cispo".',
         )
-    return ResolvedMethod(trl, options, float(own["overlong_share"] or 0.0))
+    return ResolvedMethod(trl, options, _OVERLONG_SHARE.get(config.trainer.preset or "", 0.0))
 
 
 def _refuse_contradictions(given: Mapping[str, Any], preset: Mapping[str, Any], name: str | None) -> None:

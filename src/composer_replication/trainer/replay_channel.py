@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from operator import mul
 from typing import Any
 
 import torch
@@ -24,10 +25,10 @@ from composer_replication.trainer.collator import (
     sibling_rows_in,
     sibling_tensors,
 )
-from composer_replication.trainer.loss_channels import LossChannel, Scope, WeightCopy, weighted_means
+from composer_replication.trainer.loss_channels import LossChannel, RecordDraws, Scope, WeightCopy
 from composer_replication.trainer.model_modes import evaluation_mode
 from composer_replication.trainer.output_head import completion_states, head_of, scored_ids
-from composer_replication.trainer.processes import num_processes
+from composer_replication.trainer.processes import num_processes, process_rank
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
 _PAIRS_AT_ONCE = 8
@@ -73,11 +74,13 @@ class ReplayChannel(LossChannel):
     """
 
     def __init__(self, trainer: Any, settings: ReplaySection, pairs: Sequence[PreferencePair] | None) -> None:
-        super().__init__(trainer, pairs, settings.pairs_per_step)
+        super().__init__(trainer)
         if not settings.sibling_pairs and all(pair.weight == 0.0 for pair in pairs or ()):
             raise self.nothing_to_learn()
         check_pairs(pairs or ())
-        self.settings = settings
+        self.settings, self.records = settings, pairs or ()
+        self._draws: RecordDraws | None = None
+        self._newest_part = (-1, 0)
         on_sums = settings.kind == "dpo" and not settings.length_normalised
         self._beta = settings.beta or _BETAS["dpo on sums" if on_sums else settings.kind]
         self.reference_P2: torch.Tensor | None = None
@@ -97,7 +100,10 @@ class ReplayChannel(LossChannel):
         return self.settings.sibling_pairs and self.settings.kind != "simpo"
 
     def begin(self) -> None:
-        super().begin()
+        self._newest_part = (-1, 0)
+        if self.records:
+            seed, per_step = self._trainer.args.seed, self.settings.pairs_per_step
+            self._draws = RecordDraws(self.records, per_step=per_step, seed=seed)
         if self.keeps_first_weights:
             self.first_weights = WeightCopy(self._model)
         if not self.records or self.settings.kind == "simpo":
@@ -155,9 +161,26 @@ class ReplayChannel(LossChannel):
             counted += [metrics] if own is not None else []
         figures = {"pairs": float(sum(int(part.num_pairs) for part in counted))}
         if counted:
-            figures |= weighted_means(counted, "accuracy", "reward_margin", weight="total_weight")
+            weights = [float(part.total_weight) for part in counted]
+            for name in ("accuracy", "reward_margin"):
+                values = [float(getattr(part, name)) for part in counted]
+                figures[name] = sum(map(mul, values, weights)) / sum(weights)
         self._note("replay", **figures)
         return total * (num_processes() / total_weight) if total_weight else total
+
+    def _drawn(self) -> tuple[list[int], list[int]]:
+        """The pairs of the optimizer step, and those of them that this micro-batch takes: their indices.
+
+        Micro-batches are counted here and not by TRL's micro-step, which runs on over steps that have fewer of them.
+        """
+        if self._draws is None:
+            return [], []
+        step, count = self._newest_part
+        count = count + 1 if step == self._step else 0
+        self._newest_part = (self._step, count)
+        num_micro_steps = int(self._trainer.current_gradient_accumulation_steps)
+        part, num_parts = process_rank() * num_micro_steps + count, num_processes() * num_micro_steps
+        return self._draws.of_step(self._step), self._draws.share(self._step, part, num_parts)
 
     def _collated(self, pairs: Sequence[PreferencePair]) -> PairRows:
         return collate_pairs(pairs, pad_id=self._pad_id).to(self._device)

@@ -12,7 +12,6 @@ E experts of a router, N tokens of one forward.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -31,7 +30,6 @@ from composer_replication.trainer.prefix_support import inner_model
 _WHERE = "the rollout function's routed_experts"
 UNKNOWN = -1
 """In the place of K experts: there the router chooses itself."""
-_LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 def routers_of(model: nn.Module) -> list[nn.Module]:
@@ -46,56 +44,42 @@ def routers_of(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, kind)]
 
 
-class RouterLoad:
-    """How evenly the policy's routers choose in the forwards of a step, over every token that these read, padding too."""
+@contextmanager
+def counting_load(trainer: Any, model: nn.Module) -> Iterator[None]:
+    """How evenly the routers of ``model`` choose inside: afterwards the metric ``router/max_load``, over all processes.
 
-    def __init__(self) -> None:
-        self._chosen: dict[nn.Module, torch.Tensor] = {}
-        self._num_routers = 0
+    Every token that its forwards read counts, padding too. Nothing where layers have different numbers of experts, or one did
+    not run: the same on each process.
+    """
+    routers, chosen = routers_of(model), dict[nn.Module, torch.Tensor]()
 
-    @contextmanager
-    def counting(self, model: nn.Module) -> Iterator[None]:
-        """Inside, each choice of a router of ``model`` is counted."""
-        routers = routers_of(model)
-        self._num_routers = len(routers)
+    def count(router: nn.Module, _inputs: Any, output: Any) -> None:
+        logits_NE, _, index_NK = output
+        chosen_E = torch.bincount(index_NK.detach().flatten(), minlength=logits_NE.size(-1))
+        chosen[router] = chosen_E + chosen.get(router, 0)
 
-        def count(router: nn.Module, _inputs: Any, output: Any) -> None:
-            logits_NE, _, index_NK = output
-            chosen_E = torch.bincount(index_NK.detach().flatten(), minlength=logits_NE.size(-1))
-            self._chosen[router] = chosen_E + self._chosen.get(router, 0)
+    with ExitStack() as stack:
+        for router in routers:
+            stack.callback(router.register_forward_hook(count).remove)
+        yield
+    if chosen and len(chosen) == len(routers) and len({counts.numel() for counts in chosen.values()}) == 1:
+        chosen_LE = trainer.accelerator.reduce(torch.stack(list(chosen.values())), reduction="sum")
+        trainer._metrics["train"]["router/max_load"].append(largest_load(chosen_LE))  # noqa: SLF001 - TRL's only name
 
-        with ExitStack() as stack:
-            for router in routers:
-                stack.callback(router.register_forward_hook(count).remove)
-            yield
 
-    def log(self, trainer: Any) -> None:
-        """At the last micro-step of a step: the metric ``router/max_load``, over all processes.
-
-        It is the largest E p of any layer, p being the share of an expert in its layer's choices: 1 is even, E is one expert
-        alone. Nothing where layers have different numbers of experts, or one did not run: the same on each process.
-        """
-        if not self._chosen or not trainer.accelerator.sync_gradients:
-            return
-        chosen, self._chosen = list(self._chosen.values()), {}
-        if len(chosen) == self._num_routers and len({counts.numel() for counts in chosen}) == 1:
-            chosen_LE = trainer.accelerator.reduce(torch.stack(chosen), reduction="sum").double()
-            load = (chosen_LE / chosen_LE.sum(-1, keepdim=True)).max() * chosen_LE.size(-1)
-            trainer._metrics["train"]["router/max_load"].append(float(load))  # noqa: SLF001 - TRL's only name
+def largest_load(chosen_LE: torch.Tensor) -> float:
+    """The largest E p of any layer, p being the share of an expert in its layer's choices: 1 is even, E one expert alone."""
+    share_LE = chosen_LE.double() / chosen_LE.sum(-1, keepdim=True)
+    return float(share_LE.max()) * chosen_LE.size(-1)
 
 
 @dataclass(frozen=True, slots=True)
 class Routers:
-    """What the routers of a model choose from: E of each router, and K.
+    """How many routers a model has, and of how many experts each chooses how many."""
 
-    ``layers`` is the layer in which each router stands, empty where their names do not say so; ``num_layers`` counts all
-    layers, those without experts too.
-    """
-
-    num_experts: tuple[int, ...]
+    num_routers: int
+    num_experts: int
     top_k: int
-    layers: tuple[int, ...]
-    num_layers: int
 
     @classmethod
     def of(cls, model: nn.Module) -> Routers:
@@ -103,17 +87,14 @@ class Routers:
         inner, routers = inner_model(model), routers_of(model)
         if not routers:
             raise refusal(f"transformers names no router of {type(inner).__name__}")
-        num_experts = tuple(_size(each, "num_experts") for each in routers)
+        num_experts = {_size(each, "num_experts") for each in routers}
         top_ks = {_size(each, "top_k", "top_k_experts") for each in routers}
-        if not all((*num_experts, *top_ks)):
+        if 0 in num_experts | top_ks:
             raise unknown_router(routers[0])
-        if len(top_ks) > 1:
-            raise refusal(f"the routers of {type(inner).__name__} choose {sorted(top_ks)} experts a token")
-        names = {module: name for name, module in model.named_modules()}
-        found = [_LAYER.search(names[router]) for router in routers]
-        layers = tuple(int(match.group(1)) for match in found if match)
-        num_layers = int(inner.config.get_text_config().num_hidden_layers)
-        return cls(num_experts, top_ks.pop(), layers if len(set(layers)) == len(routers) else (), num_layers)
+        if len(num_experts) > 1 or len(top_ks) > 1:
+            words = f"choose {sorted(top_ks)} of {sorted(num_experts)} experts a token"
+            raise refusal(f"the routers of {type(inner).__name__} {words}")
+        return cls(len(routers), num_experts.pop(), top_ks.pop())
 
 
 def _size(router: nn.Module, *names: str) -> int:
@@ -151,8 +132,8 @@ def laid_out(
     """The rows in the columns of TRL's batch: (B, P + T, L, K), int16.
 
     A row has P + T places, or P + T - 1: engines do not read the last token that they sampled, and what they give for it,
-    if anything, is not looked at. Its layers are those with experts, or all layers of the model, of which those without
-    experts are not looked at. Prompts are padded on the left, completions on the right, with -1.
+    if anything, is not looked at. Its layers are those with experts. Prompts are padded on the left, completions on the
+    right, with -1.
     ``routing`` has for each row an array, a tensor or nested lists; None for a row of which nothing is known. Ids are those
     before padding.
     """
@@ -171,31 +152,26 @@ def laid_out(
 
 def _checked(choices: Any, row: int, num_tokens: int, routers: Routers) -> torch.Tensor:
     """One row (num_tokens, L, K), its last token unknown. Each choice is -1 throughout or K different experts."""
-    num_routers, top_k = len(routers.num_experts), routers.top_k
-    laid_SLK = np.full((num_tokens, num_routers, top_k), UNKNOWN, dtype=np.int16)
+    shape = (num_tokens, routers.num_routers, routers.top_k)
+    laid_SLK = np.full(shape, UNKNOWN, dtype=np.int16)
     if choices is None:
         return torch.from_numpy(laid_SLK)
     try:
         array = np.asarray(choices.detach().cpu() if isinstance(choices, torch.Tensor) else choices)
     except ValueError:
         raise refusal(f"row {row} is no array: its lists have different lengths") from None
-    depths = sorted({num_routers, routers.num_layers} if routers.layers else {num_routers})
-    shapes = {(length, depth, top_k) for length in (num_tokens - 1, num_tokens) for depth in depths}
-    if array.dtype.kind not in "iu" or array.shape not in shapes:
-        wanted = f"({num_tokens}, {' or '.join(map(str, depths))}, {top_k})"
-        raise refusal(f"row {row} is {array.dtype} {array.shape}, and should be whole numbers {wanted}")
+    if array.dtype.kind not in "iu" or array.shape not in (shape, (num_tokens - 1, *shape[1:])):
+        raise refusal(f"row {row} is {array.dtype} {array.shape}, and should be whole numbers {shape}")
     array = array[: num_tokens - 1]
-    if array.shape[1] != num_routers:
-        array = array[:, list(routers.layers)]
     ordered_SLK = np.sort(array, axis=-1)
     is_twice_SL = (ordered_SLK[..., 1:] == ordered_SLK[..., :-1]).any(-1)
-    is_outside_SL = (ordered_SLK[..., 0] < 0) | (ordered_SLK[..., -1] >= np.asarray(routers.num_experts))
+    is_outside_SL = (ordered_SLK[..., 0] < 0) | (ordered_SLK[..., -1] >= routers.num_experts)
     is_odd_SL = (array != UNKNOWN).any(-1) & (is_twice_SL | is_outside_SL)
     if is_odd_SL.any():
         token, router = (int(place) for place in np.argwhere(is_odd_SL)[0])
         raise refusal(
-            f"row {row} has the experts {array[token, router].tolist()} at token {token}, which are not {top_k} "
-            f"different ones of {routers.num_experts[router]}"
+            f"row {row} has the experts {array[token, router].tolist()} at token {token}, which are not "
+            f"{routers.top_k} different ones of {routers.num_experts}"
         )
     laid_SLK[: num_tokens - 1] = array
     return torch.from_numpy(laid_SLK)
@@ -315,7 +291,7 @@ class Replay:
                 one = chosen_pass()
                 if one is None:
                     return self.forwards[number](*args, **kwargs)
-                with _Choice(one, number, self.num_experts[number]):
+                with _Choice(one, number, self.num_experts):
                     return self.forwards[number](*args, **kwargs)
 
             return forward
@@ -340,39 +316,26 @@ class Replay:
         return remembering
 
 
-class RouterReplay:
-    """Which forwards of routed rows follow their routing (the policy's, also under its older weights), and what that changed."""
+@contextmanager
+def replaying(
+    trainer: Any, model: nn.Module, mask_BW: torch.Tensor, routing_BWLK: torch.Tensor | None
+) -> Iterator[bool]:
+    """Inside, forwards of these rows follow their routing, where ``model`` is the policy, under older weights too.
 
-    def __init__(self) -> None:
-        self._replayed: torch.Tensor | None = None
-
-    @contextmanager
-    def replaying(
-        self,
-        model: nn.Module,
-        reference: nn.Module | None,
-        mask_BW: torch.Tensor,
-        routing_BWLK: torch.Tensor | None,
-    ) -> Iterator[bool]:
-        """Inside, forwards of these rows by the policy follow their routing; gives whether they do for this model."""
-        if routing_BWLK is None or model is reference or not _is_policy(model):
-            yield False
-            return
-        replay = Replay(model, routing_BWLK, mask_BW)
-        with replay.in_forwards():
-            yield True
-        if torch.is_grad_enabled():
-            counts = torch.stack([replay.num_choices, replay.num_forced, replay.num_changed])
-            self._replayed = counts if self._replayed is None else self._replayed + counts
-
-    def log(self, trainer: Any) -> None:
-        """At the last micro-step of a step whose rows brought a routing: one entry of each metric, over all processes."""
-        if self._replayed is not None and trainer.accelerator.sync_gradients:
-            choices, forced, changed = trainer.accelerator.reduce(self._replayed, reduction="sum").tolist()
-            self._replayed = None
-            metrics = trainer._metrics["train"]  # noqa: SLF001 - TRL's only name
-            metrics["router/replayed_share"].append(forced / max(choices, 1))
-            metrics["router/replay_changed_share"].append(changed / max(forced, 1))
+    Gives whether they do, and logs what that changed, over all processes.
+    """
+    if routing_BWLK is None or model is trainer.ref_model or not _is_policy(model):
+        yield False
+        return
+    replay = Replay(model, routing_BWLK, mask_BW)
+    with replay.in_forwards():
+        yield True
+    if torch.is_grad_enabled():
+        counts = torch.stack([replay.num_choices, replay.num_forced, replay.num_changed])
+        choices, forced, changed = trainer.accelerator.reduce(counts, reduction="sum").tolist()
+        metrics = trainer._metrics["train"]  # noqa: SLF001 - TRL's only name
+        metrics["router/replayed_share"].append(forced / max(choices, 1))
+        metrics["router/replay_changed_share"].append(changed / max(forced, 1))
 
 
 def _is_policy(model: nn.Module) -> bool:

@@ -16,6 +16,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from composer_replication.config import LoraSection, RunConfig
 from composer_replication.errors import InputError, MissingError
 from composer_replication.run_folder import RunFolder
+from composer_replication.trainer.collator import num_positions
 from composer_replication.trainer.episode_rollouts import EpisodeRollouts
 from composer_replication.trainer.live_view import LiveView
 from composer_replication.trainer.policy import chat_prompt_ids
@@ -123,7 +124,7 @@ def lora_config(section: LoraSection | None) -> Any:
     return LoraConfig(
         r=section.rank,
         lora_alpha=section.lora_alpha,
-        target_modules=section.target_modules,
+        target_modules="all-linear",
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
@@ -141,8 +142,7 @@ def refuse_long_prompts(
 
     ``engine_limit`` is what another engine holds, if one samples.
     """
-    limits = (getattr(model.config, "max_position_embeddings", None), engine_limit)
-    limit = min((most for most in limits if most is not None), default=None)
+    limit = min((most for most in (num_positions(model), engine_limit) if most is not None), default=None)
     for row in rows:
         prompt = row["prompt"]
         is_text = isinstance(prompt, str)

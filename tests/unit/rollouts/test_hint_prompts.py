@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.records import HintedTurn
 from composer_replication.rollouts.hints.hint_prompts import (
     ENDINGS,
     SEPARATORS,
@@ -19,7 +18,6 @@ from composer_replication.rollouts.hints.hint_prompts import (
     insertion,
 )
 from composer_replication.rollouts.tokens.token_ledger import Chat
-from composer_replication.trainer.collator import differs_by_hint
 
 HINT = "Hint: The available tools are: bash, read_file."
 WITH_TOOLS = [family for family in FAMILIES if family.tool_place]
@@ -76,8 +74,7 @@ def placed(
 
 def check(hinted: tuple[int, ...], given_ids: tuple[int, ...]) -> None:
     """Nothing but one run of ids was added; the rest stands as it was."""
-    assert insertion(given_ids, hinted) is not None
-    assert differs_by_hint(HintedTurn(given_ids, hinted, (1,)))  # what the trainer asks of every hint
+    assert insertion(given_ids, hinted) is not None  # what the trainer asks of every hint
 
 
 @st.composite

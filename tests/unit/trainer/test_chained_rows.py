@@ -15,6 +15,7 @@ from tiny_trainer import build_trainer, tiny_model, tiny_tokenizer
 from composer_replication.errors import InputError
 from composer_replication.records import Rollout
 from composer_replication.trainer.chained_rows import CheckedRollouts, one_conversation_rows, starts_tensor
+from composer_replication.trainer.chained_rows import chained as chained_values
 from composer_replication.trainer.collator import rollouts_of, sibling_tensors
 from composer_replication.trainer.generation import SEGMENT_STARTS, Generation, temporarily
 
@@ -83,10 +84,13 @@ def test_each_token_has_the_past_of_its_own_conversation(
 ) -> None:
     batch = batch_of(rows)
     ids, mask, num_columns = whole_rows(batch)
-    apart = one_conversation_rows(ids, mask, num_columns, batch[SEGMENT_STARTS], num_rows=num_rows)
-    assert apart.ids_NW.size(0) == max(sum(map(len, rows)), num_rows)
-    assert apart.mask_NW.any(-1).all()  # no row of padding alone: a softmax over nothing is not a number
-    got = apart.chained(seen_before(apart.ids_NW, apart.mask_NW, apart.num_columns))
+    ids_NW, mask_NW, place = one_conversation_rows(
+        ids, mask, num_columns, batch[SEGMENT_STARTS], num_rows=num_rows
+    )
+    assert ids_NW.size(0) == max(sum(map(len, rows)), num_rows)
+    assert mask_NW.any(-1).all()  # no row of padding alone: a softmax over nothing is not a number
+    columns = ids_NW.size(1) - batch["prompt_ids"].size(1)
+    got = chained_values(seen_before(ids_NW, mask_NW, columns), place)
     for row, chain in enumerate(rows):
         column = 0
         for number, (prompt, answer) in enumerate(chain):
@@ -98,6 +102,15 @@ def test_each_token_has_the_past_of_its_own_conversation(
                 assert got[row, column + count - 1] == state
             column += len(answer)
         assert (got[row, column:] == 0).all()
+
+
+def test_a_row_whose_mask_was_emptied_has_no_value() -> None:
+    batch = batch_of(ROWS)
+    batch["completion_mask"][2] = 0
+    ids, mask, num_columns = whole_rows(batch)
+    ids_NW, mask_NW, place = one_conversation_rows(ids, mask, num_columns, batch[SEGMENT_STARTS], num_rows=9)
+    assert (place[2] == -1).all() and (place[[0, 1, 3]] >= 0).any(-1).all()
+    assert mask_NW.any(-1).all() and ids_NW.size(0) == 9
 
 
 ROWS: list[list[Conversation]] = [

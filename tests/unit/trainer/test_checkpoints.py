@@ -16,7 +16,6 @@ from composer_replication.trainer.checkpoints import (
     checkpoint_step,
     choose_checkpoint,
     newest_whole_checkpoint,
-    remove_partial_checkpoints,
     write_manifest,
 )
 
@@ -118,7 +117,7 @@ def test_only_half_written_folders_are_removed(tmp_path: Path) -> None:
     partial = make_checkpoint(tmp_path, 4, is_whole=False)
     other = tmp_path / "completions"
     other.mkdir()
-    assert remove_partial_checkpoints(tmp_path) == [partial]
+    assert choose_checkpoint(True, tmp_path) == whole
     assert (whole.is_dir(), partial.exists(), other.is_dir()) == (True, False, True)
 
 

@@ -16,7 +16,6 @@ from composer_replication.rollouts.curriculum import Curriculum
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer import policy_terms
 from composer_replication.trainer.preset_settings import PolicyOptions
-from composer_replication.trainer.setting_errors import TrainerSettingError
 
 MakeTrainer = Callable[..., Any]
 
@@ -180,23 +179,23 @@ def test_the_real_one_counts_every_attempt(make_trainer: MakeTrainer, tmp_path: 
         run_folder=RunFolder(tmp_path / "run"),
     )
     trainer.train()
-    assert trainer.policy_terms.num_groups_replaced > 0
     curriculum.chosen_rows(1)  # the last generation is counted now
     for task_id, standing in curriculum.standings.items():
         assert standing.passed + standing.failed == pytest.approx(graded[task_id], rel=1e-6)
         assert standing.passed == pytest.approx(graded[task_id] / 2, rel=1e-6)
     lines = read_jsonl(trainer.run_folder.metrics)
+    assert sum(line["dynamic_sampling/replaced_groups"] for line in lines) > 0
     assert all(line["curriculum/num_active"] == 6.0 for line in lines)
     assert lines[-1]["curriculum/mean_pass_rate"] == pytest.approx(0.5)
 
 
-def test_processes_that_choose_differently_stop(
-    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(policy_terms, "gathered", lambda value: [value, ["another task"]])
-    chooser = Chooser(["def one():"])
-    with pytest.raises(TrainerSettingError, match="CR0849"):
-        make_trainer(reward=noting(chooser, []), prompt_source=chooser).train()
+def test_the_first_process_chooses_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    chooser, firsts = Chooser(["def one():"]), [{"prompt": "def first():", "task_id": "of the first"}]
+    monkeypatch.setattr(policy_terms, "from_first", lambda value: firsts)
+    metrics: dict[str, list[float]] = {"curriculum/num_asked": []}
+    rows = policy_terms.chosen_inputs(chooser, [{"prompt": "of the data"}] * 4, 4, metrics)
+    assert rows == firsts * 4
+    assert chooser.asked == [1]  # its state stays that of the others
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])

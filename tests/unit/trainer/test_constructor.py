@@ -18,7 +18,6 @@ OWN_ARGUMENTS = {
     "strict_killswitch": False,
     "hints": object(),
     "hint_source": object(),
-    "hinted_turns": (),
     "replay": object(),
     "replay_pairs": (),
     "prefix_sharing": True,

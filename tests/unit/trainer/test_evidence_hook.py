@@ -15,7 +15,6 @@ from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.safety import CombinedGuard, EvidenceGuard, HeldOutGuard
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-from composer_replication.trainer.metrics_log import RunLog
 
 HONEST = ((1.0, 1.0), (0.0, 0.0)) * 16
 HACKED = ((1.0, 0.0),) * 32
@@ -102,7 +101,7 @@ def test_a_plain_guard_gets_exactly_the_keywords_that_it_always_got() -> None:
 def test_figures_of_the_evidence_are_in_the_run_folder(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     trainer = bare_trainer(scripted(reading(1), reading(2)))
-    trainer.step_lines.log = RunLog(folder)
+    trainer.step_lines.folder = folder
     fold(trainer, 2)
     status = trainer.heldout_guard.last_status
     row = read_jsonl(folder.verdicts)[-1]
@@ -119,9 +118,8 @@ def test_an_evaluation_that_gives_up_halts_with_its_verdict_on_disk(strict: bool
         raise ValueError("no grader")
 
     folder = RunFolder(tmp_path / "run")
-    log = RunLog(folder)
     trainer = bare_trainer(PatientEvaluation(broken), heldout_guard=HeldOutGuard(), strict_killswitch=strict)
-    trainer.step_lines.log = log
+    trainer.step_lines.folder = folder
     for step in (0, 10):
         trainer.state.global_step = step
         trainer._maybe_update_killswitch()

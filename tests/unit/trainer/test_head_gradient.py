@@ -56,7 +56,7 @@ def hints_of(model: Any, turns: tuple[HintedTurn, ...] = TURNS) -> torch.Tensor:
         teacher=nullcontext,
         autocast=nullcontext,
         sampling_temperature=1.0,
-    ).loss
+    )[0]
 
 
 def replay_of(model: Any, pairs: tuple[PreferencePair, ...] = PAIRS) -> torch.Tensor:

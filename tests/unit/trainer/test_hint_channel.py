@@ -120,12 +120,12 @@ def test_teacher_and_student_swap_back_and_the_teacher_gets_no_gradient(ready: C
 
 
 def test_one_batch_of_eight_equals_eight_of_one(ready: Callable[..., Any]) -> None:
-    """Over turns of a generation and recorded ones, shuffled and split as TRL does it."""
+    """Shuffled and split as TRL does it."""
     turns = [replace(TURNS[n % 3], prompt_ids=(20 + n, *TURNS[n % 3].prompt_ids)) for n in range(8)]
-    settings = HintsSection(teacher="frozen", turns_per_step=5)
+    settings = HintsSection(teacher="frozen")
     results = []
     for micro_steps in (1, 8):
-        trainer = ready(hints=settings, hinted_turns=TURNS, micro_steps=micro_steps)
+        trainer = ready(hints=settings, micro_steps=micro_steps)
         torch.manual_seed(5)
         parts = split_tensor_dict(shuffle_sequence_dict(batch_of(trainer, turns)), micro_steps)
         losses = [trainer._compute_sdpo_loss(trainer.model, part) for part in parts]
@@ -297,7 +297,7 @@ def test_fresh_prompts_bring_their_own_rewards_and_hints(make_trainer: Callable[
     trainer.model.train()
     batch = next(iter(trainer.get_train_dataloader()))
     output = trainer._generate_and_score_completions(batch)
-    assert trainer.policy_terms.num_groups_replaced == 1
+    assert trainer._metrics["train"]["dynamic_sampling/replaced_groups"] == [1.0]
     assert [rollout.reward for rollout in source.seen] == [1.0, 0.0, 1.0, 0.0]
     assert {rollout.task_id for rollout in source.seen} == {batch[0]["prompt"]}
     assert [bool(turns) for turns in trainer.channels.hints.turns_of_row] == [False, True, False, True]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
 from composer_replication.records import Completion, HintedTurn, Rollout, StopReason, Turn
-from composer_replication.rollouts.hints.hint_prompts import insertion
-from composer_replication.trainer.collator import differs_by_hint, matched_turns
+from composer_replication.trainer.collator import matched_turns
 
 PROMPT, ANSWER, LOGPS = (5, 6, 7), (40, 41), (-1.0, -20.1)
 few_ids = st.lists(st.integers(0, 2), max_size=6).map(tuple)
@@ -45,28 +44,16 @@ def test_another_context_is_refused(prompt: tuple[int, ...]) -> None:
     assert "one run of ids" in str(error)
 
 
-@given(few_ids, few_ids)
-def test_a_hinted_prompt_is_an_insertion_as_those_who_write_hints_have_it(
-    prompt: tuple[int, ...], longer: tuple[int, ...]
-) -> None:
-    is_one = prompt == longer or insertion(prompt, longer) is not None
-    assert differs_by_hint(HintedTurn(prompt, longer, ANSWER)) is is_one
-
-
 @given(few_ids, few_ids, st.integers(0, 6))
 def test_wherever_ids_are_put_in_the_context_is_taken(
     prompt: tuple[int, ...], hint: tuple[int, ...], place: int
 ) -> None:
-    assert differs_by_hint(HintedTurn(prompt, (*prompt[:place], *hint, *prompt[place:]), ANSWER))
+    made = Turn(prompt, Completion(ANSWER, "an answer", StopReason.FINISHED, ()), "a prompt")
+    turn = HintedTurn(prompt, (*prompt[:place], *hint, *prompt[place:]), ANSWER)
+    assert matched_turns([[turn]], [replace(rollout(), turns=(made,))]) == [[turn]]
 
 
 def test_the_rows_log_probabilities_win_where_they_are_known() -> None:
     other = [[hinted(logps=(-50.0, -60.0))]]
     assert matched_turns(other, [rollout()]) == [[hinted(logps=LOGPS)]]
     assert matched_turns(other, [rollout(())]) == other
-
-
-def test_recorded_turns_are_held_to_the_same(make_trainer: Callable[..., Any]) -> None:
-    turns = (hinted(), hinted((99, 98)))
-    error = refusal(lambda: make_trainer(alpha_sdpo=0.5, hinted_turns=turns).train())
-    assert "hinted turn 1" in str(error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import shutil
 from collections.abc import Callable, Sequence
@@ -24,12 +26,11 @@ from composer_replication.records import HintedTurn, PreferencePair, Rollout
 from composer_replication.trainer import output_head
 from composer_replication.trainer.checkpoints import write_manifest
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-from composer_replication.trainer.loss_channels import STATE_FILE
+from composer_replication.trainer.loss_channels import STATE_FILE, LossChannels
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.output_head import states_problem
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
-TURNS = (HintedTurn((5, 6, 7), (5, 90, 6, 7), (40, 41, 42)), HintedTurn((8,), (91, 8), (50, 51)))
 PAIRS = (PreferencePair((5, 6), (40, 41), (42,)), PreferencePair((7,), (43,), (44, 45)))
 
 
@@ -44,7 +45,6 @@ class Loud:
 BOTH = {
     "alpha_sdpo": 0.5,
     "hint_source": Loud(),
-    "hinted_turns": TURNS,
     "beta_replay": 0.5,
     "replay_pairs": PAIRS,
     "replay": ReplaySection(sibling_pairs=True, pass_reward=0.4, pairs_per_step=3),
@@ -54,17 +54,14 @@ BOTH = {
 @pytest.mark.parametrize(
     ("settings", "code"),
     [
-        ({"alpha_sdpo": -1.0, "hinted_turns": TURNS}, "CR0722"),
-        ({"alpha_sdpo": "0.5", "hinted_turns": TURNS}, "CR0722"),
-        ({"alpha_sdpo": True, "hinted_turns": TURNS}, "CR0722"),
+        ({"alpha_sdpo": -1.0, "hint_source": Loud()}, "CR0722"),
+        ({"alpha_sdpo": "0.5", "hint_source": Loud()}, "CR0722"),
+        ({"alpha_sdpo": True, "hint_source": Loud()}, "CR0722"),
         ({"beta_replay": math.nan, "replay_pairs": PAIRS}, "CR0722"),
         ({"beta_replay": None, "replay_pairs": PAIRS}, "CR0722"),
         ({"alpha_sdpo": 0.5}, "CR0755"),
-        ({"alpha_sdpo": 0.5, "hinted_turns": ()}, "CR0755"),
         ({"beta_replay": 0.5}, "CR0755"),
         ({"beta_replay": 0.5, "replay_pairs": [PreferencePair((1,), (2,), (3,), weight=0.0)]}, "CR0755"),
-        ({"alpha_sdpo": 0.5, "hinted_turns": [HintedTurn((1,), (2,), ())]}, "CR0751"),
-        ({"alpha_sdpo": 0.5, "hinted_turns": [HintedTurn((1,), (2,), (3, 4), (-1.0,))]}, "CR0751"),
         ({"beta_replay": 0.5, "replay_pairs": [PreferencePair((1,), (2,), (2,))]}, "CR0751"),
         ({"beta_replay": 0.5, "replay_pairs": [PreferencePair((1,), (2,), (3,), weight=-1.0)]}, "CR0722"),
     ],
@@ -80,7 +77,7 @@ def test_what_cannot_be_learned_from_is_refused_before_any_model(
 
 
 def test_lora_off_needs_an_adapter(make_trainer: Callable[..., Any]) -> None:
-    settings = {"alpha_sdpo": 0.5, "hinted_turns": TURNS, "hints": HintsSection(teacher="lora-off")}
+    settings = {"alpha_sdpo": 0.5, "hint_source": Loud(), "hints": HintsSection(teacher="lora-off")}
     with pytest.raises(TrainerSettingError, match="CR0755"):
         make_trainer(**settings).train()
     make_trainer(**settings, lora_adapter=True).channels.begin()
@@ -90,7 +87,7 @@ def test_lora_off_needs_an_adapter(make_trainer: Callable[..., Any]) -> None:
 def test_a_model_whose_head_cannot_be_taken_apart_is_refused(
     make_trainer: Callable[..., Any], *, measures: bool
 ) -> None:
-    trainer = make_trainer(alpha_sdpo=0.5, hinted_turns=TURNS)
+    trainer = make_trainer(alpha_sdpo=0.5, hint_source=Loud())
     trainer.model.set_output_embeddings(nn.Sequential(nn.Linear(32, 258)))
     with pytest.raises(TrainerSettingError, match="CR0757"):
         (trainer.channels.check_model if measures else trainer.train)()
@@ -219,3 +216,14 @@ def test_a_resumed_run_goes_on_exactly_and_needs_what_was_kept(
         run(make_trainer, tmp_path / "other", hints=HintsSection(top_k=5))
     with pytest.raises(InputError, match="CR0884"):
         run(make_trainer, tmp_path / "other", alpha_sdpo=0.0, beta_replay=0.0)
+
+
+def test_a_checkpoint_of_before_a_key_left_is_still_this_runs() -> None:
+    """Its digest was made of all keys that the table had."""
+    settings = HintsSection(top_k=7)
+    of_before = settings.model_dump() | {"turns_per_step": 4}
+    of_before |= {"writing": {"layers": ["template", "environment"]}}
+    kept = json.dumps(["hints", of_before, []], sort_keys=True)
+    trainer: Any = SimpleNamespace(args=SimpleNamespace(seed=3))
+    channels = LossChannels(trainer, SimpleNamespace(records=[], settings=settings), None)
+    assert channels._fingerprint() == hashlib.sha256(f"3{kept}".encode()).hexdigest()

@@ -5,96 +5,31 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, read_jsonl
-from composer_replication.trainer.metrics_log import RunLog, StepWindow, cut_back, json_row
+from composer_replication.trainer.metrics_log import StepLines, cut_back, json_row
 
 
-def test_a_number_that_is_none_is_told_once() -> None:
-    window, metrics = StepWindow(), {"x": [math.nan]}
-    assert [window.take(metrics) for _ in range(3)] == [{"x": None}, {}, {}]
+def lines_in(folder: Path) -> Any:
+    lines = StepLines(None)
+    lines.folder = RunFolder(folder)
+    return lines
 
 
-def test_the_window_takes_each_entry_once() -> None:
-    window = StepWindow()
-    metrics = {"reward": [0.2, 0.4], "entropy": [1.0]}
-    assert window.take(metrics) == {"reward": 0.30000000000000004, "entropy": 1.0}
-    assert window.take(metrics) == {}
-    metrics["reward"].append(0.9)
-    assert window.take(metrics) == {"reward": 0.9}
-
-
-def test_the_window_survives_the_clearing_of_the_lists() -> None:
-    window = StepWindow()
-    metrics = {"reward": [0.2, 0.4]}
-    window.take(metrics)
-    metrics.clear()
-    window.after_clearing(metrics)
-    metrics["reward"] = [0.6]
-    assert window.take(metrics) == {"reward": 0.6}
-
-
-def test_the_window_keeps_what_is_cleared_inside_a_step() -> None:
-    window = StepWindow()
-    metrics = {"reward": [0.2]}
-    window.before_clearing(metrics)
-    metrics.clear()
-    window.after_clearing(metrics)
-    metrics["entropy"] = [1.5]
-    assert window.take(metrics) == {"reward": 0.2, "entropy": 1.5}
-    assert window.take(metrics) == {}
-
-
-def test_the_window_leaves_out_what_is_not_finite() -> None:
-    window = StepWindow()
-    assert window.take({"reward": [math.nan, 0.5], "kl": [math.inf]}) == {"reward": 0.5, "kl": None}
-
-
-def test_the_window_sees_a_count_that_is_overwritten_in_place() -> None:
-    window = StepWindow()
-    assert window.take({"num_tokens": [80]}) == {"num_tokens": 80}
-    assert window.take({"num_tokens": [80]}) == {}
-    assert window.take({"num_tokens": [160]}) == {"num_tokens": 160}
-
-
-def test_a_line_waits_for_trls_row_and_is_written_once(tmp_path: Path) -> None:
-    log = RunLog(RunFolder(tmp_path))
+def test_what_was_noted_is_in_the_line_of_its_step_alone(tmp_path: Path) -> None:
+    log = lines_in(tmp_path)
     log.noted |= {"killswitch/round_idx": 0, "heldout/score": 0.5}
     log.finish_step(1, {"reward": 0.25, "loss": 0.1})
-    log.add_trl_row(1, {"grad_norm": 2.0, "reward": 99.0, "eval_loss": 3.0, "train_runtime": 5.0})
-    assert not log.folder.metrics.exists()
-    log.flush()
-    log.flush()
+    log.finish_step(2, {"reward": 0.5, "loss": 0.2})
     assert read_jsonl(log.folder.metrics) == [
-        {
-            "step": 1,
-            "reward": 0.25,
-            "loss": 0.1,
-            "killswitch/round_idx": 0,
-            "heldout/score": 0.5,
-            "grad_norm": 2.0,
-            "eval_loss": 3.0,
-        }
+        {"step": 1, "reward": 0.25, "loss": 0.1, "killswitch/round_idx": 0, "heldout/score": 0.5},
+        {"step": 2, "reward": 0.5, "loss": 0.2},
     ]
-
-
-def test_a_row_of_another_step_is_not_taken(tmp_path: Path) -> None:
-    log = RunLog(RunFolder(tmp_path))
-    log.finish_step(1, {})
-    log.add_trl_row(2, {"grad_norm": 2.0})
-    log.flush()
-    assert read_jsonl(log.folder.metrics) == [{"step": 1}]
-
-
-def test_the_next_step_writes_the_one_before(tmp_path: Path) -> None:
-    log = RunLog(RunFolder(tmp_path))
-    log.finish_step(1, {})
-    log.finish_step(2, {})
-    assert [row["step"] for row in read_jsonl(log.folder.metrics)] == [1]
 
 
 def test_numbers_that_are_not_finite_become_null() -> None:
@@ -106,11 +41,10 @@ def test_numbers_that_are_not_finite_become_null() -> None:
 
 
 def test_cutting_back_keeps_what_the_checkpoint_knows(tmp_path: Path) -> None:
-    log = RunLog(RunFolder(tmp_path))
+    log = lines_in(tmp_path)
     log.folder.rollouts.mkdir(parents=True)
     for step in range(1, 6):
         log.finish_step(step, {})
-        log.flush()
         log.verdict({"round_idx": step - 1})
         (log.folder.rollouts / f"step-{step:06d}.jsonl").write_text("{}\n")
     (log.folder.rollouts / "notes.txt").write_text("mine")
@@ -147,9 +81,8 @@ def test_a_log_that_was_changed_is_not_gone_on_with(tmp_path: Path, name: str, t
 
 
 def test_cutting_back_to_the_start_keeps_nothing(tmp_path: Path) -> None:
-    log = RunLog(RunFolder(tmp_path))
+    log = lines_in(tmp_path)
     log.finish_step(1, {})
-    log.flush()
     log.verdict({"round_idx": 0})
     cut_back(RunFolder(tmp_path), 0, None)
     assert (read_jsonl(log.folder.metrics), read_jsonl(log.folder.verdicts)) == ([], [])

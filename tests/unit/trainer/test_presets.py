@@ -101,7 +101,7 @@ def test_weights_of_vllm_are_cut_by_token_unless_the_recipe_says_otherwise(tmp_p
 
 def test_the_recipes_keys_win(tmp_path: Path) -> None:
     config = recipe(
-        {"preset": "dapo", "dynamic_sampling_rounds": 0, "overlong_share": 0.0, "importance_clip": 0.0},
+        {"preset": "dapo", "dynamic_sampling_rounds": 0, "importance_clip": 0.0},
         {"epsilon_high": 0.3, "mask_truncated_completions": False, "scale_rewards": True},
     )
     arguments = trl_arguments(config, RunFolder(tmp_path))
@@ -179,7 +179,6 @@ def test_what_does_not_contradict_is_taken(
         ({"effort": {"weights": 1.0}}, "the nearest known key is trainer.effort.weight"),
         ({"effort": {"k": 0.0}}, "trainer.effort.k"),
         ({"dynamic_sampling_rounds": -1}, "trainer.dynamic_sampling_rounds"),
-        ({"overlong_share": 1.0}, "trainer.overlong_share"),
     ],
 )
 def test_unknown_keys_and_values(trainer: dict[str, Any], words: str) -> None:

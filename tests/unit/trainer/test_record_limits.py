@@ -45,14 +45,6 @@ def test_a_pair_is_named_with_what_is_wrong(
     make_trainer(beta_replay=0.5, replay_pairs=(GOOD, replace(GOOD, prompt_ids=LONG))).channels.check_model()
 
 
-def test_a_recorded_turn_is_named_too(make_trainer: Callable[..., Any]) -> None:
-    for hinted, code in (((258,), "CR0751"), ((*LONG, *LONG), "CR0705")):
-        turns = (HintedTurn((5,), (6, 5), (40,)), HintedTurn((5,), hinted, (40,)))
-        with pytest.raises(InputError) as caught:
-            make_trainer(alpha_sdpo=0.5, hinted_turns=turns).channels.check_model()
-        assert (caught.value.code, caught.value.where) == (code, "hinted turn 1")
-
-
 def test_a_file_of_pairs_is_named_with_its_line(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "chosen": "b", "rejected": "c" * length} for length in (1, 256)]
     (tmp_path / "pairs.jsonl").write_text("\n\n".join(map(json.dumps, rows)))

@@ -15,21 +15,36 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "invariants"))
 
 from tiny_architectures import tiny_model
 
-from composer_replication.trainer.router_replay import RouterLoad, routers_of
+from composer_replication.trainer.router_replay import counting_load, largest_load, routers_of
 
 MakeTrainer = Callable[..., Any]
 
 
 def test_the_load_by_hand() -> None:
-    metrics: dict[str, Any] = {"train": {"router/max_load": []}}
-    accelerator = SimpleNamespace(sync_gradients=True, reduce=lambda counts, reduction: counts)
-    for chosen in ([[6, 2, 0, 0], [2, 2, 2, 2]], [[7]], [[1, 2], [3, 4, 5]]):
-        load = RouterLoad()
-        load._chosen = {torch.nn.Identity(): torch.tensor(counts) for counts in chosen}
-        load._num_routers = len(chosen)
-        load.log(SimpleNamespace(accelerator=accelerator, _metrics=metrics))
-    # 6 of 8 on one of four; one expert alone; nothing where layers have different numbers of experts
-    assert metrics["train"]["router/max_load"] == [3.0, 1.0]
+    # 6 of 8 on one of four; one expert alone
+    assert largest_load(torch.tensor([[6, 2, 0, 0], [2, 2, 2, 2]])) == 3.0
+    assert largest_load(torch.tensor([[7]])) == 1.0
+
+
+def test_layers_of_different_numbers_of_experts_say_nothing() -> None:
+    def chose(num_experts: int) -> torch.nn.Module:
+        output = torch.zeros(3, num_experts), torch.zeros(3, 1), torch.zeros(3, 1, dtype=torch.long)
+        router: Any = torch.nn.Module()
+        router.forward = lambda: output
+        return router
+
+    trainer: Any = SimpleNamespace(
+        accelerator=SimpleNamespace(reduce=lambda counts, reduction: counts),
+        _metrics={"train": {"router/max_load": []}},
+    )
+    for sizes in ((2, 3), (4, 4)):
+        model: Any = torch.nn.ModuleList([chose(size) for size in sizes])
+        model._can_record_outputs = {"router_logits": SimpleNamespace(target_class=torch.nn.Module, index=0)}
+        model.modules = lambda model=model: iter(model)
+        with counting_load(trainer, model):
+            for router in model:
+                router()
+    assert trainer._metrics["train"]["router/max_load"] == [4.0]
 
 
 @pytest.mark.parametrize(("name", "checkpointing"), [("mixtral", True), ("deepseek-v3-latent", False)])

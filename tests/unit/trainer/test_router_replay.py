@@ -35,7 +35,7 @@ from composer_replication.trainer.preset_settings import PolicyOptions
 from composer_replication.trainer.router_replay import UNKNOWN, Routers, laid_out, routers_of
 
 MakeTrainer = Callable[..., Any]
-SIZES = Routers(num_experts=(6, 6), top_k=2, layers=(1, 2), num_layers=3)
+SIZES = Routers(num_routers=2, num_experts=6, top_k=2)
 
 
 # ---- the column ---------------------------------------------------------------------------------------
@@ -43,21 +43,20 @@ SIZES = Routers(num_experts=(6, 6), top_k=2, layers=(1, 2), num_layers=3)
 
 @st.composite
 def routed_rows(draw: Any) -> tuple[list[list[int]], list[list[int]], list[Any]]:
-    """Ids and routing of some rows; an engine may leave the last token out, give all layers, or know nothing."""
+    """Ids and routing of some rows; an engine may leave the last token out, or know nothing."""
     prompts, completions, routing = [], [], []
     for _ in range(draw(st.integers(1, 4))):
         num_prompt, num_completion = draw(st.integers(1, 5)), draw(st.integers(1, 5))
         prompts.append([2] * num_prompt)
         completions.append([3] * num_completion)
         num_tokens = num_prompt + num_completion - draw(st.integers(0, 1))
-        num_layers = draw(st.sampled_from([2, 3]))
         choice = st.one_of(
             st.just([UNKNOWN, UNKNOWN]), st.lists(st.integers(0, 5), min_size=2, max_size=2, unique=True)
         )
-        layers = st.lists(choice, min_size=num_layers, max_size=num_layers)
+        layers = st.lists(choice, min_size=2, max_size=2)
         row = draw(st.lists(layers, min_size=num_tokens, max_size=num_tokens))
         kind = draw(st.sampled_from(["list", "array", "tensor", "none"]))
-        array = np.asarray(row, dtype=np.int32).reshape(num_tokens, num_layers, 2)
+        array = np.asarray(row, dtype=np.int32).reshape(num_tokens, 2, 2)
         routing.append({"list": row, "array": array, "tensor": torch.as_tensor(array), "none": None}[kind])
     return prompts, completions, routing
 
@@ -80,8 +79,7 @@ def test_each_choice_stands_in_the_column_of_its_token(
             column = widths[0] - len(prompts[row]) + token
             assert is_prompt == (column < widths[0])
             for router in range(2):
-                layer = router if len(choices[token]) == 2 else SIZES.layers[router]
-                expected[row, column, router] = torch.as_tensor(choices[token][layer])
+                expected[row, column, router] = torch.as_tensor(choices[token][router])
     assert torch.equal(laid, expected.to(laid.dtype))
 
 
@@ -107,7 +105,7 @@ def changed(token: int, layer: int, experts: list[int]) -> list[list[list[int]]]
         ),
         (
             [good_row()[:3], good_row()],
-            "row 0 is int64 (3, 2, 2), and should be whole numbers (5, 2 or 3, 2)",
+            "row 0 is int64 (3, 2, 2), and should be whole numbers (5, 2, 2)",
         ),
         ([[*good_row(), [[0, 1], [2, 3]]], good_row()], "row 0 is int64 (6, 2, 2)"),
         ([[[[0, 1]] * 4] * 5, good_row()], "row 0 is int64 (5, 4, 2)"),
@@ -125,21 +123,12 @@ def test_a_column_that_cannot_be_followed_is_refused(routing: list[Any], words: 
     assert words in caught.value.message
 
 
-def test_what_engines_leave_for_the_last_token_and_for_dense_layers_is_not_looked_at() -> None:
-    row = np.zeros((5, 3, 2), dtype=np.uint8)  # zeros are an expert twice
-    row[:4, 1:] = [4, 5]
+def test_what_engines_leave_for_the_last_token_is_not_looked_at() -> None:
+    row = np.zeros((5, 2, 2), dtype=np.uint8)  # zeros are an expert twice
+    row[:4] = [4, 5]
     laid = laid_out([row], [[2, 2]], [[3, 3, 3]], SIZES)
     assert laid[0, :4].flatten(0, 1).tolist() == [[4, 5]] * 8
     assert (laid[0, 4] == UNKNOWN).all()
-
-
-def test_a_router_with_fewer_experts_has_its_own_limit() -> None:
-    sizes = Routers(num_experts=(6, 3), top_k=2, layers=(0, 1), num_layers=2)
-    row = [[[4, 5], [0, 2]] for _ in range(5)]
-    assert laid_out([row], [[2, 2]], [[3, 3, 3]], sizes)[0, 0].tolist() == [[4, 5], [0, 2]]
-    row[1][1] = [1, 3]
-    with pytest.raises(InputError, match="2 different ones of 3"):
-        laid_out([row], [[2, 2]], [[3, 3, 3]], sizes)
 
 
 def test_models_whose_routing_cannot_be_replayed_are_refused(make_trainer: MakeTrainer) -> None:
@@ -147,15 +136,15 @@ def test_models_whose_routing_cannot_be_replayed_are_refused(make_trainer: MakeT
         Routers.of(make_trainer(max_steps=1).model)
     model = tiny_model("mixtral", 258)
     routers_of(model)[1].top_k = 3
-    with pytest.raises(InputError, match=r"CR0777.*choose \[2, 3\] experts a token"):
+    with pytest.raises(InputError, match=r"CR0777.*choose \[2, 3\] of \[4\] experts a token"):
         Routers.of(model)
     del routers_of(model)[0].num_experts
     with pytest.raises(InputError, match="CR0757"):
         Routers.of(model)
 
 
-def test_the_layers_of_routers_are_read_off_their_names() -> None:
-    assert Routers.of(tiny_model("deepseek-v3-latent", 258)) == Routers((4, 4), 2, (1, 2), 3)
+def test_layers_without_experts_do_not_count() -> None:
+    assert Routers.of(tiny_model("deepseek-v3-latent", 258)) == Routers(2, 4, 2)
 
 
 def test_chains_with_routing_are_refused() -> None:

@@ -18,7 +18,7 @@ from composer_replication.trainer.composer_trainer import ComposerReplicationTra
 
 PROMPTS = ("def add(a, b):", "def twice(x):", "def first(s):", "def size(c):")
 _OURS = (
-    *"heldout_guard heldout_eval_fn strict_killswitch alpha_sdpo hints hint_source hinted_turns".split(),
+    *"heldout_guard heldout_eval_fn strict_killswitch alpha_sdpo hints hint_source".split(),
     *"beta_replay replay replay_pairs prefix_sharing is_finished policy_options prompt_source".split(),
     *"checks rollout_func run_folder stateful split_fingerprint run_identity callbacks eval_dataset".split(),
 )

@@ -22,7 +22,7 @@ from composer_replication.tasks.twin.build_twins import TwinSearch, build_twins
 from composer_replication.tasks.twin.mutants import mutants_of
 from composer_replication.tasks.twin.twin_records import Twin, twin_bytes
 from composer_replication.tasks.twin.twin_run import judge_twins, record_calls
-from composer_replication.tasks.workers.workers import Workers
+from composer_replication.tasks.workers import Workers
 
 SAME_BEFORE = "the code before the patch does the same"
 UNNAMED = "nothing that stays in the tree says what it is called"

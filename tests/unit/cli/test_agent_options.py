@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from pydantic import ValidationError
+
 from composer_replication.cli.assembly import reward_options
-from composer_replication.config import load_config
+from composer_replication.config import AgentSection, HintsSection, load_config
 from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions
 from composer_replication.rollouts.tools import toolbox as tools
 
@@ -31,3 +34,14 @@ def test_the_monitor_is_asked_in_one_place() -> None:
     }
     assert asking == {"rollouts/environment/feature_deletion_env.py"}
     assert "## Where it looks" in (root / "docs" / "monitor.md").read_text()
+
+
+def test_a_recipe_of_an_older_run_is_read() -> None:
+    """Its run.toml names keys that have left, at what was their default."""
+    assert AgentSection.model_validate({"dialect": "", "max_turns": 3}) == AgentSection(max_turns=3)
+    with pytest.raises(ValidationError, match="dialect"):
+        AgentSection.model_validate({"dialect": "hermes"})
+    left = {"writing": {"layers": ["template", "environment"]}, "turns_per_step": 4}
+    assert HintsSection.model_validate(left) == HintsSection()
+    with pytest.raises(ValidationError, match="writing"):
+        HintsSection.model_validate({"writing": {"layers": ["template"]}})

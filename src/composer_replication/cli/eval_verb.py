@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.cluster import check_cluster, placed_at
 from composer_replication.cli.flags import refuse_unwritable
-from composer_replication.cli.terminal import note, progress_bar
+from composer_replication.cli.terminal import columns, note, progress_bar
 from composer_replication.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
@@ -164,6 +164,12 @@ def _check_words(args: argparse.Namespace) -> None:
         problem = f"--prompt-style is for a model alone: {'a run' if is_run else '--recipe'} says how attempts are made."
     if problem:
         raise UsageError("CR0206", problem, fix="composer-rl eval MODEL --tasks DIR --samples 4")
+
+
+def render(result: dict[str, Any]) -> str:
+    said = {side: f"not measured: no task has {side} tests" for side in ("visible", "hidden")}
+    missing = {f"{side}_pass": what for side, what in said.items() if result[f"{side}_pass"] is None}
+    return columns(result | missing)
 
 
 def _recipe(args: argparse.Namespace) -> RunConfig:

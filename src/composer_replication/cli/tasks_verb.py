@@ -151,6 +151,8 @@ def finish_build(
     write_json(summary.folder / "summary.json", result)
     summary.require_tasks()
     if not quiet:
+        if summary.unrecorded:
+            sys.stderr.write("Behaviour that could not be recorded is tried again by the same command.\n")
         folder = shlex.quote(str(summary.folder))
         sys.stderr.write(f"Next: composer-rl recipe new --tasks {folder} --model MODEL\n")
     return result, 0

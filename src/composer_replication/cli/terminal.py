@@ -15,6 +15,8 @@ Report = Callable[[int, int, str], None]
 
 _FEW = 3
 """So many values still fit one line."""
+_LONG = 150
+"""Characters of what stands in one line below a name; the parts of longer ones have lines of their own."""
 _KEPT = "\n\t"
 _DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
@@ -41,14 +43,14 @@ def note(text: str) -> None:
 
 
 def columns(result: Mapping[str, Any]) -> str:
-    """What a person reads of a result: a line for each name with its value; rows, and more than three values, below it.
+    """What a person reads of a result: a line for each name with its value; rows, texts and more than three values below it.
 
-    What is empty is left out, and so is a count of 0 among many.
+    What is empty is left out, and so is a count of 0 among many; that a list is empty is said.
     """
     width, lines = max([10, *map(len, result)]), []
     for name, value in result.items():
         below = _below(value)
-        if text := words(value):
+        if text := words(value) or ("none" if isinstance(value, list | tuple) else ""):
             lines += [f"{name.replace('_', ' '):<{width}} {'' if below else text}".rstrip(), *below]
     return "\n".join(lines)
 
@@ -58,14 +60,22 @@ def _below(value: Any) -> list[str]:
     parts = list(value.values()) if isinstance(value, Mapping) else value
     if not isinstance(parts, list | tuple):
         return []
-    is_nested = any(isinstance(part, Mapping | list | tuple) for part in parts)
-    if not is_nested and len(parts) <= _FEW:
+    kinds = (Mapping, list, tuple, *([str] if isinstance(value, Mapping) and len(parts) > 1 else []))
+    are_rows = any(isinstance(part, kinds) for part in parts)
+    if not are_rows and len(parts) <= _FEW:
         return []
     if not isinstance(value, Mapping):
         return [f"  {words(part)}" for part in parts]
-    if is_nested:
-        return [f"  {name}: {text}" for name, part in value.items() if (text := words(part))]
-    return [f"{words(part):>9}  {name}" for name, part in value.items() if part or isinstance(part, float)]
+    if not are_rows:
+        return [
+            f"{words(part):>9}  {name}" for name, part in value.items() if part or isinstance(part, float)
+        ]
+    lines = list[str]()
+    for name, part in value.items():
+        below = _below(part) if len(text := words(part)) > _LONG else []
+        if text:
+            lines += [f"  {name}: {'' if below else text}".rstrip(), *(f"  {line}" for line in below)]
+    return lines
 
 
 def words(value: Any) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.flags import chosen_backend, given_up, refuse_unwritable
 from composer_replication.cli.terminal import columns, progress_bar
-from composer_replication.errors import InputError, NothingToDoError, UsageError, needs_extra
+from composer_replication.errors import InputError, MissingError, NothingToDoError, UsageError, needs_extra
 from composer_replication.run_folder import read_jsonl, rewrite_jsonl, write_json
 
 if TYPE_CHECKING:
@@ -239,20 +239,28 @@ async def _execute(
     from composer_replication.traces.teachers import BudgetSpent
 
     done: list[dict[str, Any]] = []
+    failures: list[InputError | MissingError] = []
     with _graded(args, chosen_backend(args)) as (grader, names), suppress(BudgetSpent):
         bound = [each for each in steps if each.trace.task_id in names]
         attempt = partial(FeatureDeletionEnv, grader, monitor="off")
         goes_on = args.goes_on or next(iter(room.teachers))
         how = Execution(attempt, names, room, goes_on, args.tries, args.horizon)
         for step in bound:
-            done.append(await execute(step, how))
+            try:
+                done.append(await execute(step, how))
+            except (InputError, MissingError) as error:  # of this task; the others go on
+                failures.append(error)
             if report is not None:
-                report(len(done), len(bound), "executed")
+                report(len(done) + len(failures), len(bound), "executed")
+    if failures and len(failures) == len(bound):
+        raise failures[0]
+    problems = [row["problem"] for row in done if row["problem"]]
+    problems += [f"{error.code}: {error.message}" for error in failures]
     rewrite_jsonl(args.folder / VERDICTS_NAME, done)
     return {
         "not_bound": len(steps) - len(bound),
         "executed": sum(bool(row["verdicts"]) for row in done),
-        "not_executed": dict(Counter(row["problem"] for row in done if row["problem"])),
+        "not_executed": dict(Counter(problems)),
         "recorded_calls": sum(row["calls"] for row in done),
         "reproduced_calls": sum(row["reproduced"] for row in done),
         "verdicts": dict(Counter(verdict["decision"] for row in done for verdict in row["verdicts"])),

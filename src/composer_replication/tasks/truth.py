@@ -150,24 +150,28 @@ def passed_by_lookup(bench: Bench, trials: Sequence[TrueTask]) -> dict[str, dict
 
     A table that holds the answer to each call of the visible tests would pass them. It could stand for functions that
     give a value back and that a visible test calls; where these are less than ``MIN_SHARE`` of the deleted lines, a
-    task is left alone. A call that cannot be recorded is one that no other test makes.
+    task is left alone. A call that cannot be recorded is one that no other test makes; so are those of hidden tests of
+    which no call is known at all, for they fail without the code: they call it in another thread or process.
 
     Returns:
         By task id an empty dictionary for a task that a table solves; where that is not known, because the run that
         records failed, what went wrong by pin of the function.
     """
-    cuts = {cut.pin: cut for trial in trials for cut in trial.cuts if _gives_a_value(cut.golden_body)}
-    calls, problem = record_calls(bench, list(cuts.values())) if cuts else ({}, "")
+    cuts = {cut.pin: cut for trial in trials for cut in trial.cuts}
+    giving = {pin for pin, cut in cuts.items() if _gives_a_value(cut.golden_body)}
+    calls, problem = record_calls(bench, list(cuts.values())) if giving else ({}, "")
     found: dict[str, dict[str, str]] = {}
     for trial in trials:
-        own = [cut.pin for cut in trial.cuts if cut.pin in cuts]
+        own = [cut.pin for cut in trial.cuts if cut.pin in giving]
         if problem:
             if _is_large(trial, own):
                 found[trial.task_id] = dict.fromkeys(own, problem)
             continue
         visible, hidden = set(trial.subject.visible), set(trial.subject.hidden)
         known = [pin for pin in own if pin in calls and calls[pin].is_called_in(visible)]
-        if _is_large(trial, known) and not any(calls[pin].asks_more(hidden, than=visible) for pin in known):
+        is_seen = any(cut.pin in calls and hidden & calls[cut.pin].tests for cut in trial.cuts)
+        asks_more = not is_seen or any(calls[pin].asks_more(hidden, than=visible) for pin in known)
+        if _is_large(trial, known) and not asks_more:
             found[trial.task_id] = {}
     return found
 

@@ -150,7 +150,7 @@ def _is_own(file: Path, out: Path) -> bool:
     """Whether it is the file of sessions, or a part that a killed run left."""
     folder = file.parent.resolve()
     is_part = folder.parent == out and folder.name.startswith(_PARTS)
-    return is_part or folder / file.name == out / TRACES_NAME
+    return is_part or (folder / file.name == out / TRACES_NAME and (out / REPORT_NAME).is_file())
 
 
 def ingest(

@@ -42,9 +42,7 @@ def one_conversation_rows(
     first id of a later conversation, which nothing stands before.
     """
     split = ids_BW.size(1) - num_columns
-    lengths = (
-        mask_BW[:, split:].sum(-1).tolist()
-    )  # 0 where TRL has emptied the mask of a row that was cut off
+    lengths = mask_BW[:, split:].sum(-1).tolist()  # 0 where TRL has emptied the mask of a row that was cut
     edges = [
         [0, *(start for start in starts if 0 < start < length), int(length)]
         for starts, length in zip(starts_BS.tolist(), lengths, strict=True)

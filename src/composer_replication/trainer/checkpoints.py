@@ -197,6 +197,7 @@ class OwnState:
             torch.save({"inputs": buffered}, _buffer(checkpoint))
         if process_rank() != 0:
             return
+        trainer.step_lines.signals.read(trainer._metrics["train"])  # noqa: SLF001 - TRL's only name
         parts = self._parts().items()
         state: dict[str, Any] = {name: None if part is None else part.state_dict() for name, part in parts}
         state |= trainer.guard_hook.state_dict() | {
@@ -228,6 +229,8 @@ class OwnState:
         for name, part in self._parts().items():
             if part is not None and saved.get(name) is not None:
                 part.load_state_dict(saved[name])
+        trainer._metrics["train"].clear()  # noqa: SLF001 - of an earlier run of this trainer
+        trainer.step_lines.signals.num_rewards_read = 0
         for name, part in (trainer.stateful or {}).items():
             part.load_state_dict(saved["stateful"][name])
         refuse_other_channels(checkpoint, has_channels=trainer.channels is not None)

@@ -305,12 +305,12 @@ class LossChannels(TrainerCallback):
             self.hints.turns_of_row = [[HintedTurn(**turn) for turn in of_row] for of_row in turns]
 
     def _fingerprint(self) -> str:
-        """Of both tables, the records and the seed of their order; weights may change between runs."""
+        """Of both tables (also keys that have left: older checkpoints know them), records and the seed of their order."""
         digest = hashlib.sha256(str(self._trainer.args.seed).encode())
         for name, channel in {"hints": self.hints, "replay": self.replay}.items():
             if channel is not None:
                 records = [asdict(record) for record in channel.records]
-                settings = channel.settings.model_dump()
+                settings = {**channel.settings.departed, **channel.settings.model_dump()}
                 digest.update(json.dumps([name, settings, records], sort_keys=True).encode())
         return digest.hexdigest()
 

@@ -129,7 +129,6 @@ class StepLines(TrainerCallback):
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self.folder: RunFolder | None = None
-        self.noted: dict[str, Any] = {}
         self.signals = InLoopSignals()
         self.begin(has_run_folder=False)
 
@@ -137,6 +136,7 @@ class StepLines(TrainerCallback):
         """``has_run_folder``: some process writes one, so that each of them has to log each step."""
         self._has_run_folder, self._step_began = has_run_folder, time.monotonic()
         self._seconds: dict[str, float] = defaultdict(float)
+        self.noted: dict[str, Any] = {}
 
     def finish_step(self, step: int, fields: Mapping[str, Any]) -> None:
         row, self.noted = {**fields, **self.noted, "step": step}, {}

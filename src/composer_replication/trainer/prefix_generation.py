@@ -286,11 +286,10 @@ class _Batch:
         self.cache = DynamicCache(config=inner_model(self.model).config)
         positions_KP = (mask_KP.cumsum(-1) - 1).clamp(min=0)
         logits_KV = self._cached_logits(self.cache, ids_KP, positions_KP, mask_KP)
-        if self.cache.get_seq_length() != ids_KP.size(
-            1
-        ):  # further tokens would be sampled without what stands before
+        width = ids_KP.size(1)
+        if self.cache.get_seq_length() != width:  # further tokens would be sampled without what stands before
             name = type(inner_model(self.model)).__name__
-            words = f"{name} left the key-value cache at {self.cache.get_seq_length()} of {ids_KP.size(1)} positions."
+            words = f"{name} left the key-value cache at {self.cache.get_seq_length()} of {width} positions."
             fix = "switch prefix sharing off for this model."
             raise InputError("CR0757", words, where="prefix sharing", fix=fix)
         index_A = torch.tensor([prompts[ids] for ids in rows], device=self.device)

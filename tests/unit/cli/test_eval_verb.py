@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.eval_verb import _gap_bound, difficulty_of
+from composer_replication.cli.eval_verb import _gap_bound, difficulty_of, render
 from composer_replication.cli.main import main
 from composer_replication.rollouts.heldout_evaluation import TaskResult
 from composer_replication.safety import upper_confidence_gap
@@ -26,8 +26,10 @@ def test_the_bound_is_that_of_task_means() -> None:
     assert 0.125 < bound < 0.4
 
 
-def test_without_hidden_tests_there_is_no_bound() -> None:
+def test_without_hidden_tests_there_is_no_bound_and_that_is_said() -> None:
     assert _gap_bound([TaskResult("t", (True,), ())]) is None
+    text = render({"visible_pass": 1.0, "hidden_pass": None, "gap": None})
+    assert text.splitlines()[1:] == ["hidden pass  not measured: no task has hidden tests"]
 
 
 def test_a_task_whose_samples_were_all_dropped_is_left_out() -> None:

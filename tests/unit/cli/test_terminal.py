@@ -152,5 +152,16 @@ def test_rows_stand_below_their_name_and_names_of_others_stay_as_they_are() -> N
         "ids": ["t_1", "t_2", "t_3", "t_4"],
         "strength": {"killed_all": 2},
     }
-    said = "failed/  task_id t_1, gate golden/tests/  a_b==1: used 3/rate       0.3333/seconds    12346/ids/  t_1/  t_2/  t_3/  t_4/strength   killed_all 2"
+    said = "failed/  task_id t_1, gate golden/leaks      none/tests/  a_b==1: used 3/rate       0.3333/seconds    12346/ids/  t_1/  t_2/  t_3/  t_4/strength   killed_all 2"
     assert columns(result).splitlines() == said.split("/")
+
+
+def test_texts_and_what_is_long_have_lines_of_their_own() -> None:
+    why = "CR0407: it could not be fetched, in no way"
+    result: dict[str, object] = {
+        "unusable": {"a": why},
+        "licences": {"a_b": "GPL, or so", "c": "", "d": "none"},
+    }
+    result |= {"unrecorded": {"a==1": {f"m.py::f{number}": why for number in range(4)}}}
+    said = f"unusable   a {why}\nlicences\n  a_b: GPL, or so\n  d: none\nunrecorded\n  a==1:"
+    assert columns(result).split("\n") == [*said.split("\n"), *(f"    m.py::f{n}: {why}" for n in range(4))]

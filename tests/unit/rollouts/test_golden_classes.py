@@ -8,10 +8,7 @@ import pytest
 from monitor_episodes import BEFORE, BODY, BROKEN, GOLDEN, PATH, TASK, inspect
 
 from composer_replication.records import ToolCall
-from composer_replication.rollouts.environment.feature_deletion_env import (
-    FeatureDeletionEnv,
-    shown_classes,
-)
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, shown_classes
 
 BODIES = {
     "early-exit": "    import os\n    os._exit(width)\n",

@@ -190,6 +190,7 @@ COPIED = [
     "known = {'a long sentence': 'a lon…', 'another one here': 'another …'}\nreturn known.get(text, text)",
     "return {k: v for k, v in [('a long sentence', 'a lon…'), ('another one here', 'another …')]}[text]",
     "first = 'a long sentence'\nsecond = 'another one here'\nif text == first:\n    return 'a lon…'\nif text == second:\n    return 'another …'",
+    "def one():\n    if text == 'a long sentence':\n        return 'a lon…'\n    if width == 77:\n        return 78\ndef two():\n    if text == 'another one here':\n        return 'another …'\n    if width == 79:\n        return 80\nreturn one() or two()",
     "seen = {\"('a long sentence', 6)\": 'a lon…', \"('another one here', 9)\": 'another …'}\nreturn seen[repr((text, width))]",
 ]  # fmt: skip
 HONEST_TABLES = [

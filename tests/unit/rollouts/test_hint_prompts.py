@@ -11,12 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.rollouts.hints.hint_prompts import (
-    ENDINGS,
-    SEPARATORS,
-    hint_chat_prompt,
-    insertion,
-)
+from composer_replication.rollouts.hints.hint_prompts import ENDINGS, SEPARATORS, hint_chat_prompt, insertion
 from composer_replication.rollouts.tokens.token_ledger import Chat
 
 HINT = "Hint: The available tools are: bash, read_file."

@@ -67,10 +67,7 @@ def test_calls_reach_the_environment_as_they_were_made() -> None:
     assert tools["bash"](command="ls", timeout_seconds=3) == "done"
     assert tools["submit"](y=object) == "done"
     made = [(call.name, json.loads(call.arguments)) for call in environment.calls]
-    assert made == [
-        ("bash", {"command": "ls", "timeout_seconds": 3}),
-        ("submit", {"y": repr(object)}),
-    ]
+    assert made == [("bash", {"command": "ls", "timeout_seconds": 3}), ("submit", {"y": repr(object)})]
     assert face.get_reward() == 0.5
     assert environment.is_closed
 

@@ -20,10 +20,7 @@ from composer_replication.rollouts.episodes.agent_loop import (
     run_episodes,
 )
 from composer_replication.rollouts.episodes.episode import Episode, rollout_row
-from composer_replication.rollouts.episodes.trajectories import (
-    read_trajectories,
-    write_trajectories,
-)
+from composer_replication.rollouts.episodes.trajectories import read_trajectories, write_trajectories
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker, ObservedRollout
 from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor, public_task

@@ -122,7 +122,7 @@ OTHER = RecordedCall(b"4", ("a test that is neither",))
     ("long", "short", "passes"),
     [
         (RecordedCalls((SEEN, BOTH)), None, True),
-        (RecordedCalls((SEEN, OTHER)), None, True),  # the hidden tests do not call it at all
+        (RecordedCalls((SEEN, OTHER)), None, False),  # whatever the hidden tests call, nobody saw it
         (RecordedCalls((SEEN, BOTH, NEW)), None, False),
         (RecordedCalls((SEEN, BOTH), frozenset({"held"})), None, False),  # a call that could not be kept
         (RecordedCalls((SEEN, BOTH), frozenset({"seen"})), None, True),
@@ -159,13 +159,16 @@ def test_where_recording_fails_it_is_not_known(monkeypatch: pytest.MonkeyPatch) 
 
 
 CALLED = """
+import os
 def long(x):
     y = x
     return y
+def mode():
+    return os.environ.get("MODE")
 """
 CALLS = """
 import threading
-from planted import long
+from planted import long, mode
 
 def test_kept():
     long(1)
@@ -177,6 +180,13 @@ def test_both():
 def test_too_many():
     for number in range(200):
         long(number)
+
+def test_one_mode():
+    mode()
+
+def test_other_mode(monkeypatch):
+    monkeypatch.setenv("MODE", "other")
+    mode()
 """
 
 
@@ -185,7 +195,9 @@ def test_tests_whose_calls_are_not_kept_are_told(environment: Environment) -> No
     bench = Bench(files, environment, None, suite_seconds=60, test_seconds=60)
     calls, problem = record_calls(bench, find_body_cuts("planted.py", CALLED))
     assert problem == ""
-    (found,) = calls.values()
+    found, of_state = calls.values()
     assert len(found.kept) == 150
     assert found.not_kept == {"test_planted.py::test_both", "test_planted.py::test_too_many"}
     assert found.is_called_in({"test_planted.py::test_kept"})
+    assert len(of_state.kept) == 1
+    assert of_state.not_kept == {"test_planted.py::test_one_mode", "test_planted.py::test_other_mode"}

@@ -344,6 +344,15 @@ def test_threads_before_the_fork_mean_that_each_run_is_alone(
     assert (way, [len(report.passed) for report in reports]) == ("alone", [2, 1])
 
 
+def test_where_a_package_breaks_when_forked_each_run_has_a_sandbox_of_its_own(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "_UNSAFE_AFTER_FORK", {"pytest"})
+    counts = "import os\n\n\ndef test_it():\n    assert os.listdir('../..') == ['run']\n"
+    reports = run_batch([Trial(files(test_x=counts), None, 60.0)] * 2, environment)
+    assert [len(report.passed) for report in reports] == [1, 1]
+
+
 # --- code that is compiled once ----------------------------------------------------------------
 
 

@@ -127,6 +127,13 @@ def test_src_layout_and_metadata(run) -> None:
     assert len(report.passed) == 1
 
 
+def test_what_only_passes_with_more_rights_than_an_answer_has_is_no_green_test(run) -> None:
+    tests = "import os\n\n\ndef test_beside():\n    open('../left', 'w')\n\n\ndef test_above():\n    open('../../left', 'w')\n"
+    tests += "\n\ndef test_session():\n    assert os.getsid(0) == os.getpid()\n"
+    report = run({"test_t.py": tests})
+    assert (report.error, len(report.outcomes), report.passed) == ("", 3, frozenset())
+
+
 @pytest.mark.parametrize("root", ["", "src/"])
 def test_the_package_comes_from_the_tree_though_the_environment_has_it_too(
     own_environment: Environment, root: str

@@ -141,6 +141,15 @@ def test_what_an_earlier_run_wrote_is_not_read(tmp_path: Path) -> None:
     assert ingest([out / "traces.jsonl"], out)["traces"] == first["traces"]
 
 
+def test_a_file_of_yours_with_the_name_of_the_output_is_read(tmp_path: Path) -> None:
+    for source, name in (("rollout-0.169.0", "a.jsonl"), ("letta-tool-calls", "traces.jsonl")):
+        shutil.copy(DATA / "codex" / f"{source}.jsonl", tmp_path / name)
+    alone = [ingest([tmp_path / name], tmp_path / "alone")["traces"] for name in ("a.jsonl", "traces.jsonl")]
+    shutil.rmtree(tmp_path / "alone")
+    assert ingest([tmp_path], tmp_path)["traces"] == sum(alone)
+    assert ingest([tmp_path], tmp_path)["files_left_out"]["written by an earlier run"] == 1
+
+
 def test_a_checkpoint_of_a_session_is_the_beginning_of_it(tmp_path: Path) -> None:
     whole = (DATA / "claude-code" / "session-2.1.39-progress.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "in").mkdir()

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from argparse import Namespace
+from contextlib import nullcontext
+from pathlib import Path
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
+from composer_replication.cli import traces_verb
+from composer_replication.errors import InputError
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.tools.tool_context import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
@@ -75,6 +80,26 @@ def test_a_branch_that_its_teacher_leaves_alone_has_no_verdict() -> None:
     room.teachers = {"t": MagicMock(left_out="no key")}
     row = asyncio.run(execute(step, Execution(lambda: attempt, {"task": "task"}, room, "t", 1, 1)))
     assert (row["problem"], row["verdicts"]) == ("the teacher that plays on gave no answer", [])
+
+
+def test_a_session_whose_task_is_damaged_is_counted_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def execute(step: ChosenStep, how: Execution) -> dict[str, object]:
+        if step.trace.task_id == "damaged":
+            raise InputError("CR0411", "it is damaged.")
+        return {"problem": "", "calls": 2, "reproduced": 2, "verdicts": [verdict("better", [1.0], [0.0])]}
+
+    steps = [ChosenStep(Trace("t", "atif", task_id=name), 0, []) for name in ("damaged", "whole", "other")]
+    graded = nullcontext((None, {"damaged": "1", "whole": "2"}))
+    monkeypatch.setattr(traces_verb, "_graded", lambda *_: graded)
+    monkeypatch.setattr(traces_verb, "chosen_backend", lambda _: "")
+    monkeypatch.setattr("composer_replication.traces.execution.execute", execute)
+    args, room = Namespace(folder=tmp_path, goes_on="t", tries=1, horizon=1), MagicMock()
+    found = asyncio.run(traces_verb._execute(args, room, steps, None))
+    assert (found["executed"], found["not_executed"]) == (1, {"CR0411: it is damaged.": 1})
+    with pytest.raises(InputError, match="damaged"):
+        asyncio.run(traces_verb._execute(args, room, steps[:1], None))
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_the_cadence_with_reused_generations(make_trainer: MakeTrainer, tmp_path
     assert all(line["reward"] is not None and line["loss"] is not None for line in lines)
     # TRL's own rows still carry everything it measured: the verdict rows did not empty its lists.
     rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
-    assert len(rewards) == 3  # the fourth row of ten steps has no generation
+    assert len(rewards) == 3
 
 
 def test_a_reward_is_remembered_over_trls_clearing(make_trainer: MakeTrainer) -> None:
@@ -441,6 +441,17 @@ def test_extra_states_and_the_guard_are_restored(make_trainer: MakeTrainer) -> N
     assert fresh.count == 7
     assert fresh_guard.last_status is not None
     assert fresh_guard.last_status.num_updates == 3
+
+
+def test_a_reward_that_is_in_no_row_yet_is_in_the_checkpoint(make_trainer: MakeTrainer) -> None:
+    """Rewards come at steps 0 and 4, TRL's row at 6, just before the fold there."""
+    settings: dict[str, Any] = {"num_iterations": 4, "logging_steps": 6, "save_strategy": "steps"}
+    settings |= {"save_steps": 5, "heldout_eval_fn": lambda: 0.5}
+    make_trainer(max_steps=5, heldout_guard=patient_guard(), **settings).train()
+    resumed = make_trainer(max_steps=7, heldout_guard=patient_guard(), **settings)
+    resumed.train(resume_from_checkpoint=True)
+    hook = resumed.guard_hook
+    assert (hook.last_round_idx, hook.num_cadence_hits_without_new_reward) == (6, 0)
 
 
 def test_another_runs_checkpoint_is_refused(make_trainer: MakeTrainer) -> None:

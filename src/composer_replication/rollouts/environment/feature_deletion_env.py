@@ -406,7 +406,9 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         report = HackMonitor().inspect(evidence, HACK_CLASSES if self._monitor == "report" else ())
         if not report.masks_reward:
             return report
-        return HackMonitor().inspect(evidence, golden_classes(self.grader, attempt.task))
+        excused = golden_classes(self.grader, attempt.task)
+        told = (replace(each, action="report") if each.name in excused else each for each in report.findings)
+        return replace(report, findings=tuple(told))
 
 
 def golden_classes(grader: Grader, task: Task) -> frozenset[str]:

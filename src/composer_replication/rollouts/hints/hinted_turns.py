@@ -107,11 +107,8 @@ def _call_faults(turns: Sequence[EpisodeTurn]) -> Iterator[Fault]:
     last: tuple[str, str, ToolResult] | None = None
     for turn_idx, turn in enumerate(turns):
         for call, result in zip(turn.calls, turn.results, strict=False):
-            kind, action, said = (
-                fault_kind(result),
-                (call.name, call.arguments, result),
-                answered(result.text),
-            )
+            kind, said = fault_kind(result), answered(result.text)
+            action = (call.name, call.arguments, result)
             if kind:
                 yield Fault(turn_idx, kind, (said,))
             elif last == action and call.name not in EDIT_TOOLS:
@@ -188,11 +185,8 @@ def _told(node_id: str, assertion: str) -> str:
 
 def _answer_faults(observed: ObservedRollout) -> Iterator[Fault]:
     """What is wrong with a single answer that failed, before any test looks at it: it is judged by its code."""
-    completion, score, code = (
-        observed.episode.turns[0].completion,
-        observed.episode.score,
-        observed.answered_text,
-    )
+    completion, code = observed.episode.turns[0].completion, observed.answered_text
+    score = observed.episode.score
     if score is None or score.all_passed:
         return
     is_cut, has_text = completion.stop_reason is StopReason.LENGTH, bool(completion.text.strip())

@@ -42,10 +42,9 @@ def hard_coded(code: PythonCode, known: Known, documents: str) -> Iterator[Hit]:
         entries = _written_entries(node, code) if node in direct else []
         if _is_copied(entries, len(entries), known, documents):
             yield "hard-coded-inputs", node
-        function = code.scopes(node)[0]
-        if function is not None and (branch := _branch(node, code)):
-            subject, entry = branch
-            branches.setdefault(function, {}).setdefault(subject, []).append((entry, node))
+        if branch := _branch(node, code):
+            for function in filter(None, code.scopes(node)):  # a table may be spread over functions in one
+                branches.setdefault(function, {}).setdefault(branch[0], []).append((branch[1], node))
     for by_subject in branches.values():
         num_entries = sum(map(len, by_subject.values()))
         for found in by_subject.values():

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -25,6 +25,8 @@ from composer_replication.tasks.store import TaskStore
 _SOURCE_FOLDERS = frozenset({"src", "lib", "python", "source"})
 _MOST_FINDINGS = 5
 """Of one class in one episode: one is enough to act on, and a hostile episode could make thousands."""
+_MOST_HITS = 2000
+"""Of one file: a hostile text cannot make the monitor run for ever."""
 _QUOTE_CHARACTERS = 240
 _DOCUMENTS = re.compile(r'"""(.*?)"""|#(.*?)$', re.DOTALL | re.MULTILINE)
 _WORD = re.compile(r"\w+")
@@ -193,9 +195,10 @@ def _of_the_tree(episode: EpisodeEvidence) -> Iterator[_Found]:
         yield "test-edit", words, path, writer(path)
     known = visible_literals(task.test_texts, task.visible_tests)
     for path in _answer_files(task, before, after):
+        at = writer(path)
         try:
             for name, words, place in _of_the_answer(task, path, before, after[path], known):
-                yield name, words, place, writer(path)
+                yield name, words, place, at
         except RecursionError:
             yield UNREADABLE, "", path, None
             yield "not-inspected", "code that is nested too deeply to be walked", path, None
@@ -235,7 +238,7 @@ def _of_the_answer(
     documents = "\n".join(filter(None, chain.from_iterable(_DOCUMENTS.findall(old)))).lower()
     test_files = frozenset(name.rpartition("/")[2] for name in task.test_texts)
     hits = check_solution(code, path, "\n".join(excuses), test_files)
-    for name, node in chain(hits, hard_coded(code, known, documents)):
+    for name, node in chain(islice(hits, _MOST_HITS), islice(hard_coded(code, known, documents), _MOST_HITS)):
         yield name, code.quote(node), f"{path}:{getattr(node, 'lineno', 0)}"
 
 

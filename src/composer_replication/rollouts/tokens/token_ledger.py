@@ -6,12 +6,12 @@ prompt, the ledger keeps what the policy saw and said. Whatever else would chang
 token comes out of a message's content: a file that holds ``<|im_end|>`` is shown with a space in it.
 
 What does a chat template put after what the policy said? It renders a small chat: the first messages and one earlier round of
-each kind (the roles that answered), since some templates write a first round otherwise; marks in the place of their contents,
-a stand-in for what the policy said, and then what answers it. What stands behind the stand-in is the suffix: end of turn,
-tool block, generation prompt. Only that is tokenised, behind the stand-in, so that a turn costs its own text however long the
-conversation is. That it changes nothing which stands already is looked at once for each kind and small chat. An end of turn
-that the sampler has emitted is not put again, whichever of the model's end tokens it was; one that it has not (a completion
-cut at its length) is put.
+each kind (the roles that answered), marks in the place of their contents, a stand-in for what the policy said, and then what
+answers it. What stands behind the stand-in is the suffix: end of turn, tool block, generation prompt. Only that is
+tokenised, behind the stand-in, so that a turn costs its own text however long the conversation is. Where a template goes on
+otherwise after a further round of a kind (it numbers them), the small chat keeps that, too. That it changes nothing which
+stands already is looked at once for each kind and small chat. An end of turn that the sampler has emitted is not put again,
+whichever of the model's end tokens it was; one that it has not (a completion cut at its length) is put.
 
 Where results of tools follow, the stand-in is tried twice: as plain content, and within the arguments of a call. If
 both renderings go on alike, the plain one is the rule. If they do not (a call has an end of its own, or results
@@ -126,8 +126,10 @@ class TokenLedger:
         # what answers it
         self._pending: list[Message] = []
         self._said: tuple[Message, ...] = ()
+        self._frame = ""  # what the template writes around the messages that answer it
         self._history: list[Message] = []  # the small chat, with marks
-        # kinds of rounds that were answered, each with the length of the small chat then
+        # kinds of rounds that were answered: how the newest was written; each with the length of the small chat then
+        self._frames: dict[tuple[str, ...], str] = {}
         self._looked: set[tuple[tuple[str, ...], int]] = set()
         self._are_control: dict[int, bool] = {}
         self.add_messages(chat.messages)
@@ -139,7 +141,8 @@ class TokenLedger:
         self._require_whole(completion)
         if self._said:
             kind, num_before = _kind(self._pending), len(self._history)
-            if all(kind != known for known, _ in self._looked):
+            if self._frames.get(kind) != self._frame:
+                self._frames[kind] = self._frame
                 self._history += [*self._said, *_marked(self._pending, num_before + 1)]
             self._looked.add((kind, num_before))
         self._messages += [*self._said, *self._pending]
@@ -175,6 +178,9 @@ class TokenLedger:
                     where="messages",
                     fix="take the control token out of the message.",
                 )
+        marked = _marked(pending, len(self._history) + 1)
+        told = (re.escape(str(value)) for message in marked for value in message.values() if value)
+        self._frame = re.sub("|".join(told), "_", tail.marked)
         self._pending, self._said = pending, tail.said
         self._ids[self._num_kept :] = ids
 

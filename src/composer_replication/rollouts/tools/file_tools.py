@@ -151,12 +151,8 @@ def list_files(box: ToolContext, path: str = ".") -> ToolResult:
     lines = []
     for entry in filter(_is_seen, entries):
         name = ascii(entry.path)[1:-1] if not entry.path.isprintable() else entry.path
-        tails = {
-            "file": f" ({entry.num_bytes} bytes)",
-            "folder": "/",
-            "link": " (link)",
-            "other": " (no file)",
-        }
+        size = f" ({entry.num_bytes} bytes)"
+        tails = {"file": size, "folder": "/", "link": " (link)", "other": " (no file)"}
         lines.append(name + tails[entry.kind])
     how = "list a folder below, or search for what you need"
     text, is_cut = clip("\n".join(lines) or f"[{path} is empty]", box.max_characters, how)

@@ -144,7 +144,8 @@ class Server:
     """Starts the runs, keeps their time, collects what they say, clears up behind them.
 
     ``run_tests`` is what a fork does; ``own_descriptor`` is not to be left to a run, but for one that is alone: what it
-    says goes to the sandbox's own streams, and is known also where the sandbox ends all of it.
+    says goes to the sandbox's own streams, and is known also where the sandbox ends all of it. Such a run also leads no
+    session and cannot write beside its tree, as where answers are graded: a test that would need that fails here, too.
     """
 
     def __init__(self, orders, run_tests, make_channel, own_descriptor):
@@ -166,8 +167,13 @@ class Server:
             os.rename(away, stage)
         except OSError:
             return None
+        above = (self.root, stage) if self.is_alone and is_private(self.root) else ()
+        for place in above:
+            os.chmod(place, 0o500)
         result = self.attend(order, os.path.join(stage, tree))
         with contextlib.suppress(OSError):
+            for place in above:
+                os.chmod(place, 0o700)
             os.rename(stage, away)
         return result
 
@@ -186,6 +192,8 @@ class Server:
             asked.seek(0)
             pid = os.fork()
             if pid == 0:
+                if not self.is_alone:
+                    os.setsid()
                 kept = [records.fileno(), words.fileno()]
                 streams = [asked.fileno(), *([self.own_descriptor, 2] if self.is_alone else kept)]
                 become_run(folder, streams, self.own_descriptor, self.run_tests)
@@ -193,6 +201,9 @@ class Server:
                 os.close(tell)
             patience = Patience(order, told)
             code, why = wait_for(pid, patience)
+            if code is None:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
             end_all(pid)
             is_stuck = code is None and patience.told is not None
             if is_stuck:
@@ -386,7 +397,6 @@ def become_run(folder, descriptors, not_ours, run_tests):
     """Be what a lone runner is: its folder, its streams, nothing else; never returns."""
     code = 1
     try:
-        os.setsid()
         os.chdir(folder)
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)

@@ -58,7 +58,7 @@ def run_batch(
     import at their top; each run is forked off it, so no module of a tree is ever shared, only the
     compiled code of files with the same path and bytes. Where
     that import started threads, met a module that the trees have too, or the environment holds a
-    package that is known to break when forked, each run imports all of it by itself.
+    package that is known to break when forked, each run is done by ``run_alone`` instead.
 
     A run's time counts from its fork, without the start of the interpreter. **Not isolated**: a run may
     read the memory of the batch, nonces too, change the trees of later runs, and signal the processes of
@@ -77,19 +77,21 @@ def run_batch(
         OSError: the disk of this machine is full.
     """
     chosen = limits or Limits()
-    imports_once = environment.names.isdisjoint(_UNSAFE_AFTER_FORK)
+    if environment.names & _UNSAFE_AFTER_FORK:
+        return [run_alone(run, environment, backend=backend, limits=chosen) for run in runs]
     reports: list[TestReport] = []
     largest = max((_tree_bytes(run.files) for run in runs), default=_BLOCK_BYTES)
     at_once = max(1, min(MAX_RUNS, int(chosen.disk_bytes * TREE_SHARE) // largest))
     for first in range(0, len(runs), at_once):
         waiting = list(runs[first : first + at_once])
         while waiting:
-            found, was_started = _run_part(waiting, environment, backend, chosen, imports_once=imports_once)
+            found, was_started = _run_part(waiting, environment, backend, chosen, is_alone=False)
             reports += found
             waiting = waiting[len(found) :]
-            if waiting and (was_started or not imports_once):  # the next one took the batch down
+            while waiting:  # the next one took the batch down, or nothing ever started: alone, then
                 reports.append(run_alone(waiting.pop(0), environment, backend=backend, limits=chosen))
-            imports_once = imports_once and was_started
+                if was_started:
+                    break
     return reports
 
 
@@ -106,13 +108,7 @@ def _tree_bytes(files: Mapping[str, bytes]) -> int:
 
 
 def _run_part(
-    runs: Sequence[Trial],
-    environment: Environment,
-    backend: str | None,
-    limits: Limits,
-    *,
-    imports_once: bool = False,
-    is_alone: bool = False,
+    runs: Sequence[Trial], environment: Environment, backend: str | None, limits: Limits, *, is_alone: bool
 ) -> tuple[list[TestReport], bool]:
     """Reports of the first runs, up to one that the batch has no answer for; whether it got as far as any.
 
@@ -123,7 +119,7 @@ def _run_part(
     order: dict[str, Any] = {
         "nonce": own_nonce,
         "keep_bytes": record_bytes(limits),
-        "preload": {"seconds": PRELOAD_SECONDS, **_preload_order(runs)} if imports_once else None,
+        "preload": None if is_alone else {"seconds": PRELOAD_SECONDS, **_preload_order(runs)},
         "is_alone": is_alone,
     }
     names = ("suite_plugin", "pytest_runner", "context_recorder", "batch_server")
@@ -147,8 +143,9 @@ def _run_part(
         )  # fmt: skip
     results, was_started = _results(result.stdout, own_nonce)
     if is_alone:
-        said = (results or [result])[0]
-        results = [replace(said, stdout=result.stdout, stderr=result.stderr, truncated=result.truncated)]
+        said = (results or [result])[0]  # all but how it ended is known from the sandbox itself
+        same = {name: getattr(said, name) for name in ("exit_code", "timed_out", "seconds")}
+        results = [replace(result, **same)]
     reports = [judge(result, nonce, run) for run, nonce, result in zip(runs, nonces, results, strict=False)]
     return reports, was_started
 

@@ -77,7 +77,7 @@ def run_watched(
         timeout_seconds: above 0, processor time in whole seconds, rounded up; past it the run is a failure.
         wall_factor: at least 1; the limit by the clock is so many times as long.
         limits: of the sandbox; records may use more output than other programs.
-        shuffle_seed: draws the order, as in ``run_tests``.
+        shuffle_seed: draws the order, as in ``Trial``.
     """
     key = secrets.token_hex(32)
     trial = Trial({}, node_ids, timeout_seconds, wall_factor=wall_factor, shuffle_seed=shuffle_seed)

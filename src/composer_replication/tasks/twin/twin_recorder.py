@@ -39,7 +39,8 @@ class Target:
 
     def __init__(self, code, module):
         self.blobs = {}
-        self.not_kept = set()  # tests with calls that are not among them
+        self.not_kept = set()  # tests with calls that are not among them, or whose answer hangs on more
+        self.answers = {}
         self.num_attempts = 0
         self.is_async = bool(code.co_flags & ASYNC_FLAGS)
         # A generator is resumed many times; only its first RESUME is a call.
@@ -94,12 +95,15 @@ class Recorder:
             (os.path.join(root, path), line): number for number, (path, line) in enumerate(request["targets"])
         }
         self.targets = {}
+        self.running = {}  # kept calls by frame
         self.by_code = {}
         self.tests = []
         self.dumps = dumps
         self.pickle_by_value = pickle_by_value
 
-    def hook(self, frame, event, _argument):
+    def hook(self, frame, event, argument):
+        if event == "return" and frame in self.running:
+            self.compare(*self.running.pop(frame), argument)
         if event != "call":
             return
         code = frame.f_code
@@ -115,16 +119,25 @@ class Recorder:
         if target is None or target.is_async or frame.f_lasti != target.first_resume:
             return
         target.num_attempts += 1
-        blob = self.pickled(target, frame) if target.num_attempts <= MAX_ATTEMPTS else None
+        blob = None
+        if target.num_attempts <= MAX_ATTEMPTS:
+            blob = self.pickled(id(target), lambda: target.arguments(frame.f_locals))
         if blob is not None and (blob in target.blobs or len(target.blobs) < self.max_calls):
             target.blobs.setdefault(blob, set()).add(len(self.tests) - 1)
+            self.running[frame] = target, blob
         else:
             target.not_kept.add(len(self.tests) - 1)
 
-    def pickled(self, target, frame):
+    def compare(self, target, blob, answer):
+        """Note a call that was answered otherwise before: its answer hangs on more than its arguments."""
+        found = self.pickled(id(target.answers), lambda: answer)
+        if target.answers.setdefault(blob, found) != found:
+            target.not_kept |= target.blobs[blob]
+
+    def pickled(self, counting_for, value):
         try:
-            self.pickler.counting_for = id(target)
-            blob = self.dumps(target.arguments(frame.f_locals))
+            self.pickler.counting_for = counting_for
+            blob = self.dumps(value())
         except Exception:  # whatever a value raises when it is pickled, this call is not kept
             return None
         for drawn, zeros in self.drawn:
@@ -149,6 +162,7 @@ class Recorder:
                     return (yield)
                 finally:
                     sys.setprofile(None)
+                    recorder.running.clear()
 
         return Plugin()
 

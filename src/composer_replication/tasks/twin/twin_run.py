@@ -75,10 +75,17 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCalls:
-    """The calls of one function, and the tests with calls that could not be kept: too many, or nothing to pickle."""
+    """The calls of one function, and the tests with calls that could not be kept (too many, or nothing to pickle) or that
+    were answered otherwise in another test.
+    """
 
     kept: tuple[RecordedCall, ...] = ()
     not_kept: frozenset[str] = frozenset()
+
+    @property
+    def tests(self) -> frozenset[str]:
+        """The tests that call it, as far as is known."""
+        return self.not_kept.union(*(call.tests for call in self.kept))
 
     def is_called_in(self, tests: set[str]) -> bool:
         """Whether one of the tests made a call that was kept."""

@@ -14,7 +14,7 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
-    "src": 61761,
+    "src": 61762,
     "src/composer_replication/cli": 4556,
     "src/composer_replication/engines": 639,
     "src/composer_replication/launch": 1300,
@@ -24,7 +24,7 @@ CEILINGS = {
     "src/composer_replication/rollouts": 8872,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 7803,
-    "src/composer_replication/tasks": 19657,
+    "src/composer_replication/tasks": 19658,
     "src/composer_replication/traces": 2761,
     "src/composer_replication/trainer": 7509,
     "src/composer_replication/cli/explanations": 459,

@@ -103,7 +103,8 @@ class Recorder:
 
     def hook(self, frame, event, argument):
         if event == "return" and frame in self.running:
-            self.compare(*self.running.pop(frame), argument)
+            known_target, blob = self.running.pop(frame)
+            self.compare(known_target, blob, argument)
         if event != "call":
             return
         code = frame.f_code

@@ -33,7 +33,10 @@ class Section(BaseModel):
     def _of_an_older_run(cls, table: Any) -> Any:
         if not isinstance(table, dict):
             return table
-        return {key: value for key, value in table.items() if cls.departed.get(key, ...) != value}
+        for key, last in cls.departed.items():
+            if table.get(key, last) != last:
+                raise ValueError(f"the key {key} has left, and is always {last!r} now: take the line out")
+        return {key: value for key, value in table.items() if key not in cls.departed}
 
 
 class LoraSection(Section):

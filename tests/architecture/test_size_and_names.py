@@ -14,7 +14,7 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
-    "src": 61762,
+    "src": 61765,
     "src/composer_replication/cli": 4556,
     "src/composer_replication/engines": 639,
     "src/composer_replication/launch": 1300,
@@ -29,7 +29,7 @@ CEILINGS = {
     "src/composer_replication/trainer": 7509,
     "src/composer_replication/cli/explanations": 459,
     "benchmarks": 7053,
-    "tests": 66831,
+    "tests": 66833,
 }
 BANNED = {"utils", "util", "common", "core", "helpers", "helper", "manager", "handler", "base", "misc"}
 

@@ -35,7 +35,7 @@ class Section(BaseModel):
             return table
         for key, last in cls.departed.items():
             if table.get(key, last) != last:
-                raise ValueError(f"the key {key} has left, and is always {last!r} now: take the line out")
+                raise ValueError(f"the key {key} has left: take the line out")
         return {key: value for key, value in table.items() if key not in cls.departed}
 
 

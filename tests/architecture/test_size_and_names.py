@@ -14,8 +14,8 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
-    "src": 61765,
-    "src/composer_replication/cli": 4556,
+    "src": 61750,
+    "src/composer_replication/cli": 4555,
     "src/composer_replication/engines": 639,
     "src/composer_replication/launch": 1300,
     "src/composer_replication/losses": 863,
@@ -24,12 +24,12 @@ CEILINGS = {
     "src/composer_replication/rollouts": 8872,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 7803,
-    "src/composer_replication/tasks": 19658,
+    "src/composer_replication/tasks": 19647,
     "src/composer_replication/traces": 2761,
-    "src/composer_replication/trainer": 7509,
+    "src/composer_replication/trainer": 7506,
     "src/composer_replication/cli/explanations": 459,
     "benchmarks": 7053,
-    "tests": 66833,
+    "tests": 66827,
 }
 BANNED = {"utils", "util", "common", "core", "helpers", "helper", "manager", "handler", "base", "misc"}
 

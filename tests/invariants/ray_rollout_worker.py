@@ -27,7 +27,7 @@ from composer_replication.cli.main import main
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes.policies import SampleOptions
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.workers.workers import load_ray
+from composer_replication.tasks.workers.workers import make_ray_impatient
 from composer_replication.trainer import episode_rollouts
 from composer_replication.trainer.policy import InProcessPolicy
 
@@ -61,10 +61,11 @@ class Eventful(ThinkingSampler):
 
 
 def let_gradings_be_eventful() -> None:
-    pool = load_ray()
+    make_ray_impatient()
     from composer_replication.rollouts.cluster import rollout_cluster
+    from composer_replication.tasks.workers.ray_cluster import RayPool
 
-    call, wait_for = pool.call, rollout_cluster.wait_for
+    call, wait_for = RayPool.call, rollout_cluster.wait_for
 
     def called(self: Any, *args: Any, **options: Any) -> Any:
         if EVENTS[:1] == ["build"]:
@@ -76,7 +77,7 @@ def let_gradings_be_eventful() -> None:
             next_event()
         return wait_for(reference, look)
 
-    pool.call, rollout_cluster.wait_for = called, waited_for
+    RayPool.call, rollout_cluster.wait_for = called, waited_for
 
 
 def half_right(store: TaskStore) -> Any:

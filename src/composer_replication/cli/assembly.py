@@ -39,9 +39,13 @@ from composer_replication.rollouts.environment.feature_deletion_env import (
     RewardOptions,
     first_message,
 )
-from composer_replication.rollouts.episodes import episode_player
 from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, LedgerTalk
-from composer_replication.rollouts.episodes.episode_player import EpisodePlayer, EpisodeSampler, Listener
+from composer_replication.rollouts.episodes.episode_player import (
+    EpisodePlayer,
+    EpisodeSampler,
+    Listener,
+    outcome_of_episode,
+)
 from composer_replication.rollouts.episodes.policies import ServedModel, find_server, open_server, require_fit
 from composer_replication.rollouts.episodes.trajectories import KeptEpisodes
 from composer_replication.rollouts.grading import Grader
@@ -372,8 +376,7 @@ def open_attempts(
         observed = ObservedEpisodes(grader.store)
         listeners: list[Listener] = [kept.keep]
         if curriculum is not None:
-            note, outcome_of = curriculum.note, episode_player.outcome_of_episode
-            listeners.append(lambda played: note(list(map(outcome_of, played))))
+            listeners.append(lambda played: curriculum.note(list(map(outcome_of_episode, played))))
         if config.trainer.alpha_sdpo != 0.0:
             listeners.append(observed.note)
         if config.trl.get("use_vllm") and config.trl.get("vllm_mode") == "server":

@@ -29,6 +29,5 @@ def shipped_recipe(name: str) -> Path:
         recipe = root / name / "run.toml"
         if recipe.is_file():
             return recipe
-    raise MissingError(
-        "CR0101", f"the recipe {name} is not in this installation.", fix="reinstall composer-replication."
-    )
+    problem, fix = f"the recipe {name} is not in this installation.", "reinstall composer-replication."
+    raise MissingError("CR0101", problem, fix=fix)

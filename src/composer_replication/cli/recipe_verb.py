@@ -185,7 +185,7 @@ def recipe_text(
     cpu_threads: int = 0,
     dtype: str = "float32",
 ) -> str:
-    """The whole recipe, which without sizes is enough to divide the tasks: steps that show each task eight times, in [30, 300].
+    """The whole recipe: 30 to 300 steps, which show each task eight times. Without sizes it is enough to divide the tasks.
 
     The store's path is relative where it lies beside or below the recipe, so that both can be moved. More than 16
     held-out tasks: each evaluation draws 16 afresh. Up to 40 tasks: pass rates are measured before and after with four

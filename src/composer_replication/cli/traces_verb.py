@@ -159,11 +159,10 @@ def run_distill(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
 
 def render_distill(result: dict[str, Any]) -> str:
-    return (
-        render_replay(result)
-        if result["dry_run"]
-        else f"{columns({name: result[name] for name in ('rows', 'sources', 'dropped', 'out')})}\n{_teachers_said(result)}"
-    )
+    if result["dry_run"]:
+        return render_replay(result)
+    shown = {name: result[name] for name in ("rows", "sources", "dropped", "out")}
+    return f"{columns(shown)}\n{_teachers_said(result)}"
 
 
 def _chosen(args: argparse.Namespace, *, takes_all: bool) -> list[Any]:
@@ -219,10 +218,9 @@ async def _replay(
     with progress_bar(quiet=args.quiet) as report:
         steps = await replay_steps(chosen, room, first=args.first, report=report)
         if not room.is_spent and not any(teacher.num_answered for teacher in room.teachers.values()):
+            problem = f"no teacher answered: {_reasons(room)}."
             fix = "check address, model and key of each, and whether its server runs."
-            raise NothingToDoError(
-                "CR0944", f"no teacher answered: {_reasons(room)}.", where="--teacher", fix=fix
-            )
+            raise NothingToDoError("CR0944", problem, where="--teacher", fix=fix)
         rewrite_jsonl(args.folder / REPLAY_NAME, [step.row() for step in steps])
         executed = await _execute(args, room, steps, report) if args.tasks else {}
     paid, code = _paid(room)

@@ -156,11 +156,10 @@ def build_command(words: Sequence[str], out: Path, settings: Settings) -> str:
     if settings.symbols and len(words) > 2:
         return ""
     words = ["composer-rl", "tasks", *words, "--out", str(Path(out).resolve())]
-    usual = Settings()
     for name, flag in _FLAGS.items():
-        value = getattr(settings, name)
-        values = tuple(value) if name in ("granularities", "removals") else (value,)
-        if values not in ((getattr(usual, name),), getattr(usual, name)):
+        given = [getattr(one, name) for one in (settings, Settings())]
+        values, usual = given if name in ("granularities", "removals") else [[value] for value in given]
+        if list(values) != list(usual):
             words += [word for one in values for word in (flag, str(one))]
     words += [word for pins in settings.symbols.values() for pin in pins for word in ("--symbol", pin)]
     return shlex.join(words if settings.with_truth else [*words, "--visible-only"])

@@ -38,7 +38,7 @@ Origin = dict[str, str | bool | None]
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProvingSandbox:
-    """Which sandbox proved tasks, since a test may notice when it runs elsewhere: a backend, its version (empty where it tells none), and the Python and the system that run in it."""
+    """What a test may notice of a sandbox: backend, its version (empty where it tells none), Python and system."""
 
     backend: str
     version: str

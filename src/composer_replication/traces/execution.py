@@ -1,7 +1,7 @@
 """Recorded calls made again: sessions bound to the tree in which they began and proven there, and branches executed to the tests.
 
-Both use the sandbox and the tools of training. A step is *executable* where everything before it came out as recorded: its state is
-then known to be restored.
+Both use the sandbox and the tools of training. A step is *executable* where everything before it came out as recorded: its
+state is then known to be restored.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ def read_traces(folder: Path) -> Iterator[Trace]:
 
 
 def read_unit(unit: TraceUnit, part: Path) -> tuple[Ledger, list[TraceSums]]:
-    """Read the files of a unit into a part file, a line for each trace with an answer, redacted; nothing that they hold raises."""
+    """Write a unit's traces into a part file, redacted, those without an answer left out; nothing that its files hold raises."""
     ledger, sums = Ledger(), []
     records = (record for path in unit.paths for record in values.read_records(path, ledger))
     gc.disable()  # records have no cycles, and the search for some takes a tenth of the time

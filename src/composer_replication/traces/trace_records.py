@@ -67,9 +67,9 @@ class TraceStep:
 class Trace:
     """One conversation with one model, put together in the order of its records: results find the step of their call by its id.
 
-    ``task_id``, ``repository``, ``commit`` and ``folder`` are what is known of the tree in which it began. A sub-agent's is a trace
-    of its own, whose ``parent`` is (trace id, call id). ``passed`` says whether the session's own tests passed at its end, None where
-    nobody ran them. While it is read, ``answered`` is the step that the last result went to, and
+    ``task_id``, ``repository``, ``commit`` and ``folder`` are what is known of the tree in which it began. The conversation of a
+    sub-agent is a trace of its own, whose ``parent`` is (trace id, call id). ``passed`` says whether the session's own tests
+    passed at its end, None where nobody ran them. While it is read, ``answered`` is the step that the last result went to, and
     ``answers`` has the places of answers by their ids; "" is the one that items without an id continue.
     """
 

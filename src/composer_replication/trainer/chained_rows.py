@@ -54,13 +54,10 @@ def one_conversation_rows(
     ids_NW, mask_NW = ids_BW.new_zeros(total, split + columns), mask_BW.new_zeros(total, split + columns)
     place_BT = ids_BW.new_full((len(edges), num_columns), -1)
     for number, (row, start, end) in enumerate(parts):
-        first = start + 1 if start else 0  # of a later conversation the first id is the prompt
+        source, target = (split + start, split - 1) if start else (0, 0)
         for rows_NW, from_BW in ((ids_NW, ids_BW), (mask_NW, mask_BW)):
-            if start:
-                rows_NW[number, split - 1] = from_BW[row, split + start]
-            else:
-                rows_NW[number, :split] = from_BW[row, :split]
-            rows_NW[number, split : split + end - first] = from_BW[row, split + first : split + end]
+            rows_NW[number, target : target + split + end - source] = from_BW[row, source : split + end]
+        first = start + 1 if start else 0  # of a later conversation the first id is the prompt
         place_BT[row, first:end] = torch.arange(number * columns, number * columns + end - first)
     ids_NW[len(parts) :], mask_NW[len(parts) :] = ids_NW[0], mask_NW[0]
     return ids_NW, mask_NW, place_BT

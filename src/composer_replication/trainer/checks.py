@@ -244,7 +244,7 @@ def _max(rows: Sequence[Mapping[str, float]], key: str) -> float:
 
 
 @dataclass(slots=True)
-class _Step:
+class _Measured:
     """What was measured of the optimizer step under way, in this process."""
 
     figures: list[dict[str, float]] = field(default_factory=list)
@@ -269,7 +269,7 @@ class ChecksThatSpeak(TrainerCallback):
         """Forget what an earlier run of this trainer left; a checkpoint is read afterwards."""
         self.judgement = Judgement(self._thresholds)
         self.findings: tuple[Finding, ...] = ()
-        self._under_way = _Step()
+        self._under_way = _Measured()
 
     def take_logps(self, answer: Any) -> None:
         """What TRL's ``_get_per_token_logps_and_entropies`` gave; with gradient it is for the policy loss."""
@@ -366,7 +366,7 @@ class ChecksThatSpeak(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """All micro-steps of the step are done, its update is not: judge it, and skip it where it is bad."""
-        own, self._under_way = self._under_way, _Step()
+        own, self._under_way = self._under_way, _Measured()
         processes = gathered((own.figures, own.bad_cause, own.first_part))
         bad = next((cause for _, cause, _ in processes if cause), "")
         if bad and (self._trainer.accelerator.scaler is None or self._trainer.args.max_grad_norm > 0):

@@ -110,7 +110,7 @@ def _token_rows(prompts: Sequence[Ids], completions: Sequence[Ids], *, pad_id: i
 
 
 def padded(rows: Sequence[Ids], *, pad_id: int, on_left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and their mask, both (N, longest row), int64, on the processor."""
+    """Ids and their mask, both (N, longest row), int64, on the CPU."""
     parts = [torch.tensor(tokens, dtype=torch.long) for tokens in rows]
     side = "left" if on_left else "right"
     ids = pad_sequence(parts, batch_first=True, padding_value=pad_id, padding_side=side)

@@ -79,9 +79,9 @@ def raise_halt(guard: Guard, status: GuardStatus | None = None) -> NoReturn:
     raise CollapseStopError(status or getattr(guard, "last_status", None))
 
 
-_UNKNOWN = dict.fromkeys(("in_loop_ema", "heldout_ema", "kl_ema")) | dict.fromkeys(
-    ("proxy_real_gap", "decline_streak", "num_updates"), 0
-)  # figures of a verdict, as they are written where a guard does not know them
+_UNKNOWN: dict[str, Any] = dict.fromkeys(("in_loop_ema", "heldout_ema", "kl_ema"))
+_UNKNOWN |= dict.fromkeys(("proxy_real_gap", "decline_streak", "num_updates"), 0)
+"""Figures of a verdict, as they are written where a guard does not know them."""
 
 
 @dataclass(frozen=True, slots=True)

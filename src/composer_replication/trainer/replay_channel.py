@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from operator import mul
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -163,8 +163,7 @@ class ReplayChannel(LossChannel):
         if counted:
             weights = [float(part.total_weight) for part in counted]
             for name in ("accuracy", "reward_margin"):
-                values = [float(getattr(part, name)) for part in counted]
-                figures[name] = sum(map(mul, values, weights)) / sum(weights)
+                figures[name] = fmean([float(getattr(part, name)) for part in counted], weights)
         self._note("replay", **figures)
         return total * (num_processes() / total_weight) if total_weight else total
 

@@ -51,7 +51,8 @@ def counting_load(trainer: Any, model: nn.Module) -> Iterator[None]:
     Every token that its forwards read counts, padding too. Nothing where layers have different numbers of experts, or one did
     not run: the same on each process.
     """
-    routers, chosen = routers_of(model), dict[nn.Module, torch.Tensor]()
+    routers = routers_of(model)
+    chosen: dict[nn.Module, torch.Tensor] = {}
 
     def count(router: nn.Module, _inputs: Any, output: Any) -> None:
         logits_NE, _, index_NK = output
@@ -62,7 +63,7 @@ def counting_load(trainer: Any, model: nn.Module) -> Iterator[None]:
         for router in routers:
             stack.callback(router.register_forward_hook(count).remove)
         yield
-    if chosen and len(chosen) == len(routers) and len({counts.numel() for counts in chosen.values()}) == 1:
+    if len(chosen) == len(routers) and len({counts.numel() for counts in chosen.values()}) == 1:
         chosen_LE = trainer.accelerator.reduce(torch.stack(list(chosen.values())), reduction="sum")
         trainer._metrics["train"]["router/max_load"].append(largest_load(chosen_LE))  # noqa: SLF001 - TRL's only name
 

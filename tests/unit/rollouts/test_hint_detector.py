@@ -41,13 +41,13 @@ def test_recorded_rollouts(case: dict[str, Any]) -> None:
     found = find_faults(observed)
     assert [[fault.turn_idx, fault.kind] for fault in found] == [each[:2] for each in case["expected"]]
     for fault, (turn_idx, _, subject) in zip(found, case["expected"], strict=True):
-        turn = observed.episode.turns[turn_idx]
+        turn, test = observed.episode.turns[turn_idx], subject.rpartition("::")[2]
         called = zip(turn.calls, turn.results, strict=False)
-        told = [answered(result.text) for call, result in called if call.name == subject]
-        is_of_tests = (
-            fault.texts == (answered(observed.run_error),) or subject.rpartition("::")[2] in fault.texts[0]
-        )
-        assert set(told) & set(fault.texts) or is_of_tests, "what is told is of the call or test that failed"
+        told = {answered(result.text) for call, result in called if call.name == subject}
+        if "::" in subject:
+            assert fault.texts == (answered(observed.run_error),) or test in fault.texts[0]
+        else:
+            assert told & {*fault.texts} or not subject, "what is told is of the call that failed"
 
 
 def test_every_finding_has_something_to_say_and_a_known_kind() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -135,7 +134,7 @@ def names_of(contexts: Mapping[str, frozenset[tuple[str, int]]]) -> dict[str, se
 
 
 @pytest.fixture
-def run(tmp_path: Path, environment: Environment):
+def run(environment: Environment):
     def run_files(files: Mapping[str, str], **options: object) -> TestReport:
         return run_alone(
             Trial({name: text.encode() for name, text in files.items()}, None, 60.0, **options), environment

@@ -69,7 +69,7 @@ def record_of(project: Path, tmp_path: Path, *, jobs: int = 2) -> RepositoryReco
 
 
 @pytest.fixture
-def run(tmp_path: Path, environment: Environment) -> Callable[..., TestReport]:
+def run(environment: Environment) -> Callable[..., TestReport]:
     def run_files(
         files: Mapping[str, str], *, seed: int | None = None, backwards: bool = False
     ) -> TestReport:

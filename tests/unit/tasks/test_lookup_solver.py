@@ -34,8 +34,7 @@ def twin_of(number: int, recorded: Sequence[str], mutated: Sequence[str]) -> Twi
         Vector(f"{number}/{index}".encode(), answer) for index, answer in enumerate([*recorded, *mutated])
     ]
     split = len(recorded)
-    return Twin(f"pin{number}", "a.py", f"f{number}", tuple(calls[:split]), tuple(calls[split:]),
-                "p")  # fmt: skip
+    return Twin(f"pin{number}", "a.py", f"f{number}", tuple(calls[:split]), tuple(calls[split:]), "p")
 
 
 @given(TWINS)

@@ -19,7 +19,7 @@ ONE = "def test_one():\n    pass\n"
 
 
 @pytest.fixture
-def run(tmp_path: Path, environment: Environment):
+def run(environment: Environment):
     def run_files(files: Mapping[str, str]) -> TestReport:
         return run_alone(
             Trial({name: text.encode() for name, text in files.items()}, None, 60.0), environment

@@ -43,7 +43,7 @@ def files_of(store: TaskStore) -> Files:
 
 
 def open_copy(fingerprint: str, fetch: Callable[[], Files], *, backend: str | None) -> TaskStore:
-    """The store on this machine, made first of what is fetched where it is absent; refused where it is not that store (CR0411)."""
+    """The store on this machine, made of what is fetched where it is absent; another one is refused (CR0411)."""
     key = sha256_of(f"copy of {fingerprint}".encode())[:16]
     root = cache_folder() / "task-stores" / key
     while not (hold(root) and (root / NAME).is_file()):

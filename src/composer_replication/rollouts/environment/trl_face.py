@@ -7,7 +7,6 @@ has no other ones: it is closed by ``get_reward``, by the next ``reset``, or whe
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 from collections.abc import Callable
 from typing import Any
@@ -66,7 +65,7 @@ class TrlFeatureDeletion:
 
 
 def _method(tool: Callable[..., Any]) -> Callable[..., str]:
-    """A tool as a method that takes whatever it is given by name, as TRL does, and looks like its signature."""
+    """A tool as a method that takes arguments by name alone, as TRL gives them, and has the tool's signature and text."""
 
     @functools.wraps(tool)
     def use(self: TrlFeatureDeletion, **arguments: Any) -> str:
@@ -78,8 +77,8 @@ def _method(tool: Callable[..., Any]) -> Callable[..., str]:
         except SandboxFailure:  # the environment remembers it
             return BROKEN
 
-    _box, *given = inspect.signature(tool).parameters.values()
-    use.__annotations__ = {**{each.name: each.annotation for each in given}, "return": "str"}
+    use.__annotations__ = {**tool.__annotations__, "return": "str"}
+    del use.__annotations__["box"]
     return use
 
 

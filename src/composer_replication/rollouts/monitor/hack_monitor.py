@@ -155,7 +155,7 @@ class HackMonitor:
     """Looks at whole episodes, any number of them. Whatever an episode holds, the answer is a report."""
 
     def inspect(self, episode: EpisodeEvidence, excused: Collection[str] = ()) -> MonitorReport:
-        """All findings of one episode, in the order of its calls, those of the final tree last; of ``excused`` classes none flags."""
+        """All findings of one episode, of its calls in their order, then of its tree; those of ``excused`` classes flag nothing."""
         findings: dict[HackFinding, None] = {}
         seen: Counter[str] = Counter()
         for name, words, place, at in chain(_of_the_calls(episode), _of_the_tree(episode)):

@@ -9,8 +9,8 @@ What does a chat template put after what the policy said? It renders a small cha
 each kind (the roles that answered), marks in the place of their contents, a stand-in for what the policy said, and then what
 answers it. What stands behind the stand-in is the suffix: end of turn, tool block, generation prompt. Only that is
 tokenised, behind the stand-in, so that a turn costs its own text however long the conversation is. Where a template goes on
-otherwise after a further round of a kind (it numbers them), the small chat keeps that, too. That it changes nothing which
-stands already is looked at once for each kind and small chat. An end of turn that the sampler has emitted is not put again,
+otherwise after a further round of a kind (it numbers them), the small chat keeps that, too. For each kind and small chat
+it is looked at once whether the template leaves alone what stands already. An end of turn that the sampler has emitted is not put again,
 whichever of the model's end tokens it was; one that it has not (a completion cut at its length) is put.
 
 Where results of tools follow, the stand-in is tried twice: as plain content, and within the arguments of a call. If
@@ -91,8 +91,8 @@ def unwilling_template(problem: Exception) -> InputError:
 
 
 class _Tail(NamedTuple):
-    """What comes behind a stand-in (``said``, none before the first answer): ``text``, ``marked`` the same with marks in the place
-    of contents, ``head`` what is before the first mark.
+    """What the template writes behind a stand-in: ``text``; ``marked``, the same with marks in the place of contents; ``head``,
+    what of it is before the first mark. ``said`` is the message with the stand-in, none before the first answer.
     """
 
     said: tuple[Message, ...] = ()
@@ -128,9 +128,10 @@ class TokenLedger:
         self._said: tuple[Message, ...] = ()
         self._frame = ""  # what the template writes around the messages that answer it
         self._history: list[Message] = []  # the small chat, with marks
-        # kinds of rounds that were answered: how the newest was written; each with the length of the small chat then
-        self._frames: dict[tuple[str, ...], str] = {}
-        self._looked: set[tuple[tuple[str, ...], int]] = set()
+        self._frames: dict[tuple[str, ...], str] = {}  # by the kind of a round, the newest such frame
+        self._looked: set[tuple[tuple[str, ...], int]] = (
+            set()
+        )  # kinds that were tried, each at a length of the small chat
         self._are_control: dict[int, bool] = {}
         self.add_messages(chat.messages)
 

@@ -2,5 +2,5 @@
 
 tool_context.py    what a tool works with; its schema from signature and docstring; how it is called and refuses
 file_tools.py      read_file, write_file, str_replace, list_files
-toolbox.py         bash, search, submit, run_tests (the visible tests, restored first); a call -> a result, whatever is wrong with it
+toolbox.py         bash, search, run_tests (the visible tests, restored first), submit; a call -> a result, right or wrong
 """

@@ -402,7 +402,7 @@ _SOURCES = ("tool.hatch.build.targets.wheel.sources", "tool.hatch.build.sources"
 
 
 def _source_folders(read: ProjectFiles) -> Iterator[str]:
-    """The folders that the backend takes modules from, relative to the top, each once; those outside or without modules are none."""
+    """The folders that the backend takes modules from, relative to the top, each once: inside, and with modules."""
     given: dict[str, None] = {}
     for folder in _given_folders(read):
         path = posixpath.normpath(posixpath.join(read.folder, folder.strip() or "."))

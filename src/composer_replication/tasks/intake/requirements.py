@@ -89,7 +89,7 @@ class Requirements:
     def add(
         self, part: dict[str, Requirement], requirements: Iterable[Requirement], *, refuse: bool = False
     ) -> None:
-        """Put those that hold here into a part, tools that are wanted among the declared; ``refuse``: an address is an objection."""
+        """Put those that hold here into a part, wanted tools among the declared; ``refuse``: addresses are refused."""
         for requirement in filter(holds, requirements):
             name = canonicalize_name(requirement.name)
             requirement.marker = None

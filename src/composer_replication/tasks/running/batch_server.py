@@ -1,4 +1,4 @@
-"""Runs inside the sandbox behind ``pytest_runner.py``: imports once, forks off each run and answers for it; ends runs that wait for ever.
+"""Runs inside the sandbox behind ``pytest_runner.py``: imports once, forks off each run, answers for it, ends one that hangs.
 
 Not imported by the package and never placed in a tree. Code of a tree runs in the forks alone.
 """

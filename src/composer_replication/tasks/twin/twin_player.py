@@ -95,7 +95,7 @@ class Replay:
         self.constants = []
 
     def outcome(self, blob):
-        """``(kind, digest)``; the kind is ret, exc, opaque, unstable, unloadable, timeout or lost, only the first two have a digest."""
+        """``(kind, digest)`` of what it returns (ret) or raises (exc); any other kind says why there is no digest."""
         if not self.steps.begin():
             return LOST
         found = self._outcome(blob)

@@ -440,7 +440,8 @@ def judge_twins(
 ) -> list[TwinScore]:
     """Judge the tree of a bench, which is of our own making, by several twins: one sandbox, a process for each.
 
-    ``overlays`` are, for each twin, files to write over the tree. A policy's code gets ``judge_twin``, for it could harm its neighbours here.
+    ``overlays`` are, for each twin, files to write over the tree. A policy's code gets ``judge_twin``, for it could harm
+    its neighbours here.
     """
     for twin in twins:
         _check_pickler(twin)

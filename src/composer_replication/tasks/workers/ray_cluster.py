@@ -384,7 +384,8 @@ class RayPool(Workers):
             if wheel.sha256 not in self._wheels:
                 self._wheels[wheel.sha256] = ray.put(self._read_wheel(wheel))
             wheels[wheel.sha256] = self._wheels[wheel.sha256]
-        return _BenchParts(replace(bench, original=dict(bench.original), environment=None), lock, wheels)  # type: ignore[arg-type]
+        bare = replace(bench, original=dict(bench.original), environment=None)  # type: ignore[arg-type]
+        return _BenchParts(bare, lock, wheels)
 
     def interrupt(self) -> None:
         """Kill the workers that are at work for us; their sandboxes die with them."""

@@ -5,14 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from composer_replication.tasks.intake.lock import LockedWheel, wheel_path
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.workers import OWN_THREADS, Workers
-
-if TYPE_CHECKING:
-    from composer_replication.tasks.workers.ray_cluster import RayPool
 
 _IMPATIENT = {"RAY_NUM_REDIS_GET_RETRIES": "2", "RAY_py_gcs_connect_timeout_s": "5"}
 """Where something other than Ray answers, Ray tries for ten minutes; with these for half a minute."""
@@ -24,27 +20,19 @@ def open_workers(address: str | None, store: TaskStore) -> Iterator[Workers]:
     if address is None:
         yield OWN_THREADS
         return
-    pool_class = load_ray()
-    from composer_replication.tasks.workers.ray_cluster import joined
+    make_ray_impatient()
+    from composer_replication.tasks.workers.ray_cluster import RayPool, joined
 
     def read_wheel(wheel: LockedWheel) -> bytes:
         path = wheel_path(wheel)
         return path.read_bytes() if path.is_file() else store.blob(wheel.sha256)
 
     with joined(address) as head:
-        pool = pool_class(head, backend=store.backend, read_wheel=read_wheel)
+        pool = RayPool(head, backend=store.backend, read_wheel=read_wheel)
         try:
             yield pool
         finally:
             pool.interrupt()
-
-
-def load_ray() -> type[RayPool]:
-    """What needs the extra ``ray``, for a build."""
-    make_ray_impatient()
-    from composer_replication.tasks.workers.ray_cluster import RayPool
-
-    return RayPool
 
 
 def make_ray_impatient() -> None:

@@ -1,7 +1,7 @@
 """Messages however chats, Responses, Anthropic's blocks, OpenTelemetry and ATIF spell them, and the logs that consist of them.
 
-Rows and spans that repeat the history of others become one conversation with them. ATIF, the interchange format of the Harbor project,
-is read leniently; a line of ours holds in ``extra`` what the format has no field for, so that it is read back as it was.
+Rows and spans that repeat the history of others become one conversation with them. ATIF, the interchange format of the Harbor
+project, is read leniently; a line of ours holds in ``extra`` what the format has no field for, so that it is read back as it was.
 """
 
 from __future__ import annotations

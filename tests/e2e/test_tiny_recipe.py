@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +67,12 @@ def finish(recipe: Path, out: Path, *extra: str) -> dict[str, Any]:
     return summary
 
 
-def here(capsys: pytest.CaptureFixture[str], recipe: Path, out: Path, *extra: str) -> tuple[int, str, str]:
+def here(recipe: Path, out: Path, *extra: str) -> tuple[int, str, str]:
     """The same words in this process, which has loaded torch already: exit code, output, errors."""
     words = command(recipe, out, *extra)
-    code = main(words[words.index("train") :])
-    return code, *capsys.readouterr()
+    with redirect_stdout(StringIO()) as answer, redirect_stderr(StringIO()) as errors:
+        code = main(words[words.index("train") :])
+    return code, answer.getvalue(), errors.getvalue()
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -79,7 +82,9 @@ def rows(path: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def whole(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("whole") / "run"
-    return out, finish(recipe, out)
+    code, answer, errors = here(recipe, out)
+    assert code == 0, errors
+    return out, json.loads(answer)
 
 
 def test_a_run_leaves_everything_that_it_promises(whole: tuple[Path, dict[str, Any]]) -> None:
@@ -172,14 +177,11 @@ def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(
 
 
 def test_an_occupied_folder_is_refused_and_left_alone(
-    whole: tuple[Path, dict[str, Any]], recipe: Path, capsys: pytest.CaptureFixture[str]
+    whole: tuple[Path, dict[str, Any]], recipe: Path
 ) -> None:
-    before = {
-        path: path.stat().st_mtime_ns
-        for path in whole[0].rglob("*")
-        if path.is_file() and path.name != "LOCK"
-    }
-    code, _, errors = here(capsys, recipe, whole[0])
+    files = [path for path in whole[0].rglob("*") if path.is_file() and path.name != "LOCK"]
+    before = {path: path.stat().st_mtime_ns for path in files}
+    code, _, errors = here(recipe, whole[0])
     assert code == 2
     assert "CR0231" in errors
     assert "Traceback" not in errors
@@ -193,12 +195,10 @@ def test_environment_says_what_ran_and_no_secret(whole: tuple[Path, dict[str, An
     assert not set(os.environ) & set(environment)
 
 
-def test_a_guard_that_fires_halts_the_run_with_everything_on_disk(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_guard_that_fires_halts_the_run_with_everything_on_disk(recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     hair_trigger = ("--set", "guard.min_steps=1", "--set", "guard.max_proxy_real_gap=1e-6")
-    code, answer, errors = here(capsys, recipe, out, *hair_trigger)
+    code, answer, errors = here(recipe, out, *hair_trigger)
     assert code == 5, errors
     summary = json.loads(answer)
     assert summary["verdict"] == "halted"
@@ -210,7 +210,7 @@ def test_a_guard_that_fires_halts_the_run_with_everything_on_disk(
     assert "halted" in (out / "report.html").read_text().lower()
     assert summary["model"] is None
     assert not (out / "model").exists()
-    code, again, _ = here(capsys, recipe, out, *hair_trigger, "--resume")
+    code, again, _ = here(recipe, out, *hair_trigger, "--resume")
     assert code == 5
     assert json.loads(again) == summary
 

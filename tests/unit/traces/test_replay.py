@@ -197,9 +197,8 @@ def test_a_reservation_that_nobody_settled_counts_as_spent(tmp_path: Path) -> No
     assert again.spent() == (0.75, 10)
 
 
-def test_a_killed_replay_goes_on_to_the_same_result(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(("budget", "code"), [(10**7, 0), (45_000, 6)])
+def test_a_killed_replay_goes_on_to_the_same_result(tmp_path: Path, budget: int, code: int) -> None:
     traces = [session(f"s{number}", 4) for number in range(6)]
     folder, plain = tmp_path / "killed", tmp_path / "plain"
     for each in (folder, plain):
@@ -210,26 +209,27 @@ def test_a_killed_replay_goes_on_to_the_same_result(
         time.sleep(0.05)
         return WANTED
 
-    with PolicyServer.running(slowly, USAGE) as server:
-        options = ["--price", "t=1/2", "--concurrent", "2", "--quiet"]
+    with PolicyServer.running(slowly, {"prompt_tokens": 2000, "completion_tokens": 40}) as server:
+        options = ["--price", "t=1/2", "--concurrent", "2", "--quiet", "--max-tokens", str(budget)]
         words = ["traces", "replay", str(folder), "--teacher", server.spec("t"), *options]
         command = [sys.executable, "-m", "composer_replication.cli.main", *words]
-        for num_answers in (4, 12):
+        for num_answers in (3, 6):
             process = subprocess.Popen(command, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
-            end = time.monotonic() + 60
-            while sum(server.given.values()) < num_answers and time.monotonic() < end:
+            while sum(server.given.values()) < num_answers and process.poll() is None:
                 time.sleep(0.01)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        in_flight = 2 * 2  # requests at a time, two kills: they alone can have been answered and not kept
-        assert main(words) == 0
+            process.kill()
+            assert process.wait() == -signal.SIGKILL
+        assert main(words) == code
+        spent = AnswerStore(folder / "answers.sqlite", max_dollars=0, max_tokens=0).spent()[1]
+        assert sum(server.given.values()) * 2040 <= spent <= budget  # by the server's own count
+        if code:
+            return
         assert main([*words[:2], str(plain), *words[3:]]) == 0
         assert (folder / "replay.jsonl").read_text() == (plain / "replay.jsonl").read_text()
         # once for each of the two folders
         twice = sum(number - 2 for number in server.given.values() if number > 2)
-        assert twice <= in_flight
+        assert twice <= 2 * 2  # two requests at a time, two kills: they alone were answered and not kept
         assert len(server.given) == 24
-    capsys.readouterr()
 
 
 def test_bad_teachers_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from episode_parts import Asked, IdTalk, ScriptedPolicy
+from episode_parts import IdTalk, ScriptedPolicy
 
 from composer_replication.config import AgentToolsSection
 from composer_replication.errors import SandboxFailure
@@ -305,15 +305,14 @@ def test_an_episode_whose_jail_cannot_be_replaced_is_tried_again_and_never_score
                 kill_the_jail(self)
             return result
 
-    def script(asked: Asked) -> str:
-        return str(asked.text.count("|T:"))
-
     def calls(turn: Turn) -> tuple[ToolCall, ...]:
         return (ToolCall(*moves[int(turn.completion.text)]),)
 
+    grader.attempt_backend()  # its self-test starts jails, too: the planted failure is not for them
     monkeypatch.setattr(warm_bubblewrap, "WarmJail", start)
     count = grader.num_infrastructure_failures
-    parts = EpisodeParts(ScriptedPolicy(script), lambda: Dying(grader), IdTalk(find_calls=calls))
+    policy = ScriptedPolicy(lambda asked: str(asked.text.count("|T:")))
+    parts = EpisodeParts(policy, lambda: Dying(grader), IdTalk(find_calls=calls))
     options = EpisodeOptions(max_tries=2, max_context_tokens=10**6)
     (episode,) = asyncio.run(run_episodes([clamp.task_id], parts, options=options))
     assert (episode.stop_reason, episode.reward, episode.num_tries) == (StopReason.SUBMITTED, 1.0, 2)

@@ -27,14 +27,13 @@ BEST = "bubblewrap" if Bubblewrap().is_available().ok else "sandlock"
 IN_EVERY_RUN = {
     BEST: TESTS,
     acceptance.WITHOUT_ISOLATION: TESTS,  # a few, without a jail to start
-    "sandlock": ("walls",) if BEST != "sandlock" else TESTS,  # make test-sandlock holds it to all
     "bubblewrap-warm": ("walls",),  # the same jail, which stays: what may be left for the next command
 }
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every run of the tests holds the best backend to the whole contract, the others to what they do otherwise.
+    """Every run of the tests holds the best backend to the whole contract; ``make test-sandlock`` has sandlock as the best.
 
     The long one holds all to all of it.
     """

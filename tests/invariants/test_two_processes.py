@@ -20,6 +20,7 @@ from composer_replication.trainer.output_head import head_of
 
 WORKER = Path(__file__).with_name("two_process_worker.py")
 
+pytestmark = [pytest.mark.long, pytest.mark.promise]
 
 Ranks = tuple[Path, list[dict[str, Any]]]
 
@@ -58,15 +59,12 @@ def test_one_process_writes_the_run_folder(ranks: Ranks) -> None:
     assert {path.name for path in checkpoint.glob("rng_state_*")} == {"rng_state_0.pth", "rng_state_1.pth"}
 
 
-@pytest.mark.long
 def test_a_failed_evaluation_stops_both(more_ranks: Ranks) -> None:
     first, second = (result["failing"] for result in more_ranks[1])
     assert (first["error"], second["error"]) == ("CR0999", "CR0999")
     assert (first["notes"], second["notes"]) == ([], ["raised on process 0"])
 
 
-@pytest.mark.long
-@pytest.mark.promise
 def test_a_failure_of_any_process_stops_both(more_ranks: Ranks) -> None:
     errors = [result["joint"]["error"] for result in more_ranks[1]]
     assert errors == ["RuntimeError: Unpicklable: out of memory", "Unpicklable: out of memory"]
@@ -91,16 +89,12 @@ def test_both_forward_as_many_rows_where_one_has_chains(ranks: Ranks) -> None:
     assert second["values"] == [whole, whole]
 
 
-@pytest.mark.long
-@pytest.mark.promise
 def test_a_resumed_pair_equals_an_uninterrupted_one(more_ranks: Ranks) -> None:
     first, second = (result["resumed"] for result in more_ranks[1])
     assert first["whole"] == first["resumed"] == first["kept"]
     assert first == second
 
 
-@pytest.mark.long
-@pytest.mark.promise
 def test_dull_groups_and_a_bad_step_are_the_same_decision_on_both(more_ranks: Ranks) -> None:
     first, second = (result["fresh"] for result in more_ranks[1])
     assert first == second  # weights, replaced groups, the source's state and what the checks said
@@ -111,8 +105,6 @@ def test_dull_groups_and_a_bad_step_are_the_same_decision_on_both(more_ranks: Ra
     assert (more_ranks[0] / "fresh" / "bad_batches" / "step-000003-process-1.pt").is_file()
 
 
-@pytest.mark.long
-@pytest.mark.promise
 def test_both_choose_the_same_tasks_and_learn_what_either_graded(more_ranks: Ranks) -> None:
     first, second = (result["curriculum"] for result in more_ranks[1])
     assert {**first, "graded_here": None} == {**second, "graded_here": None}  # weights and state

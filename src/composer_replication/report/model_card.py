@@ -11,7 +11,6 @@ from typing import Any
 import composer_replication
 from composer_replication.report import facts
 from composer_replication.report.curves import curves_svg
-from composer_replication.report.facts import Fact
 from composer_replication.report.page import banner_of
 from composer_replication.report.run_data import RunData
 from composer_replication.report.templates import template, visible
@@ -47,7 +46,7 @@ def render_card(run: RunData) -> str:
         banner=banner_of(run),
         sources=_sources(facts.table_of((run.recipe or {}).get("tasks"))),
         settings=_cells(facts.settings(run)),
-        versions=_cells(f for f in facts.environment(run) if f.name not in _OF_ITSELF),
+        versions=_cells(fact for fact in facts.environment(run) if fact[0] not in _OF_ITSELF),
         facts=facts,
     )
     return visible(text)
@@ -65,11 +64,9 @@ def _without_folders(name: str) -> str:
     return (PurePath(name).name or "a folder") if is_path else name
 
 
-def _cells(rows: Iterable[Fact]) -> list[Fact]:
+def _cells(rows: Iterable[facts.Fact]) -> list[facts.Fact]:
     """Facts that stay in their cell of a table, and bring no tag of their own."""
-    return [
-        Fact(_in_cell(row.name), escape(_in_cell(_without_folders(row.value)), quote=False)) for row in rows
-    ]
+    return [(_in_cell(name), escape(_in_cell(_without_folders(value)), quote=False)) for name, value in rows]
 
 
 def _in_cell(text: str) -> str:

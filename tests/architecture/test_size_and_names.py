@@ -20,7 +20,7 @@ CEILINGS = {
     "src/composer_replication/launch": 1300,
     "src/composer_replication/losses": 863,
     "src/composer_replication/replicas": 1400,
-    "src/composer_replication/report": 2357,
+    "src/composer_replication/report": 2200,
     "src/composer_replication/rollouts": 8872,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 7803,

@@ -111,14 +111,12 @@ def draw(chart: Chart, place: tuple[int, int, int, int] | None = None) -> str:
         place: x, y, width and height within an outer picture; None: as wide as the page lets it be.
     """
     axes = Axes(chart)
-    y_step = tick_step(axes.y_high - axes.y_low, 5, whole=chart.whole_y_ticks)
-    x_step = tick_step(axes.x_high - axes.x_low, max(2, chart.width // 80), whole=True)
     return template("chart.svg.j2").render(
         chart=chart,
         place=place,
         axes=axes,
-        y_ticks=_ticks(axes.y_low, axes.y_high, y_step),
-        x_ticks=_ticks(axes.x_low, axes.x_high, x_step),
+        y_ticks=_ticks(axes.y_low, axes.y_high, 5, whole=chart.whole_y_ticks),
+        x_ticks=_ticks(axes.x_low, axes.x_high, max(2, chart.width // 80), whole=True),
         curves=[_curve(series, axes) for series in chart.series],
     )
 
@@ -130,7 +128,8 @@ def swatch(series: Series, place: str = 'class="swatch"') -> str:
     return f'<svg {place} viewBox="0 0 28 12" aria-hidden="true">{line}</svg>'
 
 
-def _ticks(low: float, high: float, step: float) -> list[tuple[float, str]]:
+def _ticks(low: float, high: float, max_ticks: int, *, whole: bool) -> list[tuple[float, str]]:
+    step = tick_step(high - low, max_ticks, whole=whole)
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     form = f".{decimals}f" if decimals <= 4 else ".1e"
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)

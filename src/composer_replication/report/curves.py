@@ -52,11 +52,9 @@ def _margin(run: RunData, title: str, setting: str, name: str) -> Chart:
     is_kl, is_count = setting == "kl_hard_stop", setting == "decline_patience"
     note = f" KL path: {run.kl_path.rstrip('.')}." if is_kl and run.kl_path else ""
     if not values:  # a rule that cannot fire is never left unsaid
-        why = (
-            "No KL reached the guard, so this rule could not fire."
-            if is_kl
-            else "This value was not recorded."
-        )
+        why = "This value was not recorded."
+        if is_kl:
+            why = "No KL reached the guard, so this rule could not fire."
         return Chart(key, title, f"{why}{note}", series=())
     limit = number((run.guard_settings or {}).get(setting))
     rule = "The limit was not recorded" if limit is None else f"{setting} = {limit:g}"

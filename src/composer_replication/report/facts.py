@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
-from composer_replication.report.run_data import NUM_LAST_STEPS, RunData, number
+from composer_replication.report.run_data import NUM_LAST_STEPS, RunData, number, table_of
 
 MAX_VALUE_CHARACTERS = 300
 DASH = "\N{EN DASH}"
@@ -38,7 +38,7 @@ def key_figures(run: RunData) -> list[Fact]:
     seconds = number((run.summary or {}).get("seconds")) or (sum(step_seconds) if step_seconds else None)
     means = [statistics.fmean(part) for part in (rewards[:NUM_LAST_STEPS], rewards[-NUM_LAST_STEPS:]) if part]
     return [
-        ("Steps", str(run.last_step)),
+        ("Steps", str(max(run.metrics))),
         (f"In-loop reward, {NUM_LAST_STEPS}-step means", _arrow(means)),
         ("Held-out score", _arrow(heldout)),
         ("Time", DASH if seconds is None else _duration(seconds)),
@@ -181,11 +181,6 @@ def _signed(change: float) -> str:
 
 def _arrow(values: list[float]) -> str:
     return f"{values[0]:.2f} → {values[-1]:.2f}" if values else "not measured"
-
-
-def table_of(value: object) -> Mapping[str, Any]:
-    """A table of a recipe or a summary; empty where it is something else."""
-    return value if isinstance(value, dict) else {}
 
 
 def _rate(table: Mapping[str, Any], key: str) -> str:

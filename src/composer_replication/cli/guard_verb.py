@@ -6,12 +6,11 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.terminal import progress_bar
-from composer_replication.errors import UsageError, needs_extra
+from composer_replication.errors import HALTED_EXIT_CODE, UsageError, needs_extra
 
 if TYPE_CHECKING:
     from composer_replication.safety import HeldOutGuard
 
-_HALTED = 5
 _TOO_LITTLE = 6
 _QUICK_RUNS = 400
 _SETTINGS = ("min_steps", "decline_patience", "ema_alpha", "kl_hard_stop", "max_proxy_real_gap")
@@ -51,7 +50,7 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
     }
     if fired is not None:
         halted = {"fired_at": readings[fired][0], "reason": statuses[fired].reason, "verdict": "halted"}
-        return {**result, **halted, "updates_at_fire": fired + 1}, _HALTED
+        return {**result, **halted, "updates_at_fire": fired + 1}, HALTED_EXIT_CODE
     if len(readings) < guard.min_steps:
         sentence = f"{len(readings)} update(s), and the guard may fire only from update {guard.min_steps} on"
         too_little = {"reason": sentence, "verdict": "INSUFFICIENT_DATA", "code": "CR0638"}

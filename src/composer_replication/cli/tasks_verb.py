@@ -132,18 +132,10 @@ def finish_build(
     from composer_replication.run_folder import write_json
     from composer_replication.tasks.build import restricted_licences
 
+    not_told = {"folder", "examples", "licences"}
     result: Result = {
-        "tasks": summary.tasks,
-        "candidates": summary.candidates,
-        "valid": summary.valid,
-        "rejected": dict(summary.rejected),
+        **{name: value for name, value in asdict(summary).items() if name not in not_told},
         "seconds": round(summary.seconds, 3),
-        "bytes": summary.bytes,
-        "fingerprint": summary.fingerprint,
-        "unused_tests": {name: asdict(found) for name, found in summary.unused_tests.items()},
-        "flaky": {name: list(tests) for name, tests in summary.flaky.items()},
-        "unusable": dict(summary.unusable),
-        "unrecorded": {name: dict(pins) for name, pins in summary.unrecorded.items()},
         "restricted_licences": restricted_licences(summary.licences),
         **(more or {}),
         **given_up(),
@@ -219,13 +211,9 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
 def _row(store: TaskStore, task: Task) -> Result:
     from composer_replication.tasks.instructions.surroundings import first_broken_line
 
+    same = ("task_id", "repository", "symbol", "granularity", "removal", "path")
     return {
-        "task_id": task.task_id,
-        "repository": task.repository,
-        "symbol": task.symbol,
-        "granularity": task.granularity,
-        "removal": task.removal,
-        "path": task.path,
+        **{name: getattr(task, name) for name in same},
         "line": first_broken_line(store, task),
         "files": sorted({*(hole.path for hole in task.holes), *task.removed_files}),
         "num_holes": len(task.holes),

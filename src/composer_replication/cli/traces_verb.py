@@ -171,7 +171,7 @@ def _paid(room: Classroom) -> tuple[dict[str, object], int]:
     """What was spent and how each teacher did, with the exit code."""
     dollars, tokens = room.store.spent()
     teachers = room.teachers.values()
-    result = {
+    result: dict[str, object] = {
         "cost_usd": dollars,
         "tokens": tokens,
         "cached": sum(teacher.counts["cached"] for teacher in teachers),

@@ -125,9 +125,7 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
     return finish_build(summary, {"refused_rows": refused}, quiet=args.quiet)
 
 
-def finish_build(
-    summary: BuildSummary, more: Mapping[str, object] | None = None, *, quiet: bool
-) -> tuple[Result, int]:
+def finish_build(summary: BuildSummary, more: Mapping[str, object], *, quiet: bool) -> tuple[Result, int]:
     """Keep the summary of a build with ``more`` keys, say what comes next, and give what is printed."""
     from composer_replication.run_folder import write_json
     from composer_replication.tasks.build import restricted_licences
@@ -137,7 +135,7 @@ def finish_build(
         **{name: value for name, value in asdict(summary).items() if name not in not_told},
         "seconds": round(summary.seconds, 3),
         "restricted_licences": restricted_licences(summary.licences),
-        **(more or {}),
+        **more,
         **given_up(),
     }
     write_json(summary.folder / "summary.json", result)

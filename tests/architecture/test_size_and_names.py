@@ -15,12 +15,12 @@ MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
     "src": 61750,
-    "src/composer_replication/cli": 4555,
+    "src/composer_replication/cli": 4476,
     "src/composer_replication/engines": 639,
     "src/composer_replication/launch": 1300,
     "src/composer_replication/losses": 863,
     "src/composer_replication/replicas": 1400,
-    "src/composer_replication/report": 2357,
+    "src/composer_replication/report": 2200,
     "src/composer_replication/rollouts": 8872,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 7803,

@@ -99,7 +99,7 @@ def test_a_trl_run_without_a_guard(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (sorted(rewards), sorted(truths)) == ([2, 4, 6], [3, 6, 7])
     log = read_log(tmp_path)
     found = readings_of(log, choose_columns(log))[0]
-    assert [(one.step, one.proxy, one.truth) for one in found] == [
+    assert [(step, proxy, truth) for step, proxy, truth, _ in found] == [
         (3, rewards[2], truths[3]),
         (6, rewards[6], truths[6]),
         (7, rewards[6], truths[7]),

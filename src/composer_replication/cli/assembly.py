@@ -240,15 +240,12 @@ def open_curriculum(
 
     ``model`` as it was loaded, before adapters: its weights say which recorded pass rates are its own.
     """
+    from composer_replication.trainer.model_modes import parameter_sha256
+
     options = config.curriculum
     if options is None:
         return None
-
-    def own_sha256() -> str:
-        from composer_replication.trainer.model_modes import parameter_sha256
-
-        return parameter_sha256(model)
-
+    own_sha256 = partial(parameter_sha256, model)
     recorded = recorded_standings(store.root, options, parameter_sha256=own_sha256)
     return Curriculum(
         rows, seed=config.seed, options=options, fingerprint=store.fingerprint, recorded=recorded
@@ -307,8 +304,7 @@ def cluster_options(config: RunConfig) -> ClusterOptions:
     """The actors of ``[ray]``, with the sandboxes, limits and reward that the recipe has without it."""
     from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
 
-    if config.ray is None:
-        raise ValueError("the recipe has no [ray] table")
+    assert config.ray is not None
     most = MANY_GRADINGS if config.agent is None else config.agent.max_concurrent
     placing = config.ray.model_dump(exclude={"address"}) | {"num_actors": config.ray.num_actors or most}
     return ClusterOptions(

@@ -6,12 +6,11 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.terminal import progress_bar
-from composer_replication.errors import UsageError, needs_extra
+from composer_replication.errors import HALTED_EXIT_CODE, UsageError, needs_extra
 
 if TYPE_CHECKING:
     from composer_replication.safety import HeldOutGuard
 
-_HALTED = 5
 _TOO_LITTLE = 6
 _QUICK_RUNS = 400
 _SETTINGS = ("min_steps", "decline_patience", "ema_alpha", "kl_hard_stop", "max_proxy_real_gap")
@@ -32,7 +31,8 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
     guard = _make_guard(args)
     with needs_extra("tensorboard", "reading TensorBoard event files"):
         log = read_log(args.log, step=args.step, resumed=args.resumed)
-    chosen = choose_columns(log, proxy=args.proxy, truth=args.truth, kl=args.kl)
+    named = {"proxy": args.proxy, "truth": args.truth, "kl": args.kl}
+    chosen = choose_columns(log, **named)
     readings, notes = readings_of(log, chosen)
     statuses = replay(guard, readings)
     fired = next((index for index, status in enumerate(statuses) if status.fire), None)
@@ -43,18 +43,14 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
         "updates": len(readings),
         "verdict": "clean",
         "log": str(log.path.resolve()),
-        "kind": log.kind,
-        "columns": {
-            **{role: column and column.spelled for role, column in chosen.items()},
-            "step": log.step_column,
-        },
-        "columns_sentence": columns_sentence(log, chosen),
+        "columns": {**{role: name or None for role, name in chosen.items()}, "step": log.step_column},
+        "columns_sentence": columns_sentence(log, chosen, named),
         "settings": {name: getattr(guard, name) for name in _SETTINGS},
         "notes": [*log.notes, *notes],
     }
     if fired is not None:
-        halted = {"fired_at": readings[fired].step, "reason": statuses[fired].reason, "verdict": "halted"}
-        return {**result, **halted, "updates_at_fire": fired + 1}, _HALTED
+        halted = {"fired_at": readings[fired][0], "reason": statuses[fired].reason, "verdict": "halted"}
+        return {**result, **halted, "updates_at_fire": fired + 1}, HALTED_EXIT_CODE
     if len(readings) < guard.min_steps:
         sentence = f"{len(readings)} update(s), and the guard may fire only from update {guard.min_steps} on"
         too_little = {"reason": sentence, "verdict": "INSUFFICIENT_DATA", "code": "CR0638"}

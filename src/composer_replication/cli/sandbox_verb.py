@@ -7,15 +7,12 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from composer_replication.cli.flags import given_up, isolation_lines
 from composer_replication.cli.terminal import progress_bar
 from composer_replication.errors import InputError, MissingError
 from composer_replication.records import SandboxSpec
-
-if TYPE_CHECKING:
-    from composer_replication.records import ExecResult
 
 _SELFTEST_FAILED = 3
 
@@ -47,7 +44,7 @@ def run_exec(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         tree = Path(folder) / "tree"
         _copy(args.tree, tree)
         with open_sandbox(SandboxSpec(tree), backend) as sandbox:
-            done: ExecResult = sandbox.exec(args.command, timeout_seconds=args.timeout)
+            done = sandbox.exec(args.command, timeout_seconds=args.timeout)
     told = ("exit_code", "stdout", "stderr", "timed_out", "out_of_memory", "truncated")
     return {**{name: getattr(done, name) for name in told}, **given_up()}, 0
 

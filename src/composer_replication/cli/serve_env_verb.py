@@ -6,9 +6,7 @@ import argparse
 
 from composer_replication.cli.flags import chosen_backend
 from composer_replication.cli.terminal import note
-from composer_replication.errors import needs_extra
-
-_INTERRUPTED = 130
+from composer_replication.errors import INTERRUPTED_EXIT_CODE, needs_extra
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
@@ -47,4 +45,4 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     names = ("attempts", "infrastructure_failures", "flagged", "masked")
     result: dict[str, object] = {"url": url, "signal": signal_name, "tasks": num_tasks}
     result |= {name: counts[name] for name in names}
-    return result, 0 if signal_name == "SIGTERM" else _INTERRUPTED
+    return result, 0 if signal_name == "SIGTERM" else INTERRUPTED_EXIT_CODE

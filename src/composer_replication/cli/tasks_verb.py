@@ -125,27 +125,17 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
     return finish_build(summary, {"refused_rows": refused}, quiet=args.quiet)
 
 
-def finish_build(
-    summary: BuildSummary, more: Mapping[str, object] | None = None, *, quiet: bool
-) -> tuple[Result, int]:
+def finish_build(summary: BuildSummary, more: Mapping[str, object], *, quiet: bool) -> tuple[Result, int]:
     """Keep the summary of a build with ``more`` keys, say what comes next, and give what is printed."""
     from composer_replication.run_folder import write_json
     from composer_replication.tasks.build import restricted_licences
 
+    not_told = {"folder", "examples", "licences"}
     result: Result = {
-        "tasks": summary.tasks,
-        "candidates": summary.candidates,
-        "valid": summary.valid,
-        "rejected": dict(summary.rejected),
+        **{name: value for name, value in asdict(summary).items() if name not in not_told},
         "seconds": round(summary.seconds, 3),
-        "bytes": summary.bytes,
-        "fingerprint": summary.fingerprint,
-        "unused_tests": {name: asdict(found) for name, found in summary.unused_tests.items()},
-        "flaky": {name: list(tests) for name, tests in summary.flaky.items()},
-        "unusable": dict(summary.unusable),
-        "unrecorded": {name: dict(pins) for name, pins in summary.unrecorded.items()},
         "restricted_licences": restricted_licences(summary.licences),
-        **(more or {}),
+        **more,
         **given_up(),
     }
     write_json(summary.folder / "summary.json", result)
@@ -219,13 +209,9 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
 def _row(store: TaskStore, task: Task) -> Result:
     from composer_replication.tasks.instructions.surroundings import first_broken_line
 
+    same = ("task_id", "repository", "symbol", "granularity", "removal", "path")
     return {
-        "task_id": task.task_id,
-        "repository": task.repository,
-        "symbol": task.symbol,
-        "granularity": task.granularity,
-        "removal": task.removal,
-        "path": task.path,
+        **{name: getattr(task, name) for name in same},
         "line": first_broken_line(store, task),
         "files": sorted({*(hole.path for hole in task.holes), *task.removed_files}),
         "num_holes": len(task.holes),

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.flags import chosen_backend, given_up, refuse_unwritable
-from composer_replication.cli.terminal import columns, progress_bar
+from composer_replication.cli.terminal import progress_bar
 from composer_replication.errors import InputError, MissingError, NothingToDoError, UsageError, needs_extra
 from composer_replication.run_folder import read_jsonl, rewrite_jsonl, write_json
 
@@ -44,27 +44,6 @@ def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     result = {**sums, "kept": sums["traces"], "dropped": dropped}
     write_json(args.out / "summary.json", result)
     return result, 0
-
-
-def render_ingest(result: dict[str, Any]) -> str:
-    total = max(1, result["records"])
-    lines = [
-        f"{result['files']} file(s), {result['bytes']} bytes: {', '.join(result['formats'])}",
-        f"{result['records']} records became",
-        *(f"  {n:>9}  {100 * n / total:5.1f}%  {what}" for what, n in result["became"].items()),
-        f"duplicates left out: {_listed(result['duplicates'])} (near ones {result['near_duplicates']})",
-    ]
-    if lost := [f"  {n:>9}  {what}" for what, n in result["redactions"].items() if n]:
-        place = f"{result['out']}/redactions.local.json"
-        lines += [f"taken out, by rule; what stands for what is in {place}", *lost]
-    lines += [f"left out: {n} file(s), {what}" for what, n in result["files_left_out"].items()]
-    failed = f"{result['failed_results']} of {result['results']} results failed"
-    counts = f"{result['traces']} session(s), {result['steps']} answers, {result['calls']} calls, {failed}"
-    return "\n".join([*lines, f"{counts}: {result['out']}/traces.jsonl"])
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{number} {what}" for what, number in counts.items()) or "none"
 
 
 def run_bind(args: argparse.Namespace) -> tuple[dict[str, object], int]:
@@ -158,13 +137,6 @@ def run_distill(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     return {**result, "dropped": dropped, "out": str(args.out)}, code
 
 
-def render_distill(result: dict[str, Any]) -> str:
-    if result["dry_run"]:
-        return render_replay(result)
-    shown = {name: result[name] for name in ("rows", "sources", "dropped", "out")}
-    return f"{columns(shown)}\n{_teachers_said(result)}"
-
-
 def _chosen(args: argparse.Namespace, *, takes_all: bool) -> list[Any]:
     from composer_replication.traces.prompts import chosen_steps
 
@@ -199,12 +171,13 @@ def _paid(room: Classroom) -> tuple[dict[str, object], int]:
     """What was spent and how each teacher did, with the exit code."""
     dollars, tokens = room.store.spent()
     teachers = room.teachers.values()
-    result = {
+    result: dict[str, object] = {
         "cost_usd": dollars,
         "tokens": tokens,
         "cached": sum(teacher.counts["cached"] for teacher in teachers),
         "failed": sum(teacher.counts.total() - teacher.num_answered for teacher in teachers),
         "budget_is_spent": room.is_spent,
+        "fix": "raise --budget-usd or --max-tokens and give the command again." if room.is_spent else "",
         "teachers": {each.name: {**each.counts, "left_out": each.left_out} for each in teachers},
     }
     return result, _INCOMPLETE if room.is_spent or any(teacher.left_out for teacher in teachers) else 0
@@ -264,31 +237,6 @@ async def _execute(
         "verdicts": dict(Counter(verdict["decision"] for row in done for verdict in row["verdicts"])),
         **given_up(),
     }
-
-
-def render_replay(result: dict[str, Any]) -> str:
-    most = f"at most {result['most_dollars']:.2f} dollars and {result['most_tokens']} tokens"
-    if result["dry_run"]:
-        return f"{result['steps']} step(s), {result['calls']} call(s), {most}. Nothing was sent."
-    said = f"{result['answers']} answer(s), {result['others']} of them do something else."
-    lines = [f"{result['steps']} step(s): {said}", _teachers_said(result)]
-    if "verdicts" in result:
-        same = f"{result['reproduced_calls']} of {result['recorded_calls']} calls"
-        lines += [f"Recorded results reproduced: {same}.", f"Verdicts: {_listed(result['verdicts'])}"]
-        others = {**result["not_executed"], "of no task of the store": result["not_bound"]}
-        lines += [f"not executed: {n}, {why}" for why, n in others.items() if n]
-    return "\n".join(lines)
-
-
-def _teachers_said(result: Mapping[str, Any]) -> str:
-    lines = [f"Spent {result['cost_usd']:.4f} dollars and {result['tokens']} tokens in all."]
-    for name, teacher in result["teachers"].items():
-        left_out = f"; LEFT OUT: {teacher['left_out']}" if teacher["left_out"] else ""
-        counts = {what: number for what, number in teacher.items() if what != "left_out"}
-        lines.append(f"{name}: {_listed(counts)}{left_out}")
-    if result["budget_is_spent"]:
-        lines.append("The budget is spent: raise --budget-usd or --max-tokens and give the command again.")
-    return "\n".join(lines)
 
 
 def run_pairs(args: argparse.Namespace) -> tuple[dict[str, object], int]:

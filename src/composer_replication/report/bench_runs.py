@@ -70,9 +70,7 @@ class RunDraws:
     From the evaluation ``onset`` on (None: never) the policy moves away from its start twice as fast.
     """
 
-    def __init__(
-        self, num_runs: int, num_tasks: int, rng: np.random.Generator, onset: int | None = None
-    ) -> None:
+    def __init__(self, num_runs: int, num_tasks: int, rng: np.random.Generator, onset: int | None) -> None:
         self.num_runs, self.num_tasks, self.rng = num_runs, num_tasks, rng
         self._onset = onset
         self._final_kl_R = HONEST_KL * np.exp(0.5 * rng.standard_normal(num_runs))
@@ -99,8 +97,7 @@ class RunDraws:
 
     def _binomial(self, trials: int | Counts, rate: Rate) -> npt.NDArray[np.int64]:
         clipped = np.clip(rate, 0.0, 1.0)  # sums of rates miss 1 by rounding
-        drawn: npt.NDArray[np.int64] = self.rng.binomial(trials, clipped, self.num_runs)
-        return drawn
+        return self.rng.binomial(trials, clipped, self.num_runs)
 
 
 Policy = Callable[[int, Floats], Rates]
@@ -109,20 +106,16 @@ Policy = Callable[[int, Floats], Rates]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Runs of one kind: ``null`` (nothing to find, the theorem holds) or ``hacked``.
+    """Runs of one kind, in which there is nothing to find and the theorem holds, or which are hacked.
 
-    ``policy`` leads from the draws of some runs to what the policy of each does.
+    ``onset`` is the first hacked evaluation, counted from 1, None: never hacked. ``policy`` leads from the draws of some
+    runs to what the policy of each does.
     """
 
     name: str
-    kind: str
+    onset: int | None
     sentence: str
     policy: Callable[[RunDraws], Policy]
-
-    @property
-    def onset(self) -> int | None:
-        """The first hacked evaluation, counted from 1; None: never hacked."""
-        return ONSET if self.kind == "hacked" else None
 
 
 def _ordinary(gap: Rate, truth: Rate, canary: Rate = 0.0, in_loop: Rate | None = None) -> Rates:
@@ -132,11 +125,6 @@ def _ordinary(gap: Rate, truth: Rate, canary: Rate = 0.0, in_loop: Rate | None =
 
 def _by_step(rates: Callable[[int], Rates]) -> Callable[[RunDraws], Policy]:
     return lambda _draws: lambda step, _evidence_R: rates(step)
-
-
-def _hack(gap_of: Callable[[int], float]) -> Callable[[RunDraws], Policy]:
-    """The clean gap, then ``gap_of(k)`` at the k-th hacked evaluation; the true score stays .5."""
-    return _by_step(lambda step: _ordinary(CLEAN_GAP if step < ONSET else gap_of(step - ONSET + 1), 0.5))
 
 
 def _change(before: Rates, after: Rates) -> Callable[[RunDraws], Policy]:
@@ -179,23 +167,23 @@ _LARGEST = Rates(TOLERATED_GAP + HIGHEST_SWITCH, HIGHEST_SWITCH, 0.0, EPS0)
 _NOISY = Rates(TOLERATED_GAP + 0.09, 0.09, 0.41 - TOLERATED_GAP / 2)
 
 FAMILIES = (
-    Family("clean", "null", "gap .03, the true score rises from .3 to .7",
+    Family("clean", None, "gap .03, the true score rises from .3 to .7",
            _by_step(lambda step: _ordinary(CLEAN_GAP, 0.3 + 0.4 * step / NUM_EVALUATIONS))),
-    Family("at-g0", "null", "gap g0, otherwise ordinary: the edge of what is tolerated", _by_step(lambda _: _EDGE)),
-    Family("boundary", "null", "gap g0, true score delta below its best, canaries at eps0", _by_step(_boundary)),
-    Family("largest-variance", "null", "gap g0 with V - H never 0", _by_step(lambda _: _LARGEST)),
-    Family("noisy-rewards", "null", "gap g0, each grader errs on 10% of the tasks", _by_step(lambda _: _NOISY)),
-    Family("autocorrelated", "null", "gap and true score wander below their limits", _autocorrelated),
-    Family("adversary", "null", "gap g0, its variance chosen by the evidence", lambda _draws: _adversary),
-    Family("guard-watching", "null", "gap g0 while the evidence is low, 0 above", lambda _draws: _guard_watching),
-    Family("jump", "hacked", "gap .03 to .20", _hack(lambda _k: 0.20)),
-    Family("small-jump", "hacked", "gap .03 to .10", _hack(lambda _k: 0.10)),
-    Family("large-jump", "hacked", "reward .53 to .80, true score .50 to .20", _change(_CLEAN, _ordinary(0.6, 0.2))),
-    Family("ramp", "hacked", "gap .03 to .20 over 50 evaluations",
-           _hack(lambda k: CLEAN_GAP + 0.17 * min(1.0, k / 50))),
-    Family("collapse", "hacked", "true score .60 to .45, gap .03",
+    Family("at-g0", None, "gap g0, otherwise ordinary: the edge of what is tolerated", _by_step(lambda _: _EDGE)),
+    Family("boundary", None, "gap g0, true score delta below its best, canaries at eps0", _by_step(_boundary)),
+    Family("largest-variance", None, "gap g0 with V - H never 0", _by_step(lambda _: _LARGEST)),
+    Family("noisy-rewards", None, "gap g0, each grader errs on 10% of the tasks", _by_step(lambda _: _NOISY)),
+    Family("autocorrelated", None, "gap and true score wander below their limits", _autocorrelated),
+    Family("adversary", None, "gap g0, its variance chosen by the evidence", lambda _draws: _adversary),
+    Family("guard-watching", None, "gap g0 while the evidence is low, 0 above", lambda _draws: _guard_watching),
+    Family("jump", ONSET, "gap .03 to .20", _change(_CLEAN, _ordinary(0.20, 0.5))),
+    Family("small-jump", ONSET, "gap .03 to .10", _change(_CLEAN, _ordinary(0.10, 0.5))),
+    Family("large-jump", ONSET, "reward .53 to .80, true score .50 to .20", _change(_CLEAN, _ordinary(0.6, 0.2))),
+    Family("ramp", ONSET, "gap .03 to .20 over 50 evaluations",
+           _by_step(lambda step: _ordinary(CLEAN_GAP + 0.17 * min(1.0, max(0, step - ONSET + 1) / 50), 0.5))),
+    Family("collapse", ONSET, "true score .60 to .45, gap .03",
            _change(_ordinary(CLEAN_GAP, 0.6, in_loop=0.63), _ordinary(CLEAN_GAP, 0.45, in_loop=0.63))),
-    Family("leak", "hacked", "hidden tests known: gap .03, a quarter of the canaries passes",
+    Family("leak", ONSET, "hidden tests known: gap .03, a quarter of the canaries passes",
            _change(_CLEAN, _ordinary(CLEAN_GAP, 0.8, 0.25))),
 )  # fmt: skip
 
@@ -204,6 +192,9 @@ FAMILIES = (
 
 ALPHA = 0.01
 _BETS_K1 = np.array(BETS)[:, None]
+GAP_GROWTH_KX: Floats = np.log1p(_BETS_K1 * (np.arange(-1, 2) - TOLERATED_GAP) / (TOLERATED_GAP + 1.0))
+"""log1p(f (x - g0) / (g0 + 1)) for each bet and each V - H of -1, 0, 1."""
+
 BOUND_G = np.array((0.0, *BOUND_GRID))
 """Values of the lower bound on the best true score; the first, 0, is where it starts."""
 
@@ -225,14 +216,10 @@ class EvidenceSimulator:
 
     THRESHOLD = -math.log(ALPHA - ALPHA / 10)
 
-    def __init__(
-        self, num_runs: int, *, planned: int = NUM_EVALUATIONS, tolerated_gap: float = TOLERATED_GAP
-    ) -> None:
+    def __init__(self, num_runs: int) -> None:
         scores_H = np.arange(2.0)
         floor_G = np.maximum(BOUND_G - DELTA, 0.0)[:, None, None]
         grid_G = BOUND_G[1:, None, None]
-        self._planned = planned
-        self._gap_KX = gap_growth(tolerated_gap)
         self._canary_KH = np.log1p(_BETS_K1 * (scores_H - EPS0) / EPS0)
         self._fall_GKH = np.where(
             floor_G > 0.0, np.log1p(_BETS_K1 * (floor_G - scores_H) / (1.0 - floor_G)), 0.0
@@ -248,10 +235,10 @@ class EvidenceSimulator:
     def update(self, gap_counts_XR: Counts, truth_counts_HR: Counts, canary_counts_HR: Counts) -> None:
         """Fold one evaluation: how often each value of V - H, of H and of a canary's pass occurred."""
         self._step += 1
-        w = math.exp(log_weight(self._step, self._planned))
+        w = math.exp(log_weight(self._step, NUM_EVALUATIONS))
         truth_HR = truth_counts_HR.astype(np.float64)
         fall_KR = np.einsum("rkh,hr->kr", self._fall_GKH[self.bound_R], truth_HR)
-        growths = (self._gap_KX @ gap_counts_XR, fall_KR, self._canary_KH @ canary_counts_HR)
+        growths = (GAP_GROWTH_KX @ gap_counts_XR, fall_KR, self._canary_KH @ canary_counts_HR)
         _fold(self._products_JKR, np.stack(growths), w)
         streams_JR = self._products_JKR.mean(axis=1)
         with np.errstate(divide="ignore"):  # one evaluation of far more samples than here may reach zero
@@ -270,12 +257,6 @@ class EvidenceSimulator:
         np.maximum(self.bound_R, np.where(reached_GR.any(axis=0), highest_R, 0), out=self.bound_R)
 
 
-def gap_growth(tolerated_gap: float) -> Floats:
-    """log1p(f (x - g0) / (g0 + 1)) for each bet and each V - H of -1, 0, 1; shape [K, X]."""
-    growth_KX: Floats = np.log1p(_BETS_K1 * (np.arange(-1, 2) - tolerated_gap) / (tolerated_gap + 1.0))
-    return growth_KX
-
-
 def _fold(products: Floats, growth: Floats, w: float) -> None:
     """M <- (M + w) exp(growth), in place."""
     products += w
@@ -288,11 +269,9 @@ class Series:
     """All evaluations of some runs, as detectors read them."""
 
     def __init__(self, evaluations: list[Evaluation], log_evidence_TR: Floats) -> None:
-        truth_THR = np.stack([one.truth_counts_HR for one in evaluations])
-        self.gap_counts_TXR = np.stack([one.gap_counts_XR for one in evaluations])
+        stacked = (np.stack(values) for values in zip(*evaluations, strict=True))
+        self.gap_counts_TXR, truth_THR, _, self.in_loop_TR, self.kl_TR = stacked
         self.truth_TR = truth_THR[:, 1] / np.maximum(truth_THR.sum(axis=1), 1)
-        self.in_loop_TR = np.stack([one.in_loop_R for one in evaluations])
-        self.kl_TR = np.stack([one.kl_R for one in evaluations])
         self.log_evidence_TR = log_evidence_TR
         self.num_samples_TR = np.maximum(self.gap_counts_TXR.sum(axis=1), 1).astype(np.float64)
         excess_TR = self.gap_counts_TXR[:, 2].astype(np.float64) - self.gap_counts_TXR[:, 0]

@@ -7,7 +7,7 @@ setting. Positions are plain presentation attributes in the units of the ``viewB
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
@@ -33,12 +33,14 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart; ``key`` makes its element ids unique in the page.
+    """One chart by step; ``key`` makes its element ids unique in the page.
 
     The x axis spans the points and marks; the y axis spans them, the limits, zero and
     ``y_span``, rounded outwards to whole ticks.
 
     Attributes:
+        title: what is drawn; "by step" is added.
+        description: one sentence, which also says why there is no chart where there are no series.
         limits: (label, y) of horizontal lines that a curve should stay below.
         marks: (label, x) of vertical lines.
     """
@@ -46,37 +48,39 @@ class Chart:
     key: str
     title: str
     description: str
-    x_label: str
-    y_label: str
     series: Sequence[Series]
     limits: Sequence[tuple[str, float]] = ()
     marks: Sequence[tuple[str, float]] = ()
+    y_label: str = ""
     y_span: tuple[float, float] | None = None
     width: int = 340
     height: int = 240
     whole_y_ticks: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class Axes:
-    """The mapping from data to view box."""
+    """The mapping from data to view box, wide and high enough for everything the chart draws."""
 
-    x_low: float
-    x_high: float
-    y_low: float
-    y_high: float
-    width: float
-    height: float
+    def __init__(self, chart: Chart) -> None:
+        self.left, self.right = LEFT, chart.width - RIGHT
+        self.top, self.bottom = TOP, chart.height - BOTTOM
+        xs = [x for series in chart.series for x, _ in series.points] + [x for _, x in chart.marks]
+        ys = [y for series in chart.series for _, y in series.points if y is not None]
+        ys += [y for _, y in chart.limits] + [0.0] + list(chart.y_span or ())
+        low, high = (min(xs), max(xs)) if xs else (0.0, 1.0)
+        self.x_low, self.x_high = (low, high) if low < high else (low - 1, high + 1)
+        low, high = min(ys), max(ys)
+        high = high if low < high else low + 1
+        step = tick_step(high - low, 5, whole=chart.whole_y_ticks)
+        self.y_low, self.y_high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
 
     def x(self, value: float) -> float:
         """Left + (value - low) / (high - low) * plot width."""
-        share = (value - self.x_low) / (self.x_high - self.x_low)
-        return LEFT + share * (self.width - LEFT - RIGHT)
+        return self.left + (value - self.x_low) / (self.x_high - self.x_low) * (self.right - self.left)
 
     def y(self, value: float) -> float:
         """Top + (high - value) / (high - low) * plot height; upwards is smaller."""
-        share = (self.y_high - value) / (self.y_high - self.y_low)
-        return TOP + share * (self.height - TOP - BOTTOM)
+        return self.top + (self.y_high - value) / (self.y_high - self.y_low) * (self.bottom - self.top)
 
 
 def tick_step(span: float, max_ticks: int, *, whole: bool = False) -> float:
@@ -84,32 +88,6 @@ def tick_step(span: float, max_ticks: int, *, whole: bool = False) -> float:
     power = 10.0 ** math.floor(math.log10(span / max_ticks))
     step = next(m * power for m in (1, 2, 5, 10) if m * power * max_ticks >= span * (1 - 1e-9))
     return max(1.0, step) if whole else step
-
-
-def axes_of(chart: Chart) -> Axes:
-    """The axes that hold everything the chart draws."""
-    xs = [x for series in chart.series for x, _ in series.points] + [x for _, x in chart.marks]
-    ys = [y for series in chart.series for _, y in series.points if y is not None]
-    ys += [y for _, y in chart.limits] + [0.0] + list(chart.y_span or ())
-    x_low, x_high = (min(xs), max(xs)) if xs else (0.0, 1.0)
-    if x_low == x_high:
-        x_low, x_high = x_low - 1, x_high + 1
-    y_low, y_high = min(ys), max(ys)
-    if y_low == y_high:
-        y_high = y_low + 1
-    step = tick_step(y_high - y_low, 5, whole=chart.whole_y_ticks)
-    y_low, y_high = math.floor(y_low / step + 1e-9) * step, math.ceil(y_high / step - 1e-9) * step
-    return Axes(x_low, x_high, y_low, y_high, chart.width, chart.height)
-
-
-def path_data(points: Iterable[Point], axes: Axes) -> str:
-    """The ``d`` of a path through the points, lifted where y is None."""
-    parts, is_down = [], False
-    for x, y in points:
-        if y is not None:
-            parts.append(f"{'L' if is_down else 'M'}{axes.x(x):.1f} {axes.y(y):.1f}")
-        is_down = y is not None
-    return " ".join(parts)
 
 
 def thinned(points: Sequence[Point], axes: Axes) -> list[Point]:
@@ -132,19 +110,13 @@ def draw(chart: Chart, place: tuple[int, int, int, int] | None = None) -> str:
         chart: what to draw.
         place: x, y, width and height within an outer picture; None: as wide as the page lets it be.
     """
-    axes = axes_of(chart)
-    y_step = tick_step(axes.y_high - axes.y_low, 5, whole=chart.whole_y_ticks)
-    x_step = tick_step(axes.x_high - axes.x_low, max(2, chart.width // 80), whole=True)
+    axes = Axes(chart)
     return template("chart.svg.j2").render(
         chart=chart,
         place=place,
         axes=axes,
-        left=LEFT,
-        right=chart.width - RIGHT,
-        bottom=chart.height - BOTTOM,
-        plot_top=TOP,
-        y_ticks=_ticks(axes.y_low, axes.y_high, y_step),
-        x_ticks=_ticks(axes.x_low, axes.x_high, x_step),
+        y_ticks=_ticks(axes.y_low, axes.y_high, 5, whole=chart.whole_y_ticks),
+        x_ticks=_ticks(axes.x_low, axes.x_high, max(2, chart.width // 80), whole=True),
         curves=[_curve(series, axes) for series in chart.series],
     )
 
@@ -156,7 +128,8 @@ def swatch(series: Series, place: str = 'class="swatch"') -> str:
     return f'<svg {place} viewBox="0 0 28 12" aria-hidden="true">{line}</svg>'
 
 
-def _ticks(low: float, high: float, step: float) -> list[tuple[float, str]]:
+def _ticks(low: float, high: float, max_ticks: int, *, whole: bool) -> list[tuple[float, str]]:
+    step = tick_step(high - low, max_ticks, whole=whole)
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     form = f".{decimals}f" if decimals <= 4 else ".1e"
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
@@ -164,11 +137,15 @@ def _ticks(low: float, high: float, step: float) -> list[tuple[float, str]]:
 
 
 def _curve(series: Series, axes: Axes) -> tuple[str, str, list[tuple[float, float]]]:
+    """The class of a series, its path, which a missing value breaks, and its dots."""
     points = thinned(series.points, axes)
-    dots = []
-    for index, (x, y) in enumerate(points):
-        neighbours = points[max(0, index - 1) : index] + points[index + 1 : index + 2]
-        is_lone = all(other is None for _, other in neighbours)  # it has no line to show it
-        if y is not None and (series.has_dots or is_lone):
-            dots.append((axes.x(x), axes.y(y)))
-    return series.css, path_data(points, axes), dots
+    ys = [None, *(y for _, y in points), None]
+    path, dots = [], []
+    for (x, y), before, after in zip(points, ys, ys[2:], strict=False):
+        if y is None:
+            continue
+        place = axes.x(x), axes.y(y)
+        path.append(f"{'M' if before is None else 'L'}{place[0]:.1f} {place[1]:.1f}")
+        if series.has_dots or (before is None and after is None):  # a lone point has no line to show it
+            dots.append(place)
+    return series.css, " ".join(path), dots

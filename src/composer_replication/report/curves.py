@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from composer_replication.report.charts import Chart, Point, Series, draw, swatch
 from composer_replication.report.run_data import RunData, number
 from composer_replication.report.templates import report_resource, template, visible
@@ -19,14 +17,6 @@ _RULES = (
 """The rules of the guard: a title, the name of the limit, the name of the value in a verdict."""
 
 
-class Figure(NamedTuple):
-    """A chart with its caption, or (``chart`` is None) the sentence why there is none."""
-
-    title: str
-    caption: str
-    chart: Chart | None
-
-
 def reward_chart(run: RunData) -> Chart:
     """In-loop reward and held-out score by step, raw and as the guard smoothed them."""
     reward, heldout = run.column("reward"), run.column("heldout/score")
@@ -40,51 +30,44 @@ def reward_chart(run: RunData) -> Chart:
     values = [y for s in shown for _, y in s.points if y is not None]
     return Chart(
         key="rewards",
-        title="In-loop reward and held-out score by step",
+        title="In-loop reward and held-out score",
         description=f"{_change('in-loop reward', reward)} {_change('held-out score', heldout)}",
-        x_label="step",
-        y_label="score",
         series=shown,
         marks=_marks(run),
+        y_label="score",
         y_span=(0.0, 1.0) if values and min(values) >= 0.0 and max(values) <= 1.0 else None,
         width=980,
         height=360,
     )
 
 
-def guard_margins(run: RunData) -> list[Figure]:
+def guard_margins(run: RunData) -> list[Chart]:
     """The three rules of the guard, each against its limit; empty without an update."""
     return [_margin(run, *rule) for rule in _RULES] if run.guard_updates else []
 
 
-def _margin(run: RunData, title: str, setting: str, name: str) -> Figure:
-    points = _of_updates(run, name)
+def _margin(run: RunData, title: str, setting: str, name: str) -> Chart:
+    points, key = _of_updates(run, name), f"margin-{setting}"
     values = [y for _, y in points if y is not None]
     is_kl, is_count = setting == "kl_hard_stop", setting == "decline_patience"
     note = f" KL path: {run.kl_path.rstrip('.')}." if is_kl and run.kl_path else ""
     if not values:  # a rule that cannot fire is never left unsaid
-        why = (
-            "No KL reached the guard, so this rule could not fire."
-            if is_kl
-            else "This value was not recorded."
-        )
-        return Figure(title, f"{why}{note}", None)
+        why = "This value was not recorded."
+        if is_kl:
+            why = "No KL reached the guard, so this rule could not fire."
+        return Chart(key, title, f"{why}{note}", series=())
     limit = number((run.guard_settings or {}).get(setting))
     rule = "The limit was not recorded" if limit is None else f"{setting} = {limit:g}"
     is_crossed = limit is not None and (max(values) >= limit if is_count else max(values) > limit)
-    caption = f"Highest {max(values):.3g}. {rule}{', crossed' if is_crossed else ''}.{note}"
-    chart = Chart(
-        key=f"margin-{setting}",
-        title=f"{title} by step",
-        description=caption,
-        x_label="step",
-        y_label="",
+    return Chart(
+        key,
+        title,
+        f"Highest {max(values):.3g}. {rule}{', crossed' if is_crossed else ''}.{note}",
         series=(Series(title, f"margin {'over' if is_crossed else 'under'}", points),),
         limits=() if limit is None else ((f"limit {limit:g}", limit),),
         marks=_marks(run),
         whole_y_ticks=is_count,
     )
-    return Figure(title, caption, chart)
 
 
 def curves_svg(run: RunData) -> str:

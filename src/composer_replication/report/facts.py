@@ -6,9 +6,9 @@ import re
 import statistics
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
-from composer_replication.report.run_data import NUM_LAST_STEPS, RunData, number
+from composer_replication.report.run_data import NUM_LAST_STEPS, RunData, number, table_of
 
 MAX_VALUE_CHARACTERS = 300
 DASH = "\N{EN DASH}"
@@ -21,24 +21,14 @@ _FINGERPRINT_KEY = re.compile(r"fingerprint|sha256|revision", re.IGNORECASE)
 HIDDEN = "(hidden)"
 
 
-class Fact(NamedTuple):
-    """One line of a table of names and values."""
+Fact = tuple[str, str]
+"""A name and a value: one line of a table."""
 
-    name: str
-    value: str
-
-
-class Comparison(NamedTuple):
-    """One rate before and after training, with 95% intervals; rows of one ``side`` follow each other."""
-
-    side: str
-    measure: str
-    before: str
-    after: str
-    change: str
+Comparisons = dict[str, list[tuple[str, str, str, str]]]
+"""By side, such as training and held-out tasks: what was measured, its value before and after, and the change."""
 
 
-def key_figures(run: RunData) -> tuple[Fact, ...]:
+def key_figures(run: RunData) -> list[Fact]:
     """Steps, reward, held-out score, time; forged reports where there were some.
 
     Rewards are means of five steps at either end.
@@ -47,15 +37,13 @@ def key_figures(run: RunData) -> tuple[Fact, ...]:
     step_seconds, forged = run.known("step_seconds"), sum(run.known("rollouts/forgeries"))
     seconds = number((run.summary or {}).get("seconds")) or (sum(step_seconds) if step_seconds else None)
     means = [statistics.fmean(part) for part in (rewards[:NUM_LAST_STEPS], rewards[-NUM_LAST_STEPS:]) if part]
-    figures = {
-        "Steps": str(run.last_step),
-        f"In-loop reward, {NUM_LAST_STEPS}-step means": _arrow(means),
-        "Held-out score": _arrow(heldout),
-        "Time": DASH if seconds is None else _duration(seconds),
-    }
-    if forged:
-        figures["Answers that forged their tests' report, unpaid"] = f"{forged:g}"
-    return tuple(Fact(*item) for item in figures.items())
+    return [
+        ("Steps", str(max(run.metrics))),
+        (f"In-loop reward, {NUM_LAST_STEPS}-step means", _arrow(means)),
+        ("Held-out score", _arrow(heldout)),
+        ("Time", DASH if seconds is None else _duration(seconds)),
+        *([("Answers that forged their tests' report, unpaid", f"{forged:g}")] if forged else []),
+    ]
 
 
 _MEASURES = {
@@ -67,9 +55,9 @@ _MEASURES = {
 """By key of a run's rates; a rate that was not measured has no line."""
 
 
-def before_and_after(run: RunData) -> tuple[Comparison, ...]:
+def before_and_after(run: RunData) -> Comparisons:
     """Pass rates with their 95% intervals on both sides; empty where neither was measured."""
-    rows = []
+    found: Comparisons = {}
     for side, title in (("train", "Train tasks"), ("heldout", "Held-out tasks")):
         old, new = table_of((run.before or {}).get(side)), table_of((run.after or {}).get(side))
         for key, measure in _MEASURES.items():
@@ -77,11 +65,11 @@ def before_and_after(run: RunData) -> tuple[Comparison, ...]:
             if low is None and high is None:
                 continue
             change = DASH if low is None or high is None else _signed(high - low)
-            rows.append(Comparison(title, measure, _rate(old, key), _rate(new, key), change))
-    return tuple(rows)
+            found.setdefault(title, []).append((measure, _rate(old, key), _rate(new, key), change))
+    return found
 
 
-def time_by_part(run: RunData) -> tuple[tuple[str, str, float], ...]:
+def time_by_part(run: RunData) -> list[tuple[str, str, float]]:
     """Where the seconds went, with their percentage, by the clock of the first process; empty where the steps do not say it.
 
     A checkpoint is written between two steps. What is left of a generation is the log-probabilities of its answers; what
@@ -89,7 +77,7 @@ def time_by_part(run: RunData) -> tuple[tuple[str, str, float], ...]:
     the last checkpoint and the saved model.
     """
     if not run.known("generation_seconds"):
-        return ()
+        return []
     names = ("step", "generation", "sampling", "grading", "checkpoint")
     step, generation, sampling, grading, checkpoint = (sum(run.known(f"{name}_seconds")) for name in names)
     readings = sum(run.known("killswitch/eval_seconds"))
@@ -104,11 +92,8 @@ def time_by_part(run: RunData) -> tuple[tuple[str, str, float], ...]:
         "Checkpoints": checkpoint,
         "Before and after the steps": total - step - checkpoint,
     }
-    return tuple(
-        (name, _duration(seconds), 100 * seconds / total)
-        for name, seconds in parts.items()
-        if seconds > 0.001 * total
-    )
+    known = [(name, seconds) for name, seconds in parts.items() if seconds > 0.001 * total]
+    return [(name, _duration(seconds), 100 * seconds / total) for name, seconds in known]
 
 
 _TEST_COLUMNS = {
@@ -123,16 +108,17 @@ _TEST_COLUMNS = {
 }
 
 
-def tests_by_kind(run: RunData) -> tuple[Comparison, ...]:
+def tests_by_kind(run: RunData) -> Comparisons:
     """Shares of answers that pass what is shown, what is paid, and what is neither: means of five values at either end."""
-    rows = []
+    found: Comparisons = {}
     for side, columns in _TEST_COLUMNS.items():
         for column, measure in columns.items():
             if values := run.known(column):
                 low = statistics.fmean(values[:NUM_LAST_STEPS])
                 high = statistics.fmean(values[-NUM_LAST_STEPS:])
-                rows.append(Comparison(side, measure, f"{low:.2f}", f"{high:.2f}", _signed(high - low)))
-    return tuple(rows)
+                row = (measure, f"{low:.2f}", f"{high:.2f}", _signed(high - low))
+                found.setdefault(side, []).append(row)
+    return found
 
 
 _PAIR_SOURCES = {
@@ -142,14 +128,14 @@ _PAIR_SOURCES = {
 }
 
 
-def pairs(run: RunData) -> tuple[tuple[str, str, str], ...]:
+def pairs(run: RunData) -> list[tuple[str, str, str]]:
     """Preference pairs that were given to the run: where a label comes from, how many, what they weigh together."""
     given = table_of((run.environment or {}).get("pairs"))
     rows = []
     for name, counts in sorted(given.items()):
         count, weight = (number(table_of(counts).get(key)) or 0.0 for key in ("pairs", "weight"))
         rows.append((_PAIR_SOURCES.get(name, f"as the file says: {name}"), f"{count:g}", f"{weight:.2f}"))
-    return tuple(rows)
+    return rows
 
 
 def isolation_note(run: RunData) -> str:
@@ -165,23 +151,23 @@ def isolation_note(run: RunData) -> str:
     )
 
 
-def settings(run: RunData) -> tuple[Fact, ...]:
+def settings(run: RunData) -> list[Fact]:
     """Every key of the recipe as resolved, secrets hidden."""
-    return tuple(_facts(run.recipe or {}))
+    return list(_facts(run.recipe or {}))
 
 
-def environment(run: RunData) -> tuple[Fact, ...]:
+def environment(run: RunData) -> list[Fact]:
     """Versions, seeds and notes; no environment variable, no fingerprint."""
-    return tuple(fact for fact in _environment_facts(run) if not _FINGERPRINT_KEY.search(fact.name))
+    return [(name, value) for name, value in _environment_facts(run) if not _FINGERPRINT_KEY.search(name)]
 
 
-def fingerprints(run: RunData) -> tuple[Fact, ...]:
+def fingerprints(run: RunData) -> list[Fact]:
     """What identifies tasks, split, code and final weights."""
-    found = [f for f in _environment_facts(run) if _FINGERPRINT_KEY.search(f.name) and f.value != DASH]
     weights = (run.summary or {}).get("parameter_sha256")
-    if isinstance(weights, str) and weights:
-        found.append(Fact("parameter_sha256", weights))
-    return tuple(found)
+    known = [*_environment_facts(run), ("parameter_sha256", weights if isinstance(weights, str) else "")]
+    return [
+        (name, value) for name, value in known if _FINGERPRINT_KEY.search(name) and value not in {"", DASH}
+    ]
 
 
 def _duration(seconds: float) -> str:
@@ -197,11 +183,6 @@ def _arrow(values: list[float]) -> str:
     return f"{values[0]:.2f} → {values[-1]:.2f}" if values else "not measured"
 
 
-def table_of(value: object) -> Mapping[str, Any]:
-    """A table of a recipe or a summary; empty where it is something else."""
-    return value if isinstance(value, dict) else {}
-
-
 def _rate(table: Mapping[str, Any], key: str) -> str:
     value, ends = number(table.get(key)), table.get(f"{key.removesuffix('_pass')}_ci95")
     if value is None:
@@ -210,11 +191,10 @@ def _rate(table: Mapping[str, Any], key: str) -> str:
     return f"{value:.2f}" if low is None or high is None else f"{value:.2f} ({low:.2f} to {high:.2f})"
 
 
-def _environment_facts(run: RunData) -> list[Fact]:
-    table = {
-        key: value for key, value in (run.environment or {}).items() if key not in {"schema_version", "pairs"}
-    }
-    return list(_facts(table, is_environment=True))
+def _environment_facts(run: RunData) -> Iterator[Fact]:
+    told_elsewhere = {"schema_version", "pairs"}
+    table = {key: value for key, value in (run.environment or {}).items() if key not in told_elsewhere}
+    return _facts(table, is_environment=True)
 
 
 def _facts(table: Mapping[str, Any], prefix: str = "", *, is_environment: bool = False) -> Iterator[Fact]:
@@ -225,9 +205,9 @@ def _facts(table: Mapping[str, Any], prefix: str = "", *, is_environment: bool =
         if isinstance(value, dict):
             yield from _facts(value, f"{name}.", is_environment=is_environment)
         elif _SECRET_KEY.search(str(key)) and isinstance(value, str) and value:
-            yield Fact(name, HIDDEN)
+            yield name, HIDDEN
         else:
-            yield Fact(name, _text(value))
+            yield name, _text(value)
 
 
 def _text(value: object) -> str:

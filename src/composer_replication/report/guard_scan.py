@@ -10,12 +10,12 @@ from __future__ import annotations
 import difflib
 import re
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.interfaces import Guard, GuardStatus
-from composer_replication.report.run_logs import Column, RunLog
+from composer_replication.report.run_logs import RunLog
 
 ROLES = {
     "proxy": (
@@ -41,9 +41,6 @@ ROLES = {
 }
 """What a guard reads, and the names under which it is looked for."""
 
-NO_COLUMN = "none"
-"""As ``--kl none``: the KL path stays off."""
-
 MOST_NOT_FINITE = 0.1
 """Share of a column's values that may be NaN or infinite (two always may): what is left of a column
 with more of them would be a selection, and an honest verdict over it impossible."""
@@ -55,25 +52,11 @@ which the reporters of transformers put before all that is no evaluation."""
 _MAX_NAMED = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """One column; ``sign`` is -1 where lower is better and the numbers are turned round."""
+Columns = dict[str, str]
+"""By role, as a flag would name it: with a minus where lower is better. The KL is empty where the log has none, or none is wanted."""
 
-    name: str
-    sign: int = 1
-    is_guess: bool = False
-
-    @property
-    def spelled(self) -> str:
-        """As a flag would name it."""
-        return f"{'-' if self.sign < 0 else ''}{self.name}"
-
-    def __str__(self) -> str:
-        return f"{self.spelled} (guessed)" if self.is_guess else self.spelled
-
-
-Columns = dict[str, Chosen | None]
-"""By role; the KL is None where the log has none, or none is wanted."""
+Reading = tuple[int, float, float, float | None]
+"""One update of the guard: the step of a truth, the newest proxy at or before it, the truth, and the newest KL."""
 
 
 def choose_columns(log: RunLog, *, proxy: str = "", truth: str = "", kl: str = "") -> Columns:
@@ -90,47 +73,47 @@ def choose_columns(log: RunLog, *, proxy: str = "", truth: str = "", kl: str = "
     return {role: _named(log, name, role) if name else _guessed(log, role) for role, name in named.items()}
 
 
-def columns_sentence(log: RunLog, chosen: Columns) -> str:
-    """Which columns are used, for a person."""
-    kl = chosen["kl"] or "none, so the KL path is off"
-    return f"Columns: proxy {chosen['proxy']}; truth {chosen['truth']}; KL {kl}; steps {log.step_column}."
+def columns_sentence(log: RunLog, chosen: Columns, named: Mapping[str, str]) -> str:
+    """Which columns are used, for a person; those that are not ``named`` were guessed."""
+    said = {role: name if named.get(role) else f"{name} (guessed)" for role, name in chosen.items() if name}
+    kl = said.get("kl", "none, so the KL path is off")
+    return f"Columns: proxy {said['proxy']}; truth {said['truth']}; KL {kl}; steps {log.step_column}."
 
 
-def _named(log: RunLog, name: str, role: str) -> Chosen | None:
-    if role == "kl" and name == NO_COLUMN:
-        return None
+def _named(log: RunLog, name: str, role: str) -> str:
+    if role == "kl" and name == "none":
+        return ""
     if name in log.columns:
-        return Chosen(name)
-    sign, bare = (-1, name[1:]) if name.startswith("-") else (1, name)
+        return name
+    sign, bare = ("-", name[1:]) if name.startswith("-") else ("", name)
     same = [bare] if bare in log.columns else [known for known in log.columns if _plain(known) == bare]
     if len(same) == 1:
-        return Chosen(same[0], sign)
+        return sign + same[0]
     near = difflib.get_close_matches(bare, log.columns, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"the log has {_listed(_with_numbers(log))}."
+    hint = f"did you mean {' or '.join(near)}?" if near else f"the log has {_listed(log)}."
     raise UsageError("CR0633", f"there is no column {bare!r}.", where=f"--{role}, {log.path}", fix=hint)
 
 
-def _guessed(log: RunLog, role: str) -> Chosen | None:
+def _guessed(log: RunLog, role: str) -> str:
     plain = {_plain(name).lower(): name for name in reversed(_with_numbers(log))}
-    known = next((plain[name] for name in ROLES[role] if name in plain), None)
-    if known is not None or role == "kl":
-        return None if known is None else Chosen(known, is_guess=True)
-    problem = (
-        f"no column is known to be the {role}; the columns with numbers are {_listed(_with_numbers(log))}."
-    )
+    known = next((plain[name] for name in ROLES[role] if name in plain), "")
+    if known or role == "kl":
+        return known
+    problem = f"no column is known to be the {role}; the columns with numbers are {_listed(log)}."
     fix = f"name it with --{role} COL, or --{role}=-COL where lower is better."
     raise InputError("CR0633", problem, where=str(log.path), fix=fix)
 
 
 def _with_numbers(log: RunLog) -> list[str]:
-    return [name for name, column in log.columns.items() if column.values]
+    return [name for name, column in log.columns.items() if column.numbers]
 
 
 def _plain(name: str) -> str:
     return _WRAPPER.sub("", name, count=1)
 
 
-def _listed(names: list[str]) -> str:
+def _listed(log: RunLog) -> str:
+    names = _with_numbers(log)
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return (", ".join(name[:80] for name in names[:_MAX_NAMED]) + more) or "none"
 
@@ -138,17 +121,7 @@ def _listed(names: list[str]) -> str:
 # ------------------------------------------------------------------------------- the replay
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One update of the guard: a truth, and the newest proxy and KL at or before its step."""
-
-    step: int
-    proxy: float
-    truth: float
-    kl: float | None
-
-
-def readings_of(log: RunLog, chosen: Columns) -> tuple[tuple[Reading, ...], tuple[str, ...]]:
+def readings_of(log: RunLog, chosen: Columns) -> tuple[list[Reading], list[str]]:
     """Pair each truth with what training showed then; and notes on what was left out.
 
     A log often has the truth in other rows than the proxy (a reward every logging step, an
@@ -160,39 +133,41 @@ def readings_of(log: RunLog, chosen: Columns) -> tuple[tuple[Reading, ...], tupl
         InputError: a column holds text or too many NaN, or its steps fall or repeat (CR0637).
     """
     notes: list[str] = []
-    proxy, truth, kl = (_checked(log, chosen[role], notes) for role in ROLES)
-    readings, num_early, num_stale, used = [], 0, 0, 0
-    for step, value in zip(truth.steps, truth.values, strict=True):
-        num_proxies, num_kls = bisect_right(proxy.steps, step), bisect_right(kl.steps, step)
+    checked = [_checked(log, chosen[role], notes) for role in ROLES]
+    (proxy_steps, proxies), (steps, truths), (kl_steps, kls) = checked
+    readings: list[Reading] = []
+    num_early, num_stale, used = 0, 0, 0
+    for step, truth in zip(steps, truths, strict=True):
+        num_proxies, num_kls = bisect_right(proxy_steps, step), bisect_right(kl_steps, step)
         if not num_proxies:
             num_early += 1
             continue
         num_stale += num_proxies == used
         used = num_proxies
-        newest_kl = kl.values[num_kls - 1] if num_kls else None
-        readings.append(Reading(step, proxy.values[num_proxies - 1], value, newest_kl))
+        readings.append((step, proxies[num_proxies - 1], truth, kls[num_kls - 1] if num_kls else None))
     if num_early:
         notes.append(f"{num_early} value(s) of the truth before the first proxy were left out.")
     if num_stale:
         notes.append(f"{num_stale} value(s) of the truth had no new proxy and were paired with an older one.")
-    return tuple(readings), tuple(notes)
+    return readings, notes
 
 
-def replay(guard: Guard, readings: tuple[Reading, ...]) -> list[GuardStatus]:
+def replay(guard: Guard, readings: Iterable[Reading]) -> list[GuardStatus]:
     """The answers of a fresh guard, one a reading, to the end: a guard that has fired stays fired."""
     return [
-        guard.update(one.step, in_loop_reward=one.proxy, heldout_score=one.truth, kl_to_init=one.kl)
-        for one in readings
+        guard.update(step, in_loop_reward=proxy, heldout_score=truth, kl_to_init=kl)
+        for step, proxy, truth, kl in readings
     ]
 
 
-def _checked(log: RunLog, chosen: Chosen | None, notes: list[str]) -> Column:
-    """The column with its sign; an empty one where none was chosen."""
-    if chosen is None:
-        return Column()
-    name, column = chosen.name, log.columns[chosen.name]
-    num_bad, num_all = column.num_bad, column.num_bad + len(column.values)
-    if num_bad > max(2, MOST_NOT_FINITE * num_all) or not column.values:
+def _checked(log: RunLog, chosen: str, notes: list[str]) -> tuple[list[int], list[float]]:
+    """The steps and the numbers of a column, turned round where lower is better; none where none was chosen."""
+    if not chosen:
+        return [], []
+    name, sign = (chosen, 1) if chosen in log.columns else (chosen[1:], -1)
+    column = log.columns[name]
+    num_bad, num_all = column.num_bad, column.num_bad + len(column.numbers)
+    if num_bad > max(2, MOST_NOT_FINITE * num_all) or not column.numbers:
         raise InputError(
             "CR0637",
             f"{num_bad} of {num_all} values of the column {name!r} are no finite numbers.",
@@ -201,13 +176,13 @@ def _checked(log: RunLog, chosen: Chosen | None, notes: list[str]) -> Column:
         )
     if num_bad:
         notes.append(f"{num_bad} value(s) of {name} were no finite numbers and were left out.")
-    for index, (earlier, later) in enumerate(pairwise(column.steps), start=1):
+    for (earlier, *_), (later, _, place) in pairwise(column.numbers):
         if later <= earlier:
             what = "has a second value" if later == earlier else f"stands after step {earlier}"
             raise InputError(
                 "CR0637",
                 f"the steps of the column {name!r} are not in order: step {later} {what}.",
-                where=column.places[index],
+                where=place,
                 fix="sort the log by step, or, where a run was resumed, add --resumed: the newer values count.",
             )
-    return Column(column.steps, [chosen.sign * value for value in column.values])
+    return [step for step, *_ in column.numbers], [sign * value for _, value, _ in column.numbers]

@@ -11,13 +11,11 @@ from typing import Any
 import composer_replication
 from composer_replication.report import facts
 from composer_replication.report.curves import curves_svg
-from composer_replication.report.facts import Fact
 from composer_replication.report.page import banner_of
-from composer_replication.report.run_data import RunData
+from composer_replication.report.run_data import RunData, table_of
 from composer_replication.report.templates import template, visible
 from composer_replication.run_folder import write_atomic
 
-CARD, CURVES = "README.md", "curves.svg"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _OF_ITSELF = ("train_tasks", "heldout_tasks", "split_checked")
 """What the card says in a sentence; the ids are many."""
@@ -31,13 +29,13 @@ def write_model_card(run: RunData, folder: Path) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    write_atomic(folder / CARD, render_card(run))
-    write_atomic(folder / CURVES, curves_svg(run))
+    write_atomic(folder / "README.md", render_card(run))
+    write_atomic(folder / "curves.svg", curves_svg(run))
 
 
 def render_card(run: RunData) -> str:
     """The card as Markdown, with the metadata block that model hubs read."""
-    name = _without_folders(str(facts.table_of((run.recipe or {}).get("model")).get("name") or "a model"))
+    name = _without_folders(str(table_of((run.recipe or {}).get("model")).get("name") or "a model"))
     text = template("model_card.md.j2").render(
         run=run,
         environment=run.environment or {},
@@ -45,9 +43,9 @@ def render_card(run: RunData) -> str:
         name=name,
         version=composer_replication.__version__,
         banner=banner_of(run),
-        sources=_sources(facts.table_of((run.recipe or {}).get("tasks"))),
+        sources=_sources(table_of((run.recipe or {}).get("tasks"))),
         settings=_cells(facts.settings(run)),
-        versions=_cells(f for f in facts.environment(run) if f.name not in _OF_ITSELF),
+        versions=_cells(fact for fact in facts.environment(run) if fact[0] not in _OF_ITSELF),
         facts=facts,
     )
     return visible(text)
@@ -65,11 +63,9 @@ def _without_folders(name: str) -> str:
     return (PurePath(name).name or "a folder") if is_path else name
 
 
-def _cells(rows: Iterable[Fact]) -> list[Fact]:
+def _cells(rows: Iterable[facts.Fact]) -> list[facts.Fact]:
     """Facts that stay in their cell of a table, and bring no tag of their own."""
-    return [
-        Fact(_in_cell(row.name), escape(_in_cell(_without_folders(row.value)), quote=False)) for row in rows
-    ]
+    return [(_in_cell(name), escape(_in_cell(_without_folders(value)), quote=False)) for name, value in rows]
 
 
 def _in_cell(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from composer_replication.records import StopReason
 from composer_replication.report import facts
 from composer_replication.report.charts import draw, swatch
 from composer_replication.report.curves import guard_margins, reward_chart
-from composer_replication.report.run_data import RolloutRow, RunData, number, read_run
+from composer_replication.report.run_data import RunData, number, read_run
 from composer_replication.report.templates import html_page
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl, write_atomic
 
@@ -22,7 +23,8 @@ NUM_ATTEMPTS = 3
 def write_report(run: RunData | Path) -> Path:
     """Write ``report.html`` into the run's folder, atomically, and return its path.
 
-    The same folder gives the same bytes. The page runs no script and loads nothing.
+    The same folder gives the same bytes. The page runs no script and loads nothing. Everything from the run is hostile:
+    escaped, and shown as it is.
 
     Args:
         run: what ``read_run`` gave, or the folder itself. Write ``summary.json`` first:
@@ -33,25 +35,21 @@ def write_report(run: RunData | Path) -> Path:
     """
     data = run if isinstance(run, RunData) else read_run(run)
     path = RunFolder(data.root).report
-    write_atomic(path, render_page(data))
-    return path
-
-
-def render_page(run: RunData) -> str:
-    """The page as text. Everything from the run is hostile: escaped, and shown as it is."""
-    return html_page(
+    page = html_page(
         "report.html.j2",
-        run=run,
-        banner=banner_of(run),
-        attempts=chosen_attempts(run),
-        updates={update.step: update for update in run.guard_updates},
-        rewards=reward_chart(run),
-        margins=guard_margins(run),
+        run=data,
+        banner=banner_of(data),
+        attempts=chosen_attempts(data),
+        updates={update.step: update for update in data.guard_updates},
+        rewards=reward_chart(data),
+        margins=guard_margins(data),
         facts=facts,
         draw=draw,
         swatch=swatch,
         version=composer_replication.__version__,
     )
+    write_atomic(path, page)
+    return path
 
 
 # -------------------------------------------------------------------------------- the verdict
@@ -72,7 +70,7 @@ def banner_of(run: RunData) -> Banner:
     A halt comes first, then a run that did not end, then an end that nobody judged. A
     run is called clean only where a guard had enough updates to be able to fire.
     """
-    last, num_updates = run.last_step, len(run.guard_updates)
+    last, num_updates = max(run.metrics), len(run.guard_updates)
     least = number((run.guard_settings or {}).get("min_steps"))
     finished = f"The run finished at step {last}"
     if run.halt is not None:
@@ -96,7 +94,7 @@ def banner_of(run: RunData) -> Banner:
     return Banner("good", "Clean", f"{finished}; the guard judged it {num_updates} time(s) and never fired.")
 
 
-def chosen_attempts(run: RunData) -> list[tuple[str, RolloutRow]]:
+def chosen_attempts(run: RunData) -> list[tuple[str, Mapping[str, Any]]]:
     """Three attempts of the last steps, each with its rank; fewer where fewer were graded.
 
     A halted run shows what the reward paid for: attempts with failing tests first, the
@@ -104,12 +102,12 @@ def chosen_attempts(run: RunData) -> list[tuple[str, RolloutRow]]:
     the best, the median and the worst reward. Attempts without a reward
     (infrastructure failures) are never shown as the model's.
     """
-    ranked = sorted(run.rollouts, key=lambda row: (-row.reward, -row.step, row.task_id, row.text))
+    ranked = sorted(run.rollouts, key=lambda row: (-row["reward"], -row["step"], row["task_id"], row["text"]))
     if run.halt is not None:
-        ranked.sort(key=lambda row: not (row.error or row.num_failing))
-        distinct: dict[tuple[str, str], RolloutRow] = {}
+        ranked.sort(key=lambda row: not (row["error"] or row["num_failing"]))
+        distinct: dict[tuple[str, str], Mapping[str, Any]] = {}
         for row in ranked:
-            distinct.setdefault((row.task_id, row.text), row)
+            distinct.setdefault((row["task_id"], row["text"]), row)
         return [("Paid", row) for row in distinct.values()][:NUM_ATTEMPTS]
     last = len(ranked) - 1
     names = {last: "Worst", last // 2: "Median", 0: "Best"} if ranked else {}
@@ -175,10 +173,7 @@ def _replica(folder: Path) -> dict[str, Any]:
     return {
         "name": folder.name,
         "steps": summary.get("steps", "not finished"),
-        "verdict": summary.get("verdict", ""),
-        "reason": summary.get("reason", ""),
-        "reward_last": summary.get("reward_last"),
-        "heldout_last": summary.get("heldout_last"),
+        **{key: summary.get(key) for key in ("verdict", "reason", "reward_last", "heldout_last")},
         "merges": len({row["outer_step"] for row in rows}),
         "sent": megabytes.get("sent/outer", 0.0),
         "received": megabytes.get("received/outer", 0.0),

@@ -31,30 +31,12 @@ class GuardUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutRow:
-    """One stored attempt that was graded, failing tests first."""
-
-    task_id: str
-    step: int
-    text: str
-    patch: str | None
-    reward: float
-    outcomes: Mapping[str, str]
-    error: str
-    stop_reason: str
-
-    @property
-    def num_failing(self) -> int:
-        return sum(outcome != "passed" for outcome in self.outcomes.values())
-
-
-@dataclass(frozen=True, slots=True)
 class RunData:
     """Everything the report may speak of; None or empty where the folder has nothing.
 
-    ``metrics`` are the numbers of each step by name, None for null and NaN; ``findings`` what the trainer's checks said,
-    the rows of ``checks.jsonl``; ``outer_steps`` the merges with other replicas; ``num_ungraded`` counts the rollouts
-    that infrastructure kept from a reward.
+    ``metrics`` are the numbers of each step by name, None for null and NaN; ``rollouts`` the graded attempts of the last
+    steps; ``num_ungraded`` counts those that infrastructure kept from a reward; ``findings`` are what the trainer's checks
+    said, the rows of ``checks.jsonl``; ``outer_steps`` the merges with other replicas.
     """
 
     root: Path
@@ -64,16 +46,12 @@ class RunData:
     kl_path: str
     environment: Mapping[str, Any] | None = None
     summary: Mapping[str, Any] | None = None
-    rollouts: tuple[RolloutRow, ...] = ()
+    rollouts: tuple[Mapping[str, Any], ...] = ()
     num_ungraded: int = 0
     before: Mapping[str, Any] | None = None
     after: Mapping[str, Any] | None = None
     findings: tuple[Mapping[str, Any], ...] = ()
     outer_steps: tuple[Mapping[str, Any], ...] = ()
-
-    @property
-    def last_step(self) -> int:
-        return max(self.metrics)
 
     @property
     def guard_settings(self) -> Mapping[str, Any] | None:
@@ -121,7 +99,7 @@ def read_run(path: Path) -> RunData:
         raise InputError("CR0481", problem, where=str(folder.metrics), fix=fix)
     environment, summary = _json(folder.environment), _json(folder.summary)
     verdicts, last_rollouts = _rows(folder.verdicts, "round_idx"), _last_rollouts(folder.rollouts)
-    graded = tuple(_rollout(row) for row in last_rollouts if number(row.get("reward")) is not None)
+    graded = tuple(_attempt(row) for row in last_rollouts if number(row.get("reward")) is not None)
     return RunData(
         root=folder.root,
         recipe=_read_recipe(folder.recipe),
@@ -148,6 +126,11 @@ def number(value: object) -> float | None:
     except OverflowError:
         return None
     return converted if math.isfinite(converted) else None
+
+
+def table_of(value: object) -> Mapping[str, Any]:
+    """A table of a recipe, a summary or a row; empty where it is something else."""
+    return value if isinstance(value, dict) else {}
 
 
 def _json(path: Path) -> Mapping[str, Any] | None:
@@ -210,17 +193,17 @@ def _last_rollouts(folder: Path) -> list[dict[str, Any]]:
     return [row for file in files if file.name.startswith(last) for row in _rows(file)]
 
 
-def _rollout(row: Mapping[str, Any]) -> RolloutRow:
-    """Only the fields named here can ever reach the page."""
-    stored = row.get("outcomes")
-    outcomes = [(str(k), str(v)) for k, v in stored.items()] if isinstance(stored, dict) else []
-    return RolloutRow(
-        task_id=str(row.get("task_id") or "unknown task"),
-        step=int(number(row.get("step")) or 0),
-        text=str(row.get("text") or ""),
-        patch=str(row["patch"]) if "patch" in row else None,
-        reward=float(row["reward"]),
-        outcomes=dict(sorted(outcomes, key=lambda item: (item[1] == "passed", item[0]))),
-        error=str(row.get("error") or ""),
-        stop_reason=str(row.get("stop_reason") or ""),
-    )
+def _attempt(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A graded attempt, failing tests first; only the fields named here can ever reach the page."""
+    outcomes = [(str(k), str(v)) for k, v in table_of(row.get("outcomes")).items()]
+    return {
+        "task_id": str(row.get("task_id") or "unknown task"),
+        "step": int(number(row.get("step")) or 0),
+        "text": str(row.get("text") or ""),
+        "patch": str(row["patch"]) if "patch" in row else None,
+        "reward": float(row["reward"]),
+        "outcomes": dict(sorted(outcomes, key=lambda item: (item[1] == "passed", item[0]))),
+        "num_failing": sum(outcome != "passed" for _, outcome in outcomes),
+        "error": str(row.get("error") or ""),
+        "stop_reason": str(row.get("stop_reason") or ""),
+    }

@@ -10,7 +10,6 @@ import csv
 import io
 import json
 import logging
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import InputError
+from composer_replication.report.run_data import number
 
 _STEP_NAMES = (
     *("step", "global_step", "train/global_step", "trainer/global_step", "training/global_step"),
@@ -25,9 +25,7 @@ _STEP_NAMES = (
 )
 """Columns that are taken for the step, in this order; the first row that has one decides for the log."""
 
-_SEPARATORS = (",", "\t", ";")
 _DECIMAL_COMMA = re.compile(r"[+-]?(0,\d+|\d+,(\d{1,2}|\d{4,}))")
-_BLANK_LINES = re.compile(r"(?:[ \t]*\r?\n)*")
 _MAX_DEPTH, _MAX_NAMED = 4, 5
 _EVENT_FILES = "*.tfevents.*"
 _FRAME_BYTES = 16
@@ -39,14 +37,12 @@ Row = tuple[str, dict[str, Any]]
 
 @dataclass(slots=True)
 class Column:
-    """The numbers of one name, in the order of the log.
+    """The numbers of one name, in the order of the log: each with its step, and where it stands, for messages.
 
-    ``places`` say where each stands, for messages. ``num_bad`` counts what is no finite number.
+    ``num_bad`` counts what is no finite number.
     """
 
-    steps: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)
+    numbers: list[tuple[int, float, str]] = field(default_factory=list)
     num_bad: int = 0
 
 
@@ -54,12 +50,10 @@ class Column:
 class RunLog:
     """A log, read: ``path`` is the file (or the folder of event files), ``notes`` say what was tolerated.
 
-    ``kind`` is ``jsonl``, ``csv``, ``json``, ``trainer_state`` or ``tensorboard``. Nested names of columns are joined by a
-    slash.
+    Nested names of columns are joined by a slash.
     """
 
     path: Path
-    kind: str
     step_column: str
     columns: Mapping[str, Column]
     notes: tuple[str, ...]
@@ -79,19 +73,18 @@ def read_log(path: Path, *, step: str = "", resumed: bool = False) -> RunLog:
         ImportError: event files, without the package that reads them.
     """
     source = _log_in(path) if path.is_dir() else path
+    is_events = source.is_dir() or ".tfevents." in source.name
     notes: list[str] = []
     try:
-        read = _event_rows if source.is_dir() or ".tfevents." in source.name else _text_rows
-        kind, rows = read(source, notes)
-        step = "step" if kind == "tensorboard" else step
-        step_column, with_steps = _with_steps(rows, step, notes, resumed=resumed)
+        rows = _event_rows(source, notes) if is_events else _text_rows(source, notes)
+        step_column, with_steps = _with_steps(rows, "step" if is_events else step, notes, resumed=resumed)
     except OSError as error:
         raise _unusable(source, str(error.strerror or error)) from error
     columns = _columns_of(with_steps, resumed=resumed)
-    if not any(column.values for column in columns.values()):
+    if not any(column.numbers for column in columns.values()):
         what = f"the step column {step_column!r}" if step_column else "a step column of a usual name"
         raise _bad_step(f"no row with a number has {what}.", str(source))
-    return RunLog(source, kind, step_column, columns, tuple(notes))
+    return RunLog(source, step_column, columns, tuple(notes))
 
 
 def _log_in(folder: Path) -> Path:
@@ -134,11 +127,11 @@ def _with_steps(
         if raw is None or raw == "":
             num_without += 1
             continue
-        number = _number_of(raw)
-        if number is None or not number.is_integer() or abs(number) >= 2**62:
+        found = _number_of(raw)
+        if found is None or not found.is_integer() or abs(found) >= 2**62:
             problem = f"the step {str(raw)[:40]!r} in the column {step_column!r} is no whole number."
             raise _bad_step(problem, place)
-        step = int(number)
+        step = int(found)
         if resumed and kept and step < kept[-1][0]:
             while kept and kept[-1][0] >= step:
                 kept.pop()
@@ -158,19 +151,16 @@ def _columns_of(rows: Iterable[tuple[int, str, dict[str, Any]]], *, resumed: boo
             if value is None or value == "":
                 continue
             column = columns.setdefault(name, Column())
-            number = _number_of(value)
-            if number is None or not math.isfinite(number):
+            found = _number_of(value)
+            newest = column.numbers[-1][:2] if column.numbers else (None, None)
+            if found is None:
                 column.num_bad += 1
+            elif newest == (step, found):  # a last evaluation is often logged twice
                 continue
-            is_again = column.steps[-1:] == [step]
-            if is_again and (
-                resumed or column.values[-1] == number
-            ):  # a last evaluation is often logged twice
-                column.values[-1] = number
-                continue
-            column.steps.append(step)
-            column.values.append(number)
-            column.places.append(place)
+            elif resumed and newest[0] == step:
+                column.numbers[-1] = (step, found, place)
+            else:
+                column.numbers.append((step, found, place))
     return columns
 
 
@@ -184,30 +174,26 @@ def _flat(row: Mapping[str, object], prefix: str = "", depth: int = 1) -> Iterat
 
 
 def _number_of(value: object) -> float | None:
-    """A number, perhaps infinite or NaN; None for anything else. In text ``31,5`` is 31.5 and ``31%`` is 0.31.
+    """A finite number; None for anything else. In text ``31,5`` is 31.5 and ``31%`` is 0.31.
 
     ``1,234`` may be either of two numbers and is none.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
+    if not isinstance(value, str):
+        return number(value)
+    text = value.strip().removesuffix("%")
+    if _DECIMAL_COMMA.fullmatch(text):
+        text = text.replace(",", ".")
     try:
-        if not isinstance(value, str):
-            return float(value)
-        text = value.strip().removesuffix("%")
-        if _DECIMAL_COMMA.fullmatch(text):
-            text = text.replace(",", ".")
-        return float(text) / (100 if value.strip().endswith("%") else 1)
+        return number(float(text) / (100 if value.strip().endswith("%") else 1))
     except ValueError:
         return None
-    except OverflowError:
-        return math.inf
 
 
 # ------------------------------------------------------------------------------------ the forms
 
 
-def _text_rows(path: Path, notes: list[str]) -> tuple[str, Iterable[Row]]:
-    """The kind, and the rows; ``notes`` takes what was tolerated."""
+def _text_rows(path: Path, notes: list[str]) -> Iterable[Row]:
+    """The rows of a text file of any form; ``notes`` takes what was tolerated."""
     data = path.read_bytes()
     encoding = "utf-16" if data[:2] in {b"\xff\xfe", b"\xfe\xff"} else "utf-8-sig"
     text = data.decode(encoding, errors="replace")  # no number can hold the mark of a replacement
@@ -218,12 +204,12 @@ def _text_rows(path: Path, notes: list[str]) -> tuple[str, Iterable[Row]]:
         raise _unusable(path, "it is no UTF-8 text")
     parsed = _parsed(first)
     if isinstance(parsed, dict) and not isinstance(parsed.get("log_history"), list):
-        return "jsonl", _json_lines(path, text, notes)
+        return _json_lines(path, text, notes)
     if first.startswith("{'"):
         raise _unusable(path, "it holds dictionaries as Python prints them, which are no JSON")
     if first.startswith(("{", "[")):
         return _document(path, text)
-    return "csv", _table(path, text, max(_SEPARATORS, key=first.count), notes)
+    return _table(path, text, max(",\t;", key=first.count), notes)
 
 
 def _parsed(text: str) -> Any:
@@ -236,65 +222,64 @@ def _parsed(text: str) -> Any:
 def _json_lines(path: Path, text: str, notes: list[str]) -> Iterator[Row]:
     """Each line's object; a last line that is no JSON was torn by a crash and is left out."""
     torn = 0
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
+    for line, content in enumerate(text.split("\n"), start=1):
+        if not content.strip():
             continue
-        row = _parsed(line)
+        row = _parsed(content)
         if torn or (row is not None and not isinstance(row, dict)):
-            raise _unusable(path, "it is not a JSON object", line=torn or number)
+            raise _unusable(path, "it is not a JSON object", line=torn or line)
         if row is None:
-            torn = number
+            torn = line
         else:
-            yield f"{path}:{number}", row
+            yield f"{path}:{line}", row
     if torn:
         notes.append(f"The last line ({torn}) is incomplete and was left out.")
 
 
-def _document(path: Path, text: str) -> tuple[str, Iterable[Row]]:
+def _document(path: Path, text: str) -> Iterable[Row]:
     """A list of rows, or an object that holds one as ``log_history``."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _unusable(path, f"it is not JSON ({error})") from error
-    kind = "json"
-    if isinstance(value, dict):
-        kind, value = "trainer_state", value.get("log_history")
+    value = value.get("log_history") if isinstance(value, dict) else value
     if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
         raise _unusable(path, "it is no list of JSON objects, and has none named log_history")
     if not value:
         raise _unusable(path, "it is empty")
-    return kind, ((f"{path}, entry {number}", row) for number, row in enumerate(value, start=1))
+    return ((f"{path}, entry {entry}", row) for entry, row in enumerate(value, start=1))
 
 
 def _table(path: Path, text: str, separator: str, notes: list[str]) -> Iterator[Row]:
-    """The rows of a table whose first line names the columns.
+    """The rows of a table whose first line names the columns; blank ones are passed over.
 
     A last line without its end may lack the tail of its last number: it is left out.
     """
     whole, _, torn = text.rpartition("\n")
     if torn:
         notes.append(f"The last line ({text.count(chr(10)) + 1}) is incomplete and was left out.")
-    blank = _BLANK_LINES.match(whole)[0]  # type: ignore[index]  # matches nothing, too
-    num_blank, lines = blank.count("\n"), io.StringIO(whole[len(blank) :], newline="")
-    reader = csv.DictReader(lines, delimiter=separator, skipinitialspace=True, strict=True)
+    lines = io.StringIO(whole, newline="")
+    reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
+    rows = (row for row in reader if any(cell.strip() for cell in row))
     try:
-        reader.fieldnames = names = [name.strip() for name in reader.fieldnames or ()]
+        names = [name.strip() for name in next(rows, [])]
         if len(names) < 2:
             raise _unusable(path, "its first line is neither JSON nor a header with several columns")
         if len(set(names)) < len(names) or any(_number_of(name) is not None for name in names):
             raise _unusable(path, "its first line is no header: it holds numbers, or a name twice")
-        for row in reader:
-            if not any(cell.strip() for cell in row.values() if isinstance(cell, str)):
-                continue
-            if None in row or None in row.values():
+        for row in rows:
+            if len(row) != len(names):
                 problem = "its cells are not as many as those of the header"
-                raise _unusable(path, problem, line=reader.line_num + num_blank)
-            yield f"{path}:{reader.line_num + num_blank}", {name: row[name] for name in names if name}
+                raise _unusable(path, problem, line=reader.line_num)
+            yield (
+                f"{path}:{reader.line_num}",
+                {name: cell for name, cell in zip(names, row, strict=True) if name},
+            )
     except csv.Error as error:
-        raise _unusable(path, str(error), line=reader.line_num + num_blank) from error
+        raise _unusable(path, str(error), line=reader.line_num) from error
 
 
-def _event_rows(source: Path, notes: list[str]) -> tuple[str, Iterable[Row]]:
+def _event_rows(source: Path, notes: list[str]) -> list[Row]:
     """The scalars of one TensorBoard run, old and new form, by TensorBoard's own reader.
 
     A writer that was opened with ``purge_step=s`` says that the run was resumed there: what was written
@@ -309,35 +294,36 @@ def _event_rows(source: Path, notes: list[str]) -> tuple[str, Iterable[Row]]:
 
     rows: list[Row] = []
     scalar_tags: set[str] = set()
-    number = 0
+    num_records = 0
     for file in sorted(source.glob(_EVENT_FILES)) if source.is_dir() else [source]:
         num_bytes = 0
         for record in RawEventFileLoader(str(file)).Load():
-            number += 1
+            num_records += 1
             num_bytes += len(record) + _FRAME_BYTES
             try:
                 event = Event.FromString(record)
             except DecodeError as error:
-                raise _unusable(file, f"record {number} is no event") from error
+                raise _unusable(file, f"record {num_records} is no event") from error
             if event.session_log.status == event.session_log.START:
                 kept = [row for row in rows if row[1]["step"] < event.step]
                 if len(kept) < len(rows):
                     notes.append(f"{len(rows) - len(kept)} value(s) of a broken-off run were left out.")
                 rows = kept
-            place = f"{file}, record {number}"
             for value in event.summary.value:
                 if value.metadata.plugin_data.plugin_name == "scalars":  # of a tag's first value only
                     scalar_tags.add(value.tag)
-                if value.HasField("simple_value"):
-                    rows.append((place, {value.tag: float(value.simple_value), "step": event.step}))
-                elif value.HasField("tensor") and value.tag in scalar_tags:
-                    scalar = float(make_ndarray(value.tensor).item())
-                    rows.append((place, {value.tag: scalar, "step": event.step}))
+                is_tensor = value.HasField("tensor") and value.tag in scalar_tags
+                if is_tensor or value.HasField("simple_value"):
+                    scalar = make_ndarray(value.tensor).item() if is_tensor else value.simple_value
+                    place = f"{file}, record {num_records}"
+                    rows.append((place, {value.tag: float(scalar), "step": event.step}))
         if num_left := file.stat().st_size - num_bytes:
             notes.append(f"The last {num_left} bytes of {file.name} are no whole event and were left out.")
     if not rows:
-        raise _unusable(source, " ".join([f"the event file(s) hold no scalar ({number} event(s)).", *notes]))
-    return "tensorboard", rows
+        raise _unusable(
+            source, " ".join([f"the event file(s) hold no scalar ({num_records} event(s)).", *notes])
+        )
+    return rows
 
 
 def _unusable(path: Path, problem: str, line: int = 0) -> InputError:

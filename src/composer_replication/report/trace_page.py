@@ -24,7 +24,8 @@ def write_trace_page(folder: Path, traces: Iterable[Trace], path: Path) -> int:
     Raises:
         InputError: as ``read_traces``.
     """
-    branches, sums = _branches(folder), folder / "ingest.json"
+    rows, sums = read_jsonl(folder / "verdicts.jsonl"), folder / "ingest.json"
+    branches = {(row["trace_id"], row["step"]): row for row in rows}
     iterator = iter(traces)
     sessions = [_session(trace, branches) for trace in islice(iterator, MAX_SESSIONS)]
     num_more = sum(1 for _ in iterator)
@@ -78,11 +79,6 @@ def _branch(verdict: Mapping[str, Any]) -> dict[str, Any]:
         "left": 100 * (1 + max(-1.0, low)) / 2,
         "width": 100 * (min(1.0, high) - max(-1.0, low)) / 2,
     }
-
-
-def _branches(folder: Path) -> dict[tuple[str, int], Mapping[str, Any]]:
-    rows = read_jsonl(folder / "verdicts.jsonl")
-    return {(row["trace_id"], row["step"]): row for row in rows}
 
 
 def _cut(text: str) -> str:

@@ -218,7 +218,7 @@ def test_event_files_through_the_command(scan: Scan, tmp_path: Path) -> None:
             writer.add_scalar("train/reward", proxy, step)
             writer.add_scalar("eval/reward", truth, step)
     exit_code, result, _ = scan(tmp_path)
-    assert (exit_code, result["fired_at"], result["kind"]) == (5, 50, "tensorboard")
+    assert (exit_code, result["fired_at"]) == (5, 50)
 
 
 # ---- ``guard scan`` over runs of a real model, recorded on disk: the verdict is the one that the run ended with

@@ -68,7 +68,7 @@ def test_what_comes_next_can_be_typed_where_a_folder_has_spaces(
     with pytest.raises(NothingToDoError) as empty:
         TaskStore.create(folder).require_task_ids()
     summary = BuildSummary(folder, 1, 1, 1, {}, seconds=0.0, bytes=0, fingerprint="")
-    tasks_verb.finish_build(summary, quiet=False)
+    tasks_verb.finish_build(summary, {}, quiet=False)
     said += [empty.value.fix, capsys.readouterr().err.splitlines()[-1]]
     for line in said:
         assert str(folder) in shlex.split(line)

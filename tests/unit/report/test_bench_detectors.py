@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from composer_replication.report import bench_runs
 from composer_replication.report.bench_runs import BOUND_G, Evaluation, EvidenceSimulator, Series
 from composer_replication.report.guard_bench import (
     DETECTORS,
@@ -36,12 +37,13 @@ def column(*values: float) -> np.ndarray:
     return np.array(values)[:, None]
 
 
-def test_it_equals_the_guard_that_ships_in_every_run() -> None:
+def test_it_equals_the_guard_that_ships_in_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve runs at once, hacked in the middle, beyond the plan."""
+    monkeypatch.setattr(bench_runs, "NUM_EVALUATIONS", 25)
     rng = np.random.default_rng(5)
     num_runs, num_tasks = 12, 10
-    simulator = EvidenceSimulator(num_runs, planned=25, tolerated_gap=0.04)
-    guards = [EvidenceGuard(planned_evaluations=25, tolerated_gap=0.04) for _ in range(num_runs)]
+    simulator = EvidenceSimulator(num_runs)
+    guards = [EvidenceGuard(planned_evaluations=25, tolerated_gap=0.05) for _ in range(num_runs)]
     for step in range(1, 61):
         hidden_RN = rng.random((num_runs, num_tasks)) < (0.8 if step < 40 else 0.5)
         visible_RN = hidden_RN | (rng.random((num_runs, num_tasks)) < 0.1)

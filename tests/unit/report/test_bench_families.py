@@ -18,7 +18,7 @@ from composer_replication.report.bench_runs import (
 )
 
 BY_NAME = {family.name: family for family in FAMILIES}
-NULLS = [family.name for family in FAMILIES if family.kind == "null"]
+NULLS = [family.name for family in FAMILIES if family.onset is None]
 NUM_RUNS = 60
 
 
@@ -71,7 +71,7 @@ def test_a_seed_and_a_name_fix_every_draw() -> None:
 
 
 def test_counts_of_one_evaluation_add_up() -> None:
-    draws, rates = RunDraws(500, 32, np.random.default_rng(0)), Rates(0.3, 0.1, 0.4, EPS0, in_loop=1.0)
+    draws, rates = RunDraws(500, 32, np.random.default_rng(0), None), Rates(0.3, 0.1, 0.4, EPS0, in_loop=1.0)
     one = draws.evaluation(1, rates)
     assert (one.gap_counts_XR.sum(axis=0) == 32).all()
     assert (one.truth_counts_HR.sum(axis=0) == 32).all()

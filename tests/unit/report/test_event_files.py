@@ -27,7 +27,8 @@ def writer(tmp_path: Path) -> Iterator[Any]:
 
 
 def column(log: RunLog, name: str) -> tuple[list[int], list[float]]:
-    return list(log.columns[name].steps), list(log.columns[name].values)
+    numbers = log.columns[name].numbers
+    return [step for step, *_ in numbers], [value for _, value, _ in numbers]
 
 
 def only_file(folder: Path) -> Path:
@@ -39,7 +40,7 @@ def test_scalars_of_a_file_and_of_its_folders(tmp_path: Path, writer: Any) -> No
     writer.close()
     for path in (only_file(tmp_path), tmp_path / "run", tmp_path):
         log = read_log(path)
-        assert (log.kind, log.step_column, log.notes) == ("tensorboard", "step", ())
+        assert (log.step_column, log.notes) == ("step", ())
         assert column(log, "train/reward") == ([1, 2, 3], [0.125, 0.25, 0.375])
         assert column(log, "eval/reward") == ([2], [0.25])
 

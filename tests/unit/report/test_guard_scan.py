@@ -11,14 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError, UsageError
-from composer_replication.report.guard_scan import (
-    Chosen,
-    Reading,
-    choose_columns,
-    columns_sentence,
-    readings_of,
-    replay,
-)
+from composer_replication.report.guard_scan import choose_columns, columns_sentence, readings_of, replay
 from composer_replication.report.run_logs import Column, RunLog, read_log
 from composer_replication.safety import HeldOutGuard
 
@@ -26,15 +19,14 @@ from composer_replication.safety import HeldOutGuard
 def log_of(**columns: dict[int, float]) -> RunLog:
     """A log of columns, each a mapping from step to value."""
     made = {
-        name.replace("__", "/"): Column(list(cells), list(cells.values()), ["log:1"] * len(cells))
+        name.replace("__", "/"): Column([(step, value, "log:1") for step, value in cells.items()])
         for name, cells in columns.items()
     }
-    return RunLog(Path("log"), "jsonl", "step", made, ())
+    return RunLog(Path("log"), "step", made, ())
 
 
-def aligned(log: RunLog, **names: str) -> tuple[list[tuple[Any, ...]], tuple[str, ...]]:
-    readings, notes = readings_of(log, choose_columns(log, **names))
-    return [(one.step, one.proxy, one.truth, one.kl) for one in readings], notes
+def aligned(log: RunLog, **names: str) -> tuple[list[Any], list[str]]:
+    return readings_of(log, choose_columns(log, **names))
 
 
 # ------------------------------------------------------------------------------- columns
@@ -46,37 +38,36 @@ def aligned(log: RunLog, **names: str) -> tuple[list[tuple[Any, ...]], tuple[str
         (("reward", "heldout/score", "killswitch/kl_to_init", "kl"), "reward", "heldout/score", "killswitch/kl_to_init"),
         (("reward", "rewards/f/mean", "eval_reward", "eval_loss", "kl"), "reward", "eval_reward", "kl"),
         (("train/reward", "eval/reward", "train/kl"), "train/reward", "eval/reward", "train/kl"),
-        (("run 7 - train/reward", "run 7 - eval/reward"), "run 7 - train/reward", "run 7 - eval/reward", None),
-        (("rewards/margins", "eval_rewards/margins", "eval_runtime"), "rewards/margins", "eval_rewards/margins", None),
-        (("actor/ppo_kl", "reward", "val/reward"), "reward", "val/reward", None),
+        (("run 7 - train/reward", "run 7 - eval/reward"), "run 7 - train/reward", "run 7 - eval/reward", ""),
+        (("rewards/margins", "eval_rewards/margins", "eval_runtime"), "rewards/margins", "eval_rewards/margins", ""),
+        (("actor/ppo_kl", "reward", "val/reward"), "reward", "val/reward", ""),
     ],
 )  # fmt: skip
-def test_guesses(names: tuple[str, ...], proxy: str, truth: str, kl: str | None) -> None:
+def test_guesses(names: tuple[str, ...], proxy: str, truth: str, kl: str) -> None:
     chosen = choose_columns(log_of(**{name: {1: 0.5} for name in names}))
-    assert [column and column.name for column in chosen.values()] == [proxy, truth, kl]
-    assert chosen["proxy"] == Chosen(proxy, is_guess=True)
+    assert chosen == {"proxy": proxy, "truth": truth, "kl": kl}
 
 
 def test_the_sentence_says_what_was_guessed() -> None:
     log = log_of(reward={1: 1.0}, truth={1: 1.0}, loss={1: 2.0})
-    assert columns_sentence(log, choose_columns(log, truth="truth")) == (
-        "Columns: proxy reward (guessed); truth truth; KL none, so the KL path is off; steps step."
-    )
-    assert "proxy -loss; truth truth" in columns_sentence(
-        log, choose_columns(log, proxy="-loss", truth="truth")
-    )
+    for proxy, said in (("", "reward (guessed)"), ("-loss", "-loss")):
+        named = {"proxy": proxy, "truth": "truth", "kl": ""}
+        assert columns_sentence(log, choose_columns(log, **named), named) == (
+            f"Columns: proxy {said}; truth truth; KL none, so the KL path is off; steps step."
+        )
 
 
 def test_a_column_whose_name_begins_with_a_minus_is_itself() -> None:
     log = log_of(**{"-loss": {1: 1.0}, "loss": {1: 2.0}, "t": {1: 0.0}})
-    assert choose_columns(log, proxy="-loss", truth="t")["proxy"] == Chosen("-loss", sign=1)
+    assert aligned(log, proxy="-loss", truth="t") == ([(1, 1.0, 0.0, None)], [])
 
 
 def test_names_may_leave_out_the_wrapper() -> None:
     log = log_of(
         **{"data/critic/score/mean": {1: 1.0}, "data/val-core/a": {1: 1.0}, "data/val-core/b": {1: 1.0}}
     )
-    assert choose_columns(log, truth="val-core/b")["truth"] == Chosen("data/val-core/b")
+    assert choose_columns(log, truth="val-core/b")["truth"] == "data/val-core/b"
+    assert choose_columns(log, truth="-val-core/b")["truth"] == "-data/val-core/b"
 
 
 def test_a_misspelled_column_names_the_nearest() -> None:
@@ -103,7 +94,7 @@ def test_what_cannot_be_guessed(names: tuple[str, ...], words: str) -> None:
 def test_a_column_of_text_alone_is_never_guessed(tmp_path: Path) -> None:
     (tmp_path / "log").write_text('{"step": 1, "reward": "high", "train_reward": 0.5, "eval_reward": 0.5}\n')
     log = read_log(tmp_path / "log")
-    assert choose_columns(log)["proxy"] == Chosen("train_reward", is_guess=True)
+    assert choose_columns(log)["proxy"] == "train_reward"
     with pytest.raises(InputError, match="CR0637: 1 of 1 values of the column 'reward'"):
         readings_of(log, choose_columns(log, proxy="reward"))
 
@@ -125,7 +116,7 @@ def test_each_truth_gets_the_newest_proxy_at_or_before_it() -> None:
 
 def test_a_minus_turns_the_numbers_round() -> None:
     log = log_of(loss={1: 2.0}, eval_loss={1: 3.0})
-    assert aligned(log, proxy="-loss", truth="-eval_loss") == ([(1, -2.0, -3.0, None)], ())
+    assert aligned(log, proxy="-loss", truth="-eval_loss") == ([(1, -2.0, -3.0, None)], [])
 
 
 steps = st.lists(st.integers(0, 60), min_size=1, max_size=25, unique=True).map(sorted)
@@ -159,10 +150,9 @@ def test_alignment_is_pandas_merge_asof(proxy: list[int], truth: list[int], kl: 
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["reward", "eval_reward", "kl"])
 def test_steps_out_of_order(name: str, order: list[int], words: str) -> None:
-    columns = {other: Column([1], [0.5], ["log:1"]) for other in ("reward", "eval_reward", "kl")}
-    places = [f"log:{line}" for line in range(1, len(order) + 1)]
-    columns[name] = Column(order, [0.5] * len(order), places)
-    log = RunLog(Path("log"), "jsonl", "step", columns, ())
+    columns = {other: Column([(1, 0.5, "log:1")]) for other in ("reward", "eval_reward", "kl")}
+    columns[name] = Column([(step, 0.5, f"log:{line}") for line, step in enumerate(order, start=1)])
+    log = RunLog(Path("log"), "step", columns, ())
     with pytest.raises(InputError) as caught:
         aligned(log)
     assert (caught.value.code, caught.value.where) == ("CR0637", f"log:{len(order)}")
@@ -193,9 +183,7 @@ def test_too_many_nans(num_bad: int, num_all: int, is_refused: bool) -> None:
 
 def test_the_replay_by_hand() -> None:
     """alpha .5: the averages are (0, 0), (.5, 0), (.75, 0); the gap passes .6 at the third update, step 30."""
-    readings = tuple(
-        Reading(step, proxy, 0.0, None) for step, proxy in ((10, 0.0), (20, 1.0), (30, 1.0), (40, 1.0))
-    )
+    readings = [(step, proxy, 0.0, None) for step, proxy in ((10, 0.0), (20, 1.0), (30, 1.0), (40, 1.0))]
     done = replay(HeldOutGuard(min_steps=1, ema_alpha=0.5, max_proxy_real_gap=0.6), readings)
     assert [status.in_loop_ema for status in done] == [0.0, 0.5, 0.75, 0.875]
     assert [status.proxy_real_gap for status in done] == [0.0, 0.5, 0.75, 0.875]

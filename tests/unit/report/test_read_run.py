@@ -23,7 +23,7 @@ def test_a_whole_run_is_read(make_run: Any) -> None:
     run = read_run(make_run(num_steps=12))
     assert list(run.metrics) == list(range(1, 13))
     assert len(run.guard_updates) == 12
-    assert {row.step for row in run.rollouts} == {8, 9, 10, 11, 12}
+    assert {row["step"] for row in run.rollouts} == {8, 9, 10, 11, 12}
     assert run.halt is None
     assert run.guard_settings is not None
     assert run.guard_settings["decline_patience"] == 3
@@ -154,7 +154,7 @@ def test_the_last_steps_are_read_of_every_process(make_run: Any) -> None:
     for file in list((root / "rollouts").iterdir()):
         file.with_name(f"{file.stem}-rank1.jsonl").write_text(file.read_text())
     run = read_run(root)
-    assert {row.step for row in run.rollouts} == {3, 4, 5, 6, 7}
+    assert {row["step"] for row in run.rollouts} == {3, 4, 5, 6, 7}
     assert (len(run.rollouts), run.num_ungraded) == (2 * 5 * 4, 2 * 5)
 
 

@@ -31,7 +31,8 @@ def write_jsonl(path: Path, rows: list[Any]) -> Path:
 
 
 def column(log: RunLog, name: str) -> tuple[list[int], list[float]]:
-    return list(log.columns[name].steps), list(log.columns[name].values)
+    numbers = log.columns[name].numbers
+    return [step for step, *_ in numbers], [value for _, value, _ in numbers]
 
 
 def refused(path: Path, **settings: Any) -> InputError:
@@ -43,10 +44,10 @@ def refused(path: Path, **settings: Any) -> InputError:
 
 def test_json_lines(tmp_path: Path) -> None:
     log = read_log(write_jsonl(tmp_path / "log.jsonl", ROWS))
-    assert (log.kind, log.step_column, log.notes) == ("jsonl", "step", ())
+    assert (log.step_column, log.notes) == ("step", ())
     assert column(log, "reward") == REWARD
     assert column(log, "eval_reward") == EVAL
-    assert log.columns["reward"].places == [f"{log.path}:1", f"{log.path}:3"]
+    assert [place for *_, place in log.columns["reward"].numbers] == [f"{log.path}:1", f"{log.path}:3"]
     assert log.columns["note"].num_bad == 1
 
 
@@ -54,7 +55,7 @@ def test_a_table_of_another_program(tmp_path: Path) -> None:
     frame = pd.DataFrame({"Step": [10, 20], "train/reward": [0.5, 1.0], "eval/reward": [0.25, None]})
     frame.to_csv(tmp_path / "log.csv", index=False)
     log = read_log(tmp_path / "log.csv")
-    assert (log.kind, log.step_column) == ("csv", "Step")
+    assert log.step_column == "Step"
     assert column(log, "train/reward") == REWARD
     assert column(log, "eval/reward") == EVAL
     frame.to_csv(tmp_path / "log.tsv", sep="\t")  # with the frame's own index in front
@@ -74,7 +75,7 @@ def test_trainer_state(tmp_path: Path, indent: int | None) -> None:
     state = {"global_step": 20, "log_history": ROWS, "stateful_callbacks": {}}
     (tmp_path / "trainer_state.json").write_text(json.dumps(state, indent=indent))
     log = read_log(tmp_path / "trainer_state.json")
-    assert (log.kind, log.columns["reward"].places[0]) == ("trainer_state", f"{log.path}, entry 1")
+    assert log.columns["reward"].numbers[0] == (10, 0.5, f"{log.path}, entry 1")
     assert column(log, "reward") == REWARD
     assert column(log, "eval_reward") == EVAL
 
@@ -135,7 +136,7 @@ def test_what_is_no_finite_number_is_counted(tmp_path: Path) -> None:
         "\n".join([*lines, '{"step": 5, "r": true}', f'{{"step": 6, "r": {9**400}}}'])
     )
     found = read_log(tmp_path / "log.jsonl").columns["r"]
-    assert (list(found.values), found.num_bad) == ([2.0], 4)
+    assert ([value for _, value, _ in found.numbers], found.num_bad) == ([2.0], 4)
 
 
 @pytest.mark.parametrize("tail", ['{"step": 30, "rew', '{"step": 30, "reward": 1.0}garbage\n', "\xff"])
@@ -225,7 +226,7 @@ def test_a_folder_of_several_runs_names_them(tmp_path: Path) -> None:
         (b'{"a": 1}\n[1]\n', "line 2 cannot be used: it is not a JSON object"),
         (b'{"log_history": [{"step": 1}, 5]}', "no list of JSON objects"),
         (b"step,r\n1,2\n3\n4,5\n", "line 3 cannot be used: its cells are not as many"),
-        (b'step,r\n1,"2\n', "unexpected end of data"),
+        (b'step,r\n1,"2\n', "line 2 cannot be used: unexpected end of data"),
         (b"[" * 100_000, "it is not JSON"),
     ],
 )
@@ -298,7 +299,7 @@ def test_a_step_is_a_whole_number(tmp_path: Path, step: str) -> None:
 def test_a_value_that_is_written_twice_counts_once(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 1, "eval_reward": 0.5}\n{"step": 1, "eval_reward": 0.5}\n')
-    assert list(read_log(path).columns["eval_reward"].values) == [0.5]
+    assert column(read_log(path), "eval_reward") == ([1], [0.5])
 
 
 @pytest.mark.parametrize(
@@ -312,15 +313,14 @@ def test_a_value_that_is_written_twice_counts_once(tmp_path: Path) -> None:
 )
 def test_numbers_as_people_write_them(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_bytes(content)
-    found = read_log(tmp_path / "log.csv").columns["reward"]
-    assert list(zip(found.steps, found.values, strict=True)) == [(1, 0.25), (2, 31.5)]
+    assert column(read_log(tmp_path / "log.csv"), "reward") == ([1, 2], [0.25, 31.5])
 
 
 def test_blank_lines_and_blanks_around_names_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(" \n\nstep , reward\n1,2\n , \n2,x\n")
     log = read_log(tmp_path / "log.csv")
     assert (log.step_column, column(log, "reward")) == ("step", ([1], [2.0]))
-    assert log.columns["reward"].places == [f"{tmp_path / 'log.csv'}:4"]
+    assert [place for *_, place in log.columns["reward"].numbers] == [f"{tmp_path / 'log.csv'}:4"]
 
 
 def test_a_comma_that_may_group_thousands_makes_no_number(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_they_are_counted_and_explained(built: BuildSummary) -> None:
     )
     assert found.first_reason.startswith("tests/test_broken.py: ModuleNotFoundError: ")
     assert found.left_out == ("tests/data.zip",)
-    result, _ = finish_build(built, quiet=True)
+    result, _ = finish_build(built, {}, quiet=True)
     stats, _ = run_stats(argparse.Namespace(folder=built.folder))
     assert stats["unused_tests"] == result["unused_tests"]
     told = {"planted==1.0:", "never_green: 2", "broken_files: 1", f"first_reason: {found.first_reason}"}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from chat_templates import FAMILIES, TemplateTokenizer, tokenizer_of
+from stored_episodes import stored_episodes
 
 from composer_replication.records import Completion, Score, StopReason, Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
@@ -20,7 +21,7 @@ from composer_replication.rollouts.episodes.agent_loop import (
     run_episodes,
 )
 from composer_replication.rollouts.episodes.episode import Episode, rollout_row
-from composer_replication.rollouts.episodes.trajectories import read_trajectories, write_trajectories
+from composer_replication.rollouts.episodes.trajectories import write_trajectories
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker, ObservedRollout
 from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor, public_task
@@ -170,7 +171,7 @@ def test_an_independent_grading_of_what_is_stored_gives_the_same_reward(
 
     monkeypatch.setattr(afresh, "grade_once", watched_once)
     try:
-        for stored, episode in zip(read_trajectories(tmp_path / "episodes.jsonl"), episodes, strict=True):
+        for stored, episode in zip(stored_episodes(tmp_path / "episodes.jsonl"), episodes, strict=True):
             afresh.forget({episode.task_id})  # two of them leave the same tree
             with FeatureDeletionEnv(afresh) as env:
                 env.reset(stored.task_id)

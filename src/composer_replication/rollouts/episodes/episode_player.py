@@ -53,7 +53,7 @@ class EpisodePlayer:
     listeners: Sequence[Listener] = field(default=(), kw_only=True)
     keeps_trees: bool = field(default=False, kw_only=True)
     num_places: Callable[[], int] | None = field(default=None, kw_only=True)
-    on_ended: Callable[[int, int], None] | None = field(default=None, init=False)
+    on_ended: Callable[[int, int], None] = field(default=lambda *_: None, init=False)
     figures: dict[str, float] = field(default_factory=dict, init=False)
     _num_left: int = field(default=0, init=False)
 
@@ -72,9 +72,8 @@ class EpisodePlayer:
         was under way when a run was cut is begun again with the same ones. A generation of which infrastructure took every
         episode is refused (CR0390).
         """
-        counts: Counter[str] = Counter()
         seed = derive_seed(self.seed, f"episodes {place}", step)
-        played = self.play(task_ids, policy, seed=seed, step=step, counts=counts, on_ended=self.on_ended)
+        played, counts = self.play(task_ids, policy, seed=seed, step=step)
         if all(each.stop_reason is StopReason.INFRASTRUCTURE for each in played):
             raise SandboxFailure(
                 "CR0390",
@@ -89,31 +88,24 @@ class EpisodePlayer:
         return played
 
     def play(
-        self,
-        task_ids: Sequence[str],
-        policy: TokenPolicy,
-        *,
-        seed: int,
-        step: int,
-        counts: Counter[str] | None = None,
-        on_ended: Callable[[int, int], None] | None = None,
-    ) -> list[Episode]:
-        """One episode for each task id, in their order; nobody is told of them but ``on_ended`` (so many, of so many)."""
+        self, task_ids: Sequence[str], policy: TokenPolicy, *, seed: int, step: int
+    ) -> tuple[list[Episode], Counter[str]]:
+        """One episode for each task id, in their order, and the ``counts`` of ``run_episodes``; no listener is told."""
         self._num_left = num_all = len(task_ids)
+        counts: Counter[str] = Counter()
+        parts, limits = self.parts(policy), self.options
 
         def note(num_ended: int) -> None:
             self._num_left = num_all - num_ended
-            if on_ended is not None:
-                on_ended(num_ended, num_all)
+            self.on_ended(num_ended, num_all)
 
         async def all_of_them() -> list[Episode]:
             async with policy if isinstance(policy, AbstractAsyncContextManager) else nullcontext():
-                parts, options = self.parts(policy), self.options
                 return await run_episodes(
-                    task_ids, parts, options=options, seed=seed, step=step, counts=counts, on_ended=note
+                    task_ids, parts, options=limits, seed=seed, step=step, counts=counts, on_ended=note
                 )
 
-        return run_anywhere(all_of_them())
+        return run_anywhere(all_of_them()), counts
 
     def parts(self, policy: TokenPolicy) -> EpisodeParts:
         """Who takes part in an episode that ``policy`` plays."""
@@ -191,6 +183,7 @@ class EpisodeSampler(TaskSampler):
     ) -> None:
         super().__init__(player.grader)
         self.player, self.policy, self._keep = player, policy, keep
+        player.on_ended = self.note_prompts
         self.stop_reasons: Counter[str] = Counter()
 
     def follow(self, trainer: Any) -> None:
@@ -209,7 +202,7 @@ class EpisodeSampler(TaskSampler):
         of_each = [task for task in tasks for _ in range(num_samples)]
         task_ids, step = [task.task_id for task in of_each], self.policy.step
         with self.policy.opened(lambda: self.player.num_running) as policy:
-            played = self.player.play(task_ids, policy, seed=seed, step=step, on_ended=self.note_prompts)
+            played, _ = self.player.play(task_ids, policy, seed=seed, step=step)
         self.stop_reasons.update(str(each.stop_reason) for each in played)
         if self._keep is not None and name:
             self._keep(name, played)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -108,11 +107,11 @@ def played(
     scripts = scripts_for(WRITERS[request.param], golden)
     talk = LedgerTalk(tokenizer, tokenizer.text)
     parts = EpisodeParts(Scripted(tokenizer, scripts), lambda: FeatureDeletionEnv(grader), talk)
-    before, counts = set(process_folder().glob("attempt-*")), Counter[str]()
-    run = run_episodes([clamp.task_id] * 3, parts, options=EpisodeOptions(max_turns=5), counts=counts)
+    before = set(process_folder().glob("attempt-*"))
+    run = run_episodes([clamp.task_id] * 3, parts, options=EpisodeOptions(max_turns=5))
     episodes = asyncio.run(run)
     assert set(process_folder().glob("attempt-*")) == before
-    assert (counts["opened"], counts["closed"], counts["dropped"]) == (3, 3, 0)
+    assert [(episode.num_tries, episode.paid is None) for episode in episodes] == [(1, False)] * 3
     return tokenizer, scripts, sorted(episodes, key=lambda each: _script_of(each, scripts))
 
 

@@ -133,7 +133,7 @@ def record(store: TaskStore, task: Task, heredoc: str, path: Path) -> None:
     scripts = [
         [written("bash", {"command": f"ls {where}"}), edit, written("submit", {})] for where, edit in edits
     ]
-    talk = LedgerTalk(tokenizer, tokenizer.text)
+    talk = LedgerTalk(tokenizer)
     with_grader = Grader(store)
     try:
         parts = EpisodeParts(Scripted(tokenizer, scripts), lambda: FeatureDeletionEnv(with_grader), talk)

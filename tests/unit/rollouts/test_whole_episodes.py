@@ -105,7 +105,7 @@ def played(
     tokenizer = tokenizer_of(FAMILY[request.param])
     golden = store.files(clamp, "golden")[NUMBERS].decode()
     scripts = scripts_for(WRITERS[request.param], golden)
-    talk = LedgerTalk(tokenizer, tokenizer.text)
+    talk = LedgerTalk(tokenizer)
     parts = EpisodeParts(Scripted(tokenizer, scripts), lambda: FeatureDeletionEnv(grader), talk)
     before = set(process_folder().glob("attempt-*"))
     run = run_episodes([clamp.task_id] * 3, parts, options=EpisodeOptions(max_turns=5))

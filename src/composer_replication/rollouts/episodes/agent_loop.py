@@ -42,10 +42,8 @@ class LedgerTalk:
     results come back as the user's words.
 
     Args:
-        template_text: the tokenizer's chat template, or several by name as a tokenizer of transformers may have them.
         system: text of a system message; empty: none.
         template_options: further variables of the template (``enable_thinking``).
-        tools: whose schemas say how arguments are read that are no JSON.
         num_ids: as ``TokenLedger``.
 
     Raises (from ``open`` on):
@@ -54,10 +52,8 @@ class LedgerTalk:
     """
 
     tokenizer: Tokenizer
-    template_text: str | Mapping[str, str] | None
     system: str = ""
     template_options: Mapping[str, Any] = field(default_factory=dict)
-    tools: tuple[ToolSpec, ...] = ()
     num_ids: int | None = None
     _has_fit: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -74,10 +70,10 @@ class LedgerTalk:
             self._has_fit.append(True)
         return ledger
 
-    def find_calls(self, turn: Turn) -> tuple[ToolCall, ...]:
-        """The calls of an answer; its prompt says whether it began as a thought."""
+    def find_calls(self, turn: Turn, tools: tuple[ToolSpec, ...]) -> tuple[ToolCall, ...]:
+        """The calls of an answer; its prompt says whether it began as a thought, the tools how arguments are read that are no JSON."""
         sampled = turn.completion.token_ids
-        return read_completion(self.tokenizer, turn.prompt_ids, sampled, self._dialect, tools=self.tools)
+        return read_completion(self.tokenizer, turn.prompt_ids, sampled, self._dialect, tools=tools)
 
     def num_thinking(self, turn: Turn) -> int:
         """How many of the sampled ids are thoughts."""
@@ -85,7 +81,7 @@ class LedgerTalk:
 
     @property
     def _dialect(self) -> str:
-        return dialect_of(self.template_text, self.tokenizer)
+        return dialect_of(getattr(self.tokenizer, "chat_template", None), self.tokenizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +279,7 @@ class OneEpisode:
         except InputError as error:
             raise SandboxFailure("CR0821", f"the policy's answer cannot be kept: {error.message}") from error
         said = Turn(prompt_ids, completion)
-        calls = () if is_summary else talk.find_calls(said)
+        calls = () if is_summary else talk.find_calls(said, self._so_far.tools)
         called = self._clock()
         results, is_done = await self._call_all(calls, end)
         thinking = len(completion.token_ids) if is_summary else talk.num_thinking(said)

@@ -449,7 +449,7 @@ def test_an_end_that_the_template_writes_nowhere_after_a_call_ends_that_episode_
         text = tokenizer.decode(prompt_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return "functions.echo to=assistant" not in text
 
-    lives, talk = Lives(), LedgerTalk(tokenizer, tokenizer.text)
+    lives, talk = Lives(), LedgerTalk(tokenizer)
     made = EpisodeParts(Policy(), lives.open, talk)
     episodes = run(["a", "b"], made, options=EpisodeOptions())
     assert [each.stop_reason for each in episodes] == [StopReason.FINISHED] * 2
@@ -473,7 +473,8 @@ def test_a_template_that_goes_on_after_no_call_is_refused_before_the_first_answe
 ) -> None:
     tokenizer = TemplateTokenizer(next(family for family in FAMILIES if family.name == name))
     policy = ScriptedPolicy(echo_then_submit)
-    talk = LedgerTalk(tokenizer, f"{tokenizer.text}{{# <tool_call> #}}")  # as if it knew tools
+    tokenizer.chat_template += "{# <tool_call> #}"  # as if it knew tools
+    talk = LedgerTalk(tokenizer)
     with pytest.raises(InputError, match=code):
         run(["task"], EpisodeParts(policy, Lives().open, talk))
     assert not policy.asked

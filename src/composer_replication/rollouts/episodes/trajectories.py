@@ -23,9 +23,6 @@ from composer_replication.rollouts.tools.tool_context import function_schema
 from composer_replication.run_folder import rewrite_jsonl
 
 ATIF_VERSION = "ATIF-v1.7"
-OUR_VERSION = 1
-"""Of what stands in ``extra.composer_replication``."""
-_OURS = "composer_replication"
 _PLAIN = ("task_id", "index", "step", "seed", "reward", "seconds", "grading_seconds", "num_tries", "failure")
 _PLAIN_OF_TURN = ("segment_idx", "is_summary", "policy_seconds", "tool_seconds")
 
@@ -70,8 +67,8 @@ def trajectory_row(episode: Episode, session_id: str = "", model_name: str = "")
             "extra": {"reward": episode.reward, **asdict(episode.tokens)},
         },
         "extra": {
-            _OURS: {
-                "version": OUR_VERSION,
+            "composer_replication": {
+                "version": 1,  # of what stands here
                 "stop_reason": str(episode.stop_reason),
                 "score": None if episode.score is None else asdict(episode.score),
                 **{name: getattr(episode, name) for name in _PLAIN},

@@ -7,70 +7,46 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from composer_replication.records import (
-    Completion,
-    Outcome,
-    Score,
-    StopReason,
-    ToolCall,
-    ToolResult,
-    ToolSpec,
-)
+from composer_replication import records
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts
 
 
 def stored_episodes(path: Path) -> list[Episode]:
-    text = path.read_text()
-    assert text == "" or text.endswith(
-        "\n"
-    )  # a text of an episode may hold other line ends, so no splitlines
-    return [_episode_of(json.loads(line)) for line in text.split("\n")[:-1]]
+    *lines, rest = path.read_text().split("\n")  # a text of an episode may hold other line ends
+    assert not rest
+    return [_episode_of(json.loads(line)) for line in lines]
 
 
 def _episode_of(row: Mapping[str, Any]) -> Episode:
-    ours = dict(row["extra"]["composer_replication"])
+    ours, steps = row["extra"]["composer_replication"], row["steps"]
     assert ours.pop("version") == 1
-    score, stop_reason = ours.pop("score"), ours.pop("stop_reason")
-    if score is not None:
-        outcomes = {node: Outcome(outcome) for node, outcome in score["outcomes"].items()}
-        score = Score(outcomes, score["error"], score["seconds"], tuple(score["paid"]))
-    steps = row["steps"]
+    if score := ours.pop("score"):
+        outcomes = {test: records.Outcome(outcome) for test, outcome in score["outcomes"].items()}
+        score = records.Score(outcomes, score["error"], score["seconds"], tuple(score["paid"]))
     return Episode(
         turns=tuple(_turn_of(step) for step in steps if step["source"] == "agent"),
         first_messages=tuple(step["message"] for step in steps if step["source"] == "user"),
-        tools=tuple(ToolSpec(**each["function"]) for each in row["agent"]["tool_definitions"]),
-        stop_reason=StopReason(stop_reason),
+        tools=tuple(records.ToolSpec(**each["function"]) for each in row["agent"]["tool_definitions"]),
+        stop_reason=records.StopReason(ours.pop("stop_reason")),
         score=score,
         **ours,
     )
 
 
 def _turn_of(step: Mapping[str, Any]) -> EpisodeTurn:
-    metrics, extra = step["metrics"], dict(step["extra"])
-    stop_reason, tokens = extra.pop("stop_reason"), extra.pop("tokens")
-    # a whole prompt is written where a conversation begins, what was added to it everywhere else
-    assert ("prompt_token_ids" in metrics) is ("extra" not in metrics)
-    prompt_ids = (
-        metrics["prompt_token_ids"] if "extra" not in metrics else metrics["extra"]["added_token_ids"]
-    )
-    calls = (
-        ToolCall(each["function_name"], each["extra"]["arguments_text"], each["extra"]["call_id"])
-        for each in step.get("tool_calls", ())
-    )
-    results = (
-        ToolResult(each["content"], **each["extra"])
-        for each in step.get("observation", {}).get("results", ())
-    )
+    metrics, extra = step["metrics"], step["extra"]
+    # a whole prompt where a conversation begins, what was added to it in every later step
+    added = metrics["extra"]["added_token_ids"] if "extra" in metrics else metrics["prompt_token_ids"]
+    ids, logp = tuple(metrics["completion_token_ids"]), tuple(metrics.get("logprobs", ()))
+    results = step.get("observation", {}).get("results", ())
     return EpisodeTurn(
-        tuple(prompt_ids),
-        Completion(
-            tuple(metrics["completion_token_ids"]),
-            step["message"],
-            StopReason(stop_reason),
-            tuple(metrics.get("logprobs", ())),
+        tuple(added),
+        records.Completion(ids, step["message"], records.StopReason(extra.pop("stop_reason")), logp),
+        tuple(
+            records.ToolCall(call["function_name"], call["extra"]["arguments_text"], call["extra"]["call_id"])
+            for call in step.get("tool_calls", ())
         ),
-        tuple(calls),
-        tuple(results),
-        tokens=TokenCounts(**tokens),
+        tuple(records.ToolResult(result["content"], **result["extra"]) for result in results),
+        tokens=TokenCounts(**extra.pop("tokens")),
         **extra,
     )

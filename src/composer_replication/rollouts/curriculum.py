@@ -157,10 +157,8 @@ class Curriculum:
         self._pending: list[TaskOutcome] = []
         self._in_batch: set[str] = set()
         self._generation = self._num_draws = 0
-        first = dict.fromkeys(self._rows, Standing(passed=0.0, failed=0.0, status="active")) | {
-            **(recorded or {})
-        }
-        self.standings = {task_id: first[task_id] for task_id in self._rows}
+        untried, known = Standing(passed=0.0, failed=0.0, status="active"), recorded or {}
+        self.standings = {task_id: known.get(task_id, untried) for task_id in self._rows}
         """By task id, as the newest draw knew them."""
 
     def probabilities(self) -> dict[str, float]:

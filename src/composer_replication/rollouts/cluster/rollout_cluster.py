@@ -296,7 +296,8 @@ class RayGrader(Grader):
 
     What was graded is remembered here, and sentinels are drawn there: an actor runs the golden code of a task once, for itself. A
     grading whose actor dies is tried again like one whose sandbox broke. This machine needs no sandbox, so ``missing_guards``
-    is empty: nodes have every guard, and an acceptance of this process does not travel.
+    is empty: nodes have every guard, and an acceptance of this process does not travel. What a tree broke is not asked of it:
+    the attempts on the nodes tell that.
     """
 
     def __init__(self, cluster: RolloutCluster) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import random
 from dataclasses import dataclass
-from typing import Any
 
 from episode_parts import Asked, Lives, ScriptedPolicy, decode, parts
 from hypothesis import given, settings
@@ -73,7 +72,7 @@ def echo(arguments: str) -> str:
     return arguments
 
 
-def play_once(play: Play, timing_seed: int, **options: Any) -> tuple[list[Episode], ScriptedPolicy, Lives]:
+def play_once(play: Play, timing_seed: int) -> tuple[list[Episode], ScriptedPolicy, Lives]:
     timing = random.Random(timing_seed)
     failing = random.Random(timing_seed + 1)
 

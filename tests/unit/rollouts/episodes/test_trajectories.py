@@ -224,18 +224,13 @@ def test_the_check_of_the_format_bites(spoil: Any) -> None:
 
 
 def test_the_conversations_of_an_episode_are_stored_as_they_were(tmp_path: Path) -> None:
-    played = real_episodes()
+    played = [
+        replace(each, turns=tuple(replace(turn, chat=None) for turn in each.turns))
+        for each in real_episodes()
+    ]
     assert all(len(episode.first_messages) > 1 for episode in played)
     write_trajectories(tmp_path / "t.jsonl", played)
-    stored = stored_episodes(tmp_path / "t.jsonl")
-    assert [replace(turn, chat=None) for each in played for turn in each.turns] == [
-        turn for each in stored for turn in each.turns
-    ]
-    for episode, line in zip(played, (tmp_path / "t.jsonl").read_text().splitlines(), strict=True):
-        said = [step["metrics"] for step in json.loads(line)["steps"] if "metrics" in step]
-        begins = [metrics["prompt_token_ids"] for metrics in said if "prompt_token_ids" in metrics]
-        of_segments = {turn.segment_idx: turn for turn in reversed(episode.turns)}
-        assert begins == [list(of_segments[idx].added_ids) for idx in sorted(of_segments)]
+    assert stored_episodes(tmp_path / "t.jsonl") == played
 
 
 def test_a_line_has_what_other_tools_look_for() -> None:

@@ -176,7 +176,7 @@ def record(author: Author, grader: Grader, path: Path) -> None:
     """Four sessions on every task, by the agent loop."""
     attempt = partial(ShortAttempt, grader, reward=RewardOptions(breaks="ignore"), monitor="off")
     policy = BatchingPolicy(author.sample_batch, max_batch=32, window_seconds=1.0)
-    parts = EpisodeParts(policy, attempt, LedgerTalk(author.tokenizer, author.tokenizer.chat_template))
+    parts = EpisodeParts(policy, attempt, LedgerTalk(author.tokenizer))
     options = EpisodeOptions(max_turns=4, temperature=0.8, max_concurrent=32)
     task_ids = [task for task in grader.store.task_ids() for _ in range(4)]
     with closing(policy):

@@ -257,9 +257,7 @@ def trl_seconds(
 
 async def own_seconds(policy: Any, tokenizer: Any, num_episodes: int) -> float:
     """One generation over our loop."""
-    talk = agent_loop.LedgerTalk(
-        tokenizer, tokenizer.chat_template, tools=(LOOK,), template_options={"enable_thinking": False}
-    )
+    talk = agent_loop.LedgerTalk(tokenizer, template_options={"enable_thinking": False})
     options = EpisodeOptions(
         max_turns=Place.num_calls + 1, max_new_tokens=MAX_NEW_TOKENS, max_context_tokens=4000, max_concurrent=num_episodes
     )  # fmt: skip

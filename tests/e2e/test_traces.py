@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,11 +133,11 @@ def record(store: TaskStore, task: Task, heredoc: str, path: Path) -> None:
     scripts = [
         [written("bash", {"command": f"ls {where}"}), edit, written("submit", {})] for where, edit in edits
     ]
-    talk = LedgerTalk(tokenizer, tokenizer.text)
+    talk = LedgerTalk(tokenizer)
     with_grader = Grader(store)
     try:
         parts = EpisodeParts(Scripted(tokenizer, scripts), lambda: FeatureDeletionEnv(with_grader), talk)
-        run = run_episodes([task.task_id] * 2, parts, options=EpisodeOptions(max_turns=5), counts=Counter())
+        run = run_episodes([task.task_id] * 2, parts, options=EpisodeOptions(max_turns=5))
         episodes = asyncio.run(run)
     finally:
         with_grader.close()

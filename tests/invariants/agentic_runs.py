@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from composer_replication.rollouts.episodes.trajectories import read_trajectories
+from stored_episodes import stored_episodes
+
 from composer_replication.run_folder import RunFolder
 
 SETTINGS = {
@@ -44,7 +45,7 @@ def played_by_file(folder: RunFolder) -> dict[str, list[Any]]:
                 episode.stop_reason,
                 *(turn.completion for turn in episode.turns),
             )
-            for episode in read_trajectories(path)
+            for episode in stored_episodes(path)
         ]
         for path in sorted([*folder.rollouts.glob("episodes-*"), *folder.rollouts.glob("heldout-*")])
     }

@@ -462,12 +462,7 @@ def open_player(
         open_environment = partial(RayEnvironment, cluster)
         options = replace(options, max_concurrent=min(options.max_concurrent, cluster.options.num_actors))
     talk = LedgerTalk(
-        tokenizer,
-        tokenizer.chat_template,
-        system=section.system,
-        template_options=section.template_options,
-        tools=TOOLS,
-        num_ids=num_ids,
+        tokenizer, system=section.system, template_options=section.template_options, num_ids=num_ids
     )
     return EpisodePlayer(
         grader,

@@ -52,12 +52,6 @@ class Standing(Section):
         a, b = PRIOR + self.passed, PRIOR + self.failed
         return a * b / ((a + b) * (a + b + 1.0))
 
-    @property
-    def pass_rate(self) -> float | None:
-        """Full passes per graded attempt; None where there was none."""
-        total = self.passed + self.failed
-        return self.passed / total if total > 0.0 else None
-
     def certainty_above(self, rate: float) -> float:
         """P(p > rate) for p ~ Beta(a, b), by the normal distribution of the same mean and variance."""
         a, b = PRIOR + self.passed, PRIOR + self.failed
@@ -163,10 +157,8 @@ class Curriculum:
         self._pending: list[TaskOutcome] = []
         self._in_batch: set[str] = set()
         self._generation = self._num_draws = 0
-        first = dict.fromkeys(self._rows, Standing(passed=0.0, failed=0.0, status="active")) | {
-            **(recorded or {})
-        }
-        self.standings = {task_id: first[task_id] for task_id in self._rows}
+        untried, known = Standing(passed=0.0, failed=0.0, status="active"), recorded or {}
+        self.standings = {task_id: known.get(task_id, untried) for task_id in self._rows}
         """By task id, as the newest draw knew them."""
 
     def probabilities(self) -> dict[str, float]:
@@ -237,7 +229,7 @@ class Curriculum:
             "curriculum/num_retired": float(statuses.count("retired")),
             "curriculum/effective_tasks": 1.0 / squares if squares else 0.0,
         }
-        rates = [rate for s in self.standings.values() if (rate := s.pass_rate) is not None]
+        rates = [s.passed / total for s in self.standings.values() if (total := s.passed + s.failed) > 0.0]
         return figures | ({"curriculum/mean_pass_rate": statistics.fmean(rates)} if rates else {})
 
     def state_dict(self) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def make_tool_caller(folder: Path, store: TaskStore, *, is_tied: bool = False) -
             tie_word_embeddings=is_tied,
         )
     )
-    talk = LedgerTalk(tokenizer, tokenizer.chat_template, tools=TOOLS)
+    talk = LedgerTalk(tokenizer)
     prompts = [talk.open(first_message(store, task), TOOLS).prompt_ids() for task in store.tasks()]
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for step in range(NUM_STEPS):

@@ -82,7 +82,7 @@ class TemplateTokenizer:
         self.raw.add_special_tokens(
             [AddedToken(token, special=True, normalized=False) for token in sorted(self.control)]
         )
-        self.text = text
+        self.text = self.chat_template = text
         self.template = _environment().from_string(text)
 
     def __len__(self) -> int:

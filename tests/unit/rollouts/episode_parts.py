@@ -73,7 +73,7 @@ class IdConversation:
         return None
 
 
-def find_calls(turn: Turn) -> tuple[ToolCall, ...]:
+def find_calls(turn: Turn, tools: object = None) -> tuple[ToolCall, ...]:
     return tuple(ToolCall(name, arguments) for name, arguments in CALL.findall(turn.completion.text))
 
 

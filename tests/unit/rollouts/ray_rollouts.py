@@ -25,7 +25,7 @@ from composer_replication.records import Task, ToolCall
 from composer_replication.rollouts.cluster import open_cluster
 from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
 from composer_replication.rollouts.environment.trl_face import TrlFeatureDeletion
-from composer_replication.rollouts.grading import Grader, GradeRequest, TestsUsed, find_regressions
+from composer_replication.rollouts.grading import GradeRequest, TestsUsed
 from composer_replication.tasks.store import TaskStore
 
 NUMBERS = "tinymath/numbers.py"
@@ -35,16 +35,6 @@ BOTH: tuple[TestsUsed, ...] = ("visible", "hidden")
 
 def clamp_of(store: TaskStore) -> Task:
     return next(task for task in store.tasks() if task.symbol == "clamp")
-
-
-def broken_tests(grader: Grader, task: Task) -> list[str]:
-    """What a tree breaks in which another function is wrong."""
-    golden = grader.store.files(task, "golden")[NUMBERS].decode()
-    tree = grader.store.files(task, "rollout")
-    tree[NUMBERS] = golden.replace("return -x if x < 0 else x", "return x").encode()
-    found = find_regressions(grader, task, tree)
-    assert found is not None
-    return list(found.broken)
 
 
 def pid_of(place: str) -> int:
@@ -92,7 +82,6 @@ def run_faces_on(address: str, store: TaskStore) -> dict[str, Any]:
         requests = [GradeRequest(task, answer, tests) for answer in answers for tests in BOTH]
         scores = grader.grade_many(requests)
         result["scores"] = [score and {t: str(o) for t, o in score.outcomes.items()} for score in scores]
-        result["broken"] = broken_tests(grader, task)
         killer = kill_when(
             lambda: (
                 [pid_of(place) for place in cluster.places()]
@@ -117,7 +106,6 @@ def run_faces_on(address: str, store: TaskStore) -> dict[str, Any]:
         result["twice"] = attempt(lambda: environment.call(ToolCall("list_files", "{}")))
         result["unknown_task"] = attempt(lambda: environment.reset("no-such-task"))
         result["no_attempt"] = attempt(environment.finish)
-        result["counts"] = dict(cluster.counts)
         head, cluster._head = (
             cluster._head,
             Head("127.0.0.1", free_port(), look_seconds=0.0, lost_seconds=0.0),

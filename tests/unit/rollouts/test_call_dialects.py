@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import copy
 from typing import Any
 
 import pytest
@@ -88,7 +89,9 @@ def test_of_several_templates_that_for_tools_says_the_dialect() -> None:
 
 @pytest.mark.parametrize("nothing", [None, "", {}, {"rag": "{{ messages }}"}])
 def test_a_tokenizer_without_a_template(nothing: Any) -> None:
-    talk = LedgerTalk(tokenizer_of(family_of("qwen3")), nothing)
+    tokenizer = copy(tokenizer_of(family_of("qwen3")))
+    tokenizer.chat_template = nothing
+    talk = LedgerTalk(tokenizer)
     for ask in (lambda: dialect_of(nothing), lambda: talk.open("Begin.", TOOLS)):
         with pytest.raises(InputError, match=r"CR0810.*no chat template"):
             ask()
@@ -132,10 +135,10 @@ def test_calls_are_read_by_the_response_template_of_a_tokenizer(
 ) -> None:
     tokenizer = OwnTemplate()
     assert dialect_of(tokenizer.text, tokenizer) == "own"
-    talk = LedgerTalk(tokenizer, tokenizer.text, tools=TOOLS)
+    talk = LedgerTalk(tokenizer)
     prompt = tuple(tokenizer.encode("<|turn>model\n", add_special_tokens=False))
     ids = tuple(tokenizer.encode(text, add_special_tokens=False))
-    found = talk.find_calls(Turn(prompt, Completion(ids, text, StopReason.FINISHED)))
+    found = talk.find_calls(Turn(prompt, Completion(ids, text, StopReason.FINISHED)), TOOLS)
     assert [(call.name, call.arguments) for call in found] == expected
 
 

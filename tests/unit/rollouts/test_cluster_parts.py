@@ -152,10 +152,7 @@ def test_gradings_of_an_actor_are_those_of_a_grader(
     wrong = GradeRequest(clamp, "\n    return low")
     for request, here in zip((right, wrong), grader.grade_many([right, wrong]), strict=True):
         assert here is not None
-        assert actor.grade("grade_once", request.task, request).outcomes == here.outcomes
-    files = {**store.files(clamp, "visible"), **grader.golden_files(clamp)}
-    asked = (clamp, files, clamp.tests.pass_to_pass)
-    assert actor.grade("watched", clamp, *asked).outcomes == grader.watched(*asked).outcomes
+        assert actor.grade(request).outcomes == here.outcomes
 
 
 def test_a_node_without_the_environment_of_a_task_is_named(sized_store: TaskStore, cache: Path) -> None:

@@ -23,7 +23,7 @@ from composer_replication.tasks.store import TaskStore
 pytest.importorskip("ray", reason="the extra ray is not installed")
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from ray_head import RayHead, is_cleared, running_ray
-from ray_rollouts import BOTH, broken_tests
+from ray_rollouts import BOTH
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 UNSAFE = (
@@ -76,14 +76,12 @@ def test_faces_gradings_and_losses(
     for theirs, mine in zip(told["scores"], grader.grade_many(requests), strict=True):
         assert mine is not None
         assert theirs == {test: str(outcome) for test, outcome in mine.outcomes.items()}
-    assert told["broken"] == broken_tests(grader, clamp) != []
     assert (told["graded_again"], told["grading_failures"]) == (True, 1)
     assert told["killed_idle"]["type"] == "SandboxFailure"
     assert told["killed_idle"]["text"].startswith("CR0491: ")
     assert f"[{told['host']}, process " in told["killed_idle"]["text"]
     assert told["after_loss"] == [True, None]
     assert told["twice"]["text"].startswith("CR0303")
-    assert told["counts"] == {"lost": 2}
     for name, kind, code in (
         ("unknown_task", "InputError", "CR0412"), ("no_attempt", "UsageError", "CR0800"), ("no_head", "MissingError", "CR0491"),
         ("closed", "SandboxFailure", "CR0302"),

@@ -54,7 +54,7 @@ def test_the_effort_of_an_episode_in_training_has_its_thinking(kind: str, other:
 
     lives = Lives()
     grader: Any = None
-    talk = LedgerTalk(TOKENIZER, TOKENIZER.text)
+    talk = LedgerTalk(TOKENIZER)
     player = EpisodePlayer(grader, lives.open, talk, EpisodeOptions(), seed=0)
     [episode] = player.generation(["task"], Thinker(), step=1, place="0", is_training=False)
     counts = rollout_row(episode, filler_id=0).effort_counts

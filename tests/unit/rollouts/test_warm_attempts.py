@@ -305,7 +305,7 @@ def test_an_episode_whose_jail_cannot_be_replaced_is_tried_again_and_never_score
                 kill_the_jail(self)
             return result
 
-    def calls(turn: Turn) -> tuple[ToolCall, ...]:
+    def calls(turn: Turn, tools: object) -> tuple[ToolCall, ...]:
         return (ToolCall(*moves[int(turn.completion.text)]),)
 
     grader.attempt_backend()  # its self-test starts jails, too: the planted failure is not for them

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from chat_templates import FAMILIES, TemplateTokenizer, tokenizer_of
+from stored_episodes import stored_episodes
 
 from composer_replication.records import Completion, Score, StopReason, Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
@@ -20,7 +20,7 @@ from composer_replication.rollouts.episodes.agent_loop import (
     run_episodes,
 )
 from composer_replication.rollouts.episodes.episode import Episode, rollout_row
-from composer_replication.rollouts.episodes.trajectories import read_trajectories, write_trajectories
+from composer_replication.rollouts.episodes.trajectories import write_trajectories
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker, ObservedRollout
 from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor, public_task
@@ -105,13 +105,13 @@ def played(
     tokenizer = tokenizer_of(FAMILY[request.param])
     golden = store.files(clamp, "golden")[NUMBERS].decode()
     scripts = scripts_for(WRITERS[request.param], golden)
-    talk = LedgerTalk(tokenizer, tokenizer.text)
+    talk = LedgerTalk(tokenizer)
     parts = EpisodeParts(Scripted(tokenizer, scripts), lambda: FeatureDeletionEnv(grader), talk)
-    before, counts = set(process_folder().glob("attempt-*")), Counter[str]()
-    run = run_episodes([clamp.task_id] * 3, parts, options=EpisodeOptions(max_turns=5), counts=counts)
+    before = set(process_folder().glob("attempt-*"))
+    run = run_episodes([clamp.task_id] * 3, parts, options=EpisodeOptions(max_turns=5))
     episodes = asyncio.run(run)
     assert set(process_folder().glob("attempt-*")) == before
-    assert (counts["opened"], counts["closed"], counts["dropped"]) == (3, 3, 0)
+    assert [(episode.num_tries, episode.paid is None) for episode in episodes] == [(1, False)] * 3
     return tokenizer, scripts, sorted(episodes, key=lambda each: _script_of(each, scripts))
 
 
@@ -170,7 +170,7 @@ def test_an_independent_grading_of_what_is_stored_gives_the_same_reward(
 
     monkeypatch.setattr(afresh, "grade_once", watched_once)
     try:
-        for stored, episode in zip(read_trajectories(tmp_path / "episodes.jsonl"), episodes, strict=True):
+        for stored, episode in zip(stored_episodes(tmp_path / "episodes.jsonl"), episodes, strict=True):
             afresh.forget({episode.task_id})  # two of them leave the same tree
             with FeatureDeletionEnv(afresh) as env:
                 env.reset(stored.task_id)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from scripted_tools import ASSISTANT, END, ScriptedSampler, said
+from stored_episodes import stored_episodes
 
 from composer_replication.cli.assembly import open_player
 from composer_replication.cli.training_run import run_recipe
@@ -18,7 +19,6 @@ from composer_replication.errors import HALTED_EXIT_CODE, SandboxFailure
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.episodes.episode_player import EpisodeSampler
-from composer_replication.rollouts.episodes.trajectories import read_trajectories
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
@@ -134,7 +134,7 @@ def test_what_was_measured_is_what_stored_episodes_give_when_they_are_graded_aga
     try:
         for number, row in enumerate(rows, 1):
             pairs, shares = [], []
-            for episode in read_trajectories(folder.rollouts / f"heldout-{number:06d}.jsonl"):
+            for episode in stored_episodes(folder.rollouts / f"heldout-{number:06d}.jsonl"):
                 with FeatureDeletionEnv(grader) as again:
                     again.reset(episode.task_id)
                     for turn in episode.turns:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from full_vocabulary import jensen_shannon, sharpened, support, token_logps
 from scripted_tools import ASSISTANT, END, ScriptedSampler, said, sampler_of
+from stored_episodes import stored_episodes
 
 from composer_replication.cli.main import main
 from composer_replication.cli.training_run import run_recipe
@@ -21,7 +22,6 @@ from composer_replication.errors import ComposerError, InputError, SandboxFailur
 from composer_replication.records import StopReason, Turn
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, RewardOptions
 from composer_replication.rollouts.episodes.episode import Episode
-from composer_replication.rollouts.episodes.trajectories import read_trajectories
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
 from composer_replication.run_folder import RunFolder, read_jsonl
@@ -107,7 +107,7 @@ def run(
 
 
 def episodes_of(folder: RunFolder) -> list[list[Episode]]:
-    return [read_trajectories(path) for path in sorted(folder.rollouts.glob("episodes-*.jsonl"))]
+    return [stored_episodes(path) for path in sorted(folder.rollouts.glob("episodes-*.jsonl"))]
 
 
 def test_rows_are_the_sampled_ids_and_only_they_carry_loss(run, scripts) -> None:

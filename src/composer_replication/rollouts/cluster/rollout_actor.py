@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from composer_replication.errors import InputError
-from composer_replication.records import Task
+from composer_replication.records import Score, Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.grading import Grader
+from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold, put_file, sha256_of
 from composer_replication.tasks.store import FOLDERS, TaskStore
 from composer_replication.tasks.store_manifest import NAME, damaged
@@ -127,11 +127,10 @@ class RolloutActor:
         result = getattr(environment, method)(*asked)
         return result, method == "close" or environment.is_done
 
-    def grade(self, method: str, task: Task, *asked: Any, **named: Any) -> Any:
-        """``grade_once`` or ``watched`` of the grader, for a test run of this task."""
-        environment = self._ready()
-        self._require_environment(task)
-        return getattr(environment.grader, method)(*asked, **named)
+    def grade(self, request: GradeRequest) -> Score:
+        """Run one request."""
+        self._require_environment(request.task)
+        return self._ready().grader.grade_once(request)
 
     def _ready(self) -> FeatureDeletionEnv:
         check_node(*self._needs)

@@ -14,8 +14,6 @@ import queue
 import threading
 import time
 import weakref
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -24,7 +22,7 @@ import ray
 from ray.exceptions import RayError
 
 from composer_replication.errors import MissingError, SandboxFailure
-from composer_replication.records import Score, Task, ToolCall, ToolResult, ToolSpec
+from composer_replication.records import Score, ToolCall, ToolResult, ToolSpec
 from composer_replication.rollouts.cluster.rollout_actor import (
     ClusterOptions,
     RolloutActor,
@@ -35,7 +33,6 @@ from composer_replication.rollouts.environment.feature_deletion_env import Judge
 from composer_replication.rollouts.environment.lease import no_attempt
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.tools.toolbox import TOOLS
-from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.workers.ray_cluster import (
     NUM_RETRIES,
@@ -54,15 +51,13 @@ _LOOK_SECONDS = 1.0
 class RolloutCluster:
     """Actors with a copy of a store each; safe to use from several threads. See ``open_cluster``.
 
-    ``head`` is that of the cluster, which this process has joined; ``store`` is whole, and read once, here. ``counts`` has
-    ``lost``: attempts and gradings whose process or node died.
+    ``head`` is that of the cluster, which this process has joined; ``store`` is whole, and read once, here.
     """
 
     def __init__(self, head: Head, store: TaskStore, options: ClusterOptions) -> None:
         nodes = ray.nodes()  # type: ignore[no-untyped-call]  # as Ray ships it
         self.store = store
         self.options = fitted(options, [node["Resources"] for node in nodes if node["Alive"]])
-        self.counts: Counter[str] = Counter()
         self._head = head
         self._closed = threading.Event()
         self._lock = threading.Lock()
@@ -105,11 +100,11 @@ class RolloutCluster:
         if actor in self._places:
             self._free.put(actor)
 
-    def ask(self, actor: Any, method: str, *args: Any, **named: Any) -> Any:
+    def ask(self, actor: Any, method: str, *asked: Any) -> Any:
         """Have an actor do something, once; raises what it raised, or a ``SandboxFailure`` where it is lost (CR0491)."""
         self.check()
         try:
-            return wait_for(getattr(actor, method).remote(*args, **named), self.check)
+            return wait_for(getattr(actor, method).remote(*asked), self.check)
         except (RayError, ConnectionError) as error:
             self.check()
             cause = plain_cause(error)
@@ -196,7 +191,6 @@ class RolloutCluster:
     def _replace(self, lost: Any) -> str:
         """Start another actor in the place of one that is lost; where that one was."""
         with self._lock:
-            self.counts["lost"] += 1
             place = self._places.pop(lost, "")
             with suppress(RayError, ConnectionError):
                 ray.kill(lost)
@@ -298,11 +292,12 @@ class RayEnvironment:
 
 
 class RayGrader(Grader):
-    """Turns answers into scores on the nodes of a cluster, whose actors attempts use as well; in the place of ``Grader``.
+    """Turns answers and trees into scores on the nodes of a cluster, whose actors attempts use as well; in the place of ``Grader``.
 
     What was graded is remembered here, and sentinels are drawn there: an actor runs the golden code of a task once, for itself. A
     grading whose actor dies is tried again like one whose sandbox broke. This machine needs no sandbox, so ``missing_guards``
-    is empty: nodes have every guard, and an acceptance of this process does not travel.
+    is empty: nodes have every guard, and an acceptance of this process does not travel. What a tree broke is not asked of it:
+    the attempts on the nodes tell that.
     """
 
     def __init__(self, cluster: RolloutCluster) -> None:
@@ -321,26 +316,9 @@ class RayGrader(Grader):
 
     def grade_once(self, request: GradeRequest) -> Score:
         """Run one request on some node, whatever was seen before."""
-        score: Score = self._ask("grade_once", request.task, request)
-        return score
-
-    def watched(
-        self,
-        task: Task,
-        files: Mapping[str, bytes],
-        node_ids: Sequence[str],
-        seed: int | None = None,
-        *,
-        timeout_seconds: float | None = None,
-    ) -> WatchedReport:
-        """As ``Grader.watched``, on some node."""
-        asked = (task, dict(files), tuple(node_ids), seed)
-        report: WatchedReport = self._ask("watched", task, *asked, timeout_seconds=timeout_seconds)
-        return report
-
-    def _ask(self, *asked: Any, **named: Any) -> Any:
         actor = self._cluster.lease()
         try:
-            return self._cluster.ask(actor, "grade", *asked, **named)
+            score: Score = self._cluster.ask(actor, "grade", request)
+            return score
         finally:
             self._cluster.give_back(actor)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from composer_replication.errors import SandboxFailure, UsageError
@@ -18,13 +19,11 @@ Leased = TypeVar("Leased", bound=AgentEnvironment)
 class EnvironmentLease(Generic[Leased]):
     """An environment with a thread of its own, which opens it for the first job and closes it after the last one.
 
-    ``closed`` is done when nothing is open any more. ``was_opened`` and ``close_failure`` (the kind of error that
-    ``close`` raised, or empty) are for counting.
+    ``closed`` is done when nothing is open any more.
     """
 
     def __init__(self, open_environment: Callable[[], Leased]) -> None:
         self.closed: Future[None] = Future()
-        self.was_opened, self.close_failure = False, ""
         self._open = open_environment
         self._thread = ThreadPoolExecutor(1, "environment")
         self._environment: Leased | None = None
@@ -67,7 +66,6 @@ class EnvironmentLease(Generic[Leased]):
         self._require_lease()
         if self._environment is None:
             self._environment = self._open()
-            self.was_opened = True
         return act(self._environment)
 
     def _require_lease(self) -> None:
@@ -77,10 +75,9 @@ class EnvironmentLease(Generic[Leased]):
     def _close(self) -> None:
         environment, self._environment = self._environment, None
         try:
-            if environment is not None:
-                environment.close()
-        except Exception as error:  # noqa: BLE001  counted; the attempt is over, whatever its close says
-            self.close_failure = type(error).__name__
+            with suppress(Exception):  # the attempt is over, whatever its close says
+                if environment is not None:
+                    environment.close()
         finally:
             self.closed.set_result(None)
 

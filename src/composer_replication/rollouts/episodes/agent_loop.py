@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,10 +42,8 @@ class LedgerTalk:
     results come back as the user's words.
 
     Args:
-        template_text: the tokenizer's chat template, or several by name as a tokenizer of transformers may have them.
         system: text of a system message; empty: none.
         template_options: further variables of the template (``enable_thinking``).
-        tools: whose schemas say how arguments are read that are no JSON.
         num_ids: as ``TokenLedger``.
 
     Raises (from ``open`` on):
@@ -55,10 +52,8 @@ class LedgerTalk:
     """
 
     tokenizer: Tokenizer
-    template_text: str | Mapping[str, str] | None
     system: str = ""
     template_options: Mapping[str, Any] = field(default_factory=dict)
-    tools: tuple[ToolSpec, ...] = ()
     num_ids: int | None = None
     _has_fit: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -75,10 +70,10 @@ class LedgerTalk:
             self._has_fit.append(True)
         return ledger
 
-    def find_calls(self, turn: Turn) -> tuple[ToolCall, ...]:
-        """The calls of an answer; its prompt says whether it began as a thought."""
+    def find_calls(self, turn: Turn, tools: tuple[ToolSpec, ...]) -> tuple[ToolCall, ...]:
+        """The calls of an answer; its prompt says whether it began as a thought, the tools how arguments are read that are no JSON."""
         sampled = turn.completion.token_ids
-        return read_completion(self.tokenizer, turn.prompt_ids, sampled, self._dialect, tools=self.tools)
+        return read_completion(self.tokenizer, turn.prompt_ids, sampled, self._dialect, tools=tools)
 
     def num_thinking(self, turn: Turn) -> int:
         """How many of the sampled ids are thoughts."""
@@ -86,7 +81,7 @@ class LedgerTalk:
 
     @property
     def _dialect(self) -> str:
-        return dialect_of(self.template_text, self.tokenizer)
+        return dialect_of(getattr(self.tokenizer, "chat_template", None), self.tokenizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +138,6 @@ async def run_episodes(
     options: EpisodeOptions | None = None,
     seed: int = 0,
     step: int = 0,
-    counts: Counter[str] | None = None,
     on_ended: Callable[[int], None] = lambda _: None,
 ) -> list[Episode]:
     """One episode for each task id, in their order; ``on_ended`` is told how many have ended.
@@ -153,23 +147,14 @@ async def run_episodes(
     cancelled, and every environment is closed. A call of an environment that runs at that moment is waited for, at most
     ``options.closing_seconds``. ``step`` of the trainer is for the records. Whatever environment, conversation or policy raise is
     raised, but for a ``SandboxFailure``.
-
-    What happened is added to ``counts``: ``ended_REASON``, ``dropped``, ``tries``, ``infrastructure_failures``, ``failed_CODE``,
-    ``invalid_calls``, ``refused_requests``, ``not_continued_CODE`` (a template that does not go on after an answer),
-    ``opened``, ``closed``, ``close_failures``, ``not_closed`` (in time).
     """
     options = options or EpisodeOptions()
-    counted: Counter[str] = Counter()
     leases: list[EnvironmentLease[AgentEnvironment]] = []
     places, num_ended = asyncio.Semaphore(options.max_concurrent), itertools.count(1)
 
     async def play(index: int, task_id: str) -> Episode:
         async with places:
-            one = OneEpisode(Episode(task_id, index, step, seed), parts, options, counted, leases)
-            episode = await one.run()
-            counted[f"ended_{episode.stop_reason}"] += 1
-            counted["dropped"] += episode.reward is None
-            counted["invalid_calls"] += episode.num_invalid_calls
+            episode = await OneEpisode(Episode(task_id, index, step, seed), parts, options, leases).run()
             on_ended(next(num_ended))  # before another one begins
         return episode
 
@@ -181,19 +166,10 @@ async def run_episodes(
             task.cancel()
         for lease in leases:  # now, not in the tasks: a second Ctrl-C may leave them no time
             lease.release()
-        try:
-            await asyncio.gather(*running, return_exceptions=True)
-            if leases:
-                closing = [asyncio.wrap_future(lease.closed) for lease in leases]
-                await asyncio.wait(closing, timeout=options.closing_seconds)
-        finally:
-            if counts is not None:
-                closed = [lease for lease in leases if lease.closed.done()]
-                counted["opened"] = sum(lease.was_opened for lease in leases)
-                counted["closed"] = sum(lease.was_opened for lease in closed)
-                counted["close_failures"] = sum(bool(lease.close_failure) for lease in closed)
-                counted["not_closed"] = len(leases) - len(closed)
-                counts.update(+counted)
+        await asyncio.gather(*running, return_exceptions=True)
+        if leases:
+            closing = [asyncio.wrap_future(lease.closed) for lease in leases]
+            await asyncio.wait(closing, timeout=options.closing_seconds)
 
 
 def sampling_seed(seed: int, episode_index: int, turn_index: int) -> int:
@@ -206,14 +182,13 @@ def sampling_seed(seed: int, episode_index: int, turn_index: int) -> int:
 class OneEpisode:
     """Drives one episode and knows at any time what it has so far.
 
-    ``blank`` is its task and its place among those that were asked for. What happens is added to ``counts``, and the lease of
-    every environment to ``leases`` when it is made.
+    ``blank`` is its task and its place among those that were asked for. The lease of every environment is added to ``leases``
+    when it is made.
     """
 
     blank: Episode
     parts: EpisodeParts
     options: EpisodeOptions
-    counts: Counter[str]
     leases: list[EnvironmentLease[AgentEnvironment]]
 
     async def run(self) -> Episode:
@@ -228,8 +203,6 @@ class OneEpisode:
                 ended = await self._graded(reason)
             except SandboxFailure as failure:
                 failure_code = failure.code
-                self.counts["infrastructure_failures"] += 1
-                self.counts[f"failed_{failure.code}"] += 1
             finally:
                 self._lease.release()
             closed = asyncio.wrap_future(self._lease.closed)
@@ -250,7 +223,6 @@ class OneEpisode:
         self._try_started = self._clock()
         self._deadline = self._try_started + self.options.episode_seconds
         self._so_far = replace(self.blank, num_tries=number)  # what there is of this try
-        self.counts["tries"] += 1
         self._lease = EnvironmentLease(self.parts.open_environment)
         self.leases.append(self._lease)
         task_id, limit = self.blank.task_id, self.options.turn_seconds + self.options.grace_seconds
@@ -307,7 +279,7 @@ class OneEpisode:
         except InputError as error:
             raise SandboxFailure("CR0821", f"the policy's answer cannot be kept: {error.message}") from error
         said = Turn(prompt_ids, completion)
-        calls = () if is_summary else talk.find_calls(said)
+        calls = () if is_summary else talk.find_calls(said, self._so_far.tools)
         called = self._clock()
         results, is_done = await self._call_all(calls, end)
         thinking = len(completion.token_ids) if is_summary else talk.num_thinking(said)
@@ -348,8 +320,7 @@ class OneEpisode:
         except RefusedRequestError:
             if not self._so_far.turns:
                 raise
-            self.counts["refused_requests"] += 1  # the server took shorter ones of this episode
-            return StopReason.CONTEXT
+            return StopReason.CONTEXT  # the server took shorter ones of this episode
         if len(completion.token_ids) > room:
             problem = f"{len(completion.token_ids)} ids where at most {room} were asked for"
         elif not all(map(math.isfinite, completion.token_logp)):
@@ -391,8 +362,7 @@ class OneEpisode:
         """
         try:
             tell()
-        except InputError as error:
-            self.counts[f"not_continued_{error.code}"] += 1
+        except InputError:
             return False
         return True
 

@@ -53,7 +53,7 @@ class EpisodePlayer:
     listeners: Sequence[Listener] = field(default=(), kw_only=True)
     keeps_trees: bool = field(default=False, kw_only=True)
     num_places: Callable[[], int] | None = field(default=None, kw_only=True)
-    on_ended: Callable[[int, int], None] | None = field(default=None, init=False)
+    on_ended: Callable[[int, int], None] = field(default=lambda *_: None, init=False)
     figures: dict[str, float] = field(default_factory=dict, init=False)
     _num_left: int = field(default=0, init=False)
 
@@ -72,9 +72,8 @@ class EpisodePlayer:
         was under way when a run was cut is begun again with the same ones. A generation of which infrastructure took every
         episode is refused (CR0390).
         """
-        counts: Counter[str] = Counter()
         seed = derive_seed(self.seed, f"episodes {place}", step)
-        played = self.play(task_ids, policy, seed=seed, step=step, counts=counts, on_ended=self.on_ended)
+        played = self.play(task_ids, policy, seed=seed, step=step)
         if all(each.stop_reason is StopReason.INFRASTRUCTURE for each in played):
             raise SandboxFailure(
                 "CR0390",
@@ -82,35 +81,25 @@ class EpisodePlayer:
                 where=played[0].failure,
                 fix="composer-rl sandbox selftest",
             )
-        self.figures = figures_of(played, counts)
+        self.figures = figures_of(played)
         if is_training:
             for listener in self.listeners:
                 listener(played)
         return played
 
-    def play(
-        self,
-        task_ids: Sequence[str],
-        policy: TokenPolicy,
-        *,
-        seed: int,
-        step: int,
-        counts: Counter[str] | None = None,
-        on_ended: Callable[[int, int], None] | None = None,
-    ) -> list[Episode]:
-        """One episode for each task id, in their order; nobody is told of them but ``on_ended`` (so many, of so many)."""
+    def play(self, task_ids: Sequence[str], policy: TokenPolicy, *, seed: int, step: int) -> list[Episode]:
+        """One episode for each task id, in their order; no listener is told."""
         self._num_left = num_all = len(task_ids)
+        parts, limits = self.parts(policy), self.options
 
         def note(num_ended: int) -> None:
             self._num_left = num_all - num_ended
-            if on_ended is not None:
-                on_ended(num_ended, num_all)
+            self.on_ended(num_ended, num_all)
 
         async def all_of_them() -> list[Episode]:
             async with policy if isinstance(policy, AbstractAsyncContextManager) else nullcontext():
-                parts, options = self.parts(policy), self.options
                 return await run_episodes(
-                    task_ids, parts, options=options, seed=seed, step=step, counts=counts, on_ended=note
+                    task_ids, parts, options=limits, seed=seed, step=step, on_ended=note
                 )
 
         return run_anywhere(all_of_them())
@@ -144,13 +133,17 @@ def outcome_of_episode(episode: Episode) -> TaskOutcome:
     return outcome_of(episode.task_id, episode.score)
 
 
-def figures_of(episodes: Sequence[Episode], counts: Counter[str]) -> dict[str, float]:
+def figures_of(episodes: Sequence[Episode]) -> dict[str, float]:
     """Numbers of a generation: means over its episodes, and counts of what is rare."""
     scores = [each.score for each in episodes if each.score is not None]
     reports = [each.judgement.report for each in episodes if each.judgement is not None]
     known = [report for report in reports if report is not None]
     turns = [turn for each in episodes for turn in each.turns]
     num_asked, num_episodes = sum(each.num_calls for each in episodes), len(episodes)
+    num_invalid = sum(each.num_invalid_calls for each in episodes)
+    ended = Counter(str(each.stop_reason) for each in episodes)
+    # each try but the last one failed, and of a lost episode the last one, too
+    num_failures = sum(each.num_tries - 1 for each in episodes) + ended["infrastructure"]
     figures = {
         "visible_pass": statistics.fmean(score.all_passed for score in scores) if scores else 0.0,
         "shown_pass": statistics.fmean(score.passed_all(paid=False) for score in scores) if scores else 0.0,
@@ -161,16 +154,15 @@ def figures_of(episodes: Sequence[Episode], counts: Counter[str]) -> dict[str, f
         "grading_seconds": statistics.fmean(each.grading_seconds for each in episodes),
         "summaries": sum(turn.is_summary for turn in turns) / num_episodes,
         "calls": num_asked / num_episodes,
-        "invalid_calls": float(counts["invalid_calls"]),
-        "invalid_calls_share": counts["invalid_calls"] / num_asked if num_asked else 0.0,
-        "infrastructure_failures": float(counts["infrastructure_failures"]),
+        "invalid_calls": float(num_invalid),
+        "invalid_calls_share": num_invalid / num_asked if num_asked else 0.0,
+        "infrastructure_failures": float(num_failures),
         "forgeries": float(sum(score.error.startswith(FORGED) for score in scores)),
         "dropped": float(sum(each.paid is None for each in episodes)),
         "monitor_findings": float(sum(len(report.findings) for report in known)),
         "monitor_flagged": float(sum(bool(report.findings) for report in known)),
         "monitor_masked": float(sum(report.masks_reward for report in known)),
     }
-    ended = Counter(str(each.stop_reason) for each in episodes)
     figures |= {f"stopped_{reason}": ended[reason] / num_episodes for reason in _REASONS}
     return {f"rollouts/{name}": value for name, value in figures.items()}
 
@@ -191,6 +183,7 @@ class EpisodeSampler(TaskSampler):
     ) -> None:
         super().__init__(player.grader)
         self.player, self.policy, self._keep = player, policy, keep
+        player.on_ended = self.note_prompts
         self.stop_reasons: Counter[str] = Counter()
 
     def follow(self, trainer: Any) -> None:
@@ -209,7 +202,7 @@ class EpisodeSampler(TaskSampler):
         of_each = [task for task in tasks for _ in range(num_samples)]
         task_ids, step = [task.task_id for task in of_each], self.policy.step
         with self.policy.opened(lambda: self.player.num_running) as policy:
-            played = self.player.play(task_ids, policy, seed=seed, step=step, on_ended=self.note_prompts)
+            played = self.player.play(task_ids, policy, seed=seed, step=step)
         self.stop_reasons.update(str(each.stop_reason) for each in played)
         if self._keep is not None and name:
             self._keep(name, played)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -291,24 +292,21 @@ class ServedModel:
         return not self.logprobs_mode or "processed_logprobs" in self.logprobs_mode
 
 
-def open_server(url: str, model: str = "", key_variable: str = "") -> Endpoint:
-    """A sampling server from what a user typed; nothing is asked yet. Without ``model`` it is the first that is served."""
+def open_server(url: str, key_variable: str = "") -> Endpoint:
+    """A sampling server from what a user typed; nothing is asked yet, so it has no name of a model."""
     try:
-        endpoint = open_endpoint(url, model or "?", key_variable)
+        endpoint = open_endpoint(url, "?", key_variable)
     except UsageError as error:
         raise _unfit(f"it cannot be asked: {error.message.rstrip('.')}", "give http://HOST:PORT/v1") from None
-    return replace(endpoint, model=model, max_retries=NUM_RETRIES, timeout_seconds=ANSWER_SECONDS)
+    return replace(endpoint, model="", max_retries=NUM_RETRIES, timeout_seconds=ANSWER_SECONDS)
 
 
 def find_server(endpoint: Endpoint, *, wait_seconds: float = 0.0) -> ServedModel:
-    """Ask a server which model it has.
-
-    An empty ``model`` of the endpoint becomes the first that it serves. A server that is not up yet is waited for, at most
-    ``wait_seconds``.
+    """Ask a server which model it serves first. One that is not up yet is waited for, at most ``wait_seconds``.
 
     Raises:
         MissingError: nobody answers there (CR0824).
-        UsageError: no such model is served, or what answers is no such server (CR0826).
+        UsageError: it serves no model, or what answers is no such server (CR0826).
     """
     openai = openai_package()
     deadline = time.monotonic() + wait_seconds
@@ -325,11 +323,9 @@ def find_server(endpoint: Endpoint, *, wait_seconds: float = 0.0) -> ServedModel
             if time.monotonic() >= deadline:
                 raise server_gone(f"nobody answers at {endpoint.url}")
             time.sleep(min(2.0, max(0.0, deadline - time.monotonic())))
-        names = [str(card.id) for card in cards]
-        if not names or endpoint.model not in ("", *names):
-            problem = f"it serves {', '.join(names) or 'no model'}, not {endpoint.model!r}"
-            raise _unfit(problem, "name a model that it serves")
-        card = cards[names.index(endpoint.model or names[0])]
+        if not cards:
+            raise _unfit("it serves no model", f"serve with {SERVE_COMMAND}")
+        card = cards[0]
         limit = getattr(card, "max_model_len", None)
         version = _told_by(client, endpoint, "version").get("version", "")
         settings: Any = _told_by(client, endpoint, "server_info?config_format=json")
@@ -407,10 +403,9 @@ def _told_by(
 ) -> dict[str, Any]:
     """What a route beside ``/v1`` answers; nothing where there is none."""
     url = f"{endpoint.url.removesuffix('/v1')}/{path}"
+    send = client.get if ask is None else partial(client.post, body=ask)
     try:
-        answer = (
-            client.get(url, cast_to=object) if ask is None else client.post(url, cast_to=object, body=ask)
-        )
+        answer = send(url, cast_to=object)
     except openai_package().OpenAIError:
         return {}
     return answer if isinstance(answer, dict) else {}

@@ -2,40 +2,27 @@
 Harbor project.
 
 A line of it is one trajectory of ATIF v1.7. Standard fields hold what other tools read: messages, calls, results, token ids,
-log-probabilities, counts. ``extra`` holds what the format has no field for, so that an episode is read back as it
-was; only the ``chat`` of its turns, messages that hints are made from while it trains, is not stored.
+log-probabilities, counts. ``extra`` holds what the format has no field for, so that nothing of an episode is lost but its
+judgement and the ``chat`` of its turns, messages that hints are made from while it trains.
 Reference: Agent Trajectory Interchange Format, RFC 0001 of the Harbor project, 2025.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from composer_replication import __version__
 from composer_replication.errors import InputError
-from composer_replication.records import (
-    Completion,
-    Outcome,
-    Score,
-    StopReason,
-    ToolCall,
-    ToolResult,
-    ToolSpec,
-)
-from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts
+from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn
 from composer_replication.rollouts.tools.tool_context import function_schema
 from composer_replication.run_folder import rewrite_jsonl
 
 ATIF_VERSION = "ATIF-v1.7"
-OUR_VERSION = 1
-"""Of what stands in ``extra.composer_replication``."""
-_OURS = "composer_replication"
 _PLAIN = ("task_id", "index", "step", "seed", "reward", "seconds", "grading_seconds", "num_tries", "failure")
 _PLAIN_OF_TURN = ("segment_idx", "is_summary", "policy_seconds", "tool_seconds")
 
@@ -50,26 +37,8 @@ def write_trajectories(
     try:
         rewrite_jsonl(path, [trajectory_row(episode, session_id, model_name) for episode in episodes])
     except ValueError as error:
-        raise _unusable(f"an episode cannot be written: {error}", path, "look at its numbers.") from error
-
-
-def read_trajectories(path: Path) -> list[Episode]:
-    """The episodes of a file, as they were written; refused where it is missing, damaged, or of somebody else (CR0401)."""
-    advice = "give a file that write_trajectories wrote, or restore it from a copy."
-    try:
-        lines = path.read_text().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unusable(f"it cannot be read: {error}", path, advice) from error
-    found = []
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            found.append(_episode_of(json.loads(line)))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            problem = f"line {number} is not an episode of ours ({type(error).__name__}: {error!s:.100})"
-            raise _unusable(problem, path, advice) from error
-    if lines[-1]:
-        raise _unusable("its last line is not whole", path, advice)
-    return found
+        problem = f"a file of trajectories is not usable: an episode cannot be written: {error}."
+        raise InputError("CR0401", problem, where=str(path), fix="look at its numbers.") from error
 
 
 def trajectory_row(episode: Episode, session_id: str = "", model_name: str = "") -> dict[str, Any]:
@@ -98,8 +67,8 @@ def trajectory_row(episode: Episode, session_id: str = "", model_name: str = "")
             "extra": {"reward": episode.reward, **asdict(episode.tokens)},
         },
         "extra": {
-            _OURS: {
-                "version": OUR_VERSION,
+            "composer_replication": {
+                "version": 1,  # of what stands here
                 "stop_reason": str(episode.stop_reason),
                 "score": None if episode.score is None else asdict(episode.score),
                 **{name: getattr(episode, name) for name in _PLAIN},
@@ -159,57 +128,6 @@ def _as_object(arguments: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _episode_of(row: Mapping[str, Any]) -> Episode:
-    """The episode that a line was made from."""
-    ours = row["extra"][_OURS]
-    if ours["version"] != OUR_VERSION:
-        raise ValueError(f"version {ours['version']} is not {OUR_VERSION}")
-    for before, step in pairwise(row["steps"]):
-        seen = before.get("metrics", {})  # a message of the user has none, and begins a conversation
-        is_later = bool(seen.get("prompt_tokens") or seen.get("completion_tokens"))
-        if is_later and "prompt_token_ids" in step.get("metrics", {}):
-            raise ValueError("a prompt does not begin with what came before it")
-    agents = [step for step in row["steps"] if step["source"] != "user"]
-    return Episode(
-        turns=tuple(_turn_of(step) for step in agents),
-        first_messages=tuple(step["message"] for step in row["steps"] if step["source"] == "user"),
-        tools=tuple(ToolSpec(**each["function"]) for each in row["agent"]["tool_definitions"]),
-        stop_reason=StopReason(ours["stop_reason"]),
-        score=None if ours["score"] is None else _score_of(ours["score"]),
-        **{name: ours[name] for name in _PLAIN},
-    )
-
-
-def _turn_of(step: Mapping[str, Any]) -> EpisodeTurn:
-    metrics, extra = step["metrics"], step["extra"]
-    added = (metrics.get("extra") or {}).get("added_token_ids")
-    ids, logp = tuple(metrics["completion_token_ids"]), tuple(metrics.get("logprobs", ()))
-    calls = (
-        ToolCall(row["function_name"], row["extra"]["arguments_text"], row["extra"]["call_id"])
-        for row in step.get("tool_calls", ())
-    )
-    results = (
-        ToolResult(row["content"], **row["extra"]) for row in step.get("observation", {}).get("results", ())
-    )
-    return EpisodeTurn(
-        tuple(metrics["prompt_token_ids"] if added is None else added),
-        Completion(ids, step["message"], StopReason(extra["stop_reason"]), logp),
-        tuple(calls),
-        tuple(results),
-        tokens=TokenCounts(**extra["tokens"]),
-        **{name: extra[name] for name in _PLAIN_OF_TURN},
-    )
-
-
-def _score_of(row: Mapping[str, Any]) -> Score:
-    outcomes = {node: Outcome(outcome) for node, outcome in row["outcomes"].items()}
-    return Score(outcomes, row["error"], row["seconds"], tuple(row.get("paid", ())))
-
-
-def _unusable(problem: str, path: Path, fix: str) -> InputError:
-    return InputError("CR0401", f"a file of trajectories is not usable: {problem}.", where=str(path), fix=fix)
 
 
 class KeptEpisodes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +32,7 @@ from composer_replication.rollouts.episodes.agent_loop import (
     run_episodes,
 )
 from composer_replication.rollouts.episodes.episode import Episode, TokenCounts, rollout_row
+from composer_replication.rollouts.episodes.episode_player import figures_of
 from composer_replication.rollouts.episodes.policies import run_anywhere
 
 SUBMIT = "<submit>{}</submit>"
@@ -148,17 +148,17 @@ def test_a_policy_that_breaks_its_word_is_infrastructure(answer: Completion) -> 
 
 @pytest.mark.parametrize("where", ["reset", "call", "grade", "score"])
 def test_a_broken_sandbox_is_tried_afresh_and_then_dropped(where: str) -> None:
-    lives, counts = Lives(), Counter()
+    lives = Lives()
     broken = parts(ScriptedPolicy(echo_then_submit), lives, how={"fails": lambda what: what == where})
-    [episode] = run(["task"], broken, options=EpisodeOptions(max_tries=3), counts=counts)
+    [episode] = run(["task"], broken, options=EpisodeOptions(max_tries=3))
     assert episode.stop_reason is StopReason.INFRASTRUCTURE
     assert (episode.reward, episode.score, episode.num_tries) == (None, None, 3)
     assert episode.failure == "CR0302"
     assert len(lives.opened) == 3
     assert lives.all_closed_once()
-    assert counts["dropped"] == 1
-    assert counts["infrastructure_failures"] == counts[f"failed_{episode.failure}"] == counts["tries"] == 3
-    assert counts["opened"] == counts["closed"] == 3
+    figures = figures_of([episode])
+    assert figures["rollouts/infrastructure_failures"] == 3
+    assert figures["rollouts/dropped"] == figures["rollouts/stopped_infrastructure"] == 1
 
 
 def test_a_sandbox_that_recovers_gives_the_episode_that_it_would_have_given() -> None:
@@ -169,6 +169,7 @@ def test_a_sandbox_that_recovers_gives_the_episode_that_it_would_have_given() ->
     )
     whole, _ = one(echo_then_submit)
     assert episode.num_tries == 2
+    assert figures_of([episode, whole])["rollouts/infrastructure_failures"] == 1
     assert len(lives.opened) == 2
     for turn, expected in zip(episode.turns, whole.turns, strict=True):
         assert replace(turn, policy_seconds=0, tool_seconds=0) == replace(
@@ -182,10 +183,8 @@ def test_an_environment_that_cannot_be_opened_is_infrastructure() -> None:
         raise SandboxFailure("CR0302", "no jail.")
 
     made = EpisodeParts(ScriptedPolicy(echo_then_submit), open_nothing, IdTalk())
-    counts: Counter[str] = Counter()
-    [episode] = run(["task"], made, counts=counts)
-    assert episode.stop_reason is StopReason.INFRASTRUCTURE
-    assert counts["opened"] == counts["not_closed"] == 0
+    [episode] = run(["task"], made)
+    assert (episode.stop_reason, episode.failure) == (StopReason.INFRASTRUCTURE, "CR0302")
 
 
 def test_what_is_no_failure_of_the_sandbox_ends_the_run_and_closes_everything() -> None:
@@ -205,10 +204,10 @@ def test_calls_that_no_tool_can_take_are_counted_and_too_many_refused() -> None:
     """Invalid is what the environment says is: the call after submit too, and not the one that it never saw."""
     text = f"<nothing>{{}}</nothing>{ECHO}{ECHO}{ECHO}<nothing>{{}}</nothing>"
     script = lambda asked: text if not num_results(asked) else f"{SUBMIT}{ECHO}"  # noqa: E731
-    lives, counts = Lives(), Counter()
+    lives = Lives()
     made = parts(ScriptedPolicy(script), lives)
-    [episode] = run(["task"], made, options=EpisodeOptions(max_calls=4), counts=counts)
-    assert episode.num_invalid_calls == counts["invalid_calls"] == 2
+    [episode] = run(["task"], made, options=EpisodeOptions(max_calls=4))
+    assert episode.num_invalid_calls == figures_of([episode])["rollouts/invalid_calls"] == 2
     last = episode.turns[0].results[4]
     assert (last.fault, last.text.startswith("Not run: at most 4")) == ("refused", True)
     assert len(lives.opened[0].calls) == 6  # four of the five, then two
@@ -271,15 +270,15 @@ def blocking(seconds: float, lives: Lives) -> tuple[EpisodeParts, threading.Even
 
 
 def test_an_environment_that_does_not_come_back_is_closed_when_it_does() -> None:
-    lives, counts = Lives(), Counter()
+    lives = Lives()
     made, _ = blocking(1.0, lives)
     limits = EpisodeOptions(
         turn_seconds=0.5, call_seconds=0, grace_seconds=0, max_tries=1, closing_seconds=30
     )
-    [episode] = run(["task"], made, options=limits, counts=counts)
+    [episode] = run(["task"], made, options=limits)
     assert (episode.stop_reason, episode.failure) == (StopReason.INFRASTRUCTURE, "CR0302")
+    assert len(lives.opened) == 1
     assert lives.all_closed_once()
-    assert counts["closed"] == counts["opened"] == 1
 
 
 def test_a_grading_is_waited_for_however_long_it_takes() -> None:
@@ -295,29 +294,27 @@ def test_a_grading_is_waited_for_however_long_it_takes() -> None:
     assert [each.reward for each in run(["a", "b"], made, options=limits)] == [1.0, 1.0]
 
 
-def test_an_environment_that_never_comes_back_is_counted_as_open() -> None:
-    lives, counts = Lives(), Counter()
+def test_an_environment_that_never_comes_back_is_not_waited_for() -> None:
+    lives = Lives()
     made, gate = blocking(60, lives)
     limits = EpisodeOptions(
         turn_seconds=0.5, call_seconds=0, grace_seconds=0, max_tries=1, closing_seconds=0.02
     )
-    [episode] = run(["task"], made, options=limits, counts=counts)
+    [episode] = run(["task"], made, options=limits)
     assert episode.stop_reason is StopReason.INFRASTRUCTURE
-    assert (counts["opened"], counts["closed"], counts["not_closed"]) == (1, 0, 1)
+    assert [each.num_closed for each in lives.opened] == [0]
     gate.set()
 
 
-def test_a_close_that_fails_is_counted() -> None:
+def test_a_close_that_fails_changes_no_reward() -> None:
     class Stubborn(FakeEnvironment):
         def close(self) -> None:
             super().close()
             raise OSError("no")
 
-    counts: Counter[str] = Counter()
     made = EpisodeParts(ScriptedPolicy(echo_then_submit), Stubborn, IdTalk())
-    [episode] = run(["task"], made, counts=counts)
-    assert episode.reward == 1.0
-    assert counts["close_failures"] == 1
+    [episode] = run(["task"], made)
+    assert (episode.reward, episode.num_tries) == (1.0, 1)
 
 
 def test_results_come_in_order_and_each_end_is_told() -> None:
@@ -368,7 +365,6 @@ def test_whoever_leaves_early_leaves_nothing_open(how: str) -> None:
             await asyncio.Event().wait()
 
     made = parts(ScriptedPolicy(echo_then_submit, most_wait), lives)
-    counts: Counter[str] = Counter()
 
     async def play() -> None:
         me = asyncio.current_task()
@@ -378,14 +374,12 @@ def test_whoever_leaves_early_leaves_nothing_open(how: str) -> None:
                 raise ValueError("enough")
             asyncio.get_running_loop().call_soon(me.cancel)
 
-        await run_episodes([f"task-{n}" for n in range(6)], made, counts=counts, on_ended=leave)
+        await run_episodes([f"task-{n}" for n in range(6)], made, on_ended=leave)
 
     with pytest.raises(asyncio.CancelledError if how == "cancel" else ValueError):
         asyncio.run(play())
     assert len(lives.opened) == 6
     assert lives.all_closed_once()
-    assert counts["opened"] == counts["closed"] == 6
-    assert counts["not_closed"] == 0
 
 
 def summarising(asked: Asked) -> str:
@@ -455,14 +449,12 @@ def test_an_end_that_the_template_writes_nowhere_after_a_call_ends_that_episode_
         text = tokenizer.decode(prompt_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return "functions.echo to=assistant" not in text
 
-    lives, talk = Lives(), LedgerTalk(tokenizer, tokenizer.text)
+    lives, talk = Lives(), LedgerTalk(tokenizer)
     made = EpisodeParts(Policy(), lives.open, talk)
-    counts = Counter[str]()
-    episodes = run(["a", "b"], made, options=EpisodeOptions(), counts=counts)
+    episodes = run(["a", "b"], made, options=EpisodeOptions())
     assert [each.stop_reason for each in episodes] == [StopReason.FINISHED] * 2
     assert all(each.score is not None and each.reward is not None for each in episodes)
     assert [len(each.turns) for each in episodes] == [2 if end == "<|call|>" else 1] * 2
-    assert counts["not_continued_CR0810"] == (0 if end == "<|call|>" else 2)
 
 
 def test_episodes_are_played_where_a_loop_runs_already() -> None:
@@ -481,7 +473,8 @@ def test_a_template_that_goes_on_after_no_call_is_refused_before_the_first_answe
 ) -> None:
     tokenizer = TemplateTokenizer(next(family for family in FAMILIES if family.name == name))
     policy = ScriptedPolicy(echo_then_submit)
-    talk = LedgerTalk(tokenizer, f"{tokenizer.text}{{# <tool_call> #}}")  # as if it knew tools
+    tokenizer.chat_template += "{# <tool_call> #}"  # as if it knew tools
+    talk = LedgerTalk(tokenizer)
     with pytest.raises(InputError, match=code):
         run(["task"], EpisodeParts(policy, Lives().open, talk))
     assert not policy.asked

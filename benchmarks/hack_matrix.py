@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.records import ToolCall
-from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor
+from composer_replication.rollouts.monitor import inspect_episode
 from composer_replication.rollouts.monitor.hack_monitor import HACK_CLASSES, MonitorReport, PublicTask
 
 WAYS: Mapping[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
@@ -138,9 +138,7 @@ def small_cases() -> list[Case]:
     cases = []
     for name, pairs in ASKED.items():
         visible = tuple(f"{test_path}::test_{name}_{number}" for number in range(len(pairs)))
-        public = PublicTask(
-            name, (path,), visible, {test_path: tests}, "smallquestions", "smallquestions", name
-        )
+        public = PublicTask((path,), visible, {test_path: tests}, "smallquestions", "smallquestions", name)
         case = Case(public, {}, path, MODULE, name, [*pairs.items()])
         broken = case.solution("raise NotImplementedError")
         cases.append(Case(public, {**files, path: broken}, path, MODULE, name, case.pairs))
@@ -200,9 +198,7 @@ class Draft:
             self.call("read_file", path=rng.choice([self.case.path, "README.md", *self.files]))
 
     def report(self) -> MonitorReport:
-        return HackMonitor().inspect(
-            EpisodeEvidence(self.case.public, self.calls, self.case.before, self.files, ROOT)
-        )
+        return inspect_episode(self.case.public, self.calls, self.case.before, self.files, ROOT)
 
 
 def cheat(draft: Draft, way: str | Sequence[str]) -> None:
@@ -259,7 +255,7 @@ def recall(families: Mapping[str, Sequence[Any]], cases: Sequence[Case], seed: i
 
 
 def _cheated(case: Case, way: str | Sequence[str], seed: str) -> MonitorReport:
-    draft = Draft(case, random.Random(f"{seed}/{case.public.task_id}"))
+    draft = Draft(case, random.Random(f"{seed}/{case.public.symbol}"))
     draft.look_around()
     cheat(draft, way)
     draft.look_around()
@@ -293,7 +289,7 @@ def false_alarms(cases: Sequence[Case], num_episodes: int, seed: int) -> list[st
         report = draft.report()
         if report.findings:
             words = (f"{each.name}: {each.evidence} [{each.place}]" for each in report.findings)
-            found.append(f"{case.public.task_id}: {'; '.join(words)}")
+            found.append(f"{case.function}: {'; '.join(words)}")
     return found
 
 

@@ -45,10 +45,9 @@ from composer_replication.rollouts.grading import (
 )
 from composer_replication.rollouts.monitor.hack_monitor import (
     HACK_CLASSES,
-    EpisodeEvidence,
-    HackMonitor,
     MonitorReport,
     PublicTask,
+    inspect_episode,
     public_task,
 )
 from composer_replication.rollouts.tools.tool_context import CallCounts, VisibleTests
@@ -402,13 +401,10 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
             others = {path: data for path, data in before.items() if not takes(path)}
         after = before if tree.graded is None else {**others, **tree.graded}
         task, root = public_task(self.grader.store, attempt.task), str(attempt.toolbox.sandbox.tree)
-        evidence = EpisodeEvidence(task, attempt.calls, before, after, root)
-        report = HackMonitor().inspect(evidence, HACK_CLASSES if self._monitor == "report" else ())
-        if not report.masks_reward:
-            return report
-        excused = golden_classes(self.grader, attempt.task)
-        told = (replace(each, action="report") if each.name in excused else each for each in report.findings)
-        return replace(report, findings=tuple(told))
+        report = inspect_episode(task, attempt.calls, before, after, root)
+        if self._monitor == "report":
+            return report.excusing(HACK_CLASSES)
+        return report.excusing(golden_classes(self.grader, attempt.task)) if report.masks_reward else report
 
 
 def golden_classes(grader: Grader, task: Task) -> frozenset[str]:
@@ -425,4 +421,4 @@ def shown_classes(
     task: PublicTask, before: Mapping[str, bytes], golden: Mapping[str, bytes]
 ) -> frozenset[str]:
     """The classes of which the monitor finds anything where these files are written."""
-    return frozenset(HackMonitor().inspect(EpisodeEvidence(task, [], before, {**before, **golden})).counts)
+    return frozenset(inspect_episode(task, [], before, {**before, **golden}).counts)

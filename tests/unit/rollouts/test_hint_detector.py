@@ -104,7 +104,7 @@ def test_single_turns(
     reward = float(score.all_passed)
     turn = Turn((1,), Completion((5, 6), text, StopReason(stop)))
     rollout = Rollout("t", 1, (turn,), reward, score, StopReason(stop), 1.0)
-    found = find_faults(single_turn(rollout, **{"path": "shelf.py", **known}))
+    found = find_faults(single_turn(rollout, **known))
     assert [fault.kind for fault in found] == ([] if kind is None else [kind])
 
 

@@ -12,8 +12,7 @@ the end. A place counts only if the template takes it, shows the hint, and chang
 there is no hinted prompt.
 
 A completion prompt ends where the body begins. There the hint is a comment, as the body's first lines: the last thing that
-the policy reads. That needs an answer which begins on a new line; any other would run on inside the comment, so there the
-comment stands above the function.
+the policy reads. An answer that does not begin on a new line would run on inside the comment, so there a line is begun for it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
-from composer_replication.records import Turn
 from composer_replication.rollouts.tokens.token_ledger import Chat, decode, encode, first_line, render
 
 SEPARATORS = ("\n\n", "\n", " ", "")
@@ -33,8 +31,6 @@ ENDINGS = ".!?:;,)`'\""
 """Taken off the end of a merged hint where no separator serves."""
 WIDTH = 88
 """Of a comment, its indentation included."""
-MAX_IDS_BEFORE = 2
-"""Control ids that a tokenizer may put before a text."""
 LEAVE_OUT = "set strict to false to leave such turns out."
 _AS_RENDERED = "give the messages, tools and template options that the prompt was rendered with."
 
@@ -181,38 +177,18 @@ def comment(hint: str, indent: str = "") -> str:
 
 
 def hint_code_prompt(
-    tokenizer: Tokenizer, turn: Turn, hint: str, *, path: str, indent: str, function_start: int
+    tokenizer: Tokenizer, prompt_ids: Sequence[int], answer: str, hint: str, *, indent: str
 ) -> tuple[int, ...]:
     """The ids of a prompt that is the beginning of a source file and that a body follows, with a hint in it as a comment.
 
     Args:
         tokenizer: the policy's.
-        turn: with the text of its prompt; a beginning-of-text id may stand before the ids of the text.
+        prompt_ids: the ids that the policy saw.
+        answer: the text that was sampled after them.
         hint: plain text.
-        path: of the file, for errors.
         indent: of the body.
-        function_start: where in the text the function begins, its decorators included.
     """
-    ids, prompt_text, hint = turn.prompt_ids, turn.prompt_text, hint.strip()
-    _refuse_unfit_hint(tokenizer, hint, "" if ids and prompt_text else "there is no prompt")
-    plain_ids = encode(tokenizer, prompt_text)
-    num_before = len(ids) - len(plain_ids)
-    if not 0 <= num_before <= MAX_IDS_BEFORE or ids[num_before:] != plain_ids:
-        fix = "give the prompt's text as it was tokenised for the policy."
-        raise unfit("the ids of the prompt are not those of its text", path, fix)
-    if turn.completion.text.startswith(("\n", "\r\n")):
-        added = f"\n{comment(hint, indent)}"
-        hint_ids = encode(tokenizer, added)
-        if decode(tokenizer, hint_ids).strip() == added.strip():
-            return (*ids, *hint_ids)
-    above, function = prompt_text[:function_start], prompt_text[function_start:]
-    margin = function[: len(function) - len(function.lstrip(" \t"))]
-    found = insertion(plain_ids, encode(tokenizer, f"{above}{comment(hint, margin)}\n{function}"))
-    if found is None:
-        problem = (
-            "the hint fits at no place of this prompt: the answer begins on the prompt's last line, and a "
-            "comment above the function would change other ids"
-        )
-        raise unfit(problem, path, LEAVE_OUT)
-    start = found[1] + num_before
-    return (*ids[:start], *found[2], *ids[start:])
+    ids, hint = tuple(prompt_ids), hint.strip()
+    _refuse_unfit_hint(tokenizer, hint, "" if ids else "there is no prompt")
+    end = "" if answer.startswith(("\n", "\r\n")) else f"\n{indent}"
+    return (*ids, *encode(tokenizer, f"\n{comment(hint, indent)}{end}"))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
-from composer_replication.records import HintedTurn, Rollout, StopReason, ToolResult, Turn
+from composer_replication.records import HintedTurn, Rollout, StopReason, ToolResult
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn
 from composer_replication.rollouts.grading import FORGED
 from composer_replication.rollouts.hints.hint_prompts import hint_chat_prompt, hint_code_prompt
@@ -49,20 +49,16 @@ _CONTROL = re.compile(
 class ObservedRollout:
     """A rollout with everything that a hint may be made of: no golden code, and no hidden test.
 
-    A single answer is an ``episode`` of one turn. ``prompt_text`` is its prompt, ``path`` and ``answered_text`` are the file that
-    it was spliced into and its text with the answer, ``answer`` the spliced span, ``indent`` the indentation of the body,
-    ``function_start`` where in the prompt's text its function begins. ``failed_tests`` are visible tests only, by node id, with
-    their assertions as they stand in the source. ``is_leak`` tells whether a text shows what must stay hidden: it is asked
-    about every hint, and it is all that this side knows of the golden code.
+    A single answer is an ``episode`` of one turn. ``answer`` is the span that was spliced into its file, ``answered_text`` that
+    file with it, ``indent`` the indentation of the body. ``failed_tests`` are visible tests only, by node id, with their
+    assertions as they stand in the source. ``is_leak`` tells whether a text shows what must stay hidden: it is asked about every
+    hint, and it is all that this side knows of the golden code.
     """
 
     episode: Episode
-    prompt_text: str = ""
-    path: str = ""
     answered_text: str | None = None
     answer: str | None = None
     indent: str = ""
-    function_start: int = 0
     failed_tests: Mapping[str, str] = field(default_factory=dict)
     is_leak: Callable[[str], bool] = field(default=lambda _: False, repr=False, compare=False)
 
@@ -206,9 +202,7 @@ def _syntax_problem(text: str) -> str:
     try:
         parse_syntax(text)
     except SyntaxError as error:
-        lines = text.splitlines()
-        at = (error.lineno or 1) - 1
-        shown = lines[at].strip()[:100] if 0 <= at < len(lines) else ""
+        shown = (error.text or "").strip()[:100]
         problem = f"{type(error).__name__}: {error.msg}" + (f" at `{shown}`" if shown else "")
     except (ValueError, RecursionError, MemoryError) as error:
         problem = f"{type(error).__name__}: the file cannot be read as Python"
@@ -308,19 +302,12 @@ class HintedTurnMaker:
             if hint is None:
                 self.counts["without_hint" if said.token_ids else "without_ids"] += 1
                 continue
-            turn = Turn(observed.episode.prompt_ids(fault.turn_idx), said, observed.prompt_text)
+            ids, indent = observed.episode.prompt_ids(fault.turn_idx), observed.indent
             try:
                 if told.chat is not None:
-                    hinted_ids = hint_chat_prompt(self.tokenizer, turn.prompt_ids, told.chat, hint)
+                    hinted_ids = hint_chat_prompt(self.tokenizer, ids, told.chat, hint)
                 else:
-                    hinted_ids = hint_code_prompt(
-                        self.tokenizer,
-                        turn,
-                        hint,
-                        path=observed.path,
-                        indent=observed.indent,
-                        function_start=observed.function_start,
-                    )
+                    hinted_ids = hint_code_prompt(self.tokenizer, ids, said.text, hint, indent=indent)
             except InputError as error:
                 if self.strict:
                     raise
@@ -329,4 +316,4 @@ class HintedTurnMaker:
             num_made += 1
             self.counts["hints"] += 1
             self.counts[f"hints/{fault.kind}"] += 1
-            yield fault, HintedTurn(turn.prompt_ids, hinted_ids, said.token_ids, said.token_logp)
+            yield fault, HintedTurn(ids, hinted_ids, said.token_ids, said.token_logp)

@@ -71,14 +71,13 @@ def survey(
     *,
     has_copies: bool = True,
     all_pass: bool = True,
-    draw: random.Random | None = None,
 ) -> Survey:
     """Run golden code (in ``files``) with every sentinel that its tests' text allows, and keep what fits.
 
     Where it does not pass so, it is run as it is stored, and then with fewer sentinels. Tests whose assertions mean nothing
     have no copies (``has_copies``). Where golden code passes all tests (``all_pass``) a failure is the fault of the order.
     """
-    dice = draw or random.SystemRandom()
+    dice = random.SystemRandom()
     copies = possible_copies(files, node_ids, dice) if has_copies else []
     names = sorted({copy.node_id for copy in copies})
     drawn = {*dice.sample(names, min(MAX_SURVEYED, len(names)))}
@@ -215,6 +214,7 @@ class GoldenFails(Exception):
     """The original code does not pass; the text says how, and names no hidden test."""
 
 
+@dataclass
 class GoldenRuns:
     """Looks up what original code does, once for each key; safe to use from several threads.
 
@@ -222,13 +222,12 @@ class GoldenRuns:
     that a task that cannot pass here costs little.
     """
 
-    def __init__(self, store: TaskStore, backend: str | None) -> None:
-        self._store = store
-        self._backend = backend
-        self._lock = Lock()
-        self._turns: dict[str, Lock] = {}
-        self._found: dict[str, Any] = {}
-        self._failed: dict[str, tuple[int, str]] = {}
+    store: TaskStore
+    backend: str | None
+    _lock: Lock = field(default_factory=Lock)
+    _turns: dict[str, Lock] = field(default_factory=dict)
+    _found: dict[str, Any] = field(default_factory=dict)
+    _failed: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def look_up(self, task_id: str, kind: str, look: Callable[[], Found]) -> Found:
         """What ``look`` gives, which raises ``GoldenFails`` where the original code does not pass."""
@@ -246,12 +245,12 @@ class GoldenRuns:
                 found: Found = self._found[key]
                 return found
             self._failed[key] = (num_asked + 1, problem)
-        proved = " or ".join(map(str, self._store.proved_by)) or "a sandbox that it does not name"
+        proved = " or ".join(map(str, self.store.proved_by)) or "a sandbox that it does not name"
         error = SandboxFailure(
             "CR0494",
-            f"the original code of {task_id} does not pass here, in {sandbox_in_force(self._backend)}: {problem}; "
+            f"the original code of {task_id} does not pass here, in {sandbox_in_force(self.backend)}: {problem}; "
             f"it was proven in {proved}. Attempts at it are dropped.",
-            where=str(self._store.root),
+            where=str(self.store.root),
             fix="use the sandbox that proved it, or build the tasks again here; composer-rl tasks validate names all such tasks.",
         )
         if num_asked == 0:

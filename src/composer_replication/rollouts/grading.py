@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 TestsUsed = Literal["visible", "hidden", "canary", "weakened"]
 Made = TypeVar("Made")
+_Key = tuple[str, TestsUsed, bool, str]
+"""A task, its tests, whether a single answer was asked about, and the hash of the answer or tree."""
 NUM_INFRASTRUCTURE_TRIES = 2
 WALL_FACTOR = 10.0
 """A test run that waits instead of computing is stopped after so many times its processor time."""
@@ -127,10 +130,9 @@ class Grader:
         self.backend = backend or None
         self.limits = limits or Limits()
         self.timeout_seconds = timeout_seconds
-        self.num_infrastructure_failures = 0
         self._num_jobs = num_jobs
         self.places = self._new_places()
-        self._seen: dict[str, Score] = {}
+        self._seen: dict[_Key, Score] = {}
         self.golden_runs = GoldenRuns(store, self.backend)
         self._draw = random.SystemRandom()
         self._lock = Lock()
@@ -184,9 +186,9 @@ class Grader:
         ``afresh`` runs every request, whatever was seen before.
         """
         keys = [_key(request) for request in requests]
-        asked = dict(zip(keys, requests, strict=True))
-        missing = {key: request for key, request in asked.items() if afresh or key not in self._seen}
-        fresh: dict[str, Score | None] = {}
+        asked = zip(keys, requests, strict=True)
+        missing = {key: request for key, request in asked if afresh or key not in self._seen}
+        fresh: dict[_Key, Score | None] = {}
         try:
             runs = (partial(self.grade_once, request) for request in missing.values())
             for key, score in zip(missing, self.places.map(self.tried, runs), strict=True):
@@ -199,7 +201,7 @@ class Grader:
             raise
         with self._lock:
             self._seen.update({key: score for key, score in fresh.items() if score is not None})
-        return [fresh[key] if key in fresh else self._seen[key] for key in keys]
+        return [fresh.get(key, self._seen.get(key)) for key in keys]
 
     def grade(self, task: Task, answer: str, tests: TestsUsed = "visible") -> Score | None:
         """One answer; None where the sandbox failed."""
@@ -216,8 +218,7 @@ class Grader:
     def forget(self, task_ids: Collection[str]) -> None:
         """Run the answers to these tasks again when they come again, whatever was seen."""
         with self._lock:
-            for key in [key for key in self._seen if key.rsplit("/", 2)[0] in task_ids]:
-                del self._seen[key]
+            self._seen = {key: score for key, score in self._seen.items() if key[0] not in task_ids}
 
     def close(self) -> None:
         """Wait for what runs; what waits is not begun any more."""
@@ -232,18 +233,11 @@ class Grader:
         return ThreadPoolExecutor(self._num_jobs, "grader")
 
     def tried(self, run: Callable[[], Made]) -> Made | None:
-        """What a run gives, tried again and counted where the sandbox fails; None where it fails again."""
+        """What a run gives, tried again where the sandbox fails; None where it fails again."""
         for _ in range(NUM_INFRASTRUCTURE_TRIES):
-            try:
+            with suppress(SandboxFailure):
                 return run()
-            except SandboxFailure:
-                self.count_infrastructure_failure()
         return None
-
-    def count_infrastructure_failure(self) -> None:
-        """Count a run that the sandbox failed; for whoever runs tests by ``watched``."""
-        with self._lock:
-            self.num_infrastructure_failures += 1
 
     def grade_once(self, request: GradeRequest) -> Score:
         """Run one request in this thread, whatever was seen before."""
@@ -359,12 +353,10 @@ class Grader:
         return files
 
 
-def _key(request: GradeRequest) -> str:
-    if request.tree is not None:
-        what = f"tree-{tree_sha256(request.tree)}"
-    else:
-        what = f"answer-{sha256_of(request.answer.encode('utf-8', 'replace'))}"
-    return f"{request.task.task_id}/{request.tests}/{what}"
+def _key(request: GradeRequest) -> _Key:
+    tree, answer = request.tree, request.answer.encode("utf-8", "replace")
+    what = sha256_of(answer) if tree is None else tree_sha256(tree)
+    return request.task.task_id, request.tests, tree is None, what
 
 
 @dataclass(frozen=True, slots=True)

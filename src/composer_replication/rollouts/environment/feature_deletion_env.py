@@ -224,11 +224,7 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         task = self.grader.store.get(task_id)
         message = first_message(self.grader.store, task)
         backend = self.grader.attempt_backend(is_warm=self._tools.is_warm)
-        try:
-            self._attempt = self._opened(task, backend)
-        except SandboxFailure:
-            self.grader.count_infrastructure_failure()
-            raise
+        self._attempt = self._opened(task, backend)
         return message
 
     def _opened(self, task: Task, backend: SandboxBackend) -> _Attempt:
@@ -273,7 +269,7 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         try:
             result = attempt.toolbox.call(call)
         except SandboxFailure:
-            self._break(attempt)
+            attempt.is_broken = True
             raise
         if self._monitor != "off":
             attempt.calls.append(call)
@@ -331,10 +327,8 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         """End the attempt and take its sandbox away; idempotent."""
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
-            try:
+            with suppress(SandboxFailure):  # its tree is gone all the same
                 self._end()
-            except SandboxFailure:  # its tree is gone all the same
-                self.grader.count_infrastructure_failure()
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -345,10 +339,6 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
             raise no_attempt("FeatureDeletionEnv")
         return self._attempt
 
-    def _break(self, attempt: _Attempt) -> None:
-        attempt.is_broken = True
-        self.grader.count_infrastructure_failure()
-
     def _left(self) -> _Tree | None:
         """The tree as it stands, read once when the attempt is over; None where the sandbox failed."""
         attempt = self._running
@@ -357,7 +347,7 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         try:
             tree = self._read(attempt)
         except SandboxFailure:
-            self._break(attempt)
+            attempt.is_broken = True
             return None
         attempt.tree = tree if attempt.toolbox.is_over else None
         return tree

@@ -311,24 +311,17 @@ class Grader:
 
     def _with_twins(self, task: Task, files: dict[str, bytes], score: Score) -> Score:
         """The hidden score with one more outcome for each function whose behaviour was recorded."""
-        outcomes, started = dict(score.outcomes), time.monotonic()
-
-        def passes(files: Mapping[str, bytes], twin: Twin) -> bool:
-            return judge_twin(
-                files,
-                self.store.environment(task),
-                twin,
-                backend=self.backend,
-                limits=self.limits,
-                timeout_seconds=max(self.timeout_seconds, MIN_TWIN_SECONDS),
-            ).passed
+        outcomes, started, environment = dict(score.outcomes), time.monotonic(), self.store.environment(task)
+        seconds = max(self.timeout_seconds, MIN_TWIN_SECONDS)
+        judge = partial(judge_twin, backend=self.backend, limits=self.limits, timeout_seconds=seconds)
 
         def require_golden(twin: Twin) -> None:
-            if not passes({**self.store.files(task, "hidden"), **self.golden_files(task)}, twin):
+            golden = {**self.store.files(task, "hidden"), **self.golden_files(task)}
+            if not judge(golden, environment, twin).passed:
                 raise GoldenFails("a function does other than was recorded of it")
 
         for pin, twin in self.store.twins(task).items():
-            passed = passes(files, twin)
+            passed = judge(files, environment, twin).passed
             if not passed:
                 self.golden_runs.look_up(task.task_id, f"twin/{pin}", partial(require_golden, twin))
             outcomes[f"twin::{pin}"] = Outcome.PASSED if passed else Outcome.FAILED
@@ -363,13 +356,12 @@ def _key(request: GradeRequest) -> _Key:
 class Regressions:
     """PASS_TO_PASS tests that a candidate broke, of ``num_run`` that were run; they passed before it and with the original code.
 
-    ``error`` says why the run as a whole failed, empty otherwise; then all of them count as broken: a tree in
-    which a test file cannot be collected any more is not looked at test by test.
+    Where the run as a whole failed all of them count as broken: a tree in which a test file cannot be collected any more is
+    not looked at test by test.
     """
 
     broken: tuple[str, ...]
     num_run: int
-    error: str = ""
 
     @property
     def share(self) -> float:
@@ -417,6 +409,6 @@ def find_regressions(
             return Regressions((), 0)
         report = run(graded_tree(store.files(task, "visible"), tree, rule_of(store, task)), node_ids)
         broken = tuple(test for test in node_ids if report.outcomes[test] is not Outcome.PASSED)
-        return Regressions(broken, len(node_ids), report.error)
+        return Regressions(broken, len(node_ids))
 
     return grader.tried(found)

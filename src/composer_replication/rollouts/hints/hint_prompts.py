@@ -31,7 +31,6 @@ ENDINGS = ".!?:;,)`'\""
 """Taken off the end of a merged hint where no separator serves."""
 WIDTH = 88
 """Of a comment, its indentation included."""
-LEAVE_OUT = "set strict to false to leave such turns out."
 _AS_RENDERED = "give the messages, tools and template options that the prompt was rendered with."
 
 
@@ -61,7 +60,7 @@ def hint_chat_prompt(
         plain_text = render(tokenizer, chat, chat.messages)
     except Exception as error:  # a template is foreign code and may raise anything
         problem = f"the chat template does not take the turn's own conversation: {first_line(error)}"
-        raise unfit(problem, "messages", _AS_RENDERED) from error
+        raise _unfit(problem, "messages", _AS_RENDERED) from error
     plain_ids = encode(tokenizer, plain_text)
     refusals: list[str] = []
     for place, shown, messages in _places(chat.messages, hint):
@@ -78,12 +77,12 @@ def hint_chat_prompt(
             break
     else:
         problem = f"the hint fits at no place of this prompt ({'; '.join(dict.fromkeys(refusals))})"
-        raise unfit(problem, "chat template", LEAVE_OUT)
+        raise _unfit(problem, "chat template", "set strict to false to leave such turns out.")
     first, last, hint_ids = found
     num_tail = max(len(plain_ids) - first, _num_local(tokenizer, chat, plain_ids))
     if ids != plain_ids and ids[-num_tail:] != plain_ids[-num_tail:]:
         problem = f"the last {num_tail} ids of the prompt are not those of the last message and the generation prompt"
-        raise unfit(problem, "prompt_ids", _AS_RENDERED)
+        raise _unfit(problem, "prompt_ids", _AS_RENDERED)
     start = len(ids) - (len(plain_ids) - last)
     return (*ids[:start], *hint_ids, *ids[start:])
 
@@ -109,12 +108,12 @@ def insertion(plain: Sequence[int], hinted: Sequence[int]) -> tuple[int, int, tu
 def _refuse_unfit_hint(tokenizer: Tokenizer, hint: str, missing: str) -> None:
     """Also a hint in which the tokenizer sees a control token: it would end or begin a message."""
     if missing or not hint:
-        fix = "give turns with the ids that the policy saw, and their text or conversation."
-        raise unfit(missing or "the hint is empty", fix=fix)
+        fix = "give turns with the ids that the policy saw, and their conversation."
+        raise _unfit(missing or "the hint is empty", "turn", fix)
     ids = encode(tokenizer, hint)
     if decode(tokenizer, ids) != decode(tokenizer, ids, skip_special_tokens=True):
         fix = "put a space into it, as the function clean_text does."
-        raise unfit("the hint holds a control token of the tokenizer", hint[:60], fix)
+        raise _unfit("the hint holds a control token of the tokenizer", hint[:60], fix)
 
 
 def _places(
@@ -155,9 +154,7 @@ def _num_equal(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     return next((idx for idx, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
-def unfit(problem: str, where: str = "turn", fix: str = "") -> InputError:
-    """The error for a turn whose prompt cannot take its hint (CR0430)."""
-    fix = fix or "give turns with the ids that the policy saw and sampled."
+def _unfit(problem: str, where: str, fix: str) -> InputError:
     return InputError("CR0430", f"{problem}.", where=where, fix=fix)
 
 

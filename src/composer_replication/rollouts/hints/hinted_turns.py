@@ -90,10 +90,8 @@ def find_faults(observed: ObservedRollout) -> list[Fault]:
     episode = observed.episode
     if episode.stop_reason is StopReason.INFRASTRUCTURE or (episode.reward is None and episode.score is None):
         return []
-    is_single_answer = len(episode.turns) == 1 and not episode.turns[0].calls
-    whole = _answer_faults if is_single_answer else _turn_faults
     by_turn: dict[int, Fault] = {}
-    for fault in (*_call_faults(episode.turns), *whole(observed), *_test_failures(observed)):
+    for fault in (*_call_faults(episode.turns), *_turn_faults(observed), *_test_failures(observed)):
         by_turn.setdefault(fault.turn_idx, fault)
     return [by_turn[idx] for idx in sorted(by_turn)]
 
@@ -123,36 +121,38 @@ def fault_kind(result: ToolResult) -> str:
 
 
 def _turn_faults(observed: ObservedRollout) -> Iterator[Fault]:
-    """Faults that a turn shows as a whole: cut off, or nothing said."""
+    """Faults that a turn shows as a whole: cut off, nothing said, or code of a single answer that does not parse."""
     turns, score, reward = observed.episode.turns, observed.episode.score, observed.episode.reward
     is_solved = score.all_passed if score is not None else reward is not None and reward >= 1
+    code, answer, said = observed.answered_text, observed.answer, answered(observed.run_error)
+    problem = "" if code is None else _syntax_problem(code)
     for idx, turn in enumerate(turns[:-1] if is_solved else turns):
-        if turn.completion.stop_reason is StopReason.LENGTH:
-            yield _truncated(observed, idx)
-        elif not turn.completion.text.strip() and not turn.calls:
-            yield _empty_answer(observed, idx)
+        is_cut, text = turn.completion.stop_reason is StopReason.LENGTH, turn.completion.text
+        is_empty = not turn.calls and not (text.strip() and (answer is None or answer.strip()))
+        if is_cut and (code is None or problem or is_empty):  # code that is whole is judged by its tests
+            yield Fault(idx, "truncated", (_shorter(observed, idx), said))
+        elif is_empty:
+            yield Fault(idx, "empty-answer", (_expected(observed, idx), said))
+        elif problem:
+            told = f"What was written does not parse: {problem}. Keep brackets, quotes and indentation whole."
+            yield Fault(idx, "syntax-error", (told, said))
 
 
-def _truncated(observed: ObservedRollout, turn_idx: int) -> Fault:
+def _shorter(observed: ObservedRollout, turn_idx: int) -> str:
     turns = observed.episode.turns
     num_tokens = len(turns[turn_idx].completion.token_ids)
     if turns[turn_idx].chat is None or len(turns) == 1:
-        advice = f"The whole answer has to fit into {num_tokens} tokens: write the shortest code that does it, without comments."
-    else:
-        advice = f"The answer was cut off after {num_tokens} tokens: think less, and make one short call."
-    return Fault(turn_idx, "truncated", (advice, answered(observed.run_error)))
+        return f"The whole answer has to fit into {num_tokens} tokens: write the shortest code that does it, without comments."
+    return f"The answer was cut off after {num_tokens} tokens: think less, and make one short call."
 
 
-def _empty_answer(observed: ObservedRollout, turn_idx: int) -> Fault:
-    episode = observed.episode
-    if episode.tools:
-        names = ", ".join(tool.name for tool in episode.tools)
-        advice = f"The answer was empty. Call one of the tools: {names}."
-    elif episode.turns[turn_idx].chat is None:
-        advice = "The body goes on the next line, indented below the function's header."
-    else:
-        advice = "The answer held no code: give the whole body in one fenced block."
-    return Fault(turn_idx, "empty-answer", (advice, answered(observed.run_error)))
+def _expected(observed: ObservedRollout, turn_idx: int) -> str:
+    if observed.episode.tools:
+        names = ", ".join(tool.name for tool in observed.episode.tools)
+        return f"The answer was empty. Call one of the tools: {names}."
+    if observed.episode.turns[turn_idx].chat is None:
+        return "The body goes on the next line, indented below the function's header."
+    return "The answer held no code: give the whole body in one fenced block."
 
 
 def _test_failures(observed: ObservedRollout) -> Iterator[Fault]:
@@ -177,23 +177,6 @@ def _test_failures(observed: ObservedRollout) -> Iterator[Fault]:
 def _told(node_id: str, assertion: str) -> str:
     shown = textwrap.shorten(assertion, MAX_ASSERTION_CHARACTERS, placeholder="...")
     return f"{node_id.rpartition('::')[2]} fails" + (f": it checks `{shown}`." if shown else ".")
-
-
-def _answer_faults(observed: ObservedRollout) -> Iterator[Fault]:
-    """What is wrong with a single answer that failed, before any test looks at it: it is judged by its code."""
-    completion, code = observed.episode.turns[0].completion, observed.answered_text
-    score = observed.episode.score
-    if score is None or score.all_passed:
-        return
-    is_cut, has_text = completion.stop_reason is StopReason.LENGTH, bool(completion.text.strip())
-    problem = "" if code is None else _syntax_problem(code)
-    if not has_text or (observed.answer is not None and not observed.answer.strip()):
-        yield _truncated(observed, 0) if is_cut and has_text else _empty_answer(observed, 0)
-    elif is_cut and (problem or code is None):
-        yield _truncated(observed, 0)
-    elif problem:
-        told = f"What was written does not parse: {problem}. Keep brackets, quotes and indentation whole."
-        yield Fault(0, "syntax-error", (told, answered(observed.run_error)))
 
 
 def _syntax_problem(text: str) -> str:

@@ -92,6 +92,10 @@ class Case:
     pairs: Sequence[tuple[str, str]] = ()
 
     @property
+    def test_path(self) -> str:
+        return self.public.visible_tests[0].partition("::")[0]
+
+    @property
     def arguments(self) -> list[str]:
         given = _function(self.golden, self.function).args
         return [each.arg for each in (*given.posonlyargs, *given.args) if each.arg not in ("self", "cls")]
@@ -112,7 +116,7 @@ class Case:
         names = {
             "path": self.path, "folder": f"{folder}/" if folder else "", "name": name,
             "stem": name.removesuffix(".py"), "package": self.public.package, "symbol": self.function,
-            "distribution": self.public.distribution, "test": min(self.public.test_texts),
+            "distribution": self.public.distribution, "test": self.test_path,
         }  # fmt: skip
         for key, value in names.items():
             text = text.replace(f"<{key}>", value)
@@ -138,7 +142,7 @@ def small_cases() -> list[Case]:
     cases = []
     for name, pairs in ASKED.items():
         visible = tuple(f"{test_path}::test_{name}_{number}" for number in range(len(pairs)))
-        public = PublicTask((path,), visible, {test_path: tests}, "smallquestions", "smallquestions", name)
+        public = PublicTask((path,), visible, "smallquestions", "smallquestions", name)
         case = Case(public, {}, path, MODULE, name, [*pairs.items()])
         broken = case.solution("raise NotImplementedError")
         cases.append(Case(public, {**files, path: broken}, path, MODULE, name, case.pairs))
@@ -267,7 +271,7 @@ def honest_episode(draft: Draft) -> None:
     for _ in range(draft.rng.randint(2, 7)):
         draft.look_around()
     way = draft.rng.choice(WAYS["honest"]["edits"])
-    test_path = min(draft.case.public.test_texts)
+    test_path = draft.case.test_path
     if way[0] == "golden":
         draft.solve()
     elif way[0] == "add":

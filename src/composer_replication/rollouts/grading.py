@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import SandboxBackend
@@ -21,7 +21,6 @@ from composer_replication.records import Limits, Outcome, Score, Task
 from composer_replication.rollouts.candidate_tree import graded_tree, rule_of, tree_sha256
 from composer_replication.rollouts.forgery_checks import (
     GoldenFails,
-    GoldenRuns,
     Survey,
     changed_files,
     forgery,
@@ -37,6 +36,7 @@ from composer_replication.tasks.running.bench import noticing_seconds
 from composer_replication.tasks.running.watched_run import WatchedReport, run_watched
 from composer_replication.tasks.sentinels import without_assertions
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import sandbox_in_force
 from composer_replication.tasks.store_records import RUN_FACTOR
 from composer_replication.tasks.twin.twin_records import Twin
 from composer_replication.tasks.twin.twin_run import judge_twin
@@ -94,7 +94,7 @@ class Grader:
     The tests of each grading run in a random order with sentinels among them; see
     ``forgery_checks``. The first grading of a task runs its golden code once as well, in
     a sandbox of its own, to learn which sentinels fit it. Where that code does not pass here, no
-    answer is graded (``forgery_checks.GoldenRuns``). An answer that forged outcomes
+    answer is graded (``of_golden_code``). An answer that forged outcomes
     fails all tests, and its ``error`` begins with ``FORGED``.
 
     Args:
@@ -133,7 +133,9 @@ class Grader:
         self._num_jobs = num_jobs
         self.places = self._new_places()
         self._seen: dict[_Key, Score] = {}
-        self.golden_runs = GoldenRuns(store, self.backend)
+        self._turns: dict[str, Lock] = {}
+        self._golden: dict[str, Any] = {}
+        self._golden_failed: dict[str, tuple[int, str]] = {}
         self._draw = random.SystemRandom()
         self._lock = Lock()
         self._attempt_backends: dict[bool, SandboxBackend] = {}
@@ -266,7 +268,7 @@ class Grader:
     def _survey(self, request: GradeRequest) -> Survey:
         """What golden code does in this kind of grading; looked up once, also when many ask at a time."""
         task = request.task
-        return self.golden_runs.look_up(
+        return self.of_golden_code(
             task.task_id,
             f"{request.tests}/{request.canary is not None}",
             lambda: survey(
@@ -277,6 +279,38 @@ class Grader:
                 all_pass=request.canary is None,
             ),
         )
+
+    def of_golden_code(self, task_id: str, kind: str, look: Callable[[], Made]) -> Made:
+        """What ``look`` gives, once for each kind; it raises ``GoldenFails`` where the original code does not pass.
+
+        What fails is not kept: the machine may have been busy. It is tried again at the second, fourth, eighth, … asking, so
+        that a task that cannot pass here costs little.
+        """
+        key = f"{task_id}/{kind}"
+        with self._lock:
+            turn = self._turns.setdefault(key, Lock())
+        with turn:
+            num_asked, problem = self._golden_failed.get(key, (0, ""))
+            if key not in self._golden and not num_asked & (num_asked - 1):
+                try:
+                    self._golden[key] = look()
+                except GoldenFails as failed:
+                    problem = str(failed)
+            if key in self._golden:
+                found: Made = self._golden[key]
+                return found
+            self._golden_failed[key] = (num_asked + 1, problem)
+        proved = " or ".join(map(str, self.store.proved_by)) or "a sandbox that it does not name"
+        error = SandboxFailure(
+            "CR0494",
+            f"the original code of {task_id} does not pass here, in {sandbox_in_force(self.backend)}: {problem}; "
+            f"it was proven in {proved}. Attempts at it are dropped.",
+            where=str(self.store.root),
+            fix="use the sandbox that proved it, or build the tasks again here; composer-rl tasks validate names all such tasks.",
+        )
+        if num_asked == 0:
+            logger.warning("%s", error)
+        raise error
 
     def golden_files(self, task: Task) -> dict[str, bytes]:
         """The files that the task took code out of, as they were. For trees that are graded, never for a policy."""
@@ -323,7 +357,7 @@ class Grader:
         for pin, twin in self.store.twins(task).items():
             passed = judge(files, environment, twin).passed
             if not passed:
-                self.golden_runs.look_up(task.task_id, f"twin/{pin}", partial(require_golden, twin))
+                self.of_golden_code(task.task_id, f"twin/{pin}", partial(require_golden, twin))
             outcomes[f"twin::{pin}"] = Outcome.PASSED if passed else Outcome.FAILED
         return Score(outcomes, score.error, score.seconds + time.monotonic() - started)
 
@@ -397,7 +431,7 @@ def find_regressions(
         return tuple(test for test in wanted if report.outcomes[test] is Outcome.PASSED)
 
     def found() -> Regressions:
-        node_ids = grader.golden_runs.look_up(task.task_id, "pass-to-pass", passing_with_golden_code)
+        node_ids = grader.of_golden_code(task.task_id, "pass-to-pass", passing_with_golden_code)
         if 0 < sample < len(node_ids):
             draw: random.Random = random.SystemRandom()
             if seed is not None:

@@ -48,7 +48,6 @@ TEST_PATH = "tests/test_sizes.py"
 TASK = PublicTask(
     hole_paths=(PATH,),
     visible_tests=(f"{TEST_PATH}::test_shorten", f"{TEST_PATH}::test_unchanged"),
-    test_texts={TEST_PATH: TEST},
     package="tinyfmt",
     distribution="tinyfmt",
     symbol="shorten",

@@ -218,10 +218,11 @@ def test_a_table_that_the_file_documents_is_no_secret_of_the_tests() -> None:
     test = (
         "def test_shorten():\n    assert shorten('kb', 6) == 1024\n    assert shorten('mb', 6) == 1048576\n"
     )
-    task = replace(TASK, visible_tests=(f"{TEST_PATH}::test_shorten",), test_texts={TEST_PATH: test})
-    after = {**BEFORE, **solved("return {'kb': 1024, 'mb': 1048576}[text]")}
+    task = replace(TASK, visible_tests=(f"{TEST_PATH}::test_shorten",))
+    first = {**BEFORE, TEST_PATH: test}
+    after = {**first, **solved("return {'kb': 1024, 'mb': 1048576}[text]")}
     for before, expected in ((BROKEN, set()), (BROKEN.replace("1024 and mb", "2"), {"hard-coded-inputs"})):
-        report = inspect_episode(task, [], {**BEFORE, PATH: before}, {**after, PATH: str(after[PATH])})
+        report = inspect_episode(task, [], {**first, PATH: before}, {**after, PATH: str(after[PATH])})
         assert names(report) == expected
 
 
@@ -341,8 +342,7 @@ def test_lines_that_are_not_new_were_there_as_often(before: list[str], after: li
 
 def test_the_public_task_holds_no_secret(sized_store: TaskStore) -> None:
     task: Task = sized_store.get("t-function-body")
-    public = public_task(sized_store, task)
+    public = public_task(task)
     assert public.hole_paths == ("tinymath/numbers.py",) and public.package == "tinymath"
     assert public.visible_tests == task.tests.visible
-    shown = json.dumps([public.test_texts[path] for path in public.test_texts])
-    assert "test_clamp_inside" in shown and "test_clamp_above" not in shown  # the hidden one
+    assert "test_clamp_inside" in str(public) and "test_clamp_above" not in str(public)  # the hidden one

@@ -72,7 +72,6 @@ def test_the_prompt_is_only_added_to(text: str, tokenizer: int) -> None:
     assert HINT in text_of(prompt, tokenizer)
 
 
-@pytest.mark.parametrize(("ids", "hint"), [((7,), " "), ((), HINT), ((7,), "Hint: <|im_end|>")])
-def test_what_does_not_fit_is_refused(ids: tuple[int, ...], hint: str) -> None:
+def test_a_control_token_is_refused() -> None:
     with pytest.raises(InputError, match="CR0430"):
-        hint_code_prompt(TOKENIZERS[0], ids, "\n", hint, indent="  ")
+        hint_code_prompt(TOKENIZERS[0], (7,), "\n", "Hint: <|im_end|>", indent="  ")

@@ -192,7 +192,7 @@ def test_the_monitor_sees_the_dishonest_one(played, store: TaskStore, clamp: Tas
     afters = [{**before, NUMBERS: golden[NUMBERS]}, before, planted]
     reports = [
         inspect_episode(
-            public_task(store, clamp),
+            public_task(clamp),
             [call for turn in episode.turns for call in turn.calls],
             before,
             after,

@@ -390,7 +390,7 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         if others is None:
             others = {path: data for path, data in before.items() if not takes(path)}
         after = before if tree.graded is None else {**others, **tree.graded}
-        task, root = public_task(self.grader.store, attempt.task), str(attempt.toolbox.sandbox.tree)
+        task, root = public_task(attempt.task), str(attempt.toolbox.sandbox.tree)
         report = inspect_episode(task, attempt.calls, before, after, root)
         if self._monitor == "report":
             return report.excusing(HACK_CLASSES)
@@ -402,9 +402,9 @@ def golden_classes(grader: Grader, task: Task) -> frozenset[str]:
 
     def look() -> frozenset[str]:
         before = grader.store.files(task, "rollout")
-        return shown_classes(public_task(grader.store, task), before, grader.golden_files(task))
+        return shown_classes(public_task(task), before, grader.golden_files(task))
 
-    return grader.golden_runs.look_up(task.task_id, "monitor", look)
+    return grader.of_golden_code(task.task_id, "monitor", look)
 
 
 def shown_classes(

@@ -46,16 +46,15 @@ def hint_chat_prompt(
     Args:
         tokenizer: the policy's.
         prompt_ids: the ids that the policy saw, generation prompt included.
-        chat: the conversation that these ids render.
+        chat: the conversation that these ids render, of one message at least.
         hint: plain text.
 
     Raises:
         InputError: the prompt does not end as the template renders the conversation; the template takes the hint at no
-            place; the hint holds a control token; there is no hint, or no prompt (CR0430).
+            place; the hint holds a control token (CR0430).
     """
     ids, hint = tuple(prompt_ids), hint.strip()
-    missing = "" if chat.messages else "the conversation has no message"
-    _refuse_unfit_hint(tokenizer, hint, missing if ids else "there is no prompt")
+    _refuse_control_tokens(tokenizer, hint)
     try:
         plain_text = render(tokenizer, chat, chat.messages)
     except Exception as error:  # a template is foreign code and may raise anything
@@ -105,11 +104,8 @@ def insertion(plain: Sequence[int], hinted: Sequence[int]) -> tuple[int, int, tu
     return (first, last, hinted[last : last + num_added]) if first <= last else None
 
 
-def _refuse_unfit_hint(tokenizer: Tokenizer, hint: str, missing: str) -> None:
-    """Also a hint in which the tokenizer sees a control token: it would end or begin a message."""
-    if missing or not hint:
-        fix = "give turns with the ids that the policy saw, and their conversation."
-        raise _unfit(missing or "the hint is empty", "turn", fix)
+def _refuse_control_tokens(tokenizer: Tokenizer, hint: str) -> None:
+    """A control token would end or begin a message."""
     ids = encode(tokenizer, hint)
     if decode(tokenizer, ids) != decode(tokenizer, ids, skip_special_tokens=True):
         fix = "put a space into it, as the function clean_text does."
@@ -185,7 +181,6 @@ def hint_code_prompt(
         hint: plain text.
         indent: of the body.
     """
-    ids, hint = tuple(prompt_ids), hint.strip()
-    _refuse_unfit_hint(tokenizer, hint, "" if ids else "there is no prompt")
+    _refuse_control_tokens(tokenizer, hint)
     end = "" if answer.startswith(("\n", "\r\n")) else f"\n{indent}"
-    return (*ids, *encode(tokenizer, f"\n{comment(hint, indent)}{end}"))
+    return (*prompt_ids, *encode(tokenizer, f"\n{comment(hint, indent)}{end}"))

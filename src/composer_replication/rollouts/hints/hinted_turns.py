@@ -49,15 +49,14 @@ _CONTROL = re.compile(
 class ObservedRollout:
     """A rollout with everything that a hint may be made of: no golden code, and no hidden test.
 
-    A single answer is an ``episode`` of one turn. ``answer`` is the span that was spliced into its file, ``answered_text`` that
-    file with it, ``indent`` the indentation of the body. ``failed_tests`` are visible tests only, by node id, with their
+    A single answer is an ``episode`` of one turn. ``answered_text`` is its file with the answer spliced in, empty where the answer
+    holds no code, ``indent`` the indentation of the body. ``failed_tests`` are visible tests only, by node id, with their
     assertions as they stand in the source. ``is_leak`` tells whether a text shows what must stay hidden: it is asked about every
     hint, and it is all that this side knows of the golden code.
     """
 
     episode: Episode
     answered_text: str | None = None
-    answer: str | None = None
     indent: str = ""
     failed_tests: Mapping[str, str] = field(default_factory=dict)
     is_leak: Callable[[str], bool] = field(default=lambda _: False, repr=False, compare=False)
@@ -124,11 +123,11 @@ def _turn_faults(observed: ObservedRollout) -> Iterator[Fault]:
     """Faults that a turn shows as a whole: cut off, nothing said, or code of a single answer that does not parse."""
     turns, score, reward = observed.episode.turns, observed.episode.score, observed.episode.reward
     is_solved = score.all_passed if score is not None else reward is not None and reward >= 1
-    code, answer, said = observed.answered_text, observed.answer, answered(observed.run_error)
+    code, said = observed.answered_text, answered(observed.run_error)
     problem = "" if code is None else _syntax_problem(code)
     for idx, turn in enumerate(turns[:-1] if is_solved else turns):
         is_cut, text = turn.completion.stop_reason is StopReason.LENGTH, turn.completion.text
-        is_empty = not turn.calls and not (text.strip() and (answer is None or answer.strip()))
+        is_empty = not turn.calls and (not text.strip() or code == "")
         if is_cut and (code is None or problem or is_empty):  # code that is whole is judged by its tests
             yield Fault(idx, "truncated", (_shorter(observed, idx), said))
         elif is_empty:

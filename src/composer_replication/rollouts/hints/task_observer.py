@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
 
 from composer_replication.config import RolloutsSection
 from composer_replication.records import Outcome, Rollout, Score, StopReason, Task
@@ -34,16 +33,17 @@ _FAILED = {Outcome.FAILED, Outcome.ERROR, Outcome.MISSING}
 
 @dataclass(frozen=True, slots=True)
 class KnownTask:
-    """A task, its first prompt and its visible tests (path and source of each function); ``secrets`` are only asked about.
+    """A task, its first prompt and its visible tests (path and source of each function).
 
-    ``places`` say where the function of a node id stands.
+    ``places`` say where the function of a node id stands, ``is_leak`` whether a text shows deleted code, a hidden test or a
+    hidden value: of these no more is known.
     """
 
     task: Task
     prompt: str
     sources: tuple[tuple[str, str], ...]
     places: Mapping[str, Place]
-    secrets: Any
+    is_leak: Callable[[str], bool]
 
     def failed_tests(self, score: Score | None) -> dict[str, str]:
         """The visible tests that failed and their assertions, those with a known one first; of tests that check the same in
@@ -68,10 +68,6 @@ class KnownTask:
         found = [line.removeprefix("assert ") for line in lines if _ASSERTION.match(line)]
         return "; ".join(found[:MAX_ASSERTIONS])
 
-    def is_leak(self, text: str) -> bool:
-        """Whether a text shows deleted code, a hidden test or a hidden value."""
-        return bool(secret_shown(text, self.secrets))
-
 
 def known_tasks(store: TaskStore, prompt_of: Callable[[Task], str]) -> Callable[[str], KnownTask]:
     """What is known of the tasks of a store, read once each; ``prompt_of`` is what a policy is told first."""
@@ -82,7 +78,7 @@ def known_tasks(store: TaskStore, prompt_of: Callable[[Task], str]) -> Callable[
         prompt = prompt_of(task)
         places = store.repository(store.record(task_id).repository_record).places
         sources, secrets = read_material(store, task).sources, read_secrets(store, task, prompt)
-        return KnownTask(task, prompt, sources, places, secrets)
+        return KnownTask(task, prompt, sources, places, lambda text: bool(secret_shown(text, secrets)))
 
     return known
 
@@ -133,8 +129,7 @@ class TaskObserver:
                 score=score,
                 reward=rollout.reward,
             ),
-            answer=answer,
-            answered_text=fill(broken, hole, answer),
+            answered_text=fill(broken, hole, answer) if answer.strip() else "",
             indent=marker_indent(broken, hole),
             failed_tests=known.failed_tests(score),
             is_leak=known.is_leak,
@@ -170,5 +165,4 @@ class ObservedEpisodes:
         if episode is None:
             return None
         known = self._known(episode.task_id)
-        failed_tests = known.failed_tests(episode.score)
-        return ObservedRollout(episode, failed_tests=failed_tests, is_leak=known.is_leak)
+        return ObservedRollout(episode, failed_tests=known.failed_tests(episode.score), is_leak=known.is_leak)

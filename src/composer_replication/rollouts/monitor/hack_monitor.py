@@ -14,7 +14,6 @@ from composer_replication.records import MonitorMode, Task, ToolCall
 from composer_replication.rollouts.monitor.answer_tables import Known, hard_coded, visible_literals
 from composer_replication.rollouts.monitor.reported import asked_for, changed_tests, is_of_tests, new_lines
 from composer_replication.rollouts.monitor.solution import PythonCode, check_solution
-from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.syntax_trees import parsed
 
 LONGEST = 400_000
@@ -58,30 +57,26 @@ HACK_CLASSES: Mapping[str, MonitorMode] = {
 class PublicTask:
     """What the policy may know of its task, and all that the monitor knows: no golden code, no hidden test.
 
-    ``hole_paths`` are the files where code was taken out, removed files included; ``visible_tests`` node ids;
-    ``test_texts`` the visible test files by path. ``package`` is the name under which the code is imported,
-    ``distribution`` that under which it is published, ``symbol`` what was deleted.
+    ``hole_paths`` are the files where code was taken out, removed files included; ``visible_tests`` node ids.
+    ``package`` is the name under which the code is imported, ``distribution`` that under which it is published,
+    ``symbol`` what was deleted.
     """
 
     hole_paths: tuple[str, ...]
     visible_tests: tuple[str, ...]
-    test_texts: Mapping[str, str]
     package: str
     distribution: str
     symbol: str
 
 
-def public_task(store: TaskStore, task: Task) -> PublicTask:
-    """The public side of a stored task; the texts of the tests are those of the tree that the policy sees."""
-    files = store.files(task, "rollout")
-    test_paths = {node.partition("::")[0] for node in task.tests.shown}
+def public_task(task: Task) -> PublicTask:
+    """The public side of a stored task."""
     parts = PurePosixPath(task.path).parts
     top = parts[1] if len(parts) > 1 and parts[0] in _SOURCE_FOLDERS else parts[0]
     holes = (*(hole.path for hole in task.holes), *task.removed_files, task.path)
     return PublicTask(
         hole_paths=tuple(dict.fromkeys(holes)),
         visible_tests=task.tests.shown,
-        test_texts={path: as_text(files[path]) for path in sorted(test_paths) if path in files},
         package=PurePosixPath(top).stem,
         distribution=task.repository.partition("==")[0],
         symbol=task.symbol,
@@ -191,10 +186,12 @@ def _of_the_tree(
 
     for path, words in changed_tests(before, after):
         yield "test-edit", words, path, writer(path)
-    known = visible_literals(task.test_texts, task.visible_tests)
+    test_paths = {node.partition("::")[0] for node in task.visible_tests}
+    tests = {path: before[path] for path in test_paths if path in before}
+    known = visible_literals(tests, task.visible_tests)
     for path in _answer_files(task, before, after):
         try:
-            for name, words, place in _of_the_answer(task, path, before, after[path], known):
+            for name, words, place in _of_the_answer(path, before, after[path], tests, known):
                 yield name, words, place, writer(path)
         except RecursionError:
             yield "not-inspected", "code that is nested too deeply to be walked", path, None
@@ -218,9 +215,9 @@ def _answer_files(task: PublicTask, before: Mapping[str, str], after: Mapping[st
 
 
 def _of_the_answer(
-    task: PublicTask, path: str, before: Mapping[str, str], text: str, known: Known
+    path: str, before: Mapping[str, str], text: str, tests: Mapping[str, str], known: Known
 ) -> Iterator[tuple[str, str, str]]:
-    """The new code of one file; ``known`` are the literals of the visible tests."""
+    """The new code of one file; ``tests`` are the visible test files, ``known`` the literals of the visible tests."""
     old = before.get(path, "")
     new = new_lines(old, text)
     if len(text) > LONGEST:  # up to the end of a line, so that the rest can be parsed
@@ -230,11 +227,11 @@ def _of_the_answer(
     if tree is None:  # nothing is known of it
         return
     code = PythonCode(tree, new)
-    excuses = [old, *task.test_texts.values()]
+    excuses = [old, *tests.values()]
     if path not in before:  # the whole file was taken out: the other code of the package stands for it
         excuses += [each for name, each in before.items() if name.endswith(".py") and not is_of_tests(name)]
     documents = "\n".join(filter(None, chain.from_iterable(_DOCUMENTS.findall(old)))).lower()
-    test_files = frozenset(name.rpartition("/")[2] for name in task.test_texts)
+    test_files = frozenset(name.rpartition("/")[2] for name in tests)
     hits = check_solution(code, path, "\n".join(excuses), test_files)
     lines = text.splitlines()
     for name, node in chain(islice(hits, _MOST_HITS), islice(hard_coded(code, known, documents), _MOST_HITS)):

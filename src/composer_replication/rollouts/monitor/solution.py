@@ -52,7 +52,6 @@ class PythonCode:
         self.every = list(self._owners)
         self.nodes = [node for node in self.every if getattr(node, "lineno", 0) in new]
         """New nodes, parents first."""
-        self.new = frozenset(self.nodes)
         self.mentions, self.stores, self.texts = Facts(), Facts(), Facts()
         self.calls: dict[ast.AST, ast.Call] = {}
         self._said: set[ast.AST] = {node.value for node in self.every if isinstance(node, ast.Expr)}

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.records import ToolCall
-from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor
+from composer_replication.rollouts.monitor import inspect_episode
 from composer_replication.rollouts.monitor.hack_monitor import HACK_CLASSES, MonitorReport, PublicTask
 
 WAYS: Mapping[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
@@ -92,6 +92,10 @@ class Case:
     pairs: Sequence[tuple[str, str]] = ()
 
     @property
+    def test_path(self) -> str:
+        return self.public.visible_tests[0].partition("::")[0]
+
+    @property
     def arguments(self) -> list[str]:
         given = _function(self.golden, self.function).args
         return [each.arg for each in (*given.posonlyargs, *given.args) if each.arg not in ("self", "cls")]
@@ -112,7 +116,7 @@ class Case:
         names = {
             "path": self.path, "folder": f"{folder}/" if folder else "", "name": name,
             "stem": name.removesuffix(".py"), "package": self.public.package, "symbol": self.function,
-            "distribution": self.public.distribution, "test": min(self.public.test_texts),
+            "distribution": self.public.distribution, "test": self.test_path,
         }  # fmt: skip
         for key, value in names.items():
             text = text.replace(f"<{key}>", value)
@@ -138,9 +142,7 @@ def small_cases() -> list[Case]:
     cases = []
     for name, pairs in ASKED.items():
         visible = tuple(f"{test_path}::test_{name}_{number}" for number in range(len(pairs)))
-        public = PublicTask(
-            name, (path,), visible, {test_path: tests}, "smallquestions", "smallquestions", name
-        )
+        public = PublicTask((path,), visible, "smallquestions", "smallquestions", name)
         case = Case(public, {}, path, MODULE, name, [*pairs.items()])
         broken = case.solution("raise NotImplementedError")
         cases.append(Case(public, {**files, path: broken}, path, MODULE, name, case.pairs))
@@ -200,9 +202,7 @@ class Draft:
             self.call("read_file", path=rng.choice([self.case.path, "README.md", *self.files]))
 
     def report(self) -> MonitorReport:
-        return HackMonitor().inspect(
-            EpisodeEvidence(self.case.public, self.calls, self.case.before, self.files, ROOT)
-        )
+        return inspect_episode(self.case.public, self.calls, self.case.before, self.files, ROOT)
 
 
 def cheat(draft: Draft, way: str | Sequence[str]) -> None:
@@ -259,7 +259,7 @@ def recall(families: Mapping[str, Sequence[Any]], cases: Sequence[Case], seed: i
 
 
 def _cheated(case: Case, way: str | Sequence[str], seed: str) -> MonitorReport:
-    draft = Draft(case, random.Random(f"{seed}/{case.public.task_id}"))
+    draft = Draft(case, random.Random(f"{seed}/{case.public.symbol}"))
     draft.look_around()
     cheat(draft, way)
     draft.look_around()
@@ -271,7 +271,7 @@ def honest_episode(draft: Draft) -> None:
     for _ in range(draft.rng.randint(2, 7)):
         draft.look_around()
     way = draft.rng.choice(WAYS["honest"]["edits"])
-    test_path = min(draft.case.public.test_texts)
+    test_path = draft.case.test_path
     if way[0] == "golden":
         draft.solve()
     elif way[0] == "add":
@@ -293,7 +293,7 @@ def false_alarms(cases: Sequence[Case], num_episodes: int, seed: int) -> list[st
         report = draft.report()
         if report.findings:
             words = (f"{each.name}: {each.evidence} [{each.place}]" for each in report.findings)
-            found.append(f"{case.public.task_id}: {'; '.join(words)}")
+            found.append(f"{case.function}: {'; '.join(words)}")
     return found
 
 

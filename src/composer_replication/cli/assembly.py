@@ -400,12 +400,7 @@ def open_attempts(
         end_token_ids=end_token_ids(model, tokenizer),
         shuffle_seed=config.seed if config.reward.is_shuffled else None,
     )
-    observer = TaskObserver(  # with the reward's own grader, which keeps its scores: no answer is run twice
-        grader.store,
-        grader=grader,
-        tests=config.reward.tests,
-        options=config.rollouts,
-    )
+    observer = TaskObserver(grader, tests=config.reward.tests, options=config.rollouts)
     return reward, None, hinted(observer), open_sampler(config, grader, model, tokenizer)
 
 

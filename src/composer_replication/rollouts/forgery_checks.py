@@ -7,12 +7,11 @@ is forgiven.
 
 A task was proven by a run of its original code in one sandbox (``TaskStore.proved_by``). On another machine, or in
 another kind of jail, the same code may fail: no network of its own, another Python, another kernel. An answer that fails
-there is no wrong answer, so its grading is a failure of the sandbox (``GoldenRuns``).
+there is no wrong answer, so its grading is a failure of the sandbox (``Grader.of_golden_code``).
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import random
@@ -20,16 +19,11 @@ import stat
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from threading import Lock
-from typing import Any, TypeVar
 
-from composer_replication.errors import SandboxFailure
 from composer_replication.records import Outcome
-from composer_replication.tasks.intake.tree_rules import in_test_folder, is_test_path
+from composer_replication.tasks.intake.tree_rules import CONFIG_NAMES, in_test_folder, is_test_path
 from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.sentinels import Copy, Plan, make_plan, possible_copies
-from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_manifest import sandbox_in_force
 
 NUM_DOUBLES = 4
 NUM_CONTRARIES = 4
@@ -40,9 +34,7 @@ SLOW_SECONDS = 0.25
 """A copy that takes longer with the golden code is never made again."""
 TESTS_FAILED = 1
 """Exit code of pytest when some test failed: in a grading with sentinels, always."""
-_CONFIG_NAMES = frozenset(
-    "conftest.py pytest.ini .pytest.ini pytest.toml .pytest.toml tox.ini setup.cfg pyproject.toml".split()
-)
+_CONFIG_NAMES = CONFIG_NAMES | {"conftest.py"}
 START_NAMES = frozenset({"sitecustomize.py", "usercustomize.py", *_CONFIG_NAMES})
 """What a test runner or interpreter loads by itself where it stands."""
 
@@ -71,14 +63,13 @@ def survey(
     *,
     has_copies: bool = True,
     all_pass: bool = True,
-    draw: random.Random | None = None,
 ) -> Survey:
     """Run golden code (in ``files``) with every sentinel that its tests' text allows, and keep what fits.
 
     Where it does not pass so, it is run as it is stored, and then with fewer sentinels. Tests whose assertions mean nothing
     have no copies (``has_copies``). Where golden code passes all tests (``all_pass``) a failure is the fault of the order.
     """
-    dice = draw or random.SystemRandom()
+    dice = random.SystemRandom()
     copies = possible_copies(files, node_ids, dice) if has_copies else []
     names = sorted({copy.node_id for copy in copies})
     drawn = {*dice.sample(names, min(MAX_SURVEYED, len(names)))}
@@ -206,54 +197,5 @@ def _is_same(path: Path, data: bytes) -> bool:
         return stat.S_ISREG(info.st_mode) and info.st_size == len(data) and handle.read(len(data) + 1) == data
 
 
-logger = logging.getLogger(__name__)
-
-Found = TypeVar("Found")
-
-
 class GoldenFails(Exception):
     """The original code does not pass; the text says how, and names no hidden test."""
-
-
-class GoldenRuns:
-    """Looks up what original code does, once for each key; safe to use from several threads.
-
-    What fails is not kept: the machine may have been busy. It is tried again at the second, fourth, eighth, … asking, so
-    that a task that cannot pass here costs little.
-    """
-
-    def __init__(self, store: TaskStore, backend: str | None) -> None:
-        self._store = store
-        self._backend = backend
-        self._lock = Lock()
-        self._turns: dict[str, Lock] = {}
-        self._found: dict[str, Any] = {}
-        self._failed: dict[str, tuple[int, str]] = {}
-
-    def look_up(self, task_id: str, kind: str, look: Callable[[], Found]) -> Found:
-        """What ``look`` gives, which raises ``GoldenFails`` where the original code does not pass."""
-        key = f"{task_id}/{kind}"
-        with self._lock:
-            turn = self._turns.setdefault(key, Lock())
-        with turn:
-            num_asked, problem = self._failed.get(key, (0, ""))
-            if key not in self._found and not num_asked & (num_asked - 1):
-                try:
-                    self._found[key] = look()
-                except GoldenFails as failed:
-                    problem = str(failed)
-            if key in self._found:
-                found: Found = self._found[key]
-                return found
-            self._failed[key] = (num_asked + 1, problem)
-        proved = " or ".join(map(str, self._store.proved_by)) or "a sandbox that it does not name"
-        error = SandboxFailure(
-            "CR0494",
-            f"the original code of {task_id} does not pass here, in {sandbox_in_force(self._backend)}: {problem}; "
-            f"it was proven in {proved}. Attempts at it are dropped.",
-            where=str(self._store.root),
-            fix="use the sandbox that proved it, or build the tasks again here; composer-rl tasks validate names all such tasks.",
-        )
-        if num_asked == 0:
-            logger.warning("%s", error)
-        raise error

@@ -8,11 +8,12 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import SandboxBackend
@@ -20,7 +21,6 @@ from composer_replication.records import Limits, Outcome, Score, Task
 from composer_replication.rollouts.candidate_tree import graded_tree, rule_of, tree_sha256
 from composer_replication.rollouts.forgery_checks import (
     GoldenFails,
-    GoldenRuns,
     Survey,
     changed_files,
     forgery,
@@ -36,6 +36,7 @@ from composer_replication.tasks.running.bench import noticing_seconds
 from composer_replication.tasks.running.watched_run import WatchedReport, run_watched
 from composer_replication.tasks.sentinels import without_assertions
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import sandbox_in_force
 from composer_replication.tasks.store_records import RUN_FACTOR
 from composer_replication.tasks.twin.twin_records import Twin
 from composer_replication.tasks.twin.twin_run import judge_twin
@@ -45,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 TestsUsed = Literal["visible", "hidden", "canary", "weakened"]
 Made = TypeVar("Made")
+_Key = tuple[str, TestsUsed, bool, str]
+"""A task, its tests, whether a single answer was asked about, and the hash of the answer or tree."""
 NUM_INFRASTRUCTURE_TRIES = 2
 WALL_FACTOR = 10.0
 """A test run that waits instead of computing is stopped after so many times its processor time."""
@@ -91,7 +94,7 @@ class Grader:
     The tests of each grading run in a random order with sentinels among them; see
     ``forgery_checks``. The first grading of a task runs its golden code once as well, in
     a sandbox of its own, to learn which sentinels fit it. Where that code does not pass here, no
-    answer is graded (``forgery_checks.GoldenRuns``). An answer that forged outcomes
+    answer is graded (``of_golden_code``). An answer that forged outcomes
     fails all tests, and its ``error`` begins with ``FORGED``.
 
     Args:
@@ -127,11 +130,12 @@ class Grader:
         self.backend = backend or None
         self.limits = limits or Limits()
         self.timeout_seconds = timeout_seconds
-        self.num_infrastructure_failures = 0
         self._num_jobs = num_jobs
         self.places = self._new_places()
-        self._seen: dict[str, Score] = {}
-        self.golden_runs = GoldenRuns(store, self.backend)
+        self._seen: dict[_Key, Score] = {}
+        self._turns: dict[str, Lock] = {}
+        self._golden: dict[str, Any] = {}
+        self._golden_failed: dict[str, tuple[int, str]] = {}
         self._draw = random.SystemRandom()
         self._lock = Lock()
         self._attempt_backends: dict[bool, SandboxBackend] = {}
@@ -184,9 +188,9 @@ class Grader:
         ``afresh`` runs every request, whatever was seen before.
         """
         keys = [_key(request) for request in requests]
-        asked = dict(zip(keys, requests, strict=True))
-        missing = {key: request for key, request in asked.items() if afresh or key not in self._seen}
-        fresh: dict[str, Score | None] = {}
+        asked = zip(keys, requests, strict=True)
+        missing = {key: request for key, request in asked if afresh or key not in self._seen}
+        fresh: dict[_Key, Score | None] = {}
         try:
             runs = (partial(self.grade_once, request) for request in missing.values())
             for key, score in zip(missing, self.places.map(self.tried, runs), strict=True):
@@ -199,7 +203,7 @@ class Grader:
             raise
         with self._lock:
             self._seen.update({key: score for key, score in fresh.items() if score is not None})
-        return [fresh[key] if key in fresh else self._seen[key] for key in keys]
+        return [fresh.get(key, self._seen.get(key)) for key in keys]
 
     def grade(self, task: Task, answer: str, tests: TestsUsed = "visible") -> Score | None:
         """One answer; None where the sandbox failed."""
@@ -216,8 +220,7 @@ class Grader:
     def forget(self, task_ids: Collection[str]) -> None:
         """Run the answers to these tasks again when they come again, whatever was seen."""
         with self._lock:
-            for key in [key for key in self._seen if key.rsplit("/", 2)[0] in task_ids]:
-                del self._seen[key]
+            self._seen = {key: score for key, score in self._seen.items() if key[0] not in task_ids}
 
     def close(self) -> None:
         """Wait for what runs; what waits is not begun any more."""
@@ -232,18 +235,11 @@ class Grader:
         return ThreadPoolExecutor(self._num_jobs, "grader")
 
     def tried(self, run: Callable[[], Made]) -> Made | None:
-        """What a run gives, tried again and counted where the sandbox fails; None where it fails again."""
+        """What a run gives, tried again where the sandbox fails; None where it fails again."""
         for _ in range(NUM_INFRASTRUCTURE_TRIES):
-            try:
+            with suppress(SandboxFailure):
                 return run()
-            except SandboxFailure:
-                self.count_infrastructure_failure()
         return None
-
-    def count_infrastructure_failure(self) -> None:
-        """Count a run that the sandbox failed; for whoever runs tests by ``watched``."""
-        with self._lock:
-            self.num_infrastructure_failures += 1
 
     def grade_once(self, request: GradeRequest) -> Score:
         """Run one request in this thread, whatever was seen before."""
@@ -272,7 +268,7 @@ class Grader:
     def _survey(self, request: GradeRequest) -> Survey:
         """What golden code does in this kind of grading; looked up once, also when many ask at a time."""
         task = request.task
-        return self.golden_runs.look_up(
+        return self.of_golden_code(
             task.task_id,
             f"{request.tests}/{request.canary is not None}",
             lambda: survey(
@@ -283,6 +279,38 @@ class Grader:
                 all_pass=request.canary is None,
             ),
         )
+
+    def of_golden_code(self, task_id: str, kind: str, look: Callable[[], Made]) -> Made:
+        """What ``look`` gives, once for each kind; it raises ``GoldenFails`` where the original code does not pass.
+
+        What fails is not kept: the machine may have been busy. It is tried again at the second, fourth, eighth, … asking, so
+        that a task that cannot pass here costs little.
+        """
+        key = f"{task_id}/{kind}"
+        with self._lock:
+            turn = self._turns.setdefault(key, Lock())
+        with turn:
+            num_asked, problem = self._golden_failed.get(key, (0, ""))
+            if key not in self._golden and not num_asked & (num_asked - 1):
+                try:
+                    self._golden[key] = look()
+                except GoldenFails as failed:
+                    problem = str(failed)
+            if key in self._golden:
+                found: Made = self._golden[key]
+                return found
+            self._golden_failed[key] = (num_asked + 1, problem)
+        proved = " or ".join(map(str, self.store.proved_by)) or "a sandbox that it does not name"
+        error = SandboxFailure(
+            "CR0494",
+            f"the original code of {task_id} does not pass here, in {sandbox_in_force(self.backend)}: {problem}; "
+            f"it was proven in {proved}. Attempts at it are dropped.",
+            where=str(self.store.root),
+            fix="use the sandbox that proved it, or build the tasks again here; composer-rl tasks validate names all such tasks.",
+        )
+        if num_asked == 0:
+            logger.warning("%s", error)
+        raise error
 
     def golden_files(self, task: Task) -> dict[str, bytes]:
         """The files that the task took code out of, as they were. For trees that are graded, never for a policy."""
@@ -317,26 +345,19 @@ class Grader:
 
     def _with_twins(self, task: Task, files: dict[str, bytes], score: Score) -> Score:
         """The hidden score with one more outcome for each function whose behaviour was recorded."""
-        outcomes, started = dict(score.outcomes), time.monotonic()
-
-        def passes(files: Mapping[str, bytes], twin: Twin) -> bool:
-            return judge_twin(
-                files,
-                self.store.environment(task),
-                twin,
-                backend=self.backend,
-                limits=self.limits,
-                timeout_seconds=max(self.timeout_seconds, MIN_TWIN_SECONDS),
-            ).passed
+        outcomes, started, environment = dict(score.outcomes), time.monotonic(), self.store.environment(task)
+        seconds = max(self.timeout_seconds, MIN_TWIN_SECONDS)
+        judge = partial(judge_twin, backend=self.backend, limits=self.limits, timeout_seconds=seconds)
 
         def require_golden(twin: Twin) -> None:
-            if not passes({**self.store.files(task, "hidden"), **self.golden_files(task)}, twin):
+            golden = {**self.store.files(task, "hidden"), **self.golden_files(task)}
+            if not judge(golden, environment, twin).passed:
                 raise GoldenFails("a function does other than was recorded of it")
 
         for pin, twin in self.store.twins(task).items():
-            passed = passes(files, twin)
+            passed = judge(files, environment, twin).passed
             if not passed:
-                self.golden_runs.look_up(task.task_id, f"twin/{pin}", partial(require_golden, twin))
+                self.of_golden_code(task.task_id, f"twin/{pin}", partial(require_golden, twin))
             outcomes[f"twin::{pin}"] = Outcome.PASSED if passed else Outcome.FAILED
         return Score(outcomes, score.error, score.seconds + time.monotonic() - started)
 
@@ -359,25 +380,22 @@ class Grader:
         return files
 
 
-def _key(request: GradeRequest) -> str:
-    if request.tree is not None:
-        what = f"tree-{tree_sha256(request.tree)}"
-    else:
-        what = f"answer-{sha256_of(request.answer.encode('utf-8', 'replace'))}"
-    return f"{request.task.task_id}/{request.tests}/{what}"
+def _key(request: GradeRequest) -> _Key:
+    tree, answer = request.tree, request.answer.encode("utf-8", "replace")
+    what = sha256_of(answer) if tree is None else tree_sha256(tree)
+    return request.task.task_id, request.tests, tree is None, what
 
 
 @dataclass(frozen=True, slots=True)
 class Regressions:
     """PASS_TO_PASS tests that a candidate broke, of ``num_run`` that were run; they passed before it and with the original code.
 
-    ``error`` says why the run as a whole failed, empty otherwise; then all of them count as broken: a tree in
-    which a test file cannot be collected any more is not looked at test by test.
+    Where the run as a whole failed all of them count as broken: a tree in which a test file cannot be collected any more is
+    not looked at test by test.
     """
 
     broken: tuple[str, ...]
     num_run: int
-    error: str = ""
 
     @property
     def share(self) -> float:
@@ -413,7 +431,7 @@ def find_regressions(
         return tuple(test for test in wanted if report.outcomes[test] is Outcome.PASSED)
 
     def found() -> Regressions:
-        node_ids = grader.golden_runs.look_up(task.task_id, "pass-to-pass", passing_with_golden_code)
+        node_ids = grader.of_golden_code(task.task_id, "pass-to-pass", passing_with_golden_code)
         if 0 < sample < len(node_ids):
             draw: random.Random = random.SystemRandom()
             if seed is not None:
@@ -425,6 +443,6 @@ def find_regressions(
             return Regressions((), 0)
         report = run(graded_tree(store.files(task, "visible"), tree, rule_of(store, task)), node_ids)
         broken = tuple(test for test in node_ids if report.outcomes[test] is not Outcome.PASSED)
-        return Regressions(broken, len(node_ids), report.error)
+        return Regressions(broken, len(node_ids))
 
     return grader.tried(found)

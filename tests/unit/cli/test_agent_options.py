@@ -30,7 +30,7 @@ def test_the_monitor_is_asked_in_one_place() -> None:
     asking = {
         str(path.relative_to(package))
         for path in package.rglob("*.py")
-        if "EpisodeEvidence(" in path.read_text() and path.parent.name != "monitor"
+        if "inspect_episode(" in path.read_text() and path.parent.name != "monitor"
     }
     assert asking == {"rollouts/environment/feature_deletion_env.py"}
     assert "## Where it looks" in (root / "docs" / "monitor.md").read_text()

@@ -80,4 +80,4 @@ def episode_of(rollout: Rollout, **known: Any) -> Episode:
 
 def single_turn(rollout: Rollout, **known: Any) -> ObservedRollout:
     """A rollout of one turn without tools; ``known`` are further fields."""
-    return ObservedRollout(episode_of(rollout), prompt_text=rollout.turns[0].prompt_text, **known)
+    return ObservedRollout(episode_of(rollout), **known)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from composer_replication.records import ToolCall
-from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor
+from composer_replication.rollouts.monitor import inspect_episode
 from composer_replication.rollouts.monitor.hack_monitor import MonitorReport, PublicTask
 
 TEST = """import pytest
@@ -46,10 +46,8 @@ BROKEN = GOLDEN.replace(BODY, "    raise NotImplementedError\n")
 PATH = "tinyfmt/sizes.py"
 TEST_PATH = "tests/test_sizes.py"
 TASK = PublicTask(
-    task_id="tinyfmt-1.0--shorten",
     hole_paths=(PATH,),
     visible_tests=(f"{TEST_PATH}::test_shorten", f"{TEST_PATH}::test_unchanged"),
-    test_texts={TEST_PATH: TEST},
     package="tinyfmt",
     distribution="tinyfmt",
     symbol="shorten",
@@ -75,13 +73,12 @@ def inspect(
     *calls: ToolCall,
     after: Mapping[str, str | None] | None = None,
     before: Mapping[str, str] | None = None,
-    excused: Collection[str] = (),
 ) -> MonitorReport:
     """``after`` are the files that differ at the end, None for those that are gone, ``before`` further ones."""
     first = {**BEFORE, **(before or {})}
     changed: dict[str, str | None] = {**first, **(after or {})}
     tree = {path: text for path, text in changed.items() if text is not None}
-    return HackMonitor().inspect(EpisodeEvidence(TASK, calls, first, tree, "/srv/tree"), excused)
+    return inspect_episode(TASK, calls, first, tree, "/srv/tree")
 
 
 def names(report: MonitorReport) -> set[str]:

@@ -90,10 +90,12 @@ def run_faces_on(address: str, store: TaskStore) -> dict[str, Any]:
             ),
             lambda pid: os.kill(pid, signal.SIGKILL),
         )
+        tries, once = [], grader.grade_once
+        grader.grade_once = lambda request: tries.append(request) or once(request)  # type: ignore[func-returns-value,method-assign]
         again = grader.grade_many(requests[:1], afresh=True)[0]
         killer.join()
         result["graded_again"] = again is not None and again.all_passed
-        result["grading_failures"] = grader.num_infrastructure_failures
+        result["num_gradings"] = len(tries)
         grader.close()
 
         environment = RayEnvironment(cluster)

@@ -226,11 +226,10 @@ def test_a_sandbox_that_does_not_open_leaves_nothing(
         raise SandboxFailure("CR0302", "no jail.")
 
     monkeypatch.setattr(attempt_module, "open_sandbox", refuse)
-    before, count = attempt_folders(), grader.num_infrastructure_failures
+    before = attempt_folders()
     with pytest.raises(SandboxFailure):
         env.reset(clamp.task_id)
     assert attempt_folders() == before
-    assert grader.num_infrastructure_failures == count + 1
     with pytest.raises(UsageError, match="CR0800"):
         env.grade()
     face = TrlFeatureDeletion(env)
@@ -239,23 +238,18 @@ def test_a_sandbox_that_does_not_open_leaves_nothing(
     assert face.get_reward() is None
 
 
-def test_a_sandbox_that_breaks_gives_no_grade_and_is_counted(
-    env: FeatureDeletionEnv, grader: Grader, clamp: Task
-) -> None:
+def test_a_sandbox_that_breaks_gives_no_grade(env: FeatureDeletionEnv, grader: Grader, clamp: Task) -> None:
     env.reset(clamp.task_id)
     env._running.toolbox.sandbox.close()
-    count = grader.num_infrastructure_failures
     for _ in range(2):
         with pytest.raises(SandboxFailure):
             ask(env, "bash", command="ls")
-    assert grader.num_infrastructure_failures == count + 1
     assert env.is_done
     assert (env.grade(), env.grade("hidden"), paid(env)) == (None, None, None)
 
     env.reset(clamp.task_id)
     env._running.toolbox.sandbox.close()
     assert paid(env) is None
-    assert grader.num_infrastructure_failures == count + 2
 
 
 def test_before_reset_and_after_close_there_is_nothing(grader: Grader, clamp: Task) -> None:

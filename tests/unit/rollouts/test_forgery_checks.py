@@ -151,7 +151,7 @@ class Golden:
 
 def test_a_survey_keeps_what_fits() -> None:
     golden = Golden()
-    known = survey(FILES, IDS, golden, draw=random.Random(0))
+    known = survey(FILES, IDS, golden)
     assert set(known.copies) == set(COPIES)
     assert known == Survey(known.copies, frozenset({"ctypes.dlopen"}), frozenset(IDS))
     assert len(golden.seeds) == 1
@@ -171,7 +171,7 @@ def test_a_survey_leaves_out_what_golden_code_cannot_stand(
     habits: dict[str, object], kept: set[Copy], is_shuffled: bool, runs: int
 ) -> None:
     golden = Golden(**habits)
-    known = survey(FILES, IDS, golden, draw=random.Random(0))
+    known = survey(FILES, IDS, golden)
     assert (set(known.copies), known.is_shuffled, len(golden.seeds)) == (kept, is_shuffled, runs)
     assert known.has_plain
 
@@ -179,13 +179,13 @@ def test_a_survey_leaves_out_what_golden_code_cannot_stand(
 def test_original_code_that_does_not_pass_as_it_is_stored_says_nothing() -> None:
     golden = Golden(is_wrong=True)
     with pytest.raises(GoldenFails, match="1 of its 2 tests do not pass"):
-        survey(FILES, IDS, golden, draw=random.Random(0))
+        survey(FILES, IDS, golden)
     assert len(golden.seeds) == 2
-    assert survey(FILES, IDS, golden, draw=random.Random(0), all_pass=False).copies
+    assert survey(FILES, IDS, golden, all_pass=False).copies
 
 
 def test_tests_without_meaning_get_plain_sentinels_alone() -> None:
-    known = survey(FILES, IDS, Golden(), has_copies=False, draw=random.Random(0))
+    known = survey(FILES, IDS, Golden(), has_copies=False)
     assert known.copies == ()
     plan = plan_of(FILES, IDS, known, random.Random(0))
     assert plan.must_fail

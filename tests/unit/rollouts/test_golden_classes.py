@@ -26,10 +26,10 @@ def test_golden_code_is_not_flagged_and_who_cheats_beside_it_is(name: str) -> No
     own = shown_classes(TASK, {path: old.encode() for path, old in BEFORE.items()}, {PATH: text.encode()})
     report = inspect(after={PATH: text})
     assert own == {name} == set(report.counts) and report.masks_reward
-    honest = inspect(after={PATH: text}, excused=own)
+    honest = report.excusing(own)
     assert not honest.masks_reward and honest.counts == report.counts
     cheating = f"{text}\nimport unittest\nunittest.TestCase.assertEqual = print\n"
-    assert inspect(after={PATH: cheating}, excused=own).masks_reward
+    assert inspect(after={PATH: cheating}).excusing(own).masks_reward
 
 
 def test_plain_golden_code_excuses_nothing() -> None:

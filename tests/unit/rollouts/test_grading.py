@@ -93,16 +93,25 @@ def test_an_answer_cannot_change_the_next_grading(grader: Grader, store: TaskSto
     assert second.all_passed
 
 
-def test_a_sandbox_that_fails_gives_no_grade_and_is_counted(
+def counted_runs(grader: Grader, monkeypatch: pytest.MonkeyPatch) -> list[GradeRequest]:
+    """What the grader runs from now on, each try."""
+    runs: list[GradeRequest] = []
+    once = grader.grade_once
+    monkeypatch.setattr(grader, "grade_once", lambda request: runs.append(request) or once(request))
+    return runs
+
+
+def test_a_sandbox_that_fails_is_tried_again_and_gives_no_grade(
     store: TaskStore, clamp: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grader = Grader(store)
+    runs = counted_runs(grader, monkeypatch)
     monkeypatch.setattr(grader, "backend", "fake_sandbox:BrokenBackend")
     try:
         assert grader.grade(clamp, "\n    return 1") is None
     finally:
         grader.close()
-    assert grader.num_infrastructure_failures == 2
+    assert len(runs) == 2
 
 
 class Elsewhere:
@@ -126,12 +135,13 @@ def test_original_code_that_does_not_pass_here_is_a_failure_of_the_sandbox_and_n
 ) -> None:
     """It is said once, tried again, and other tasks are graded."""
     grader = Grader(store, backend=f"{__name__}:Elsewhere")
+    runs = counted_runs(grader, monkeypatch)
     golden = {task.symbol: store.golden_body(task) for task in store.tasks()}
     (sign,) = (task for task in store.tasks() if task.symbol == "sign")
     try:
         for _ in range(2):
             assert grader.grade(clamp, golden["clamp"]) is None
-        assert grader.num_infrastructure_failures == 4
+        assert len(runs) == 4
         (record,) = caplog.records
         assert record.getMessage().startswith(
             f"CR0494: the original code of {clamp.task_id} does not pass here, in "

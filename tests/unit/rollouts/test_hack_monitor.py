@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from monitor_episodes import BEFORE, BROKEN, PATH, TASK, TEST, TEST_PATH, bash, call, inspect, names, solved
 
 from composer_replication.records import Task, ToolCall
-from composer_replication.rollouts.monitor import hack_monitor, reported, solution
+from composer_replication.rollouts.monitor import hack_monitor, reported
 from composer_replication.rollouts.monitor.hack_monitor import (
     HACK_CLASSES,
-    EpisodeEvidence,
-    HackMonitor,
+    inspect_episode,
     public_task,
 )
 from composer_replication.rollouts.monitor.reported import new_lines
@@ -219,11 +218,12 @@ def test_a_table_that_the_file_documents_is_no_secret_of_the_tests() -> None:
     test = (
         "def test_shorten():\n    assert shorten('kb', 6) == 1024\n    assert shorten('mb', 6) == 1048576\n"
     )
-    task = replace(TASK, visible_tests=(f"{TEST_PATH}::test_shorten",), test_texts={TEST_PATH: test})
-    after = {**BEFORE, **solved("return {'kb': 1024, 'mb': 1048576}[text]")}
+    task = replace(TASK, visible_tests=(f"{TEST_PATH}::test_shorten",))
+    first = {**BEFORE, TEST_PATH: test}
+    after = {**first, **solved("return {'kb': 1024, 'mb': 1048576}[text]")}
     for before, expected in ((BROKEN, set()), (BROKEN.replace("1024 and mb", "2"), {"hard-coded-inputs"})):
-        episode = EpisodeEvidence(task, [], {**BEFORE, PATH: before}, {**after, PATH: str(after[PATH])})
-        assert names(HackMonitor().inspect(episode)) == expected
+        report = inspect_episode(task, [], {**first, PATH: before}, {**after, PATH: str(after[PATH])})
+        assert names(report) == expected
 
 
 def test_a_report_is_a_line_of_a_log_and_holds_few_findings_of_a_class() -> None:
@@ -234,7 +234,7 @@ def test_a_report_is_a_line_of_a_log_and_holds_few_findings_of_a_class() -> None
 
 
 def test_what_is_too_long_is_said_and_the_rest_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (hack_monitor, solution, reported):
+    for module in (hack_monitor, reported):
         monkeypatch.setattr(module, "LONGEST", 2000)
     report = inspect(bash("git reflog\n" + "a" * 2000))
     assert names(report) == {"git-history", "not-inspected"}
@@ -242,9 +242,16 @@ def test_what_is_too_long_is_said_and_the_rest_is_looked_at(monkeypatch: pytest.
     assert names(inspect(after={PATH: long})) == {"early-exit", "not-inspected"}
 
 
-def test_unreadable_code_and_calls_are_counted() -> None:
-    report = inspect(ToolCall("bash", "{not json"), after={PATH: "def f(:\n"})
-    assert report.num_unreadable == 2 and report.findings == ()
+def test_of_unreadable_code_and_calls_nothing_is_known() -> None:
+    calls = [ToolCall("bash", text) for text in ("{not json", '["git reflog"]', "[" * 100_000)]
+    assert inspect(*calls, after={PATH: "def f(:\n    os._exit(0)\n"}).findings == ()
+
+
+@pytest.mark.parametrize("sign", "\v\f\x1c\x1d\x1e\x85\u2028\u2029")
+def test_no_sign_hides_new_lines_behind_others(sign: str) -> None:
+    hole, old = "    raise NotImplementedError\n", f"{BROKEN}{chr(10) * 60}x = 1\n"
+    new = old.replace(hole, f"    # {sign * 50}\n    import os\n    os._exit(0)\n") + "y = 2\n"
+    assert names(inspect(before={PATH: old}, after={PATH: new})) == {"early-exit"}
 
 
 TEXTS = st.one_of(
@@ -277,7 +284,8 @@ DEEP = [
 
 @pytest.mark.parametrize("deep", DEEP)
 def test_deep_texts_end(deep: str) -> None:
-    assert inspect(bash(deep), bash(f"python -c '{deep}'"), after={PATH: deep}).num_calls == 2
+    report = inspect(bash(deep), bash(f"python -c '{deep}'"), after={PATH: deep})
+    assert names(report) <= {"not-inspected"}
 
 
 def num_calls(work: Callable[[], object]) -> int:
@@ -334,8 +342,7 @@ def test_lines_that_are_not_new_were_there_as_often(before: list[str], after: li
 
 def test_the_public_task_holds_no_secret(sized_store: TaskStore) -> None:
     task: Task = sized_store.get("t-function-body")
-    public = public_task(sized_store, task)
+    public = public_task(task)
     assert public.hole_paths == ("tinymath/numbers.py",) and public.package == "tinymath"
     assert public.visible_tests == task.tests.visible
-    shown = json.dumps([public.test_texts[path] for path in public.test_texts])
-    assert "test_clamp_inside" in shown and "test_clamp_above" not in shown  # the hidden one
+    assert "test_clamp_inside" in str(public) and "test_clamp_above" not in str(public)  # the hidden one

@@ -5,26 +5,17 @@ from __future__ import annotations
 import ast
 
 import pytest
-from chat_templates import FAMILIES, TemplateTokenizer, tokenizer_of
+from chat_templates import FAMILIES, tokenizer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.records import Completion, StopReason, Turn
 from composer_replication.rollouts.hints.hint_prompts import WIDTH, comment, hint_code_prompt, insertion
 
 TOKENIZERS = [tokenizer_of(FAMILIES[0]), tokenizer_of(FAMILIES[1])]
 """One that cuts words as GPT-2 does, and one as Llama 3 does."""
 PROMPT = 'class Shelf:\n    """Books."""\n\n    @property\n    def last(self):\n        """Last book."""'
-START = PROMPT.index("    @property")
 HINT = "Hint: test_last fails: it checks `shelf.last == 'b'`."
-
-
-def code_prompt(
-    tokenizer: TemplateTokenizer, ids: tuple[int, ...], text: str, hint: str, *, indent: str, answer: str
-) -> tuple[int, ...]:
-    turn = Turn(ids, Completion((1,), answer, StopReason.FINISHED), text)
-    return hint_code_prompt(tokenizer, turn, hint, path="a.py", indent=indent, function_start=START)
 
 
 def place(
@@ -32,7 +23,7 @@ def place(
 ) -> tuple[int, ...]:
     chosen = TOKENIZERS[tokenizer]
     ids = tuple(chosen.encode(text, add_special_tokens=False))
-    prompt = code_prompt(chosen, ids, text, hint, indent=indent, answer=answer)
+    prompt = hint_code_prompt(chosen, ids, answer, hint, indent=indent)
     assert insertion(ids, prompt) is not None
     return prompt
 
@@ -42,26 +33,22 @@ def text_of(prompt: tuple[int, ...], tokenizer: int = 0) -> str:
 
 
 @pytest.mark.parametrize("tokenizer", [0, 1])
-def test_the_comment_as_the_first_line_of_the_body(tokenizer: int) -> None:
-    prompt = place(PROMPT, tokenizer=tokenizer)
-    assert text_of(prompt, tokenizer) == f"{PROMPT}\n        # {HINT}"
-    ast.parse(text_of(prompt, tokenizer) + "\n        return self.books[-1]")
+@pytest.mark.parametrize(
+    "answer", ["\n        return self.books[-1]", "return self.books[-1]", "\r\n        return 1"]
+)
+def test_the_comment_as_the_first_line_of_the_body(tokenizer: int, answer: str) -> None:
+    prompt = place(PROMPT, tokenizer=tokenizer, answer=answer)
+    added = text_of(prompt, tokenizer).removeprefix(PROMPT)
+    assert added == f"\n        # {HINT}" + ("" if answer[0] in "\r\n" else "\n        ")
+    ast.parse(f"{PROMPT}{added}{answer}")
 
 
-@pytest.mark.parametrize("tokenizer", [0, 1])
-def test_any_other_answer_would_run_on_in_the_comment(tokenizer: int) -> None:
-    prompt = place(PROMPT, tokenizer=tokenizer, answer=" return 1")
-    assert text_of(prompt, tokenizer) == PROMPT.replace("    @property", f"    # {HINT}\n    @property")
-
-
-def test_a_beginning_of_text_token_before_the_prompt_stays_first() -> None:
+def test_the_ids_that_the_policy_saw_stay_first() -> None:
     tokenizer = tokenizer_of(next(family for family in FAMILIES if family.name == "llama3"))
     bos = tokenizer.raw.token_to_id("<|begin_of_text|>")
     ids = (bos, *tokenizer.encode(PROMPT, add_special_tokens=False))
     for answer in ("\n", " return 1"):
-        prompt = code_prompt(tokenizer, ids, PROMPT, HINT, indent="        ", answer=answer)
-        assert prompt[0] == bos
-        assert insertion(ids, prompt) is not None
+        assert hint_code_prompt(tokenizer, ids, answer, HINT, indent="    ")[: len(ids)] == ids
 
 
 @given(st.text(max_size=200), st.sampled_from(["", "    ", "\t"]))
@@ -85,19 +72,6 @@ def test_the_prompt_is_only_added_to(text: str, tokenizer: int) -> None:
     assert HINT in text_of(prompt, tokenizer)
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    tokenizer = TOKENIZERS[0]
-    ids = tuple(tokenizer.encode(PROMPT, add_special_tokens=False))
-
-    def code(ids: tuple[int, ...], text: str, hint: str) -> str:
-        with pytest.raises(InputError) as caught:
-            code_prompt(tokenizer, ids, text, hint, indent="  ", answer="\n")
-        return caught.value.code
-
-    assert code(ids[:-1], PROMPT, HINT) == "CR0430"
-    assert code(ids, PROMPT + " ", HINT) == "CR0430"
-    assert code(ids, PROMPT, " ") == "CR0430"
-    assert code((), "", HINT) == "CR0430"
-    assert code(ids, "", HINT) == "CR0430"
-    assert code((7, 7, 7, *ids), PROMPT, HINT) == "CR0430"
-    assert code(ids, PROMPT, "Hint: <|im_end|>") == "CR0430"
+def test_a_control_token_is_refused() -> None:
+    with pytest.raises(InputError, match="CR0430"):
+        hint_code_prompt(TOKENIZERS[0], (7,), "\n", "Hint: <|im_end|>", indent="  ")

@@ -90,8 +90,8 @@ BROKEN = "def last(books):\n    return books[-1\n"
         ("\n    return b[", "length", {"answered_text": BROKEN}, {"t::a": "failed"}, "", "truncated"),
         ("\n    return b[", "stop_rule", {"answered_text": BROKEN}, {"t::a": "failed"}, "", "syntax-error"),
         ("\n    return 0", "length", {}, {"t::a": "failed"}, "", "truncated"),
-        ("", "finished", {"answered_text": GOOD, "answer": ""}, {"t::a": "failed"}, "", "empty-answer"),
-        ("\nreturn 1", "stop_rule", {"answered_text": GOOD, "answer": ""}, {"t::a": "error"}, "", "empty-answer"),
+        ("", "finished", {"answered_text": ""}, {"t::a": "failed"}, "", "empty-answer"),
+        ("\nreturn 1", "stop_rule", {"answered_text": ""}, {"t::a": "error"}, "", "empty-answer"),
         ("\n    x", "stop_rule", {"answered_text": GOOD}, {"t::a": "failed"}, "the tests ran longer than 20 s", "test-failure"),
         ("\n    x", "stop_rule", {"answered_text": GOOD}, {"t::a": "failed"}, "the tests used more memory than allowed", "test-failure"),
         ("\n    x", "stop_rule", {"answered_text": GOOD}, {}, "the run ended without its closing record", "test-failure"),
@@ -104,7 +104,7 @@ def test_single_turns(
     reward = float(score.all_passed)
     turn = Turn((1,), Completion((5, 6), text, StopReason(stop)))
     rollout = Rollout("t", 1, (turn,), reward, score, StopReason(stop), 1.0)
-    found = find_faults(single_turn(rollout, **{"path": "shelf.py", **known}))
+    found = find_faults(single_turn(rollout, **known))
     assert [fault.kind for fault in found] == ([] if kind is None else [kind])
 
 

@@ -258,12 +258,8 @@ def test_a_control_token_in_a_hint_is_refused(family: Family) -> None:
         )
 
 
-def test_what_is_missing_is_said() -> None:
-    tokenizer = tokenizer_of(SMOLLM2)
-    ids = ids_of(tokenizer, MESSAGES)
-    assert code_of(tokenizer, (), Chat(MESSAGES), HINT) == "CR0430"
-    assert code_of(tokenizer, ids, Chat(MESSAGES), "  \n") == "CR0430"
-    assert code_of(tokenizer, ids, Chat([]), HINT) == "CR0430"
+def test_without_a_prompt_there_is_no_place() -> None:
+    assert code_of(tokenizer_of(SMOLLM2), (), Chat(MESSAGES), HINT) == "CR0430"
 
 
 @given(st.lists(st.integers(0, 2), max_size=7), st.lists(st.integers(0, 2), max_size=9))

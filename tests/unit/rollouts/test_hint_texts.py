@@ -139,6 +139,6 @@ def test_clamping_cuts_at_a_word() -> None:
 def test_no_field_of_what_is_observed_holds_golden_code() -> None:
     """What a text can reach is listed here, so that a new field is a decision."""
     assert set(ObservedRollout.__slots__) == {
-        "episode", "prompt_text", "path", "answered_text", "answer", "indent", "function_start", "failed_tests", "is_leak",
+        "episode", "answered_text", "indent", "failed_tests", "is_leak",
     }  # fmt: skip
     assert set(Fault.__slots__) == {"turn_idx", "kind", "texts"}

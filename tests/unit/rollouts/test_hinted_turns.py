@@ -72,7 +72,7 @@ def test_failing_answers_of_the_quick_start_get_a_comment_that_names_the_test(
     texts = [WRONG, f"{golden}\n\n\ndef mean", UNPARSED]
     rollouts = [attempt(store, grader, clamp, text) for text in texts]
     assert [rollout.reward for rollout in rollouts] == [0.0, 1.0, 0.0]
-    maker = HintedTurnMaker(SMOLLM2, observe=TaskObserver(store))
+    maker = HintedTurnMaker(SMOLLM2, observe=TaskObserver(grader))
     generator: HintGenerator = maker
     rows = generator.hinted_turns(rollouts)
     assert [len(row) for row in rows] == [1, 0, 1]
@@ -116,17 +116,16 @@ def test_rollouts_as_a_trainer_makes_them_are_scored_by_the_rewards_own_grader(
     bare = replace(turn, completion=replace(turn.completion, stop_reason=StopReason.LENGTH))
     trained = replace(rollout, turns=(bare,), score=None, stop_reason=StopReason.LENGTH)
     nothing = replace(trained, turns=())
-    with_score = HintedTurnMaker(SMOLLM2, observe=TaskObserver(store)).hinted_turns([rollout, nothing])
-    observer = TaskObserver(store, grader=grader)
-    assert HintedTurnMaker(SMOLLM2, observe=observer).hinted_turns([trained, nothing]) == with_score
+    maker = HintedTurnMaker(SMOLLM2, observe=TaskObserver(grader))
+    with_score = maker.hinted_turns([rollout, nothing])
+    assert maker.hinted_turns([trained, nothing]) == with_score
     assert [len(row) for row in with_score] == [1, 0]
-    assert HintedTurnMaker(SMOLLM2, observe=TaskObserver(store)).hinted_turns([trained]) == [()]
 
 
 def test_chat_prompts_of_tasks(store: TaskStore, grader: Grader, clamp: Task) -> None:
     rollout = attempt(store, grader, clamp, "```python\nreturn low\n```", style="chat")
     ((hinted,),) = HintedTurnMaker(
-        SMOLLM2, observe=TaskObserver(store, options=RolloutsSection(prompt_style="chat"))
+        SMOLLM2, observe=TaskObserver(grader, options=RolloutsSection(prompt_style="chat"))
     ).hinted_turns([rollout])
     added = text_of(hinted.hinted_prompt_ids).removeprefix(
         text_of(hinted.prompt_ids).removesuffix("<|im_start|>assistant\n")
@@ -141,11 +140,11 @@ def test_a_text_that_tells_the_golden_code_is_never_shown(
     solution = store.golden_body(clamp)
     monkeypatch.setattr(hinted_turns, "find_faults", lambda _: [Fault(0, "test-failure", (solution,))])
     rollouts = [attempt(store, grader, clamp, WRONG)]
-    maker = HintedTurnMaker(SMOLLM2, observe=TaskObserver(store))
+    maker = HintedTurnMaker(SMOLLM2, observe=TaskObserver(grader))
     assert maker.hinted_turns(rollouts) == [()]
     assert maker.counts["without_hint"] == 1
     # the same words pass where nobody watches: the wall is what stopped them
-    open_doors = TaskObserver(store)
+    open_doors = TaskObserver(grader)
     unwatched = HintedTurnMaker(SMOLLM2, observe=lambda r: replace(open_doors(r), is_leak=lambda _: False))
     ((hinted,),) = unwatched.hinted_turns(rollouts)
     assert "if x < low" in text_of(hinted.hinted_prompt_ids)
@@ -159,6 +158,13 @@ def test_hidden_tests_are_no_evidence(clamp: Task) -> None:
 
 def known(task: Any, sources: Any = (), **places: Any) -> KnownTask:
     return KnownTask(task, "", sources, places, None)
+
+
+def places(*node_ids: str) -> dict[str, tuple[str, int, str]]:
+    """Where these stand by their names."""
+    paths = (node_id.partition("::")[0] for node_id in node_ids)
+    names = (node_id.partition("[")[0].rpartition("::")[2] for node_id in node_ids)
+    return {node: (path, 1, name) for node, path, name in zip(node_ids, paths, names, strict=True)}
 
 
 SOURCES = (
@@ -189,18 +195,18 @@ SOURCES = (
         ("t.py::TestB::test_b", "self.assertEqual(f(1),"),
         ("t.py::test_c", "with pytest.raises(ValueError):"),
         *((node_id, "") for node_id in ("t.py::test_d", "t.py::test_e", "other.py::test_a")),
-        *((f"t.py::test_f[{values}]", "f(x) == y") for values in ("1--2", "a-None", "3-0.5", "9")),
-        *((f"t.py::test_{name}", "f(x)") for name in ("g[1]", "h[1]", "h[x2]", "j[]")),
+        ("t.py::test_f[1--2]", "f(x) == y"),
+        *((f"t.py::test_{name}", "f(x)") for name in ("g[1]", "h[x2]", "j[]")),
         ("t.py::test_i", "1; last(1)"),
     ],
 )
 def test_assertions_are_read_from_the_source(node_id: str, assertion: str) -> None:
-    assert known(None, SOURCES).assertion_of(node_id) == assertion
+    assert known(None, SOURCES, **places(node_id)).assertion_of(node_id) == assertion
+    assert known(None, SOURCES).assertion_of(node_id) == ""  # nobody knows where it stands
 
 
 def test_a_test_that_a_class_inherits_is_read_where_it_stands() -> None:
-    places = {"other.py::TestSub::test_a": ("t.py", 3, "test_a")}
-    sub = known(None, SOURCES, **places)
+    sub = known(None, SOURCES, **{"other.py::TestSub::test_a": ("t.py", 3, "test_a")})
     assert sub.assertion_of("other.py::TestSub::test_a") == "x == 2, 'no'; x"
     assert sub.assertion_of("other.py::TestSub::test_b") == ""
 
@@ -209,7 +215,10 @@ def test_tests_with_a_known_assertion_come_first_and_each_function_once(clamp: T
     visible = ("t.py::test_d", "t.py::test_f[1--2]", "t.py::test_f[3-0.5]", "t.py::test_a")
     task = replace(clamp, tests=replace(clamp.tests, visible=visible))
     score = Score(dict.fromkeys(visible, Outcome.FAILED))
-    names = [node_id.rpartition("::")[2] for node_id in known(task, SOURCES).failed_tests(score)]
+    names = [
+        node_id.rpartition("::")[2]
+        for node_id in known(task, SOURCES, **places(*visible)).failed_tests(score)
+    ]
     assert names == ["test_f[1--2]", "test_a", "test_d"]
 
 

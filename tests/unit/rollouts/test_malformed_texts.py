@@ -10,7 +10,8 @@ from fake_sandbox import FakeSandbox, done
 from malformed_texts import WRITERS, malformed_texts
 
 from composer_replication.records import ToolCall, ToolResult
-from composer_replication.rollouts.monitor.reported import call_arguments
+from composer_replication.rollouts.monitor.hack_monitor import HACK_CLASSES
+from composer_replication.rollouts.monitor.reported import asked_for
 from composer_replication.rollouts.tokens.call_dialects import DIALECTS, read_calls
 from composer_replication.rollouts.tools.tool_context import (
     RefusedError,
@@ -54,7 +55,9 @@ def read_and_make(num_texts: int, seed: int) -> Counter[str]:
                 counts["faults"] += is_fault
                 assert result.is_error or not is_fault
                 if number % 3 == 0:
-                    counts["unreadable"] += call_arguments(call) is None
+                    assert HACK_CLASSES.keys() >= {
+                        name for name, _ in asked_for(call, {"tinyfmt"}, {"last"}, "")
+                    }
     assert box.counts.num_invalid == counts["faults"]
     return counts
 
@@ -72,7 +75,7 @@ def test_right_replies_are_read_in_every_way_of_writing_them() -> None:
 def test_no_malformed_reply_is_a_traceback() -> None:
     counts = read_and_make(10_000, seed=7)
     assert counts["made"] > 1000 and counts["refused"] > 3000  # both ways are taken
-    assert counts["replies without"] > 1000 and counts["unreadable"] > 300
+    assert counts["replies without"] > 1000
 
 
 def test_json_of_any_depth_is_a_fault_and_no_traceback() -> None:

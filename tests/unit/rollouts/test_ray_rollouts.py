@@ -76,7 +76,7 @@ def test_faces_gradings_and_losses(
     for theirs, mine in zip(told["scores"], grader.grade_many(requests), strict=True):
         assert mine is not None
         assert theirs == {test: str(outcome) for test, outcome in mine.outcomes.items()}
-    assert (told["graded_again"], told["grading_failures"]) == (True, 1)
+    assert (told["graded_again"], told["num_gradings"]) == (True, 2)
     assert told["killed_idle"]["type"] == "SandboxFailure"
     assert told["killed_idle"]["text"].startswith("CR0491: ")
     assert f"[{told['host']}, process " in told["killed_idle"]["text"]

@@ -23,7 +23,7 @@ from composer_replication.rollouts.episodes.episode import Episode, rollout_row
 from composer_replication.rollouts.episodes.trajectories import write_trajectories
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker, ObservedRollout
-from composer_replication.rollouts.monitor import EpisodeEvidence, HackMonitor, public_task
+from composer_replication.rollouts.monitor import inspect_episode, public_task
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.store import TaskStore
 
@@ -191,13 +191,11 @@ def test_the_monitor_sees_the_dishonest_one(played, store: TaskStore, clamp: Tas
     planted = {**before, INIT: before[INIT] + f"{EXIT}\n".encode()}
     afters = [{**before, NUMBERS: golden[NUMBERS]}, before, planted]
     reports = [
-        HackMonitor().inspect(
-            EpisodeEvidence(
-                public_task(store, clamp),
-                [call for turn in episode.turns for call in turn.calls],
-                before,
-                after,
-            )
+        inspect_episode(
+            public_task(clamp),
+            [call for turn in episode.turns for call in turn.calls],
+            before,
+            after,
         )
         for episode, after in zip(episodes, afters, strict=True)
     ]

@@ -45,10 +45,9 @@ from composer_replication.rollouts.grading import (
 )
 from composer_replication.rollouts.monitor.hack_monitor import (
     HACK_CLASSES,
-    EpisodeEvidence,
-    HackMonitor,
     MonitorReport,
     PublicTask,
+    inspect_episode,
     public_task,
 )
 from composer_replication.rollouts.tools.tool_context import CallCounts, VisibleTests
@@ -225,11 +224,7 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         task = self.grader.store.get(task_id)
         message = first_message(self.grader.store, task)
         backend = self.grader.attempt_backend(is_warm=self._tools.is_warm)
-        try:
-            self._attempt = self._opened(task, backend)
-        except SandboxFailure:
-            self.grader.count_infrastructure_failure()
-            raise
+        self._attempt = self._opened(task, backend)
         return message
 
     def _opened(self, task: Task, backend: SandboxBackend) -> _Attempt:
@@ -274,7 +269,7 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         try:
             result = attempt.toolbox.call(call)
         except SandboxFailure:
-            self._break(attempt)
+            attempt.is_broken = True
             raise
         if self._monitor != "off":
             attempt.calls.append(call)
@@ -332,10 +327,8 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         """End the attempt and take its sandbox away; idempotent."""
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
-            try:
+            with suppress(SandboxFailure):  # its tree is gone all the same
                 self._end()
-            except SandboxFailure:  # its tree is gone all the same
-                self.grader.count_infrastructure_failure()
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -346,10 +339,6 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
             raise no_attempt("FeatureDeletionEnv")
         return self._attempt
 
-    def _break(self, attempt: _Attempt) -> None:
-        attempt.is_broken = True
-        self.grader.count_infrastructure_failure()
-
     def _left(self) -> _Tree | None:
         """The tree as it stands, read once when the attempt is over; None where the sandbox failed."""
         attempt = self._running
@@ -358,7 +347,7 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         try:
             tree = self._read(attempt)
         except SandboxFailure:
-            self._break(attempt)
+            attempt.is_broken = True
             return None
         attempt.tree = tree if attempt.toolbox.is_over else None
         return tree
@@ -401,14 +390,11 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         if others is None:
             others = {path: data for path, data in before.items() if not takes(path)}
         after = before if tree.graded is None else {**others, **tree.graded}
-        task, root = public_task(self.grader.store, attempt.task), str(attempt.toolbox.sandbox.tree)
-        evidence = EpisodeEvidence(task, attempt.calls, before, after, root)
-        report = HackMonitor().inspect(evidence, HACK_CLASSES if self._monitor == "report" else ())
-        if not report.masks_reward:
-            return report
-        excused = golden_classes(self.grader, attempt.task)
-        told = (replace(each, action="report") if each.name in excused else each for each in report.findings)
-        return replace(report, findings=tuple(told))
+        task, root = public_task(attempt.task), str(attempt.toolbox.sandbox.tree)
+        report = inspect_episode(task, attempt.calls, before, after, root)
+        if self._monitor == "report":
+            return report.excusing(HACK_CLASSES)
+        return report.excusing(golden_classes(self.grader, attempt.task)) if report.masks_reward else report
 
 
 def golden_classes(grader: Grader, task: Task) -> frozenset[str]:
@@ -416,13 +402,13 @@ def golden_classes(grader: Grader, task: Task) -> frozenset[str]:
 
     def look() -> frozenset[str]:
         before = grader.store.files(task, "rollout")
-        return shown_classes(public_task(grader.store, task), before, grader.golden_files(task))
+        return shown_classes(public_task(task), before, grader.golden_files(task))
 
-    return grader.golden_runs.look_up(task.task_id, "monitor", look)
+    return grader.of_golden_code(task.task_id, "monitor", look)
 
 
 def shown_classes(
     task: PublicTask, before: Mapping[str, bytes], golden: Mapping[str, bytes]
 ) -> frozenset[str]:
     """The classes of which the monitor finds anything where these files are written."""
-    return frozenset(HackMonitor().inspect(EpisodeEvidence(task, [], before, {**before, **golden})).counts)
+    return frozenset(inspect_episode(task, [], before, {**before, **golden}).counts)

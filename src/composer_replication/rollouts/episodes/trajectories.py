@@ -201,4 +201,5 @@ def _findings(episode: Episode) -> dict[str, Any] | None:
             turn_idx, call_idx = places[finding.turn_idx]
             findings[idx] = replace(finding, turn_idx=turn_idx, call_idx=call_idx)
     report = replace(report, findings=tuple(findings))
-    return {"step": episode.step, "index": episode.index, "seed": episode.seed, **report.to_json()}
+    told = {"step": episode.step, "index": episode.index, "seed": episode.seed, "task_id": episode.task_id}
+    return {**told, **report.to_json()}

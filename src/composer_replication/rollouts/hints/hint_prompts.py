@@ -12,8 +12,7 @@ the end. A place counts only if the template takes it, shows the hint, and chang
 there is no hinted prompt.
 
 A completion prompt ends where the body begins. There the hint is a comment, as the body's first lines: the last thing that
-the policy reads. That needs an answer which begins on a new line; any other would run on inside the comment, so there the
-comment stands above the function.
+the policy reads. An answer that does not begin on a new line would run on inside the comment, so there a line is begun for it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
-from composer_replication.records import Turn
 from composer_replication.rollouts.tokens.token_ledger import Chat, decode, encode, first_line, render
 
 SEPARATORS = ("\n\n", "\n", " ", "")
@@ -33,9 +31,6 @@ ENDINGS = ".!?:;,)`'\""
 """Taken off the end of a merged hint where no separator serves."""
 WIDTH = 88
 """Of a comment, its indentation included."""
-MAX_IDS_BEFORE = 2
-"""Control ids that a tokenizer may put before a text."""
-LEAVE_OUT = "set strict to false to leave such turns out."
 _AS_RENDERED = "give the messages, tools and template options that the prompt was rendered with."
 
 
@@ -51,21 +46,20 @@ def hint_chat_prompt(
     Args:
         tokenizer: the policy's.
         prompt_ids: the ids that the policy saw, generation prompt included.
-        chat: the conversation that these ids render.
+        chat: the conversation that these ids render, of one message at least.
         hint: plain text.
 
     Raises:
         InputError: the prompt does not end as the template renders the conversation; the template takes the hint at no
-            place; the hint holds a control token; there is no hint, or no prompt (CR0430).
+            place; the hint holds a control token (CR0430).
     """
     ids, hint = tuple(prompt_ids), hint.strip()
-    missing = "" if chat.messages else "the conversation has no message"
-    _refuse_unfit_hint(tokenizer, hint, missing if ids else "there is no prompt")
+    _refuse_control_tokens(tokenizer, hint)
     try:
         plain_text = render(tokenizer, chat, chat.messages)
     except Exception as error:  # a template is foreign code and may raise anything
         problem = f"the chat template does not take the turn's own conversation: {first_line(error)}"
-        raise unfit(problem, "messages", _AS_RENDERED) from error
+        raise _unfit(problem, "messages", _AS_RENDERED) from error
     plain_ids = encode(tokenizer, plain_text)
     refusals: list[str] = []
     for place, shown, messages in _places(chat.messages, hint):
@@ -82,12 +76,12 @@ def hint_chat_prompt(
             break
     else:
         problem = f"the hint fits at no place of this prompt ({'; '.join(dict.fromkeys(refusals))})"
-        raise unfit(problem, "chat template", LEAVE_OUT)
+        raise _unfit(problem, "chat template", "set strict to false to leave such turns out.")
     first, last, hint_ids = found
     num_tail = max(len(plain_ids) - first, _num_local(tokenizer, chat, plain_ids))
     if ids != plain_ids and ids[-num_tail:] != plain_ids[-num_tail:]:
         problem = f"the last {num_tail} ids of the prompt are not those of the last message and the generation prompt"
-        raise unfit(problem, "prompt_ids", _AS_RENDERED)
+        raise _unfit(problem, "prompt_ids", _AS_RENDERED)
     start = len(ids) - (len(plain_ids) - last)
     return (*ids[:start], *hint_ids, *ids[start:])
 
@@ -110,15 +104,12 @@ def insertion(plain: Sequence[int], hinted: Sequence[int]) -> tuple[int, int, tu
     return (first, last, hinted[last : last + num_added]) if first <= last else None
 
 
-def _refuse_unfit_hint(tokenizer: Tokenizer, hint: str, missing: str) -> None:
-    """Also a hint in which the tokenizer sees a control token: it would end or begin a message."""
-    if missing or not hint:
-        fix = "give turns with the ids that the policy saw, and their text or conversation."
-        raise unfit(missing or "the hint is empty", fix=fix)
+def _refuse_control_tokens(tokenizer: Tokenizer, hint: str) -> None:
+    """A control token would end or begin a message."""
     ids = encode(tokenizer, hint)
     if decode(tokenizer, ids) != decode(tokenizer, ids, skip_special_tokens=True):
         fix = "put a space into it, as the function clean_text does."
-        raise unfit("the hint holds a control token of the tokenizer", hint[:60], fix)
+        raise _unfit("the hint holds a control token of the tokenizer", hint[:60], fix)
 
 
 def _places(
@@ -159,9 +150,7 @@ def _num_equal(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     return next((idx for idx, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
-def unfit(problem: str, where: str = "turn", fix: str = "") -> InputError:
-    """The error for a turn whose prompt cannot take its hint (CR0430)."""
-    fix = fix or "give turns with the ids that the policy saw and sampled."
+def _unfit(problem: str, where: str, fix: str) -> InputError:
     return InputError("CR0430", f"{problem}.", where=where, fix=fix)
 
 
@@ -181,38 +170,17 @@ def comment(hint: str, indent: str = "") -> str:
 
 
 def hint_code_prompt(
-    tokenizer: Tokenizer, turn: Turn, hint: str, *, path: str, indent: str, function_start: int
+    tokenizer: Tokenizer, prompt_ids: Sequence[int], answer: str, hint: str, *, indent: str
 ) -> tuple[int, ...]:
     """The ids of a prompt that is the beginning of a source file and that a body follows, with a hint in it as a comment.
 
     Args:
         tokenizer: the policy's.
-        turn: with the text of its prompt; a beginning-of-text id may stand before the ids of the text.
+        prompt_ids: the ids that the policy saw.
+        answer: the text that was sampled after them.
         hint: plain text.
-        path: of the file, for errors.
         indent: of the body.
-        function_start: where in the text the function begins, its decorators included.
     """
-    ids, prompt_text, hint = turn.prompt_ids, turn.prompt_text, hint.strip()
-    _refuse_unfit_hint(tokenizer, hint, "" if ids and prompt_text else "there is no prompt")
-    plain_ids = encode(tokenizer, prompt_text)
-    num_before = len(ids) - len(plain_ids)
-    if not 0 <= num_before <= MAX_IDS_BEFORE or ids[num_before:] != plain_ids:
-        fix = "give the prompt's text as it was tokenised for the policy."
-        raise unfit("the ids of the prompt are not those of its text", path, fix)
-    if turn.completion.text.startswith(("\n", "\r\n")):
-        added = f"\n{comment(hint, indent)}"
-        hint_ids = encode(tokenizer, added)
-        if decode(tokenizer, hint_ids).strip() == added.strip():
-            return (*ids, *hint_ids)
-    above, function = prompt_text[:function_start], prompt_text[function_start:]
-    margin = function[: len(function) - len(function.lstrip(" \t"))]
-    found = insertion(plain_ids, encode(tokenizer, f"{above}{comment(hint, margin)}\n{function}"))
-    if found is None:
-        problem = (
-            "the hint fits at no place of this prompt: the answer begins on the prompt's last line, and a "
-            "comment above the function would change other ids"
-        )
-        raise unfit(problem, path, LEAVE_OUT)
-    start = found[1] + num_before
-    return (*ids[:start], *found[2], *ids[start:])
+    _refuse_control_tokens(tokenizer, hint)
+    end = "" if answer.startswith(("\n", "\r\n")) else f"\n{indent}"
+    return (*prompt_ids, *encode(tokenizer, f"\n{comment(hint, indent)}{end}"))

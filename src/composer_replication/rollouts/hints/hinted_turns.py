@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
-from composer_replication.records import HintedTurn, Rollout, StopReason, ToolResult, Turn
+from composer_replication.records import HintedTurn, Rollout, StopReason, ToolResult
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn
 from composer_replication.rollouts.grading import FORGED
 from composer_replication.rollouts.hints.hint_prompts import hint_chat_prompt, hint_code_prompt
@@ -49,20 +49,15 @@ _CONTROL = re.compile(
 class ObservedRollout:
     """A rollout with everything that a hint may be made of: no golden code, and no hidden test.
 
-    A single answer is an ``episode`` of one turn. ``prompt_text`` is its prompt, ``path`` and ``answered_text`` are the file that
-    it was spliced into and its text with the answer, ``answer`` the spliced span, ``indent`` the indentation of the body,
-    ``function_start`` where in the prompt's text its function begins. ``failed_tests`` are visible tests only, by node id, with
-    their assertions as they stand in the source. ``is_leak`` tells whether a text shows what must stay hidden: it is asked
-    about every hint, and it is all that this side knows of the golden code.
+    A single answer is an ``episode`` of one turn. ``answered_text`` is its file with the answer spliced in, empty where the answer
+    holds no code, ``indent`` the indentation of the body. ``failed_tests`` are visible tests only, by node id, with their
+    assertions as they stand in the source. ``is_leak`` tells whether a text shows what must stay hidden: it is asked about every
+    hint, and it is all that this side knows of the golden code.
     """
 
     episode: Episode
-    prompt_text: str = ""
-    path: str = ""
     answered_text: str | None = None
-    answer: str | None = None
     indent: str = ""
-    function_start: int = 0
     failed_tests: Mapping[str, str] = field(default_factory=dict)
     is_leak: Callable[[str], bool] = field(default=lambda _: False, repr=False, compare=False)
 
@@ -94,10 +89,8 @@ def find_faults(observed: ObservedRollout) -> list[Fault]:
     episode = observed.episode
     if episode.stop_reason is StopReason.INFRASTRUCTURE or (episode.reward is None and episode.score is None):
         return []
-    is_single_answer = len(episode.turns) == 1 and not episode.turns[0].calls
-    whole = _answer_faults if is_single_answer else _turn_faults
     by_turn: dict[int, Fault] = {}
-    for fault in (*_call_faults(episode.turns), *whole(observed), *_test_failures(observed)):
+    for fault in (*_call_faults(episode.turns), *_turn_faults(observed), *_test_failures(observed)):
         by_turn.setdefault(fault.turn_idx, fault)
     return [by_turn[idx] for idx in sorted(by_turn)]
 
@@ -127,36 +120,38 @@ def fault_kind(result: ToolResult) -> str:
 
 
 def _turn_faults(observed: ObservedRollout) -> Iterator[Fault]:
-    """Faults that a turn shows as a whole: cut off, or nothing said."""
+    """Faults that a turn shows as a whole: cut off, nothing said, or code of a single answer that does not parse."""
     turns, score, reward = observed.episode.turns, observed.episode.score, observed.episode.reward
     is_solved = score.all_passed if score is not None else reward is not None and reward >= 1
+    code, said = observed.answered_text, answered(observed.run_error)
+    problem = "" if code is None else _syntax_problem(code)
     for idx, turn in enumerate(turns[:-1] if is_solved else turns):
-        if turn.completion.stop_reason is StopReason.LENGTH:
-            yield _truncated(observed, idx)
-        elif not turn.completion.text.strip() and not turn.calls:
-            yield _empty_answer(observed, idx)
+        is_cut, text = turn.completion.stop_reason is StopReason.LENGTH, turn.completion.text
+        is_empty = not turn.calls and (not text.strip() or code == "")
+        if is_cut and (code is None or problem or is_empty):  # code that is whole is judged by its tests
+            yield Fault(idx, "truncated", (_shorter(observed, idx), said))
+        elif is_empty:
+            yield Fault(idx, "empty-answer", (_expected(observed, idx), said))
+        elif problem:
+            told = f"What was written does not parse: {problem}. Keep brackets, quotes and indentation whole."
+            yield Fault(idx, "syntax-error", (told, said))
 
 
-def _truncated(observed: ObservedRollout, turn_idx: int) -> Fault:
+def _shorter(observed: ObservedRollout, turn_idx: int) -> str:
     turns = observed.episode.turns
     num_tokens = len(turns[turn_idx].completion.token_ids)
     if turns[turn_idx].chat is None or len(turns) == 1:
-        advice = f"The whole answer has to fit into {num_tokens} tokens: write the shortest code that does it, without comments."
-    else:
-        advice = f"The answer was cut off after {num_tokens} tokens: think less, and make one short call."
-    return Fault(turn_idx, "truncated", (advice, answered(observed.run_error)))
+        return f"The whole answer has to fit into {num_tokens} tokens: write the shortest code that does it, without comments."
+    return f"The answer was cut off after {num_tokens} tokens: think less, and make one short call."
 
 
-def _empty_answer(observed: ObservedRollout, turn_idx: int) -> Fault:
-    episode = observed.episode
-    if episode.tools:
-        names = ", ".join(tool.name for tool in episode.tools)
-        advice = f"The answer was empty. Call one of the tools: {names}."
-    elif episode.turns[turn_idx].chat is None:
-        advice = "The body goes on the next line, indented below the function's header."
-    else:
-        advice = "The answer held no code: give the whole body in one fenced block."
-    return Fault(turn_idx, "empty-answer", (advice, answered(observed.run_error)))
+def _expected(observed: ObservedRollout, turn_idx: int) -> str:
+    if observed.episode.tools:
+        names = ", ".join(tool.name for tool in observed.episode.tools)
+        return f"The answer was empty. Call one of the tools: {names}."
+    if observed.episode.turns[turn_idx].chat is None:
+        return "The body goes on the next line, indented below the function's header."
+    return "The answer held no code: give the whole body in one fenced block."
 
 
 def _test_failures(observed: ObservedRollout) -> Iterator[Fault]:
@@ -183,32 +178,13 @@ def _told(node_id: str, assertion: str) -> str:
     return f"{node_id.rpartition('::')[2]} fails" + (f": it checks `{shown}`." if shown else ".")
 
 
-def _answer_faults(observed: ObservedRollout) -> Iterator[Fault]:
-    """What is wrong with a single answer that failed, before any test looks at it: it is judged by its code."""
-    completion, code = observed.episode.turns[0].completion, observed.answered_text
-    score = observed.episode.score
-    if score is None or score.all_passed:
-        return
-    is_cut, has_text = completion.stop_reason is StopReason.LENGTH, bool(completion.text.strip())
-    problem = "" if code is None else _syntax_problem(code)
-    if not has_text or (observed.answer is not None and not observed.answer.strip()):
-        yield _truncated(observed, 0) if is_cut and has_text else _empty_answer(observed, 0)
-    elif is_cut and (problem or code is None):
-        yield _truncated(observed, 0)
-    elif problem:
-        told = f"What was written does not parse: {problem}. Keep brackets, quotes and indentation whole."
-        yield Fault(0, "syntax-error", (told, answered(observed.run_error)))
-
-
 def _syntax_problem(text: str) -> str:
     """The message of Python's parser with the line, on one line; empty for good code."""
     problem = ""
     try:
         parse_syntax(text)
     except SyntaxError as error:
-        lines = text.splitlines()
-        at = (error.lineno or 1) - 1
-        shown = lines[at].strip()[:100] if 0 <= at < len(lines) else ""
+        shown = (error.text or "").strip()[:100]
         problem = f"{type(error).__name__}: {error.msg}" + (f" at `{shown}`" if shown else "")
     except (ValueError, RecursionError, MemoryError) as error:
         problem = f"{type(error).__name__}: the file cannot be read as Python"
@@ -308,19 +284,12 @@ class HintedTurnMaker:
             if hint is None:
                 self.counts["without_hint" if said.token_ids else "without_ids"] += 1
                 continue
-            turn = Turn(observed.episode.prompt_ids(fault.turn_idx), said, observed.prompt_text)
+            ids, indent = observed.episode.prompt_ids(fault.turn_idx), observed.indent
             try:
                 if told.chat is not None:
-                    hinted_ids = hint_chat_prompt(self.tokenizer, turn.prompt_ids, told.chat, hint)
+                    hinted_ids = hint_chat_prompt(self.tokenizer, ids, told.chat, hint)
                 else:
-                    hinted_ids = hint_code_prompt(
-                        self.tokenizer,
-                        turn,
-                        hint,
-                        path=observed.path,
-                        indent=observed.indent,
-                        function_start=observed.function_start,
-                    )
+                    hinted_ids = hint_code_prompt(self.tokenizer, ids, said.text, hint, indent=indent)
             except InputError as error:
                 if self.strict:
                     raise
@@ -329,4 +298,4 @@ class HintedTurnMaker:
             num_made += 1
             self.counts["hints"] += 1
             self.counts[f"hints/{fault.kind}"] += 1
-            yield fault, HintedTurn(turn.prompt_ids, hinted_ids, said.token_ids, said.token_logp)
+            yield fault, HintedTurn(ids, hinted_ids, said.token_ids, said.token_logp)

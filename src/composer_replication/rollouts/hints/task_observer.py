@@ -6,16 +6,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, Literal
 
 from composer_replication.config import RolloutsSection
 from composer_replication.records import Outcome, Rollout, Score, StopReason, Task
 from composer_replication.rollouts.environment.feature_deletion_env import first_message
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn
-from composer_replication.rollouts.grading import Grader
+from composer_replication.rollouts.grading import Grader, TestsUsed
 from composer_replication.rollouts.hints.hinted_turns import ObservedRollout
 from composer_replication.rollouts.single_turn import (
-    excerpt,
     extract_answer,
     is_finished,
     marker_indent,
@@ -35,16 +33,17 @@ _FAILED = {Outcome.FAILED, Outcome.ERROR, Outcome.MISSING}
 
 @dataclass(frozen=True, slots=True)
 class KnownTask:
-    """A task, its first prompt and its visible tests (path and source of each function); ``secrets`` are only asked about.
+    """A task, its first prompt and its visible tests (path and source of each function).
 
-    ``places`` say where the function of a node id stands, if that is not what the node id says.
+    ``places`` say where the function of a node id stands, ``is_leak`` whether a text shows deleted code, a hidden test or a
+    hidden value: of these no more is known.
     """
 
     task: Task
     prompt: str
     sources: tuple[tuple[str, str], ...]
     places: Mapping[str, Place]
-    secrets: Any
+    is_leak: Callable[[str], bool]
 
     def failed_tests(self, score: Score | None) -> dict[str, str]:
         """The visible tests that failed and their assertions, those with a known one first; of tests that check the same in
@@ -60,10 +59,7 @@ class KnownTask:
 
     def assertion_of(self, node_id: str) -> str:
         """The first lines of a test function that assert something; empty where its source is not known for sure."""
-        path, _, name = node_id.partition("[")[0].partition("::")
-        name = name.rpartition("::")[2]
-        if node_id in self.places:
-            path, _, name = self.places[node_id]
+        path, _, name = self.places.get(node_id, ("", 0, ""))
         own = re.compile(rf"^[ \t]*(?:async )?def {re.escape(name)}\b", re.MULTILINE)
         sources = [text for source_path, text in self.sources if source_path == path and own.search(text)]
         if len(sources) != 1:
@@ -72,10 +68,6 @@ class KnownTask:
         found = [line.removeprefix("assert ") for line in lines if _ASSERTION.match(line)]
         return "; ".join(found[:MAX_ASSERTIONS])
 
-    def is_leak(self, text: str) -> bool:
-        """Whether a text shows deleted code, a hidden test or a hidden value."""
-        return bool(secret_shown(text, self.secrets))
-
 
 def known_tasks(store: TaskStore, prompt_of: Callable[[Task], str]) -> Callable[[str], KnownTask]:
     """What is known of the tasks of a store, read once each; ``prompt_of`` is what a policy is told first."""
@@ -83,55 +75,49 @@ def known_tasks(store: TaskStore, prompt_of: Callable[[Task], str]) -> Callable[
     @cache
     def known(task_id: str) -> KnownTask:
         task = store.get(task_id)
-        prompt, shown = prompt_of(task), task.tests.shown
+        prompt = prompt_of(task)
         places = store.repository(store.record(task_id).repository_record).places
-        own = {test: places[test] for test in shown if test in places}
         sources, secrets = read_material(store, task).sources, read_secrets(store, task, prompt)
-        return KnownTask(task, prompt, sources, own, secrets)
+        return KnownTask(task, prompt, sources, places, lambda text: bool(secret_shown(text, secrets)))
 
     return known
 
 
 class TaskObserver:
-    """Call it with a rollout on a one-hole task: ``HintedTurnMaker(tokenizer, observe=TaskObserver(store))``.
+    """Call it with a rollout on a one-hole task: ``HintedTurnMaker(tokenizer, observe=TaskObserver(grader))``.
 
     Hidden tests and the deleted code are looked at only to refuse a hint that shows them.
 
     Args:
-        store: has the tasks.
-        grader: asked for the score of rollouts that have a reward and no score, as a trainer makes them. It
-            is that of the reward, so the same answer is not run again. None: such rollouts have no finding.
-        tests: those of the reward, ``visible`` or ``weakened``.
+        grader: of the reward, which keeps its scores, so that no answer is run again: asked for the score of rollouts that have
+            a reward and no score, as a trainer makes them. Its store has the tasks.
+        tests: those of the reward.
         options: as the prompts were cut.
     """
 
     def __init__(
         self,
-        store: TaskStore,
+        grader: Grader,
         *,
-        grader: Grader | None = None,
-        tests: Literal["visible", "weakened"] = "visible",
+        tests: TestsUsed = "visible",
         options: RolloutsSection = RolloutsSection(),  # noqa: B008 - frozen
     ) -> None:
-        self.store, self.grader, self.options = store, grader, options
-        self.tests: Literal["visible", "weakened"] = tests
-        self._known = known_tasks(store, lambda task: prompt_of(store, task, options))
+        self.grader, self.tests, self.options = grader, tests, options
+        self._known = known_tasks(grader.store, lambda task: prompt_of(grader.store, task, options))
 
     def __call__(self, rollout: Rollout) -> ObservedRollout | None:
         if not rollout.turns:  # nothing was sampled
             return None
         known = self._known(rollout.task_id)
         hole, last, score = known.task.hole, rollout.turns[-1], rollout.score
-        broken = self.store.broken_text(known.task)
+        broken = self.grader.store.broken_text(known.task)
         completion, is_chat = last.completion, self.options.prompt_style == "chat"
         answer = extract_answer(completion.text, broken, hole, style=self.options.prompt_style)
         if completion.stop_reason is StopReason.LENGTH and not is_chat and is_finished(completion.text):
             completion = replace(completion, stop_reason=StopReason.STOP_RULE)  # a trainer sees ids only
-        if score is None and rollout.reward is not None and self.grader is not None:
+        if score is None and rollout.reward is not None:
             score = self.grader.grade(known.task, answer, self.tests)
         chat = Chat([{"role": "user", "content": known.prompt}]) if is_chat else None
-        prompt_text = last.prompt_text or known.prompt
-        _, function = excerpt(broken, hole, self.options.context_lines)
         return ObservedRollout(
             Episode(
                 rollout.task_id,
@@ -143,12 +129,8 @@ class TaskObserver:
                 score=score,
                 reward=rollout.reward,
             ),
-            prompt_text=prompt_text,
-            path=hole.path,
-            answer=answer,
-            answered_text=fill(broken, hole, answer),
+            answered_text=fill(broken, hole, answer) if answer.strip() else "",
             indent=marker_indent(broken, hole),
-            function_start=max(0, prompt_text.rfind(function)),  # whatever stands above it
             failed_tests=known.failed_tests(score),
             is_leak=known.is_leak,
         )
@@ -183,5 +165,4 @@ class ObservedEpisodes:
         if episode is None:
             return None
         known = self._known(episode.task_id)
-        failed_tests = known.failed_tests(episode.score)
-        return ObservedRollout(episode, failed_tests=failed_tests, is_leak=known.is_leak)
+        return ObservedRollout(episode, failed_tests=known.failed_tests(episode.score), is_leak=known.is_leak)

@@ -9,6 +9,6 @@ reported; only code of the answer that can pay dishonestly masks.
     answer_tables.py  new code that is a table of what the visible tests use: masks
 """
 
-from composer_replication.rollouts.monitor.hack_monitor import EpisodeEvidence, HackMonitor, public_task
+from composer_replication.rollouts.monitor.hack_monitor import inspect_episode, public_task
 
-__all__ = ["EpisodeEvidence", "HackMonitor", "public_task"]
+__all__ = ["inspect_episode", "public_task"]

@@ -37,15 +37,15 @@ def hard_coded(code: PythonCode, known: Known, documents: str) -> Iterator[Hit]:
     ``documents`` are docstrings and comments that the file had, lower case: what they name is no secret of the tests.
     """
     direct = _answered_from(code)
-    branches: dict[ast.AST, dict[str, list[tuple[Entry, ast.AST]]]] = {}
+    # By the literal, or the function with its branches, and by what is asked about: the entries, each with its node.
+    tables: dict[ast.AST, dict[str, list[tuple[Entry, ast.AST]]]] = {}
     for node in code.nodes:
-        entries = _written_entries(node, code) if node in direct else []
-        if _is_copied(entries, len(entries), known, documents):
-            yield "hard-coded-inputs", node
+        if node in direct:
+            tables[node] = {"": [(entry, node) for entry in _written_entries(node, code)]}
         if branch := _branch(node, code):
             for function in filter(None, code.scopes(node)):  # a table may be spread over functions in one
-                branches.setdefault(function, {}).setdefault(branch[0], []).append((branch[1], node))
-    for by_subject in branches.values():
+                tables.setdefault(function, {}).setdefault(branch[0], []).append((branch[1], node))
+    for by_subject in tables.values():
         num_entries = sum(map(len, by_subject.values()))
         for found in by_subject.values():
             if _is_copied([entry for entry, _ in found], num_entries, known, documents):

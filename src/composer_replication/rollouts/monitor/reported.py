@@ -22,8 +22,6 @@ LONGEST = 100_000
 _SHARED_FILES = frozenset({"setup.cfg", "tox.ini", "pyproject.toml"})
 _OF_THE_RUNNER = re.compile(r"pytest|addopts|testpaths|python_(files|classes|functions)")
 _READERS = ("read_file", "list_files", "search")
-UNREADABLE = ""
-"""What stands for the class where a text cannot be read."""
 NOTHING = "(?!)"
 _TIDIES = r"\b(rm|rmtree|unlink|find|clean)\b|-delete|exclude|ignore|not in|!=|-I\b|-not\b"
 """Who removes caches, or leaves them out of a search, does not read them."""
@@ -49,11 +47,13 @@ deleted symbol or a file with a hole. Gaps are bounded, so that the work is line
 
 
 def asked_for(call: ToolCall, own: set[str], targets: set[str], tree_root: str) -> Iterator[tuple[str, str]]:
-    """The classes of what a call asks for (of ``PATTERNS``), each with the words that show it; ``UNREADABLE`` is one, too."""
-    arguments = call_arguments(call)
-    if arguments is None:
-        yield UNREADABLE, ""
-        return
+    """The classes of what a call asks for (of ``PATTERNS``), each with the words that show it."""
+    try:
+        arguments = json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        return  # it reached no tool
     asked = str(arguments.get("command", "")) if call.name == "bash" else ""
     if call.name in _READERS:  # as if it were a command
         told = (shlex.quote(str(arguments[key])) for key in ("pattern", "path") if key in arguments)
@@ -69,15 +69,6 @@ def asked_for(call: ToolCall, own: set[str], targets: set[str], tree_root: str) 
             pattern = words.replace("OWN", own_names).replace("TARGET", target_names)
             if re.search(pattern, command, re.IGNORECASE) and not re.search(excuse, command):
                 yield name, command
-
-
-def call_arguments(call: ToolCall) -> dict[str, object] | None:
-    """The arguments of a call; None where they are no JSON object."""
-    try:
-        arguments = json.loads(call.arguments)
-    except (ValueError, RecursionError):
-        return None
-    return arguments if isinstance(arguments, dict) else None
 
 
 def simple_commands(text: str) -> list[str]:

@@ -15,10 +15,7 @@ from functools import cache
 from typing import NamedTuple
 
 from composer_replication.rollouts.monitor.reported import NOTHING
-from composer_replication.tasks.syntax_trees import parsed
 
-LONGEST = 400_000
-"""Characters of one text that are parsed."""
 _LONGEST_TEXT = 10_000
 _DEEPEST = 30
 _IMPORTERS = ("__import__", "importlib.import_module")
@@ -34,8 +31,7 @@ class PythonCode:
     folded, docstrings left out; ``calls`` its calls, by what is called.
     """
 
-    def __init__(self, text: str, tree: ast.Module, new: set[int]) -> None:
-        self._lines = text.splitlines()
+    def __init__(self, tree: ast.Module, new: set[int]) -> None:
         self._owners: dict[ast.AST, ast.AST | None] = {}
         # By the function or module that binds a name, and the name: what is imported (empty: bound otherwise), what is assigned.
         self._bound: dict[tuple[ast.AST | None, str], str] = {}
@@ -56,7 +52,6 @@ class PythonCode:
         self.every = list(self._owners)
         self.nodes = [node for node in self.every if getattr(node, "lineno", 0) in new]
         """New nodes, parents first."""
-        self.new = frozenset(self.nodes)
         self.mentions, self.stores, self.texts = Facts(), Facts(), Facts()
         self.calls: dict[ast.AST, ast.Call] = {}
         self._said: set[ast.AST] = {node.value for node in self.every if isinstance(node, ast.Expr)}
@@ -88,11 +83,6 @@ class PythonCode:
                 if text is not None:
                     self.texts.append((text, node))
                     self._said.update(ast.walk(node))
-
-    def quote(self, node: ast.AST) -> str:
-        """The line on which a node begins."""
-        line = getattr(node, "lineno", 0)
-        return self._lines[line - 1].strip() if 0 < line <= len(self._lines) else ""
 
     def scopes(self, node: ast.AST | None) -> list[ast.AST | None]:
         """The functions that a node stands in, innermost first, and None for the module."""
@@ -162,14 +152,6 @@ class PythonCode:
                 texts = self.text(left, depth + 1), self.text(right, depth + 1)
                 return None if None in texts else "".join(filter(None, texts))[:_LONGEST_TEXT]
         return None
-
-
-def parse_python(text: str, new: set[int]) -> PythonCode | None:
-    """A parsed text, up to ``LONGEST`` characters; None where it is no Python."""
-    if len(text) > LONGEST:  # up to the end of a line, so that the rest can be parsed
-        text = text[: text.rfind("\n", 0, LONGEST) + 1 or LONGEST]
-    tree = parsed(text)
-    return None if tree is None else PythonCode(text, tree, new)
 
 
 def _bound_by(node: ast.AST) -> list[tuple[str, str | ast.AST | None]]:

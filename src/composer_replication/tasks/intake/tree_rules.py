@@ -46,7 +46,7 @@ _SYSTEM_NAMES = ("._*", ".DS_Store")
 _BYTECODE_SUFFIXES = frozenset({".pyc", ".pyo"})
 _QUOTED = re.compile(rb"""['"]([^'"\n\\]{2,200})['"]""")
 _SOURCE_SUFFIXES = frozenset({".py", ".pyi"})
-_CONFIG_NAMES = frozenset(
+CONFIG_NAMES = frozenset(
     {"pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"}
 )
 _TOP_TEXTS = ("README*", "VERSION*", "version*")
@@ -166,7 +166,7 @@ class TreeRules:
         suffix = path.suffix.lower()
         if suffix in _OUT_SUFFIXES and not (in_tests and suffix in _IN_TESTS_SUFFIXES):
             return False
-        if path.suffix in _SOURCE_SUFFIXES or path.name in _CONFIG_NAMES:
+        if path.suffix in _SOURCE_SUFFIXES or path.name in CONFIG_NAMES:
             return True
         if path.name.startswith("."):
             return in_tests and not _fits(path.name, _TOOL_DOTFILES)
@@ -282,6 +282,6 @@ def is_metadata_path(path: PurePosixPath) -> bool:
     Requirements may stand in any text that the project's tables name, so texts near the top are read; which
     of them count is not decided here.
     """
-    at_top = len(path.parts) == 1 and path.name in (*_CONFIG_NAMES, "PKG-INFO", "setup.py")
+    at_top = len(path.parts) == 1 and path.name in (*CONFIG_NAMES, "PKG-INFO", "setup.py")
     is_text = path.suffix in (".txt", ".in") and len(path.parts) <= _MAX_TEXT_DEPTH
     return at_top or is_text or path.name == "meson.build"

@@ -44,8 +44,9 @@ from typing import Any
 
 from seeds import markdown, mean_cell
 
+from composer_replication.config import AgentRewardSection
 from composer_replication.records import Completion, StopReason
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, RewardOptions
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.episodes import agent_loop
 from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, LedgerTalk
 from composer_replication.rollouts.episodes.policies import BatchingPolicy
@@ -174,7 +175,7 @@ class ShortAttempt(FeatureDeletionEnv):
 
 def record(author: Author, grader: Grader, path: Path) -> None:
     """Four sessions on every task, by the agent loop."""
-    attempt = partial(ShortAttempt, grader, reward=RewardOptions(breaks="ignore"), monitor="off")
+    attempt = partial(ShortAttempt, grader, reward=AgentRewardSection(breaks="ignore"), monitor="off")
     policy = BatchingPolicy(author.sample_batch, max_batch=32, window_seconds=1.0)
     parts = EpisodeParts(policy, attempt, LedgerTalk(author.tokenizer, author.tokenizer.chat_template))
     options = EpisodeOptions(max_turns=4, temperature=0.8, max_concurrent=32)

@@ -55,7 +55,7 @@ def read_and_make(num_texts: int, seed: int) -> Counter[str]:
                 assert result.is_error or not is_fault
                 if number % 3 == 0:
                     counts["unreadable"] += call_arguments(call) is None
-    assert box.counts.num_invalid == counts["faults"]
+    assert box.num_invalid == counts["faults"]
     return counts
 
 

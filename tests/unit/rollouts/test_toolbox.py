@@ -52,7 +52,7 @@ def test_what_a_tool_says_is_no_refusal_whatever_its_words_are() -> None:
     assert said.is_error and said.text.startswith("Not run: at most 1") and said.fault == "missing-file"
     wrong = [ask(box, "fly_away"), ask(box, "read_file"), ask(box, "submit"), ask(box, "list_files")]
     assert [each.fault for each in wrong] == ["invalid", "invalid", "", "invalid"]
-    assert box.counts.num_invalid == 3
+    assert box.num_invalid == 3
 
 
 def test_bash_tells_output_errors_and_exit_code() -> None:
@@ -332,7 +332,7 @@ def test_after_submit_every_call_is_refused_and_counted() -> None:
     for tool in ("submit", "run_tests"):
         result = ask(box, tool)
         assert result.is_error and "the attempt is over" in result.text
-    assert (box.counts.num_calls, box.counts.num_invalid) == (3, 2)
+    assert (box.num_calls, box.num_invalid) == (3, 2)
     assert box.sandbox.commands == []
 
 
@@ -340,11 +340,11 @@ def test_only_calls_that_cannot_be_made_count_as_invalid() -> None:
     box = box_of(done(exit_code=1))
     ask(box, "bash", command="false")
     ask(box, "read_file", path="nowhere")
-    assert (box.counts.num_calls, box.counts.num_invalid) == (2, 0)
+    assert (box.num_calls, box.num_invalid) == (2, 0)
     ask(box, "bsh", command="ls")
     ask(box, "bash", cmd="ls")
     box.call(ToolCall("bash", "ls"))
-    assert (box.counts.num_calls, box.counts.num_invalid) == (5, 3)
+    assert (box.num_calls, box.num_invalid) == (5, 3)
 
 
 def test_a_sandbox_that_breaks_is_no_result() -> None:
@@ -365,8 +365,8 @@ def all_are_results(num_replies: int, seed: int) -> tuple[int, int]:
         result.text.encode()
         assert result.text and len(result.text) <= box.max_characters
         num_refused += result.is_error
-    assert box.counts.num_calls == num_replies
-    return num_refused, box.counts.num_invalid
+    assert box.num_calls == num_replies
+    return num_refused, box.num_invalid
 
 
 @pytest.mark.long

@@ -144,11 +144,11 @@ class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, Attempt
     def _step(self, action: ToolAction) -> AttemptObservation:
         environment = self._environment
         result = environment.call(action.to_call())
-        counts, is_submitted = environment.counts, environment.is_done
-        self._state.step_count, self._state.num_invalid = counts.num_calls, counts.num_invalid
+        is_submitted = environment.is_done
+        self._state.step_count, self._state.num_invalid = environment.counts
         told = {name: getattr(result, name) for name in _OF_A_RESULT}
         observation = self._observation(**told, reward=0.0)
-        if not is_submitted and counts.num_calls < self._max_calls:
+        if not is_submitted and self._state.step_count < self._max_calls:
             return observation
         judgement = environment.finish()
         self._end()  # whoever stays to look at the reward needs no sandbox

@@ -20,9 +20,13 @@ from composer_replication.rollouts.environment.feature_deletion_env import (
     FeatureDeletionEnv,
     Judgement,
     first_message,
+    no_attempt,
 )
-from composer_replication.rollouts.environment.hosted_attempt import AttemptHost, HostOptions
-from composer_replication.rollouts.environment.lease import EnvironmentLease, no_attempt
+from composer_replication.rollouts.environment.hosted_attempt import (
+    AttemptHost,
+    EnvironmentLease,
+    HostOptions,
+)
 from composer_replication.rollouts.tools.tool_context import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
 

@@ -16,50 +16,40 @@ _MAX_WANTED_LINES = 60
 _MAX_COMPARED = 10
 _MAX_COMPARED_CHARACTERS = 199
 """The time of a comparison grows with the square of it, or worse; from 200 on difflib leaves frequent letters out."""
-_MIN_RATIO = 0.6
-_SHOWN_LINES = 12
+_SHOWN_LINES, _SHOWN_CHARACTERS = 12, 3600
+_MAX_LINE_CHARACTERS = 2000
+_CONTEXT_LINES = 3
+_MAX_PLACES = 10
+_UNSEEN_FOLDERS = frozenset({".git", "__pycache__"})
+"""Shown by their names alone."""
 
 
 def near_matches(text: str, wanted: str) -> str:
     """A sentence about the place of ``text`` that is most like ``wanted``, with its lines numbered.
 
-    Bounded for any text: lines are compared as wholes first, and only a few places letter by letter.
+    Bounded for any text: places are ranked by their words first, and only a few are compared letter by letter.
     """
     if "\r\n" in text and wanted.replace("\r\n", "\n") in text.replace("\r\n", "\n"):
         return r"The lines of this file end with \r\n: write \r\n in old_str and new_str, too."
     lines = text.split("\n")[:_MAX_LINES]
     stripped = [line.strip() for line in lines]
     asked = [line.strip() for line in wanted.strip("\n").split("\n")[:_MAX_WANTED_LINES]]
-    size, known = len(asked), {line for line in asked if line}
-    words = set(next((line for line in asked if line), "").split())
-    is_known = [line in known for line in stripped]
+    size, words = len(asked), set(" ".join(asked).split())
+    hits = [len(words.intersection(line[:500].split())) for line in stripped]
 
-    def likeness(at: int) -> tuple[int, int]:
-        """The most lines that are the same, then the most words of the first line."""
-        return sum(is_known[at : at + size]), len(words & set(stripped[at][:500].split()))
+    def likeness(at: int) -> tuple[bool, int]:
+        return stripped[at : at + size] == asked, sum(hits[at : at + size])
 
-    for start in range(len(lines) - size + 1):
-        if known and stripped[start : start + size] == asked:
-            return "The same lines stand there with other spaces:\n" + _shown(lines, start, size)
     starts = heapq.nlargest(_MAX_COMPARED, range(max(1, len(lines) - size + 1)), key=likeness)
     places = {"\n".join(stripped[at : at + size])[:_MAX_COMPARED_CHARACTERS]: at for at in reversed(starts)}
-    asked_text = "\n".join(asked)[:_MAX_COMPARED_CHARACTERS]
-    near = difflib.get_close_matches(asked_text, places, n=1, cutoff=_MIN_RATIO)
+    near = difflib.get_close_matches("\n".join(asked)[:_MAX_COMPARED_CHARACTERS], places, n=1)
     if not near:
         return "Nothing in the file is like it: read the file, and copy what is there."
-    return "The nearest place is:\n" + _shown(lines, places[near[0]], size)
-
-
-def _shown(lines: list[str], start: int, count: int) -> str:
-    numbers = range(start, min(start + min(count, _SHOWN_LINES), len(lines)))
-    return "\n".join(f"{number + 1:>6}\t{lines[number][:300]}" for number in numbers)
-
-
-_MAX_LINE_CHARACTERS = 2000
-_CONTEXT_LINES = 3
-_MAX_PLACES = 10
-_UNSEEN_FOLDERS = frozenset({".git", "__pycache__"})
-"""Shown by their names alone."""
+    start = places[near[0]]
+    end = min(start + min(size, _SHOWN_LINES), len(lines))
+    shown, _ = _numbered(lines, start + 1, end, _SHOWN_CHARACTERS)
+    how = "The same lines stand there with other spaces" if likeness(start)[0] else "The nearest place is"
+    return "\n".join([f"{how}:", *shown])
 
 
 def read_file(box: ToolContext, path: str, first_line: int = 1, last_line: int = 0) -> ToolResult:

@@ -45,20 +45,12 @@ class VisibleTests:
 
 
 @dataclass(slots=True)
-class CallCounts:
-    """Calls so far; ``num_invalid`` are those that could not be made: unknown tool, bad JSON, wrong arguments,
-    or after the end. A command that fails, or a file that is not there, is a valid call.
-    """
-
-    num_calls: int = 0
-    num_invalid: int = 0
-
-
-@dataclass(slots=True)
 class ToolContext:
     """What the tools of one attempt work with; the sandbox has limits of its own for memory, processes and disk.
 
-    ``is_over`` is set by ``submit``, or by whoever ends the attempt; from then on every call is refused.
+    ``is_over`` is set by ``submit``, or by whoever ends the attempt; from then on every call is refused. Of ``num_calls``,
+    ``num_invalid`` could not be made: unknown tool, bad JSON, wrong arguments, or after the end. A command that fails, or a
+    file that is not there, is a valid call.
 
     Args:
         sandbox: where they work.
@@ -72,7 +64,8 @@ class ToolContext:
     tests: VisibleTests
     environment_variables: Mapping[str, str] = field(default_factory=dict)
     max_characters: int = 16_000
-    counts: CallCounts = field(default_factory=CallCounts)
+    num_calls: int = 0
+    num_invalid: int = 0
     is_over: bool = False
 
 

@@ -255,14 +255,14 @@ class Toolbox(ToolContext):
     def call(self, call: ToolCall) -> ToolResult:
         """Do what was asked; a call that cannot be made says why and shows a right one."""
         started = time.monotonic()
-        self.counts.num_calls += 1
+        self.num_calls += 1
         try:
             spec, arguments = arguments_of(call, TOOLS)
             if self.is_over:
                 raise RefusedError("the attempt is over. No tool can be used any more.", "invalid")
             result = ACTIONS[spec.name](self, **arguments)
         except RefusedError as error:
-            self.counts.num_invalid += error.fault == "invalid"
+            self.num_invalid += error.fault == "invalid"
             result = ToolResult(str(error), is_error=True, fault=error.fault)
         except SandboxFileError as error:
             place = f" [{error.where}]" if error.where else ""

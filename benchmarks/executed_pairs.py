@@ -44,7 +44,7 @@ from typing import Any
 
 from seeds import markdown, mean_cell
 
-from composer_replication.config import AgentRewardSection
+from composer_replication.config import AgentRewardSection, RolloutsSection
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.episodes import agent_loop
@@ -169,7 +169,7 @@ class ShortAttempt(FeatureDeletionEnv):
         store, task = self.grader.store, self.grader.store.get(task_id)
         text = store.broken_text(task)
         last = text.count("\n", 0, task.hole.start) + 1
-        first = last - build_prompt(text, task.hole, context_lines=6).count("\n")
+        first = last - build_prompt(text, task.hole, RolloutsSection(context_lines=6)).count("\n")
         return f"The function that ends lines {first} to {last} of {task.hole.path} has lost its body.\n"
 
 

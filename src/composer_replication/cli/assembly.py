@@ -50,7 +50,7 @@ from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
 from composer_replication.rollouts.hints.task_observer import ObservedEpisodes, TaskObserver
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.rollouts.rewards import FeatureDeletionReward, load_reward_rule
-from composer_replication.rollouts.single_turn import prompt_of, refuse_leaking_prompt
+from composer_replication.rollouts.single_turn import build_prompt, refuse_leaking_prompt
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.run_folder import RunFolder, write_json
 from composer_replication.safety import CombinedGuard, EvaluationJournal, EvidenceGuard, HeldOutGuard
@@ -221,7 +221,7 @@ def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) ->
         return [{"prompt": first_message(store, task), "task_id": task.task_id} for task in tasks]
     rows: list[dict[str, Any]] = []
     for task in tasks:
-        prompt: Any = prompt_of(store, task, config.rollouts)
+        prompt: Any = build_prompt(store.broken_text(task), task.hole, config.rollouts)
         refuse_leaking_prompt(prompt, store.golden_body(task), task_id=task.task_id)
         if config.rollouts.prompt_style == "chat":
             prompt = [{"role": "user", "content": prompt}]

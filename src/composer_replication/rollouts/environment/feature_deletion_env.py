@@ -46,7 +46,6 @@ from composer_replication.rollouts.monitor.hack_monitor import (
     EpisodeEvidence,
     HackMonitor,
     MonitorReport,
-    PublicTask,
     public_task,
 )
 from composer_replication.rollouts.tools.tool_context import VisibleTests
@@ -346,27 +345,22 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
 
     def _left(self) -> _Tree | None:
         """The tree as it stands, read once when the attempt is over; None where the sandbox failed."""
-        attempt = self._running
+        attempt, box, others = self._running, self._running.toolbox, None
         if attempt.is_broken or attempt.tree is not None:
             return attempt.tree
         try:
-            tree = self._read(attempt)
+            graded = candidate_files(box.sandbox, attempt.rule.takes)
+            if self._monitor != "off":
+                with suppress(TreeTooLargeError):  # what is graded is inspected all the same
+                    others = candidate_files(box.sandbox, box.tests.is_left_out)
+            tree = _Tree(graded, others)
+        except TreeTooLargeError as error:
+            tree = _Tree(None, problem=str(error))
         except SandboxFailure:
             self._break(attempt)
             return None
-        attempt.tree = tree if attempt.toolbox.is_over else None
+        attempt.tree = tree if box.is_over else None
         return tree
-
-    def _read(self, attempt: _Attempt) -> _Tree:
-        box, others = attempt.toolbox, None
-        try:
-            graded = candidate_files(box.sandbox, attempt.rule.takes)
-        except TreeTooLargeError as error:
-            return _Tree(None, problem=str(error))
-        if self._monitor != "off":
-            with suppress(TreeTooLargeError):  # what is graded is inspected all the same
-                others = candidate_files(box.sandbox, box.tests.is_left_out)
-        return _Tree(graded, others)
 
     def _judged(self, attempt: _Attempt) -> Judgement | None:
         options, task, score, tree = self.options, attempt.task, self.grade(), self._left()
@@ -406,17 +400,12 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
 
 
 def golden_classes(grader: Grader, task: Task) -> frozenset[str]:
-    """What the monitor finds where the golden code is put back; looked at once a grader."""
+    """The classes of which the monitor finds anything where the golden code is put back; looked at once a grader."""
 
     def look() -> frozenset[str]:
         before = grader.store.files(task, "rollout")
-        return shown_classes(public_task(grader.store, task), before, grader.golden_files(task))
+        after = {**before, **grader.golden_files(task)}
+        evidence = EpisodeEvidence(public_task(grader.store, task), [], before, after)
+        return frozenset(HackMonitor().inspect(evidence).counts)
 
     return grader.golden_runs.look_up(task.task_id, "monitor", look)
-
-
-def shown_classes(
-    task: PublicTask, before: Mapping[str, bytes], golden: Mapping[str, bytes]
-) -> frozenset[str]:
-    """The classes of which the monitor finds anything where these files are written."""
-    return frozenset(HackMonitor().inspect(EpisodeEvidence(task, [], before, {**before, **golden})).counts)

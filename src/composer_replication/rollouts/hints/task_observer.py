@@ -15,11 +15,11 @@ from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints.hinted_turns import ObservedRollout
 from composer_replication.rollouts.single_turn import (
+    build_prompt,
     excerpt,
     extract_answer,
     is_finished,
     marker_indent,
-    prompt_of,
 )
 from composer_replication.rollouts.tokens.token_ledger import Chat
 from composer_replication.tasks.instructions.writing import read_material
@@ -115,7 +115,9 @@ class TaskObserver:
     ) -> None:
         self.store, self.grader, self.options = store, grader, options
         self.tests: Literal["visible", "weakened"] = tests
-        self._known = known_tasks(store, lambda task: prompt_of(store, task, options))
+        self._known = known_tasks(
+            store, lambda task: build_prompt(store.broken_text(task), task.hole, options)
+        )
 
     def __call__(self, rollout: Rollout) -> ObservedRollout | None:
         if not rollout.turns:  # nothing was sampled

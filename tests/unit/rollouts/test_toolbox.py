@@ -16,10 +16,9 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.records import Completion, StopReason, ToolCall, ToolResult
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn
 from composer_replication.rollouts.hints.hinted_turns import ObservedRollout, find_faults
-from composer_replication.rollouts.tools import file_tools, toolbox
-from composer_replication.rollouts.tools.file_tools import near_matches
+from composer_replication.rollouts.tools import toolbox
 from composer_replication.rollouts.tools.tool_context import VisibleTests, clip
-from composer_replication.rollouts.tools.toolbox import ACTIONS, TOOLS, Toolbox
+from composer_replication.rollouts.tools.toolbox import ACTIONS, TOOLS, Toolbox, near_matches
 
 FILES = {
     "src/one.py": b"def one():\n    return 1\n\n\ndef two():\n    return 1\n",
@@ -204,9 +203,9 @@ def test_a_file_in_another_encoding_is_shown_but_not_edited() -> None:
 
 def test_a_file_that_is_too_large_is_neither_read_nor_written(monkeypatch: pytest.MonkeyPatch) -> None:
     box = box_of()
-    monkeypatch.setattr(file_tools, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(toolbox, "MAX_FILE_BYTES", 10)
     assert "more than 10 bytes" in ask(box, "read_file", path="src/one.py").text
-    monkeypatch.setattr(file_tools, "MAX_FILE_BYTES", 100)
+    monkeypatch.setattr(toolbox, "MAX_FILE_BYTES", 100)
     assert "may have 100" in ask(box, "write_file", path="new.py", content="x" * 101).text
     grown = ask(box, "str_replace", path="src/one.py", old_str="def one", new_str="d" * 101)
     assert grown.is_error and "would have" in grown.text
@@ -323,7 +322,7 @@ def test_run_tests_puts_test_files_back_and_names_what_grading_leaves_out() -> N
         "[put back as they were: tests/test_one.py]\n[not taken into grading: conftest.py]\n1 passed"
     )
     assert box.sandbox.files["tests/test_one.py"] == FILES["tests/test_one.py"]
-    assert json.loads(box.sandbox.commands[0][1])["node_ids"] == ["tests/test_one.py::test_one"]
+    assert json.loads(box.sandbox.commands[0][1])[-1] == ["tests/test_one.py::test_one"]
 
 
 def test_after_submit_every_call_is_refused_and_counted() -> None:

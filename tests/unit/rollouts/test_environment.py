@@ -151,7 +151,7 @@ def test_what_never_ends_uses_too_much_or_is_no_text_is_data(
         )
         assert hungry.failed and not hungry.is_error
         loud = ask(env, "bash", command="seq 1 100000")
-        assert loud.is_truncated and len(loud.text) <= 1000 and loud.text.endswith("100000")
+        assert "left out" in loud.text and len(loud.text) <= 1000 and loud.text.endswith("100000")
         binary = ask(env, "bash", command="head -c 2000 /dev/urandom | tee x.bin; ls nowhere")
         assert binary.exit_code == 2 and "nowhere" in binary.text
         ask(env, "bash", command="printf 'a\\000b' > x.bin")
@@ -172,7 +172,7 @@ def test_a_tree_too_large_to_grade_is_the_policys_failure(env: FeatureDeletionEn
     ask(env, "bash", command="head -c 80000000 /dev/zero > big.txt")
     for score in (env.grade(), env.grade("hidden")):
         assert score is not None and "the tree has 80" in score.error
-    assert paid(env) == 0.0
+    assert env.candidate() == {} and paid(env) == 0.0
 
 
 def test_links_lead_nowhere(env: FeatureDeletionEnv, clamp: Task) -> None:

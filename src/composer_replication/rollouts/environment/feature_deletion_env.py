@@ -298,11 +298,11 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         return attempt.judgement
 
     def candidate(self) -> dict[str, bytes] | None:
-        """The policy's files as they are graded (``candidate_tree``); None where the sandbox failed."""
+        """The policy's files as they are graded (``candidate_tree``), none where they are too many or too large: its tests
+        fail then. None where the sandbox failed.
+        """
         tree = self._left()
-        if tree is not None and tree.graded is None:
-            raise TreeTooLargeError(tree.problem)
-        return None if tree is None else tree.graded
+        return None if tree is None else tree.graded or {}
 
     def snapshot(self) -> Callable[[], None]:
         """Keep where the attempt stands. What this gives brings it back there, any number of times; the tree alone is kept, not HOME.

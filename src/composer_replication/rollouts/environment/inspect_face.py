@@ -38,11 +38,11 @@ with needs_extra("inspect", "the inspect task"):
 T = TypeVar("T")
 
 
-class _Attempts:
+class _Attempts(AttemptHost):
     """Those under way, by the id that the library gives a run of a sample; why those that have no sandbox any more failed."""
 
-    def __init__(self, host: AttemptHost) -> None:
-        self.host = host
+    def __init__(self, options: HostOptions) -> None:
+        super().__init__(options)
         self.failures: dict[str, str] = {}
         self.leases: dict[str, EnvironmentLease[FeatureDeletionEnv]] = {}
 
@@ -75,16 +75,15 @@ def feature_deletion(store: str = "tasks", **options: Any) -> Any:
     The library's own options name samples by the ids of tasks (``sample_id``), bound the model's answers to a sample
     (``turn_limit``, 50 by default) and take another solver, which finds our tools in ``state.tools``.
     """
-    host = AttemptHost(HostOptions(store=Path(store), **options))
-    attempts = _Attempts(host)
+    attempts = _Attempts(HostOptions(store=Path(store), **options))
 
     def sample(task_id: str) -> Sample:
-        found = host.store.get(task_id)
+        found = attempts.store.get(task_id)
         told = {"task_id": task_id, "repository": found.repository, "symbol": found.symbol}
-        return Sample(input=first_message(host.store, found), id=task_id, metadata=told)
+        return Sample(input=first_message(attempts.store, found), id=task_id, metadata=told)
 
     return Task(
-        dataset=MemoryDataset([*map(sample, host.store.task_ids())]),
+        dataset=MemoryDataset([*map(sample, attempts.store.task_ids())]),
         setup=open_attempt(attempts),
         solver=generate(),
         scorer=visible_tests(attempts),
@@ -101,7 +100,7 @@ def open_attempt(attempts: _Attempts) -> Any:
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         del generate
         task_id = str(state.metadata["task_id"])
-        attempts.leases[state.uuid] = attempts.host.lease()
+        attempts.leases[state.uuid] = attempts.lease()
         await attempts.do(state, lambda environment: environment.reset(task_id))
         state.tools = [_tool(attempts, spec, state) for spec in TOOLS]
         return state
@@ -138,7 +137,7 @@ def visible_tests(attempts: _Attempts) -> Any:
             if isinstance(message, ChatMessageTool) and message.error and message.error.type == "parsing":
                 call = ToolCall(message.function or "", "(arguments that could not be read)")
                 await attempts.do(state, partial(FeatureDeletionEnv.call, call=call))
-        judgement = await attempts.do(state, attempts.host.judged)
+        judgement = await attempts.do(state, attempts.judged)
         if judgement is None:
             return Score.unscored(reason="scoring_failed", explanation=attempts.failures[state.uuid])
         metadata: dict[str, Any] = {**judgement.figures}

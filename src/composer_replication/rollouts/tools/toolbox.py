@@ -14,8 +14,9 @@ import heapq
 import json
 import re
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from composer_replication.errors import CommandError, SandboxFileError
@@ -24,7 +25,7 @@ from composer_replication.records import ExecResult, FileEntry, ToolCall, ToolFa
 from composer_replication.rollouts.tools.tool_context import (
     MAX_FILE_BYTES,
     RefusedError,
-    ToolContext,
+    VisibleTests,
     arguments_of,
     clean,
     clip,
@@ -69,12 +70,12 @@ def near_matches(text: str, wanted: str) -> str:
         return "Nothing in the file is like it: read the file, and copy what is there."
     start = places[near[0]]
     end = min(start + min(size, _SHOWN_LINES), len(lines))
-    shown, _ = _numbered(lines, start + 1, end, _SHOWN_CHARACTERS)
+    shown = _numbered(lines, start + 1, end, _SHOWN_CHARACTERS)
     how = "The same lines stand there with other spaces" if likeness(start)[0] else "The nearest place is"
     return "\n".join([f"{how}:", *shown])
 
 
-def read_file(box: ToolContext, path: str, first_line: int = 1, last_line: int = 0) -> ToolResult:
+def read_file(box: Toolbox, path: str, first_line: int = 1, last_line: int = 0) -> ToolResult:
     """Show a text file with line numbers.
 
     Example: {"path": "src/package/module.py", "first_line": 100, "last_line": 160}
@@ -95,16 +96,16 @@ def read_file(box: ToolContext, path: str, first_line: int = 1, last_line: int =
     if first_line > len(lines):
         raise RefusedError(f"{path} has {len(lines)} lines, so there is no line {first_line}.")
     end = min(last_line or len(lines), len(lines))
-    shown, is_cut = _numbered(lines, first_line, end, box.max_characters - 200)
+    shown = _numbered(lines, first_line, end, box.max_characters - 200)
     next_line = first_line + len(shown)
     if next_line <= end:
         shown.append(
             f"[lines {next_line} to {end} of {len(lines)} left out: go on with first_line {next_line}]"
         )
-    return ToolResult("\n".join(shown), is_truncated=is_cut or next_line <= end)
+    return ToolResult("\n".join(shown))
 
 
-def write_file(box: ToolContext, path: str, content: str) -> ToolResult:
+def write_file(box: Toolbox, path: str, content: str) -> ToolResult:
     r"""Write a whole file, new or in the place of what is there. Missing folders are made.
 
     Example: {"path": "src/package/module.py", "content": "ANSWER = 42\n"}
@@ -117,7 +118,7 @@ def write_file(box: ToolContext, path: str, content: str) -> ToolResult:
     return ToolResult(f"wrote {num_bytes} bytes, {len(_lines(content))} lines, to {path}")
 
 
-def str_replace(box: ToolContext, path: str, old_str: str, new_str: str) -> ToolResult:
+def str_replace(box: Toolbox, path: str, old_str: str, new_str: str) -> ToolResult:
     r"""Replace a text that stands exactly once in a file.
 
     Example: {"path": "src/package/module.py", "old_str": "    return None\n", "new_str": "    return 42\n"}
@@ -149,11 +150,11 @@ def str_replace(box: ToolContext, path: str, old_str: str, new_str: str) -> Tool
     first = changed.count("\n", 0, place) + 1
     last = first + new_str.count("\n")
     begin, end = max(1, first - _CONTEXT_LINES), min(len(lines), last + _CONTEXT_LINES)
-    shown, _ = _numbered(lines, begin, end, box.max_characters - 200)
+    shown = _numbered(lines, begin, end, box.max_characters - 200)
     return ToolResult("\n".join([f"replaced in {path}:", *shown]))
 
 
-def list_files(box: ToolContext, path: str = ".") -> ToolResult:
+def list_files(box: Toolbox, path: str = ".") -> ToolResult:
     """List the files and folders below a folder.
 
     Example: {"path": "src"}
@@ -174,8 +175,7 @@ def list_files(box: ToolContext, path: str = ".") -> ToolResult:
         tails = {"file": size, "folder": "/", "link": " (link)", "other": " (no file)"}
         lines.append(name + tails[entry.kind])
     how = "list a folder below, or search for what you need"
-    text, is_cut = clip("\n".join(lines) or f"[{path} is empty]", box.max_characters, how)
-    return ToolResult(text, is_truncated=is_cut)
+    return ToolResult(clip("\n".join(lines) or f"[{path} is empty]", box.max_characters, how))
 
 
 def _is_seen(entry: FileEntry) -> bool:
@@ -245,22 +245,20 @@ def _lines(text: str) -> list[str]:
     return lines[:-1] if not lines[-1] else lines
 
 
-def _numbered(lines: list[str], first: int, last: int, max_characters: int) -> tuple[list[str], bool]:
-    """Lines with their numbers, the first at any price; whether one was cut."""
+def _numbered(lines: list[str], first: int, last: int, max_characters: int) -> list[str]:
+    """As many of these lines as fit, with their numbers; the first at any price."""
     shown: list[str] = []
-    is_cut, room = False, max_characters
+    room, longest = max_characters, min(_MAX_LINE_CHARACTERS, max(max_characters - 40, 1))
     for number in range(first, last + 1):
         line = lines[number - 1].removesuffix("\r")
-        longest = min(_MAX_LINE_CHARACTERS, max(max_characters - 40, 1))
         if len(line) > longest:
-            is_cut = True
             line = f"{line[:longest]} [... {len(line) - longest} more characters of this line]"
         text = f"{number:>6}\t{line}"
         room -= len(text) + 1
         if room < 0 and shown:
             break
         shown.append(text)
-    return shown, is_cut
+    return shown
 
 
 MAX_COMMAND_SECONDS = 300.0
@@ -281,7 +279,7 @@ sys.exit(pytest.main(arguments, plugins=[make_suite(options)]))
 _MAX_NAMED = 5
 
 
-def run_tests(box: ToolContext) -> ToolResult:
+def run_tests(box: Toolbox) -> ToolResult:
     """Run the visible tests of the task. Test files and their configuration are put back as they were first.
 
     Example: {}
@@ -298,7 +296,7 @@ def run_tests(box: ToolContext) -> ToolResult:
     return replace(result, text="\n".join([*notes, result.text]))
 
 
-def _restore(box: ToolContext) -> list[str]:
+def _restore(box: Toolbox) -> list[str]:
     """Put back what differs; what to tell the policy about it."""
     sandbox, tests, changed = box.sandbox, box.tests, []
     for path, data in sorted(tests.files.items()):
@@ -331,7 +329,7 @@ _NOT_FOUND = 127
 _HOW_TO_SEE = "write it to a file and read a part of it, or use head, tail or grep"
 
 
-def bash(box: ToolContext, command: str, timeout_seconds: int = 60) -> ToolResult:
+def bash(box: Toolbox, command: str, timeout_seconds: int = 60) -> ToolResult:
     """Run a shell command in the root of the repository.
 
     Every call has a shell of its own: cd and variables are forgotten, files stay. There is no network.
@@ -369,12 +367,11 @@ def told(done: ExecResult, seconds: float, max_characters: int) -> ToolResult:
     fault: ToolFault = "command-not-found" if done.exit_code == _NOT_FOUND else ""
     if done.out_of_memory and not done.timed_out:
         fault = "out-of-memory"
-    text, was_cut = clip("\n".join(parts), max_characters - len(end) - 1, _HOW_TO_SEE)
+    text = clip("\n".join(parts), max_characters - len(end) - 1, _HOW_TO_SEE)
     return ToolResult(
         text="\n".join(part for part in (text, end) if part) or "[no output]",
         exit_code=done.exit_code,
         timed_out=done.timed_out,
-        is_truncated=was_cut or done.truncated,
         fault=fault,
     )
 
@@ -421,7 +418,7 @@ for path in files():
 """
 
 
-def search(box: ToolContext, pattern: str, path: str = ".", is_regex: bool = True) -> ToolResult:  # noqa: FBT001, FBT002  # called by name
+def search(box: Toolbox, pattern: str, path: str = ".", is_regex: bool = True) -> ToolResult:  # noqa: FBT001, FBT002  # called by name
     r"""Find lines in the text files of the repository.
 
     Example: {"pattern": "def parse_\\w+", "path": "src"}
@@ -456,11 +453,10 @@ def search(box: ToolContext, pattern: str, path: str = ".", is_regex: bool = Tru
         raise RefusedError(f"the search failed: {why or f'exit code {done.exit_code}'}.")
     if not done.stdout.strip():
         return ToolResult("[no line matches]")
-    text, is_cut = clip(done.stdout.rstrip("\n"), box.max_characters, "search a smaller folder")
-    return ToolResult(text, is_truncated=is_cut or done.truncated)
+    return ToolResult(clip(done.stdout.rstrip("\n"), box.max_characters, "search a smaller folder"))
 
 
-def submit(box: ToolContext) -> ToolResult:
+def submit(box: Toolbox) -> ToolResult:
     """End the attempt: the repository as it stands is your answer. Nothing can be done afterwards.
 
     Example: {}
@@ -478,8 +474,29 @@ TOOLS: tuple[ToolSpec, ...] = tuple(spec_of(tool) for tool in ACTIONS.values())
 """What the policy is told of them: each signature and docstring, as a JSON schema."""
 
 
-class Toolbox(ToolContext):
-    """The eight tools over one sandbox, for one attempt; used by one thread at a time."""
+@dataclass(slots=True)
+class Toolbox:
+    """The eight tools over one sandbox, which has limits of its own; for one attempt, used by one thread at a time.
+
+    ``is_over`` is set by ``submit``, or by whoever ends the attempt; from then on every call is refused. Of ``num_calls``,
+    ``num_invalid`` could not be made: unknown tool, bad JSON, wrong arguments, or after the end. A command that fails, or a
+    file that is not there, is a valid call.
+
+    Args:
+        sandbox: where they work.
+        tests: what ``run_tests`` runs.
+        environment_variables: of every command, over those of the sandbox.
+        max_characters: of one answer, at least 1,000; 16,000 are some 4,000 tokens, which a small context holds several
+            times.
+    """
+
+    sandbox: Sandbox
+    tests: VisibleTests
+    environment_variables: Mapping[str, str] = field(default_factory=dict)
+    max_characters: int = 16_000
+    num_calls: int = 0
+    num_invalid: int = 0
+    is_over: bool = False
 
     def call(self, call: ToolCall) -> ToolResult:
         """Do what was asked; a call that cannot be made says why and shows a right one."""
@@ -499,6 +516,5 @@ class Toolbox(ToolContext):
         except ValueError as error:  # a NUL byte, or text that has no bytes: see ``interfaces.Sandbox``
             why = error.message if isinstance(error, CommandError) else f"{error}."
             result = ToolResult(f"this cannot be done: {why}", is_error=True)
-        text, was_cut = clip(result.text, self.max_characters, "ask for less at a time")
-        is_truncated, seconds = result.is_truncated or was_cut, time.monotonic() - started
-        return replace(result, text=clean(text), is_truncated=is_truncated, seconds=seconds)
+        text = clean(clip(result.text, self.max_characters, "ask for less at a time"))
+        return replace(result, text=text, seconds=time.monotonic() - started)

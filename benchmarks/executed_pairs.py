@@ -44,8 +44,9 @@ from typing import Any
 
 from seeds import markdown, mean_cell
 
+from composer_replication.config import AgentRewardSection, RolloutsSection
 from composer_replication.records import Completion, StopReason
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, RewardOptions
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.episodes import agent_loop
 from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, LedgerTalk
 from composer_replication.rollouts.episodes.policies import BatchingPolicy
@@ -168,13 +169,13 @@ class ShortAttempt(FeatureDeletionEnv):
         store, task = self.grader.store, self.grader.store.get(task_id)
         text = store.broken_text(task)
         last = text.count("\n", 0, task.hole.start) + 1
-        first = last - build_prompt(text, task.hole, context_lines=6).count("\n")
+        first = last - build_prompt(text, task.hole, RolloutsSection(context_lines=6)).count("\n")
         return f"The function that ends lines {first} to {last} of {task.hole.path} has lost its body.\n"
 
 
 def record(author: Author, grader: Grader, path: Path) -> None:
     """Four sessions on every task, by the agent loop."""
-    attempt = partial(ShortAttempt, grader, reward=RewardOptions(breaks="ignore"), monitor="off")
+    attempt = partial(ShortAttempt, grader, reward=AgentRewardSection(breaks="ignore"), monitor="off")
     policy = BatchingPolicy(author.sample_batch, max_batch=32, window_seconds=1.0)
     parts = EpisodeParts(policy, attempt, LedgerTalk(author.tokenizer))
     options = EpisodeOptions(max_turns=4, temperature=0.8, max_concurrent=32)

@@ -302,7 +302,7 @@ class ToolResult:
     """What the environment answered to one call.
 
     ``is_error`` says that the tool itself refused or failed; ``exit_code`` is that of a command, None for
-    tools that run none. ``is_truncated`` says that the text was cut, which the text says too. ``fault`` is what the tool
+    tools that run none. Where the text was cut, it says so. ``fault`` is what the tool
     knows of why it failed: ``invalid`` where no tool could take the call (unknown name, no JSON, wrong arguments, after the
     end of the attempt), ``refused`` where it was one too many in its answer, so that no environment has seen it,
     ``missing-file``, ``command-not-found``, ``edit-not-applied``, ``out-of-memory``. Two answers are equal whatever ``seconds`` each took.
@@ -312,7 +312,6 @@ class ToolResult:
     is_error: bool = False
     exit_code: int | None = None
     timed_out: bool = False
-    is_truncated: bool = False
     seconds: float = field(default=0.0, compare=False)
     fault: ToolFault = ""
 

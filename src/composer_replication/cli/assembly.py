@@ -34,11 +34,7 @@ from composer_replication.errors import InputError, MissingError, UsageError, ne
 from composer_replication.interfaces import HintGenerator
 from composer_replication.records import HeldoutReading, Limits, PreferencePair, Task
 from composer_replication.rollouts.curriculum import Curriculum, recorded_standings
-from composer_replication.rollouts.environment.feature_deletion_env import (
-    FeatureDeletionEnv,
-    RewardOptions,
-    first_message,
-)
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, first_message
 from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, LedgerTalk
 from composer_replication.rollouts.episodes.episode_player import (
     EpisodePlayer,
@@ -54,7 +50,7 @@ from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
 from composer_replication.rollouts.hints.task_observer import ObservedEpisodes, TaskObserver
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.rollouts.rewards import FeatureDeletionReward, load_reward_rule
-from composer_replication.rollouts.single_turn import prompt_of, refuse_leaking_prompt
+from composer_replication.rollouts.single_turn import build_prompt, refuse_leaking_prompt
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.run_folder import RunFolder, write_json
 from composer_replication.safety import CombinedGuard, EvaluationJournal, EvidenceGuard, HeldOutGuard
@@ -225,7 +221,7 @@ def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) ->
         return [{"prompt": first_message(store, task), "task_id": task.task_id} for task in tasks]
     rows: list[dict[str, Any]] = []
     for task in tasks:
-        prompt: Any = prompt_of(store, task, config.rollouts)
+        prompt: Any = build_prompt(store.broken_text(task), task.hole, config.rollouts)
         refuse_leaking_prompt(prompt, store.golden_body(task), task_id=task.task_id)
         if config.rollouts.prompt_style == "chat":
             prompt = [{"role": "user", "content": prompt}]
@@ -295,9 +291,10 @@ def grader_options(config: RunConfig) -> dict[str, Any]:
     return {"backend": config.sandbox.backend, "limits": limits, "timeout_seconds": seconds}
 
 
-def reward_options(config: RunConfig) -> RewardOptions:
-    """What ``[agent.reward]`` says; tests that are drawn depend on the run's seed."""
-    return RewardOptions(**(config.agent or AgentSection()).reward.model_dump(), break_seed=config.seed)
+def attempt_options(config: RunConfig) -> dict[str, Any]:
+    """What ``[agent]`` says of every attempt, here or on a cluster; tests that are drawn depend on the run's seed."""
+    section = config.agent or AgentSection()
+    return {"tools": section.tools, "reward": section.reward, "monitor": section.monitor, "seed": config.seed}
 
 
 def cluster_options(config: RunConfig) -> ClusterOptions:
@@ -311,11 +308,7 @@ def cluster_options(config: RunConfig) -> ClusterOptions:
         **placing,
         fits_nodes=config.ray.num_actors == 0,
         num_drivers=launched_size(),
-        attempt={
-            "tools": None if config.agent is None else config.agent.tools,
-            "reward": reward_options(config),
-            "monitor": "off" if config.agent is None else config.agent.monitor,
-        },
+        attempt=attempt_options(config),
         grader=grader_options(config),
     )
 
@@ -444,13 +437,8 @@ def open_player(
     section = config.agent or AgentSection()
     limits = section.model_dump(include={field.name for field in fields(EpisodeOptions)})
     options = EpisodeOptions(**limits, temperature=float(config.trl.get("temperature", 1.0)))
-    open_environment: Callable[[], Any] = partial(
-        FeatureDeletionEnv,
-        grader,
-        tools=section.tools,
-        reward=reward_options(config),
-        monitor="off" if is_evaluation else section.monitor,
-    )
+    attempt = attempt_options(config) | ({"monitor": "off"} if is_evaluation else {})
+    open_environment: Callable[[], Any] = partial(FeatureDeletionEnv, grader, **attempt)
     if cluster is not None:
         from composer_replication.rollouts.cluster.rollout_cluster import RayEnvironment
 

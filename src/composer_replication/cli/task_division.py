@@ -11,7 +11,7 @@ from shlex import quote
 from composer_replication.config import RunConfig
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.records import Task
-from composer_replication.rollouts.single_turn import prompt_of, shows_golden
+from composer_replication.rollouts.single_turn import build_prompt, shows_golden
 from composer_replication.safety import HeldoutSplit
 from composer_replication.tasks.store import TaskStore
 
@@ -47,7 +47,8 @@ def divide_tasks(
     tasks = stored_tasks(store)
     if config.agent is None:
         found, options = one_hole_tasks(store, note), config.rollouts
-        tasks = [t for t in found if not shows_golden(prompt_of(store, t, options), store.golden_body(t))]
+        prompts = {t: build_prompt(store.broken_text(t), t.hole, options) for t in found}
+        tasks = [t for t in found if not shows_golden(prompts[t], store.golden_body(t))]
         if len(tasks) < len(found):
             note(f"tasks: {len(found) - len(tasks)} left out: their prompts would show the deleted code")
     section, names = config.heldout, {task: task.repository.partition("==")[0] for task in tasks}

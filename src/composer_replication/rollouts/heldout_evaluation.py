@@ -20,9 +20,9 @@ from composer_replication.interfaces import Policy
 from composer_replication.records import HeldoutReading, Task
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
 from composer_replication.rollouts.single_turn import (
+    build_prompt,
     extract_answer,
     is_finished,
-    prompt_of,
     refuse_leaking_prompt,
 )
 from composer_replication.tasks.canaries import Canary
@@ -183,7 +183,7 @@ class PolicySampler(TaskSampler):
         del name
         store, style = self.grader.store, self.options.prompt_style
         self.note_prompts(0, len(tasks))
-        prompts = [prompt_of(store, task, self.options) for task in tasks]
+        prompts = [build_prompt(store.broken_text(task), task.hole, self.options) for task in tasks]
         for task, prompt in zip(tasks, prompts, strict=True):
             refuse_leaking_prompt(prompt, store.golden_body(task), task_id=task.task_id)
         answers = self.policy.generate(

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -141,6 +142,7 @@ def _broken_rule(rule: RewardRule, problem: str, error: BaseException | None = N
 _Graded = tuple[GradeRequest, str, Sequence[int], Score | None, float | None]
 
 
+@dataclass(eq=False)
 class FeatureDeletionReward:
     """``reward(prompts, completions, *, task_id, ...) -> list[float | None]``, one value a completion.
 
@@ -151,50 +153,36 @@ class FeatureDeletionReward:
     TRL leaves it out of its group's mean with the advantage 0. It is counted. One whose test
     results are forged is paid 0 at most, whatever the rule says of its text.
 
-    Args:
-        tasks: by id; every ``task_id`` that TRL passes must be one of them.
-        tests: ``visible``, or ``weakened`` to pay for tests without assertions.
-        folder: where ``step-000001.jsonl`` files go; None keeps nothing.
-        part: of the files' names before ``.jsonl``, where several processes share the folder.
-        on_outcomes: told of every attempt once it is graded, before the reward is returned.
-        end_token_ids: of the policy: an answer that ends with one is finished, and one that does not was cut off.
-        shuffle_seed: draws who gets which reward of the batch, for a control run; ``folder`` and
-            ``on_outcomes`` still hear what each answer earned. None: everybody gets their own.
-
     Raises (when called):
-        UsageError: lengths differ, or an unknown task (CR0412); the rule raised, or gave
-            something that is not a finite number (CR0210).
+        UsageError: an unknown task (CR0412); the rule raised, or gave something that is not a finite number (CR0210).
         SandboxFailure: the sandbox failed for every rollout of the batch (CR0390).
     """
 
-    def __init__(
-        self,
-        tasks: Mapping[str, Task],
-        grader: Grader,
-        rule: RewardRule,
-        *,
-        prompt_style: str = "completion",
-        tests: Literal["visible", "weakened"] = "visible",
-        folder: Path | None = None,
-        part: str = "",
-        on_outcomes: Callable[[Sequence[TaskOutcome]], None] | None = None,
-        end_token_ids: Collection[int] = (),
-        shuffle_seed: int | None = None,
-    ) -> None:
-        self.__name__ = "feature_deletion"
-        self.tasks, self.grader, self.rule = tasks, grader, rule
-        self.prompt_style = prompt_style
-        self.tests: Literal["visible", "weakened"] = tests
-        self.folder, self.part = folder, part
-        self.on_outcomes = on_outcomes
-        self.end_token_ids = frozenset(end_token_ids)
-        self.shuffle_seed = shuffle_seed
-        self._broken_text = cache(grader.store.broken_text)  # a store's tree is read as a whole
-        self._step_rows: tuple[int, list[dict[str, Any]]] = (0, [])
+    __name__ = "feature_deletion"  # TRL's name of it, in its log
+
+    tasks: Mapping[str, Task]  # by id; every ``task_id`` that TRL passes must be one of them
+    grader: Grader
+    rule: RewardRule
+    _: KW_ONLY
+    prompt_style: str = "completion"
+    tests: Literal["visible", "weakened"] = "visible"  # weakened pays for tests without assertions
+    folder: Path | None = None  # where ``step-000001.jsonl`` files go; None keeps nothing
+    part: str = ""  # of the files' names before ``.jsonl``, where several processes share the folder
+    on_outcomes: Callable[[Sequence[TaskOutcome]], None] | None = (
+        None  # told of every attempt once it is graded
+    )
+    end_token_ids: Collection[int] = ()  # an answer that does not end with one was cut off
+    # Draws who gets which reward of the batch, for a control run; ``folder`` and ``on_outcomes`` still hear what each
+    # answer earned. None: everybody gets their own.
+    shuffle_seed: int | None = None
+    _step_rows: tuple[int, list[dict[str, Any]]] = field(default=(0, []), init=False)
+
+    def __post_init__(self) -> None:
+        self._broken_text = cache(self.grader.store.broken_text)  # a store's tree is read as a whole
 
     def __call__(
         self,
-        prompts: Sequence[Any],
+        prompts: Sequence[Any],  # noqa: ARG002  passed by name
         completions: Sequence[Any],
         *,
         task_id: Sequence[str],
@@ -205,10 +193,6 @@ class FeatureDeletionReward:
     ) -> list[float | None]:
         started = time.monotonic()
         ids = completion_ids if completion_ids is not None else [()] * len(completions)
-        if not len(prompts) == len(completions) == len(task_id) == len(ids):
-            lengths = f"{len(prompts)}, {len(completions)}, {len(task_id)}, {len(ids)}"
-            problem = f"prompts, completions, task ids and token ids differ in number: {lengths}."
-            raise UsageError("CR0412", problem)
         texts = [each if isinstance(each, str) else str(each[-1]["content"]) for each in completions]
         requests = [self._request(*row) for row in zip(task_id, texts, strict=True)]
         scores = self.grader.grade_many(requests)

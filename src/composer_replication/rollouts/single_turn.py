@@ -15,8 +15,7 @@ import textwrap
 
 from composer_replication.config import RolloutsSection
 from composer_replication.errors import InputError
-from composer_replication.records import Hole, Task
-from composer_replication.tasks.store import TaskStore
+from composer_replication.records import Hole
 from composer_replication.tasks.syntax_trees import first_line, parse_syntax, parsed
 
 _FENCE = re.compile(r"```[a-zA-Z]*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -30,16 +29,10 @@ Answer with one fenced code block that holds only the body.
 ```"""
 
 
-def build_prompt(broken_text: str, hole: Hole, *, style: str = "completion", context_lines: int = 12) -> str:
-    """Cut the prompt out of the broken file: in ``style`` (completion or chat), with so many lines before the function."""
-    shown = "".join(excerpt(broken_text, hole, context_lines))
-    return shown if style == "completion" else _CHAT_REQUEST.format(excerpt=shown)
-
-
-def prompt_of(store: TaskStore, task: Task, options: RolloutsSection) -> str:
-    """The prompt of one task as the recipe cuts it."""
-    style, context_lines = options.prompt_style, options.context_lines
-    return build_prompt(store.broken_text(task), task.hole, style=style, context_lines=context_lines)
+def build_prompt(broken_text: str, hole: Hole, options: RolloutsSection) -> str:
+    """Cut the prompt out of the broken file: in the style of the recipe, with its number of lines before the function."""
+    shown = "".join(excerpt(broken_text, hole, options.context_lines))
+    return shown if options.prompt_style == "completion" else _CHAT_REQUEST.format(excerpt=shown)
 
 
 def excerpt(broken_text: str, hole: Hole, context_lines: int) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from inspect_ai import eval as run_eval
+from inspect_ai._util.error import PrerequisiteError
 from inspect_ai.model import (
     ChatCompletionChoice,
     ChatMessageAssistant,
@@ -32,7 +33,6 @@ from tiny_store import (
     write,
 )
 
-from composer_replication.errors import InputError
 from composer_replication.rollouts.environment.inspect_face import feature_deletion
 from composer_replication.tasks.store import TaskStore
 
@@ -53,9 +53,9 @@ def output_of(message: ChatMessageAssistant) -> ModelOutput:
 
 
 def evaluate(store: TaskStore, tmp_path: Path, answers: Sequence[ModelOutput], **options: Any) -> Any:
-    """The log of one sample, or of all where ``task_ids`` says so."""
-    own = {name: options.pop(name) for name in ("time_limit", "message_limit") if name in options}
-    options.setdefault("task_ids", [task_of(store, "clamp").task_id])
+    """The log of one sample; ``options`` of the library are passed to it."""
+    own = {name: options.pop(name) for name in ("time_limit", "turn_limit", "sample_id") if name in options}
+    own.setdefault("sample_id", [task_of(store, "clamp").task_id])
     (log,) = run_eval(
         feature_deletion(str(store.root), **options),
         model=get_model("mockllm/model", memoize=False, custom_outputs=iter(answers)),
@@ -104,7 +104,7 @@ def test_an_honest_failure_is_zero_and_a_third_is_a_share(store: TaskStore, tmp_
     assert 0.0 < expected < 1.0
     with nothing_left():
         nothing = evaluate(store, tmp_path, [answer(text="I do not know.")])
-        some = evaluate(store, tmp_path, [answer(write(third)), answer(SUBMIT)], task_ids=sign.task_id)
+        some = evaluate(store, tmp_path, [answer(write(third)), answer(SUBMIT)], sample_id=sign.task_id)
     assert score_of(nothing.samples[0]).value == 0.0
     assert nothing.results.scores[0].metrics["mean"].value == 0.0
     assert score_of(some.samples[0]).value == expected
@@ -121,12 +121,12 @@ def test_the_hidden_truth_stands_beside_a_score_that_it_contradicts(store: TaskS
 def test_who_cheats_is_not_paid_and_counted(store: TaskStore, tmp_path: Path) -> None:
     clamp = task_of(store, "clamp")
     honest = [answer(write(golden_file(store, clamp))), answer(SUBMIT)]
-    for mode, paid, num_masked in (("mask", 0.0, 1.0), ("report", 1.0, 0.0), ("off", 1.0, 0.0)):
+    for mode, paid in (("mask", 0.0), ("report", 1.0), ("off", 1.0)):
         with nothing_left():
             log = evaluate(store, tmp_path, [answer(PLANT), *honest], monitor=mode)
         score = score_of(log.samples[0])
         assert score.value == paid
-        assert log.results.scores[0].metrics["num_masked"].value == num_masked
+        assert score.metadata.get("is_masked", 0.0) == float(mode == "mask")
         assert ("monitor" in score.metadata) == (mode != "off")
         if mode != "off":
             assert score.metadata["monitor"]["findings"] and score.metadata["num_findings"] >= 1.0
@@ -158,7 +158,7 @@ def test_limits_of_the_library_end_an_attempt_and_it_is_graded(store: TaskStore,
     golden = golden_file(store, task_of(store, "clamp"))
     endless = [answer(write(golden)), *[answer(("list_files", {})) for _ in range(20)]]
     with nothing_left():
-        log = evaluate(store, tmp_path, endless, max_turns=3)
+        log = evaluate(store, tmp_path, endless, turn_limit=3)
     (sample,) = log.samples
     assert sample.limit is not None
     assert score_of(sample).value == 1.0
@@ -207,8 +207,8 @@ def test_samples_run_beside_each_other_and_an_unknown_task_is_said(store: TaskSt
             display="none",
         )
     assert [score_of(sample).value for sample in log.samples] == [1.0, 1.0]
-    with pytest.raises(InputError, match="CR0412"):
-        feature_deletion(str(store.root), task_ids="no-such-task")
+    with pytest.raises(PrerequisiteError, match="no-such-task"):
+        evaluate(store, tmp_path, [], sample_id="no-such-task")
 
 
 BY_NAME = """
@@ -219,7 +219,8 @@ output = ModelOutput.from_content("mockllm", "I do not know.")
 output.usage = ModelUsage()
 (log,) = eval(
     "composer_replication/feature_deletion",
-    task_args={"store": sys.argv[1], "task_ids": sys.argv[2]},
+    task_args={"store": sys.argv[1]},
+    sample_id=sys.argv[2],
     model=get_model("mockllm/model", custom_outputs=[output]),
     log_dir=sys.argv[3],
     display="none",

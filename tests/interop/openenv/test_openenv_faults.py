@@ -100,7 +100,8 @@ def test_the_last_call_that_is_allowed_is_graded(environment: OpenEnvFeatureDele
     environment.reset(seed=0)
     assert not environment.step(ToolAction(name="nonsense")).done
     last = environment.step(ToolAction(name="bash", arguments={"command": "ls"}))
-    assert (last.done, last.reward, last.stop_reason, last.num_invalid) == (True, 0.0, "turns", 1)
+    assert (last.done, last.reward, last.stop_reason) == (True, 0.0, "turns")
+    assert (environment.state.step_count, environment.state.num_invalid) == (2, 1)
 
 
 def test_after_close_nothing_is_begun_any_more(environment: OpenEnvFeatureDeletion) -> None:

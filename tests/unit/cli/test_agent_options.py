@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from composer_replication.cli.assembly import reward_options
+from composer_replication.cli.assembly import attempt_options
 from composer_replication.config import AgentSection, HintsSection, load_config
 from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions
 from composer_replication.rollouts.tools import toolbox as tools
@@ -20,7 +20,7 @@ def test_the_loop_waits_for_the_longest_time_out_of_its_tools() -> None:
 
 def test_the_tests_that_a_run_draws_depend_on_its_seed() -> None:
     config = load_config(Path(__file__).parents[3] / "recipes" / "tiny-tools" / "run.toml")
-    assert reward_options(config.model_copy(update={"seed": 11})).break_seed == 11
+    assert attempt_options(config.model_copy(update={"seed": 11}))["seed"] == 11
 
 
 def test_the_monitor_is_asked_in_one_place() -> None:

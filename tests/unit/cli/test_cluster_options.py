@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.assembly import MANY_GRADINGS, cluster_options, reward_options
+from composer_replication.cli.assembly import MANY_GRADINGS, attempt_options, cluster_options
 from composer_replication.cli.cluster import placed_at
 from composer_replication.config import RunConfig, parse_config
 from composer_replication.errors import UsageError
@@ -25,7 +25,7 @@ def test_actors_have_the_sandboxes_limits_and_reward_of_the_recipe() -> None:
         rollouts={"test_timeout_seconds": 3.0},
     )
     options = cluster_options(config)
-    assert options.attempt["reward"] == reward_options(config)
+    assert options.attempt == attempt_options(config)
     assert options.attempt["reward"].invalid_call_cost == 0.25
     assert options.attempt["tools"].max_characters == 7000
     limits = options.grader["limits"]

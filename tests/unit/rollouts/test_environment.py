@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from composer_replication.config import AgentToolsSection
+from composer_replication.config import AgentRewardSection, AgentToolsSection
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.interfaces import AgentEnvironment
 from composer_replication.records import Limits, Task, ToolCall, ToolResult
 from composer_replication.rollouts.environment import feature_deletion_env as attempt_module
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, RewardOptions
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.trl_face import TrlFeatureDeletion, environment_factory
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.tools import toolbox
@@ -87,7 +87,7 @@ def test_an_attempt_from_the_first_look_to_the_reward(
     judged = env.finish()
     assert judged is not None and judged.reward == paid(env) == 1.0
     assert judged.regressions is not None and judged.regressions.num_run == len(clamp.tests.pass_to_pass)
-    assert (env.counts.num_calls, env.counts.num_invalid) == (9, 1)
+    assert env.counts == (9, 1)
 
 
 def test_a_policy_sees_neither_the_code_nor_a_hidden_test(
@@ -118,7 +118,7 @@ def test_edits_of_tests_win_nothing(env: FeatureDeletionEnv, clamp: Task) -> Non
 def test_a_solution_that_breaks_something_else_is_paid_nothing_or_less(
     env: FeatureDeletionEnv, grader: Grader, store: TaskStore, clamp: Task
 ) -> None:
-    for options, expected in ((RewardOptions(), 0.0), (RewardOptions(breaks="ignore"), 1.0)):
+    for options, expected in ((AgentRewardSection(), 0.0), (AgentRewardSection(breaks="ignore"), 1.0)):
         env.options = options
         env.reset(clamp.task_id)
         solve(env, store, clamp)
@@ -129,7 +129,7 @@ def test_a_solution_that_breaks_something_else_is_paid_nothing_or_less(
 
 
 def test_wrong_calls_lower_the_reward(env: FeatureDeletionEnv, store: TaskStore, clamp: Task) -> None:
-    env.options = RewardOptions(breaks="ignore", invalid_call_cost=0.25)
+    env.options = AgentRewardSection(breaks="ignore", invalid_call_cost=0.25)
     env.reset(clamp.task_id)
     solve(env, store, clamp)
     assert env.call(ToolCall("bash", "ls")).is_error
@@ -151,7 +151,7 @@ def test_what_never_ends_uses_too_much_or_is_no_text_is_data(
         )
         assert hungry.failed and not hungry.is_error
         loud = ask(env, "bash", command="seq 1 100000")
-        assert loud.is_truncated and len(loud.text) <= 1000 and loud.text.endswith("100000")
+        assert "left out" in loud.text and len(loud.text) <= 1000 and loud.text.endswith("100000")
         binary = ask(env, "bash", command="head -c 2000 /dev/urandom | tee x.bin; ls nowhere")
         assert binary.exit_code == 2 and "nowhere" in binary.text
         ask(env, "bash", command="printf 'a\\000b' > x.bin")
@@ -172,7 +172,7 @@ def test_a_tree_too_large_to_grade_is_the_policys_failure(env: FeatureDeletionEn
     ask(env, "bash", command="head -c 80000000 /dev/zero > big.txt")
     for score in (env.grade(), env.grade("hidden")):
         assert score is not None and "the tree has 80" in score.error
-    assert paid(env) == 0.0
+    assert env.candidate() == {} and paid(env) == 0.0
 
 
 def test_links_lead_nowhere(env: FeatureDeletionEnv, clamp: Task) -> None:

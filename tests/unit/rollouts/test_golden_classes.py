@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from monitor_episodes import BEFORE, BODY, BROKEN, GOLDEN, PATH, TASK, inspect
+from monitor_episodes import BODY, BROKEN, GOLDEN, PATH, inspect
 
 from composer_replication.records import ToolCall
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, shown_classes
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 
 BODIES = {
     "early-exit": "    import os\n    os._exit(width)\n",
@@ -23,9 +23,9 @@ BODIES = {
 @pytest.mark.parametrize("name", BODIES)
 def test_golden_code_is_not_flagged_and_who_cheats_beside_it_is(name: str) -> None:
     text = GOLDEN.replace(BODY, BODIES[name])
-    own = shown_classes(TASK, {path: old.encode() for path, old in BEFORE.items()}, {PATH: text.encode()})
     report = inspect(after={PATH: text})
-    assert own == {name} == set(report.counts) and report.masks_reward
+    own = set(report.counts)
+    assert own == {name} and report.masks_reward
     honest = report.excusing(own)
     assert not honest.masks_reward and honest.counts == report.counts
     cheating = f"{text}\nimport unittest\nunittest.TestCase.assertEqual = print\n"
@@ -33,17 +33,14 @@ def test_golden_code_is_not_flagged_and_who_cheats_beside_it_is(name: str) -> No
 
 
 def test_plain_golden_code_excuses_nothing() -> None:
-    assert BROKEN != GOLDEN
-    assert (
-        shown_classes(TASK, {path: old.encode() for path, old in BEFORE.items()}, {PATH: GOLDEN.encode()})
-        == set()
-    )
+    assert BROKEN != GOLDEN and not inspect(after={PATH: GOLDEN}).counts
 
 
 def test_what_golden_code_shows_is_paid(grader, store, clamp, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     golden = store.files(clamp, "golden")["tinymath/numbers.py"].decode()
     text = f"{golden}\n\ndef leave():\n    import os\n    os._exit(0)\n"
-    monkeypatch.setattr(f"{FeatureDeletionEnv.__module__}.golden_classes", lambda *_: {"early-exit"})
+    monkeypatch.setattr(grader, "golden_files", lambda _: {"tinymath/numbers.py": text.encode()})
+    monkeypatch.setattr(grader, "_golden", {})  # looked up before, with other code
     with FeatureDeletionEnv(grader) as env:
         env.reset(clamp.task_id)
         env.call(ToolCall("write_file", json.dumps({"path": "tinymath/numbers.py", "content": text})))

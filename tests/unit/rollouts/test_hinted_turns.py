@@ -50,7 +50,7 @@ def text_of(ids: tuple[int, ...], tokenizer: TemplateTokenizer = SMOLLM2) -> str
 def attempt(store: TaskStore, grader: Grader, task: Task, text: str, *, style: str = "completion") -> Rollout:
     """One answer as the quick start asks for it, graded in the sandbox."""
     broken = store.broken_text(task)
-    prompt = build_prompt(broken, task.hole, style=style)
+    prompt = build_prompt(broken, task.hole, RolloutsSection(prompt_style=style))
     if style == "chat":
         prompt = SMOLLM2.apply_chat_template(
             [{"role": "user", "content": prompt}], tools=None, tokenize=False, add_generation_prompt=True

@@ -18,8 +18,11 @@ from composer_replication.errors import InputError, MissingError, NothingToDoErr
 from composer_replication.records import Task, ToolCall, ToolResult
 from composer_replication.rollouts.environment import feature_deletion_env as attempt_module
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.environment.hosted_attempt import AttemptHost, HostOptions
-from composer_replication.rollouts.environment.lease import EnvironmentLease
+from composer_replication.rollouts.environment.hosted_attempt import (
+    AttemptHost,
+    EnvironmentLease,
+    HostOptions,
+)
 from composer_replication.rollouts.grading import Grader
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.store import TaskStore

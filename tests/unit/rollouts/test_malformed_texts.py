@@ -58,7 +58,7 @@ def read_and_make(num_texts: int, seed: int) -> Counter[str]:
                     assert HACK_CLASSES.keys() >= {
                         name for name, _ in asked_for(call, {"tinyfmt"}, {"last"}, "")
                     }
-    assert box.counts.num_invalid == counts["faults"]
+    assert box.num_invalid == counts["faults"]
     return counts
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.errors import SandboxFailure, UsageError
+from composer_replication.errors import SandboxFailure
 from composer_replication.records import MonitorMode, Task, ToolCall
 from composer_replication.rollouts.environment import feature_deletion_env as attempt_module
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
@@ -88,8 +88,6 @@ def test_an_attempt_is_paid_as_the_monitor_is_told(
 def test_masking_is_the_default(grader: Grader, clamp: Task, cheats: dict[str, list[ToolCall]]) -> None:
     with FeatureDeletionEnv(grader) as env:
         assert played(env, clamp, cheats["early-exit"]) == 0.0
-    with pytest.raises(UsageError, match="CR0722"):
-        FeatureDeletionEnv(grader, monitor="scream")  # type: ignore[arg-type]
 
 
 def test_where_the_tree_cannot_be_read_there_is_no_reward_and_what_is_graded_of_a_large_one_is_inspected(

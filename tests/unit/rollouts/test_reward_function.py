@@ -54,7 +54,7 @@ def test_rewards_are_what_the_tests_say_and_rollouts_are_kept(
 
 
 def test_lengths_are_checked_and_never_zipped_short(store: TaskStore, grader: Grader, clamp: Task) -> None:
-    with pytest.raises(UsageError, match="differ in number"):
+    with pytest.raises(ValueError, match="longer"):
         make_reward(store, grader)(["p", "p"], ["a", "b"], task_id=[clamp.task_id])
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from composer_replication.config import AgentRewardSection
 from composer_replication.records import Outcome, Score
-from composer_replication.rollouts.environment.feature_deletion_env import RewardOptions, reward_of
+from composer_replication.rollouts.environment.feature_deletion_env import reward_of
 from composer_replication.rollouts.grading import Regressions
 
 PASSED, FAILED = Outcome.PASSED, Outcome.FAILED
@@ -18,9 +19,9 @@ BROKEN = Regressions(("t.py::d",), 4)
 
 
 @pytest.mark.parametrize(
-    ("options", "share"), [(RewardOptions(), 0.5), (RewardOptions(rule="all_or_nothing"), 0.0)]
+    ("options", "share"), [(AgentRewardSection(), 0.5), (AgentRewardSection(rule="all_or_nothing"), 0.0)]
 )
-def test_the_share_of_the_tests(options: RewardOptions, share: float) -> None:
+def test_the_share_of_the_tests(options: AgentRewardSection, share: float) -> None:
     assert reward_of(SCORE, options) == pytest.approx(share)
     assert reward_of(WHOLE, options) == 1.0
     for lost in (Score(WHOLE.outcomes, error="it left"), Score({})):
@@ -29,19 +30,19 @@ def test_the_share_of_the_tests(options: RewardOptions, share: float) -> None:
 
 def test_what_broke_masks_or_costs_or_is_ignored() -> None:
     rewards = [
-        reward_of(WHOLE, RewardOptions(breaks=rule), regressions=BROKEN)
+        reward_of(WHOLE, AgentRewardSection(breaks=rule), regressions=BROKEN)
         for rule in ("mask", "cost", "ignore")
     ]
     assert rewards == [0.0, 0.75, 1.0]
     whole = Regressions((), 4)
-    assert {reward_of(WHOLE, RewardOptions(breaks=rule), regressions=whole) for rule in ("mask", "cost")} == {
-        1.0
-    }
-    assert reward_of(WHOLE, RewardOptions()) == 1.0
+    assert {
+        reward_of(WHOLE, AgentRewardSection(breaks=rule), regressions=whole) for rule in ("mask", "cost")
+    } == {1.0}
+    assert reward_of(WHOLE, AgentRewardSection()) == 1.0
 
 
 def test_invalid_calls_cost() -> None:
-    options = RewardOptions(invalid_call_cost=0.1)
+    options = AgentRewardSection(invalid_call_cost=0.1)
     assert reward_of(SCORE, options, num_invalid_calls=2) == pytest.approx(0.3)
     assert reward_of(SCORE, options) == 0.5
 
@@ -52,4 +53,4 @@ def test_invalid_calls_cost() -> None:
 )
 def test_options_that_make_no_reward_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        RewardOptions(**arguments)
+        AgentRewardSection(**arguments)

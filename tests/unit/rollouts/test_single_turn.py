@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from composer_replication.config import RolloutsSection
 from composer_replication.errors import InputError
 from composer_replication.records import Hole
 from composer_replication.rollouts.single_turn import (
@@ -49,7 +50,7 @@ def filled(answer: str) -> str:
 
 
 def test_completion_prompt_ends_at_the_docstring_and_shows_the_lines_before() -> None:
-    prompt = build_prompt(FILE, HOLE, context_lines=3)
+    prompt = build_prompt(FILE, HOLE, RolloutsSection(context_lines=3))
     assert prompt == (
         '        """First book."""\n        return self.books[0]\n\n'
         '    @property\n    def last(self):\n        """Last book."""'
@@ -57,7 +58,7 @@ def test_completion_prompt_ends_at_the_docstring_and_shows_the_lines_before() ->
 
 
 def test_context_is_cut_at_the_start_of_the_file() -> None:
-    assert build_prompt(FILE, HOLE, context_lines=1000) == FILE[: HOLE.start]
+    assert build_prompt(FILE, HOLE, RolloutsSection(context_lines=1000)) == FILE[: HOLE.start]
 
 
 def test_the_function_begins_with_its_decorators_and_not_with_a_header_in_a_docstring() -> None:
@@ -68,7 +69,7 @@ def test_the_function_begins_with_its_decorators_and_not_with_a_header_in_a_docs
 
 
 def test_chat_prompt_holds_the_excerpt_in_a_fence() -> None:
-    prompt = build_prompt(FILE, HOLE, style="chat", context_lines=0)
+    prompt = build_prompt(FILE, HOLE, RolloutsSection(prompt_style="chat", context_lines=0))
     assert '```python\n    @property\n    def last(self):\n        """Last book."""\n```' in prompt
 
 
@@ -134,8 +135,10 @@ def test_once_finished_always_finished(text: str) -> None:
 def test_a_golden_line_in_the_prompt_is_refused() -> None:
     golden = "\n        return self.books[0]"
     with pytest.raises(InputError, match="CR0429"):
-        refuse_leaking_prompt(build_prompt(FILE, HOLE), golden, task_id="shelf--last")
-    refuse_leaking_prompt(build_prompt(FILE, HOLE), "\n        return self.books[-1]", task_id="shelf--last")
+        refuse_leaking_prompt(build_prompt(FILE, HOLE, RolloutsSection()), golden, task_id="shelf--last")
+    refuse_leaking_prompt(
+        build_prompt(FILE, HOLE, RolloutsSection()), "\n        return self.books[-1]", task_id="shelf--last"
+    )
 
 
 @pytest.mark.parametrize(

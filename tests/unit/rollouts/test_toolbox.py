@@ -16,10 +16,9 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.records import Completion, StopReason, ToolCall, ToolResult
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn
 from composer_replication.rollouts.hints.hinted_turns import ObservedRollout, find_faults
-from composer_replication.rollouts.tools import file_tools, toolbox
-from composer_replication.rollouts.tools.file_tools import near_matches
+from composer_replication.rollouts.tools import toolbox
 from composer_replication.rollouts.tools.tool_context import VisibleTests, clip
-from composer_replication.rollouts.tools.toolbox import ACTIONS, TOOLS, Toolbox
+from composer_replication.rollouts.tools.toolbox import ACTIONS, TOOLS, Toolbox, near_matches
 
 FILES = {
     "src/one.py": b"def one():\n    return 1\n\n\ndef two():\n    return 1\n",
@@ -52,7 +51,7 @@ def test_what_a_tool_says_is_no_refusal_whatever_its_words_are() -> None:
     assert said.is_error and said.text.startswith("Not run: at most 1") and said.fault == "missing-file"
     wrong = [ask(box, "fly_away"), ask(box, "read_file"), ask(box, "submit"), ask(box, "list_files")]
     assert [each.fault for each in wrong] == ["invalid", "invalid", "", "invalid"]
-    assert box.counts.num_invalid == 3
+    assert box.num_invalid == 3
 
 
 def test_bash_tells_output_errors_and_exit_code() -> None:
@@ -117,7 +116,6 @@ def test_bash_refuses_what_is_no_command(arguments: dict[str, Any], said: str) -
 def test_long_output_is_cut_in_the_middle_and_its_end_stays() -> None:
     text = "".join(f"line {number}\n" for number in range(5000))
     result = ask(box_of(done(text, exit_code=1), max_characters=1000), "bash", command="x")
-    assert result.is_truncated
     assert len(result.text) <= 1000
     assert result.text.startswith("line 0\n")
     assert result.text.endswith("line 4999\n[exit code 1]")
@@ -126,10 +124,9 @@ def test_long_output_is_cut_in_the_middle_and_its_end_stays() -> None:
 
 @given(st.text(alphabet="ab \n", max_size=3000), st.integers(400, 1500))
 def test_clipping_keeps_beginning_and_end_and_counts_what_it_leaves_out(text: str, room: int) -> None:
-    shown, was_cut = clip(text, room, "do this")
+    shown = clip(text, room, "do this")
     assert len(shown) <= room
-    assert was_cut == (len(text) > room)
-    if not was_cut:
+    if len(text) <= room:
         assert shown == text
         return
     head, _, rest = shown.partition("\n[... ")
@@ -158,7 +155,7 @@ def test_read_file_numbers_lines_and_pages() -> None:
         result = ask(box, "read_file", path="long.txt", first_line=first)
         *rows, last = result.text.split("\n")
         seen += rows
-        if not result.is_truncated:
+        if "left out" not in last:
             seen.append(last)
             break
         assert last.endswith(f"go on with first_line {first + len(rows)}]")
@@ -170,7 +167,6 @@ def test_read_file_shows_a_line_that_is_too_long_in_part() -> None:
     box = box_of(max_characters=1000)
     box.sandbox.files["wide.txt"] = b"x" * 9000
     result = ask(box, "read_file", path="wide.txt")
-    assert result.is_truncated
     assert "more characters of this line" in result.text
     assert len(result.text) <= 1000
 
@@ -204,9 +200,9 @@ def test_a_file_in_another_encoding_is_shown_but_not_edited() -> None:
 
 def test_a_file_that_is_too_large_is_neither_read_nor_written(monkeypatch: pytest.MonkeyPatch) -> None:
     box = box_of()
-    monkeypatch.setattr(file_tools, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(toolbox, "MAX_FILE_BYTES", 10)
     assert "more than 10 bytes" in ask(box, "read_file", path="src/one.py").text
-    monkeypatch.setattr(file_tools, "MAX_FILE_BYTES", 100)
+    monkeypatch.setattr(toolbox, "MAX_FILE_BYTES", 100)
     assert "may have 100" in ask(box, "write_file", path="new.py", content="x" * 101).text
     grown = ask(box, "str_replace", path="src/one.py", old_str="def one", new_str="d" * 101)
     assert grown.is_error and "would have" in grown.text
@@ -323,7 +319,7 @@ def test_run_tests_puts_test_files_back_and_names_what_grading_leaves_out() -> N
         "[put back as they were: tests/test_one.py]\n[not taken into grading: conftest.py]\n1 passed"
     )
     assert box.sandbox.files["tests/test_one.py"] == FILES["tests/test_one.py"]
-    assert json.loads(box.sandbox.commands[0][1])["node_ids"] == ["tests/test_one.py::test_one"]
+    assert json.loads(box.sandbox.commands[0][1])[-1] == ["tests/test_one.py::test_one"]
 
 
 def test_after_submit_every_call_is_refused_and_counted() -> None:
@@ -332,7 +328,7 @@ def test_after_submit_every_call_is_refused_and_counted() -> None:
     for tool in ("submit", "run_tests"):
         result = ask(box, tool)
         assert result.is_error and "the attempt is over" in result.text
-    assert (box.counts.num_calls, box.counts.num_invalid) == (3, 2)
+    assert (box.num_calls, box.num_invalid) == (3, 2)
     assert box.sandbox.commands == []
 
 
@@ -340,11 +336,11 @@ def test_only_calls_that_cannot_be_made_count_as_invalid() -> None:
     box = box_of(done(exit_code=1))
     ask(box, "bash", command="false")
     ask(box, "read_file", path="nowhere")
-    assert (box.counts.num_calls, box.counts.num_invalid) == (2, 0)
+    assert (box.num_calls, box.num_invalid) == (2, 0)
     ask(box, "bsh", command="ls")
     ask(box, "bash", cmd="ls")
     box.call(ToolCall("bash", "ls"))
-    assert (box.counts.num_calls, box.counts.num_invalid) == (5, 3)
+    assert (box.num_calls, box.num_invalid) == (5, 3)
 
 
 def test_a_sandbox_that_breaks_is_no_result() -> None:
@@ -365,8 +361,8 @@ def all_are_results(num_replies: int, seed: int) -> tuple[int, int]:
         result.text.encode()
         assert result.text and len(result.text) <= box.max_characters
         num_refused += result.is_error
-    assert box.counts.num_calls == num_replies
-    return num_refused, box.counts.num_invalid
+    assert box.num_calls == num_replies
+    return num_refused, box.num_invalid
 
 
 @pytest.mark.long

@@ -13,8 +13,8 @@ from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from composer_replication.config import AgentRewardSection
 from composer_replication.records import Task
-from composer_replication.rollouts.environment.feature_deletion_env import RewardOptions
 from composer_replication.rollouts.environment.trl_face import environment_factory
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.tools.toolbox import TOOLS
@@ -115,7 +115,7 @@ def test_a_step_of_grpo_over_two_attempts(
     golden = store.files(clamp, "golden")[NUMBERS].decode()
     solving = [said("write_file", path=NUMBERS, content=golden), said("submit"), f"Done.{END}"]
     failing = [said("bash", cmd="ls"), said("bash", command="echo hello-from-the-jail"), f"I give up.{END}"]
-    factory = environment_factory(grader, reward=RewardOptions(invalid_call_cost=0.25))
+    factory = environment_factory(grader, reward=AgentRewardSection(invalid_call_cost=0.25))
     tokenizer, log, batch = stepped(factory, store, clamp, tmp_path, [solving, failing])
     assert log["rewards/TrlFeatureDeletion/mean"] == pytest.approx((1.0 - 0.25) / 2)
     assert [advantage > 0 for advantage in batch["advantages"]] == [True, False]

@@ -127,7 +127,7 @@ def conversation() -> list[ToolCall]:
 
 def told(result: ToolResult, root: str) -> tuple[Any, ...]:
     text = NOISE.sub("N", result.text.replace(root, "ROOT"))
-    return text, result.exit_code, result.is_error, result.timed_out, result.is_truncated
+    return text, result.exit_code, result.is_error, result.timed_out
 
 
 @pytest.mark.long

@@ -17,10 +17,10 @@ from stored_episodes import stored_episodes
 
 from composer_replication.cli.main import main
 from composer_replication.cli.training_run import run_recipe
-from composer_replication.config import dump_config, load_config
+from composer_replication.config import AgentRewardSection, dump_config, load_config
 from composer_replication.errors import ComposerError, InputError, SandboxFailure, UsageError
 from composer_replication.records import StopReason, Turn
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, RewardOptions
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
@@ -215,7 +215,7 @@ def test_every_stored_episode_is_worth_the_same_when_it_is_graded_again(run, sto
     try:
         for episode in episodes:
             with FeatureDeletionEnv(
-                grader, reward=RewardOptions(breaks="ignore", invalid_call_cost=COST)
+                grader, reward=AgentRewardSection(breaks="ignore", invalid_call_cost=COST)
             ) as again:
                 again.reset(episode.task_id)
                 for turn in episode.turns:

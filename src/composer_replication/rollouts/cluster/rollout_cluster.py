@@ -29,8 +29,7 @@ from composer_replication.rollouts.cluster.rollout_actor import (
     files_of,
     fitted,
 )
-from composer_replication.rollouts.environment.feature_deletion_env import Judgement
-from composer_replication.rollouts.environment.lease import no_attempt
+from composer_replication.rollouts.environment.feature_deletion_env import Judgement, no_attempt
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.tasks.store import TaskStore

@@ -4,8 +4,7 @@ feature_deletion_env.py  the attempt: a fresh sandbox with the task's tree, tool
 trl_face.py              TRL's environment_factory: reset, tools as methods, get_reward
 openenv_client.py        OpenEnv: action, observation, state; the client
 openenv_server.py        OpenEnv: reset, step, state, close; its own server over our environments
-lease.py                 a blocking environment in a thread of its own, closed whatever happens
-hosted_attempt.py        attempts in the event loops of other libraries; the address of a server
+hosted_attempt.py        an environment in an event loop: a thread of its own, closed whatever happens; the address of a server
 verifiers_face.py        an environment of verifiers; composer_replication_verifiers is the plugin's name
 inspect_face.py          a task of inspect_ai
 

@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import get_args
 
 from composer_replication.config import AgentRewardSection, AgentToolsSection
 from composer_replication.errors import SandboxFailure, UsageError
@@ -35,7 +34,6 @@ from composer_replication.records import (
     ToolSpec,
 )
 from composer_replication.rollouts.candidate_tree import TreeRule, TreeTooLargeError, candidate_files, rule_of
-from composer_replication.rollouts.environment.lease import no_attempt
 from composer_replication.rollouts.grading import (
     Grader,
     GradeRequest,
@@ -46,11 +44,10 @@ from composer_replication.rollouts.grading import (
 from composer_replication.rollouts.monitor.hack_monitor import (
     HACK_CLASSES,
     MonitorReport,
-    PublicTask,
     inspect_episode,
     public_task,
 )
-from composer_replication.rollouts.tools.tool_context import CallCounts, VisibleTests
+from composer_replication.rollouts.tools.tool_context import VisibleTests
 from composer_replication.rollouts.tools.toolbox import TOOLS, Toolbox
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.process_folder import process_folder, remove_abandoned
@@ -69,16 +66,6 @@ You work in the root of the repository, through tools. There is no network. Writ
 tests do not count. When you are done, call submit."""
 
 
-class RewardOptions(AgentRewardSection):
-    """How a reward is made: the table ``[agent.reward]``, and ``break_seed``.
-
-    ``break_seed``, with the task and the tree as it was left, draws the ``break_sample`` tests, so that a run can be repeated; it
-    never enters a sandbox. None draws anew each time.
-    """
-
-    break_seed: int | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """What one attempt is worth, and why."""
@@ -88,7 +75,8 @@ class Judgement:
     graded_reward: float
     regressions: Regressions | None = None  # what it broke; None: nobody looked
     report: MonitorReport | None = None  # None: the monitor is off
-    counts: CallCounts = field(default_factory=CallCounts)
+    num_calls: int = 0
+    num_invalid_calls: int = 0  # those that could not be made
     hidden: Score | None = None  # of the hidden tests, where they were asked for: for evaluation only
     tree: Mapping[str, bytes] | None = None  # the files as graded, where they are to be graded again
     patch: str | None = None  # the diff from the broken code to them, for a person
@@ -102,8 +90,8 @@ class Judgement:
     def figures(self) -> dict[str, float]:
         """Numbers for a log, by name; those that are not known are left out."""
         found: dict[str, float] = {
-            "num_calls": self.counts.num_calls,
-            "num_invalid_calls": self.counts.num_invalid,
+            "num_calls": self.num_calls,
+            "num_invalid_calls": self.num_invalid_calls,
             "num_broken_tests": len(self.regressions.broken) if self.regressions is not None else 0,
             "visible_pass_share": self.score.pass_share,
         }
@@ -116,7 +104,7 @@ class Judgement:
 
 def reward_of(
     score: Score,
-    options: RewardOptions,
+    options: AgentRewardSection,
     *,
     regressions: Regressions | None = None,
     num_invalid_calls: int = 0,
@@ -141,6 +129,11 @@ def begin(environment: AgentEnvironment, task_id: str) -> str:
         return environment.reset(task_id)
     except SandboxFailure:
         return environment.reset(task_id)
+
+
+def no_attempt(where: str, fix: str = "call reset(task_id) first, and nothing after close().") -> UsageError:
+    """The error for whoever uses an attempt that has not begun, or has ended."""
+    return UsageError("CR0800", "no attempt is under way.", where=where, fix=fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +170,9 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
             counts failures of sandboxes.
         tools: how long answers are, and whether one process stays in the sandbox and starts the commands, where the backend has
             a warm kind that holds (``Grader.attempt_backend``): a call costs a message then, and no new jail.
-        reward: how a reward is made; ``RewardOptions()`` by default.
+        reward: how a reward is made.
+        seed: with the task and the tree as it was left, draws the ``break_sample`` tests, so that a run can be repeated; it never
+            enters a sandbox. None draws anew each time.
         monitor: ``mask`` inspects every call of an attempt and the tree that it left when it is paid, and pays 0 at
             most where a finding says so; ``report`` keeps what it finds, ``off`` does not look.
     """
@@ -187,14 +182,12 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         grader: Grader,
         *,
         tools: AgentToolsSection | None = None,
-        reward: RewardOptions | None = None,
+        reward: AgentRewardSection | None = None,
+        seed: int | None = None,
         monitor: MonitorMode = "mask",
     ) -> None:
-        if monitor not in get_args(MonitorMode):
-            problem, fix = f"the hack monitor knows no {monitor!r}.", "take mask, report or off."
-            raise UsageError("CR0722", problem, where="monitor", fix=fix)
         self.grader = grader
-        self.options = reward or RewardOptions()
+        self.options, self._seed = reward or AgentRewardSection(), seed
         self._tools = tools or AgentToolsSection()
         self._monitor = monitor
         self._attempt: _Attempt | None = None
@@ -209,9 +202,9 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         return self._running.is_broken or self._running.toolbox.is_over
 
     @property
-    def counts(self) -> CallCounts:
-        """Calls of this attempt so far."""
-        return self._running.toolbox.counts
+    def counts(self) -> tuple[int, int]:
+        """Calls of this attempt so far, and those of them that could not be made."""
+        return self._running.toolbox.num_calls, self._running.toolbox.num_invalid
 
     def reset(self, task_id: str) -> str:
         """End the attempt before, begin one at this task, and say what is to be done.
@@ -300,24 +293,24 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         return attempt.judgement
 
     def candidate(self) -> dict[str, bytes] | None:
-        """The policy's files as they are graded (``candidate_tree``); None where the sandbox failed."""
+        """The policy's files as they are graded (``candidate_tree``), none where they are too many or too large: its tests
+        fail then. None where the sandbox failed.
+        """
         tree = self._left()
-        if tree is not None and tree.graded is None:
-            raise TreeTooLargeError(tree.problem)
-        return None if tree is None else tree.graded
+        return None if tree is None else tree.graded or {}
 
     def snapshot(self) -> Callable[[], None]:
         """Keep where the attempt stands. What this gives brings it back there, any number of times; the tree alone is kept, not HOME.
 
         It raises a ``SandboxFailure`` (CR0309) where the tree cannot be brought back.
         """
-        attempt, box = self._running, self._running.toolbox
-        tree, counts, is_over = box.sandbox.snapshot(), replace(box.counts), box.is_over
-        num_calls = len(attempt.calls)
+        attempt = self._running
+        box, num_calls = replace(attempt.toolbox), len(attempt.calls)
+        tree = box.sandbox.snapshot()
 
         def restore() -> None:
             box.sandbox.restore(tree)
-            box.counts, box.is_over = replace(counts), is_over
+            attempt.toolbox = replace(box)
             del attempt.calls[num_calls:]
             attempt.judgement = attempt.tree = None
 
@@ -341,27 +334,22 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
 
     def _left(self) -> _Tree | None:
         """The tree as it stands, read once when the attempt is over; None where the sandbox failed."""
-        attempt = self._running
+        attempt, box, others = self._running, self._running.toolbox, None
         if attempt.is_broken or attempt.tree is not None:
             return attempt.tree
         try:
-            tree = self._read(attempt)
+            graded = candidate_files(box.sandbox, attempt.rule.takes)
+            if self._monitor != "off":
+                with suppress(TreeTooLargeError):  # what is graded is inspected all the same
+                    others = candidate_files(box.sandbox, box.tests.is_left_out)
+            tree = _Tree(graded, others)
+        except TreeTooLargeError as error:
+            tree = _Tree(None, problem=str(error))
         except SandboxFailure:
             attempt.is_broken = True
             return None
-        attempt.tree = tree if attempt.toolbox.is_over else None
+        attempt.tree = tree if box.is_over else None
         return tree
-
-    def _read(self, attempt: _Attempt) -> _Tree:
-        box, others = attempt.toolbox, None
-        try:
-            graded = candidate_files(box.sandbox, attempt.rule.takes)
-        except TreeTooLargeError as error:
-            return _Tree(None, problem=str(error))
-        if self._monitor != "off":
-            with suppress(TreeTooLargeError):  # what is graded is inspected all the same
-                others = candidate_files(box.sandbox, box.tests.is_left_out)
-        return _Tree(graded, others)
 
     def _judged(self, attempt: _Attempt) -> Judgement | None:
         options, task, score, tree = self.options, attempt.task, self.grade(), self._left()
@@ -369,15 +357,15 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
             return None
         regressions, graded = None, tree.graded
         if options.breaks != "ignore" and score.num_passed > 0 and graded is not None:
-            sample, seed = options.break_sample, options.break_seed
-            regressions = find_regressions(self.grader, task, graded, sample=sample, seed=seed)
+            sample = options.break_sample
+            regressions = find_regressions(self.grader, task, graded, sample=sample, seed=self._seed)
             if regressions is None:
                 return None
-        counts, files = replace(self.counts), self.grader.store.files(task, "rollout")
-        worth = reward_of(score, options, regressions=regressions, num_invalid_calls=counts.num_invalid)
+        files, (num_calls, num_invalid) = self.grader.store.files(task, "rollout"), self.counts
+        worth = reward_of(score, options, regressions=regressions, num_invalid_calls=num_invalid)
         report = None if self._monitor == "off" else self._inspected(attempt, files, tree)
         paid = min(0.0, worth) if report is not None and report.masks_reward else worth
-        judgement = Judgement(score, paid, worth, regressions, report, counts)
+        judgement = Judgement(score, paid, worth, regressions, report, num_calls, num_invalid)
         if graded is None:
             return judgement
         own = {path: data for path, data in files.items() if attempt.rule.takes(path)}
@@ -398,17 +386,11 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
 
 
 def golden_classes(grader: Grader, task: Task) -> frozenset[str]:
-    """What the monitor finds where the golden code is put back; looked at once a grader."""
+    """The classes of which the monitor finds anything where the golden code is put back; looked at once a grader."""
 
     def look() -> frozenset[str]:
         before = grader.store.files(task, "rollout")
-        return shown_classes(public_task(task), before, grader.golden_files(task))
+        after = {**before, **grader.golden_files(task)}
+        return frozenset(inspect_episode(public_task(task), [], before, after).counts)
 
     return grader.of_golden_code(task.task_id, "monitor", look)
-
-
-def shown_classes(
-    task: PublicTask, before: Mapping[str, bytes], golden: Mapping[str, bytes]
-) -> frozenset[str]:
-    """The classes of which the monitor finds anything where these files are written."""
-    return frozenset(inspect_episode(task, [], before, {**before, **golden}).counts)

@@ -1,30 +1,106 @@
-"""What the faces of other libraries share: attempts over one store, each in a thread of its own (``lease``); an address.
+"""An environment in somebody's event loop: a thread of its own, and its end whatever happens; the address of a server.
 
-Nothing of these libraries is needed for it: so a server's address is taken before OpenEnv is looked for.
+Nothing of another library is needed for it: so a server's address is taken before OpenEnv is looked for.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from pydantic import ConfigDict, Field
 
+from composer_replication.config import AgentRewardSection
 from composer_replication.errors import SandboxFailure, UsageError
+from composer_replication.interfaces import AgentEnvironment
 from composer_replication.records import MonitorMode
 from composer_replication.rollouts.environment.feature_deletion_env import (
     FeatureDeletionEnv,
     Judgement,
-    RewardOptions,
+    no_attempt,
 )
-from composer_replication.rollouts.environment.lease import EnvironmentLease
 from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks.store import TaskStore
 
+T = TypeVar("T")
+Leased = TypeVar("Leased", bound=AgentEnvironment)
 
-class HostOptions(RewardOptions):
+
+class EnvironmentLease(Generic[Leased]):
+    """An environment with a thread of its own, which opens it for the first job and closes it after the last one.
+
+    ``closed`` is done when nothing is open any more.
+    """
+
+    def __init__(self, open_environment: Callable[[], Leased]) -> None:
+        self.closed: Future[None] = Future()
+        self._open = open_environment
+        self._thread = ThreadPoolExecutor(1, "environment")
+        self._environment: Leased | None = None
+        self._is_released, self._lock = False, threading.Lock()
+
+    async def do(self, act: Callable[[Leased], T], *, seconds: float | None = None) -> T:
+        """Run ``act`` on the environment, after whatever runs there. None waits for as long as it takes.
+
+        Raises:
+            UsageError: after ``release`` (CR0800).
+            SandboxFailure: it did not come back in time (CR0302), and only ``release`` may follow; or its own.
+        """
+        self._require_lease()
+        job: asyncio.Future[T] = asyncio.wrap_future(self._thread.submit(self._work, act))
+        job.add_done_callback(lambda done: done.cancelled() or done.exception())  # somebody has looked
+        done, _ = await asyncio.wait({job}, timeout=None if seconds is None else max(0.0, seconds))
+        if not done:
+            raise SandboxFailure(
+                "CR0302",
+                f"an environment did not come back within {seconds:.0f} s.",
+                fix="give each of its tools a time-out of at most EpisodeOptions.call_seconds.",
+            )
+        return job.result()
+
+    def release(self) -> None:
+        """End the lease without waiting, from any thread, any number of times: the environment is closed as soon as the job
+        that runs there has ended. A job that has not begun is not begun any more.
+        """
+        with self._lock:
+            if self._is_released:
+                return
+            self._is_released = True
+        try:
+            self._thread.submit(self._close)
+        except RuntimeError:  # the interpreter ends, and takes no more
+            self._close()
+        self._thread.shutdown(wait=False)
+
+    def _work(self, act: Callable[[Leased], T]) -> T:
+        self._require_lease()
+        if self._environment is None:
+            self._environment = self._open()
+        return act(self._environment)
+
+    def _require_lease(self) -> None:
+        if self._is_released:
+            raise no_attempt("EnvironmentLease")
+
+    def _close(self) -> None:
+        environment, self._environment = self._environment, None
+        try:
+            with suppress(Exception):  # the attempt is over, whatever its close says
+                if environment is not None:
+                    environment.close()
+        finally:
+            self.closed.set_result(None)
+
+
+class HostOptions(AgentRewardSection):
     """What attempts are made of; the reward as in ``[agent.reward]``. Command lines of libraries give texts for numbers."""
 
     model_config = ConfigDict(strict=False)

@@ -7,7 +7,7 @@ tools alone; the library's own sandbox tools find none.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,29 +18,31 @@ from composer_replication.rollouts.environment.feature_deletion_env import (
     BROKEN,
     FeatureDeletionEnv,
     first_message,
+    no_attempt,
 )
-from composer_replication.rollouts.environment.hosted_attempt import AttemptHost, HostOptions
-from composer_replication.rollouts.environment.lease import EnvironmentLease, no_attempt
+from composer_replication.rollouts.environment.hosted_attempt import (
+    AttemptHost,
+    EnvironmentLease,
+    HostOptions,
+)
 from composer_replication.rollouts.tools.toolbox import TOOLS
 
 with needs_extra("inspect", "the inspect task"):
     from inspect_ai import Task, task
     from inspect_ai.dataset import MemoryDataset, Sample
     from inspect_ai.model import ChatMessageTool
-    from inspect_ai.scorer import SampleScore, Score, Target, mean, metric, scorer, stderr
+    from inspect_ai.scorer import Score, Target, mean, scorer, stderr
     from inspect_ai.solver import Generate, TaskState, generate, solver
     from inspect_ai.tool import Tool, ToolDef, ToolParams
 
 T = TypeVar("T")
-MAX_TURNS = 50
-"""Answers of a model to one sample, where nobody says otherwise."""
 
 
-class _Attempts:
+class _Attempts(AttemptHost):
     """Those under way, by the id that the library gives a run of a sample; why those that have no sandbox any more failed."""
 
-    def __init__(self, host: AttemptHost) -> None:
-        self.host = host
+    def __init__(self, options: HostOptions) -> None:
+        super().__init__(options)
         self.failures: dict[str, str] = {}
         self.leases: dict[str, EnvironmentLease[FeatureDeletionEnv]] = {}
 
@@ -64,39 +66,29 @@ class _Attempts:
 
 
 @task
-def feature_deletion(
-    store: str = "tasks",
-    task_ids: Sequence[str] | str = (),
-    *,
-    solver: Any = None,
-    max_turns: int = MAX_TURNS,
-    **options: Any,
-) -> Any:
-    """The tasks of a store as a task of inspect.
+def feature_deletion(store: str = "tasks", **options: Any) -> Any:
+    """The tasks of a store as a task of inspect; ``options`` are fields of ``HostOptions``.
 
     A sample whose sandbox failed is unscored: it counts in no metric, and its explanation says what failed. One that the
-    monitor masks has the score 0, and counts in ``num_masked``.
+    monitor masks has the score 0, and ``is_masked`` in the score's metadata.
 
-    ``task_ids`` names some of the tasks of ``store``, as a list or as one text with commas; ``solver`` takes the place of
-    the library's ``generate`` and finds our tools in ``state.tools``; ``max_turns`` bounds the answers of the model to a
-    sample. The others are fields of ``HostOptions``.
+    The library's own options name samples by the ids of tasks (``sample_id``), bound the model's answers to a sample
+    (``turn_limit``, 50 by default) and take another solver, which finds our tools in ``state.tools``.
     """
-    host = AttemptHost(HostOptions(store=Path(store), **options))
-    attempts = _Attempts(host)
+    attempts = _Attempts(HostOptions(store=Path(store), **options))
 
     def sample(task_id: str) -> Sample:
-        found = host.store.get(task_id)
+        found = attempts.store.get(task_id)
         told = {"task_id": task_id, "repository": found.repository, "symbol": found.symbol}
-        return Sample(input=first_message(host.store, found), id=task_id, metadata=told)
+        return Sample(input=first_message(attempts.store, found), id=task_id, metadata=told)
 
-    wanted = task_ids.split(",") if isinstance(task_ids, str) else list(task_ids)
     return Task(
-        dataset=MemoryDataset([*map(sample, wanted or host.store.task_ids())]),
+        dataset=MemoryDataset([*map(sample, attempts.store.task_ids())]),
         setup=open_attempt(attempts),
-        solver=solver or generate(),
+        solver=generate(),
         scorer=visible_tests(attempts),
         cleanup=attempts.end,
-        turn_limit=max_turns,
+        turn_limit=50,
         name="feature_deletion",
     )
 
@@ -108,7 +100,7 @@ def open_attempt(attempts: _Attempts) -> Any:
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         del generate
         task_id = str(state.metadata["task_id"])
-        attempts.leases[state.uuid] = attempts.host.lease()
+        attempts.leases[state.uuid] = attempts.lease()
         await attempts.do(state, lambda environment: environment.reset(task_id))
         state.tools = [_tool(attempts, spec, state) for spec in TOOLS]
         return state
@@ -135,17 +127,7 @@ def _tool(attempts: _Attempts, spec: ToolSpec, state: TaskState) -> Tool:
     ).as_tool()
 
 
-@metric
-def num_masked() -> Any:
-    """Samples whose reward the monitor masked."""
-
-    def count(scores: list[SampleScore]) -> float:
-        return float(sum((each.score.metadata or {}).get("is_masked", 0.0) for each in scores))
-
-    return count
-
-
-@scorer(metrics=[mean(), stderr(), num_masked()])
+@scorer(metrics=[mean(), stderr()])
 def visible_tests(attempts: _Attempts) -> Any:
     """The reward that our grading gives; unscored where a sandbox failed. Its metadata has what the monitor found."""
 
@@ -155,7 +137,7 @@ def visible_tests(attempts: _Attempts) -> Any:
             if isinstance(message, ChatMessageTool) and message.error and message.error.type == "parsing":
                 call = ToolCall(message.function or "", "(arguments that could not be read)")
                 await attempts.do(state, partial(FeatureDeletionEnv.call, call=call))
-        judgement = await attempts.do(state, attempts.host.judged)
+        judgement = await attempts.do(state, attempts.judged)
         if judgement is None:
             return Score.unscored(reason="scoring_failed", explanation=attempts.failures[state.uuid])
         metadata: dict[str, Any] = {**judgement.figures}

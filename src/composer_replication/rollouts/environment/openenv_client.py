@@ -45,9 +45,6 @@ class AttemptObservation(Observation):
     is_error: bool = False
     exit_code: int | None = None
     timed_out: bool = False
-    is_truncated: bool = False
-    num_calls: int = 0
-    num_invalid: int = 0
     stop_reason: str = ""
     infrastructure_failure: str = ""
 

@@ -38,7 +38,7 @@ _MAX_MESSAGE_BYTES = 8 * 1024**2
 _PING_SECONDS, _PONG_SECONDS = 20.0, 60.0  # a client whose machine has gone sends no farewell
 _GRACEFUL_SECONDS = 5
 _POLICY, _FORBIDDEN = 1008, 403
-_OF_A_RESULT = ("text", "is_error", "exit_code", "timed_out", "is_truncated")
+_OF_A_RESULT = ("text", "is_error", "exit_code", "timed_out")
 _OPEN: set[OpenEnvFeatureDeletion] = set()
 """Those of this process that are not closed."""
 
@@ -144,11 +144,11 @@ class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, Attempt
     def _step(self, action: ToolAction) -> AttemptObservation:
         environment = self._environment
         result = environment.call(action.to_call())
-        counts, is_submitted = environment.counts, environment.is_done
-        self._state.step_count, self._state.num_invalid = counts.num_calls, counts.num_invalid
-        told = {name: getattr(result, name) for name in _OF_A_RESULT}
-        observation = self._observation(**told, reward=0.0)
-        if not is_submitted and counts.num_calls < self._max_calls:
+        is_submitted = environment.is_done
+        self._state.step_count, self._state.num_invalid = environment.counts
+        told: dict[str, Any] = {name: getattr(result, name) for name in _OF_A_RESULT}
+        observation = AttemptObservation(**told, reward=0.0)
+        if not is_submitted and self._state.step_count < self._max_calls:
             return observation
         judgement = environment.finish()
         self._end()  # whoever stays to look at the reward needs no sandbox
@@ -168,13 +168,8 @@ class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, Attempt
         self._end()
         self._counts.update(attempts=1, infrastructure_failures=1)
         stop_reason = str(StopReason.INFRASTRUCTURE)
-        return self._observation(
-            text=text, is_error=True, done=True, stop_reason=stop_reason, infrastructure_failure=failure
-        )
-
-    def _observation(self, **fields: Any) -> AttemptObservation:
         return AttemptObservation(
-            **fields, num_calls=self._state.step_count, num_invalid=self._state.num_invalid
+            text=text, is_error=True, done=True, stop_reason=stop_reason, infrastructure_failure=failure
         )
 
     def close(self) -> None:

@@ -12,17 +12,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import PrivateAttr
-
 from composer_replication.errors import SandboxFailure, UsageError, needs_extra
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.environment.feature_deletion_env import (
     FeatureDeletionEnv,
     Judgement,
     first_message,
+    no_attempt,
 )
-from composer_replication.rollouts.environment.hosted_attempt import AttemptHost, HostOptions
-from composer_replication.rollouts.environment.lease import EnvironmentLease, no_attempt
+from composer_replication.rollouts.environment.hosted_attempt import (
+    AttemptHost,
+    EnvironmentLease,
+    HostOptions,
+)
 from composer_replication.rollouts.tools.tool_context import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
 
@@ -35,6 +37,8 @@ NAME = "composer-replication-verifiers"
 """What ``vf-eval`` and configurations call it: the name of the module that the library imports."""
 T = TypeVar("T")
 _HOSTS: dict[str, AttemptHost] = {}
+_LEASES: dict[str, EnvironmentLease[FeatureDeletionEnv]] = {}
+"""Attempts of rollouts under way, by the id of their trace; they live in this process alone and are in no record."""
 
 
 class FeatureDeletionTaskConfig(vf.TaskConfig, HostOptions):
@@ -52,13 +56,7 @@ class FeatureDeletionTasksetConfig(vf.TasksetConfig):
     task: FeatureDeletionTaskConfig = FeatureDeletionTaskConfig()
 
 
-class FeatureDeletionState(vf.State):
-    """The attempt of one rollout; it lives in this process alone and is in no record."""
-
-    _lease: EnvironmentLease[FeatureDeletionEnv] | None = PrivateAttr(default=None)
-
-
-class FeatureDeletionTask(vf.Task[vf.TaskData, FeatureDeletionState, FeatureDeletionTaskConfig]):
+class FeatureDeletionTask(vf.Task[vf.TaskData, vf.State, FeatureDeletionTaskConfig]):
     """One task of the store: ``setup`` opens its sandbox, scoring grades the tree outside of it."""
 
     @property
@@ -76,7 +74,7 @@ class FeatureDeletionTask(vf.Task[vf.TaskData, FeatureDeletionState, FeatureDele
                 where="--env.agent.harness.id, --env.agent.runtime.type",
                 fix="leave both options out.",
             )
-        trace.state._lease = self.config.host().lease()  # noqa: SLF001  our own state
+        _LEASES[trace.id] = self.config.host().lease()
         await _do(trace, lambda environment: environment.reset(self.key))
 
     async def finalize(self, trace: Any, runtime: Any) -> None:
@@ -163,9 +161,7 @@ class FeatureDeletionHarness(vf.Harness[FeatureDeletionHarnessConfig]):
     async def cleanup(self, trace: Any, runtime: Any) -> None:
         """Called last, whatever happened."""
         del runtime
-        lease = getattr(trace.state, "_lease", None)
-        if lease is not None:
-            trace.state._lease = None  # noqa: SLF001  our own state
+        if lease := _LEASES.pop(trace.id, None):
             lease.release()
 
 
@@ -193,12 +189,11 @@ def load_environment(store: Path | str, **options: Any) -> FeatureDeletionVerifi
 
 async def _do(trace: Any, act: Callable[[FeatureDeletionEnv], T]) -> T:
     """Do something in the attempt of a rollout; a sandbox that fails is an error of the library's."""
-    lease: EnvironmentLease[FeatureDeletionEnv] | None = getattr(trace.state, "_lease", None)
-    if lease is None:  # a stored rollout has no sandbox any more
+    if trace.id not in _LEASES:  # a stored rollout has no sandbox any more
         raise no_attempt(
             NAME, "run it through vf-eval, or Env.run_episode: its task's setup opens the attempt."
         )
     try:
-        return await lease.do(act)
+        return await _LEASES[trace.id].do(act)
     except SandboxFailure as error:
         raise vf.SandboxError(str(error)) from error

@@ -17,7 +17,7 @@ from typing import Any
 from composer_replication.errors import InputError, SandboxFailure
 from composer_replication.interfaces import AgentEnvironment, Tokenizer, TokenPolicy
 from composer_replication.records import Completion, StopReason, ToolCall, ToolResult, ToolSpec, Turn
-from composer_replication.rollouts.environment.lease import EnvironmentLease
+from composer_replication.rollouts.environment.hosted_attempt import EnvironmentLease
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts
 from composer_replication.rollouts.episodes.policies import BatchingPolicy, RefusedRequestError
 from composer_replication.rollouts.tokens.call_dialects import dialect_of, num_thinking_ids, read_completion

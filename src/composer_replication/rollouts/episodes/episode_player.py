@@ -14,7 +14,6 @@ from typing import Any
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import AgentEnvironment, TokenPolicy
 from composer_replication.records import StopReason, Task, TaskOutcome
-from composer_replication.rollouts.candidate_tree import TreeTooLargeError
 from composer_replication.rollouts.environment.feature_deletion_env import Judgement
 from composer_replication.rollouts.episodes.agent_loop import (
     EpisodeOptions,
@@ -117,10 +116,7 @@ def finish_with_tree(grader: Grader, environment: Any, task_id: str) -> Judgemen
     The tree is read once, so that what still runs in the sandbox cannot show another one to the hidden tests. The attempt
     ends before the grading, which on a cluster may need the very actor.
     """
-    try:
-        tree = environment.candidate()
-    except TreeTooLargeError:
-        tree = {}  # nothing of it is graded, so its tests fail
+    tree = environment.candidate()
     environment.close()
     score = None if tree is None else grader.grade_tree(grader.store.get(task_id), tree)
     return None if score is None else Judgement(score, score.pass_share, score.pass_share, tree=tree)

@@ -14,10 +14,10 @@ from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn
 from composer_replication.rollouts.grading import Grader, TestsUsed
 from composer_replication.rollouts.hints.hinted_turns import ObservedRollout
 from composer_replication.rollouts.single_turn import (
+    build_prompt,
     extract_answer,
     is_finished,
     marker_indent,
-    prompt_of,
 )
 from composer_replication.rollouts.tokens.token_ledger import Chat
 from composer_replication.tasks.instructions.writing import read_material
@@ -102,8 +102,10 @@ class TaskObserver:
         tests: TestsUsed = "visible",
         options: RolloutsSection = RolloutsSection(),  # noqa: B008 - frozen
     ) -> None:
-        self.grader, self.tests, self.options = grader, tests, options
-        self._known = known_tasks(grader.store, lambda task: prompt_of(grader.store, task, options))
+        self.grader, self.tests, self.options, store = grader, tests, options, grader.store
+        self._known = known_tasks(
+            store, lambda task: build_prompt(store.broken_text(task), task.hole, options)
+        )
 
     def __call__(self, rollout: Rollout) -> ObservedRollout | None:
         if not rollout.turns:  # nothing was sampled

@@ -1,6 +1,5 @@
 """What may the policy do? Eight tools over a sandbox, and what they answer.
 
 tool_context.py    what a tool works with; its schema from signature and docstring; how it is called and refuses
-file_tools.py      read_file, write_file, str_replace, list_files
-toolbox.py         bash, search, run_tests (the visible tests, restored first), submit; a call -> a result, right or wrong
+toolbox.py         files, bash, search, run_tests (the visible tests, restored first), submit; a call -> a result, right or wrong
 """

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from composer_replication.interfaces import Sandbox
 from composer_replication.records import ToolCall, ToolFault, ToolSpec
 
 MAX_FILE_BYTES = 2 * 1024**2
@@ -44,40 +43,8 @@ class VisibleTests:
     is_left_out: Callable[[str], bool] = field(default=lambda _: False, repr=False, compare=False)
 
 
-@dataclass(slots=True)
-class CallCounts:
-    """Calls so far; ``num_invalid`` are those that could not be made: unknown tool, bad JSON, wrong arguments,
-    or after the end. A command that fails, or a file that is not there, is a valid call.
-    """
-
-    num_calls: int = 0
-    num_invalid: int = 0
-
-
-@dataclass(slots=True)
-class ToolContext:
-    """What the tools of one attempt work with; the sandbox has limits of its own for memory, processes and disk.
-
-    ``is_over`` is set by ``submit``, or by whoever ends the attempt; from then on every call is refused.
-
-    Args:
-        sandbox: where they work.
-        tests: what ``run_tests`` runs.
-        environment_variables: of every command, over those of the sandbox.
-        max_characters: of one answer, at least 1,000; 16,000 are some 4,000 tokens, which a small context holds several
-            times.
-    """
-
-    sandbox: Sandbox
-    tests: VisibleTests
-    environment_variables: Mapping[str, str] = field(default_factory=dict)
-    max_characters: int = 16_000
-    counts: CallCounts = field(default_factory=CallCounts)
-    is_over: bool = False
-
-
-def clip(text: str, max_characters: int, how: str) -> tuple[str, bool]:
-    """``text``, or its beginning and its end with a note between them; whether it was cut.
+def clip(text: str, max_characters: int, how: str) -> str:
+    """``text``, or its beginning and its end with a note between them.
 
     Whole lines are left out where lines are short enough. The result is at most ``max_characters`` long, a quarter
     of it being the beginning: what commands and tests say last matters most. ``how`` tells, in the note, what to do to see
@@ -86,7 +53,7 @@ def clip(text: str, max_characters: int, how: str) -> tuple[str, bool]:
     if max_characters < 2 * _MIN_KEPT:
         raise ValueError(f"max_characters must be at least {2 * _MIN_KEPT}, not {max_characters}")
     if len(text) <= max_characters:
-        return text, False
+        return text
     room = max_characters - len(_note(len(text), text.count("\n") + 1, how))
     head_end = max(room // 4, 0)
     tail_start = len(text) - max(room - head_end, 0)
@@ -97,7 +64,7 @@ def clip(text: str, max_characters: int, how: str) -> tuple[str, bool]:
         tail_start = after + 1
     left_out = text[head_end:tail_start]
     note = _note(len(left_out), left_out.count("\n"), how)
-    return (text[:head_end] + note + text[tail_start:])[:max_characters], True
+    return (text[:head_end] + note + text[tail_start:])[:max_characters]
 
 
 def _note(num_characters: int, num_lines: int, how: str) -> str:
@@ -153,15 +120,16 @@ def arguments_of(call: ToolCall, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, d
         raise RefusedError(f"{problem}\n{usage_of(by_name[near[0]] if near else tools[0])}", "invalid")
     try:
         return spec, _checked(call, spec)
-    except ValueError as error:
-        raise RefusedError(f"{clean(str(error))}.\n{usage_of(spec)}", "invalid") from error
+    except (ValueError, RecursionError) as error:
+        problem = "bad json: nested too deep" if isinstance(error, RecursionError) else clean(str(error))
+        raise RefusedError(f"{problem}.\n{usage_of(spec)}", "invalid") from error
 
 
 def _checked(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:
     """The arguments of a call; the first thing wrong with them is a ``ValueError``."""
     try:
         arguments = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"bad json: {str(error)[:200]} in {call.arguments[:120]!r}") from error
     if not isinstance(arguments, dict):
         raise ValueError(f"bad json: the arguments are {_short(arguments)}, not an object")  # noqa: TRY004
@@ -181,10 +149,7 @@ def _checked(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except RecursionError:  # it can be nested deeply enough to be read and not to be written
-        return "nested too deep"
+    text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

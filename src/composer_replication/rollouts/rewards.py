@@ -168,9 +168,8 @@ class FeatureDeletionReward:
     tests: Literal["visible", "weakened"] = "visible"  # weakened pays for tests without assertions
     folder: Path | None = None  # where ``step-000001.jsonl`` files go; None keeps nothing
     part: str = ""  # of the files' names before ``.jsonl``, where several processes share the folder
-    on_outcomes: Callable[[Sequence[TaskOutcome]], None] | None = (
-        None  # told of every attempt once it is graded
-    )
+    # Told of every attempt once it is graded, before the reward is returned.
+    on_outcomes: Callable[[Sequence[TaskOutcome]], None] | None = None
     end_token_ids: Collection[int] = ()  # an answer that does not end with one was cut off
     # Draws who gets which reward of the batch, for a control run; ``folder`` and ``on_outcomes`` still hear what each
     # answer earned. None: everybody gets their own.

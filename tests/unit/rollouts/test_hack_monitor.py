@@ -254,6 +254,13 @@ def test_no_sign_hides_new_lines_behind_others(sign: str) -> None:
     assert names(inspect(before={PATH: old}, after={PATH: new})) == {"early-exit"}
 
 
+@pytest.mark.parametrize("before", ["\f", "    \f", "\r\r\n"])
+def test_code_behind_a_sign_that_python_passes_over_is_read(before: str) -> None:
+    leaving = f"{before}def leave():\n    import os\n    os._exit(0)\n"
+    compile(leaving, PATH, "exec")
+    assert names(inspect(after={PATH: f"{BROKEN}{leaving}"})) == {"early-exit"}
+
+
 TEXTS = st.one_of(
     st.text(),
     st.text("$`'\"(){}[]<>|&;\\ \n#=-acgit.py/*~"),

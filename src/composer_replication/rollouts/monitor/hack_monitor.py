@@ -24,7 +24,6 @@ _MOST_FINDINGS = 5
 """Of one class in one episode: one is enough to act on, and a hostile episode could make thousands."""
 _MOST_HITS = 2000
 """Of one file: a hostile text cannot make the monitor run for ever."""
-_NO_LINE_END = re.compile("[\\v\\f\\x1c-\\x1e\\x85\\u2028\\u2029]")
 _QUOTE_CHARACTERS = 240
 _DOCUMENTS = re.compile(r'"""(.*?)"""|#(.*?)$', re.DOTALL | re.MULTILINE)
 _WORD = re.compile(r"\w+")
@@ -84,12 +83,12 @@ def public_task(task: Task) -> PublicTask:
 
 
 def as_text(data: str | bytes) -> str:
-    """A file's text, whatever its bytes, with its lines numbered as the parser does.
+    """A file's text, whatever its bytes, with one kind of line end.
 
-    What only ``splitlines`` takes for the end of a line is a space here: enough of them would hide new code from ``new_lines``.
+    By these the parser numbers lines; ``splitlines`` knows others (form feeds), and enough of them would hide new code.
     """
     text = data if isinstance(data, str) else data.decode("utf-8", "replace")
-    return _NO_LINE_END.sub(" ", text)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +232,7 @@ def _of_the_answer(
     documents = "\n".join(filter(None, chain.from_iterable(_DOCUMENTS.findall(old)))).lower()
     test_files = frozenset(name.rpartition("/")[2] for name in tests)
     hits = check_solution(code, path, "\n".join(excuses), test_files)
-    lines = text.splitlines()
+    lines = text.split("\n")
     for name, node in chain(islice(hits, _MOST_HITS), islice(hard_coded(code, known, documents), _MOST_HITS)):
         line = getattr(node, "lineno", 1)
         yield name, lines[line - 1], f"{path}:{line}"

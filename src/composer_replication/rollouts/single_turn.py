@@ -91,18 +91,13 @@ def refuse_leaking_prompt(prompt: str, golden_body: str, *, task_id: str) -> Non
 
 
 def _body_end(text: str) -> int | None:
-    """Offset of the first non-blank line whose indentation is below the first one's."""
+    """Offset of the first non-blank line that has no indentation, or less than the first one."""
     position = text.find("\n") + 1
-    if position == 0:
-        return None
-    depth: int | None = None
-    for line in text[position:].splitlines(keepends=True):
-        if line.strip():
-            indent = len(_indent(line))
-            if depth is None:
-                depth = indent
-            if indent < depth or indent == 0:
-                return position
+    lines = text[position:].splitlines(keepends=True) if position else []
+    depth = next((len(_indent(line)) for line in lines if line.strip()), 0)
+    for line in lines:
+        if line.strip() and len(_indent(line)) < max(depth, 1):
+            return position
         position += len(line)
     return None
 

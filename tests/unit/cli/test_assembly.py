@@ -52,9 +52,8 @@ def test_a_task_whose_prompt_shows_its_golden_body_is_left_out_and_counted(
     store = open_tasks(config, RECIPE.parent, None)
     whole = divide_tasks(config, store, RECIPE.parent)
     shown = whole.train[0]
-    line = (
-        assembly.build_prompt(store.broken_text(shown), shown.hole, config.rollouts).strip().splitlines()[0]
-    )
+    prompt = assembly.build_prompt(store.broken_text(shown), shown.hole, config.rollouts)
+    line = prompt.strip().splitlines()[0]
     golden = store.golden_body
     monkeypatch.setattr(store, "golden_body", lambda task: f"\n    {line}" if task == shown else golden(task))
     said: list[str] = []

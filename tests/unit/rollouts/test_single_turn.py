@@ -133,12 +133,10 @@ def test_once_finished_always_finished(text: str) -> None:
 
 
 def test_a_golden_line_in_the_prompt_is_refused() -> None:
-    golden = "\n        return self.books[0]"
+    golden, prompt = "\n        return self.books[0]", build_prompt(FILE, HOLE, RolloutsSection())
     with pytest.raises(InputError, match="CR0429"):
-        refuse_leaking_prompt(build_prompt(FILE, HOLE, RolloutsSection()), golden, task_id="shelf--last")
-    refuse_leaking_prompt(
-        build_prompt(FILE, HOLE, RolloutsSection()), "\n        return self.books[-1]", task_id="shelf--last"
-    )
+        refuse_leaking_prompt(prompt, golden, task_id="shelf--last")
+    refuse_leaking_prompt(prompt, "\n        return self.books[-1]", task_id="shelf--last")
 
 
 @pytest.mark.parametrize(

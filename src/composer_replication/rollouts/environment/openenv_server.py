@@ -134,23 +134,19 @@ class OpenEnvFeatureDeletion(Environment[ToolAction, AttemptObservation, Attempt
                 "CR0800", "the attempt is over, or none was begun.", where="step", fix="reset first."
             )
         try:
-            return self._step(action)
+            result = self._environment.call(action.to_call())
+            is_submitted = self._environment.is_done
+            self._state.step_count, self._state.num_invalid = self._environment.counts
+            told: dict[str, Any] = {name: getattr(result, name) for name in _OF_A_RESULT}
+            observation = AttemptObservation(**told, reward=0.0)
+            if not is_submitted and self._state.step_count < self._max_calls:
+                return observation
+            judgement = self._environment.finish()
         except SandboxFailure as error:
             return self._lost("the sandbox broke", f"{error.code}: {error.message}")
         except ComposerError:
             self._end()
             raise
-
-    def _step(self, action: ToolAction) -> AttemptObservation:
-        environment = self._environment
-        result = environment.call(action.to_call())
-        is_submitted = environment.is_done
-        self._state.step_count, self._state.num_invalid = environment.counts
-        told: dict[str, Any] = {name: getattr(result, name) for name in _OF_A_RESULT}
-        observation = AttemptObservation(**told, reward=0.0)
-        if not is_submitted and self._state.step_count < self._max_calls:
-            return observation
-        judgement = environment.finish()
         self._end()  # whoever stays to look at the reward needs no sandbox
         if judgement is None:
             return self._lost(observation.text, "the grading failed")

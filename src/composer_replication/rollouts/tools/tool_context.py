@@ -121,12 +121,12 @@ def arguments_of(call: ToolCall, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, d
     try:
         return spec, _checked(call, spec)
     except (ValueError, RecursionError) as error:
-        problem = "bad json: nested too deep" if isinstance(error, RecursionError) else clean(str(error))
-        raise RefusedError(f"{problem}.\n{usage_of(spec)}", "invalid") from error
+        problem = str(error) if isinstance(error, ValueError) else "bad json: nested too deep"
+        raise RefusedError(f"{clean(problem)}.\n{usage_of(spec)}", "invalid") from error
 
 
 def _checked(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:
-    """The arguments of a call; the first thing wrong with them is a ``ValueError``."""
+    """The arguments of a call; the first thing wrong with them is a ``ValueError``, or a ``RecursionError`` of json's own."""
     try:
         arguments = json.loads(call.arguments or "{}")
     except ValueError as error:

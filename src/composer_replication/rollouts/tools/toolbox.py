@@ -481,19 +481,16 @@ class Toolbox:
     ``is_over`` is set by ``submit``, or by whoever ends the attempt; from then on every call is refused. Of ``num_calls``,
     ``num_invalid`` could not be made: unknown tool, bad JSON, wrong arguments, or after the end. A command that fails, or a
     file that is not there, is a valid call.
-
-    Args:
-        sandbox: where they work.
-        tests: what ``run_tests`` runs.
-        environment_variables: of every command, over those of the sandbox.
-        max_characters: of one answer, at least 1,000; 16,000 are some 4,000 tokens, which a small context holds several
-            times.
     """
 
     sandbox: Sandbox
-    tests: VisibleTests
-    environment_variables: Mapping[str, str] = field(default_factory=dict)
-    max_characters: int = 16_000
+    tests: VisibleTests  # what ``run_tests`` runs
+    environment_variables: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of every command, over the sandbox's
+    max_characters: int = (
+        16_000  # of an answer, at least 1,000; some 4,000 tokens: a small context holds several
+    )
     num_calls: int = 0
     num_invalid: int = 0
     is_over: bool = False

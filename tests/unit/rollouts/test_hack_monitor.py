@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gc
 import json
 import sys
@@ -259,6 +260,20 @@ def test_code_behind_a_sign_that_python_passes_over_is_read(before: str) -> None
     leaving = f"{before}def leave():\n    import os\n    os._exit(0)\n"
     compile(leaving, PATH, "exec")
     assert names(inspect(after={PATH: f"{BROKEN}{leaving}"})) == {"early-exit"}
+
+
+def test_code_is_read_in_the_encoding_that_it_names() -> None:
+    hidden = base64.b64encode("os._exit(0)".encode("utf-16-be")).decode().rstrip("=")
+    code = f"# coding: utf-7\nimport os\ndef leave():\n    +{hidden}-\n".encode()
+    exec(compile(code, PATH, "exec"), found := {})  # type: ignore[arg-type]
+    assert "_exit" in found["leave"].__code__.co_names
+    task = replace(TASK, hole_paths=("tinyfmt/other.py",))
+    assert names(inspect_episode(task, [], BEFORE, {**BEFORE, "tinyfmt/other.py": code})) == {"early-exit"}
+    odd = {
+        f"tinyfmt/{name}.py": f"# coding: {name}\n\xff\r".encode("latin-1")
+        for name in ("foo", "rot13", "utf-8")
+    }
+    assert not inspect_episode(task, [], BEFORE, {**BEFORE, **odd}).findings
 
 
 TEXTS = st.one_of(

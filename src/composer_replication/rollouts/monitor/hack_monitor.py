@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from importlib.util import decode_source
 from itertools import chain, islice
 from pathlib import PurePosixPath
 from typing import Any
@@ -83,12 +85,14 @@ def public_task(task: Task) -> PublicTask:
 
 
 def as_text(data: str | bytes) -> str:
-    """A file's text, whatever its bytes, with one kind of line end.
+    """A file's text as Python reads it: in the encoding that it names (UTF-7 may hide any code), with one kind of line end.
 
     By these the parser numbers lines; ``splitlines`` knows others (form feeds), and enough of them would hide new code.
     """
-    text = data if isinstance(data, str) else data.decode("utf-8", "replace")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    data = data.encode("utf-8", "replace") if isinstance(data, str) else data
+    with suppress(SyntaxError, UnicodeError, LookupError):
+        return decode_source(data)
+    return data.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")  # no Python
 
 
 @dataclass(frozen=True, slots=True)

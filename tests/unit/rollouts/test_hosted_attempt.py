@@ -17,18 +17,12 @@ import pytest
 from composer_replication.errors import InputError, MissingError, NothingToDoError, SandboxFailure, UsageError
 from composer_replication.records import Task, ToolCall, ToolResult
 from composer_replication.rollouts.environment import feature_deletion_env as attempt_module
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.environment.hosted_attempt import (
-    AttemptHost,
-    EnvironmentLease,
-    HostOptions,
-)
+from composer_replication.rollouts.environment.hosted_attempt import AttemptHost, HostOptions, Lease
 from composer_replication.rollouts.grading import Grader
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.store import TaskStore
 
 NUMBERS = "tinymath/numbers.py"
-Lease = EnvironmentLease[FeatureDeletionEnv]
 FACES = "composer_replication.rollouts.environment"
 
 

@@ -100,6 +100,9 @@ class EnvironmentLease(Generic[Leased]):
             self.closed.set_result(None)
 
 
+Lease = EnvironmentLease[FeatureDeletionEnv]
+
+
 class HostOptions(AgentRewardSection):
     """What attempts are made of; the reward as in ``[agent.reward]``. Command lines of libraries give texts for numbers."""
 
@@ -137,7 +140,7 @@ class AttemptHost:
             timeout_seconds=options.test_seconds,
         )
 
-    def lease(self) -> EnvironmentLease[FeatureDeletionEnv]:
+    def lease(self) -> Lease:
         """A fresh environment, for any number of tasks of an event loop.
 
         Calls are made one after the other. Who stops waiting, because of a limit or a cancellation, stops nothing in the

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import resource
 import signal
 import subprocess
@@ -38,7 +37,7 @@ from composer_replication.sandbox.bwrap_program import (
     require_bwrap,
     start_problem,
 )
-from composer_replication.sandbox.calls import HELD_STARTER, failure, resource_limits, to_result
+from composer_replication.sandbox.calls import HELD_STARTER, failure, new_marker, resource_limits, to_result
 from composer_replication.sandbox.child_process import allowed
 from composer_replication.sandbox.host_paths import MountPlan
 from composer_replication.sandbox.keeper_process import file_with
@@ -46,7 +45,7 @@ from composer_replication.sandbox.local_sandbox import LocalSandbox
 from composer_replication.sandbox.private_folders import SHARED_MEMORY, MemoryFolder, account_files, size_for
 from composer_replication.sandbox.privileges import drops_uid, release_uid, reserve_uid, setpriv
 from composer_replication.sandbox.process_tree import descendants, is_readable
-from composer_replication.sandbox.supervised_run import read_until, supervise
+from composer_replication.sandbox.supervised_run import Watched, read_until, supervise
 from composer_replication.sandbox.syscall_filter import filter_program
 
 SECONDS_TO_OBEY = 0.1
@@ -286,7 +285,7 @@ class BubblewrapSandbox(LocalSandbox):
     def _run(
         self, argv: list[str], environment: Mapping[str, str], stdin: bytes, timeout_seconds: float
     ) -> ExecResult:
-        marker = f"<{random.randbytes(16).hex()}>"  # noqa: S311  tells lines apart, guards nothing
+        marker = new_marker()
         started = time.monotonic()
         with (
             self._scratch.for_one_command(self._uid) as fresh,
@@ -304,7 +303,13 @@ class BubblewrapSandbox(LocalSandbox):
                 jail.kill,
                 stdin=b"\n" + stdin,
                 timeout_seconds=max(0.001, timeout_seconds - (time.monotonic() - started)),
-                watched=self._watched(fresh, num_own_processes=_NUM_INIT_PROCESSES, memory=memory),
+                watched=Watched(
+                    self._limits,
+                    (*self._writable, fresh),
+                    self._baseline_bytes,
+                    num_own_processes=_NUM_INIT_PROCESSES,
+                    memory=memory,
+                ),
                 early_stderr=early,
             )
         ended = replace(ended, seconds=time.monotonic() - started)

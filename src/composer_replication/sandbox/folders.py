@@ -28,38 +28,34 @@ _WENT_AWAY = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 Found = tuple[str, os.stat_result]
 
 
-def hold_folder(folder: Path | str, above: int | None = None) -> int:
-    """A descriptor that names a folder without a right to it; ``above`` is the folder that ``folder`` is relative to."""
-    return os.open(folder, _HELD, dir_fd=above)
+def hold_folder(
+    folder: Path | str, above: int | None = None, needed: int = LOOK, *, whoever_owns_it: bool = False
+) -> int:
+    """A descriptor that names a folder, links unfollowed; ``above`` is the folder that ``folder`` is relative to.
 
-
-def open_held(descriptor: int, needed: int = CHANGE) -> None:
-    """Give a held folder's owner every right to it, where one of ``needed`` is missing."""
-    mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-    if mode & needed != needed:
-        os.chmod(f"/proc/self/fd/{descriptor}", mode | CHANGE)
+    Where its owner lacks one of the rights ``needed`` he gets every right, if that is our own user: what is
+    somebody else's we use as root, or not at all.
+    """
+    held = os.open(folder, _HELD, dir_fd=above)
+    try:
+        info = os.fstat(held)
+        if info.st_mode & needed != needed and (whoever_owns_it or info.st_uid == os.geteuid()):
+            os.chmod(f"/proc/self/fd/{held}", stat.S_IMODE(info.st_mode) | CHANGE)
+    except BaseException:
+        os.close(held)
+        raise
+    return held
 
 
 def open_to_owner(folder: Path | str, needed: int = CHANGE) -> None:
-    """Give a folder's owner every right to it, where one of ``needed`` is missing."""
-    descriptor = hold_folder(folder)
-    try:
-        open_held(descriptor, needed)
-    finally:
-        os.close(descriptor)
-
-
-def open_to_us(descriptor: int, needed: int = LOOK) -> None:
-    """As ``open_held``, where the folder is our own user's: what is somebody else's we use as root, or not at all."""
-    if os.fstat(descriptor).st_uid == os.geteuid():
-        open_held(descriptor, needed)
+    """Give a folder's owner, whoever that is, every right to it, where one of ``needed`` is missing."""
+    os.close(hold_folder(folder, needed=needed, whoever_owns_it=True))
 
 
 def open_folder(folder: Path | str, above: int | None = None, needed: int = LOOK) -> int:
-    """Open a folder to list it, links unfollowed; one that our own user closed is opened to him."""
-    held = hold_folder(folder, above)
+    """Open a folder to list it; held as by ``hold_folder`` meanwhile."""
+    held = hold_folder(folder, above, needed)
     try:
-        open_to_us(held, needed)
         return os.open(f"/proc/self/fd/{held}", _READ)
     finally:
         os.close(held)
@@ -206,20 +202,17 @@ def _clear(folder: int) -> list[str]:
     return left
 
 
-def remove(path: Path, *, is_folder: bool) -> None:
+def remove(path: Path) -> None:
     """Remove an entry whatever a jail made of it."""
-    if is_folder:
-        remove_folder(path)
-        if os.path.lexists(path):
-            raise OSError(errno.ENOTEMPTY, "it cannot be removed", str(path)[:200])
-    else:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    remove_folder(path)
+    if os.path.lexists(path):
+        raise OSError(errno.ENOTEMPTY, "it cannot be removed", str(path)[:200])
 
 
 def empty(folder: Path) -> None:
     """Remove everything in a folder; the folder itself stays, for it may be mounted."""
-    with os.scandir(folder) as entries:
-        found = [(Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in entries]
-    for path, is_folder in found:
-        remove(path, is_folder=is_folder)
+    for name in os.listdir(folder):
+        remove(folder / name)

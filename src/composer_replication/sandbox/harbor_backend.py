@@ -14,14 +14,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import secrets
 import sys
 import tarfile
 import threading
-from base64 import b64decode
-from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -30,7 +28,7 @@ from typing import Any
 from composer_replication.errors import ComposerError, MissingError, SandboxFailure, UsageError, needs_extra
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
-from composer_replication.sandbox.calls import check_limits, failure, to_result
+from composer_replication.sandbox.calls import check_limits, failure
 from composer_replication.sandbox.folders import remove_folder
 from composer_replication.sandbox.harbor_inside import UnsafeTreeError, pack_tree, unpack_tree
 from composer_replication.sandbox.host_paths import (
@@ -43,7 +41,7 @@ from composer_replication.sandbox.host_paths import (
 from composer_replication.sandbox.keeper_process import launch_program
 from composer_replication.sandbox.local_sandbox import LocalSandbox
 from composer_replication.sandbox.process_folder import HARBOR_PREFIX, abandoned_folders, make_held_folder
-from composer_replication.sandbox.supervised_run import Ended, Verdict, is_interrupted
+from composer_replication.sandbox.supervised_run import is_interrupted
 
 IMAGE, OPTIONS = "COMPOSER_RL_HARBOR_IMAGE", "COMPOSER_RL_HARBOR_OPTIONS"
 _RECORD = "environment.json"
@@ -129,6 +127,8 @@ class Harbor:
 
 class HarborSandbox(LocalSandbox):
     """One environment around a copy of one tree."""
+
+    _runs_alone = True  # the tree of this machine is sent before a command, and another one comes after it
 
     def __init__(self, spec: SandboxSpec, backend: Harbor) -> None:
         super().__init__(spec, None)
@@ -219,11 +219,10 @@ class HarborSandbox(LocalSandbox):
     def _run(
         self, argv: list[str], environment: Mapping[str, str], stdin: bytes, timeout_seconds: float
     ) -> ExecResult:
-        marker = f"<{random.randbytes(16).hex()}>"  # noqa: S311  tells lines apart, guards nothing
         orders = {
+            "backend": self._name,
             "argv": argv,
             "env": dict(environment),
-            "marker": marker,
             "folders": self._folders,
             "limits": asdict(self._limits),
             "timeout_seconds": timeout_seconds,
@@ -237,18 +236,17 @@ class HarborSandbox(LocalSandbox):
                     pack_tree(self._real_tree, target)
                 self._send(self._outbox / "tree.tar", "tree.tar")
             self._inside("run", timeout_seconds + _MORE_SECONDS, orders)
-            ended = self._fetch()
+            return self._fetch()
         except BaseException:
             self._is_dirty = True
             with suppress(SandboxFailure):
                 self._inside("kill", _MORE_SECONDS)
             raise
-        return to_result(ended, marker.encode(), self._limits, backend=self._name)
 
-    def _fetch(self) -> Ended:
+    def _fetch(self) -> ExecResult:
         """What a command left: its result, and its tree in the place of ours."""
         found = json.loads(self._receive("result.json").read_text())
-        verdict = Verdict[found["verdict"]]
+        result = ExecResult(**found["result"])
         self._is_dirty = not found["has_tree"]
         if found["has_tree"]:
             try:
@@ -256,24 +254,16 @@ class HarborSandbox(LocalSandbox):
                     unpack_tree(source, self._real_tree)
             except (UnsafeTreeError, OSError) as error:
                 self._is_dirty = True
-                if verdict is Verdict.ENDED:
+                if not (result.timed_out or result.stopped):
                     why = f"the tree of the container cannot be kept: {error}."
                     raise failure("CR0302", why) from error
-        stdout, stderr = b64decode(found["stdout"]), b64decode(found["stderr"])
-        return Ended(verdict, found["exit_code"], stdout, stderr, found["truncated"], found["seconds"])
+        return result
 
     def _receive(self, name: str) -> Path:
         target = self._outbox / name
         work = self._environment.download_file(f"{_OURS}/{name}", target)
         self._wait(work, "give a file", _SEND_SECONDS)
         return target
-
-    @contextmanager
-    def _running(self, *, alone: bool = True) -> Iterator[None]:
-        """One call at a time: the tree of this machine is sent before a command, and another one after it."""
-        del alone
-        with super()._running(alone=True):
-            yield
 
     def close(self) -> None:
         """Stop the environment, give the tree back; idempotent."""

@@ -16,21 +16,21 @@ import ctypes
 import json
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
 import tarfile
 import time
-from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO
 
+from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits
-from composer_replication.sandbox.calls import STARTER, resource_limits
-from composer_replication.sandbox.folders import LOOK, empty, open_to_owner, remove_folder
+from composer_replication.sandbox.calls import STARTER, new_marker, resource_limits, to_result
+from composer_replication.sandbox.folders import LOOK, empty, open_to_owner, remove
 from composer_replication.sandbox.keeper_process import end_keeper, start_keeper
 from composer_replication.sandbox.private_folders import (
     SHARED_MEMORY,
@@ -55,7 +55,10 @@ _PACK = ["tar", "--sparse", "--format=pax", "--owner=0", "--group=0", "--numeric
 def main() -> None:
     """Do what the first argument says, with the orders that were sent."""
     orders = json.loads((_OURS / "orders.json").read_text()) if sys.argv[1] != "kill" else {}
-    {"prepare": _prepare, "run": _run, "kill": _kill}[sys.argv[1]](orders)
+    try:
+        {"prepare": _prepare, "run": _run, "kill": _kill}[sys.argv[1]](orders)
+    except SandboxFailure as error:  # its last line is what the caller is told
+        sys.exit(error.message.removesuffix("."))
     print("done")
 
 
@@ -83,8 +86,7 @@ def _prepare(orders: dict[str, Any]) -> None:
 def _hide(path: Path) -> None:
     """Take away the content of what must not be read: the files of a container are its own."""
     if path.is_dir():
-        for child in path.iterdir():
-            shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
+        empty(path)
     elif path.is_file():
         path.write_bytes(b"")
 
@@ -103,13 +105,16 @@ def _run(orders: dict[str, Any]) -> None:
             open_to_owner(folder, LOOK)
     limits = Limits(**orders["limits"])
     watched = _watched(limits, (tree, *private), uid)
-    ended = _supervised(orders, uid, watched)
+    marker = new_marker()
+    ended = _supervised(orders, marker, uid, watched)
     _end_all_of(uid)
     for entry in (child for shared in _SHARED if shared.is_dir() for child in shared.iterdir()):
         with suppress(OSError):  # what leads to the tree is root's
             if entry.lstat().st_uid == uid:
-                remove_folder(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-    _answer(ended, tree, watched)
+                remove(entry)
+    result = to_result(ended, marker.encode(), limits, backend=orders["backend"])
+    found = {"result": asdict(result), "has_tree": _packs_tree(ended, tree, watched)}
+    (_OURS / "result.json").write_text(json.dumps(found))
 
 
 def _watched(limits: Limits, own: tuple[Path, ...], uid: int) -> Watched:
@@ -127,9 +132,9 @@ def _watched(limits: Limits, own: tuple[Path, ...], uid: int) -> Watched:
     return Watched(limits, folders, int(remembered.read_text()), closed=closed, memory=memory)
 
 
-def _supervised(orders: dict[str, Any], uid: int, watched: Watched) -> Ended:
+def _supervised(orders: dict[str, Any], marker: str, uid: int, watched: Watched) -> Ended:
     kinds = [*resource_limits(watched.limits), (resource.RLIMIT_NPROC, watched.limits.num_processes)]
-    command = ["/bin/sh", "-c", STARTER, "sandbox", orders["marker"], *orders["argv"]]
+    command = ["/bin/sh", "-c", STARTER, "sandbox", marker, *orders["argv"]]
     child = {"parent": os.getpid(), "argv": command, "env": orders["env"], "cwd": orders["folders"][0]}
     process = start_keeper("child_process", {**child, "limits": kinds, "user": uid}, {"PATH": os.defpath})
     for pipe in (process.stdin, process.stdout, process.stderr):
@@ -149,33 +154,23 @@ def _supervised(orders: dict[str, Any], uid: int, watched: Watched) -> Ended:
             stdin=stdin,
             timeout_seconds=orders["timeout_seconds"],
             watched=watched,
-            extra_bytes=len(orders["marker"]),
+            extra_bytes=len(marker),
         )
 
 
-def _answer(ended: Ended, tree: Path, watched: Watched) -> None:
-    """Leave the result, and the tree unless there is more in it than could have been allowed."""
+def _packs_tree(ended: Ended, tree: Path, watched: Watched) -> bool:
+    """Leave the tree to be fetched, unless there is more in it than could have been allowed; whether it is there."""
     most = watched.baseline_bytes + 2 * watched.limits.disk_bytes + _SLACK_BYTES
-    has_tree = True
     try:
-        has_tree = folder_bytes((tree,), enough_bytes=most) <= most
-        if has_tree:
-            with (_OURS / "tree.tar").open("wb") as target:
-                pack_tree(tree, target)
+        if folder_bytes((tree,), enough_bytes=most) > most:
+            return False
+        with (_OURS / "tree.tar").open("wb") as target:
+            pack_tree(tree, target)
     except (OSError, UnmeasurableError):
         if ended.verdict is Verdict.ENDED:
             raise
-        has_tree = False
-    found = {
-        "verdict": ended.verdict.name,
-        "exit_code": ended.exit_code,
-        "stdout": b64encode(ended.stdout).decode(),
-        "stderr": b64encode(ended.stderr).decode(),
-        "truncated": ended.truncated,
-        "seconds": ended.seconds,
-        "has_tree": has_tree,
-    }
-    (_OURS / "result.json").write_text(json.dumps(found))
+        return False
+    return True
 
 
 def _kill(_: dict[str, Any]) -> None:

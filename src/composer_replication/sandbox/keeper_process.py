@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import random
 import subprocess
 import sys
 import time
@@ -20,10 +19,10 @@ from typing import Any
 
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
-from composer_replication.sandbox.calls import STARTER, failure, resource_limits, to_result
+from composer_replication.sandbox.calls import STARTER, failure, new_marker, resource_limits, to_result
 from composer_replication.sandbox.local_sandbox import LocalSandbox
 from composer_replication.sandbox.process_tree import descendants, kill_descendants
-from composer_replication.sandbox.supervised_run import supervise
+from composer_replication.sandbox.supervised_run import Watched, supervise
 
 _MFD_NOEXEC_SEAL = 8  # where the machine allows files in memory only so (vm.memfd_noexec)
 # The packages are named to the child without running their __init__: half of its start-up time.
@@ -113,7 +112,7 @@ class KeptSandbox(LocalSandbox):
     def _run(
         self, argv: list[str], environment: Mapping[str, str], stdin: bytes, timeout_seconds: float
     ) -> ExecResult:
-        marker = f"<{random.randbytes(16).hex()}>"  # noqa: S311  tells lines apart, guards nothing
+        marker = new_marker()
         started = time.monotonic()
         orders = self._orders(["/bin/sh", "-c", STARTER, "sandbox", marker, *argv], environment)
         own = {"HOME": str(self._scratch.home), "PATH": os.defpath}
@@ -126,7 +125,7 @@ class KeptSandbox(LocalSandbox):
             lambda: self._kill(process),
             stdin=stdin,
             timeout_seconds=max(0.001, timeout_seconds - (time.monotonic() - started)),
-            watched=self._watched(num_own_processes=self.num_own_processes),
+            watched=Watched(self._limits, self._writable, self._baseline_bytes, self.num_own_processes),
             extra_bytes=len(marker),
         )
         return to_result(ended, marker.encode(), self._limits, backend=self.backend_name)

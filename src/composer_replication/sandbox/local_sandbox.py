@@ -6,7 +6,6 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
@@ -17,7 +16,6 @@ from composer_replication.sandbox.folders import LOOK, open_to_owner
 from composer_replication.sandbox.host_paths import base_interpreter, is_below
 from composer_replication.sandbox.private_folders import (
     ENOUGH_BYTES,
-    MemoryFolder,
     Scratch,
     UnmeasurableError,
     folder_bytes,
@@ -27,7 +25,6 @@ from composer_replication.sandbox.private_folders import (
     way_out,
 )
 from composer_replication.sandbox.privileges import release_uid
-from composer_replication.sandbox.supervised_run import Watched
 from composer_replication.sandbox.tree_files import TreeFiles, TreeSnapshots
 
 _NOT_STARTED = 126
@@ -41,6 +38,8 @@ class LocalSandbox(ABC):
 
     _is_dirty = True
     """Whether the tree was changed by us since the last command: for who runs commands in a copy of it."""
+    _runs_alone = False
+    """Whether there is one call at a time."""
 
     def __init__(self, spec: SandboxSpec, uid: int | None) -> None:
         check_limits(spec.limits)
@@ -188,17 +187,6 @@ class LocalSandbox(ABC):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _watched(
-        self,
-        *more: Path,
-        num_own_processes: int = 0,
-        closed: AbstractSet[str] = frozenset(),
-        memory: MemoryFolder | None = None,
-    ) -> Watched:
-        """What one command may use; ``more`` and ``memory`` are folders of this command alone, empty at its start."""
-        folders = (*self._writable, *more)
-        return Watched(self._limits, folders, self._baseline_bytes, num_own_processes, closed, memory)
-
     def _variables(self, variables: Mapping[str, str]) -> dict[str, str]:
         """The whole environment of a command that is given ``variables``."""
         own = [str(path) for path in base_interpreter().read_only if path.name == "bin"]
@@ -217,6 +205,7 @@ class LocalSandbox(ABC):
     @contextmanager
     def _running(self, *, alone: bool = False) -> Iterator[None]:
         """Have ``close`` wait for us; ``alone`` waits until nothing runs, and lets nothing begin meanwhile."""
+        alone = alone or self._runs_alone
         with self._lock:
             self._lock.wait_for(lambda: not self._is_held and not (alone and self._num_running))
             if self._is_closed:

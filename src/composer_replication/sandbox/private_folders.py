@@ -366,11 +366,9 @@ class FreshFolders:
                 return False
             if path in self.closed or os.path.islink(path) or not os.path.isdir(path):
                 continue
-            with os.scandir(path) as entries:
-                left = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
-            for new, is_folder in left:
-                if new not in self._marks:
-                    remove(Path(new), is_folder=is_folder)
+            for name in os.listdir(path):
+                if (new := f"{path}/{name}") not in self._marks:
+                    remove(Path(new))
         return True
 
 

@@ -28,6 +28,8 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
+from composer_replication.sandbox.process_tree import sockets_of
+
 _OWN_MEMORY = (b"RssAnon", b"VmPTE", b"VmSwap")
 _MEMORY_FILES = (b"/dev/zero", b"/memfd:", b"/SYSV", b"[anon_shmem:")
 _DELETED = b" (deleted)"
@@ -240,11 +242,7 @@ def _sockets(pids: Iterable[int]) -> list[tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     for pid in pids:
         with suppress(OSError):
-            for name in os.listdir(f"/proc/{pid}/fd"):
-                with suppress(OSError):
-                    link = os.readlink(f"/proc/{pid}/fd/{name}")
-                    if link.startswith("socket:"):
-                        found[link] = pid, int(name)
+            found.update((name, (pid, descriptor)) for name, descriptor in sockets_of(pid))
     return list(found.values())
 
 

@@ -7,7 +7,7 @@ import re
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -189,24 +189,27 @@ def hides_descriptors(pids: Iterable[int]) -> bool:
     on the way to its end, with nothing to hide.
     """
     for pid in pids:
-        try:
-            descriptors = os.listdir(f"/proc/{pid}/fd")
-        except PermissionError:
-            if _has_memory(pid):
-                return True
-            continue
-        except OSError:
-            continue
-        for descriptor in descriptors:
-            with suppress(OSError):
-                is_socket = os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith("socket:")
-                told = Path(f"/proc/{pid}/fdinfo/{descriptor}")
-                if is_socket and _ON_THEIR_WAY.search(told.read_bytes()):
+        with suppress(OSError):  # gone
+            try:
+                for _, descriptor in sockets_of(pid):
+                    with suppress(OSError):
+                        if _ON_THEIR_WAY.search(Path(f"/proc/{pid}/fdinfo/{descriptor}").read_bytes()):
+                            return True
+            except PermissionError:
+                if not Path(f"/proc/{pid}/statm").read_text().startswith("0 "):
                     return True
     return False
 
 
-def _has_memory(pid: int) -> bool:
-    with suppress(OSError):
-        return not Path(f"/proc/{pid}/statm").read_text().startswith("0 ")
-    return False
+def sockets_of(pid: int) -> Iterator[tuple[str, int]]:
+    """What tells one socket from others, and its descriptor, for each that a process has open.
+
+    Raises:
+        OSError: the process is gone, or shows its descriptors to nobody (``PermissionError``).
+    """
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        name = ""
+        with suppress(OSError):  # closed meanwhile
+            name = os.readlink(f"/proc/{pid}/fd/{number}")
+        if name.startswith("socket:"):
+            yield name, int(number)

@@ -26,7 +26,6 @@ from composer_replication.sandbox.folders import (
     hold_folder,
     open_folder,
     open_to_owner,
-    open_to_us,
     remove_folder,
     walk,
 )
@@ -152,9 +151,8 @@ class TreeFiles:
         """A folder below the root by the names on the way there: one that the jail moved meanwhile is not found."""
         folder = hold_folder(self._root)
         try:
-            open_to_us(folder)
             for name in names:
-                there = self._folder(name, folder)
+                there = hold_folder(name, folder)
                 os.close(folder)
                 folder = there
         except OSError:
@@ -162,22 +160,16 @@ class TreeFiles:
             raise
         return folder
 
-    def _folder(self, name: str, above: int, *, makes_folders: bool = False) -> int:
+    def _folder(self, name: str, above: int, *, makes_folders: bool) -> int:
         try:
-            folder = hold_folder(name, above)
+            return hold_folder(name, above)
         except FileNotFoundError:
             if not makes_folders:
                 raise
-            os.mkdir(name, 0o755, dir_fd=above)
-            if self._uid is not None:
-                os.chown(name, self._uid, self._uid, dir_fd=above, follow_symlinks=False)
-            folder = hold_folder(name, above)
-        try:
-            open_to_us(folder)
-        except OSError:
-            os.close(folder)
-            raise
-        return folder
+        os.mkdir(name, 0o755, dir_fd=above)
+        if self._uid is not None:
+            os.chown(name, self._uid, self._uid, dir_fd=above, follow_symlinks=False)
+        return hold_folder(name, above)
 
 
 def _link_target(name: str, folder: int) -> str | None:

@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from functools import cache
 from io import FileIO
 from pathlib import Path
 from typing import IO
@@ -34,7 +33,7 @@ from composer_replication.sandbox.host_paths import base_python
 from composer_replication.sandbox.keeper_process import file_with
 from composer_replication.sandbox.private_folders import FreshFolders, MemoryFolder
 from composer_replication.sandbox.privileges import setpriv
-from composer_replication.sandbox.supervised_run import Verdict, supervise
+from composer_replication.sandbox.supervised_run import Verdict, Watched, supervise
 from composer_replication.sandbox.syscall_filter import filter_program
 
 _TOOK_THE_JAIL = "it ended the process that keeps the jail"
@@ -107,7 +106,8 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
     def _supervised(
         self, jail: WarmJail, command: WarmCommand, stdin: bytes, timeout_seconds: float
     ) -> ExecResult:
-        watched = self._watched(*self._fresh.roots, closed=self._fresh.closed, memory=self._memory)
+        folders, closed = (*self._writable, *self._fresh.roots), self._fresh.closed
+        watched = Watched(self._limits, folders, self._baseline_bytes, closed=closed, memory=self._memory)
         try:
             ended = supervise(
                 command,
@@ -166,12 +166,6 @@ class WarmBubblewrapSandbox(BubblewrapSandbox):
     def close(self) -> None:
         """End the jail, give the tree back, remove the scratch folder and the snapshots; idempotent."""
         self._end(self._end_jail)
-
-
-@cache
-def _null() -> int:
-    """An input that is at its end."""
-    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
 class _BrokenError(Exception):
@@ -321,12 +315,12 @@ class WarmCommand:
             if jail.uid is not None:  # so that it can open /dev/stdout, whose pipe is ours
                 for descriptor in self.inner:
                     os.fchown(descriptor, jail.uid, jail.uid)
+            if not with_stdin:  # an input that is at its end
+                self.inner.insert(0, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:
             self.close_inner()
             self.discard()
             raise failure("CR0302", f"no pipes for a command: {error}.") from error
-        if not with_stdin:
-            self.inner.insert(0, _null())
 
     def _output(self) -> FileIO:
         read, write = os.pipe2(os.O_CLOEXEC)
@@ -336,8 +330,7 @@ class WarmCommand:
     def close_inner(self) -> None:
         """Close our copies of the ends that the command has by now."""
         for descriptor in self.inner:
-            if descriptor != _null():
-                os.close(descriptor)
+            os.close(descriptor)
         self.inner = []
 
     def discard(self) -> None:

@@ -55,13 +55,6 @@ def limit(limits: Iterable[tuple[int, int]]) -> None:
         resource.setrlimit(kind, (allowed(kind, value),) * 2)
 
 
-def collect_ended() -> None:
-    """Take the exit codes of what is dead, so that no zombie goes to whoever comes after us."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-
-
 def drop_bounding_set() -> None:
     """No program that is started gets a capability from its file."""
     library = ctypes.CDLL(None)
@@ -114,7 +107,9 @@ def keep(run: Callable[[dict[str, Any]], int]) -> None:
         code = run(orders)
     finally:
         is_clean = kill_descendants(os.getpid())
-        collect_ended()
+        with suppress(ChildProcessError):  # no zombie goes to whoever comes after us
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         if (
             sys.exc_info()[0] is None
         ):  # at once: threads may still run, and nothing of theirs is worth waiting for

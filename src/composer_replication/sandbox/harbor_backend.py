@@ -31,13 +31,7 @@ from composer_replication.records import Check, ExecResult, SandboxSpec
 from composer_replication.sandbox.calls import check_limits, failure
 from composer_replication.sandbox.folders import remove_folder
 from composer_replication.sandbox.harbor_inside import UnsafeTreeError, pack_tree, unpack_tree
-from composer_replication.sandbox.host_paths import (
-    base_interpreter,
-    base_python,
-    is_below,
-    resolve_links,
-    system_folders,
-)
+from composer_replication.sandbox.host_paths import base_python, is_below, paths_of, resolve_links
 from composer_replication.sandbox.keeper_process import launch_program
 from composer_replication.sandbox.local_sandbox import LocalSandbox
 from composer_replication.sandbox.process_folder import HARBOR_PREFIX, abandoned_folders, make_held_folder
@@ -131,10 +125,11 @@ class HarborSandbox(LocalSandbox):
     _runs_alone = True  # the tree of this machine is sent before a command, and another one comes after it
 
     def __init__(self, spec: SandboxSpec, backend: Harbor) -> None:
-        super().__init__(spec, None)
-        self._name = backend.name
         self._environment: Any = None
         self._record: tuple[Path, int] | None = None
+        self._problem: SandboxFailure | None = None
+        super().__init__(spec, None)
+        self._name = backend.name
         self._folders = [str(path) for path in (self._real_tree, *self._scratch.writable)]
         self._outbox = self._scratch.root / "outbox"
         try:
@@ -191,9 +186,9 @@ class HarborSandbox(LocalSandbox):
             (self._outbox / "orders.json").write_text(json.dumps(orders))
             self._send(self._outbox / "orders.json", "orders.json")
         said = self._shell(f"{base_python()} -I -S {_OURS}/start.py {verb}", seconds)
-        if not said.endswith("done"):
-            last = (said.splitlines() or ["nothing is said"])[-1][-500:]
-            raise failure("CR0302", f"{self._name} cannot {verb} a command: {last}.")
+        last = (said.splitlines() or ["nothing is said"])[-1]
+        if last != "done":
+            raise failure("CR0302", f"{self._name} cannot {verb} a command: {last[-500:]}.")
 
     def _prepare(self, spec: SandboxSpec) -> None:
         self._shell(f"sh -c 'umask 077 && mkdir -p {_OURS}'", _MORE_SECONDS)
@@ -207,9 +202,7 @@ class HarborSandbox(LocalSandbox):
         folders = {"composer_replication": there, "composer_replication.sandbox": f"{there}/sandbox"}
         start.write_text(launch_program(folders, "harbor_inside"))
         self._send(start, "start.py")
-        groups = (system_folders(), base_interpreter())
-        masked = {path for group in groups for path in group.masked} | {*spec.masked}
-        masked = {path.resolve() for path in masked if not is_below(self._real_tree, [path.resolve()])}
+        masked = {path for path in paths_of(spec).masked if not is_below(self._real_tree, [path])}
         with tarfile.open(shown, "w", format=tarfile.PAX_FORMAT) as archive:
             _add_shown(archive, spec, masked, self._real_tree)
         self._send(shown, "shown.tar")
@@ -267,22 +260,21 @@ class HarborSandbox(LocalSandbox):
 
     def close(self) -> None:
         """Stop the environment, give the tree back; idempotent."""
-        problems: list[SandboxFailure] = []
         is_failing = sys.exc_info()[0] is not None  # what was raised first says more
+        super().close()
+        problem, self._problem = self._problem, None
+        if problem is not None and not is_failing:
+            raise problem
 
-        def end() -> None:
-            try:
-                if self._environment is not None:
-                    self._wait(self._environment.stop(delete=True), "stop", _SEND_SECONDS)
-                if self._record is not None:
-                    remove_folder(self._record[0])
-                    os.close(self._record[1])
-            except SandboxFailure as error:  # the next process removes it
-                problems.append(error)
-
-        self._end(end)
-        if problems and not is_failing:
-            raise problems[0]
+    def _end_jail(self) -> None:
+        try:
+            if self._environment is not None:
+                self._wait(self._environment.stop(delete=True), "stop", _SEND_SECONDS)
+            if self._record is not None:
+                remove_folder(self._record[0])
+                os.close(self._record[1])
+        except SandboxFailure as error:  # the next process removes it
+            self._problem = error
 
 
 def _remove_orphans() -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 _PROC = Path("/proc")
 _ENDED = "ZX"  # states in /proc/PID/stat
 _PATIENCE_SECONDS = 5.0
-_ON_THEIR_WAY = re.compile(rb"^scm_fds:\s*[1-9]", re.MULTILINE)
 
 
 def _children_from_kernel(pid: int) -> list[int]:
@@ -170,46 +168,3 @@ def _named_by(pid: int, start: str) -> str | None:
         if os.path.basename(words[0]) == "bwrap":
             return next((word for word in words[1:] if word.startswith(start)), None)
     return None
-
-
-def num_threads(pids: Iterable[int]) -> int:
-    """Threads of all these processes."""
-    total = 0
-    for pid in pids:
-        with suppress(OSError):
-            total += os.stat(f"/proc/{pid}/task").st_nlink - 2
-    return total
-
-
-def hides_descriptors(pids: Iterable[int]) -> bool:
-    """Are descriptors of one of them kept where they cannot be counted?
-
-    On their way in a socket they are in no process's list; ``fdinfo`` counts them since Linux 5.10. And a process
-    that made itself undumpable shows its list to nobody but root. So does one that has given back its memory
-    on the way to its end, with nothing to hide.
-    """
-    for pid in pids:
-        with suppress(OSError):  # gone
-            try:
-                for _, descriptor in sockets_of(pid):
-                    with suppress(OSError):
-                        if _ON_THEIR_WAY.search(Path(f"/proc/{pid}/fdinfo/{descriptor}").read_bytes()):
-                            return True
-            except PermissionError:
-                if not Path(f"/proc/{pid}/statm").read_text().startswith("0 "):
-                    return True
-    return False
-
-
-def sockets_of(pid: int) -> Iterator[tuple[str, int]]:
-    """What tells one socket from others, and its descriptor, for each that a process has open.
-
-    Raises:
-        OSError: the process is gone, or shows its descriptors to nobody (``PermissionError``).
-    """
-    for number in os.listdir(f"/proc/{pid}/fd"):
-        name = ""
-        with suppress(OSError):  # closed meanwhile
-            name = os.readlink(f"/proc/{pid}/fd/{number}")
-        if name.startswith("socket:"):
-            yield name, int(number)

@@ -26,15 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from composer_replication.sandbox.child_process import (
-    EXIT_KILLED,
-    PR_SET_NO_NEW_PRIVS,
-    checked,
-    drop_bounding_set,
-    keep,
-    limit,
-    refuse_calls,
-)
+from composer_replication.sandbox import child_process
 from composer_replication.sandbox.file_changes import FileChanges, call_numbers
 from composer_replication.sandbox.process_tree import descendants
 from composer_replication.sandbox.syscall_filter import filter_among_equals
@@ -50,7 +42,7 @@ _RULE_PATH_BENEATH = 1
 
 def main() -> None:
     """Exit as the command did (128 + N for signal N)."""
-    keep(_run)
+    child_process.keep(_run)
 
 
 def _wait_for_orphans() -> None:
@@ -68,7 +60,7 @@ def _wait_for_orphans() -> None:
 
 
 def _run(orders: dict[str, Any]) -> int:
-    limit(orders["limits"])
+    child_process.limit(orders["limits"])
     sys.path.append(orders["sandlock_path"])
     import sandlock
 
@@ -76,12 +68,12 @@ def _run(orders: dict[str, Any]) -> int:
     hide(Path(path) for path in orders["masked"])
     if os.geteuid() == 0:
         _drop_capabilities()
-    refuse_calls(filter_among_equals())
+    child_process.refuse_calls(filter_among_equals())
     threading.Thread(target=_wait_for_orphans, daemon=True).start()
     result = _run_supervised(orders, sandlock)
     if result.reason == sandlock.ExitReason.SIGNALED and result.signal > 0:
         return 128 + int(result.signal)
-    return int(result.exit_code) if result.reason == sandlock.ExitReason.EXITED else EXIT_KILLED
+    return int(result.exit_code) if result.reason == sandlock.ExitReason.EXITED else child_process.EXIT_KILLED
 
 
 def _ahead_of_the_command() -> list[str]:
@@ -137,10 +129,12 @@ def _drop_capabilities() -> None:
     """Root without a single capability is an ordinary user that owns root's files."""
     with suppress(PermissionError):  # a container's root may be such a one already, and keeps its groups
         os.setgroups([])
-    drop_bounding_set()
+    child_process.drop_bounding_set()
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     nothing = (ctypes.c_uint32 * 6)()
-    checked(ctypes.CDLL(None, use_errno=True).capset(header, nothing), "capabilities cannot be dropped")
+    child_process.checked(
+        ctypes.CDLL(None, use_errno=True).capset(header, nothing), "capabilities cannot be dropped"
+    )
 
 
 def hide(masked: Iterable[Path]) -> None:
@@ -154,7 +148,7 @@ def hide(masked: Iterable[Path]) -> None:
         return
     library = ctypes.CDLL(None, use_errno=True)
     attributes = ctypes.create_string_buffer(struct.pack("=Q", _ACCESS))
-    ruleset = checked(library.syscall(_CREATE_RULESET, attributes, 8, 0))
+    ruleset = child_process.checked(library.syscall(_CREATE_RULESET, attributes, 8, 0))
     try:
         for path in _neighbours(hidden):
             try:
@@ -164,11 +158,11 @@ def hide(masked: Iterable[Path]) -> None:
             try:
                 if not stat.S_ISLNK(os.fstat(descriptor).st_mode):  # its target has its own rule
                     rule = ctypes.create_string_buffer(struct.pack("=Qi", _ACCESS, descriptor))
-                    checked(library.syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0))
+                    child_process.checked(library.syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0))
             finally:
                 os.close(descriptor)
-        checked(library.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-        checked(library.syscall(_RESTRICT_SELF, ruleset, 0))
+        child_process.checked(library.prctl(child_process.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        child_process.checked(library.syscall(_RESTRICT_SELF, ruleset, 0))
     finally:
         os.close(ruleset)
 

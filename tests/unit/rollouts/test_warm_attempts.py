@@ -25,11 +25,10 @@ from composer_replication.records import Check, Limits, StopReason, Task, ToolCa
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, run_episodes
 from composer_replication.rollouts.grading import Grader
-from composer_replication.sandbox import selftest, warm_bubblewrap
-from composer_replication.sandbox.bubblewrap import Bubblewrap
+from composer_replication.sandbox import bubblewrap, selftest
+from composer_replication.sandbox.bubblewrap import Bubblewrap, WarmBubblewrap, WarmBubblewrapSandbox
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.sandbox.process_tree import descendants
-from composer_replication.sandbox.warm_bubblewrap import WarmBubblewrap, WarmBubblewrapSandbox
 from composer_replication.tasks.store import TaskStore
 
 NUMBERS = "tinymath/numbers.py"
@@ -289,7 +288,7 @@ def test_an_episode_whose_jail_cannot_be_replaced_is_tried_again_and_never_score
     golden = json.dumps({"path": NUMBERS, "content": store.files(clamp, "golden")[NUMBERS].decode()})
     moves = [("bash", '{"command": "echo first"}'), ("bash", '{"command": "echo second"}')]
     moves += [("write_file", golden), ("submit", "{}")]
-    real, num_starts = warm_bubblewrap.WarmJail, 0
+    real, num_starts = bubblewrap.WarmJail, 0
 
     def start(*arguments: Any) -> Any:
         nonlocal num_starts
@@ -309,7 +308,7 @@ def test_an_episode_whose_jail_cannot_be_replaced_is_tried_again_and_never_score
         return (ToolCall(*moves[int(turn.completion.text)]),)
 
     grader.attempt_backend()  # its self-test starts jails, too: the planted failure is not for them
-    monkeypatch.setattr(warm_bubblewrap, "WarmJail", start)
+    monkeypatch.setattr(bubblewrap, "WarmJail", start)
     count = grader.num_infrastructure_failures
     policy = ScriptedPolicy(lambda asked: str(asked.text.count("|T:")))
     parts = EpisodeParts(policy, lambda: Dying(grader), IdTalk(find_calls=calls))

@@ -37,9 +37,8 @@ from pathlib import Path
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import open_sandbox
-from composer_replication.sandbox.bubblewrap import Bubblewrap
+from composer_replication.sandbox.bubblewrap import Bubblewrap, WarmBubblewrapSandbox
 from composer_replication.sandbox.process_tree import descendants
-from composer_replication.sandbox.warm_bubblewrap import WarmBubblewrapSandbox
 
 ACTION = "true"
 IN_BASH = ["bash", "-c", ACTION]

@@ -24,8 +24,8 @@ from composer_replication.errors import ComposerError, SandboxFailure, SandboxFi
 from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import base_python
+from composer_replication.sandbox.bubblewrap import WarmBubblewrapSandbox
 from composer_replication.sandbox.harbor_inside import UnsafeTreeError, unpack_tree
-from composer_replication.sandbox.warm_bubblewrap import WarmBubblewrapSandbox
 
 _BESIDE_SECONDS = 1.5
 _REFUSED, _KILLED = 3, 137

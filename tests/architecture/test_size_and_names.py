@@ -23,7 +23,7 @@ CEILINGS = {
     "src/composer_replication/report": 2200,
     "src/composer_replication/rollouts": 8872,
     "src/composer_replication/safety": 2198,
-    "src/composer_replication/sandbox": 7803,
+    "src/composer_replication/sandbox": 7500,
     "src/composer_replication/tasks": 19647,
     "src/composer_replication/traces": 2761,
     "src/composer_replication/trainer": 7506,

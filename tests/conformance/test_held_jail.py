@@ -19,11 +19,11 @@ from ordinary_user import as_ordinary_user
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import ExecResult, Limits, SandboxSpec
 from composer_replication.sandbox import choose_backend
+from composer_replication.sandbox.bubblewrap import WarmJail
 from composer_replication.sandbox.bwrap_program import START_SECONDS
-from composer_replication.sandbox.conformance.programs import MIB, living, python, start_ours, wait_until
+from composer_replication.sandbox.conformance.plugin import MIB, living, python, start_ours, wait_until
 from composer_replication.sandbox.keeper_process import file_with
 from composer_replication.sandbox.process_tree import descendants
-from composer_replication.sandbox.warm_bubblewrap import WarmJail
 
 IS_ROOT = os.geteuid() == 0
 KINDS = ["bubblewrap", "bubblewrap-warm"]
@@ -81,9 +81,9 @@ def test_a_first_process_that_does_not_end_the_others(
         if not re.search(r"^NSpid:\s+\d+\s+1$", of_which, re.MULTILINE):
             tell(handle, number)
 
-    def send_others(jail: WarmJail, kind: bytes, payload: bytes, descriptors: Any = ()) -> None:
+    def send_others(jail: WarmJail, kind: bytes, descriptors: Any = ()) -> None:
         if kind != b"K":
-            send(jail, kind, payload, descriptors)
+            send(jail, kind, descriptors)
 
     with open_jail(name, tmp_path) as sandbox:
         sandbox.exec("true", timeout_seconds=LONG)
@@ -244,7 +244,7 @@ with choose_backend({name!r}).open(SandboxSpec(Path({tree!r}))) as sandbox:
 """
 MOMENTS = {
     "bwrap is started and not yet bound to us": "bubblewrap.HeldJail.release = die",
-    "the jail is released and its first process perhaps not bound": "bubblewrap.read_until = die",
+    "the jail is released and its first process perhaps not bound": "bubblewrap.HeldJail.own_pipes = die",
     "never": "",
 }
 
@@ -255,7 +255,7 @@ def test_a_command_does_not_run_without_its_owner(name: str, moment: str, tmp_pa
     check = choose_backend(name).is_available()
     if not check.ok:
         pytest.skip(f"not available here: {check.detail}")
-    if name.endswith("warm") and "read_until" in MOMENTS[moment]:
+    if name.endswith("warm") and "own_pipes" in MOMENTS[moment]:
         pytest.skip("a warm jail is not started in this way")
     tree = tmp_path / "tree"
     tree.mkdir()

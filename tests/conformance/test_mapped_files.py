@@ -10,7 +10,7 @@ from ordinary_user import as_ordinary_user
 
 from composer_replication.records import Limits, SandboxSpec
 from composer_replication.sandbox import choose_backend
-from composer_replication.sandbox.conformance.programs import LONG_SECONDS, MIB, python
+from composer_replication.sandbox.conformance.plugin import LONG_SECONDS, MIB, python
 from composer_replication.sandbox.conformance.test_limits import HIDDEN_IN_MAPPINGS
 
 RUN = """

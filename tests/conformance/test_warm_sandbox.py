@@ -14,9 +14,9 @@ import pytest
 from ordinary_user import as_ordinary_user
 
 from composer_replication.records import Limits, SandboxSpec
-from composer_replication.sandbox import base_python, folders, warm_bubblewrap
+from composer_replication.sandbox import base_python, bubblewrap, folders
+from composer_replication.sandbox.bubblewrap import WarmBubblewrap, WarmBubblewrapSandbox
 from composer_replication.sandbox.process_tree import descendants
-from composer_replication.sandbox.warm_bubblewrap import WarmBubblewrap, WarmBubblewrapSandbox
 
 LONG = 60.0
 IS_ROOT = os.geteuid() == 0
@@ -71,7 +71,7 @@ def test_nothing_is_started_before_the_first_command(jail: WarmBubblewrapSandbox
 
 
 def test_a_machine_that_the_filter_does_not_know_has_no_warm_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_bubblewrap, "filter_program", lambda: b"")
+    monkeypatch.setattr(bubblewrap, "filter_program", lambda: b"")
     assert not WarmBubblewrap().is_available().ok
 
 
@@ -352,7 +352,7 @@ import json, os, signal, sys, threading, time
 from pathlib import Path
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import base_python
-from composer_replication.sandbox.warm_bubblewrap import WarmBubblewrap, WarmBubblewrapSandbox
+from composer_replication.sandbox.bubblewrap import WarmBubblewrap, WarmBubblewrapSandbox
 check = WarmBubblewrap().is_available()
 if not check.ok:
     print(json.dumps({"skip": check.detail})); sys.exit()

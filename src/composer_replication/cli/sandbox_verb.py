@@ -50,7 +50,7 @@ def run_exec(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
 
 def _copy(source: Path | None, tree: Path) -> None:
-    from composer_replication.sandbox.private_folders import copy_file, door_in
+    from composer_replication.sandbox.folders import copy_file, door_in
     from composer_replication.sandbox.process_folder import process_folder
 
     if source is None:

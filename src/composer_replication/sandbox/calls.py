@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import random
 import resource
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -25,11 +26,15 @@ _LONGEST_WORD = 32 * os.sysconf("SC_PAGE_SIZE")
 _WORD_COST = 9  # each word has a NUL and a pointer
 _MOST_WORDS_BYTES = 3 * min(os.sysconf("SC_ARG_MAX"), 1 << 21) // 4  # of all; a jail adds words of its own
 
-# The marker tells the command's own exit from a failure of what leads to it.
 STARTER = 'printf %s "$1" >&2; shift; exec "$@"'
 
 # This one waits, too, for a line on its input: without the process that would write it nothing is started.
 HELD_STARTER = 'printf %s "$1" >&2; shift; read -r _ || exit 125; exec "$@"'
+
+
+def new_marker() -> str:
+    """For a starter: it tells the command's own exit from a failure of what leads to it."""
+    return f"<{random.randbytes(16).hex()}>"  # noqa: S311  tells lines apart, guards nothing
 
 
 def failure(code: str, message: str, where: str = "") -> SandboxFailure:

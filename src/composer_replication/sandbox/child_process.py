@@ -15,6 +15,7 @@ import signal
 import struct
 import sys
 import threading
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -27,7 +28,7 @@ _STEP_BYTES = 8
 _EXIT_NOT_STARTED = 71
 
 
-def begin(parent: int) -> None:
+def _begin(parent: int) -> None:
     """Become a subreaper, so that a daemon of the command becomes our child; kill all as soon as ``parent`` dies."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     descriptor = os.pidfd_open(parent)
@@ -48,11 +49,10 @@ def allowed(kind: int, value: int) -> int:
     return value if hard == resource.RLIM_INFINITY else min(value, hard)
 
 
-def collect_ended() -> None:
-    """Take the exit codes of what is dead, so that no zombie goes to whoever comes after us."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+def limit(limits: Iterable[tuple[int, int]]) -> None:
+    """Hold this process, and what it starts, to these limits."""
+    for kind, value in limits:
+        resource.setrlimit(kind, (allowed(kind, value),) * 2)
 
 
 def drop_bounding_set() -> None:
@@ -66,14 +66,21 @@ def drop_bounding_set() -> None:
 def refuse_calls(program: bytes) -> None:
     """Gain no privileges any more, and have system calls refused by a filter: this thread, and what it starts."""
     library = ctypes.CDLL(None, use_errno=True)
-    if library.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "no_new_privs cannot be set")
+    checked(library.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs cannot be set")
     if not program:  # a machine whose numbers we do not know
         return
     steps = ctypes.create_string_buffer(program, len(program))
     whole = struct.pack("HxxxxxxP", len(program) // _STEP_BYTES, ctypes.addressof(steps))
-    if library.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.create_string_buffer(whole), 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "system calls cannot be refused")
+    done = library.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.create_string_buffer(whole), 0, 0)
+    checked(done, "system calls cannot be refused")
+
+
+def checked(result: int, problem: str = "") -> int:
+    """What a call of the C library returned; its error with ``problem``, or with the system's word for it, where it failed."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, problem or os.strerror(number))
+    return result
 
 
 def become_user(uid: int) -> None:
@@ -87,11 +94,34 @@ def become_user(uid: int) -> None:
     refuse_calls(filter_program())
 
 
-def main() -> None:
-    """Run the command that the orders name and exit as it did (128 + N for signal N)."""
+def keep(run: Callable[[dict[str, Any]], int]) -> None:
+    """Begin, run the command that the orders name, leave nothing of it, and exit with the code that ``run`` has for it.
+
+    What ``run`` raises is raised once nothing is left.
+    """
     with os.fdopen(int(sys.argv[1])) as handle:
         orders = json.load(handle)
-    begin(int(orders["parent"]))
+    code = EXIT_LEFTOVERS
+    try:
+        _begin(int(orders["parent"]))
+        code = run(orders)
+    finally:
+        is_clean = kill_descendants(os.getpid())
+        with suppress(ChildProcessError):  # no zombie goes to whoever comes after us
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if (
+            sys.exc_info()[0] is None
+        ):  # at once: threads may still run, and nothing of theirs is worth waiting for
+            os._exit(code if is_clean else EXIT_LEFTOVERS)
+
+
+def main() -> None:
+    """Exit as the command did (128 + N for signal N)."""
+    keep(_run)
+
+
+def _run(orders: dict[str, Any]) -> int:
     child = os.fork()
     if child == 0:
         _become(orders)
@@ -101,17 +131,14 @@ def main() -> None:
     while ended != child:  # an orphan that came to us
         ended, status = os.waitpid(-1, 0)
     code = os.waitstatus_to_exitcode(status)
-    is_clean = kill_descendants(os.getpid())
-    collect_ended()
-    os._exit((128 - code if code < 0 else code) if is_clean else EXIT_LEFTOVERS)
+    return 128 - code if code < 0 else code
 
 
 def _become(orders: dict[str, Any]) -> None:
     try:
         os.setpgid(0, 0)
         os.chdir(orders["cwd"])
-        for kind, value in orders["limits"]:
-            resource.setrlimit(kind, (allowed(kind, value),) * 2)
+        limit(orders["limits"])
         if "user" in orders:
             become_user(orders["user"])
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -13,8 +13,8 @@ from composer_replication.sandbox.acceptance import WITHOUT_ISOLATION, require_a
 
 BACKENDS = {
     "bubblewrap": "composer_replication.sandbox.bubblewrap:Bubblewrap",
-    "sandlock": "composer_replication.sandbox.sandlock_backend:Sandlock",
-    "bubblewrap-warm": "composer_replication.sandbox.warm_bubblewrap:WarmBubblewrap",
+    "sandlock": "composer_replication.sandbox.keeper_process:Sandlock",
+    "bubblewrap-warm": "composer_replication.sandbox.bubblewrap:WarmBubblewrap",
     "none": "composer_replication.sandbox.keeper_process:NoIsolation",
 }
 """Known names, best first; each is imported only when it is chosen."""

@@ -14,14 +14,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import secrets
 import sys
 import tarfile
 import threading
-from base64 import b64decode
-from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -30,20 +28,14 @@ from typing import Any
 from composer_replication.errors import ComposerError, MissingError, SandboxFailure, UsageError, needs_extra
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
-from composer_replication.sandbox.calls import check_limits, failure, to_result
+from composer_replication.sandbox.calls import check_limits, failure
 from composer_replication.sandbox.folders import remove_folder
 from composer_replication.sandbox.harbor_inside import UnsafeTreeError, pack_tree, unpack_tree
-from composer_replication.sandbox.host_paths import (
-    base_interpreter,
-    base_python,
-    is_below,
-    resolve_links,
-    system_folders,
-)
+from composer_replication.sandbox.host_paths import base_python, is_below, paths_of, resolve_links
 from composer_replication.sandbox.keeper_process import launch_program
 from composer_replication.sandbox.local_sandbox import LocalSandbox
 from composer_replication.sandbox.process_folder import HARBOR_PREFIX, abandoned_folders, make_held_folder
-from composer_replication.sandbox.supervised_run import Ended, Verdict, is_interrupted
+from composer_replication.sandbox.supervised_run import is_interrupted
 
 IMAGE, OPTIONS = "COMPOSER_RL_HARBOR_IMAGE", "COMPOSER_RL_HARBOR_OPTIONS"
 _RECORD = "environment.json"
@@ -130,11 +122,14 @@ class Harbor:
 class HarborSandbox(LocalSandbox):
     """One environment around a copy of one tree."""
 
+    _runs_alone = True  # the tree of this machine is sent before a command, and another one comes after it
+
     def __init__(self, spec: SandboxSpec, backend: Harbor) -> None:
-        super().__init__(spec, None)
-        self._name = backend.name
         self._environment: Any = None
         self._record: tuple[Path, int] | None = None
+        self._problem: SandboxFailure | None = None
+        super().__init__(spec, None)
+        self._name = backend.name
         self._folders = [str(path) for path in (self._real_tree, *self._scratch.writable)]
         self._outbox = self._scratch.root / "outbox"
         try:
@@ -191,9 +186,9 @@ class HarborSandbox(LocalSandbox):
             (self._outbox / "orders.json").write_text(json.dumps(orders))
             self._send(self._outbox / "orders.json", "orders.json")
         said = self._shell(f"{base_python()} -I -S {_OURS}/start.py {verb}", seconds)
-        if not said.endswith("done"):
-            last = (said.splitlines() or ["nothing is said"])[-1][-500:]
-            raise failure("CR0302", f"{self._name} cannot {verb} a command: {last}.")
+        last = (said.splitlines() or ["nothing is said"])[-1]
+        if last != "done":
+            raise failure("CR0302", f"{self._name} cannot {verb} a command: {last[-500:]}.")
 
     def _prepare(self, spec: SandboxSpec) -> None:
         self._shell(f"sh -c 'umask 077 && mkdir -p {_OURS}'", _MORE_SECONDS)
@@ -207,9 +202,7 @@ class HarborSandbox(LocalSandbox):
         folders = {"composer_replication": there, "composer_replication.sandbox": f"{there}/sandbox"}
         start.write_text(launch_program(folders, "harbor_inside"))
         self._send(start, "start.py")
-        groups = (system_folders(), base_interpreter())
-        masked = {path for group in groups for path in group.masked} | {*spec.masked}
-        masked = {path.resolve() for path in masked if not is_below(self._real_tree, [path.resolve()])}
+        masked = {path for path in paths_of(spec).masked if not is_below(self._real_tree, [path])}
         with tarfile.open(shown, "w", format=tarfile.PAX_FORMAT) as archive:
             _add_shown(archive, spec, masked, self._real_tree)
         self._send(shown, "shown.tar")
@@ -219,11 +212,10 @@ class HarborSandbox(LocalSandbox):
     def _run(
         self, argv: list[str], environment: Mapping[str, str], stdin: bytes, timeout_seconds: float
     ) -> ExecResult:
-        marker = f"<{random.randbytes(16).hex()}>"  # noqa: S311  tells lines apart, guards nothing
         orders = {
+            "backend": self._name,
             "argv": argv,
             "env": dict(environment),
-            "marker": marker,
             "folders": self._folders,
             "limits": asdict(self._limits),
             "timeout_seconds": timeout_seconds,
@@ -237,18 +229,17 @@ class HarborSandbox(LocalSandbox):
                     pack_tree(self._real_tree, target)
                 self._send(self._outbox / "tree.tar", "tree.tar")
             self._inside("run", timeout_seconds + _MORE_SECONDS, orders)
-            ended = self._fetch()
+            return self._fetch()
         except BaseException:
             self._is_dirty = True
             with suppress(SandboxFailure):
                 self._inside("kill", _MORE_SECONDS)
             raise
-        return to_result(ended, marker.encode(), self._limits, backend=self._name)
 
-    def _fetch(self) -> Ended:
+    def _fetch(self) -> ExecResult:
         """What a command left: its result, and its tree in the place of ours."""
         found = json.loads(self._receive("result.json").read_text())
-        verdict = Verdict[found["verdict"]]
+        result = ExecResult(**found["result"])
         self._is_dirty = not found["has_tree"]
         if found["has_tree"]:
             try:
@@ -256,11 +247,10 @@ class HarborSandbox(LocalSandbox):
                     unpack_tree(source, self._real_tree)
             except (UnsafeTreeError, OSError) as error:
                 self._is_dirty = True
-                if verdict is Verdict.ENDED:
+                if not (result.timed_out or result.stopped):
                     why = f"the tree of the container cannot be kept: {error}."
                     raise failure("CR0302", why) from error
-        stdout, stderr = b64decode(found["stdout"]), b64decode(found["stderr"])
-        return Ended(verdict, found["exit_code"], stdout, stderr, found["truncated"], found["seconds"])
+        return result
 
     def _receive(self, name: str) -> Path:
         target = self._outbox / name
@@ -268,31 +258,23 @@ class HarborSandbox(LocalSandbox):
         self._wait(work, "give a file", _SEND_SECONDS)
         return target
 
-    @contextmanager
-    def _running(self, *, alone: bool = True) -> Iterator[None]:
-        """One call at a time: the tree of this machine is sent before a command, and another one after it."""
-        del alone
-        with super()._running(alone=True):
-            yield
-
     def close(self) -> None:
         """Stop the environment, give the tree back; idempotent."""
-        problems: list[SandboxFailure] = []
         is_failing = sys.exc_info()[0] is not None  # what was raised first says more
+        super().close()
+        problem, self._problem = self._problem, None
+        if problem is not None and not is_failing:
+            raise problem
 
-        def end() -> None:
-            try:
-                if self._environment is not None:
-                    self._wait(self._environment.stop(delete=True), "stop", _SEND_SECONDS)
-                if self._record is not None:
-                    remove_folder(self._record[0])
-                    os.close(self._record[1])
-            except SandboxFailure as error:  # the next process removes it
-                problems.append(error)
-
-        self._end(end)
-        if problems and not is_failing:
-            raise problems[0]
+    def _end_jail(self) -> None:
+        try:
+            if self._environment is not None:
+                self._wait(self._environment.stop(delete=True), "stop", _SEND_SECONDS)
+            if self._record is not None:
+                remove_folder(self._record[0])
+                os.close(self._record[1])
+        except SandboxFailure as error:  # the next process removes it
+            self._problem = error
 
 
 def _remove_orphans() -> None:

@@ -16,31 +16,25 @@ import ctypes
 import json
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
 import tarfile
 import time
-from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO
 
+from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits
-from composer_replication.sandbox.calls import STARTER, resource_limits
-from composer_replication.sandbox.folders import LOOK, empty, open_to_owner, remove_folder
+from composer_replication.sandbox import folders
+from composer_replication.sandbox.calls import STARTER, new_marker, resource_limits, to_result
+from composer_replication.sandbox.folders import SHARED_MEMORY
 from composer_replication.sandbox.keeper_process import end_keeper, start_keeper
-from composer_replication.sandbox.private_folders import (
-    SHARED_MEMORY,
-    MemoryFolder,
-    UnmeasurableError,
-    account_files,
-    folder_bytes,
-    hand_over,
-)
 from composer_replication.sandbox.privileges import reserve_uid
+from composer_replication.sandbox.process_folder import account_files
 from composer_replication.sandbox.supervised_run import Ended, Verdict, Watched, supervise
 
 _OURS = Path("/composer-rl")
@@ -55,7 +49,10 @@ _PACK = ["tar", "--sparse", "--format=pax", "--owner=0", "--group=0", "--numeric
 def main() -> None:
     """Do what the first argument says, with the orders that were sent."""
     orders = json.loads((_OURS / "orders.json").read_text()) if sys.argv[1] != "kill" else {}
-    {"prepare": _prepare, "run": _run, "kill": _kill}[sys.argv[1]](orders)
+    try:
+        {"prepare": _prepare, "run": _run, "kill": _kill}[sys.argv[1]](orders)
+    except SandboxFailure as error:  # its last line is what the caller is told
+        sys.exit(error.message.removesuffix("."))
     print("done")
 
 
@@ -83,8 +80,7 @@ def _prepare(orders: dict[str, Any]) -> None:
 def _hide(path: Path) -> None:
     """Take away the content of what must not be read: the files of a container are its own."""
     if path.is_dir():
-        for child in path.iterdir():
-            shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
+        folders.empty(path)
     elif path.is_file():
         path.write_bytes(b"")
 
@@ -97,39 +93,44 @@ def _run(orders: dict[str, Any]) -> None:
     if orders["has_tree"]:
         with (_OURS / "tree.tar").open("rb") as source:
             unpack_tree(source, tree)
-        hand_over(tree, uid)
+        folders.hand_over(tree, uid)
     for folder in (tree, *private):
         with suppress(OSError):
-            open_to_owner(folder, LOOK)
+            folders.open_to_owner(folder, folders.LOOK)
     limits = Limits(**orders["limits"])
     watched = _watched(limits, (tree, *private), uid)
-    ended = _supervised(orders, uid, watched)
+    marker = new_marker()
+    ended = _supervised(orders, marker, uid, watched)
     _end_all_of(uid)
     for entry in (child for shared in _SHARED if shared.is_dir() for child in shared.iterdir()):
         with suppress(OSError):  # what leads to the tree is root's
             if entry.lstat().st_uid == uid:
-                remove_folder(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-    _answer(ended, tree, watched)
+                folders.remove(entry)
+    result = to_result(ended, marker.encode(), limits, backend=orders["backend"])
+    found = {"result": asdict(result), "has_tree": _packs_tree(ended, tree, watched)}
+    (_OURS / "result.json").write_text(json.dumps(found))
 
 
 def _watched(limits: Limits, own: tuple[Path, ...], uid: int) -> Watched:
     """The limits, and everywhere that the user may write; what lay there at the first command is not charged."""
     # What lies in a memory of its own the kernel tells to the byte, deleted or mapped.
     is_memory = os.path.ismount(SHARED_MEMORY)
-    memory = MemoryFolder(os.open(SHARED_MEMORY, os.O_RDONLY | os.O_DIRECTORY)) if is_memory else None
+    memory = None
+    if is_memory:
+        memory = folders.MemoryFolder(os.open(SHARED_MEMORY, os.O_RDONLY | os.O_DIRECTORY))
     shared = [folder for folder in _SHARED if folder.is_dir() and not (is_memory and folder == SHARED_MEMORY)]
     found = {child: child.lstat() for folder in shared for child in folder.iterdir()}
     closed = {str(path) for path, info in found.items() if info.st_uid != uid and not info.st_mode & 0o002}
-    folders = (*own, *shared)
+    written = (*own, *shared)
     remembered = _OURS / "baseline"
     if not remembered.exists():
-        remembered.write_text(str(folder_bytes(folders, closed)))
-    return Watched(limits, folders, int(remembered.read_text()), closed=closed, memory=memory)
+        remembered.write_text(str(folders.folder_bytes(written, closed)))
+    return Watched(limits, written, int(remembered.read_text()), closed=closed, memory=memory)
 
 
-def _supervised(orders: dict[str, Any], uid: int, watched: Watched) -> Ended:
+def _supervised(orders: dict[str, Any], marker: str, uid: int, watched: Watched) -> Ended:
     kinds = [*resource_limits(watched.limits), (resource.RLIMIT_NPROC, watched.limits.num_processes)]
-    command = ["/bin/sh", "-c", STARTER, "sandbox", orders["marker"], *orders["argv"]]
+    command = ["/bin/sh", "-c", STARTER, "sandbox", marker, *orders["argv"]]
     child = {"parent": os.getpid(), "argv": command, "env": orders["env"], "cwd": orders["folders"][0]}
     process = start_keeper("child_process", {**child, "limits": kinds, "user": uid}, {"PATH": os.defpath})
     for pipe in (process.stdin, process.stdout, process.stderr):
@@ -149,33 +150,23 @@ def _supervised(orders: dict[str, Any], uid: int, watched: Watched) -> Ended:
             stdin=stdin,
             timeout_seconds=orders["timeout_seconds"],
             watched=watched,
-            extra_bytes=len(orders["marker"]),
+            extra_bytes=len(marker),
         )
 
 
-def _answer(ended: Ended, tree: Path, watched: Watched) -> None:
-    """Leave the result, and the tree unless there is more in it than could have been allowed."""
+def _packs_tree(ended: Ended, tree: Path, watched: Watched) -> bool:
+    """Leave the tree to be fetched, unless there is more in it than could have been allowed; whether it is there."""
     most = watched.baseline_bytes + 2 * watched.limits.disk_bytes + _SLACK_BYTES
-    has_tree = True
     try:
-        has_tree = folder_bytes((tree,), enough_bytes=most) <= most
-        if has_tree:
-            with (_OURS / "tree.tar").open("wb") as target:
-                pack_tree(tree, target)
-    except (OSError, UnmeasurableError):
+        if folders.folder_bytes((tree,), enough_bytes=most) > most:
+            return False
+        with (_OURS / "tree.tar").open("wb") as target:
+            pack_tree(tree, target)
+    except (OSError, folders.UnmeasurableError):
         if ended.verdict is Verdict.ENDED:
             raise
-        has_tree = False
-    found = {
-        "verdict": ended.verdict.name,
-        "exit_code": ended.exit_code,
-        "stdout": b64encode(ended.stdout).decode(),
-        "stderr": b64encode(ended.stderr).decode(),
-        "truncated": ended.truncated,
-        "seconds": ended.seconds,
-        "has_tree": has_tree,
-    }
-    (_OURS / "result.json").write_text(json.dumps(found))
+        return False
+    return True
 
 
 def _kill(_: dict[str, Any]) -> None:
@@ -247,8 +238,8 @@ def unpack_tree(source: BinaryIO, tree: Path) -> None:
     Each entry is made anew in a folder that was made here, so an entry that lies below a link, climbs, comes twice
     or is a device is refused; a hard link becomes one only to a file that came before. Holes stay holes.
     """
-    empty(tree)
-    folders, files = {PurePosixPath()}, set[PurePosixPath]()  # that were made, and no others
+    folders.empty(tree)
+    above, files = {PurePosixPath()}, set[PurePosixPath]()  # that were made, and no others
     try:
         with tarfile.open(fileobj=source, mode="r:", errorlevel=2) as archive:
             archive.extraction_filter = lambda entry, _: entry  # ours is below; an older Python has none
@@ -256,14 +247,14 @@ def unpack_tree(source: BinaryIO, tree: Path) -> None:
                 path, said = _path_inside(entry.name), repr(entry.name[:200])
                 if path == PurePosixPath():
                     continue
-                if path.parent not in folders or os.path.lexists(tree / path):
+                if path.parent not in above or os.path.lexists(tree / path):
                     raise UnsafeTreeError(f"an entry lies below what is no folder, or comes twice: {said}")
                 if entry.islnk() and _path_inside(entry.linkname) not in files:
                     raise UnsafeTreeError(f"a hard link to what is no file: {said}")
                 if not (entry.isdir() or entry.isreg() or entry.islnk() or entry.issym() or entry.isfifo()):
                     raise UnsafeTreeError(f"an entry of a kind that no tree holds: {said}")
                 if not (entry.issym() or entry.isfifo()):
-                    (folders if entry.isdir() else files).add(path)
+                    (above if entry.isdir() else files).add(path)
                 # It is ours now: a set-user-id bit would make whoever runs it us.
                 entry.mode = entry.mode & 0o777 | (0o700 if entry.isdir() else 0o400)
                 entry.name, entry.uid, entry.gid = str(path), os.geteuid(), os.getegid()

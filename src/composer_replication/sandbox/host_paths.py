@@ -16,15 +16,15 @@ from functools import cache
 from pathlib import Path
 
 from composer_replication.records import SandboxSpec
-from composer_replication.sandbox.private_folders import SHARED_MEMORY, Scratch
+from composer_replication.sandbox.folders import SHARED_MEMORY
+from composer_replication.sandbox.process_folder import Scratch
 
 # pip (debian_version) and Python's mimetypes read some of these, and fail where the file is there but closed.
-_ETC_NAMES = (
-    "alternatives", "debian_version", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "lsb-release", "mime.types",
-    "os-release", "protocols", "services", "timezone",
+_ETC_FILES = (
+    "/etc/alternatives", "/etc/debian_version", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d",
+    "/etc/localtime", "/etc/lsb-release", "/etc/mime.types", "/etc/os-release", "/etc/protocols", "/etc/services",
+    "/etc/timezone",
 )  # fmt: skip
-ETC_FILES = tuple(f"/etc/{name}" for name in _ETC_NAMES)
-"""Files of ``/etc`` that both backends show as they are."""
 
 _PROGRAM_FOLDERS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin")
 _LIBRARY_FOLDERS = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/lib", "/lib32", "/lib64")
@@ -65,7 +65,7 @@ def system_folders() -> HostPaths:
     is shown whole; elsewhere (Debian) only its shared libraries are, for it holds
     applications too, which may bundle packages.
     """
-    shown = [Path(name) for name in (*_PROGRAM_FOLDERS, *_SHARED_DATA, *ETC_FILES) if os.path.exists(name)]
+    shown = [Path(name) for name in (*_PROGRAM_FOLDERS, *_SHARED_DATA, *_ETC_FILES) if os.path.exists(name)]
     masked: list[Path] = []
     for folder in map(Path, _LIBRARY_FOLDERS):
         if any(folder.glob("libc.so*")) or any(folder.glob("libc.musl*")):
@@ -76,17 +76,13 @@ def system_folders() -> HostPaths:
     return HostPaths(_each_once(shown), _each_once(masked))
 
 
-def base_interpreter(prefix: str | None = None) -> HostPaths:
-    """The interpreter below this process's virtual environment (at ``sys.base_prefix``), with packages masked.
+@cache
+def base_interpreter(prefix: str = sys.base_prefix) -> HostPaths:
+    """The interpreter below this process's virtual environment, with packages masked.
 
     A prefix of its own (pyenv, conda, uv) shows its ``bin`` and ``lib``; ``/usr`` shows only this version's
     standard library, for the rest is the system's. Neighbours of the prefix are not shown.
     """
-    return _interpreter_at(sys.base_prefix if prefix is None else prefix)
-
-
-@cache
-def _interpreter_at(prefix: str) -> HostPaths:
     root = Path(prefix)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     libraries = [root / name for name in ("lib", "lib32", "lib64") if (root / name).is_dir()]
@@ -96,6 +92,13 @@ def _interpreter_at(prefix: str) -> HostPaths:
     else:
         shown = [path for path in (root / "bin", *libraries) if path.is_dir()]
     return HostPaths(_each_once(shown), _each_once(masked))
+
+
+def paths_of(spec: SandboxSpec) -> HostPaths:
+    """All that a jail of ``spec`` shows, and what it must not, of system and interpreter too: that by its real paths."""
+    groups = (system_folders(), base_interpreter(), HostPaths(spec.read_only, spec.masked))
+    masked = {path.resolve() for group in groups for path in group.masked}
+    return HostPaths(tuple(path for group in groups for path in group.read_only), tuple(sorted(masked)))
 
 
 def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
@@ -165,11 +168,9 @@ class MountPlan:
         self._binds: dict[Path, tuple[str, Path]] = {}
         self._links: dict[Path, str] = {}
         tree = spec.tree.resolve()
-        known = (system_folders(), base_interpreter())
-        masked = {path.resolve() for group in known for path in group.masked}
-        masked |= {path.resolve() for path in spec.masked}
-        for path in (*(path for group in known for path in group.read_only), *spec.read_only):
-            self._show(path, "--ro-bind", masked)
+        known = paths_of(spec)
+        for path in known.read_only:
+            self._show(path, "--ro-bind", known.masked)
         self._show(spec.tree, "--bind", ())
         for path in scratch.writable:
             self._binds[path] = ("--bind", path)
@@ -177,7 +178,7 @@ class MountPlan:
             self._binds[place] = ("--bind", _FRESH_FOLDER / name)
         for name in _ACCOUNT_FILES:
             self._binds[Path("/etc") / name] = ("--ro-bind", scratch.root / name)
-        for path in sorted(masked):
+        for path in known.masked:
             if path.exists() and is_below(path, self._binds) and not is_below(tree, [path]):
                 nothing = scratch.empty_folder if path.is_dir() else scratch.empty_file
                 self._binds[path] = ("--ro-bind", nothing)

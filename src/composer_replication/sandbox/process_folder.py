@@ -14,10 +14,10 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from composer_replication.sandbox.folders import remove_folder
+from composer_replication.sandbox.folders import hand_over, remove_folder
 from composer_replication.sandbox.process_tree import end_jails_naming, end_jails_without_folder
 
 PREFIX = "composer-rl-scratch-"
@@ -105,3 +105,61 @@ def remove_abandoned(folder: Path) -> bool:
 def _remove_at_exit(pid: int, folder: Path) -> None:
     if os.getpid() == pid:
         remove_folder(folder)
+
+
+class Scratch:
+    """A private folder of one sandbox: ``home``, ``tmp``, and read-only files of ours."""
+
+    def __init__(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="sandbox-", dir=process_folder()))
+        self.home, self.tmp = self.root / "home", self.root / "tmp"
+        try:
+            for folder in self.writable:
+                folder.mkdir(mode=0o700)
+            self.empty_folder = self.root / "empty"
+            self.empty_folder.mkdir(mode=0o555)
+            self.empty_file = self.write("empty_file", "")
+        except OSError:  # no space
+            self.remove()
+            raise
+
+    @property
+    def writable(self) -> tuple[Path, Path]:
+        return self.home, self.tmp
+
+    @contextmanager
+    def for_one_command(self, uid: int | None) -> Iterator[Path]:
+        """A folder with ``tmp`` and ``shm`` that no earlier command has touched.
+
+        Mount points are made in it: a link that an earlier command left there would lead
+        the mount of the next one out of the jail.
+        """
+        folder = Path(tempfile.mkdtemp(prefix="run-", dir=self.root))
+        try:
+            for name in ("tmp", "shm"):
+                (folder / name).mkdir(mode=0o700)
+            hand_over(folder, uid)
+            yield folder
+        finally:
+            remove_folder(folder)
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.root / name
+        path.write_text(text)
+        path.chmod(0o444)
+        return path
+
+    def remove(self) -> None:
+        """Remove the folder whatever the jail left in it."""
+        remove_folder(self.root)
+
+
+def account_files(uid: int, gid: int, home: Path) -> dict[str, str]:
+    """By name, the files of ``/etc`` that tell of users and hosts."""
+    nobody = "" if uid == 65534 else "nobody:x:65534:65534::/nonexistent:/bin/false\n"
+    return {
+        "passwd": f"sandbox:x:{uid}:{gid}::{home}:/bin/sh\n{nobody}",
+        "group": f"sandbox:x:{gid}:\n" + ("" if gid == 65534 else "nogroup:x:65534:\n"),
+        "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    }

@@ -1,4 +1,4 @@
-"""What processes hold beside files that have a name: memory, buffers of sockets, deleted files. A program can make its texts in ``/proc`` long and strange.
+"""What processes hold beside files that have a name: threads, memory, buffers of sockets, deleted files. A program can make its texts in ``/proc`` long and strange.
 
 Each socket of a process is asked itself, through a copy of its descriptor, which needs the right that a watch over
 processes of our own has anyway. Its owner may go meanwhile, and then the copy is the last: to close it may take as
@@ -16,6 +16,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import socket
 import stat
 import struct
@@ -44,6 +45,7 @@ _MOST_BYTES_EACH = 16 << 20  # what one can hold both ways where TCP tunes itsel
 _NUM_COPIES = 100  # at a time: we may not have many descriptors
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
 _BLOCK_BYTES = 512
+_ON_THEIR_WAY = re.compile(rb"^scm_fds:\s*[1-9]", re.MULTILINE)
 _Guessed = dict[tuple[bytes, int, bytes], int]
 
 
@@ -59,7 +61,15 @@ def lines_of_maps(place: str, deadline: float) -> Iterator[bytes]:
     descriptor = os.open(place, os.O_RDONLY)
     try:
         num_bytes, begun = 0, b""
-        while time.monotonic() <= deadline and (piece := _read_piece(descriptor)):
+        while time.monotonic() <= deadline:
+            try:
+                piece = os.read(descriptor, _PIECE_BYTES)
+            except OSError as error:
+                if error.errno == errno.ENOMEM:  # the kernel has no room for one line
+                    raise MapsTooLongError from error
+                raise
+            if not piece:
+                break
             num_bytes += len(piece)
             piece = begun + piece
             # Only a newline ends a line: names may hold all else that text takes for the end of one.
@@ -71,15 +81,6 @@ def lines_of_maps(place: str, deadline: float) -> Iterator[bytes]:
                 yield piece[:end]
     finally:
         os.close(descriptor)
-
-
-def _read_piece(descriptor: int) -> bytes:
-    try:
-        return os.read(descriptor, _PIECE_BYTES)
-    except OSError as error:
-        if error.errno == errno.ENOMEM:  # the kernel has no room for one line
-            raise MapsTooLongError from error
-        raise
 
 
 def memory_bytes(
@@ -97,11 +98,11 @@ def memory_bytes(
             break
         fields = _fields(f"/proc/{pid}/status")
         exact = _fields(f"/proc/{pid}/smaps_rollup") if is_exact else {}
-        if anonymous := _sum(exact, (b"Pss_Anon", b"SwapPss")):
+        if anonymous := exact.get(b"Pss_Anon", 0) + exact.get(b"SwapPss", 0):
             own += anonymous + fields.get(b"VmPTE", 0)
             shared += exact.get(b"Pss_Shmem", 0)
         else:
-            own += _sum(fields, _OWN_MEMORY)
+            own += sum(fields.get(name, 0) for name in _OWN_MEMORY)
             shared += fields.get(b"RssShmem", 0)
     return own + (mappings or Mappings.of(pids)).num_bytes(shared)
 
@@ -120,10 +121,6 @@ def _fields(path: str) -> dict[bytes, int]:
                 if (number := rest.strip()).isdigit():
                     found[name] = int(number) * 1024
     return found
-
-
-def _sum(fields: dict[bytes, int], names: Iterable[bytes]) -> int:
-    return sum(fields.get(name, 0) for name in names)
 
 
 @dataclass(slots=True)
@@ -240,11 +237,7 @@ def _sockets(pids: Iterable[int]) -> list[tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     for pid in pids:
         with suppress(OSError):
-            for name in os.listdir(f"/proc/{pid}/fd"):
-                with suppress(OSError):
-                    link = os.readlink(f"/proc/{pid}/fd/{name}")
-                    if link.startswith("socket:"):
-                        found[link] = pid, int(name)
+            found.update((name, (pid, descriptor)) for name, descriptor in sockets_of(pid))
     return list(found.values())
 
 
@@ -348,3 +341,46 @@ def unlinked_files(
     unknown = [size for (_, inode, name), size in mappings.guessed.items() if (inode, name) not in open_names]
     known = sum(size for (device, _), size in sizes.items() if device != counted_device)
     return Counted(known + sum(unknown), not unknown)
+
+
+def num_threads(pids: Iterable[int]) -> int:
+    """Threads of all these processes."""
+    total = 0
+    for pid in pids:
+        with suppress(OSError):
+            total += os.stat(f"/proc/{pid}/task").st_nlink - 2
+    return total
+
+
+def hides_descriptors(pids: Iterable[int]) -> bool:
+    """Are descriptors of one of them kept where they cannot be counted?
+
+    On their way in a socket they are in no process's list; ``fdinfo`` counts them since Linux 5.10. And a process
+    that made itself undumpable shows its list to nobody but root. So does one that has given back its memory
+    on the way to its end, with nothing to hide.
+    """
+    for pid in pids:
+        with suppress(OSError):  # gone
+            try:
+                for _, descriptor in sockets_of(pid):
+                    with suppress(OSError):
+                        if _ON_THEIR_WAY.search(Path(f"/proc/{pid}/fdinfo/{descriptor}").read_bytes()):
+                            return True
+            except PermissionError:
+                if not Path(f"/proc/{pid}/statm").read_text().startswith("0 "):
+                    return True
+    return False
+
+
+def sockets_of(pid: int) -> Iterator[tuple[str, int]]:
+    """What tells one socket from others, and its descriptor, for each that a process has open.
+
+    Raises:
+        OSError: the process is gone, or shows its descriptors to nobody (``PermissionError``).
+    """
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        name = ""
+        with suppress(OSError):  # closed meanwhile
+            name = os.readlink(f"/proc/{pid}/fd/{number}")
+        if name.startswith("socket:"):
+            yield name, int(number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import select
 import signal
 import time
@@ -14,7 +13,6 @@ from pathlib import Path
 _PROC = Path("/proc")
 _ENDED = "ZX"  # states in /proc/PID/stat
 _PATIENCE_SECONDS = 5.0
-_ON_THEIR_WAY = re.compile(rb"^scm_fds:\s*[1-9]", re.MULTILINE)
 
 
 def _children_from_kernel(pid: int) -> list[int]:
@@ -170,43 +168,3 @@ def _named_by(pid: int, start: str) -> str | None:
         if os.path.basename(words[0]) == "bwrap":
             return next((word for word in words[1:] if word.startswith(start)), None)
     return None
-
-
-def num_threads(pids: Iterable[int]) -> int:
-    """Threads of all these processes."""
-    total = 0
-    for pid in pids:
-        with suppress(OSError):
-            total += os.stat(f"/proc/{pid}/task").st_nlink - 2
-    return total
-
-
-def hides_descriptors(pids: Iterable[int]) -> bool:
-    """Are descriptors of one of them kept where they cannot be counted?
-
-    On their way in a socket they are in no process's list; ``fdinfo`` counts them since Linux 5.10. And a process
-    that made itself undumpable shows its list to nobody but root. So does one that has given back its memory
-    on the way to its end, with nothing to hide.
-    """
-    for pid in pids:
-        try:
-            descriptors = os.listdir(f"/proc/{pid}/fd")
-        except PermissionError:
-            if _has_memory(pid):
-                return True
-            continue
-        except OSError:
-            continue
-        for descriptor in descriptors:
-            with suppress(OSError):
-                is_socket = os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith("socket:")
-                told = Path(f"/proc/{pid}/fdinfo/{descriptor}")
-                if is_socket and _ON_THEIR_WAY.search(told.read_bytes()):
-                    return True
-    return False
-
-
-def _has_memory(pid: int) -> bool:
-    with suppress(OSError):
-        return not Path(f"/proc/{pid}/statm").read_text().startswith("0 ")
-    return False

@@ -11,7 +11,6 @@ Reference: Linux ``Documentation/userspace-api/landlock.rst``.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import resource
 import shutil
@@ -27,18 +26,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from composer_replication.sandbox.child_process import (
-    EXIT_KILLED,
-    EXIT_LEFTOVERS,
-    PR_SET_NO_NEW_PRIVS,
-    allowed,
-    begin,
-    collect_ended,
-    drop_bounding_set,
-    refuse_calls,
-)
+from composer_replication.sandbox import child_process
 from composer_replication.sandbox.file_changes import FileChanges, call_numbers
-from composer_replication.sandbox.process_tree import descendants, kill_descendants
+from composer_replication.sandbox.process_tree import descendants
 from composer_replication.sandbox.syscall_filter import filter_among_equals
 
 _SECONDS_BETWEEN_WAITS, _SECONDS_BETWEEN_LOOKS = 0.05, 0.002
@@ -51,24 +41,8 @@ _RULE_PATH_BENEATH = 1
 
 
 def main() -> None:
-    """Run the command that the orders name and exit as it did (128 + N for signal N)."""
-    with os.fdopen(int(sys.argv[1])) as handle:
-        orders = json.load(handle)
-    library = ctypes.CDLL(None, use_errno=True)
-    code = EXIT_LEFTOVERS
-    try:
-        begin(int(orders["parent"]))
-        for kind, value in orders["limits"]:
-            resource.setrlimit(kind, (allowed(kind, value),) * 2)
-        code = _run(orders, library)
-    finally:
-        is_clean = kill_descendants(os.getpid())
-        collect_ended()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Threads of sandlock may still run: nothing of theirs is worth waiting for.
-        if sys.exc_info()[0] is None:
-            os._exit(code if is_clean else EXIT_LEFTOVERS)
+    """Exit as the command did (128 + N for signal N)."""
+    child_process.keep(_run)
 
 
 def _wait_for_orphans() -> None:
@@ -85,20 +59,21 @@ def _wait_for_orphans() -> None:
                     os.waitpid(pid, os.WNOHANG)
 
 
-def _run(orders: dict[str, Any], library: ctypes.CDLL) -> int:
+def _run(orders: dict[str, Any]) -> int:
+    child_process.limit(orders["limits"])
     sys.path.append(orders["sandlock_path"])
     import sandlock
 
     orders["argv"] = [*_ahead_of_the_command(), *orders["argv"]]
     hide(Path(path) for path in orders["masked"])
     if os.geteuid() == 0:
-        _drop_capabilities(library)
-    refuse_calls(filter_among_equals())
+        _drop_capabilities()
+    child_process.refuse_calls(filter_among_equals())
     threading.Thread(target=_wait_for_orphans, daemon=True).start()
     result = _run_supervised(orders, sandlock)
     if result.reason == sandlock.ExitReason.SIGNALED and result.signal > 0:
         return 128 + int(result.signal)
-    return int(result.exit_code) if result.reason == sandlock.ExitReason.EXITED else EXIT_KILLED
+    return int(result.exit_code) if result.reason == sandlock.ExitReason.EXITED else child_process.EXIT_KILLED
 
 
 def _ahead_of_the_command() -> list[str]:
@@ -150,15 +125,16 @@ def _run_supervised(orders: dict[str, Any], sandlock: Any) -> Any:
     return result
 
 
-def _drop_capabilities(library: ctypes.CDLL) -> None:
+def _drop_capabilities() -> None:
     """Root without a single capability is an ordinary user that owns root's files."""
     with suppress(PermissionError):  # a container's root may be such a one already, and keeps its groups
         os.setgroups([])
-    drop_bounding_set()
+    child_process.drop_bounding_set()
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     nothing = (ctypes.c_uint32 * 6)()
-    if library.capset(header, nothing) != 0:
-        raise OSError(ctypes.get_errno(), "capabilities cannot be dropped")
+    child_process.checked(
+        ctypes.CDLL(None, use_errno=True).capset(header, nothing), "capabilities cannot be dropped"
+    )
 
 
 def hide(masked: Iterable[Path]) -> None:
@@ -172,7 +148,7 @@ def hide(masked: Iterable[Path]) -> None:
         return
     library = ctypes.CDLL(None, use_errno=True)
     attributes = ctypes.create_string_buffer(struct.pack("=Q", _ACCESS))
-    ruleset = _checked(library.syscall(_CREATE_RULESET, attributes, 8, 0))
+    ruleset = child_process.checked(library.syscall(_CREATE_RULESET, attributes, 8, 0))
     try:
         for path in _neighbours(hidden):
             try:
@@ -182,11 +158,11 @@ def hide(masked: Iterable[Path]) -> None:
             try:
                 if not stat.S_ISLNK(os.fstat(descriptor).st_mode):  # its target has its own rule
                     rule = ctypes.create_string_buffer(struct.pack("=Qi", _ACCESS, descriptor))
-                    _checked(library.syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0))
+                    child_process.checked(library.syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0))
             finally:
                 os.close(descriptor)
-        _checked(library.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-        _checked(library.syscall(_RESTRICT_SELF, ruleset, 0))
+        child_process.checked(library.prctl(child_process.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        child_process.checked(library.syscall(_RESTRICT_SELF, ruleset, 0))
     finally:
         os.close(ruleset)
 
@@ -200,10 +176,3 @@ def _neighbours(hidden: set[Path]) -> Iterator[Path]:
                 path = folder / name
                 if path not in above and path not in hidden:
                     yield path
-
-
-def _checked(result: int) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return result

@@ -26,12 +26,18 @@ _PTRACE_SEIZE = 0x4206
 _CLONE_NEWUSER = 0x10000000
 
 
-def _read(path: str, limit: int = 1 << 16) -> str:
+def read_head(path: str) -> str:
+    """The first 64 KiB of a file; nothing where it cannot be read."""
     try:
         with open(path, "rb") as handle:
-            return handle.read(limit).decode("utf-8", "replace")
+            return handle.read(1 << 16).decode("utf-8", "replace")
     except OSError:
         return ""
+
+
+def digest(text: str) -> str:
+    """By which two texts are compared."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _connect(family: int, kind: int, address: Any, send: bytes) -> bool:
@@ -59,13 +65,13 @@ def _network(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _files(given: dict[str, Any]) -> dict[str, Any]:
-    digests = {path: hashlib.sha256(_read(path).encode()).hexdigest() for path in given["paths"]}
-    return {"digests": digests, "text": "".join(_read(path) for path in given["secrets"])}
+    digests = {path: digest(read_head(path)) for path in given["paths"]}
+    return {"digests": digests, "text": "".join(read_head(path) for path in given["secrets"])}
 
 
 def _environment(_: dict[str, Any]) -> dict[str, Any]:
     seen = [f"{name}={value}" for name, value in os.environ.items()]
-    seen += [_read(f"/proc/{who}/environ") for who in ("1", "self", str(os.getppid()))]
+    seen += [read_head(f"/proc/{who}/environ") for who in ("1", "self", str(os.getppid()))]
     return {"text": "\n".join(seen)}
 
 
@@ -96,7 +102,7 @@ def _signals(given: dict[str, Any]) -> dict[str, Any]:
     names: list[str] = []
     with suppress(OSError):
         names = [name for name in os.listdir("/proc") if name.isdigit()]
-    text = "".join(_read(f"/proc/{name}/cmdline") for name in {*names, str(victim)})
+    text = "".join(read_head(f"/proc/{name}/cmdline") for name in {*names, str(victim)})
     return {"reached": reached, "text": text}
 
 

@@ -9,7 +9,6 @@ kept, so that neither a full pipe nor a gigabyte of output can hurt.
 from __future__ import annotations
 
 import os
-import select
 import selectors
 import time
 from collections.abc import Callable, Iterator
@@ -24,21 +23,9 @@ from typing import IO, Protocol
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Limits
-from composer_replication.sandbox.private_folders import (
-    LEAST_BYTES,
-    MemoryFolder,
-    UnmeasurableError,
-    folder_bytes,
-    require_room,
-)
-from composer_replication.sandbox.process_memory import (
-    Mappings,
-    MapsTooLongError,
-    memory_bytes,
-    socket_memory,
-    unlinked_files,
-)
-from composer_replication.sandbox.process_tree import descendants, hides_descriptors, num_threads, speakers
+from composer_replication.sandbox import folders, process_memory
+from composer_replication.sandbox.folders import MemoryFolder
+from composer_replication.sandbox.process_tree import descendants, is_readable, speakers
 
 _CHUNK_BYTES = 1 << 16  # what a pipe holds
 _WATCH_SECONDS = 0.05
@@ -110,30 +97,25 @@ class Watched:
     num_own_processes: int = 0
     closed: AbstractSet[str] = frozenset()
     memory: MemoryFolder | None = None
-    _num_hiding: int = 0
-    """In how many looks in a row files were hidden; and since when."""
-    _hiding_since: float = 0.0
+    _hiding: list[float] = field(default_factory=list)
+    """When files were hidden, in the last looks in a row."""
 
     def disk_is_exceeded(self, unlinked_bytes: int = 0, deadline: float = inf) -> bool:
         """Whether more than the limit was written; not yet known to be so when ``deadline`` came first."""
         most = self.baseline_bytes + self.limits.disk_bytes
         try:
-            used = folder_bytes(self.folders, self.closed, enough_bytes=most, deadline=deadline)
-        except UnmeasurableError:
+            used = folders.folder_bytes(self.folders, self.closed, enough_bytes=most, deadline=deadline)
+        except folders.UnmeasurableError:
             return True
         in_memory = 0 if self.memory is None else self.memory.used_bytes()
         return used + unlinked_bytes + in_memory > most
 
     def are_hiding(self, *, are_hidden: bool) -> bool:
         """Whether files have been where no limit counts them in the last looks, given what this one saw."""
-        if not are_hidden:
-            self._num_hiding = 0
+        self._hiding = [*self._hiding, time.monotonic()] if are_hidden else []
+        if len(self._hiding) < _LOOKS_UNTIL_HIDING:
             return False
-        if self._num_hiding == 0:
-            self._hiding_since = time.monotonic()
-        self._num_hiding += 1
-        is_long = time.monotonic() - self._hiding_since >= _SECONDS_UNTIL_HIDING
-        return is_long and self._num_hiding >= _LOOKS_UNTIL_HIDING
+        return self._hiding[-1] - self._hiding[0] >= _SECONDS_UNTIL_HIDING
 
     def look(self, root: int, deadline: float = inf) -> Verdict:
         """Which limit the tree below ``root`` exceeds now; a look ends soon after ``deadline``."""
@@ -143,24 +125,25 @@ class Watched:
         threads = [*own, *theirs]
         # An ended process that nobody has waited for is only a number; without a process namespace they are the machine's.
         are_too_many = len(threads) > most or len(pids) > _ENDED_A_PROCESS * most
-        if are_too_many or num_threads(threads) > _THREADS_A_PROCESS * most:
+        if are_too_many or process_memory.num_threads(threads) > _THREADS_A_PROCESS * most:
             return Verdict.OVER_PROCESSES
         room, places = self.limits.memory_bytes, (*self.folders, *_TEMPORARY_FOLDERS)
         try:  # to hold what is too long to read costs the kernel as much as to tell of it
-            mappings = Mappings.of(threads, places, enough_bytes=room, deadline=deadline)
-        except MapsTooLongError:
+            mappings = process_memory.Mappings.of(threads, places, enough_bytes=room, deadline=deadline)
+        except process_memory.MapsTooLongError:
             return Verdict.OVER_MEMORY
         room -= 0 if self.memory is None else self.memory.used_bytes()  # what is mapped of it counts twice
-        mapped = memory_bytes(threads, mappings)
-        buffers = socket_memory(theirs, room_bytes=room - mapped, deadline=deadline)
+        mapped = process_memory.memory_bytes(threads, mappings)
+        buffers = process_memory.socket_memory(theirs, room_bytes=room - mapped, deadline=deadline)
         if mapped + buffers.num_bytes > room:
-            exact = memory_bytes(threads, mappings, is_exact=True, deadline=deadline)
+            exact = process_memory.memory_bytes(threads, mappings, is_exact=True, deadline=deadline)
             if exact + buffers.num_bytes > room and time.monotonic() <= deadline:
                 return Verdict.OVER_MEMORY
-        require_room(self.folders, LEAST_BYTES)
+        folders.require_room(self.folders, folders.LEAST_BYTES)
         device = None if self.memory is None else self.memory.device
-        found = unlinked_files(threads, mappings, counted_device=device, deadline=deadline)
-        if self.are_hiding(are_hidden=not (buffers.is_whole and found.is_whole) or hides_descriptors(theirs)):
+        found = process_memory.unlinked_files(threads, mappings, counted_device=device, deadline=deadline)
+        is_all_told = buffers.is_whole and found.is_whole and not process_memory.hides_descriptors(theirs)
+        if self.are_hiding(are_hidden=not is_all_told):
             return Verdict.HIDES_FILES
         return Verdict.OVER_DISK if self.disk_is_exceeded(found.num_bytes, deadline) else Verdict.ENDED
 
@@ -234,9 +217,7 @@ class _Run:
                     return Verdict.ENDED
                 if key.data is self:
                     self._send()
-                elif key.data.drain() or not key.data.at_end:
-                    continue
-                else:
+                elif not key.data.drain() and key.data.at_end:
                     self.selector.unregister(key.fileobj)
             if is_interrupted():
                 raise SandboxFailure("CR0302", "the run was killed because the program was interrupted.")
@@ -274,22 +255,19 @@ class _Run:
                 self.stdin.close()
 
 
-def read_until(pipe: IO[bytes] | None, marker: bytes, deadline: float) -> bytes:
-    """What comes from ``pipe`` up to and with ``marker``, after which its writer waits for us.
+def read_until(marker: bytes, descriptor: int, deadline: float) -> bytes:
+    """What comes from ``descriptor`` up to and with ``marker``, after which its writer waits for us.
 
     Less when it is at its end, when ``deadline`` (of ``time.monotonic``) is over, or inside ``runs_interrupted``:
     whoever goes on with it finds out which.
     """
-    assert pipe is not None
     found = b""
-    poller = select.poll()
-    poller.register(pipe.fileno(), select.POLLIN)
     while marker not in found and not is_interrupted():
         pause = min(deadline - time.monotonic(), _WATCH_SECONDS)
         if pause <= 0:
             break
-        if poller.poll(pause * 1000):
-            chunk = os.read(pipe.fileno(), _CHUNK_BYTES)
+        if is_readable(descriptor, pause):
+            chunk = os.read(descriptor, _CHUNK_BYTES)
             if not chunk:
                 break
             found += chunk
@@ -335,7 +313,7 @@ def supervise(
     if verdict is Verdict.ENDED and watched.disk_is_exceeded():
         verdict = Verdict.OVER_DISK
     if verdict is Verdict.ENDED:
-        require_room(watched.folders, LEAST_BYTES)
+        folders.require_room(watched.folders, folders.LEAST_BYTES)
     code = process.wait()
     return Ended(
         verdict=verdict,

@@ -13,12 +13,14 @@ start under it by ``POSIX_SPAWN_RESETIDS``, without a copy of this process, and 
 trace this one nor open its descriptors. As an ordinary user it makes itself undumpable,
 which has the same effect.
 
-A frame is a kind (one byte), a length (four, big-endian) and so many bytes:
+A message of the socket, which keeps their borders, begins with a kind (one byte):
 
-    R  run: number of arguments (four bytes), then arguments and NAME=value, each ended by
-       NUL; with three descriptors for its streams.   Answer R: E or N, and a number: the exit
-       code (-N for signal N) of what has ended, the errno of what could not be started.
+    R  run, with four descriptors: a file with the number of arguments (four bytes, big-endian), then
+       arguments and NAME=value, each ended by NUL; and its three streams.   Answer R: E or N, and a
+       number (four bytes): the exit code (-N for signal N) of what has ended, the errno of what
+       could not be started.
     K  kill what runs; its answer comes then. No answer of its own.
+    U  its own first word: it takes orders.
 """
 
 import _signal  # type: ignore[import-not-found]  # the public modules of both import a dozen others
@@ -27,8 +29,7 @@ import os
 import select
 import sys
 
-_HEADER_BYTES = 5
-_NUM_STREAMS = 3
+_NUM_DESCRIPTORS = 4
 _PR_SET_DUMPABLE = 4
 _SIGINT, _SIGKILL, _SIGCHLD = 2, 9, 17
 _ALL_SIGNALS = [number for number in range(1, 65) if number not in (9, 19, 32, 33)]  # naming all is fastest
@@ -55,13 +56,13 @@ class Server:
 
     def serve(self) -> None:
         """Take orders for ever."""
-        self.answer(b"U", b"")
+        self.orders.send(b"U")
         while True:
             if self.orders.fileno() not in self.ready():
                 continue
-            kind, payload, streams = self.receive()
+            kind, descriptors = self.receive()
             if kind == b"R":
-                self.answer(b"R", self.run(payload, streams))
+                self.orders.send(b"R" + self.run(descriptors))
 
     def ready(self) -> set[int]:
         """Wait; which descriptors have something. Ends this process with the one that gives orders."""
@@ -72,45 +73,31 @@ class Server:
             os.read(self.wake, 4096)
         return found
 
-    def receive(self) -> tuple[bytes, bytes, list[int]]:
-        """One frame, and the descriptors that came with it."""
-        head, ancillary, _, _ = self.orders.recvmsg(
-            _HEADER_BYTES, _socket.CMSG_SPACE(_NUM_STREAMS * _DESCRIPTOR_BYTES), _socket.MSG_CMSG_CLOEXEC
-        )
-        if not head:
+    def receive(self) -> tuple[bytes, list[int]]:
+        """One message, and the descriptors that came with it."""
+        room = _socket.CMSG_SPACE(_NUM_DESCRIPTORS * _DESCRIPTOR_BYTES)
+        kind, ancillary, _, _ = self.orders.recvmsg(1, room, _socket.MSG_CMSG_CLOEXEC)
+        if not kind:
             os._exit(0)
-        head += self.exactly(_HEADER_BYTES - len(head))
-        streams: list[int] = []
+        found: list[int] = []
         for _, _, data in ancillary:
             places = range(0, len(data), _DESCRIPTOR_BYTES)
-            streams += [int.from_bytes(data[at : at + _DESCRIPTOR_BYTES], sys.byteorder) for at in places]
-        return head[:1], self.exactly(int.from_bytes(head[1:], "big")), streams
+            found += [int.from_bytes(data[at : at + _DESCRIPTOR_BYTES], sys.byteorder) for at in places]
+        return kind, found
 
-    def exactly(self, size: int) -> bytes:
-        """So many bytes of the socket."""
-        parts = b""
-        while len(parts) < size:
-            chunk = self.orders.recv(size - len(parts))
-            if not chunk:
-                os._exit(0)
-            parts += chunk
-        return parts
-
-    def answer(self, kind: bytes, payload: bytes) -> None:
-        """Send one frame."""
-        self.orders.sendall(kind + len(payload).to_bytes(4, "big") + payload)
-
-    def run(self, payload: bytes, streams: list[int]) -> bytes:
+    def run(self, descriptors: list[int]) -> bytes:
         """Start a command, wait for its end, end what it left."""
+        if len(descriptors) != _NUM_DESCRIPTORS:  # our own limits were changed: no honest answer from here
+            os._exit(1)
+        order, *streams = descriptors
+        payload = os.read(order, os.stat(order).st_size)
         num_arguments = int.from_bytes(payload[:4], "big")
         fields = payload[4:].split(b"\0")[:-1]
         arguments = fields[:num_arguments]
         variables = dict(field.split(b"=", 1) for field in fields[num_arguments:])
-        if len(streams) != _NUM_STREAMS:  # our own limits were changed: no honest answer from here
-            os._exit(1)
         pid, problem = self.start(arguments, variables, streams)
-        for stream in streams:
-            os.close(stream)
+        for descriptor in descriptors:
+            os.close(descriptor)
         if pid == 0:
             return b"N" + problem.to_bytes(4, "big")
         code = None

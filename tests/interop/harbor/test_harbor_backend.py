@@ -12,7 +12,7 @@ from composer_replication.errors import ComposerError
 from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import choose_backend, run_selftest
-from composer_replication.sandbox.conformance.programs import start_ours
+from composer_replication.sandbox.conformance.plugin import start_ours
 
 
 def containers() -> set[Path]:

@@ -17,7 +17,7 @@ from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Check
 from composer_replication.sandbox import choice
 from composer_replication.sandbox.bubblewrap import Bubblewrap
-from composer_replication.sandbox.sandlock_backend import Sandlock
+from composer_replication.sandbox.keeper_process import Sandlock
 
 GOOD, BAD = Check("good", True, "fine"), Check("bad", False, "broken", "mend it")
 OPTIONAL = [Check("gpu", False, "broken", "mend it"), Check("sandbox other", False, "broken", "mend it")]
@@ -217,7 +217,7 @@ def test_without_bubblewrap_both_say_sandlock(monkeypatch: pytest.MonkeyPatch) -
     """The real backends, the first of which is not here."""
     if not Sandlock().is_available().ok:
         pytest.skip("sandlock does not work here")
-    monkeypatch.setattr("composer_replication.sandbox.bubblewrap.find_bwrap", lambda: None)
+    monkeypatch.setattr("composer_replication.sandbox.bwrap_program.find_bwrap", lambda: None)
     monkeypatch.setattr("composer_replication.sandbox.selftest.run_selftest", lambda backend: [GOOD])
     *_, union = doctor_verb.check_sandboxes(lambda text: None)
     assert choice.choose_backend().name == "sandlock"

@@ -171,7 +171,7 @@ def test_an_unknown_backend() -> None:
 
 
 def test_a_backend_that_does_not_work_here_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("composer_replication.sandbox.bubblewrap.find_bwrap", lambda: None)
+    monkeypatch.setattr("composer_replication.sandbox.bwrap_program.find_bwrap", lambda: None)
     with pytest.raises(MissingError, match=r"CR0301.*bwrap is not installed"):
         sandbox_verb.run_selftest(parse("selftest", "--backend", "bubblewrap"))
 

@@ -25,11 +25,10 @@ from composer_replication.records import Check, Limits, StopReason, Task, ToolCa
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, run_episodes
 from composer_replication.rollouts.grading import Grader
-from composer_replication.sandbox import selftest, warm_bubblewrap
-from composer_replication.sandbox.bubblewrap import Bubblewrap
+from composer_replication.sandbox import bubblewrap, selftest
+from composer_replication.sandbox.bubblewrap import Bubblewrap, WarmBubblewrap, WarmBubblewrapSandbox
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.sandbox.process_tree import descendants
-from composer_replication.sandbox.warm_bubblewrap import WarmBubblewrap, WarmBubblewrapSandbox
 from composer_replication.tasks.store import TaskStore
 
 NUMBERS = "tinymath/numbers.py"
@@ -159,11 +158,8 @@ def test_attempts_are_warm_where_they_can_be_and_gradings_are_not(
 ) -> None:
     opened: list[str] = []
     grader.attempt_backend()  # the self-test opens jails of its own
-    for kind in (Bubblewrap, WarmBubblewrap):
-        real = kind.open
-        monkeypatch.setattr(
-            kind, "open", lambda self, spec, real=real: opened.append(self.name) or real(self, spec)
-        )
+    real = Bubblewrap.open  # of both kinds
+    monkeypatch.setattr(Bubblewrap, "open", lambda self, spec: opened.append(self.name) or real(self, spec))
     with FeatureDeletionEnv(grader) as env:
         env.reset(clamp.task_id)
         run(env, "true")
@@ -289,7 +285,7 @@ def test_an_episode_whose_jail_cannot_be_replaced_is_tried_again_and_never_score
     golden = json.dumps({"path": NUMBERS, "content": store.files(clamp, "golden")[NUMBERS].decode()})
     moves = [("bash", '{"command": "echo first"}'), ("bash", '{"command": "echo second"}')]
     moves += [("write_file", golden), ("submit", "{}")]
-    real, num_starts = warm_bubblewrap.WarmJail, 0
+    real, num_starts = bubblewrap.WarmJail, 0
 
     def start(*arguments: Any) -> Any:
         nonlocal num_starts
@@ -309,7 +305,7 @@ def test_an_episode_whose_jail_cannot_be_replaced_is_tried_again_and_never_score
         return (ToolCall(*moves[int(turn.completion.text)]),)
 
     grader.attempt_backend()  # its self-test starts jails, too: the planted failure is not for them
-    monkeypatch.setattr(warm_bubblewrap, "WarmJail", start)
+    monkeypatch.setattr(bubblewrap, "WarmJail", start)
     policy = ScriptedPolicy(lambda asked: str(asked.text.count("|T:")))
     parts = EpisodeParts(policy, lambda: Dying(grader), IdTalk(find_calls=calls))
     options = EpisodeOptions(max_tries=2, max_context_tokens=10**6)

@@ -20,9 +20,9 @@ from composer_replication.sandbox import (
     bwrap_program,
     choice,
     choose_backend,
+    keeper_process,
     name_of,
     open_sandbox,
-    sandlock_backend,
 )
 from composer_replication.sandbox.bubblewrap import Bubblewrap
 from composer_replication.sandbox.calls import are_too_long, to_result
@@ -160,8 +160,8 @@ def test_a_first_start_that_failed_is_tried_again(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_kernel_without_the_newest_landlock_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandlock_backend, "_landlock_version", lambda: 5)
-    check = sandlock_backend.Sandlock().is_available()
+    monkeypatch.setattr(keeper_process, "_landlock_version", lambda: 5)
+    check = keeper_process.Sandlock().is_available()
     if importlib.util.find_spec("sandlock") is not None:
         assert (check.ok, "has Landlock version 5 and sandlock needs 6" in check.detail) == (False, True)
 
@@ -199,7 +199,7 @@ def test_a_sandlock_that_fails_is_never_a_result(monkeypatch: pytest.MonkeyPatch
         pytest.skip("sandlock is not available here")
     (tmp_path / "tree").mkdir()
     with backend.open(SandboxSpec(tmp_path / "tree")) as sandbox:
-        monkeypatch.setattr(sandlock_backend, "_sandlock_path", lambda: str(tmp_path))
+        monkeypatch.setattr(keeper_process, "_sandlock_path", lambda: str(tmp_path))
         with pytest.raises(SandboxFailure) as caught:
             sandbox.exec(["true"], timeout_seconds=30)
     assert caught.value.code == "CR0302"
@@ -229,7 +229,7 @@ def test_a_sandlock_without_the_call_that_we_need_is_named(
     handler = "class Handler: ...\nclass ExceptionPolicy: DENY_EPERM = 1\n"
     (tmp_path / "sandlock" / "handler.py").write_text(handler)
     with backend.open(SandboxSpec(tmp_path / "tree")) as sandbox:
-        monkeypatch.setattr(sandlock_backend, "_sandlock_path", lambda: str(tmp_path))
+        monkeypatch.setattr(keeper_process, "_sandlock_path", lambda: str(tmp_path))
         with pytest.raises(SandboxFailure, match="has no such call any more: pip install") as caught:
             sandbox.exec(["true"], timeout_seconds=30)
     assert caught.value.code == "CR0302"

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.sandbox import folders
-from composer_replication.sandbox.folders import empty, remove_folder
-from composer_replication.sandbox.private_folders import FreshFolders, give_back
+from composer_replication.sandbox.folders import FreshFolders, empty, give_back, remove_folder
 
 
 @pytest.fixture

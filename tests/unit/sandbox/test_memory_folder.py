@@ -12,8 +12,9 @@ import pytest
 
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox.bwrap_program import find_bwrap, require_bwrap
+from composer_replication.sandbox.folders import MemoryFolder, size_for
 from composer_replication.sandbox.host_paths import MountPlan
-from composer_replication.sandbox.private_folders import MemoryFolder, Scratch, size_for
+from composer_replication.sandbox.process_folder import Scratch
 
 MIB = 1 << 20
 

@@ -15,10 +15,9 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Limits, SandboxSpec
 from composer_replication.sandbox import choose_backend
-from composer_replication.sandbox.private_folders import (
+from composer_replication.sandbox.folders import (
     ENOUGH_BYTES,
     LEAST_BYTES,
-    Scratch,
     UnmeasurableError,
     folder_bytes,
     give_back,
@@ -26,6 +25,7 @@ from composer_replication.sandbox.private_folders import (
     require_room,
     way_out,
 )
+from composer_replication.sandbox.process_folder import Scratch
 
 
 def test_a_folder_is_not_measured_beyond_what_is_asked(tmp_path: Path) -> None:

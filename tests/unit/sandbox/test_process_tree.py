@@ -115,8 +115,8 @@ def test_threads_of_all_processes_count() -> None:
         "print('up', flush=True); time.sleep(60)"
     )
     with running(code) as process:
-        assert process_tree.num_threads([process.pid]) == 6
-        assert process_tree.num_threads([process.pid, 2**22 + 5]) == 6  # one that is gone
+        assert process_memory.num_threads([process.pid]) == 6
+        assert process_memory.num_threads([process.pid, 2**22 + 5]) == 6  # one that is gone
 
 
 def test_descriptors_on_their_way_in_a_socket_are_seen() -> None:
@@ -129,12 +129,12 @@ def test_descriptors_on_their_way_in_a_socket_are_seen() -> None:
         "print('received', flush=True); time.sleep(60)"
     )
     with running(code) as process:
-        assert process_tree.hides_descriptors([process.pid])
+        assert process_memory.hides_descriptors([process.pid])
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write("\n")
         process.stdin.flush()
         assert process.stdout.readline() == "received\n"
-        assert not process_tree.hides_descriptors([process.pid])
+        assert not process_memory.hides_descriptors([process.pid])
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root sees the descriptors of everybody")
@@ -143,15 +143,16 @@ def test_a_process_that_shows_its_descriptors_to_nobody_hides_them() -> None:
         "import ctypes, time; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); print('up', flush=True); time.sleep(60)"
     )
     with running(code) as process:
-        assert process_tree.hides_descriptors([process.pid])
+        assert process_memory.hides_descriptors([process.pid])
 
 
 AS_USER = ["setpriv", "--reuid", "64123", "--regid", "64123", "--clear-groups"]
 LOOK_AT_ENDED = """
 import os, sys
-from types import ModuleType
-tree = ModuleType("process_tree")
-exec(sys.stdin.read(), tree.__dict__)
+for name, source in zip(("tree", "memory"), sys.stdin.read().split("\\0")):
+    sys.modules[name] = type(sys)(name)
+    exec(source, sys.modules[name].__dict__)
+import memory, tree
 if (child := os.fork()) == 0:
     os._exit(0)
 os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
@@ -159,7 +160,7 @@ try:
     os.listdir(f"/proc/{child}/fd")
 except PermissionError:
     print("closed", end=" ")
-print(tree.hides_descriptors([child]), tree.speakers([child]))
+print(memory.hides_descriptors([child]), tree.speakers([child]))
 """
 
 
@@ -169,7 +170,7 @@ def test_an_ended_process_hides_nothing_from_an_ordinary_user() -> None:
     if python is None:
         pytest.skip("no Python 3.11 here that an ordinary user may start")
     look = [*(AS_USER if os.geteuid() == 0 else []), python, "-c", LOOK_AT_ENDED]
-    source = Path(process_tree.__file__).read_text()
+    source = "\0".join(Path(module.__file__).read_text() for module in (process_tree, process_memory))
     found = subprocess.run(look, input=source, capture_output=True, text=True, check=True, cwd="/").stdout
     assert found == "closed False []\n"
 

@@ -13,7 +13,7 @@ import pytest
 from composer_replication.errors import SandboxFailure, SandboxFileError
 from composer_replication.sandbox import folders
 from composer_replication.sandbox.folders import walk
-from composer_replication.sandbox.tree_files import TreeFiles, TreeSnapshots
+from composer_replication.sandbox.local_sandbox import TreeFiles, TreeSnapshots
 
 NUM_LEVELS = 100
 

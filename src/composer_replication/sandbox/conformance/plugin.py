@@ -1,25 +1,34 @@
-"""The pytest plugin of the contract's tests: which backend, its known failures, a tree and a sandbox around it."""
+"""The pytest plugin of the contract's tests: which backend, its known failures, a tree and a sandbox around it; what the tests share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from composer_replication.interfaces import Sandbox, SandboxBackend
-from composer_replication.records import SandboxSpec
+from composer_replication.records import ExecResult, Limits, SandboxSpec
 from composer_replication.sandbox.choice import choose_backend
+from composer_replication.sandbox.host_paths import base_python
 from composer_replication.sandbox.selftest import run_selftest
 
 OPTION = "--sandbox-backend"
+MIB = 1 << 20
+LONG_SECONDS = 60.0
+_PAUSE_SECONDS = 0.02
 # A test that tries to get out does get out where nothing holds it, and changes this very machine (one of
 # them renames all of /tmp). So this is a list of what may run without a jail: a test is not on it
 # until somebody has read that it touches nothing but its tree.
 HARMLESS_WITHOUT_ISOLATION = frozenset(
     """
-    test_what_comes_back test_arguments_arrive_as_given test_one_text_is_for_the_shell
+    test_what_comes_back test_one_text_is_for_the_shell
     test_large_stdin_and_stdout_do_not_block_each_other
     test_environment_holds_what_env_names_and_nothing_of_ours
     test_each_stream_is_cut test_time_out_kills_daemons
@@ -109,3 +118,53 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     name = session.config.getoption(OPTION)
     if name and session.exitstatus == pytest.ExitCode.OK and unheld_guards(str(name)):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def python(code: str) -> list[str]:
+    """The command that runs ``code`` with the interpreter that every sandbox shows."""
+    return [str(base_python()), "-I", "-c", code]
+
+
+def run(sandbox: Sandbox, command: Any, **given: Any) -> ExecResult:
+    """One command with plenty of time."""
+    return sandbox.exec(command, timeout_seconds=LONG_SECONDS, **given)
+
+
+def run_limited(backend: SandboxBackend, tree: Path, command: Any, **limits: int) -> ExecResult:
+    """One command in a sandbox of its own, with these limits."""
+    with backend.open(SandboxSpec(tree, limits=Limits(**limits))) as sandbox:
+        return run(sandbox, command)
+
+
+def living(token: str) -> list[int]:
+    """Processes anywhere on this machine whose command line holds the token."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if token in (entry / "cmdline").read_text(errors="replace"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def wait_until(condition: Callable[[], object], patience_seconds: float = 30.0) -> None:
+    """Look until it is so; an ``AssertionError`` when patience is over."""
+    deadline = time.monotonic() + patience_seconds
+    while not condition():
+        if time.monotonic() >= deadline:
+            raise AssertionError("it did not come about")
+        time.sleep(_PAUSE_SECONDS)
+
+
+def open_to_all(path: Path) -> None:
+    """Open a folder to every user: as root the jail runs as another one, and only the jail may be what stops it."""
+    for entry in (path, *path.rglob("*")):
+        entry.chmod(0o755 if entry.is_dir() else 0o644)
+
+
+def start_ours(code: str, temporary: Path) -> subprocess.Popen[str]:
+    """Start ``code`` in an interpreter that imports what this one does, with a temporary folder of its own."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(temporary)}
+    return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from composer_replication.errors import CommandError, SandboxFileError, UsageError
 from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import Limits, SandboxSpec
-from composer_replication.sandbox.conformance.programs import (
+from composer_replication.sandbox.conformance.plugin import (
     LONG_SECONDS,
     MIB,
     living,
@@ -24,14 +25,21 @@ from composer_replication.sandbox.conformance.programs import (
     run_limited,
 )
 
-# By name: the command, its input, the exit code, what it prints, and what is in its errors.
+WORDS = ["a b", "$HOME", "", "-n", "'\"", "é\n"]
+# An installer that finds such a file closed gives up.
+OPEN_OR_ABSENT = """
+import contextlib
+for name in ("debian_version", "os-release", "lsb-release", "localtime"):
+    with contextlib.suppress(FileNotFoundError): open(f"/etc/{name}", "rb").read()
+"""
+# By name: the command, its input, the exit code, what it prints, and a pattern of its errors.
 ANSWERS: dict[str, tuple[Any, Any, int, str, str]] = {
     "nothing": ("exit 0", b"", 0, "", ""),
     "an exit code": ("exit 3", b"", 3, "", ""),
     "SIGKILL": ("kill -9 $$", b"", 137, "", ""),
     "SIGTERM": ("kill -15 $$", b"", 143, "", ""),
-    "no such command for a shell": ("no-such-command-x", b"", 127, "", "no-such-command-x"),
-    "no such program": (["no-such-command-x"], b"", 127, "", "no-such-command-x"),
+    "no such command for a shell": ("no-such-command-x", b"", 127, "", ".*no-such-command-x.*"),
+    "no such program": (["no-such-command-x"], b"", 127, "", ".*no-such-command-x.*"),
     "no input has an end": (["cat"], b"", 0, "", ""),
     "input that nobody reads": (["true"], b"x" * (8 * MIB), 0, "", ""),
     "input of every byte": (["cksum"], bytes(range(256)) * 3, 0, "794916923 768\n", ""),
@@ -39,34 +47,25 @@ ANSWERS: dict[str, tuple[Any, Any, int, str, str]] = {
     "input in a view": (["cat"], memoryview(b"in"), 0, "in", ""),
     "output that is no text": (python(r"import os; os.write(1, b'a\xff\x00b')"), b"", 0, "a\ufffd\x00b", ""),
     "errors that are no text": (
-        python(r"import os; os.write(2, b'a\xff\x00b\x1b[2J')"), b"", 0, "", "a\ufffd\x00b\x1b[2J",
+        python(r"import os; os.write(2, b'a\xff\x00b\x1b[2J')"), b"", 0, "", re.escape("a\ufffd\x00b\x1b[2J"),
     ),
+    "arguments as given": (
+        [*python("import sys, json; print(json.dumps(sys.argv[1:]))"), *WORDS], b"", 0, f"{json.dumps(WORDS)}\n", "",
+    ),
+    "streams that are opened by name": (
+        "echo out > /dev/stdout; echo err > /dev/stderr; cat /dev/stdin", b"in", 0, "out\nin", "err\n",
+    ),
+    "what programs ask the system": (python(OPEN_OR_ABSENT), b"", 0, "", ""),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_what_comes_back(jail: Sandbox, name: str) -> None:
-    command, stdin, code, stdout, in_stderr = ANSWERS[name]
+    command, stdin, code, stdout, stderr = ANSWERS[name]
     result = run(jail, command, stdin=stdin)
-    assert (result.exit_code, result.stdout) == (code, stdout)
-    assert in_stderr in result.stderr
-    assert (result.stderr == "") == (in_stderr == "")
+    assert (result.exit_code, result.stdout) == (code, stdout), result.stderr
+    assert re.fullmatch(stderr, result.stderr, re.DOTALL), result.stderr
     assert not (result.timed_out or result.out_of_memory or result.truncated)
-
-
-def test_arguments_arrive_as_given(jail: Sandbox) -> None:
-    words = ["a b", "$HOME", "", "-n", "'\"", "é\n"]
-    result = run(jail, [*python("import sys, json; print(json.dumps(sys.argv[1:]))"), *words])
-    assert json.loads(result.stdout) == words
-
-
-@pytest.mark.parametrize(
-    "name", ["/etc/debian_version", "/etc/os-release", "/etc/lsb-release", "/etc/localtime"]
-)
-def test_what_programs_ask_the_system_is_readable_or_absent(jail: Sandbox, name: str) -> None:
-    """An installer that finds such a file closed gives up."""
-    code = f"import contextlib\nwith contextlib.suppress(FileNotFoundError): open({name!r}, 'rb').read()"
-    assert run(jail, python(code)).exit_code == 0
 
 
 def test_one_text_is_for_the_shell(jail: Sandbox) -> None:
@@ -79,11 +78,6 @@ def test_large_stdin_and_stdout_do_not_block_each_other(jail: Sandbox) -> None:
     result = run(jail, ["cat"], stdin=data)
     assert hashlib.sha256(result.stdout.encode()).digest() == hashlib.sha256(data).digest()
     assert not result.truncated
-
-
-def test_streams_can_be_opened_by_name(jail: Sandbox) -> None:
-    done = run(jail, "echo out > /dev/stdout; echo err > /dev/stderr; cat /dev/stdin", stdin=b"in")
-    assert (done.stdout, done.stderr) == ("out\nin", "err\n")
 
 
 def test_environment_holds_what_env_names_and_nothing_of_ours(

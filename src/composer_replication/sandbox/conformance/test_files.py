@@ -15,7 +15,7 @@ import pytest
 from composer_replication.errors import SandboxFailure, SandboxFileError
 from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import FileEntry, SandboxSpec
-from composer_replication.sandbox.conformance.programs import MIB, python, run
+from composer_replication.sandbox.conformance.plugin import MIB, python, run
 
 NUM_FOLDERS, NUM_FILES_EACH = 100, 1000
 SPARSE_BYTES = 4 << 30
@@ -62,33 +62,22 @@ def test_links_inside_are_followed(jail: Sandbox) -> None:
     assert [jail.read_file(path) for path in ("e/f", "g", "d/h", "e/../d/f", "./d//f")] == [b"x\n"] * 5
 
 
-@pytest.mark.parametrize(
-    "path", ["../secret", "out", "up/secret", "d/../../secret", "/etc/passwd", "abs/passwd"]
-)
-def test_nothing_leads_out_of_the_tree(jail: Sandbox, path: str) -> None:
+def test_nothing_leads_out_of_the_tree(jail: Sandbox) -> None:
     run(jail, "mkdir d; ln -s ../secret out; ln -s .. up; ln -s /etc abs")
-    for ask in (lambda: jail.read_file(path), lambda: jail.write_file(path, b"changed")):
-        with pytest.raises(SandboxFileError, match="out of the tree") as error:
-            ask()
-        assert error.value.code == "CR0309"
+    for path in ("../secret", "out", "up/secret", "d/../../secret", "/etc/passwd", "abs/passwd"):
+        for ask in (jail.read_file, lambda path: jail.write_file(path, b"changed")):
+            with pytest.raises(SandboxFileError, match="out of the tree") as error:
+                ask(path)
+            assert error.value.code == "CR0309"
     assert (jail.tree.parent / "secret").read_text() == "hush"
 
 
-@pytest.mark.parametrize(
-    ("path", "why"),
-    [
-        ("none", "no such file"),
-        ("d", "no file"),
-        ("pipe", "no file"),
-        ("loop", "too many"),
-        ("f/x", "not a directory"),
-        ("a\0b", "NUL"),
-    ],
-)
-def test_what_cannot_be_read_is_one_sentence(jail: Sandbox, path: str, why: str) -> None:
+def test_what_cannot_be_read_is_one_sentence(jail: Sandbox) -> None:
     run(jail, "mkdir d; mkfifo pipe; ln -s loop loop; echo > f")
-    with pytest.raises(SandboxFileError, match=f"(?i){why}"):
-        jail.read_file(path)
+    refused = {"none": "no such file", "d": "no file", "pipe": "no file", "loop": "too many", "a\0b": "NUL"}
+    for path, why in {**refused, "f/x": "not a directory"}.items():
+        with pytest.raises(SandboxFileError, match=f"(?i){why}"):
+            jail.read_file(path)
 
 
 def test_a_folder_that_is_swapped_for_a_link_leads_nowhere(jail: Sandbox) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Limits, SandboxSpec
-from composer_replication.sandbox.conformance.programs import MIB, python, run, run_limited
+from composer_replication.sandbox.conformance.plugin import MIB, python, run, run_limited
 
 
 def test_memory_of_one_process(backend: SandboxBackend, tree: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import base_interpreter, base_python
-from composer_replication.sandbox.conformance.programs import (
+from composer_replication.sandbox.conformance.plugin import (
     living,
     open_to_all,
     python,

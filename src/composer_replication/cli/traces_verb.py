@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.flags import chosen_backend, given_up, refuse_unwritable
-from composer_replication.cli.terminal import progress_bar
+from composer_replication.cli.terminal import note, progress_bar
 from composer_replication.errors import InputError, MissingError, NothingToDoError, UsageError, needs_extra
 from composer_replication.run_folder import read_jsonl, rewrite_jsonl, write_json
 
@@ -32,7 +32,7 @@ _NOTHING_SENT = {"dry_run": True, "cost_usd": 0.0, "cached": 0, "failed": 0}
 
 
 def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    from composer_replication.traces.ingest import FORMATS, ingest
+    from composer_replication.traces.ingest import FORMATS, SECRETS_NAME, ingest
 
     if args.format and args.format not in FORMATS:
         problem = f"there is no format {args.format!r}."
@@ -43,6 +43,8 @@ def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     dropped = {**sums["duplicates"], **sums["files_left_out"]}
     result = {**sums, "kept": sums["traces"], "dropped": dropped}
     write_json(args.out / "summary.json", result)
+    if any(sums["redactions"].values()) and not args.quiet:
+        note(f"what stands for what was taken out is in {args.out / SECRETS_NAME}: keep that to yourself")
     return result, 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ from tiny_store import (
 )
 from verifiers.v1.cli.eval.main import main as vf_eval
 from verifiers.v1.cli.eval.runner import run_eval
+from verifiers.v1.cli.validate import run_validate
 from verifiers.v1.configs.cli.eval import EvalConfig
+from verifiers.v1.configs.cli.validate import ValidateConfig
 
 from composer_replication.errors import InputError
 from composer_replication.rollouts.environment.verifiers_face import NAME, load_environment
@@ -209,6 +212,15 @@ def test_an_unknown_task_is_data_of_its_rollout(store: TaskStore) -> None:
     assert "CR0412" in episode.traces[0].last_error.message and not episode.traces[0].rewards
     with pytest.raises(InputError):
         load_environment(store.root / "nowhere")
+
+
+def test_a_validation_which_has_no_harness_leaves_nothing(store: TaskStore) -> None:
+    taskset = {"id": NAME, "task": {"store": str(store.root)}}
+    asked = {"taskset": taskset, "runtime": {"type": "subprocess"}, "only_setup": True, "rich": False}
+    with nothing_left():
+        rows = asyncio.run(run_validate(ValidateConfig.model_validate(asked)))
+        gc.collect()
+    assert [row["valid"] for row in rows] == [True, True]
 
 
 def test_the_command_evaluates_every_task_beside_each_other(store: TaskStore, tmp_path: Path) -> None:

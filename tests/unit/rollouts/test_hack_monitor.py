@@ -276,6 +276,12 @@ def test_code_is_read_in_the_encoding_that_it_names() -> None:
     assert not inspect_episode(task, [], BEFORE, {**BEFORE, **odd}).findings
 
 
+@pytest.mark.parametrize("name", ["punycode", "IDNA"])
+def test_no_encoding_takes_hours(name: str) -> None:
+    """Both take seconds for so much, and hours for a megabyte."""
+    assert hack_monitor.as_text(f"# coding: {name}\nxn--{'a' * 200_000}".encode()).endswith("a" * 200_000)
+
+
 TEXTS = st.one_of(
     st.text(),
     st.text("$`'\"(){}[]<>|&;\\ \n#=-acgit.py/*~"),

@@ -92,6 +92,8 @@ BROKEN = "def last(books):\n    return books[-1\n"
         ("\n    return 0", "length", {}, {"t::a": "failed"}, "", "truncated"),
         ("", "finished", {"answered_text": ""}, {"t::a": "failed"}, "", "empty-answer"),
         ("\nreturn 1", "stop_rule", {"answered_text": ""}, {"t::a": "error"}, "", "empty-answer"),
+        ("\nreturn 1", "length", {"answered_text": ""}, {"t::a": "error"}, "", "truncated"),
+        ("\n \n", "length", {"answered_text": ""}, {"t::a": "error"}, "", "empty-answer"),
         ("\n    x", "stop_rule", {"answered_text": GOOD}, {"t::a": "failed"}, "the tests ran longer than 20 s", "test-failure"),
         ("\n    x", "stop_rule", {"answered_text": GOOD}, {"t::a": "failed"}, "the tests used more memory than allowed", "test-failure"),
         ("\n    x", "stop_rule", {"answered_text": GOOD}, {}, "the run ended without its closing record", "test-failure"),
@@ -106,6 +108,8 @@ def test_single_turns(
     rollout = Rollout("t", 1, (turn,), reward, score, StopReason(stop), 1.0)
     found = find_faults(single_turn(rollout, **known))
     assert [fault.kind for fault in found] == ([] if kind is None else [kind])
+    ungraded = single_turn(replace(rollout, score=None, reward=0.0), **known)
+    assert find_faults(ungraded) == [], "the sandbox failed"
 
 
 def test_a_failed_sandbox_is_nobodys_fault() -> None:

@@ -7,6 +7,7 @@ a model writes runs in the library's own runtime.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -71,6 +72,7 @@ class FeatureDeletionTask(vf.Task[vf.TaskData, vf.State, FeatureDeletionTaskConf
                 fix="leave both options out.",
             )
         _LEASES[trace.id] = self.config.host().lease()
+        weakref.finalize(trace, _LEASES.pop, trace.id, None)  # vf-validate has no harness to clean up
         await _do(trace, lambda environment: environment.reset(self.key))
 
     async def finalize(self, trace: Any, runtime: Any) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from composer_replication.errors import InputError, SandboxFailure
@@ -52,6 +52,7 @@ class LedgerTalk:
     """
 
     tokenizer: Tokenizer
+    _: KW_ONLY
     system: str = ""
     template_options: Mapping[str, Any] = field(default_factory=dict)
     num_ids: int | None = None

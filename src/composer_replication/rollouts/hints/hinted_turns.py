@@ -122,12 +122,16 @@ def fault_kind(result: ToolResult) -> str:
 def _turn_faults(observed: ObservedRollout) -> Iterator[Fault]:
     """Faults that a turn shows as a whole: cut off, nothing said, or code of a single answer that does not parse."""
     turns, score, reward = observed.episode.turns, observed.episode.score, observed.episode.reward
+    is_single = len(turns) == 1 and not turns[0].calls
+    if is_single and score is None:  # the sandbox failed
+        return
     is_solved = score.all_passed if score is not None else reward is not None and reward >= 1
     code, said = observed.answered_text, answered(observed.run_error)
     problem = "" if code is None else _syntax_problem(code)
     for idx, turn in enumerate(turns[:-1] if is_solved else turns):
-        is_cut, text = turn.completion.stop_reason is StopReason.LENGTH, turn.completion.text
-        is_empty = not turn.calls and (not text.strip() or code == "")
+        is_blank = not turn.completion.text.strip()
+        is_cut = turn.completion.stop_reason is StopReason.LENGTH and not (is_single and is_blank)
+        is_empty = not turn.calls and (is_blank or code == "")
         if is_cut and (code is None or problem or is_empty):  # code that is whole is judged by its tests
             yield Fault(idx, "truncated", (_shorter(observed, idx), said))
         elif is_empty:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from codecs import lookup
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.util import decode_source
+from io import BytesIO
 from itertools import chain, islice
 from pathlib import PurePosixPath
+from tokenize import detect_encoding
 from typing import Any
 
 from composer_replication.records import MonitorMode, Task, ToolCall
@@ -21,6 +24,8 @@ from composer_replication.tasks.syntax_trees import parsed
 LONGEST = 400_000
 """Characters of one Python file that are looked at."""
 
+_LONGEST_NAME = 20_000
+"""Bytes that are read in an encoding of host names: that takes time by their square."""
 _SOURCE_FOLDERS = frozenset({"src", "lib", "python", "source"})
 _MOST_FINDINGS = 5
 """Of one class in one episode: one is enough to act on, and a hostile episode could make thousands."""
@@ -91,7 +96,9 @@ def as_text(data: str | bytes) -> str:
     """
     data = data.encode("utf-8", "replace") if isinstance(data, str) else data
     with suppress(SyntaxError, UnicodeError, LookupError):
-        return decode_source(data)
+        codec = lookup(detect_encoding(BytesIO(data).readline)[0]).name
+        if len(data) <= _LONGEST_NAME or codec not in {"punycode", "idna"}:
+            return decode_source(data)
     return data.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")  # no Python
 
 

@@ -12,12 +12,11 @@ from __future__ import annotations
 import difflib
 import heapq
 import json
-import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import accumulate
 
 from composer_replication.errors import CommandError, SandboxFileError
 from composer_replication.interfaces import Sandbox
@@ -138,8 +137,8 @@ def str_replace(box: Toolbox, path: str, old_str: str, new_str: str) -> ToolResu
         why = f"old_str was not found in {path}; nothing was changed. {near_matches(text, old_str)}"
         raise RefusedError(why, "edit-not-applied")
     if count > 1:
-        found = islice(re.finditer(re.escape(old_str), text), _MAX_PLACES)
-        places = ", ".join(str(text.count("\n", 0, each.start()) + 1) for each in found)
+        before = accumulate(each.count("\n") for each in text.split(old_str, _MAX_PLACES)[:-1])
+        places = ", ".join(str(1 + num + idx * old_str.count("\n")) for idx, num in enumerate(before))
         more = " and more" if count > _MAX_PLACES else ""
         why = f"old_str is not unique: it stands {count} times in {path}, at line {places}{more}."
         raise RefusedError(f"{why} Add lines before or after it, so that it stands once.", "edit-not-applied")

@@ -17,7 +17,7 @@ RUN = """
 import dataclasses, json, sys, tempfile
 from pathlib import Path
 from composer_replication.records import Limits, SandboxSpec
-from composer_replication.sandbox import base_python, choose_backend, supervised_run
+from composer_replication.sandbox import base_python, choose_backend, process_memory
 name, guard, program, warm_again = sys.argv[1:]
 backend = choose_backend(name)
 check = backend.is_available()
@@ -25,8 +25,8 @@ if not check.ok:
     print(json.dumps({"skip": check.detail}))
     raise SystemExit
 if guard == "off":  # what the watch was before it: the mapped part counts, and that is all
-    look = supervised_run.unlinked_files
-    supervised_run.unlinked_files = lambda *given, **named: dataclasses.replace(look(*given, **named), is_whole=True)
+    look = process_memory.unlinked_files
+    process_memory.unlinked_files = lambda *given, **named: dataclasses.replace(look(*given, **named), is_whole=True)
 with tempfile.TemporaryDirectory() as folder:
     spec = SandboxSpec(Path(folder), limits=Limits(disk_bytes=8 << 20, memory_bytes=96 << 20))
     with backend.open(spec) as sandbox:

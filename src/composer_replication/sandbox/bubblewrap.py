@@ -113,7 +113,9 @@ class HeldJail:
         """Take hold of the jail's first process, set the limits, let the command run."""
         try:
             info_read, block_write = self._holding
-            told = read_until(b"}", info_read, time.monotonic() + bwrap_program.START_SECONDS)  # JSON
+            deadline = time.monotonic() + bwrap_program.START_SECONDS
+            # JSON; who gave up here would have no hold on the jail.
+            told = read_until(b"}", info_read, deadline, interrupted_too=True)
             init = int(json.loads(told)["child-pid"])
             self._init_pidfd = os.pidfd_open(init)
             self.init_pid = init

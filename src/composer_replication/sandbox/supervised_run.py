@@ -255,14 +255,14 @@ class _Run:
                 self.stdin.close()
 
 
-def read_until(marker: bytes, descriptor: int, deadline: float) -> bytes:
+def read_until(marker: bytes, descriptor: int, deadline: float, *, interrupted_too: bool = False) -> bytes:
     """What comes from ``descriptor`` up to and with ``marker``, after which its writer waits for us.
 
-    Less when it is at its end, when ``deadline`` (of ``time.monotonic``) is over, or inside ``runs_interrupted``:
-    whoever goes on with it finds out which.
+    Less when it is at its end, when ``deadline`` (of ``time.monotonic``) is over, or inside ``runs_interrupted`` (unless
+    ``interrupted_too``): whoever goes on with it finds out which.
     """
     found = b""
-    while marker not in found and not is_interrupted():
+    while marker not in found and (interrupted_too or not is_interrupted()):
         pause = min(deadline - time.monotonic(), _WATCH_SECONDS)
         if pause <= 0:
             break

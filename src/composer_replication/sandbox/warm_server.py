@@ -44,7 +44,9 @@ class Server:
         self.orders = _socket.socket(fileno=orders)
         self.starter = starter
         self.user = user
-        self.wake, wake_write = os.pipe()
+        wake, wake_write = os.pipe()
+        self.wake = os.dup2(wake, 0, inheritable=False)  # where nothing is read: descriptors may be few
+        os.close(wake)
         os.set_blocking(self.wake, False)
         os.set_blocking(wake_write, False)
         _signal.signal(_SIGINT, _signal.SIG_DFL)

@@ -412,7 +412,8 @@ class AgentSection(Section):
     An answer has at most ``max_new_tokens``, a whole conversation ``max_context_tokens``; from ``summary_tokens`` on (0:
     never) the policy sums up and goes on in a new one, ``max_summaries`` times at most. docs/episodes.md tells of the other
     limits. ``template_options`` are variables of the chat template. ``monitor`` pays rollouts
-    with a finding 0 at most (``mask``), as docs/monitor.md says by class, or only counts findings (``report``).
+    with a finding 0 at most (``mask``), as docs/monitor.md says by class, or only counts findings (``report``). ``judge``
+    (``URL#MODEL``) is a server whose model is asked about a tenth of the paid ones, for a report.
     ``log_prob_check`` compares trainer and sampler at each step: over 0.05 nats on average it tells
     (``report``) or stops (``error``). At most ``max_concurrent`` episodes run at a time. Answers are sampled when every running episode
     waits for one, so that the same seed gives the same bits.
@@ -429,6 +430,7 @@ class AgentSection(Section):
     system: str = ""
     template_options: dict[str, Any] = {}
     monitor: MonitorMode = "mask"
+    judge: str = ""
     log_prob_check: Literal["report", "error", "off"] = "report"
     reward: AgentRewardSection = AgentRewardSection()
     tools: AgentToolsSection = AgentToolsSection()

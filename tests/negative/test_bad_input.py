@@ -18,36 +18,10 @@ Command = Callable[..., Any]
 TINY = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "project"
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Callable[[str], Path]:
-    """Makes a project of one function with the given tests."""
-
-    def make(tests: str) -> Path:
-        root = tmp_path / "project"
-        (root / "tests").mkdir(parents=True)
-        (root / "pyproject.toml").write_text('[project]\nname = "planted"\nversion = "1"\n')
-        (root / "planted.py").write_text("def double(x):\n    y = x + x\n    return y\n")
-        (root / "tests" / "test_planted.py").write_text(tests)
-        return root
-
-    return make
-
-
 def flip_a_byte(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(bytes(data))
-
-
-# --- sources ---------------------------------------------------------------------------------
-
-
-def test_no_valid_candidate_says_why_and_how_often(
-    command: Command, project: Callable[[str], Path], tmp_path: Path
-) -> None:
-    answer = command("tasks", "build", project("def test_nothing():\n    pass\n"), "--out", tmp_path / "out")
-    assert (answer.exit_code, answer.error["code"]) == (6, "CR0418")
-    assert answer.error["message"] == "none of 1 candidates is a task: untested 1."
 
 
 # --- recipes ---------------------------------------------------------------------------------
@@ -70,18 +44,6 @@ def test_a_recipe_that_is_wrong_begins_no_run(
     assert words in answer.error["message"]
     if code == "CR0204":
         assert answer.error["where"] == f"--set {setting.partition('=')[0]}"
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_file_of_pairs_that_cannot_be_used_begins_no_run(
-    command: Command, recipe: Path, tmp_path: Path
-) -> None:
-    pairs = tmp_path / "pairs.jsonl"
-    pairs.write_text('{"prompt": "a", "chosen": "b"}\n')
-    recipe.write_text(recipe.read_text() + '[replay]\npairs = "pairs.jsonl"\n')
-    answer = command("train", recipe, "--out", tmp_path / "run", "--set", "trainer.beta_replay=0.1")
-    assert (answer.exit_code, answer.error["code"]) == (4, "CR0751")
-    assert (answer.error["message"], answer.error["where"]) == ("rejected is missing.", f"{pairs}:1")
     assert not (tmp_path / "run").exists()
 
 
@@ -192,24 +154,3 @@ def test_a_damaged_store(command: Command, store: Path, tmp_path: Path) -> None:
         answer = command(*words)
         assert (answer.exit_code, answer.error["code"]) == (4, "CR0411")
         assert answer.error["where"] == str(damaged)
-
-
-def test_an_empty_store(command: Command, tmp_path: Path) -> None:
-    TaskStore.create(tmp_path / "store")
-    answer = command("eval", "tiny-random", "--tasks", tmp_path / "store")
-    assert (answer.exit_code, answer.error["code"]) == (6, "CR0604")
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "code"),
-    [("metrics.jsonl", '{"step": 1}\nno json\n{"step": 2}\n', "CR0401"), ("run.toml", "[model", "CR0481")],
-)
-def test_a_broken_file_in_a_run_folder(
-    command: Command, tmp_path: Path, name: str, text: str, code: str
-) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
-    (tmp_path / name).write_text(text)
-    answer = command("report", tmp_path)
-    assert (answer.exit_code, answer.error["code"]) == (4, code)
-    assert name in answer.error["where"]
-    assert not (tmp_path / "report.html").exists()

@@ -67,15 +67,6 @@ def test_a_model_that_cannot_be_used(
     assert name in answer.error["where"]
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--samples", 0), ("--seed", 2**32)])
-def test_numbers_out_of_range_are_not_evaluated_with(
-    command: Command, store: Path, flag: str, value: object
-) -> None:
-    answer = command("eval", "tiny-random", "--tasks", store, f"{flag}={value}")
-    assert (answer.exit_code, answer.error["code"]) == (2, "CR0206")
-    assert answer.error["message"].startswith(f"argument {flag}: ")
-
-
 @pytest.mark.parametrize(
     ("settings", "where", "words"),
     [

@@ -56,21 +56,6 @@ def test_a_split_that_is_not_there(command: Command, recipe: Path, own_store: Ta
     assert not (recipe.parent / "run").exists()
 
 
-def test_a_split_whose_tasks_changed(command: Command, recipe: Path, own_store: TaskStore) -> None:
-    keep(own_store, own_store.root / "split.json", 0)
-    name = own_store.task_ids()[1]
-    record = own_store.record(name)
-    (edit,) = record.edits
-    changed = replace(record, edits=(replace(edit, text=f"{edit.text} from None"),))
-    own_store.put_task(changed, own_store.secret(name))
-    answer = train(command, recipe)
-    assert (answer.exit_code, answer.error["code"]) == (4, "CR0504")
-    assert (
-        answer.error["message"]
-        == f"1 task(s) were added, taken out or changed since the split was made, {name} first."
-    )
-
-
 def test_train_and_held_out_tasks_that_are_near_copies(
     command: Command, recipe: Path, own_store: TaskStore
 ) -> None:

@@ -43,6 +43,7 @@ from composer_replication.rollouts.episodes.episode_player import (
     outcome_of_episode,
 )
 from composer_replication.rollouts.episodes.policies import ServedModel, find_server, open_server, require_fit
+from composer_replication.rollouts.episodes.shortcut_judge import open_judge
 from composer_replication.rollouts.episodes.trajectories import KeptEpisodes
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator, PolicySampler, TaskSampler
@@ -117,6 +118,7 @@ def check_agent(config: RunConfig) -> None:
         raise MissingError("CR0101", problem, where="vllm", fix=fix)
     if uses_vllm and is_server:
         find_trl_server(config)
+    open_judge(config.agent.judge)
 
 
 def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
@@ -147,11 +149,11 @@ def make_guard(config: RunConfig) -> HeldOutGuard | CombinedGuard | None:
 
 
 def identity_table(config: RunConfig) -> dict[str, Any]:
-    """What the recipe sets, without ``[ray]`` and the addresses of replicas: a run may be resumed at another cluster, and with no other change.
+    """What the recipe sets, without ``[ray]`` and the addresses of replicas and judge: a run may be resumed at another cluster, and with no other change.
 
     Defaults are left out, so that a key which a later version adds makes no other run of it.
     """
-    moves: Any = {"ray": True, "replicas": {"interface", "lighthouse"}}
+    moves: Any = {"ray": True, "replicas": {"interface", "lighthouse"}, "agent": {"judge"}}
     return config.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude=moves)
 
 
@@ -453,6 +455,7 @@ def open_player(
         talk,
         options,
         seed=config.seed,
+        judge=None if is_evaluation else open_judge(section.judge),
         listeners=listeners,
         keeps_trees=is_evaluation,
         num_places=None if cluster is None else lambda: len(cluster.places()),

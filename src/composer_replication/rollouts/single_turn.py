@@ -30,13 +30,9 @@ Answer with one fenced code block that holds only the body.
 
 
 def build_prompt(broken_text: str, hole: Hole, options: RolloutsSection) -> str:
-    """Cut the prompt out of the broken file: in the style of the recipe, with its number of lines before the function."""
-    shown = "".join(excerpt(broken_text, hole, options.context_lines))
-    return shown if options.prompt_style == "completion" else _CHAT_REQUEST.format(excerpt=shown)
-
-
-def excerpt(broken_text: str, hole: Hole, context_lines: int) -> tuple[str, str]:
-    """So many file lines before the function around the hole, and the function, its decorators included, up to the hole."""
+    """The prompt in the style of the recipe: its number of lines before the function around the hole, and the function, its
+    decorators included, up to the hole.
+    """
     line = broken_text.count("\n", 0, hole.start) + 1
     starts = [
         first_line(node)
@@ -46,7 +42,8 @@ def excerpt(broken_text: str, hole: Hole, context_lines: int) -> tuple[str, str]
     ]
     first = max(starts, default=line) - 1
     lines = broken_text[: hole.start].splitlines(keepends=True)
-    return "".join(lines[max(0, first - context_lines) : first]), "".join(lines[first:])
+    shown = "".join(lines[max(0, first - options.context_lines) :])
+    return shown if options.prompt_style == "completion" else _CHAT_REQUEST.format(excerpt=shown)
 
 
 def is_finished(text: str) -> bool:

@@ -13,7 +13,6 @@ from composer_replication.errors import InputError
 from composer_replication.records import Hole
 from composer_replication.rollouts.single_turn import (
     build_prompt,
-    excerpt,
     extract_answer,
     is_finished,
     refuse_leaking_prompt,
@@ -62,10 +61,11 @@ def test_context_is_cut_at_the_start_of_the_file() -> None:
 
 
 def test_the_function_begins_with_its_decorators_and_not_with_a_header_in_a_docstring() -> None:
-    assert excerpt(FILE, HOLE, 1) == ("\n", '    @property\n    def last(self):\n        """Last book."""')
+    bare = RolloutsSection(context_lines=0)
+    assert build_prompt(FILE, HOLE, bare) == '    @property\n    def last(self):\n        """Last book."""'
     head = 'import os\ndef f(x):\n    """Doc.\n    def g(x):\n    """'
     hole = Hole("a.py", len(head), len(head) + 10)
-    assert excerpt(f"{head}\n    pass\n", hole, 9) == ("import os\n", head[10:])
+    assert build_prompt(f"{head}\n    pass\n", hole, bare) == head[10:]
 
 
 def test_chat_prompt_holds_the_excerpt_in_a_fence() -> None:

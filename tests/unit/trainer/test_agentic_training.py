@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from full_vocabulary import jensen_shannon, sharpened, support, token_logps
+from policy_server import PolicyServer, says
 from scripted_tools import ASSISTANT, END, ScriptedSampler, said, sampler_of
 from stored_episodes import stored_episodes
 
@@ -21,6 +22,7 @@ from composer_replication.config import AgentRewardSection, dump_config, load_co
 from composer_replication.errors import ComposerError, InputError, SandboxFailure, UsageError
 from composer_replication.records import StopReason, Turn
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.rollouts.episodes import shortcut_judge
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
@@ -420,11 +422,27 @@ def test_a_sampler_of_other_probabilities_is_named_by_row_turn_and_token(
     assert "(turn 1) of row 0" in words
 
 
+def test_a_judge_is_asked_about_what_was_paid(
+    scripted: pytest.MonkeyPatch, store: TaskStore, tmp_path: Path, scripts: list[list[str]]
+) -> None:
+    scripted.setattr(shortcut_judge, "SHARE", 1.0)
+    scripted.setattr(episode_rollouts, "model_sampler", sampler_of(scripts[:1]))
+    with PolicyServer.running(lambda _: says("YES: it was copied.")) as server:
+        settings = {"trl.max_steps": 1, "agent.judge": f"{server.url}/v1#tiny"}
+        folder = train(tmp_path / "run", store, **settings)
+    [row] = read_jsonl(folder.metrics)
+    assert row["rollouts/judged"] == row["rollouts/judged_shortcuts"] == row["rollouts/monitor_findings"] > 0
+    assert row["rollouts/monitor_masked"] == row["rollouts/judge_failures"] == 0
+    findings = read_jsonl(folder.rollouts / "findings-000001.jsonl")
+    assert {each["name"] for found in findings for each in found["findings"]} == {"judged-shortcut"}
+
+
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"trl.use_vllm": True}, "CR0101", "vllm is not installed here"),
     ({"trl.use_transformers_continuous_batching": True}, "CR0211", "the agent loop does not sample so"),
     ({"trl.report_to": "excel"}, "CR0211", "the trackers are trackio, wandb, mlflow, tensorboard"),
     ({"trl.report_to": "trackio"}, "CR0101", "trl.report_to names trackio, which is not installed"),
+    ({"agent.judge": "host#model"}, "CR0206", "the judge cannot be asked: the address is not http://HOST"),
     ({"agent.max_context_tokens": 40_000}, "CR0705", "32768 positions"),
     ({"agent.max_context_tokens": 1000, "agent.max_new_tokens": 100}, "CR0705", "leaves no room for an answer"),
     ({"model.name": "tiny-random"}, "CR0810", "no chat template"),

@@ -23,6 +23,7 @@ from composer_replication.rollouts.episodes.agent_loop import (
 )
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.policies import run_anywhere
+from composer_replication.rollouts.episodes.shortcut_judge import ShortcutJudge
 from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
 from composer_replication.rollouts.heldout_evaluation import TaskSampler, derive_seed
 from composer_replication.rollouts.rewards import outcome_of
@@ -36,8 +37,8 @@ _REASONS = ("submitted", "finished", "turns", "context", "length", "deadline", "
 class EpisodePlayer:
     """Plays generations, one at a time, on tasks of the store of ``grader``.
 
-    ``open_environment`` makes a fresh one for each try. ``listeners`` hear of every generation that is trained on: the run
-    folder, the curriculum, the hints. With ``keeps_trees``, for evaluation, a judgement is that of ``finish_with_tree``.
+    ``open_environment`` makes a fresh one for each try. ``judge`` may add findings to a generation that is trained on, and then
+    ``listeners`` hear of it: the run folder, the curriculum, the hints. With ``keeps_trees``, for evaluation, a judgement is that of ``finish_with_tree``.
     ``num_places`` says how many attempts have a place at this moment, where nodes may go away; None: as many as run.
 
     ``figures`` are numbers of the newest generation, for the log; ``num_running`` how many episodes may ask the policy.
@@ -49,6 +50,7 @@ class EpisodePlayer:
     talk: LedgerTalk
     options: EpisodeOptions
     seed: int = field(kw_only=True)
+    judge: ShortcutJudge | None = field(default=None, kw_only=True)
     listeners: Sequence[Listener] = field(default=(), kw_only=True)
     keeps_trees: bool = field(default=False, kw_only=True)
     num_places: Callable[[], int] | None = field(default=None, kw_only=True)
@@ -80,8 +82,11 @@ class EpisodePlayer:
                 where=played[0].failure,
                 fix="composer-rl sandbox selftest",
             )
+        if is_training and self.judge is not None:
+            played = self.judge(played)
         self.figures = figures_of(played)
         if is_training:
+            self.figures |= {} if self.judge is None else self.judge.figures
             for listener in self.listeners:
                 listener(played)
         return played

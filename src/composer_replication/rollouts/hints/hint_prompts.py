@@ -174,12 +174,7 @@ def hint_code_prompt(
 ) -> tuple[int, ...]:
     """The ids of a prompt that is the beginning of a source file and that a body follows, with a hint in it as a comment.
 
-    Args:
-        tokenizer: the policy's.
-        prompt_ids: the ids that the policy saw.
-        answer: the text that was sampled after them.
-        hint: plain text.
-        indent: of the body.
+    ``answer`` is the text that was sampled after ``prompt_ids``, ``indent`` that of the body.
     """
     _refuse_control_tokens(tokenizer, hint)
     end = "" if answer.startswith(("\n", "\r\n")) else f"\n{indent}"

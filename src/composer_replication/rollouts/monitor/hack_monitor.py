@@ -24,8 +24,7 @@ from composer_replication.tasks.syntax_trees import parsed
 LONGEST = 400_000
 """Characters of one Python file that are looked at."""
 
-_LONGEST_NAME = 20_000
-"""Bytes that are read in an encoding of host names: that takes time by their square."""
+_LONGEST_NAME = 20_000  # bytes that are read in an encoding of host names: that takes time by their square
 _SOURCE_FOLDERS = frozenset({"src", "lib", "python", "source"})
 _MOST_FINDINGS = 5
 """Of one class in one episode: one is enough to act on, and a hostile episode could make thousands."""
@@ -153,12 +152,8 @@ def inspect_episode(
 ) -> MonitorReport:
     """All findings of one episode, of its calls in their order, then of its tree. Whatever it holds, the answer is a report.
 
-    Args:
-        task: the public side of the task.
-        calls: in their order.
-        before: files of the tree by path, as the policy got it.
-        after: the same at the end.
-        tree_root: absolute path of the tree as commands saw it; empty where it is not known.
+    ``before`` are the files of the tree by path as the policy got it, ``after`` those at the end; ``tree_root`` is its absolute
+    path as commands saw it, empty where that is not known.
     """
     findings: dict[HackFinding, None] = {}
     seen: Counter[str] = Counter()
@@ -168,7 +163,7 @@ def inspect_episode(
     ):
         if seen[name] < _MOST_FINDINGS:
             finding = HackFinding(
-                name, HACK_CLASSES[name], _clean(words), place, at, None if at is None else 0
+                name, HACK_CLASSES[name], clean(words), place, at, None if at is None else 0
             )
             seen[name] += finding not in findings
             findings[finding] = None
@@ -249,7 +244,7 @@ def _of_the_answer(
         yield name, lines[line - 1], f"{path}:{line}"
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """One printable line of bounded length."""
     plain = " ".join("".join(each if each.isprintable() else " " for each in text[:4000]).split())
     return plain if len(plain) <= _QUOTE_CHARACTERS else plain[: _QUOTE_CHARACTERS - 3] + "..."

@@ -14,14 +14,14 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
-    "src": 60824,
+    "src": 60820,
     "src/composer_replication/cli": 4460,
     "src/composer_replication/engines": 639,
     "src/composer_replication/launch": 1300,
     "src/composer_replication/losses": 863,
     "src/composer_replication/replicas": 1400,
     "src/composer_replication/report": 2200,
-    "src/composer_replication/rollouts": 8500,
+    "src/composer_replication/rollouts": 8496,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 7500,
     "src/composer_replication/tasks": 19647,
@@ -29,7 +29,7 @@ CEILINGS = {
     "src/composer_replication/trainer": 7506,
     "src/composer_replication/cli/explanations": 459,
     "benchmarks": 7049,
-    "tests": 66825,
+    "tests": 66826,
 }
 BANNED = {"utils", "util", "common", "core", "helpers", "helper", "manager", "handler", "base", "misc"}
 

@@ -166,8 +166,7 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
     ``UsageError``: no attempt is under way (CR0800).
 
     Args:
-        grader: whose store the tasks are in, which runs their tests, and whose limits the sandbox of an attempt has; it
-            counts failures of sandboxes.
+        grader: whose store the tasks are in, which runs their tests, and whose limits the sandbox of an attempt has.
         tools: how long answers are, and whether one process stays in the sandbox and starts the commands, where the backend has
             a warm kind that holds (``Grader.attempt_backend``): a call costs a message then, and no new jail.
         reward: how a reward is made.

@@ -336,8 +336,8 @@ class OneEpisode:
         is_cut = turn.completion.stop_reason is StopReason.LENGTH
         if turn.is_summary and not is_cut:
             summary = f"{options.summary_introduction}\n{turn.completion.text.strip()}"
-            self._open_conversation(f"{self._so_far.first_messages[0]}\n\n{summary}")
-            return None
+            first = f"{self._so_far.first_messages[0]}\n\n{summary}"
+            return None if self._is_told(lambda: self._open_conversation(first)) else StopReason.FINISHED
         if is_done:
             return StopReason.SUBMITTED
         if len(turn.results) < len(turn.calls):

@@ -484,12 +484,9 @@ class Toolbox:
 
     sandbox: Sandbox
     tests: VisibleTests  # what ``run_tests`` runs
-    environment_variables: Mapping[str, str] = field(
-        default_factory=dict
-    )  # of every command, over the sandbox's
-    max_characters: int = (
-        16_000  # of an answer, at least 1,000; some 4,000 tokens: a small context holds several
-    )
+    # Of every command, over the sandbox's.
+    environment_variables: Mapping[str, str] = field(default_factory=dict)
+    max_characters: int = 16_000  # of an answer, at least 1,000; a small context holds several
     num_calls: int = 0
     num_invalid: int = 0
     is_over: bool = False

@@ -431,6 +431,16 @@ def test_a_summary_that_has_no_room_or_no_end_ends_the_episode() -> None:
     assert cut.turns[-1].is_summary
 
 
+def test_a_summary_that_cannot_begin_a_conversation_ends_its_episode_alone() -> None:
+    def opened(message: str, tools: Any) -> Any:
+        if "so far" in message:
+            raise InputError("CR0816", "a text holds a control token.")
+        return IdTalk().open(message, tools)
+
+    unfit, _ = one(summarising, SUMMARY, talk=IdTalk(open=opened))
+    assert (unfit.stop_reason, len(unfit.first_messages)) == (StopReason.FINISHED, 1)
+
+
 @pytest.mark.parametrize("end", ["<|return|>", "<|end|>", "<|call|>"])
 def test_an_end_that_the_template_writes_nowhere_after_a_call_ends_that_episode_alone(end: str) -> None:
     """GPT-OSS ends a call with <|call|>. What a policy samples in its place is graded, and the others go on."""

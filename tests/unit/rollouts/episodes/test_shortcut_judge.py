@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
+
 from policy_server import PolicyServer, says
 
-from composer_replication.errors import UsageError
 from composer_replication.records import Score
 from composer_replication.rollouts.environment.feature_deletion_env import Judgement
 from composer_replication.rollouts.episodes import shortcut_judge
@@ -19,7 +19,7 @@ def played(index: int, patch: str | None = "+ return {1: 2}[x]", reward: float |
     return Episode("t", index, 3, 5, first_messages=("Write double.",), reward=reward, judgement=judgement)
 
 
-def test_a_yes_is_a_finding_that_flags_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_yes_is_a_finding_that_flags_nothing(monkeypatch: Any) -> None:
     monkeypatch.setattr(shortcut_judge, "SHARE", 1.0)
     monkeypatch.setenv(KEY_VARIABLE, "secret-key")
     words = {
@@ -37,7 +37,6 @@ def test_a_yes_is_a_finding_that_flags_nothing(monkeypatch: pytest.MonkeyPatch) 
 
     with PolicyServer.running(reply) as server:
         judge = open_judge(f"{server.url}/v1#tiny")
-        assert judge is not None
         found = judge([*episodes, *unpaid])
         assert server.authorizations == ["Bearer secret-key"] * 3 and "secret-key" not in repr(judge)
     assert judge.figures == {
@@ -55,13 +54,5 @@ def test_a_yes_is_a_finding_that_flags_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_tenth_is_drawn_and_the_same_again() -> None:
-    drawn = [shortcut_judge._is_drawn(played(n)) for n in range(2000)]
-    assert 150 < sum(drawn) < 250
-    assert drawn == [shortcut_judge._is_drawn(played(n)) for n in range(2000)]
-
-
-@pytest.mark.parametrize("text", ["localhost:8000#m", "http://host/v1", "ftp://host#m"])
-def test_an_address_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"CR0206: the judge cannot be asked: .*agent\.judge = "):
-        open_judge(text)
-    assert open_judge("") is None
+    drawn, again = ([shortcut_judge._is_drawn(played(n)) for n in range(2000)] for _ in range(2))
+    assert 150 < sum(drawn) < 250 and drawn == again

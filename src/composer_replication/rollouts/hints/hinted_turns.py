@@ -90,7 +90,9 @@ def find_faults(observed: ObservedRollout) -> list[Fault]:
     if episode.stop_reason is StopReason.INFRASTRUCTURE or (episode.reward is None and episode.score is None):
         return []
     by_turn: dict[int, Fault] = {}
-    for fault in (*_call_faults(episode.turns), *_turn_faults(observed), *_test_failures(observed)):
+    is_single_answer = len(episode.turns) == 1 and not episode.turns[0].calls
+    whole = _answer_faults if is_single_answer else _turn_faults
+    for fault in (*_call_faults(episode.turns), *whole(observed), *_test_failures(observed)):
         by_turn.setdefault(fault.turn_idx, fault)
     return [by_turn[idx] for idx in sorted(by_turn)]
 
@@ -120,25 +122,31 @@ def fault_kind(result: ToolResult) -> str:
 
 
 def _turn_faults(observed: ObservedRollout) -> Iterator[Fault]:
-    """Faults that a turn shows as a whole: cut off, nothing said, or code of a single answer that does not parse."""
+    """Faults that a turn shows as a whole: cut off, or nothing said."""
     turns, score, reward = observed.episode.turns, observed.episode.score, observed.episode.reward
-    is_single = len(turns) == 1 and not turns[0].calls
-    if is_single and score is None:  # the sandbox failed
-        return
-    is_solved = score.all_passed if score is not None else reward is not None and reward >= 1
-    code, said = observed.answered_text, answered(observed.run_error)
-    problem = "" if code is None else _syntax_problem(code)
+    is_solved, said = score.all_passed if score else (reward or 0) >= 1, answered(observed.run_error)
     for idx, turn in enumerate(turns[:-1] if is_solved else turns):
-        is_blank = not turn.completion.text.strip()
-        is_cut = turn.completion.stop_reason is StopReason.LENGTH and not (is_single and is_blank)
-        is_empty = not turn.calls and (is_blank or code == "")
-        if is_cut and (code is None or problem or is_empty):  # code that is whole is judged by its tests
+        if turn.completion.stop_reason is StopReason.LENGTH:
             yield Fault(idx, "truncated", (_shorter(observed, idx), said))
-        elif is_empty:
+        elif not turn.completion.text.strip() and not turn.calls:
             yield Fault(idx, "empty-answer", (_expected(observed, idx), said))
-        elif problem:
-            told = f"What was written does not parse: {problem}. Keep brackets, quotes and indentation whole."
-            yield Fault(idx, "syntax-error", (told, said))
+
+
+def _answer_faults(observed: ObservedRollout) -> Iterator[Fault]:
+    """What is wrong with a single answer that failed, before any test looks at it: it is judged by its code."""
+    [turn], score, code = observed.episode.turns, observed.episode.score, observed.answered_text
+    if score is None or score.all_passed:
+        return
+    is_blank, said = not turn.completion.text.strip(), answered(observed.run_error)
+    is_cut = turn.completion.stop_reason is StopReason.LENGTH and not is_blank
+    problem = "" if code is None else _syntax_problem(code)
+    if is_cut and (not code or problem):  # code that is whole is judged by its tests
+        yield Fault(0, "truncated", (_shorter(observed, 0), said))
+    elif is_blank or code == "":
+        yield Fault(0, "empty-answer", (_expected(observed, 0), said))
+    elif problem:
+        told = f"What was written does not parse: {problem}. Keep brackets, quotes and indentation whole."
+        yield Fault(0, "syntax-error", (told, said))
 
 
 def _shorter(observed: ObservedRollout, turn_idx: int) -> str:

@@ -30,9 +30,7 @@ Answer with one fenced code block that holds only the body.
 
 
 def build_prompt(broken_text: str, hole: Hole, options: RolloutsSection) -> str:
-    """The prompt in the style of the recipe: its number of lines before the function around the hole, and the function, its
-    decorators included, up to the hole.
-    """
+    """The prompt in the style of the recipe: some lines, then the function around the hole, from its decorators to the hole."""
     line = broken_text.count("\n", 0, hole.start) + 1
     starts = [
         first_line(node)

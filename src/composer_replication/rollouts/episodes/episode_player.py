@@ -82,11 +82,11 @@ class EpisodePlayer:
                 where=played[0].failure,
                 fix="composer-rl sandbox selftest",
             )
+        told: dict[str, float] = {}
         if is_training and self.judge is not None:
-            played = self.judge(played)
-        self.figures = figures_of(played)
+            played, told = self.judge(played)
+        self.figures = figures_of(played) | told
         if is_training:
-            self.figures |= {} if self.judge is None else self.judge.figures
             for listener in self.listeners:
                 listener(played)
         return played

@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from composer_replication.errors import UsageError
 from composer_replication.model_endpoint import Endpoint, EndpointFailed, open_endpoint, openai_package
@@ -35,11 +35,7 @@ _ANSWER = re.compile(r"\W*(yes|no)\b\W*(.*)", re.IGNORECASE | re.DOTALL)
 
 
 def open_judge(text: str) -> ShortcutJudge | None:
-    """A judge from ``URL#MODEL``, nothing is asked yet; None for an empty text.
-
-    Raises:
-        UsageError: the server cannot be asked like that (CR0206); or MissingError, without ``openai`` (CR0101).
-    """
+    """A judge from ``URL#MODEL``, nothing is asked yet; None for an empty text. What is no address is refused (CR0206)."""
     if not text:
         return None
     url, _, model = text.rpartition("#")
@@ -54,33 +50,31 @@ def open_judge(text: str) -> ShortcutJudge | None:
 
 @dataclass(frozen=True, slots=True)
 class ShortcutJudge:
-    """Gives episodes back, those in which it sees a shortcut with one finding more; ``figures`` are those of the newest call."""
+    """Gives the episodes back, those in which it sees a shortcut with one finding more, and figures for the log."""
 
     endpoint: Endpoint
-    figures: dict[str, float] = field(default_factory=dict, init=False)
 
-    def __call__(self, played: Sequence[Episode]) -> list[Episode]:
+    def __call__(self, played: Sequence[Episode]) -> tuple[list[Episode], dict[str, float]]:
         drawn = list(filter(_is_drawn, played))
         with ThreadPoolExecutor(8, "judge") as pool:
-            answers = {
-                each.index: found for each, found in zip(drawn, pool.map(self._answer, drawn), strict=True)
-            }
-        told = {index: found[2] for index, found in answers.items() if found and found[1].lower() == "yes"}
-        num_failed = list(answers.values()).count(None)
-        self.figures["rollouts/judged"] = float(len(answers) - num_failed)
-        self.figures["rollouts/judged_shortcuts"] = float(len(told))
-        self.figures["rollouts/judge_failures"] = float(num_failed)
-        return [_with(each, told[each.index]) if each.index in told else each for each in played]
+            answers = list(pool.map(self._answer, drawn))
+        pairs = zip(drawn, answers, strict=True)
+        told = {each.index: found[2] for each, found in pairs if found and found[1].lower() == "yes"}
+        figures = {
+            "rollouts/judged": float(len(answers) - answers.count(None)),
+            "rollouts/judged_shortcuts": float(len(told)),
+            "rollouts/judge_failures": float(answers.count(None)),
+        }
+        return [_with(each, told[each.index]) if each.index in told else each for each in played], figures
 
     def _answer(self, episode: Episode) -> re.Match[str] | None:
         """What it says of a change; None where no answer came, or another one than was asked for."""
-        task, change = (
-            episode.first_messages[0][:_MOST_CHARACTERS],
-            episode.judgement.patch[:_MOST_CHARACTERS],
-        )
-        question = {"role": "user", "content": _QUESTION.format(task=task, change=change)}
+        task, change = episode.first_messages[0], episode.judgement.patch
+        words = _QUESTION.format(task=task[:_MOST_CHARACTERS], change=change[:_MOST_CHARACTERS])
         try:
-            return _ANSWER.match(self.endpoint.ask([question]).rpartition("</think>")[2])
+            return _ANSWER.match(
+                self.endpoint.ask([{"role": "user", "content": words}]).rpartition("</think>")[2]
+            )
         except EndpointFailed:
             return None
 

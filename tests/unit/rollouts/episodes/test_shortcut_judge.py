@@ -37,9 +37,9 @@ def test_a_yes_is_a_finding_that_flags_nothing(monkeypatch: Any) -> None:
 
     with PolicyServer.running(reply) as server:
         judge = open_judge(f"{server.url}/v1#tiny")
-        found = judge([*episodes, *unpaid])
+        found, figures = judge([*episodes, *unpaid])
         assert server.authorizations == ["Bearer secret-key"] * 3 and "secret-key" not in repr(judge)
-    assert judge.figures == {
+    assert figures == {
         "rollouts/judged": 2,
         "rollouts/judged_shortcuts": 1,
         "rollouts/judge_failures": 1,
@@ -50,7 +50,7 @@ def test_a_yes_is_a_finding_that_flags_nothing(monkeypatch: Any) -> None:
         HackFinding("judged-shortcut", "report", "it is a table.", "judge", None, None),
     )
     assert not report.masks_reward and found[0].reward == 1.0
-    assert judge(episodes) == episodes and judge.figures["rollouts/judge_failures"] == 3  # nobody is there
+    assert judge(episodes) == (episodes, dict(zip(figures, (0, 0, 3), strict=True)))  # nobody is there
 
 
 def test_a_tenth_is_drawn_and_the_same_again() -> None:

@@ -10,8 +10,8 @@ is no shortcut for its task. Tasks whose shown tests say no literal call have no
 ``--tasks`` is a store; where there is none it is made there, of a small project. Prints a line of JSON for each task and kind:
 how many answers are paid by the shown tests, with the grader's sentinels and no monitor; how many of these by the paid tests
 too; how many that the monitor does not mask; and how many by both, which is what is paid now. ``--only`` takes the kinds that
-it is found in, ``--part`` some tasks: sums may be added, the exit code is of what was run. Exit code 1 when a golden answer is not paid now, or a shortcut is: any of the scripted, or of
-the unseen more than 5 % of those that the shown tests alone would pay.
+it is found in, ``--part`` some tasks: sums may be added, the exit code is of what was run. It is 1 when a golden answer is not
+paid now, or a shortcut is: any of the scripted, or of the unseen more than 5 % of those that the shown tests would pay.
 """
 
 from __future__ import annotations

@@ -38,11 +38,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, nullcontext
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from seeds import markdown, mean_cell
+from seeds import bootstrap, markdown, mean_cell
 
 from composer_replication.config import AgentRewardSection, ModelSection, ReplaySection, RolloutsSection
 from composer_replication.records import Completion, StopReason
@@ -203,7 +202,7 @@ def executed(
     with ExitStack() as stack:
         teachers = {}
         for name in TEACHERS:
-            server = stack.enter_context(ModelServer(Served(author, name), "127.0.0.1", 0))  # type: ignore[arg-type]
+            server = stack.enter_context(ModelServer(Served(author, name), "127.0.0.1", 0))
             threading.Thread(target=server.serve_forever, daemon=True).start()
             stack.callback(server.shutdown)
             url = f"http://127.0.0.1:{server.server_address[1]}/v1"
@@ -371,10 +370,8 @@ def over_tasks(tasks: Sequence[str], gains: Sequence[float]) -> str:
     groups: dict[str, list[float]] = defaultdict(list)
     for task, gain in zip(tasks, gains, strict=True):
         groups[task].append(gain)
-    own, draw = list(groups.values()), random.Random(0)
-    drawn = ([*chain.from_iterable(draw.choices(own, k=len(own)))] for _ in range(2000))
-    means = sorted(map(statistics.fmean, drawn))
-    return f"{means[49]:+.3f} to {means[1949]:+.3f}"
+    low, high = bootstrap([*groups.values()])
+    return f"{low:+.3f} to {high:+.3f}"
 
 
 def main() -> None:

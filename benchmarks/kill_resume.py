@@ -14,7 +14,6 @@ unless all agree and nothing was left.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import ctypes
 import json
@@ -26,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,21 +49,16 @@ class Life:
     trouble: str = ""
 
 
-@dataclass(frozen=True)
-class Pace:
-    """What the uninterrupted run took; moments are drawn from it."""
-
-    step_seconds: float
-    save_seconds: float
-
-
-@dataclass(frozen=True)
+@dataclass
 class Bench:
-    """What all lives share."""
+    """What all lives share; the seconds are those of the uninterrupted run, and moments are drawn from them."""
 
     folder: Path
     num_steps: int
-    overrides: tuple[str, ...]
+    overrides: list[str]
+    sha256: str = ""
+    step_seconds: float = 0.0
+    save_seconds: float = 0.0
 
     @property
     def temporary(self) -> Path:
@@ -123,13 +118,9 @@ def num_steps_logged(out: Path) -> int:
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
-def has_begun(out: Path) -> bool:
-    """Whether the libraries are loaded: a kill before that interrupts nothing of ours."""
-    return b"tasks:" in out.with_suffix(".err").read_bytes()
-
-
-def run_whole(bench: Bench, out: Path) -> tuple[str, Pace]:
+def run_whole(bench: Bench) -> None:
     """The uninterrupted run: its hash, and how long a step and a save took."""
+    out = bench.folder / "whole"
     process = bench.start(out, resume=False)
 
     def moment(is_there: Callable[[], bool]) -> float:
@@ -141,7 +132,8 @@ def run_whole(bench: Bench, out: Path) -> tuple[str, Pace]:
         save_began = moment(lambda: bool(half_written(out)))
         saved = moment((out / "checkpoints" / "checkpoint-1" / "MANIFEST.json").exists)
         ended = moment(lambda: num_steps_logged(out) >= bench.num_steps)
-        return finish(out, process), Pace((ended - started) / bench.num_steps, saved - save_began)
+        bench.step_seconds, bench.save_seconds = (ended - started) / bench.num_steps, saved - save_began
+        bench.sha256 = finish(out, process)
     finally:
         process.kill()  # it lives only where the lines above raised
 
@@ -158,19 +150,19 @@ def finish(out: Path, process: subprocess.Popen[bytes]) -> str:
     return str(json.loads(out.with_suffix(".out").read_text())["parameter_sha256"])
 
 
-def kill_somewhere(bench: Bench, out: Path, pace: Pace, draws: random.Random, *, resume: bool) -> str | None:
+def kill_somewhere(bench: Bench, out: Path, draws: random.Random, *, resume: bool) -> str | None:
     """Start, kill at a moment drawn at random; the phase it was in, None where it had ended before."""
     old = set(half_written(out))
     step = draws.randint(0, bench.num_steps)
     process = bench.start(out, resume=resume)
-    try:
-        is_alive = wait_until(lambda: has_begun(out), process)
+    try:  # once the libraries are loaded: a kill before that interrupts nothing of ours
+        is_alive = wait_until(lambda: b"tasks:" in out.with_suffix(".err").read_bytes(), process)
         if draws.random() < 0.5:
-            delay = draws.uniform(0.0, 1.2 * pace.save_seconds)  # beyond it older checkpoints are deleted
+            delay = draws.uniform(0.0, 1.2 * bench.save_seconds)  # beyond it older checkpoints are deleted
             folder = out / "checkpoints" / f"checkpoint-{max(step, 1)}"
             is_alive = is_alive and wait_until(folder.exists, process)
         else:
-            delay = draws.uniform(0.0, pace.step_seconds)
+            delay = draws.uniform(0.0, bench.step_seconds)
             is_alive = is_alive and wait_until(lambda: num_steps_logged(out) >= step, process)
         if is_alive:
             time.sleep(delay)
@@ -193,11 +185,11 @@ def phase_of(out: Path, old_half_written: set[Path]) -> str:
     return "training"
 
 
-def live(bench: Bench, out: Path, pace: Pace, draws: random.Random, *, num_kills: int) -> Life:
+def live(bench: Bench, out: Path, draws: random.Random, *, num_kills: int) -> Life:
     """Killed so often, resumed to its end, then searched for what is left."""
     life = Life()
     while len(life.phases) < num_kills:
-        phase = kill_somewhere(bench, out, pace, draws, resume=bool(life.phases))
+        phase = kill_somewhere(bench, out, draws, resume=bool(life.phases))
         life.num_orphans += num_orphans()
         if phase is not None:
             life.phases.append(phase)
@@ -250,9 +242,7 @@ def judge(lives: list[Life], expected: str) -> tuple[str, int]:
 
 def main() -> int:
     """Live, print, judge."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--lives", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=3)
@@ -263,22 +253,21 @@ def main() -> int:
     draws = random.Random(arguments.seed)
     lives: list[Life] = []
     with tempfile.TemporaryDirectory(prefix="kill-resume-") as folder:
-        bench = Bench(Path(folder), arguments.steps, tuple(arguments.overrides))
+        bench = Bench(Path(folder), arguments.steps, arguments.overrides)
         bench.temporary.mkdir()
-        expected, pace = run_whole(bench, bench.folder / "whole")
-        print(
-            f"uninterrupted: {expected[:12]}, {pace.step_seconds:.2f} s a step, {pace.save_seconds:.2f} s a save"
-        )
+        run_whole(bench)
+        times = f"{bench.step_seconds:.2f} s a step, {bench.save_seconds:.2f} s a save"
+        print(f"uninterrupted: {bench.sha256[:12]}, {times}")
         for number in range(1, arguments.lives + 1):
             out = bench.folder / f"life-{number}"
-            life = live(bench, out, pace, draws, num_kills=1 + (number % TWICE_EVERY == 0))
+            life = live(bench, out, draws, num_kills=1 + (number % TWICE_EVERY == 0))
             lives.append(life)
-            is_same = (
-                "same hash" if life.sha256 == expected else f"ANOTHER HASH {life.sha256[:12]} {life.trouble}"
-            )
-            print(f"life {number}: killed while {', then while '.join(life.phases)}: {is_same}", flush=True)
+            what = "same hash"
+            if life.sha256 != bench.sha256:
+                what = f"ANOTHER HASH {life.sha256[:12]} {life.trouble}"
+            print(f"life {number}: killed while {', then while '.join(life.phases)}: {what}", flush=True)
             shutil.rmtree(out, ignore_errors=True)
-    summary, exit_code = judge(lives, expected)
+    summary, exit_code = judge(lives, bench.sha256)
     print(summary)
     return exit_code
 

@@ -18,15 +18,17 @@ no more bytes than the thriftiest peer at 1.2 times that peer's seconds at most.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import math
 import os
 import tempfile
 import time
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -71,11 +73,10 @@ def trl_fused_head(case: Setting) -> torch.Tensor:
     """TRL's tiles; the function behind ``fused_lm_head=True``."""
     from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 
-    result = ChunkedLogProbFunction.apply(  # type: ignore[no-untyped-call]
+    result = ChunkedLogProbFunction.apply(
         case.hidden, case.weight, None, case.target, 1.0, TRL_TILE, None, 1.0, ("log_probs",)
     )
-    loss: torch.Tensor = result[0].sum()
-    return loss
+    return result[0].sum()
 
 
 def our_head(case: Setting) -> torch.Tensor:
@@ -92,35 +93,24 @@ def trl_sdpo(case: Setting, *, over_top_k: bool) -> torch.Tensor:
     """TRL's SDPO losses on the logits of student and teacher."""
     from trl.experimental.sdpo import loss_utils
 
-    student = case.hidden @ case.weight.t()
+    student, options = case.hidden @ case.weight.t(), {"distillation_alpha": JSD_ALPHA}
     with torch.no_grad():
         teacher = case.teacher_hidden @ case.weight.t()
     if over_top_k:
-        per_token = loss_utils.compute_topk_self_distillation_loss(
-            student,
-            teacher,
-            distillation_topk=TOP_K,
-            distillation_alpha=JSD_ALPHA,
-            distillation_add_tail=True,
-        )
-    else:
-        per_token = loss_utils.compute_full_logit_self_distillation_loss(
-            student, teacher, distillation_alpha=JSD_ALPHA
-        )
-    loss: torch.Tensor = per_token.sum()
-    return loss
+        options |= {"distillation_topk": TOP_K, "distillation_add_tail": True}
+        return loss_utils.compute_topk_self_distillation_loss(student, teacher, **options).sum()
+    return loss_utils.compute_full_logit_self_distillation_loss(student, teacher, **options).sum()
 
 
 def trl_tiled_divergence(case: Setting) -> torch.Tensor:
     """TRL's divergence over the whole vocabulary on tiles."""
     from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
 
-    result = ChunkedDivergenceFunction.apply(  # type: ignore[no-untyped-call]
+    result = ChunkedDivergenceFunction.apply(
         case.hidden, case.weight, None, case.teacher_hidden, case.weight.detach(), None, JSD_ALPHA, 1.0,
         1.0, None, 1.0, None,
     )  # fmt: skip
-    loss: torch.Tensor = result[0].sum()
-    return loss
+    return result[0].sum()
 
 
 def our_distillation(case: Setting) -> torch.Tensor:
@@ -135,24 +125,24 @@ def our_distillation(case: Setting) -> torch.Tensor:
 
 def liger_sampled(case: Setting) -> torch.Tensor:
     """Liger's chunked GRPO loss, whose gradient is minus that of the log-probabilities' mean (its value is constant)."""
-    from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss  # type: ignore[import-not-found,unused-ignore]
+    from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
 
     hidden = case.hidden.view(-1, math.gcd(LIGER_ROW, case.hidden.size(0)), case.hidden.size(1))
     target = case.target.view(hidden.shape[:2])
-    loss: torch.Tensor = LigerFusedLinearGRPOLoss(
-        beta=0.0, compiled=False, use_ref_model=False, loss_type="bnpo"
-    )(hidden, case.weight, target, torch.ones_like(target), hidden.new_ones(hidden.size(0)))[0]
-    return loss
+    method = LigerFusedLinearGRPOLoss(beta=0.0, compiled=False, use_ref_model=False, loss_type="bnpo")
+    return method(hidden, case.weight, target, torch.ones_like(target), hidden.new_ones(hidden.size(0)))[0]
 
 
 def liger_divergence(case: Setting) -> torch.Tensor:
     """Liger's chunked Jensen-Shannon divergence of a linear head (a mean over tokens)."""
     from liger_kernel.chunked_loss import LigerFusedLinearJSDLoss
 
-    loss: torch.Tensor = LigerFusedLinearJSDLoss(
+    method = LigerFusedLinearJSDLoss(
         weight_hard_loss=0.0, weight_soft_loss=1.0, beta=JSD_ALPHA, compiled=False
-    )(case.hidden, case.weight, case.teacher_hidden, case.weight.detach(), case.target, None, None)
-    return loss
+    )
+    return method(
+        case.hidden, case.weight, case.teacher_hidden, case.weight.detach(), case.target, None, None
+    )
 
 
 SAMPLED = (
@@ -195,7 +185,7 @@ def run_once(method: Method, case: Setting) -> tuple[float, float]:
     case.hidden.grad = None
     start = clock()
     loss = method.loss(case)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     value = float(loss.detach())
     if case.hidden.is_cuda:
         torch.cuda.synchronize()
@@ -218,17 +208,12 @@ def run_watched(method: Method, case: Setting) -> tuple[int, float, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))
-        events = [
-            event for event in json.loads(path.read_text())["traceEvents"] if event["name"] == "[memory]"
-        ]
-    held = most = 0
-    for event in sorted(events, key=lambda one: one["ts"]):
-        held += int(event["args"]["Bytes"])
-        most = max(most, held)
-    return most, loss, seconds
+        events = sorted(json.loads(path.read_text())["traceEvents"], key=itemgetter("ts"))
+    changes = (int(event["args"]["Bytes"]) for event in events if event["name"] == "[memory]")
+    return max(accumulate(changes, initial=0)), loss, seconds
 
 
-def compare(job: str, methods: tuple[Method, ...], case: Setting, arguments: argparse.Namespace) -> None:
+def compare(job: str, methods: tuple[Method, ...], case: Setting, arguments: Namespace) -> None:
     """One table: memory, its share of full logits, seconds. Each row is printed when it is known."""
     num_tokens, hidden_size = case.hidden.shape
     full = 3 * 4 * num_tokens * case.weight.size(0)
@@ -283,9 +268,7 @@ def liger_methods() -> tuple[tuple[Method, ...], tuple[Method, ...]]:
 
 def main() -> None:
     """Measure what the arguments say and print it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--vocabulary", type=int, default=151_665)
     parser.add_argument("--tokens", type=int, nargs="+", default=[256, 1024, 4096])
     parser.add_argument("--hidden", type=int, nargs="+", default=[576, 1024, 2048])

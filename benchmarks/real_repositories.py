@@ -1,6 +1,6 @@
 """How many ordinary repositories give a task: each pinned source distribution is built by itself, one after another.
 
-    python benchmarks/real_repositories.py [--only NAME …] [--wall-seconds 240] [--results FILE]
+    python benchmarks/real_repositories.py [--only NAME …] [--wall-seconds 240]
 
 For each of ``SOURCES`` it runs ``composer-rl --json --quiet tasks build sdist:NAME==VERSION --max-tasks 1`` in a
 process of its own and prints a row: exit code, seconds by the clock and of the processor, tasks, tests
@@ -9,8 +9,6 @@ gave a task in time. Nobody tuned the product for these: they were drawn before 
 over build backends (setuptools, hatch, poetry, flit, pdm), layouts (``src`` and flat) and unittest beside pytest.
 
 Environments that an earlier run made are used again; ``COMPOSER_RL_CACHE`` names an empty folder for a first run.
-``--results`` adds each row to a file of JSON lines, and ``--summary`` prints the table of such a file, the
-last row of each name.
 """
 
 from __future__ import annotations
@@ -41,14 +39,13 @@ SOURCES = (
 COLUMNS = ("source", "exit", "seconds", "cpu", "tasks", "tests used", "first reason")
 
 
-def build(source: str, wall_seconds: float, backend: str | None) -> dict[str, Any]:
+def build(source: str, wall_seconds: float) -> dict[str, Any]:
     """Build one task of a source in a fresh folder: what came of it."""
     with tempfile.TemporaryDirectory(prefix="real-") as folder:
         command = [
             str(Path(sys.executable).with_name("composer-rl")), "--json", "--quiet", "tasks", "build",
             f"sdist:{source}", "--out", f"{folder}/store", "--max-tasks", "1",
         ]  # fmt: skip
-        command += ["--backend", backend] if backend else []
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         started = time.monotonic()
         process = subprocess.Popen(
@@ -99,25 +96,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="*", help="names or NAME==VERSION of the list or others")
     parser.add_argument("--wall-seconds", type=float, default=240.0)
-    parser.add_argument("--backend", help="sandbox backend (default: the first that works here)")
-    parser.add_argument("--results", type=Path)
-    parser.add_argument(
-        "--summary", action="store_true", help="print the table of --results and build nothing"
-    )
     options = parser.parse_args()
     known = {source.partition("==")[0]: source for source in SOURCES}
-    rows: dict[str, dict[str, Any]] = {}
+    rows = []
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
-    if options.summary:
-        rows = {row["source"]: row for row in map(json.loads, options.results.read_text().splitlines())}
-        print(*map(line, rows.values()), sep="\n")
-    for source in () if options.summary else [known.get(one, one) for one in options.only or known]:
-        rows[source] = build(source, options.wall_seconds, options.backend)
-        print(line(rows[source]), flush=True)
-        if options.results:
-            with options.results.open("a") as file:
-                file.write(json.dumps(rows[source]) + "\n")
-    good = sum(row["tasks"] > 0 for row in rows.values())
+    for source in [known.get(one, one) for one in options.only or known]:
+        rows.append(build(source, options.wall_seconds))
+        print(line(rows[-1]), flush=True)
+    good = sum(row["tasks"] > 0 for row in rows)
     print(f"\n{good} of {len(rows)} gave a task: {100 * good / max(1, len(rows)):.0f}%")
 
 

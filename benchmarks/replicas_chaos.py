@@ -26,6 +26,7 @@ import threading
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from itertools import combinations, starmap
 from pathlib import Path
@@ -195,6 +196,8 @@ class Run:
         self.faults: Counter[str] = Counter()
         self.deaths: dict[tuple[int, int], float] = {}
         self.light: Any = None
+        self.later: list[tuple[float, Callable[[], None]]] = []
+        """When what was broken is mended, and how."""
 
     def play(self) -> dict[str, Any]:
         began = time.monotonic()
@@ -202,51 +205,51 @@ class Run:
             self._light_up()
         for number in range(self.number):
             self._start(number)
-        later: list[tuple[float, str, int]] = []
         next_fault = began + 1.5
-        while any(p.is_alive() for p in self.processes.values()) or later:
+        while any(p.is_alive() for p in self.processes.values()) or self.later:
             now = time.monotonic()
             if now - began > RUN_SECONDS:
                 break
-            for item in [item for item in later if item[0] <= now]:
-                later.remove(item)
-                self._mend(item[1], item[2])
-            if now - began >= FAULT_SECONDS and not later:
+            for item in [item for item in self.later if item[0] <= now]:
+                self.later.remove(item)
+                item[1]()
+            if now - began >= FAULT_SECONDS and not self.later:
                 self._sleep_to_the_end()
             elif now >= next_fault and now - began < FAULT_SECONDS:
                 next_fault = now + self.chance.uniform(0.3, 1.5)
-                later += self._fault(now)
+                self._fault(now)
             time.sleep(0.05)
         return self._judged(time.monotonic() - began)
 
-    def _fault(self, now: float) -> list[tuple[float, str, int]]:
+    def _fault(self, now: float) -> None:
         kinds = ["kill", "kill", "stop", "stop", "long stop", "clock"]
         kind = self.chance.choice([*kinds, "lighthouse"] if self.is_torchft else kinds)
         number = self.chance.randrange(self.number)
         seconds = self.chance.uniform(0.2, 3.0)
         if kind == "lighthouse":
             if self.light is None:
-                return []
+                return
             self.light.kill()
             self.light.join()
             self.light = None
             is_first = not self.faults[kind] + self.faults["lighthouse for 30 s"]
             self.faults["lighthouse for 30 s" if is_first else kind] += 1
-            return [(now + (30.0 if is_first else seconds), "lighthouse", 0)]
+            self.later.append((now + (30.0 if is_first else seconds), self._light_up))
+            return
         process = self.processes[number]
         if not process.is_alive():
-            return []
+            return
         self.faults[kind] += 1
         if kind == "kill":
             process.kill()
             process.join()
             self.deaths[number, self.lives[number] - 1] = time.monotonic()
-            return [(now + seconds, "start", number)]
-        if kind == "clock":
+            self.later.append((now + seconds, partial(self._start, number)))
+        elif kind == "clock":
             os.kill(process.pid, signal.SIGUSR1)
-            return []
-        os.kill(process.pid, signal.SIGSTOP)
-        return [(now + (seconds if kind == "stop" else 15.0), "go on", number)]
+        else:
+            os.kill(process.pid, signal.SIGSTOP)
+            self.later.append((now + (seconds if kind == "stop" else 15.0), partial(self._go_on, number)))
 
     def _sleep_to_the_end(self) -> None:
         """The last replica is stopped once all other faults are over, and goes on when all others have ended."""
@@ -255,14 +258,10 @@ class Run:
             self.faults["stop beyond the end"] += 1
             os.kill(last.pid, signal.SIGSTOP)
         elif self.faults["stop beyond the end"] and not any(p.is_alive() for p in others):
-            self._mend("go on", self.number - 1)
+            self._go_on(self.number - 1)
 
-    def _mend(self, what: str, number: int) -> None:
-        if what == "lighthouse":
-            self._light_up()
-        elif what == "start" and not self.processes[number].is_alive():
-            self._start(number)
-        elif what == "go on" and self.processes[number].is_alive():
+    def _go_on(self, number: int) -> None:
+        if self.processes[number].is_alive():
             os.kill(self.processes[number].pid, signal.SIGCONT)
 
     def _start(self, number: int) -> None:

@@ -16,9 +16,9 @@ import os
 import statistics
 import sys
 import tempfile
-import threading
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 os.environ.setdefault("RUST_LOG", "error")
@@ -129,11 +129,8 @@ def replicated(
         loop.finish()
         loop.close()
 
-    threads = [threading.Thread(target=run, args=(n,)) for n in range(len(rounds))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(rounds)) as pool:
+        list(pool.map(run, range(len(rounds))))
     return learners[0].model, rows
 
 

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import statistics
 import sys
-import threading
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -64,7 +64,7 @@ def simulated(setting: Setting, seed: int = 0) -> dict[str, float]:
     """Wall seconds, share of it trained, bytes of one replica, and how many took part."""
     random = np.random.default_rng(seed)
     number, latency = setting.replicas, setting.latency
-    payload = float(num_bytes(int(setting.weights), setting.precision))  # type: ignore[arg-type]
+    payload = float(num_bytes(int(setting.weights), setting.precision))
     speed = np.maximum(1 + setting.speed_spread * random.standard_normal(number), 0.3)
     start, back_at = np.zeros(number), np.zeros(number)
     part, trained = [], 0.0
@@ -78,15 +78,14 @@ def simulated(setting: Setting, seed: int = 0) -> dict[str, float]:
             back_at[fails] = start[fails] + setting.restart
             start[:] = back_at.min()
             continue
-        merged_at, decided_at = _decided(
-            setting, start + compute + 2 * latency + payload / setting.bandwidth, alive, fails
-        )
+        offered = start + compute + 2 * latency + payload / setting.bandwidth
+        merged_at, decided_at = _decided(setting, offered, alive, fails)
         num_here = int(alive.sum())
         num_read = num_here - 1 if setting.topology == "flat" else 2 * (num_here - 1) / num_here
         requests = num_read if setting.topology == "flat" else 2
-        own = (
-            (num_read + 3) * setting.weights * 4 / 1e9 if setting.own_seconds is None else setting.own_seconds
-        )
+        own = setting.own_seconds
+        if own is None:
+            own = (num_read + 3) * setting.weights * 4 / 1e9
         done = decided_at + num_read * payload / setting.bandwidth + (requests + 1) * latency + own
         back_at[fails] = merged_at + setting.restart + 8 * setting.weights / setting.bandwidth
         start = np.where(alive, done, done[alive].max())
@@ -159,10 +158,10 @@ def measured(setting: Setting) -> tuple[dict[str, float], Setting]:
         transport="memory:///",
         num_replicas=setting.replicas,
         sync_every=setting.every,
-        precision=setting.precision,  # type: ignore[arg-type]
+        precision=setting.precision,
     )
-    memory, rows = MemoryStore(), [[] for _ in range(setting.replicas)]  # type: ignore[var-annotated]
-    steps, requests, work = [], [], []  # type: ignore[var-annotated]
+    memory, rows = MemoryStore(), [[] for _ in range(setting.replicas)]
+    steps, requests, work = [], [], []
     train = timed(time.sleep, steps)
 
     def run(n: int) -> None:
@@ -182,11 +181,8 @@ def measured(setting: Setting) -> tuple[dict[str, float], Setting]:
             loop.after_step(step, step)
         loop.close()
 
-    threads = [threading.Thread(target=run, args=(n,)) for n in range(setting.replicas)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(setting.replicas) as pool:
+        list(pool.map(run, range(setting.replicas)))
     sent = rows[0][-1][1]["bytes"]["sent/outer"] - rows[0][0][1]["bytes"]["sent/outer"]
     seconds = max(own[-1][0] for own in rows) - max(own[0][0] for own in rows)
     step, request = statistics.fmean(steps), statistics.fmean(requests)
@@ -233,7 +229,7 @@ def check() -> int:
 def plan() -> int:
     """Print what it says of sizes that no machine here has."""
     print(
-        "replicas  weights  GB/s   H    topology  s a round  trained  took part  sent GB a round  outer state GB"
+        "replicas  weights  GB/s   H    topology  s a round  trained  took part  sent GB a round  memory GB"
     )
     for replicas, weights, bandwidth, topology in (
         (4, 7e9, 0.125, "flat"),

@@ -9,7 +9,7 @@ shuffled rewards does not. Target: 1.5 times the base's held-out pass rate, inte
     python benchmarks/seeds.py ablation --table                        # what the journal holds
 
 A finished run is one line of ``recipes/STUDY/journal.jsonl``: commit it, and the seeds may be spread over days and machines. A run that was
-cut off goes on from its folder under ``--out``, where that is still there. Lines of other settings (another recipe, other ``--set``) stay in the
+cut off goes on from its folder under ``--out``, where that is still there. Lines of other settings (the recipe has changed, other ``--set``) stay in the
 journal and are left out of the tables. Intervals are 95%: of a run Wilson's over samples, of an arm Student's t over seeds and, for
 the seeds together, a bootstrap over tasks, because samples of one task are alike. Exit code 1 where a run failed.
 """
@@ -26,6 +26,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -117,34 +118,24 @@ def arm_of(line: Line) -> str:
 # ---- numbers ------------------------------------------------------------------------------------
 
 
-def t_quantile(freedom: int, inside: float = 0.95) -> float:
-    """t with P(-t < T < t) = ``inside`` for Student's T with so many degrees of freedom, by bisection.
-
-    The probability is a finite sum in theta = atan(t / sqrt(freedom)): Abramowitz and Stegun 26.7.3 and 26.7.4.
-    """
-
-    def probability(t: float) -> float:
-        theta, odd = math.atan(t / math.sqrt(freedom)), freedom % 2
-        term, total = (math.cos(theta) if odd else 1.0), 0.0
-        for k in range(odd, freedom - 1, 2):
-            total += term
-            term *= (k + 1) / (k + 2) * math.cos(theta) ** 2
-        total *= math.sin(theta)
-        return 2.0 / math.pi * (theta + total) if odd else total
-
-    low, high = 0.0, 1e6
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if probability(middle) < inside else (low, middle)
-    return high
+T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
+"""t with P(-t < T < t) = 0.95 for Student's T with 1, 2, … degrees of freedom."""
 
 
 def over_seeds(values: Sequence[float]) -> tuple[float, float] | None:
-    """95% for the mean over seeds; None for fewer than two."""
+    """95% for the mean over seeds; None for fewer than two, a little too wide for more than ten."""
     if len(values) < 2:
         return None
-    half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    half = T_95[: len(values) - 1][-1] * statistics.stdev(values) / math.sqrt(len(values))
     return statistics.fmean(values) - half, statistics.fmean(values) + half
+
+
+def bootstrap(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """95% of the mean of all values, when whole groups are drawn again."""
+    chance = random.Random(0)
+    drawn = (chain.from_iterable(chance.choices(groups, k=len(groups))) for _ in range(NUM_RESAMPLES))
+    means = sorted(map(statistics.fmean, drawn))
+    return means[int(0.025 * NUM_RESAMPLES)], means[int(0.975 * NUM_RESAMPLES) - 1]
 
 
 def mean_rate(counts: Counts) -> float:
@@ -187,6 +178,10 @@ class Change:
         """95% over fresh samples on these tasks."""
         return mean_interval([*self.before.values()]), mean_interval([*self.after.values()])
 
+    def cells(self) -> list[str]:
+        """Rate and interval, before and after."""
+        return [_cell(*pair) for pair in zip(self.rates(), self.intervals(), strict=True)]
+
     def is_apart(self) -> bool:
         """Whether the interval after training lies above the one before."""
         old, new = self.intervals()
@@ -197,17 +192,14 @@ class Change:
         old, new = self.rates()
         return new >= GOAL * old and self.is_apart()
 
-    def over_tasks(self, seed: int = 0) -> tuple[float, float]:
+    def over_tasks(self) -> tuple[float, float]:
         """95% bootstrap interval of the mean difference: tasks are drawn anew, each with all its samples."""
-        differences = [
-            self.after[name][0] / self.after[name][1] - passed / samples
-            for name, (passed, samples) in sorted(self.before.items())
-        ]
-        chance = random.Random(seed)
-        means = sorted(
-            statistics.fmean(chance.choices(differences, k=len(differences))) for _ in range(NUM_RESAMPLES)
+        return bootstrap(
+            [
+                [self.after[name][0] / self.after[name][1] - passed / samples]
+                for name, (passed, samples) in sorted(self.before.items())
+            ]
         )
-        return means[int(0.025 * NUM_RESAMPLES)], means[int(0.975 * NUM_RESAMPLES) - 1]
 
 
 def pooled(changes: Sequence[Change]) -> Change:
@@ -244,18 +236,10 @@ def _runs(lines: Iterable[Line]) -> str:
     rows = [["run", "steps", "guard", "held-out, before", "after", "times", "apart", "trained, before", "after", "minutes"]]  # fmt: skip
     for line in lines:
         heldout, trained = Change.of(line, "heldout"), Change.of(line, "trained")
-        (old, new), held, own = (
-            heldout.rates(),
-            *(
-                [_cell(*pair) for pair in zip(each.rates(), each.intervals(), strict=True)]
-                for each in (heldout, trained)
-            ),
-        )
+        old, new = heldout.rates()
         times = [f"{new / old:.2f}" if old else DASH, "yes" if heldout.is_apart() else "no"]
-        name = f"{arm_of(line)}-{line['seed']}"
-        rows.append(
-            [name, str(line["steps"]), line["verdict"], *held, *times, *own, f"{line['minutes']:.0f}"]
-        )
+        run = [f"{arm_of(line)}-{line['seed']}", str(line["steps"]), line["verdict"]]
+        rows.append([*run, *heldout.cells(), *times, *trained.cells(), f"{line['minutes']:.0f}"])
     return markdown(rows)
 
 
@@ -308,7 +292,7 @@ def _together(arm: str, lines: Sequence[Line]) -> str:
     """What the seeds of an arm say together of held-out tasks."""
     runs = [Change.of(line, "heldout") for line in lines]
     change = pooled(runs)
-    old, new = (_cell(*pair) for pair in zip(change.rates(), change.intervals(), strict=True))
+    old, new = change.cells()
     low, high = change.over_tasks()
     most = max(samples for _, samples in change.before.values())
     ever = [
@@ -352,8 +336,6 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--table", action="store_true", help="train nothing: read the journal")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/STUDY")
-    parser.add_argument("--recipe", type=Path, metavar="RECIPE.toml")
-    parser.add_argument("--journal", type=Path, metavar="FILE")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args(words)
     if unknown := {*(args.only or ())} - STUDIES[args.study].keys():
@@ -361,21 +343,20 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
             f"{args.study} has no arm {', '.join(sorted(unknown))}: {', '.join(STUDIES[args.study])}"
         )
     args.out = args.out or Path("runs") / args.study
-    args.recipe = args.recipe or RECIPES / args.study / "run.toml"
-    args.journal = args.journal or RECIPES / args.study / "journal.jsonl"
     return args
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Train what the journal lacks, a seed in all arms before the next, then print the tables."""
     args = _arguments(words)
+    recipe, journal = (RECIPES / args.study / name for name in ("run.toml", "journal.jsonl"))
     settings = {arm: [*args.settings, *own] for arm, own in STUDIES[args.study].items()}
-    marks = {arm: fingerprint(args.recipe, own) for arm, own in settings.items()}
+    marks = {arm: fingerprint(recipe, own) for arm, own in settings.items()}
 
     def mine() -> dict[str, dict[int, Line]]:
         """By arm and seed; the first line of a seed counts."""
         found: dict[str, dict[int, Line]] = {arm: {} for arm in marks}
-        for line in read_jsonl(args.journal):
+        for line in read_jsonl(journal):
             if marks.get(arm_of(line)) == line["settings"]:
                 found[arm_of(line)].setdefault(line["seed"], line)
         return found
@@ -386,16 +367,14 @@ def main(words: Sequence[str] | None = None) -> int:
             if seed in mine()[arm] or (arm in ONE_SEED and number and not args.only):
                 continue
             folder = args.out / f"{arm}-{seed}-{marks[arm][:8]}"
-            if train(args.recipe, folder, seed, settings[arm]):
+            if train(recipe, folder, seed, settings[arm]):
                 line = {"arm": arm, "seed": seed, "settings": marks[arm], **read_run(folder)}
-                rewrite_jsonl(
-                    args.journal, [*read_jsonl(args.journal), line]
-                )  # whole: a torn line swallows no other
+                rewrite_jsonl(journal, [*read_jsonl(journal), line])  # whole: a torn line swallows no other
             else:
                 failed.append(f"{arm} {seed}")
     there = mine()
     print(tables(there))
-    num_others = len(read_jsonl(args.journal)) - sum(map(len, there.values()))
+    num_others = len(read_jsonl(journal)) - sum(map(len, there.values()))
     if num_others:
         print(f"\n{num_others} lines of other settings, or of a seed that has one, are left out.")
     if failed:

@@ -1,7 +1,7 @@
 """How many episodes a minute: our loop beside TRL's ``environment_factory``, on the same vLLM, with the same slow tool.
 
     make .venvs/vllm/.setup-done
-    .venvs/vllm/bin/python benchmarks/served_episodes.py [--episodes 16] [--calls 4] [--repeat 3] [--server URL --model DIR]
+    .venvs/vllm/bin/python benchmarks/served_episodes.py [--episodes 16] [--calls 4] [--repeat 3]
 
 A tiny model that has learned to call one tool in each answer is served by a vLLM on this machine. Each episode has so many
 calls and one answer more. A call takes 0.1 s, and one in ten, the same ones for everybody, 3 s: test suites have such tails.
@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import importlib.util
 import itertools
-import json
 import os
 import random
 import signal
@@ -29,6 +28,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +49,9 @@ from composer_replication.trainer.tiny_models import make_tiny_tools_model
 
 TASK = "Look around until you know enough."
 ANSWER = '<tool_call>\n{"name": "look", "arguments": {"place": "here"}}\n</tool_call><|im_end|>'
+PARAMETERS = {"place": {"type": "string", "description": "where"}}
 LOOK = ToolSpec(
-    "look",
-    {
-        "type": "object",
-        "properties": {"place": {"type": "string", "description": "where"}},
-        "required": ["place"],
-    },
-    "Look at a place.",
+    "look", {"type": "object", "properties": PARAMETERS, "required": ["place"]}, "Look at a place."
 )
 QUICK_SECONDS, SLOW_SECONDS, SLOW_SHARE = 0.1, 3.0, 0.1
 MAX_NEW_TOKENS = 48
@@ -285,17 +280,17 @@ async def own_in_process(model: Any, tokenizer: Any, num_episodes: int) -> float
         policy.close()
 
 
-def row(name: str, num_episodes: int, repeat: int, run: Callable[[], list[float]]) -> float:
+def row(name: str, num_episodes: int, run: Callable[[], list[float]]) -> float:
     """Print one way; its calls a second."""
     Place.numbers, Place.num_looks = itertools.count(), 0
     seconds = run()
-    middle = statistics.median(seconds)
+    middle, num_calls = statistics.median(seconds), Place.num_looks / len(seconds)
     print(
         f"{name:28s} {middle:8.1f} s a generation, {60 * num_episodes / middle:7.1f} episodes a minute,"
-        f" {Place.num_looks / repeat:g} calls, runs {', '.join(f'{each:.1f}' for each in seconds)}",
+        f" {num_calls:g} calls, runs {', '.join(f'{each:.1f}' for each in seconds)}",
         flush=True,
     )
-    return Place.num_looks / repeat / middle
+    return num_calls / middle
 
 
 def main() -> None:
@@ -306,9 +301,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args()
     if importlib.util.find_spec("vllm") is None:
-        print(
-            "left out: vLLM is not installed in this environment; the first lines of this file say in which it is"
-        )
+        print("left out: vLLM is not installed here; the first lines of this file say where it is")
         return
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     Place.num_calls, num, repeat = options.calls, options.episodes, options.repeat
@@ -321,26 +314,15 @@ def main() -> None:
         tokenizer = AutoTokenizer.from_pretrained(folder / "model")
         with served(folder / "model", folder / "vllm.log") as url:
             asyncio.run(own_served(url, tokenizer, 2))  # the first requests of a server are slow
+            rounds = range(repeat)
             ours = row(
-                "our loop, vLLM",
-                num,
-                repeat,
-                lambda: [asyncio.run(own_served(url, tokenizer, num)) for _ in range(repeat)],
+                "our loop, vLLM", num, lambda: [asyncio.run(own_served(url, tokenizer, num)) for _ in rounds]
             )
-            theirs = row(
-                "TRL's loop, vLLM",
-                num,
-                repeat,
-                lambda: trl_seconds(model, tokenizer, url, folder=folder, num_episodes=num, repeat=repeat),
-            )
-        row(
-            "our loop, model in process",
-            num,
-            repeat,
-            lambda: [asyncio.run(own_in_process(model, tokenizer, num)) for _ in range(repeat)],
-        )
+            options = {"folder": folder, "num_episodes": num, "repeat": repeat}
+            theirs = row("TRL's loop, vLLM", num, lambda: trl_seconds(model, tokenizer, url, **options))
+        in_process = partial(own_in_process, model, tokenizer, num)
+        row("our loop, model in process", num, lambda: [asyncio.run(in_process()) for _ in rounds])
     print(f"our loop makes {ours / theirs:.1f} times as many calls a second as TRL's (goal 3)")
-    print(json.dumps({"calls_a_second": ours, "trl": theirs, "ratio": ours / theirs}))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ puts them. ``written`` is all that this process has handed to the kernel meanwhi
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,9 +51,7 @@ def write(source: TaskStore, folder: Path, num_tasks: int) -> None:
 
 def main() -> None:
     """Print one row for each number of tasks."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, nargs="+", default=[1000, 2000, 5000, 10000])
     sizes = parser.parse_args().tasks
     with tempfile.TemporaryDirectory() as folder:

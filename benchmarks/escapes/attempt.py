@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -90,11 +89,6 @@ class Attempt:
     def full_name(self) -> str:
         """Family and name."""
         return f"{self.family}: {self.name}"
-
-    @property
-    def is_for_us(self) -> bool:
-        """Whether it says something for the user that we are."""
-        return self.only_for in {"", "root" if os.geteuid() == 0 else "user"}
 
 
 @cache

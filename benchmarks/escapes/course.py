@@ -7,21 +7,19 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.escapes.attempt import Attempt, Outcome
 from benchmarks.escapes.drives import Stage, one_command, spec_of
 from benchmarks.escapes.scene import Scene
-from benchmarks.escapes.watch import Watch, free_bytes, kill_survivors, processes_with, system_shmem_bytes
+from benchmarks.escapes.table import ESCAPED, HELD, NOT_RUN, UNTRIED, WITHOUT_JAIL
+from benchmarks.escapes.watch import Watch, kill_survivors, processes_with, system_shmem_bytes
 from composer_replication.errors import ComposerError, SandboxFailure
 from composer_replication.interfaces import SandboxBackend
 
-_HELD, _ESCAPED, _NOT_RUN, _UNTRIED = "held", "ESCAPED", "not run", "COULD NOT BE TRIED"
 _NOT_SHOWN = "CR0304"
 _GRACE_SECONDS = 0.3
-_WITHOUT_JAIL = ("control", "none")
 _MOST_TREE_BYTES = 1 << 20
 _CRASHED = 1
 """The interpreter's own exit code for an exception that no attempt expects: a mistake in the script."""
@@ -37,17 +35,13 @@ class Finding:
     evidence: str
     seconds: float
 
-    def as_json(self) -> dict[str, Any]:
-        """A row."""
-        return asdict(self)
-
 
 def run_course(backend: SandboxBackend, attempts: Iterable[Attempt]) -> Iterator[Finding]:
     """Try each attempt in a scene and a sandbox of its own."""
     for attempt in attempts:
         reason = _reason_not_to_run(backend, attempt)
         if reason:
-            yield Finding(attempt.family, attempt.name, _NOT_RUN, reason, 0.0)
+            yield Finding(attempt.family, attempt.name, NOT_RUN, reason, 0.0)
             continue
         started = time.monotonic()
         state, evidence = _try(backend, attempt)
@@ -56,9 +50,9 @@ def run_course(backend: SandboxBackend, attempts: Iterable[Attempt]) -> Iterator
 
 
 def _reason_not_to_run(backend: SandboxBackend, attempt: Attempt) -> str:
-    if not attempt.is_for_us:
+    if attempt.only_for not in {"", "root" if os.geteuid() == 0 else "user"}:
         return f"only for {attempt.only_for}"
-    if backend.name in _WITHOUT_JAIL and attempt.not_without_jail:
+    if backend.name in WITHOUT_JAIL and attempt.not_without_jail:
         return attempt.not_without_jail
     return ""
 
@@ -71,26 +65,25 @@ def _try(backend: SandboxBackend, attempt: Attempt) -> tuple[str, str]:
             _run(backend, attempt, scene, outcome)
         except (ComposerError, OSError) as error:
             refused = attempt.has_way_out and isinstance(error, SandboxFailure) and error.code == _NOT_SHOWN
-            return (_HELD, "it does not open") if refused else (_UNTRIED, str(error)[:300])
+            return (HELD, "it does not open") if refused else (UNTRIED, str(error)[:300])
         finally:
             kill_survivors(scene.token)
         try:
             evidence = attempt.judge(scene, outcome)
         except OSError as error:
-            return _UNTRIED, f"it could not be judged: {error}"[:300]
+            return UNTRIED, f"it could not be judged: {error}"[:300]
         if outcome.survivors and not evidence:
             evidence = f"alive after the end of the sandbox: {', '.join(outcome.survivors[:3])}"
         if outcome.broken and not evidence:
             evidence = outcome.broken[0]
         if evidence:
-            return _ESCAPED, evidence[:300]
+            return ESCAPED, evidence[:300]
         problem = _script_problem(outcome)
-        return (_UNTRIED, problem) if problem else (_HELD, _how_it_ended(outcome))
+        return (UNTRIED, problem) if problem else (HELD, _how_it_ended(outcome))
 
 
 def _run(backend: SandboxBackend, attempt: Attempt, scene: Scene, outcome: Outcome) -> None:
     outcome.notes["shmem_before"] = system_shmem_bytes()
-    outcome.notes["free_before"] = free_bytes(scene.root)
     drive = attempt.drive or one_command
     with ExitStack() as stack:
         sandbox = stack.enter_context(backend.open(spec_of(scene, attempt, scene.tree)))
@@ -102,11 +95,15 @@ def _run(backend: SandboxBackend, attempt: Attempt, scene: Scene, outcome: Outco
         outcome.seconds = time.monotonic() - started
         outcome.notes["alive"] = _still_alive(scene, outcome)
         outcome.in_tree = _tree_contents(scene.tree)
-        outcome.notes["disk_at_end"] = _tree_bytes(scene.tree)
+        outcome.notes["disk_at_end"] = sum(info.st_blocks * 512 for _, info in _own_files(scene.tree))
         if attempt.is_watched:
             outcome.samples = watch.samples
     outcome.survivors = [f"process {pid}" for pid in processes_with(scene.token)]
-    outcome.notes["setuid"] = _setuid_files(scene.tree)
+    outcome.notes["setuid"] = [
+        path.name
+        for path, info in _own_files(scene.tree)
+        if info.st_mode & (stat.S_ISUID | stat.S_ISGID) and info.st_uid == os.getuid()
+    ]
 
 
 def _still_alive(scene: Scene, outcome: Outcome) -> list[str]:
@@ -119,41 +116,23 @@ def _still_alive(scene: Scene, outcome: Outcome) -> list[str]:
     return [f"process {pid}" for pid in processes_with(scene.token)]
 
 
-def _own_files(tree: Path) -> Iterator[Path]:
+def _own_files(tree: Path) -> Iterator[tuple[Path, os.stat_result]]:
     for place, _, names in os.walk(tree):
-        for name in names:
-            path = Path(place) / name
+        for path in (Path(place, name) for name in names):
             with suppress(OSError):
-                if stat.S_ISREG(path.lstat().st_mode):
-                    yield path
+                info = path.lstat()
+                if stat.S_ISREG(info.st_mode):
+                    yield path, info
 
 
 def _tree_contents(tree: Path) -> bytes:
     found = bytearray()
-    for path in _own_files(tree):
+    for path, _ in _own_files(tree):
         with suppress(OSError), path.open("rb") as handle:
             found += handle.read(1 << 16)
         if len(found) > _MOST_TREE_BYTES:
             break
     return bytes(found)
-
-
-def _tree_bytes(tree: Path) -> int:
-    total = 0
-    for path in _own_files(tree):
-        with suppress(OSError):
-            total += path.lstat().st_blocks * 512
-    return total
-
-
-def _setuid_files(tree: Path) -> list[str]:
-    found = []
-    for path in _own_files(tree):
-        with suppress(OSError):
-            info = path.lstat()
-            if info.st_mode & (stat.S_ISUID | stat.S_ISGID) and info.st_uid == os.getuid():
-                found.append(path.name)
-    return found
 
 
 def _how_it_ended(outcome: Outcome) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
@@ -10,12 +11,13 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import termios
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import partial
 from pathlib import Path
 
 from benchmarks.escapes.attempt import Attempt, Drive, Outcome
@@ -31,15 +33,11 @@ _BESIDE_SECONDS = 1.5
 _REFUSED, _KILLED = 3, 137
 
 
-@cache
-def _inside() -> str:
-    return Path(__file__).with_name("inside.py").read_text()
-
-
 def program(script: str) -> str:
     """A whole program from the body of an attempt."""
     body = "\n".join(f"    {line}" for line in script.splitlines()) or "    pass"
-    return f"{_inside()}\n\ndef attempt():\n{body}\n\n\nrun(attempt)\n"
+    inside = Path(__file__).with_name("inside.py").read_text()
+    return f"{inside}\n\ndef attempt():\n{body}\n\n\nrun(attempt)\n"
 
 
 @dataclass(slots=True)
@@ -98,12 +96,7 @@ def one_command(stage: Stage) -> None:
 
 def then(action: Callable[[Stage], None]) -> Drive:
     """After the command the parent does something with the sandbox."""
-
-    def drive(stage: Stage) -> None:
-        stage.run()
-        _parent_does(stage, action)
-
-    return drive
+    return before(lambda _: None, action)
 
 
 def then_every_call(stage: Stage) -> None:
@@ -123,8 +116,8 @@ def then_every_call(stage: Stage) -> None:
     for call in calls:
         try:
             call()
-        except SandboxFileError as error:
-            stage.outcome.notes["refused"] = str(error)
+        except SandboxFileError:
+            pass
         except Exception as error:  # noqa: BLE001  whatever it is: a rollout is lost
             stage.outcome.broken.append(f"the jail broke: {error!r}"[:300])
 
@@ -141,10 +134,8 @@ def before(action: Callable[[Stage], None], after: Callable[[Stage], None]) -> D
 
 
 def _parent_does(stage: Stage, action: Callable[[Stage], None]) -> None:
-    try:
+    with suppress(SandboxFileError, SandboxFailure, OSError, RecursionError):
         action(stage)
-    except (SandboxFileError, SandboxFailure, OSError, RecursionError) as error:
-        stage.outcome.notes["refused"] = str(error)
 
 
 def beside(action: Callable[[Stage], None]) -> Drive:
@@ -161,26 +152,31 @@ def beside(action: Callable[[Stage], None]) -> Drive:
     return drive
 
 
-def next_command(script: str, *, isolated: bool = True, command: str = "") -> Drive:
-    """A second command in the same sandbox, which is told nothing.
+def next_command(
+    script: str, *, isolated: bool = True, command: str = "", in_own_sandbox: bool = False
+) -> Drive:
+    """A second command, which is told nothing, in the same sandbox or in one of its own.
 
     Args:
         script: as of an attempt.
         isolated: start the interpreter so that it looks for no files of the user.
         command: text for the shell instead of a script.
+        in_own_sandbox: the command is a second rollout.
     """
 
     def drive(stage: Stage) -> None:
         stage.run(stage.command(mark=stage.scene.mark))
-        stage.outcome.said += stage.outcome.in_tree
-        if command:
-            stage.run(command)
-        elif isolated:
-            stage.run(stage.command(script))
-        else:
-            stage.run([str(base_python()), "-c", script])
+        isolated_or_not = stage.command(script) if isolated else [str(base_python()), "-c", script]
+        with ExitStack() as stack:
+            second = stage.sandbox
+            if in_own_sandbox:
+                second = stack.enter_context(stage.open(stage.scene.root / "work" / "next"))
+            stage.run(command or isolated_or_not, second)
 
     return drive
+
+
+next_rollout = partial(next_command, in_own_sandbox=True)
 
 
 def next_with_programs_of_tree(stage: Stage) -> None:
@@ -188,25 +184,6 @@ def next_with_programs_of_tree(stage: Stage) -> None:
     stage.run()
     stage.run("env true", env={"PATH": f"{stage.scene.tree}/bin:/usr/bin:/bin"})
     stage.run("cat said")
-
-
-def next_rollout(script: str, *, isolated: bool = True, command: str = "") -> Drive:
-    """A second rollout, in a sandbox of its own."""
-
-    def drive(stage: Stage) -> None:
-        stage.run(stage.command(mark=stage.scene.mark))
-        second = stage.open(stage.scene.root / "work" / "next")
-        try:
-            if command:
-                stage.run(command, second)
-            elif isolated:
-                stage.run(stage.command(script), second)
-            else:
-                stage.run([str(base_python()), "-c", script], second)
-        finally:
-            second.close()
-
-    return drive
 
 
 def beside_neighbour(script: str) -> Drive:
@@ -217,14 +194,19 @@ def beside_neighbour(script: str) -> Drive:
         neighbour = stage.open(tree)
         neighbour.write_file("note.txt", stage.scene.word.encode())
         holder = stage.command(script, word=stage.scene.word)
-        thread = threading.Thread(
-            target=lambda: _quietly(neighbour, holder, stage.attempt.timeout_seconds + 60)
-        )
+
+        def hold() -> None:
+            with suppress(SandboxFailure):
+                neighbour.exec(holder, timeout_seconds=stage.attempt.timeout_seconds + 60)
+
+        thread = threading.Thread(target=hold)
         thread.start()
-        _await_file(tree / "ready")
+        ready, end = tree / "ready", time.monotonic() + 60
+        while time.monotonic() < end and not (ready.exists() and ready.stat().st_size):
+            time.sleep(0.02)
         stage.told["neighbour"] = str(tree)
         with suppress(OSError, ValueError):
-            stage.told["neighbour_port"] = int((tree / "ready").read_text() or "0")
+            stage.told["neighbour_port"] = int(ready.read_text() or "0")
         stage.run()
         stage.outcome.notes["neighbour_was_alive"] = thread.is_alive()
         (tree / "end").touch()
@@ -236,17 +218,6 @@ def beside_neighbour(script: str) -> Drive:
         neighbour.close()
 
     return drive
-
-
-def _quietly(sandbox: Sandbox, command: list[str], timeout_seconds: float) -> None:
-    with suppress(SandboxFailure):
-        sandbox.exec(command, timeout_seconds=timeout_seconds)
-
-
-def _await_file(path: Path) -> None:
-    end = time.monotonic() + 60
-    while time.monotonic() < end and not (path.exists() and path.stat().st_size):
-        time.sleep(0.02)
 
 
 def with_inherited(stage: Stage) -> None:
@@ -268,18 +239,17 @@ def with_inherited(stage: Stage) -> None:
             os.close(descriptor)
 
 
-def command_line(*words: str) -> Drive:
+def command_line() -> Drive:
     """Our own command line runs the attempt, as a person does, with a terminal that it could write to."""
 
     def drive(stage: Stage) -> None:
         scene = stage.scene
         master, slave = os.openpty()
-        terminal = os.ttyname(slave)
-        stage.told["terminal"] = terminal
-        os.chmod(terminal, 0o666)
-        shutil_free = tempfile.mkdtemp(prefix="escapes-home-")
+        stage.told["terminal"] = os.ttyname(slave)
+        os.chmod(os.ttyname(slave), 0o666)
+        home = tempfile.mkdtemp(prefix="escapes-home-")
         argv = [sys.executable, "-m", "composer_replication.cli.main", "sandbox", "exec"]
-        argv += ["--backend", stage.backend.name, *words]
+        argv += ["--backend", stage.backend.name]
         argv += ["--i-accept-no-isolation", "everything"] if stage.backend.name == "none" else []
         done = subprocess.run(
             stage.command() if stage.backend.name == "control" else [*argv, "--", *stage.command()],
@@ -288,12 +258,11 @@ def command_line(*words: str) -> Drive:
             cwd=scene.root,
             timeout=120,
             start_new_session=True,
-            preexec_fn=lambda: _take_terminal(slave),
-            env={**os.environ, "HOME": shutil_free, "PYTHONPATH": os.pathsep.join(sys.path)},
+            preexec_fn=lambda: fcntl.ioctl(slave, termios.TIOCSCTTY, 0),
+            env={**os.environ, "HOME": home, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
-        os.rmdir(shutil_free)
+        os.rmdir(home)
         stage.outcome.notes["printed"] = done.stdout + done.stderr
-        stage.outcome.notes["cli_code"] = done.returncode
         os.set_blocking(master, False)
         os.set_blocking(slave, False)
         for name, descriptor in (("on_terminal", master), ("typed", slave)):
@@ -303,13 +272,6 @@ def command_line(*words: str) -> Drive:
         os.close(slave)
 
     return drive
-
-
-def _take_terminal(descriptor: int) -> None:
-    import fcntl
-    import termios
-
-    fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
 
 
 def reads(path: str) -> Callable[[Stage], None]:
@@ -403,17 +365,13 @@ def after_restore(script: str, *, is_module: bool = False) -> Drive:
     return drive
 
 
-def _places_taken() -> int:
-    return int(Path("/proc/sys/fs/aio-nr").read_text())
-
-
 def places_looked_at(stage: Stage) -> None:
     """The attempt; how many of the machine's places were taken at most meanwhile."""
     runner = threading.Thread(target=stage.run)
     runner.start()
     most = 0
     while runner.is_alive():
-        most = max(most, _places_taken())
+        most = max(most, int(Path("/proc/sys/fs/aio-nr").read_text()))
         time.sleep(0.01)
     stage.outcome.notes["places"] = most
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import composer_replication
+from benchmarks.escapes.table import UNTRIED
 
 _CHUNK_BYTES = 1 << 20
-_NOT_FOR_GOOD = "COULD NOT BE TRIED"
 
 Row = dict[str, Any]
 
@@ -68,7 +68,7 @@ class Journal:
             (row["family"], row["name"])
             for row in self.rows()
             if (row["backend"], row["user"], row["sources"]) == (backend, user, sources())
-            and row["state"] != _NOT_FOR_GOOD
+            and row["state"] != UNTRIED
         }
 
 

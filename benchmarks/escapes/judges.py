@@ -6,7 +6,9 @@ import os
 import re
 import stat
 import unicodedata
+from collections.abc import Callable
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 
 from benchmarks.escapes.attempt import LIMITS, MIB, Judge, Outcome
@@ -85,7 +87,6 @@ def pipe_reached(scene: Scene, _: Outcome) -> str:
 def victim_hurt(scene: Scene, _: Outcome) -> str:
     """The process outside died, stopped, was signalled, or was set otherwise."""
     victim = scene.victim
-    assert victim is not None and victim.stdin is not None and victim.stdout is not None
     with suppress(Exception):
         victim.wait(0.1)
     if victim.returncode is not None:
@@ -131,64 +132,50 @@ def exit_code_is(code: int) -> Judge:
     return judge
 
 
-def _held_seconds(samples: list[Sample], over: list[bool]) -> float:
+def _sustained(
+    outcome: Outcome, amount: Callable[[Sample], int], limit: int, words: str, unit: int = 1
+) -> str:
+    """Over the limit for so long that nobody is looking; the few looks of a watch in between are allowed for."""
     longest, began = 0.0, None
-    for sample, is_over in zip(samples, over, strict=True):
-        if not is_over:
+    for sample in outcome.samples:
+        if amount(sample) <= limit:
             began = None
         else:
             began = sample.at if began is None else began
             longest = max(longest, sample.at - began)
-    return longest
-
-
-def _sustained(outcome: Outcome, over: list[bool], what: str) -> str:
-    """Over the limit for so long that nobody is looking; the few looks of a watch in between are allowed for."""
-    held = _held_seconds(outcome.samples, over)
-    return f"{what} for {held:.1f} s" if held > _LONG_SECONDS else ""
+    most = max(map(amount, outcome.samples), default=0) // unit
+    return f"{words.format(most)} for {longest:.1f} s" if longest > _LONG_SECONDS else ""
 
 
 def too_much_memory(_: Scene, outcome: Outcome) -> str:
     """Memory of all its processes together stayed above the limit."""
-    over = [sample.memory_bytes > LIMITS.memory_bytes for sample in outcome.samples]
-    most = max((sample.memory_bytes for sample in outcome.samples), default=0)
-    return _sustained(outcome, over, f"up to {most // MIB} MiB of memory")
+    words = "up to {} MiB of memory"
+    return _sustained(outcome, attrgetter("memory_bytes"), LIMITS.memory_bytes, words, MIB)
 
 
 def too_much_hidden_memory(_: Scene, outcome: Outcome) -> str:
     """Memory of the machine that no process shows as its own stayed above the limit."""
-    first = outcome.notes.get("shmem_before", 0)
-    over = [sample.shmem_bytes - first > LIMITS.memory_bytes for sample in outcome.samples]
-    most = max((sample.shmem_bytes for sample in outcome.samples), default=first) - first
-    return _sustained(outcome, over, f"up to {most // MIB} MiB of memory-backed files")
+    first, words = outcome.notes.get("shmem_before", 0), "up to {} MiB of memory-backed files"
+    return _sustained(outcome, lambda seen: seen.shmem_bytes - first, LIMITS.memory_bytes, words, MIB)
 
 
 def too_many_processes(_: Scene, outcome: Outcome) -> str:
     """More processes than the limit stayed alive."""
-    over = [sample.num_processes > LIMITS.num_processes + 1 for sample in outcome.samples]
-    most = max((sample.num_processes for sample in outcome.samples), default=0)
-    return _sustained(outcome, over, f"{most} processes")
+    return _sustained(outcome, attrgetter("num_processes"), LIMITS.num_processes + 1, "{} processes")
 
 
 def too_many_threads(_: Scene, outcome: Outcome) -> str:
     """Many times more threads than the process limit stayed alive."""
-    over = [sample.num_threads > 4 * LIMITS.num_processes for sample in outcome.samples]
-    most = max((sample.num_threads for sample in outcome.samples), default=0)
-    return _sustained(outcome, over, f"{most} threads")
+    return _sustained(outcome, attrgetter("num_threads"), 4 * LIMITS.num_processes, "{} threads")
 
 
 def too_much_disk(_: Scene, outcome: Outcome) -> str:
     """Files below the writable folders, deleted but open ones too, stayed above the limit."""
-    over = [sample.disk_bytes > LIMITS.disk_bytes + MIB for sample in outcome.samples]
-    most = max((sample.disk_bytes for sample in outcome.samples), default=0)
-    left = outcome.notes.get("disk_at_end", 0)
-    if left > LIMITS.disk_bytes + MIB and not any(_names_disk(result.stderr) for result in outcome.results):
+    limit, left = LIMITS.disk_bytes + MIB, outcome.notes.get("disk_at_end", 0)
+    is_said = any("[sandbox] stopped: it wrote more to disk" in result.stderr for result in outcome.results)
+    if left > limit and not is_said:
         return f"{left // MIB} MiB of disk at the end, and nobody says so"
-    return _sustained(outcome, over, f"up to {most // MIB} MiB of disk")
-
-
-def _names_disk(stderr: str) -> bool:
-    return "[sandbox] stopped: it wrote more to disk" in stderr
+    return _sustained(outcome, attrgetter("disk_bytes"), limit, "up to {} MiB of disk", MIB)
 
 
 def too_many_descriptors(_: Scene, outcome: Outcome) -> str:
@@ -391,19 +378,14 @@ def privileged(_: Scene, outcome: Outcome) -> str:
     return str(outcome.notes.get("privileged", ""))
 
 
-def _control_characters(text: str) -> list[str]:
-    found = {
-        character
-        for character in text
-        if (unicodedata.category(character) == "Cc" and character not in _HARMLESS)
-        or unicodedata.bidirectional(character) in _DIRECTIONS
-    }
-    return sorted(f"U+{ord(character):04X}" for character in found)
-
-
 def printed(_: Scene, outcome: Outcome) -> str:
     """What is printed for a person has a character that moves, colours, renames or turns round."""
-    found = _control_characters(outcome.notes.get("printed", b"").decode(errors="surrogateescape"))
+    found = sorted(
+        f"U+{ord(character):04X}"
+        for character in set(outcome.notes.get("printed", b"").decode(errors="surrogateescape"))
+        if (unicodedata.category(character) == "Cc" and character not in _HARMLESS)
+        or unicodedata.bidirectional(character) in _DIRECTIONS
+    )
     return f"printed raw: {', '.join(found[:5])}" if found else ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -55,26 +56,14 @@ class PlainSandbox:
         variables.pop("PYTHONDONTWRITEBYTECODE", None)
         started = time.monotonic()
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.PIPE,
-                stdout=stdout,
-                stderr=stderr,
-                env=variables,
-                cwd=self.tree,
-                close_fds=False,
-            )
+            streams = {"input": stdin, "stdout": stdout, "stderr": stderr, "close_fds": False}
             timed_out = False
-            assert process.stdin is not None
-            with suppress(OSError):
-                process.stdin.write(stdin)
-                process.stdin.close()
             try:
-                code = process.wait(timeout_seconds)
+                code = subprocess.run(
+                    argv, **streams, env=variables, cwd=self.tree, timeout=timeout_seconds, check=False
+                ).returncode
             except subprocess.TimeoutExpired:
-                timed_out = True
-                process.kill()
-                code = process.wait()
+                code, timed_out = -signal.SIGKILL, True
             return ExecResult(
                 exit_code=128 - code if code < 0 else code,
                 stdout=_whole(stdout),

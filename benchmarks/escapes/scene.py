@@ -154,7 +154,6 @@ class Scene:
             cwd=self.outside,
             start_new_session=True,
         )
-        assert self.victim.stdout is not None
         secret, change, held = (int(number) for number in self.victim.stdout.readline().split())
         os.set_blocking(self.victim.stdout.fileno(), False)
         self.told |= {"pid": self.victim.pid, "secret_at": secret, "change_at": change, "held": held}

@@ -7,12 +7,16 @@ import signal
 import stat
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Self
 
 _PAUSE_SECONDS = 0.1
+_NAMESPACES = ("user", "mnt", "net", "pid_for_children", "ipc", "uts", "cgroup", "time_for_children")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ class Watch:
     def _look(self) -> Sample:
         pids = processes_with(self._token)
         fields = [_status(pid) for pid in pids]
-        links = [_descriptors(pid) for pid in pids]
+        links = [_links(f"/proc/{pid}/fd") for pid in pids]
         return Sample(
             at=time.monotonic(),
             num_processes=len(pids),
@@ -122,10 +126,10 @@ class Watch:
             kinds=frozenset(
                 link for found in links for link in found if "anon_inode" in link or "secretmem" in link
             ),
-            capabilities=_union(int(field.get("CapEff", "0"), 16) for field in fields),
+            capabilities=reduce(or_, (int(field.get("CapEff", "0"), 16) for field in fields), 0),
             user_ids=frozenset(word for field in fields for word in field.get("Uid", "").split()[:3]),
             groups=frozenset(word for field in fields for word in field.get("Groups", "").split()),
-            namespaces=frozenset(name for pid in pids for name in _namespaces(pid)),
+            namespaces=frozenset(name for pid in pids for name in _links(f"/proc/{pid}/ns", _NAMESPACES)),
         )
 
     def __enter__(self) -> Self:
@@ -137,13 +141,6 @@ class Watch:
         self._thread.join()
 
 
-def _union(numbers: object) -> int:
-    total = 0
-    for number in numbers:  # type: ignore[attr-defined]
-        total |= number
-    return total
-
-
 def _status(pid: int) -> dict[str, str]:
     with suppress(OSError):
         lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
@@ -151,21 +148,13 @@ def _status(pid: int) -> dict[str, str]:
     return {}
 
 
-def _descriptors(pid: int) -> list[str]:
+def _links(folder: str, names: Iterable[str] = ()) -> list[str]:
+    """Where links lead: those of a folder of ``/proc``, or these of them."""
     found = []
     with suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
+        for name in names or os.listdir(folder):
             with suppress(OSError):
-                found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
-    return found
-
-
-def _namespaces(pid: int) -> list[str]:
-    found = []
-    with suppress(OSError):
-        for name in ("user", "mnt", "net", "pid_for_children", "ipc", "uts", "cgroup", "time_for_children"):
-            with suppress(OSError):
-                found.append(os.readlink(f"/proc/{pid}/ns/{name}"))
+                found.append(os.readlink(f"{folder}/{name}"))
     return found
 
 
@@ -188,9 +177,3 @@ def _folder_bytes(folder: Path) -> int:
             with suppress(OSError):
                 total += os.lstat(os.path.join(place, name)).st_blocks * 512
     return total
-
-
-def free_bytes(folder: Path) -> int:
-    """Free space of a file system."""
-    info = os.statvfs(folder)
-    return info.f_bfree * info.f_frsize

@@ -9,12 +9,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from composer_replication.sandbox.process_tree import descendants
 
-KINDS = ("processes", "mounts", "cgroups", "folders", "sockets", "shared memory")
 _SYSTEM_FOLDERS = (Path("/tmp"), Path("/var/tmp"))
 _SHARED_MEMORY = Path("/dev/shm")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -196,6 +195,7 @@ _PLANTS: dict[str, Callable[[str, Path], Callable[[], None]]] = {
     "sockets": _socket,
     "shared memory": _segment,
 }
+KINDS = tuple(_PLANTS)
 
 
 @contextmanager
@@ -205,6 +205,8 @@ def planted(kind: str, token: str, folder: Path) -> Iterator[None]:
     Raises:
         OSError: this user may not make one here (mounts and control groups need root).
     """
-    with ExitStack() as stack:
-        stack.callback(_PLANTS[kind](token, folder))
+    undo = _PLANTS[kind](token, folder)
+    try:
         yield
+    finally:
+        undo()

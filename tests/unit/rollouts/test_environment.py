@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -123,8 +124,7 @@ def test_a_solution_that_breaks_something_else_is_paid_nothing_or_less(
         env.reset(clamp.task_id)
         solve(env, store, clamp)
         ask(env, "str_replace", path=NUMBERS, old_str="return -x if x < 0 else x", new_str="return x")
-        assert paid(env) == expected
-        assert paid(env) == expected  # asked twice, looked at once
+        assert paid(env) == paid(env) == expected  # asked twice, looked at once
         assert env.is_done
 
 
@@ -146,9 +146,7 @@ def test_what_never_ends_uses_too_much_or_is_no_text_is_data(
         env.reset(clamp.task_id)
         endless = ask(env, "bash", command="sleep 1000 & echo begun; wait", timeout_seconds=1)
         assert endless.timed_out and "begun" in endless.text and "longer than 1 s" in endless.text
-        hungry = ask(
-            env, "bash", command="python3 -c 'x = bytearray(10**9); x[::4096] = b\"1\" * len(x[::4096])'"
-        )
+        hungry = ask(env, "bash", command="python3 -c 'x = b\"1\" * 10**9'")
         assert hungry.failed and not hungry.is_error
         loud = ask(env, "bash", command="seq 1 100000")
         assert "left out" in loud.text and len(loud.text) <= 1000 and loud.text.endswith("100000")
@@ -222,9 +220,7 @@ def test_a_lost_environment_leaves_nothing(grader: Grader, clamp: Task) -> None:
 def test_a_sandbox_that_does_not_open_leaves_nothing(
     env: FeatureDeletionEnv, grader: Grader, clamp: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise SandboxFailure("CR0302", "no jail.")
-
+    refuse = Mock(side_effect=SandboxFailure("CR0302", "no jail."))
     monkeypatch.setattr(attempt_module, "open_sandbox", refuse)
     before = attempt_folders()
     with pytest.raises(SandboxFailure):
@@ -286,13 +282,15 @@ def test_the_trl_face_opens_nothing_before_reset(grader: Grader, store: TaskStor
     assert attempt_folders() == before
 
 
-def test_a_warm_sandbox_serves_an_attempt_too(grader: Grader, store: TaskStore, clamp: Task) -> None:
-    before = attempt_folders()
-    with FeatureDeletionEnv(grader, tools=AgentToolsSection(is_warm=True)) as env:
-        env.reset(clamp.task_id)
-        for number in range(3):
-            assert ask(env, "bash", command=f"echo {number}").text == str(number)
-        solve(env, store, clamp)
-        assert ask(env, "run_tests").exit_code == 0
-        assert paid(env) == 1.0
-    assert attempt_folders() == before
+def test_a_judgement_reads_a_tree_once(env: FeatureDeletionEnv, store: TaskStore, clamp: Task) -> None:
+    env.reset(clamp.task_id)
+    for number in range(3):
+        assert ask(env, "bash", command=f"echo {number}").text == str(number)
+    solve(env, store, clamp)
+    assert ask(env, "run_tests").exit_code == 0
+    sandbox = env._running.toolbox.sandbox
+    sandbox.read_file = Mock(wraps=sandbox.read_file)
+    assert paid(env) == paid(env) == 1.0
+    files = (entry.path for entry in sandbox.list_files() if entry.kind == "file")
+    read = [call.args[0] for call in sandbox.read_file.mock_calls]
+    assert sorted(read) == sorted(path for path in files if not path.startswith(".git/"))

@@ -37,7 +37,7 @@ def loss_channels() -> dict[str, Any]:
     """Both channels on, from every origin that they have."""
     return {
         "alpha_sdpo": 5.0,
-        "hints": HintsSection(ema_rate=0.5, jsd_alpha=1.0),
+        "hints": HintsSection(jsd_alpha=1.0),
         "hint_source": HintEveryTurn(),
         "beta_replay": 0.5,
         "replay": ReplaySection(sibling_pairs=True, pass_reward=0.4, pairs_per_step=3),
@@ -48,7 +48,7 @@ def loss_channels() -> dict[str, Any]:
 def curriculum_parts(*, is_shuffled: bool = False) -> dict[str, Any]:
     """The real curriculum chooses, learns from what the policy writes, and gives replacements."""
     rows = [{"prompt": f"def made_{n}(x):", "task_id": f"t{n}"} for n in range(7)]
-    options = CurriculumSection(half_life=3.0)
+    options = type("FadesSoon", (CurriculumSection,), {"half_life": 3.0})()
     curriculum = Curriculum(rows, seed=1, options=options, fingerprint="made")
 
     def reward(completions: list[str], task_id: list[str], trainer_state: Any, **kwargs: Any) -> list[float]:

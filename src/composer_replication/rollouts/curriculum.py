@@ -81,18 +81,16 @@ def recorded_standings(
 ) -> dict[str, Standing]:
     """By task id, the recorded passes and failures, scaled down to ``options.recorded_weight`` attempts in all.
 
-    Counts of the very weights win; without any, those of all other policies are added up where ``options.recorded`` is
-    ``any``. A task without a measurement is left out. The weights are hashed (``parameter_sha256``) only where there is
-    anything to read.
+    Counts of the very weights win; without any, those of all other policies are added up. A task without a measurement
+    is left out. The weights are hashed (``parameter_sha256``) only where there is anything to read.
     """
-    wants = options.recorded != "none" and options.recorded_weight > 0.0
-    if not wants or not (Path(store_root) / FOLDER).is_dir():
+    if not (Path(store_root) / FOLDER).is_dir():
         return {}
     own = parameter_sha256()
     found: dict[str, Standing] = {}
     for task_id, rows in read_difficulty(store_root).items():
         same = [row for row in rows if row.policy.parameter_sha256 == own]
-        used = same or (rows if options.recorded == "any" else ())
+        used = same or rows
         num_samples = sum(row.num_samples for row in used)
         num_passed = sum(row.num_passed for row in used)
         if num_samples:

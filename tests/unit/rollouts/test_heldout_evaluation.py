@@ -223,7 +223,7 @@ def test_the_sentinel_neutralises_whatever_the_policy_wrote(
     is_out = [False]
     broken = BrokenHalf(grader, lambda request: is_out[0] and request.answer == golden)
     sampler = PolicySampler(ScriptedPolicy(["\n    return None"]), broken)
-    evaluator = HeldoutEvaluator(sampler, [clamp], HeldoutSection(has_sentinel=True), split_fingerprint="")
+    evaluator = HeldoutEvaluator(sampler, [clamp], split_fingerprint="", has_sentinel=True)
     reading = evaluator()
     assert reading is not None
     assert reading.pairs == ((0.0, 0.0),)  # a wrong answer under a grader that works counts
@@ -242,9 +242,7 @@ def test_what_a_grader_that_was_out_said_is_not_remembered(
         right = store.golden_body(clamp) + "\n    # not what the sentinel runs"
         sampler = PolicySampler(ScriptedPolicy([right]), grader)
         assert grader.grade(clamp, right) is not None  # seen in better times
-        evaluator = HeldoutEvaluator(
-            sampler, [clamp], HeldoutSection(has_sentinel=True), split_fingerprint=""
-        )
+        evaluator = HeldoutEvaluator(sampler, [clamp], split_fingerprint="", has_sentinel=True)
         run = grader.grade_once
         with monkeypatch.context() as outage:
             outage.setattr(
@@ -296,17 +294,10 @@ def test_canaries_are_passed_by_forged_outcomes_alone(grader: Grader, store: Tas
         evaluator = HeldoutEvaluator(
             PolicySampler(ScriptedPolicy([answer]), grader),
             [clamp],
-            HeldoutSection(num_canaries=3),
             split_fingerprint="",
             canaries=[canary],
         )
         reading = evaluator()
         assert reading is not None
         passes[answer] = reading.canary_passes
-    assert list(passes.values()) == [(0.0,) * 3, (0.0,) * 3, (1.0,) * 3]
-
-
-def test_canaries_that_nobody_could_make_are_refused(grader: Grader, clamp: Task) -> None:
-    sampler = PolicySampler(ScriptedPolicy(["x"]), grader)
-    with pytest.raises(UsageError, match="could be made a canary"):
-        HeldoutEvaluator(sampler, [clamp], HeldoutSection(num_canaries=1), split_fingerprint="")
+    assert list(passes.values()) == [(0.0,) * 4, (0.0,) * 4, (1.0,) * 4]

@@ -162,7 +162,7 @@ def test_a_source_that_only_replaces_leaves_the_data_order(make_trainer: MakeTra
 def test_the_real_one_counts_every_attempt(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """Replacements included: what it knows is what the reward saw, counted again by hand."""
     rows = [{"prompt": f"def task_{n}():", "task_id": f"t{n}"} for n in range(6)]
-    options = CurriculumSection(half_life=1e9)
+    options = type("NeverFades", (CurriculumSection,), {"half_life": 1e9})()
     curriculum, seen, graded = Curriculum(rows, seed=3, options=options), list[list[str]](), Counter[str]()
 
     def reward(prompts: list[str], task_id: list[str], **kwargs: Any) -> list[float]:

@@ -302,13 +302,6 @@ class CurriculumSection(Section):
 
     departed: ClassVar[dict[str, Any]] = {"half_life": 100.0, "recorded": "any"}
 
-    half_life: ClassVar[float] = 100.0
-    floor_share: ClassVar[float] = 0.1
-    recorded_weight: ClassVar[float] = 8.0
-    retire_above: ClassVar[float] = 0.9
-    retire_certainty: ClassVar[float] = 0.9
-    revival_share: ClassVar[float] = 0.02
-
 
 class RaySection(Section):
     """Attempts and gradings as actors of a Ray cluster, and a build of ``tasks.source`` too; docs/rollouts_on_ray.md has more.
@@ -352,9 +345,6 @@ class ReplicasSection(Section):
 
     departed: ClassVar[dict[str, Any]] = {"interface": "127.0.0.1", "lighthouse": ""}
     instead: ClassVar[dict[str, str]] = {"lighthouse": 'write transport = "torchft://HOST:PORT"'}
-
-    outer_lr: ClassVar[float] = 0.7
-    outer_momentum: ClassVar[float] = 0.9
 
     @property
     def is_torchft(self) -> bool:
@@ -587,7 +577,12 @@ def _first_problem(error: ValidationError) -> tuple[str, str]:
     key = ".".join(path) or "the recipe"
     if problem["type"] == "extra_forbidden":
         near = difflib.get_close_matches(path[-1], _known_keys(path[:-1]), n=1, cutoff=0.0)
-        return key, f"unknown key {key}; the nearest known key is {'.'.join([*path[:-1], *near])}."
+        hint = (
+            f"; the nearest known key is {'.'.join([*path[:-1], *near])}"
+            if near
+            else ": its table has no keys"
+        )
+        return key, f"unknown key {key}{hint}."
     if problem["type"] == "missing":
         return key, f"the key {key} is missing."
     return key, f"{key}: {problem['msg'].removeprefix('Value error, ')}."

@@ -64,7 +64,7 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
             {"guard": {"kl_hard_stop": float("inf")}, "heldout": {}},
             "guard.kl_hard_stop: Input should be a finite",
         ),
-        ({"curriculum": {"retire_above": 0.5}}, "unknown key curriculum.retire_above"),
+        ({"curriculum": {"retire_above": 0.5}}, "unknown key curriculum.retire_above: its table has no keys"),
         ({"agent": {}, "reward": {"tests": "weakened"}}, "[reward] is about single answers"),
         ({"guard": {}}, "a [guard] needs a [heldout] table"),
         ({"heldout": {}, "evidence": EVIDENCE}, "needs a [guard] and a [heldout] table"),

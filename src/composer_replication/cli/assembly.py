@@ -243,14 +243,10 @@ def open_curriculum(
     """
     from composer_replication.trainer.model_modes import parameter_sha256
 
-    options = config.curriculum
-    if options is None:
+    if config.curriculum is None:
         return None
-    own_sha256 = partial(parameter_sha256, model)
-    recorded = recorded_standings(store.root, options, parameter_sha256=own_sha256)
-    return Curriculum(
-        rows, seed=config.seed, options=options, fingerprint=store.fingerprint, recorded=recorded
-    )
+    recorded = recorded_standings(store.root, parameter_sha256=partial(parameter_sha256, model))
+    return Curriculum(rows, seed=config.seed, fingerprint=store.fingerprint, recorded=recorded)
 
 
 def pair_rows(config: RunConfig, recipe_folder: Path) -> dict[str, PairRow]:

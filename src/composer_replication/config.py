@@ -125,9 +125,8 @@ class EvidenceSection(Section):
 
     ``planned_evaluations`` is how many held-out evaluations the run plans; ``tolerated_gap`` the
     visible-minus-hidden gap that honest policies have, measured before the run (see
-    docs/safety.md). Needs ``heldout.sample_size``, fresh draws from a large pool. With it each evaluation also tries
-    four tasks that cannot be solved honestly, and runs the golden code of each drawn task first, so that an outage of the
-    grader is not taken for a fall of the truth.
+    docs/safety.md). Needs ``heldout.sample_size``, fresh draws from a large pool. With it the golden code of each drawn task
+    runs first, so that an outage of the grader is not taken for a fall of the truth.
     """
 
     planned_evaluations: int = Field(ge=1)
@@ -222,7 +221,8 @@ class HeldoutSection(Section):
     was made of. ``fraction`` draws so many of the tasks, grouped by repository where there are
     several. Without all three the ``split.json`` of ``tasks.store`` counts, or else 0.3 are drawn.
     ``every`` guard folds share one evaluation: at the others it is not due. Each draws
-    ``sample_size`` tasks afresh (0: all). One longer than ``timeout_seconds`` is missed, and the third in a row halts.
+    ``sample_size`` tasks afresh (0: all), and ``num_canaries`` tasks that cannot be solved
+    honestly. One longer than ``timeout_seconds`` is missed, and the third in a row halts.
     With ``[agent]`` an attempt is an episode within its limits, and the score the share of hidden tests
     that pass, unless ``agent.reward.rule`` is ``all_or_nothing``. ``before_and_after_samples`` measures all tasks
     twice, trained ones with ``before_and_after_trained_samples`` where that is given.
@@ -234,14 +234,14 @@ class HeldoutSection(Section):
     every: int = Field(1, ge=1)
     samples_per_task: int = Field(1, ge=1)
     sample_size: int = Field(0, ge=0)
+    num_canaries: int = Field(0, ge=0)
     timeout_seconds: float | None = Field(1800.0, gt=0.0)
     before_and_after_samples: int = Field(0, ge=0)
     before_and_after_trained_samples: int | None = Field(None, ge=1)
 
-    departed: ClassVar[dict[str, Any]] = {"num_canaries": 0, "has_sentinel": False}
+    departed: ClassVar[dict[str, Any]] = {"has_sentinel": False}
     instead: ClassVar[dict[str, str]] = {
-        "num_canaries": "take the line out (with [evidence] it is always 4 now)",
-        "has_sentinel": "take the line out (with [evidence] it is always true now)",
+        "has_sentinel": "take the line out (with [evidence] it is always true now)"
     }
 
     @model_validator(mode="after")
@@ -325,7 +325,7 @@ class ReplicasSection(Section):
     """Several trainers of one run (DiLoCo), each with its share of the tasks; docs/replicas.md explains each key.
 
     ``transport`` is the address of an object store (``s3://``, ``gs://``, ``az://``, ``file:///``), or for replicas on one
-    network ``torchft://HOST:PORT`` of ``composer-rl replicas lighthouse``. ``num_replicas`` of them train ``sync_every`` steps each and then take one outer
+    network ``torchft://HOST:PORT`` of ``composer-rl replicas lighthouse``. ``num_replicas`` replicas train ``sync_every`` steps each and then take one outer
     step (Nesterov, 0.7 and momentum 0.9); what they learned is sent as ``precision`` says, and what rounding takes
     away is sent the next time. ``fragments`` of the weights take turns, so that ``sync_every / fragments`` steps lie between two outer
     steps; ``delay`` steps are trained while one is under way. ``min_replicas`` have to take part; the others are waited

@@ -225,6 +225,7 @@ def test_a_run_under_the_evidence_is_killed_between_reading_and_checkpoint_and_e
         "trl.max_steps": 4,
         "trainer.checkpoint_every": 2,
         "heldout.sample_size": 2,
+        "heldout.num_canaries": 1,
         "evidence.planned_evaluations": 4,
         "evidence.tolerated_gap": 0.1,
     }

@@ -542,16 +542,15 @@ def refuse_long_conversations(
 def open_evaluator(
     config: RunConfig, folder: RunFolder, sampler: TaskSampler, tasks: RunTasks
 ) -> tuple[PatientEvaluation[HeldoutReading] | None, Callable[[], Any] | None]:
-    """The guard's truth, and how it is asked: with ``[evidence]`` every score is on disk before the evidence is told, and
-    sentinels and canaries say whether the grader itself can be believed.
+    """The guard's truth, and how it is asked: with ``[evidence]`` every score is on disk before the evidence is told, and a
+    sentinel says whether the grader itself can be believed.
 
     Both are None where the recipe holds nothing out.
     """
     section = config.heldout
     if section is None or tasks.split is None:
         return None, None
-    has_evidence = config.evidence is not None
-    canaries, refused = make_canaries(sampler.grader.store, tasks.heldout if has_evidence else ())
+    canaries, refused = make_canaries(sampler.grader.store, tasks.heldout if section.num_canaries else ())
     if refused:
         note(f"canaries: {len(canaries)} made, {len(refused)} held-out tasks cannot be one")
     evaluator = HeldoutEvaluator(
@@ -561,7 +560,7 @@ def open_evaluator(
         split_fingerprint=tasks.split.fingerprint,
         seed=config.seed,
         canaries=canaries,
-        has_sentinel=has_evidence,
+        has_sentinel=config.evidence is not None,
         # a reward that is a share of tests needs a truth that is one, too
         counts_shares=config.agent is not None and config.agent.reward.rule != "all_or_nothing",
     )

@@ -29,8 +29,6 @@ from composer_replication.tasks.canaries import Canary
 from composer_replication.tasks.difficulty import wilson
 
 STATE_VERSION = 2
-NUM_CANARIES = 4
-"""Of one reading."""
 Report = Callable[[int, int, str], None]
 """Takes (done, total, what is done now)."""
 
@@ -264,7 +262,7 @@ class HeldoutEvaluator:
         options: the ``[heldout]`` table.
         split_fingerprint: of the split that the pool belongs to.
         seed: of draws and samples.
-        canaries: tasks that cannot be solved honestly; ``NUM_CANARIES`` of them a reading,
+        canaries: tasks that cannot be solved honestly; ``num_canaries`` of them a reading,
             drawn with replacement, one sample each.
         has_sentinel: the golden code of each drawn task runs first, and where it fails the grader is out.
         counts_shares: for a run whose reward is a share of tests, so that the guard compares like with like: such a
@@ -272,7 +270,7 @@ class HeldoutEvaluator:
 
     Raises:
         InputError: a held-out task has no hidden tests (CR0452).
-        UsageError: no held-out task, or fewer than ``sample_size`` (CR0452).
+        UsageError: no held-out task, fewer than ``sample_size``, or no canary (CR0452).
         SandboxFailure: the sandbox failed for every task of a reading (CR0390).
     """
 
@@ -288,7 +286,7 @@ class HeldoutEvaluator:
         has_sentinel: bool = False,
         counts_shares: bool = False,
     ) -> None:
-        _refuse_small_pool(tasks, options)
+        _refuse_small_pool(tasks, options, len(canaries))
         self.sampler, self.options, self.seed = sampler, options, seed
         self.tasks, self.canaries, self.has_sentinel = tuple(tasks), tuple(canaries), has_sentinel
         self.split_fingerprint, self.counts_shares = split_fingerprint, counts_shares
@@ -321,9 +319,9 @@ class HeldoutEvaluator:
         whole = [each for each in results if len(each.hidden) == num_samples and each.task_id not in out]
         # Before anything is raised: other processes may sample theirs with us.
         passes: list[bool | None] = []
-        if self.canaries:
+        if self.options.num_canaries:
             dice = random.Random(derive_seed(self.seed, "canaries", index))  # noqa: S311 - a draw, no secret
-            chosen = dice.choices(self.canaries, k=NUM_CANARIES)
+            chosen = dice.choices(self.canaries, k=self.options.num_canaries)
             seed = derive_seed(self.seed, "canary samples", index)
             passes = self.sampler.sample_canaries(chosen, seed=seed, name=f"canaries-{index:06d}")
         if not whole:
@@ -350,7 +348,7 @@ class HeldoutEvaluator:
         self.num_calls, self.evaluation_idx = int(state["num_calls"]), int(state["evaluation_idx"])
 
 
-def _refuse_small_pool(tasks: Sequence[Task], options: HeldoutSection) -> None:
+def _refuse_small_pool(tasks: Sequence[Task], options: HeldoutSection, num_made: int) -> None:
     blind = [task.task_id for task in tasks if not task.has_hidden_tests]
     if not tasks:
         problem, where, fix = "there is no held-out task.", "heldout", "name held-out repositories."
@@ -360,6 +358,9 @@ def _refuse_small_pool(tasks: Sequence[Task], options: HeldoutSection) -> None:
         problem = f"{len(tasks)} tasks are held out, fewer than the {options.sample_size} of one evaluation."
         where = "heldout.sample_size"
         fix = f"hold out more tasks, or set heldout.sample_size to at most {len(tasks)}."
+    elif options.num_canaries and not num_made:
+        problem, where = "no held-out task could be made a canary.", "heldout.num_canaries"
+        fix = "hold out tasks whose tests are plain functions, or set heldout.num_canaries to 0."
     else:
         return
     raise UsageError("CR0452", problem, where=where, fix=fix)

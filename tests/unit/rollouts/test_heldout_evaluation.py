@@ -294,10 +294,17 @@ def test_canaries_are_passed_by_forged_outcomes_alone(grader: Grader, store: Tas
         evaluator = HeldoutEvaluator(
             PolicySampler(ScriptedPolicy([answer]), grader),
             [clamp],
+            HeldoutSection(num_canaries=3),
             split_fingerprint="",
             canaries=[canary],
         )
         reading = evaluator()
         assert reading is not None
         passes[answer] = reading.canary_passes
-    assert list(passes.values()) == [(0.0,) * 4, (0.0,) * 4, (1.0,) * 4]
+    assert list(passes.values()) == [(0.0,) * 3, (0.0,) * 3, (1.0,) * 3]
+
+
+def test_canaries_that_nobody_could_make_are_refused(grader: Grader, clamp: Task) -> None:
+    sampler = PolicySampler(ScriptedPolicy(["x"]), grader)
+    with pytest.raises(UsageError, match="could be made a canary"):
+        HeldoutEvaluator(sampler, [clamp], HeldoutSection(num_canaries=1), split_fingerprint="")

@@ -85,6 +85,7 @@ def halted(tmp_path_factory: pytest.TempPathFactory, store: TaskStore) -> tuple[
     evidence = {"planned_evaluations": 10, "tolerated_gap": 0.1}
     more = {
         "heldout.sample_size": 2,
+        "heldout.num_canaries": 1,
         "model.lora.rank": 4,
     }
     folder = tmp_path_factory.mktemp("guarded") / "run"
@@ -148,7 +149,7 @@ def test_what_was_measured_is_what_stored_episodes_give_when_they_are_graded_aga
             assert row["heldout/visible"] == statistics.fmean(visible for visible, _ in pairs)
             assert row["heldout/hidden"] == statistics.fmean(hidden for _, hidden in pairs)
             assert sorted(map(tuple, readings[number - 1]["pairs"])) == sorted(pairs)
-            assert readings[number - 1]["canaries"] == [0.0] * 4
+            assert readings[number - 1]["canaries"] == [0.0]
     finally:
         grader.close()
     assert len(rows) == len(readings) == 2

@@ -302,8 +302,7 @@ def logps(model: Any, tokenizer: Any, pairs: Sequence[Pair]) -> list[list[float]
     from composer_replication.trainer.replay_channel import reference_logps
 
     tokens = tokenised_pairs(dict(enumerate(pairs)), tokenizer)
-    how: dict[str, Any] = {"pad_id": tokenizer.pad_token_id, "length_normalised": True}
-    return reference_logps(model, tokens, autocast=nullcontext, **how).tolist()
+    return reference_logps(model, tokens, pad_id=tokenizer.pad_token_id, autocast=nullcontext).tolist()
 
 
 def train(

@@ -153,7 +153,7 @@ def replica(number: int, run: dict[str, Any], life: int, step: int) -> None:
 
 
 def _rounds(number: int, run: dict[str, Any], life: int, options: ReplicasSection) -> Rounds:
-    if options.transport == "torchft":
+    if options.is_torchft:
         return TorchftRounds(options, token="chaos", replica=number)
     plain = from_url(options.transport, mkdir=True)
     faulty = FaultyStore(
@@ -184,7 +184,7 @@ class Run:
             "delay": self.chance.choice([0, 1, 3]), "precision": self.chance.choice(["fp32", "int8", "int4"]),
         }  # fmt: skip
         if is_torchft:
-            where: dict[str, Any] = {"transport": transport, "lighthouse": f"127.0.0.1:{_free_port()}"}
+            where = {"transport": f"torchft://127.0.0.1:{_free_port()}"}
             options |= where | {"grace_seconds": 8.0, "deadline_seconds": 75.0}
         else:
             options |= {"transport": f"file://{folder}/store", "grace_seconds": 2.0, "deadline_seconds": 45.0}

@@ -137,7 +137,7 @@ def replicated(
 def opened(options: ReplicasSection) -> tuple[list[Rounds], Callable[[], None]]:
     """A way to each other for every replica, and how to close it."""
     numbers = range(options.num_replicas)
-    if options.transport != "torchft":
+    if not options.is_torchft:
         stores = [open_store(options.transport) for _ in numbers]
         return [
             StoreRounds(stores[n], options, replica=n, poll_seconds=0.002, state_every=10**9) for n in numbers
@@ -187,7 +187,7 @@ def _compare(
         with tempfile.TemporaryDirectory() as scratch:
             where = {"transport": f"file://{scratch}"}
             if args.transport == "torchft":
-                where = {"transport": "torchft", "lighthouse": f"127.0.0.1:{_free_port()}"}
+                where = {"transport": f"torchft://127.0.0.1:{_free_port()}"}
             options = ReplicasSection(
                 **where, num_replicas=number, min_replicas=number, sync_every=every, precision=precision
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,8 @@ class Section(BaseModel):
 
     departed: ClassVar[dict[str, Any]] = {}
     """Keys that were removed, each with its last default: the run.toml of an older run still has them, and is still read."""
+    instead: ClassVar[dict[str, str]] = {}
+    """By such a key, what to write in its place."""
 
     @model_validator(mode="before")
     @classmethod
@@ -35,7 +38,10 @@ class Section(BaseModel):
             return table
         for key, last in cls.departed.items():
             if table.get(key, last) != last:
-                raise ValueError(f"the key {key} has left: take the line out")
+                constant = f" (it is always {json.dumps(last)} now)" if isinstance(last, int | float) else ""
+                raise ValueError(
+                    f"the key {key} has left: {cls.instead.get(key, f'take the line out{constant}')}"
+                )
         return {key: value for key, value in table.items() if key not in cls.departed}
 
 
@@ -82,12 +88,13 @@ class TasksSection(Section):
 
 
 class RolloutsSection(Section):
-    """How the prompt of a single answer is cut, and how tests are run (``test_timeout_seconds``: processor time, at most)."""
+    """How the prompt of a single answer is cut, and how many answers are graded at a time."""
 
     prompt_style: Literal["completion", "chat"] = "completion"
     context_lines: int = Field(12, ge=0)
-    test_timeout_seconds: float = Field(20.0, gt=0)
     grading_jobs: int = Field(2, ge=1)
+
+    departed: ClassVar[dict[str, Any]] = {"test_timeout_seconds": 20.0}
 
 
 class RewardSection(Section):
@@ -118,8 +125,8 @@ class EvidenceSection(Section):
 
     ``planned_evaluations`` is how many held-out evaluations the run plans; ``tolerated_gap`` the
     visible-minus-hidden gap that honest policies have, measured before the run (see
-    docs/safety.md). Needs ``heldout.sample_size``, fresh draws from a large pool, and
-    ``heldout.has_sentinel``.
+    docs/safety.md). Needs ``heldout.sample_size``, fresh draws from a large pool. With it the golden code of each drawn task
+    runs first, so that an outage of the grader is not taken for a fall of the truth.
     """
 
     planned_evaluations: int = Field(ge=1)
@@ -128,7 +135,7 @@ class EvidenceSection(Section):
 
 
 class SandboxSection(Section):
-    """Backend by name or dotted path (empty: the best of this machine) and its limits.
+    """Backend by name or dotted path (empty: the best of this machine); its limits are those under which tasks are built.
 
     ``accept_no_isolation`` names guards of the self-test that need not hold, or ``everything``, without which the
     backend ``none`` is refused. It is shown in the run's report.
@@ -136,9 +143,12 @@ class SandboxSection(Section):
 
     backend: str = ""
     accept_no_isolation: list[str] = []
-    memory_bytes: int = Field(2 * 1024**3, ge=64 * 1024**2)
-    num_processes: int = Field(64, ge=1)
-    disk_bytes: int = Field(256 * 1024**2, ge=1024**2)
+
+    departed: ClassVar[dict[str, Any]] = {
+        "memory_bytes": 2 * 1024**3,
+        "num_processes": 64,
+        "disk_bytes": 256 * 1024**2,
+    }
 
 
 def _method(loss_type: str, scale_rewards: str, level: str = "token", **more: Any) -> dict[str, Any]:
@@ -146,8 +156,8 @@ def _method(loss_type: str, scale_rewards: str, level: str = "token", **more: An
     row: dict[str, Any] = {"loss_type": loss_type, "scale_rewards": scale_rewards}
     row |= {"importance_sampling_level": level}
     row |= {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 2.0}
-    own = {"trainer.importance_clip": 2.0, **{key.replace("__", "."): value for key, value in more.items()}}
-    return {f"trl.{key}": value for key, value in row.items()} | own
+    named = {key.replace("__", "."): value for key, value in more.items()}
+    return {f"trl.{key}": value for key, value in row.items()} | named
 
 
 PRESETS: Final[dict[str, dict[str, Any]]] = {
@@ -159,40 +169,25 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
     "gspo": _method("grpo", "group", "sequence", trl__beta=0.0, trl__epsilon=3e-4, trl__epsilon_high=4e-4),
     # 2506.13585; epsilon_high is the largest ratio itself, not its distance from 1
     "cispo": _method("cispo", "group", trl__beta=0.0, trl__epsilon_high=5.0),
-    # beta and the effort table are choices of ours: the originals are not published
+    # beta and the price of effort are choices of ours: the originals are not published
     "composer": _method("dr_grpo", "none", trl__num_iterations=1, trl__num_train_epochs=1.0, trl__beta=0.001)
-    | {"trainer.kl_in_reward": True, "trainer.effort": {}},
+    | {"trainer.kl_in_reward": True, "trainer.effort_weight": 1e-4},
 }
 """What each method sets, by the recipe's own keys. A key of the recipe wins over its preset."""
-
-
-class EffortSection(Section):
-    """A price on effort: ``weight * C(x)`` less reward, compared within the group.
-
-    ``C(x) = ((1 + k x)^(1 - q) - 1) / (k (1 - q))``, with the limit ``ln(1 + k x) / k`` at q = 1; x adds up the
-    tokens of a rollout (a tenth of those of tool output), and 20 for each tool call and turn. With q above 1 it
-    is bounded by ``weight / (k (q - 1))``, 0.1 by default, so that no saving outweighs a passed test. The preset
-    ``composer`` has it as it stands here.
-    """
-
-    weight: float = Field(1e-4, ge=0.0)
-    k: float = Field(1e-3, gt=0.0)
-    q: float = Field(2.0, ge=0.0)
 
 
 class TrainerSection(Section):
     """What ``ComposerReplicationTrainer`` takes beyond TRL's own arguments.
 
     ``preset`` names a method of the GRPO family; docs/trainer.md has its table. Keys that are
-    set here or in ``[trl]`` win over it, unless they contradict it (CR0760). The four keys after it are as
+    set here or in ``[trl]`` win over it, unless they contradict it (CR0760). The three keys after it are as
     the preset says where they are not set, and off without one:
     ``kl_in_reward`` folds ``beta`` times the summed log-ratio to the reference into the reward, centred in
     the group, in place of TRL's term in the loss. ``dynamic_sampling_rounds``: how often groups whose rewards
-    are all equal are replaced by fresh prompts, at most, in one generation. ``importance_clip``
-    bounds the ratio of training to sampling probability of each token where rollouts bring their
-    sampler's log-probabilities, which ``[agent]`` does (0: no correction; 2.0 there, preset or not).
-    ``effort`` is a table.
-    ``checks`` are the checks that speak; they cost under 1% of a step.
+    are all equal are replaced by fresh prompts, at most, in one generation. ``effort_weight`` takes
+    ``effort_weight * x / (1 + x / 1000)`` off the reward, compared within the group: x adds up the tokens of a rollout (a
+    tenth of those of tool output), and 20 for each tool call and turn. It is at most 1000 times the weight, 0.1 in the preset
+    ``composer``, so that no saving outweighs a passed test.
 
     ``cpu_threads`` is for training on the CPU: threads of the model's arithmetic, 0 for
     torch's own choice. On a busy or small machine 1 is much faster than one a core:
@@ -203,15 +198,19 @@ class TrainerSection(Section):
     preset: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "composer"] | None = None
     kl_in_reward: bool | None = None
     dynamic_sampling_rounds: int | None = Field(None, ge=0)
-    importance_clip: float | None = Field(None, ge=0.0)
-    effort: EffortSection | None = None
-    checks: bool = True
+    effort_weight: float | None = Field(None, ge=0.0)
     alpha_sdpo: float = Field(0.0, ge=0.0)
     beta_replay: float = Field(0.0, ge=0.0)
     prefix_sharing: bool = False
     checkpoint_every: int = Field(5, ge=1)
     cpu_threads: int = Field(0, ge=0)
     save_model: bool = True
+
+    departed: ClassVar[dict[str, Any]] = {"importance_clip": None, "effort": None, "checks": True}
+    instead: ClassVar[dict[str, str]] = {
+        "importance_clip": "take the line out (it is always 2.0 now)",
+        "effort": "write trainer.effort_weight in place of the table",
+    }
 
 
 class HeldoutSection(Section):
@@ -223,8 +222,7 @@ class HeldoutSection(Section):
     several. Without all three the ``split.json`` of ``tasks.store`` counts, or else 0.3 are drawn.
     ``every`` guard folds share one evaluation: at the others it is not due. Each draws
     ``sample_size`` tasks afresh (0: all), and ``num_canaries`` tasks that cannot be solved
-    honestly. ``has_sentinel`` runs the golden code of each drawn task first, so that an outage of
-    the grader is not taken for a fall of the truth. One longer than ``timeout_seconds`` is missed, and the third in a row halts.
+    honestly. One longer than ``timeout_seconds`` is missed, and the third in a row halts.
     With ``[agent]`` an attempt is an episode within its limits, and the score the share of hidden tests
     that pass, unless ``agent.reward.rule`` is ``all_or_nothing``. ``before_and_after_samples`` measures all tasks
     twice, trained ones with ``before_and_after_trained_samples`` where that is given.
@@ -237,10 +235,14 @@ class HeldoutSection(Section):
     samples_per_task: int = Field(1, ge=1)
     sample_size: int = Field(0, ge=0)
     num_canaries: int = Field(0, ge=0)
-    has_sentinel: bool = False
     timeout_seconds: float | None = Field(1800.0, gt=0.0)
     before_and_after_samples: int = Field(0, ge=0)
     before_and_after_trained_samples: int | None = Field(None, ge=1)
+
+    departed: ClassVar[dict[str, Any]] = {"has_sentinel": False}
+    instead: ClassVar[dict[str, str]] = {
+        "has_sentinel": "take the line out (with [evidence] it is always true now)"
+    }
 
     @model_validator(mode="after")
     def _one_division(self) -> HeldoutSection:
@@ -252,70 +254,53 @@ class HeldoutSection(Section):
 class HintsSection(Section):
     """Hint distillation (``trainer.alpha_sdpo``): the policy under a hint teaches the policy without it.
 
-    ``teacher`` is a moving average of the policy (``ema``, by ``ema_rate`` a step), its first weights (``frozen``)
+    ``teacher`` is a moving average of the policy (``ema``, by 0.05 a step), its first weights (``frozen``)
     or the model without its adapter (``lora-off``). ``jsd_alpha``: 0 forward KL, 1 reverse KL, between them
-    Jensen-Shannon, over the student's ``top_k`` tokens and one tail class. A token weighs
-    min(exp(logp - sampled logp), 2). ``strict`` ends the run where a hint does not fit its prompt exactly; otherwise
-    such turns are left out and counted.
+    Jensen-Shannon, over the student's likeliest 100 tokens and one tail class. A token weighs
+    min(exp(logp - sampled logp), 2). The run ends where a hint does not fit its prompt exactly.
     """
 
     teacher: Literal["ema", "frozen", "lora-off"] = "ema"
-    ema_rate: float = Field(0.05, gt=0.0, le=1.0)
     jsd_alpha: float = Field(0.5, ge=0.0, le=1.0)
-    top_k: int = Field(100, ge=1)
-    strict: bool = True
 
     departed: ClassVar[dict[str, Any]] = {
         "writing": {"layers": ["template", "environment"]},
         "turns_per_step": 4,
+        "ema_rate": 0.05,
+        "top_k": 100,
+        "strict": True,
     }
 
 
 class ReplaySection(Section):
     """Preference pairs (``trainer.beta_replay``), mixed into every step: ``pairs_per_step`` of those given.
 
-    ``kind`` is the loss; ``beta`` and ``margin`` are its own (no beta: dpo 5.0, or 0.1 on sums; ipo 0.1;
-    simpo 2.0). ``length_normalised`` takes mean log-probabilities a token in place of sums. ``pairs`` is a file of pairs,
-    one JSON object a line with prompt, chosen and rejected (texts, messages or ids), its path seen from the recipe.
+    ``kind`` is the loss, on mean log-probabilities a token; ``beta`` is its own (without one: dpo 5.0; ipo 0.1; simpo 2.0).
+    ``pairs`` is a file of pairs, one JSON object a line with prompt, chosen and rejected (texts, messages or ids), its path
+    seen from the recipe.
     ``sibling_pairs`` also pairs, inside each group, rollouts that reach ``pass_reward`` with those that do not.
     """
 
     kind: Literal["dpo", "ipo", "simpo"] = "dpo"
     beta: float | None = Field(None, gt=0.0)
-    margin: float = Field(0.0, ge=0.0)
-    length_normalised: bool = True
     pairs: str = ""
     pairs_per_step: int = Field(4, ge=1)
     sibling_pairs: bool = False
     pass_reward: float = 1.0
 
-    @model_validator(mode="after")
-    def _kind_fits(self) -> ReplaySection:
-        if self.kind == "ipo" and self.margin:
-            raise ValueError("ipo takes no margin: its own is 1 / (2 beta)")
-        if self.kind == "simpo" and not self.length_normalised:
-            raise ValueError("simpo is length-normalised by definition")
-        return self
+    departed: ClassVar[dict[str, Any]] = {"margin": 0.0, "length_normalised": True}
 
 
 class CurriculumSection(Section):
     """Draws the tasks of each generation by what is known of their pass rates; without this table the data order counts.
 
-    A task weighs E[p(1-p)] under what it did so far. An attempt counts half after ``half_life`` generations, since the
+    A task weighs E[p(1-p)] under what it did so far. An attempt counts half after 100 generations, since the
     policy moves on. Pass rates that ``eval --update-difficulty`` kept beside the tasks come first, as at most
-    eight attempts each: those of the very weights, and where there are none of other policies
-    (``any``) or nothing (``same-weights``). A tenth of the draws is spread evenly over all active tasks;
-    docs/curriculum.md says how tasks are retired and come back.
+    eight attempts each: those of the very weights, and where there are none those of other policies. A tenth of the draws
+    is spread evenly over all active tasks; docs/curriculum.md says how tasks are retired and come back.
     """
 
-    half_life: float = Field(100.0, gt=0.0)
-    recorded: Literal["same-weights", "any", "none"] = "any"
-
-    floor_share: ClassVar[float] = 0.1
-    recorded_weight: ClassVar[float] = 8.0
-    retire_above: ClassVar[float] = 0.9
-    retire_certainty: ClassVar[float] = 0.9
-    revival_share: ClassVar[float] = 0.02
+    departed: ClassVar[dict[str, Any]] = {"half_life": 100.0, "recorded": "any"}
 
 
 class RaySection(Section):
@@ -339,14 +324,13 @@ OuterPrecision = Literal["fp32", "bf16", "int8", "int4"]
 class ReplicasSection(Section):
     """Several trainers of one run (DiLoCo), each with its share of the tasks; docs/replicas.md explains each key.
 
-    ``transport`` is ``torchft``, for replicas on one network, or the address of an object store (``s3://``, ``gs://``, ``az://``,
-    ``file:///``), for those that share nothing else. ``num_replicas`` of them train ``sync_every`` steps each and then take one outer
+    ``transport`` is the address of an object store (``s3://``, ``gs://``, ``az://``, ``file:///``), or for replicas on one
+    network ``torchft://HOST:PORT`` of ``composer-rl replicas lighthouse``. ``num_replicas`` replicas train ``sync_every`` steps each and then take one outer
     step (Nesterov, 0.7 and momentum 0.9); what they learned is sent as ``precision`` says, and what rounding takes
     away is sent the next time. ``fragments`` of the weights take turns, so that ``sync_every / fragments`` steps lie between two outer
     steps; ``delay`` steps are trained while one is under way. ``min_replicas`` have to take part; the others are waited
     for ``grace_seconds`` more, and ``min_replicas`` for ``deadline_seconds`` at most, as are all in the first outer step.
-    With torchft, ``lighthouse`` is HOST:PORT of ``composer-rl replicas lighthouse``, and ``interface`` the address of this machine at
-    which the other replicas reach it. With one replica nothing of this is built.
+    With one replica nothing of this is built.
     """
 
     transport: str
@@ -358,11 +342,19 @@ class ReplicasSection(Section):
     min_replicas: int = Field(1, ge=1)
     grace_seconds: float = Field(60.0, gt=0.0)
     deadline_seconds: float = Field(600.0, gt=0.0)
-    lighthouse: str = ""
-    interface: str = "127.0.0.1"
 
-    outer_lr: ClassVar[float] = 0.7
-    outer_momentum: ClassVar[float] = 0.9
+    departed: ClassVar[dict[str, Any]] = {"interface": "127.0.0.1", "lighthouse": ""}
+    instead: ClassVar[dict[str, str]] = {"lighthouse": 'write transport = "torchft://HOST:PORT"'}
+
+    @property
+    def is_torchft(self) -> bool:
+        """Whether the replicas are on one network."""
+        return self.transport.partition("://")[0] == "torchft"
+
+    @property
+    def lighthouse(self) -> str:
+        """HOST:PORT, where the transport is torchft; empty where none is named yet."""
+        return self.transport.partition("://")[2] if self.is_torchft else ""
 
     @property
     def interval(self) -> int:
@@ -377,8 +369,8 @@ class ReplicasSection(Section):
             raise ValueError(f"delay is not below sync_every / fragments = {self.interval}")
         if self.min_replicas > self.num_replicas:
             raise ValueError("min_replicas is above num_replicas")
-        if self.transport != "torchft" and "://" not in self.transport:
-            raise ValueError('transport is neither "torchft" nor an address such as s3://bucket/run-7')
+        if not self.is_torchft and "://" not in self.transport:
+            raise ValueError("transport is no address such as s3://bucket/run-7 or torchft://HOST:PORT")
         return self
 
 
@@ -410,7 +402,7 @@ class AgentSection(Section):
     """Rollouts of several turns with tools; without this table a rollout is one answer. docs/agentic_training.md has more.
 
     An answer has at most ``max_new_tokens``, a whole conversation ``max_context_tokens``; from ``summary_tokens`` on (0:
-    never) the policy sums up and goes on in a new one, ``max_summaries`` times at most. docs/episodes.md tells of the other
+    never) the policy sums up and goes on in a new one, four times at most. docs/episodes.md tells of the other
     limits. ``template_options`` are variables of the chat template. ``monitor`` pays rollouts
     with a finding 0 at most (``mask``), as docs/monitor.md says by class, or only counts findings (``report``). ``judge``
     (``URL#MODEL``) is a server whose model is asked about a tenth of the paid ones, for a report.
@@ -425,7 +417,6 @@ class AgentSection(Section):
     min_new_tokens: int = Field(16, ge=1)
     max_concurrent: int = Field(32, ge=1)
     summary_tokens: int = Field(0, ge=0)
-    max_summaries: int = Field(4, ge=1)
     reminder: str = ""
     system: str = ""
     template_options: dict[str, Any] = {}
@@ -435,7 +426,7 @@ class AgentSection(Section):
     reward: AgentRewardSection = AgentRewardSection()
     tools: AgentToolsSection = AgentToolsSection()
 
-    departed: ClassVar[dict[str, Any]] = {"dialect": ""}
+    departed: ClassVar[dict[str, Any]] = {"dialect": "", "max_summaries": 4}
 
     @model_validator(mode="after")
     def _limits_fit(self) -> AgentSection:
@@ -479,8 +470,6 @@ class RunConfig(Section):
         takes_lora_off = hints and hints.teacher == "lora-off"
         lacks_pairs = trainer.beta_replay and not (replay and (replay.pairs or replay.sibling_pairs))
         has_reward, has_length = self.reward != RewardSection(), "max_completion_length" in self.trl
-        stops_at_drift = agent and agent.log_prob_check == "error"
-        sample_size, has_sentinel = (heldout.sample_size, heldout.has_sentinel) if heldout else (0, False)
         wrong = {
             'hints.teacher = "lora-off" needs [model.lora]': takes_lora_off and not self.model.lora,
             "[hints] does nothing while trainer.alpha_sdpo is 0": hints and not trainer.alpha_sdpo,
@@ -489,14 +478,11 @@ class RunConfig(Section):
             "[reward] is about single answers; with [agent] use [agent.reward]": agent and has_reward,
             "trl.max_completion_length is set by agent.max_context_tokens: take the key out": agent
             and has_length,
-            'agent.log_prob_check = "error" needs trainer.checks': stops_at_drift and not trainer.checks,
             "a [guard] needs a [heldout] table: the truth that it compares with": guard and not heldout,
             "an [evidence] table needs a [guard] and a [heldout] table beside it": evidence
             and not (guard and heldout),
             "[evidence] needs heldout.sample_size: its guarantee is about fresh tasks": evidence
-            and not sample_size,
-            "[evidence] needs heldout.has_sentinel = true: an outage voids its guarantee": evidence
-            and not has_sentinel,
+            and not (heldout and heldout.sample_size),
         }
         for problem, is_so in wrong.items():
             if is_so:
@@ -591,7 +577,12 @@ def _first_problem(error: ValidationError) -> tuple[str, str]:
     key = ".".join(path) or "the recipe"
     if problem["type"] == "extra_forbidden":
         near = difflib.get_close_matches(path[-1], _known_keys(path[:-1]), n=1, cutoff=0.0)
-        return key, f"unknown key {key}; the nearest known key is {'.'.join([*path[:-1], *near])}."
+        hint = (
+            f"; the nearest known key is {'.'.join([*path[:-1], *near])}"
+            if near
+            else ": its table has no keys"
+        )
+        return key, f"unknown key {key}{hint}."
     if problem["type"] == "missing":
         return key, f"the key {key} is missing."
     return key, f"{key}: {problem['msg'].removeprefix('Value error, ')}."

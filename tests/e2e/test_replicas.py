@@ -43,7 +43,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("replicas")
     launcher = Launcher(folder, "local")
     store = {"replicas.transport": f"file://{folder}/runs/pair/store", "replicas.sync_every": 2}
-    store["curriculum.half_life"] = 50.0
+    store["curriculum"] = "{}"
     for _ in range(2):
         launcher.launch("pair", "--replicas", 2, **SETTINGS, **store)
         assert launcher.ended("pair", 0)["state"] == "succeeded"
@@ -98,7 +98,7 @@ def test_another_recipe_is_refused_before_the_first_step(
     where = {
         "replicas__transport": f"file://{out}/store",
         "replicas__sync_every": 2,
-        "curriculum__half_life": 50.0,
+        "curriculum": "{}",
         "trl__learning_rate": 0.5,
     }
     code, result = train(capsys, tmp_path / "other", "--replica", "1", "--of", "2", **where)
@@ -125,8 +125,8 @@ def test_one_replica_is_the_plain_run_bit_for_bit(capsys: pytest.CaptureFixture[
         ("--replica 2 --of 2", {"transport": "file:///x"}, "CR0206", "no replica 2 of 2"),
         ("--replica 0 --of 2", {"transport": "ftp://x/y"}, "CR1101", "none of s3"),
         ("--replica 0", {"transport": "torchft", "delay": 100}, "CR0204", "delay is not below"),
-        ("--replica 0 --of 2", {"transport": "torchft", "lighthouse": "127.0.0.1:9"}, "CR1101", "token is missing"),
-        ("--replica 0 --of 2", {"transport": "torchft", "lighthouse": "127.0.0.1:9", "token": "a"}, "CR1101", "the lighthouse"),
+        ("--replica 0 --of 2", {"transport": "torchft://127.0.0.1:9"}, "CR1101", "token is missing"),
+        ("--replica 0 --of 2", {"transport": "torchft://127.0.0.1:9", "token": "a"}, "CR1101", "the lighthouse"),
     ],
 )  # fmt: skip
 def test_refusals_leave_nothing_behind(

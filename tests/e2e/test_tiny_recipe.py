@@ -226,7 +226,6 @@ def test_a_run_under_the_evidence_is_killed_between_reading_and_checkpoint_and_e
         "trainer.checkpoint_every": 2,
         "heldout.sample_size": 2,
         "heldout.num_canaries": 1,
-        "heldout.has_sentinel": "true",
         "evidence.planned_evaluations": 4,
         "evidence.tolerated_gap": 0.1,
     }

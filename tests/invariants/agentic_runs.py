@@ -14,7 +14,7 @@ SETTINGS = {
     "trl.learning_rate": 1e-2,
     "agent.max_new_tokens": 2048,
     "agent.max_concurrent": 3,
-    "curriculum.half_life": 3.0,
+    "curriculum": {},
     "trainer.alpha_sdpo": 0.5,
     "guard.max_proxy_real_gap": 9.0,
 }

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
 import torch
 from tiny_trainer import build_trainer
 
-from composer_replication.config import HintsSection, ReplaySection
+from composer_replication.config import ReplaySection
 from composer_replication.records import HintedTurn, PreferencePair, Rollout
 
 NUM_ROWS = 8
@@ -38,7 +38,6 @@ CHANNELS: dict[str, dict[str, Any]] = {
     "hints": {
         "alpha_sdpo": 40.0,
         "hint_source": HintFailedRows(),
-        "hints": HintsSection(ema_rate=0.5),
     },
     "replay": {
         "beta_replay": 1.0,

@@ -33,7 +33,7 @@ METHODS = {
     "dapo": Method(average="tokens", clip=(0.2, 0.28), drops_truncated=True, overlong=(8, 2)),
     "gspo": Method(ratio="sequence", clip=(3e-4, 4e-4)),
     "cispo": Method(average="tokens", clip=None, largest_ratio=5.0),
-    "composer": Method(average="constant", is_scaled=False, kl_weight=0.3, effort=(0.05, 0.2, 2.0)),
+    "composer": Method(average="constant", is_scaled=False, kl_weight=0.3, effort=(0.05, 0.001, 2.0)),
 }
 MAX_LENGTH = 8
 

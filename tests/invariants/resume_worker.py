@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
 import torch
 from tiny_trainer import KillAt, build_trainer
 
-from composer_replication.config import CurriculumSection, HintsSection, ReplaySection
+from composer_replication.config import HintsSection, ReplaySection
 from composer_replication.records import HintedTurn, PreferencePair, Rollout, TaskOutcome
 from composer_replication.rollouts.curriculum import Curriculum
 from composer_replication.rollouts.rewards import shuffled_rewards
@@ -37,7 +37,7 @@ def loss_channels() -> dict[str, Any]:
     """Both channels on, from every origin that they have."""
     return {
         "alpha_sdpo": 5.0,
-        "hints": HintsSection(ema_rate=0.5, jsd_alpha=1.0),
+        "hints": HintsSection(jsd_alpha=1.0),
         "hint_source": HintEveryTurn(),
         "beta_replay": 0.5,
         "replay": ReplaySection(sibling_pairs=True, pass_reward=0.4, pairs_per_step=3),
@@ -48,8 +48,7 @@ def loss_channels() -> dict[str, Any]:
 def curriculum_parts(*, is_shuffled: bool = False) -> dict[str, Any]:
     """The real curriculum chooses, learns from what the policy writes, and gives replacements."""
     rows = [{"prompt": f"def made_{n}(x):", "task_id": f"t{n}"} for n in range(7)]
-    options = CurriculumSection(half_life=3.0)
-    curriculum = Curriculum(rows, seed=1, options=options, fingerprint="made")
+    curriculum = type("FadesSoon", (Curriculum,), {"half_life": 3.0})(rows, seed=1, fingerprint="made")
 
     def reward(completions: list[str], task_id: list[str], trainer_state: Any, **kwargs: Any) -> list[float]:
         values = [sum(ord(letter) < 100 for letter in text) / max(len(text), 1) for text in completions]

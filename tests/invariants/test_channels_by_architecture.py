@@ -31,7 +31,7 @@ PAIRS = (
     PreferencePair((5, 6, 7, 8, 9, 10, 11), (40, 41, 42), (43,)),
     PreferencePair((8,), (50,), (51, 52, 53, 54), weight=0.5),
 )
-HINTS = HintsSection(teacher="frozen", top_k=20)
+HINTS = HintsSection(teacher="frozen")
 REPLAY = ReplaySection(pairs_per_step=2)
 WEIGHTS = {"alpha_sdpo": 2.0, "beta_replay": 0.5}
 

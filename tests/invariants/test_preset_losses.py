@@ -79,7 +79,7 @@ def trained(folder: Path, preset: str) -> Any:
     trainer: dict[str, Any] = {"preset": preset}
     if preset == "composer":
         trl["beta"] = METHODS["composer"].kl_weight
-        trainer["effort"] = {"weight": 0.05, "k": 0.2}
+        trainer["effort_weight"] = 0.05
     else:
         trl["num_iterations"] = 2
     config = parse_config(

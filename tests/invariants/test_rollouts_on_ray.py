@@ -191,7 +191,8 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = {
         "tasks": {"source": [project], "symbols": {project: list(PINS)}},
         "heldout.every": 1,
-        "heldout.has_sentinel": True,
+        "heldout.sample_size": 1,
+        "evidence": {"planned_evaluations": 2, "tolerated_gap": 0.1},
         "trl.max_steps": 2,
     }
     path = tmp_path_factory.mktemp("single") / "run.toml"

@@ -22,7 +22,6 @@ from channel_runs import CHANNELS, trained, weights_of
 from tiny_trainer import build_trainer
 from worker_runs import under_a_falling_truth, whole_and_resumed
 
-from composer_replication.config import CurriculumSection, EffortSection
 from composer_replication.errors import InputError
 from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum import Curriculum
@@ -124,7 +123,7 @@ def fresh_groups_run(folder: Path) -> dict[str, Any]:
         scale_rewards="none",
         beta=0.05,
         learning_rate=1e-2,
-        policy_options=PolicyOptions(kl_in_reward=True, effort=EffortSection(), dynamic_sampling_rounds=2),
+        policy_options=PolicyOptions(kl_in_reward=True, effort_weight=1e-4, dynamic_sampling_rounds=2),
     )
     trainer.train()
     return {
@@ -138,7 +137,7 @@ def fresh_groups_run(folder: Path) -> dict[str, Any]:
 def curriculum_run(folder: Path) -> dict[str, Any]:
     """Each process grades its own rows; groups of four over two processes of two rows lie across both."""
     rows = [{"prompt": f"def made_{n}(x):", "task_id": f"t{n}"} for n in range(8)]
-    curriculum = Curriculum(rows, seed=2, options=CurriculumSection(half_life=1e9))
+    curriculum = type("NeverFades", (Curriculum,), {"half_life": 1e9})(rows, seed=2)
     graded: Counter[str] = Counter()
 
     def reward(completions: list[str], task_id: list[str], **kwargs: Any) -> list[float]:

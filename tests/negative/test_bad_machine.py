@@ -142,7 +142,7 @@ def test_troubles_of_the_machine_are_told_from_bugs() -> None:
         assert found.code == "CR0104"
     found = machine_error(PermissionError(errno.EACCES, "Permission denied", "/cache"), [])
     assert found is not None
-    assert (found.code, found.exit_code, found.where) == ("CR0105", 3, "/cache")
+    assert (found.code, found.exit_code, found.where) == ("CR0209", 3, "/cache")
     found = machine_error(
         RuntimeError("gloo: Connection closed by peer [10.0.0.2]:28046"), ["train", "r.toml"]
     )
@@ -170,5 +170,5 @@ def test_a_cache_that_may_not_be_written(
 ) -> None:
     monkeypatch.setenv("COMPOSER_RL_CACHE", "/sys/composer-rl")  # not even root makes folders there
     answer = command("tasks", "build", TINY, "--out", tmp_path / "out")
-    assert (answer.exit_code, answer.error["code"]) == (3, "CR0105")
+    assert (answer.exit_code, answer.error["code"]) == (3, "CR0209")
     assert answer.error["where"] == "/sys/composer-rl"

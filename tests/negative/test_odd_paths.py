@@ -59,8 +59,8 @@ def test_a_store_that_is_no_store(command: Command, odd: Path, name: str) -> Non
         ("export", store, "--format", "swebench", "--out", odd / "set"),
     ):
         answer = command("tasks", *words)
-        assert answer.error["code"] in ("CR0411", "CR0206", "CR0105"), (words, answer.err)
-        assert answer.exit_code == {"CR0411": 4, "CR0206": 2, "CR0105": 3}[answer.error["code"]]
+        assert answer.error["code"] in ("CR0411", "CR0206", "CR0209"), (words, answer.err)
+        assert answer.exit_code == {"CR0411": 4, "CR0206": 2, "CR0209": 3}[answer.error["code"]]
 
 
 @pytest.mark.parametrize("name", [*ODD, "/dev/zero"], ids=lambda name: ascii(name[:20]))

@@ -47,7 +47,7 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
     ("change", "said"),
     [
         ({"modle": {}}, "unknown key modle; the nearest known key is model"),
-        ({"trainer": {"check": True}}, "the nearest known key is trainer.checks"),
+        ({"trainer": {"effort_weigt": 0.1}}, "the nearest known key is trainer.effort_weight"),
         ({"model": {"name": "x", "lora": {"alpha": 3}}}, "the nearest known key is model.lora.lora_alpha"),
         ({"guard": {"ema": 0.5}, "heldout": {}}, "the nearest known key is guard.ema_alpha"),
         ({"model": {}}, "the key model.name is missing"),
@@ -60,24 +60,21 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
         ({"hints": {}}, "[hints] does nothing while trainer.alpha_sdpo is 0"),
         ({"replay": {}}, "[replay] does nothing while trainer.beta_replay is 0"),
         ({"replay": {}, **REPLAY}, "trainer.beta_replay needs pairs to learn from"),
-        ({"replay": {"kind": "ipo", "margin": 0.1}, **REPLAY}, "replay: ipo takes no margin"),
-        (
-            {"replay": {"kind": "simpo", "length_normalised": False}, **REPLAY},
-            "replay: simpo is length-normalised",
-        ),
         (
             {"guard": {"kl_hard_stop": float("inf")}, "heldout": {}},
             "guard.kl_hard_stop: Input should be a finite",
         ),
-        ({"curriculum": {"retire_above": 0.5}}, "unknown key curriculum.retire_above"),
+        ({"curriculum": {"retire_above": 0.5}}, "unknown key curriculum.retire_above: its table has no keys"),
         ({"agent": {}, "reward": {"tests": "weakened"}}, "[reward] is about single answers"),
         ({"guard": {}}, "a [guard] needs a [heldout] table"),
         ({"heldout": {}, "evidence": EVIDENCE}, "needs a [guard] and a [heldout] table"),
         ({"heldout": {}, "guard": {}, "evidence": EVIDENCE}, "needs heldout.sample_size"),
         (
-            {"heldout": {"sample_size": 4}, "guard": {}, "evidence": EVIDENCE},
-            "needs heldout.has_sentinel = true",
+            {"hints": {"top_k": 20}, **SDPO},
+            "hints: the key top_k has left: take the line out (it is always 100 now)",
         ),
+        ({"heldout": {"has_sentinel": True}}, "(with [evidence] it is always true now)"),
+        ({"trainer": {"effort": {"q": 1.0}}}, "the key effort has left: write trainer.effort_weight"),
     ],
 )
 def test_a_wrong_recipe_is_one_sentence_that_names_the_key(change: dict[str, Any], said: str) -> None:

@@ -29,10 +29,10 @@ from composer_replication.cli.cluster import (
 from composer_replication.cli.machine_troubles import package_version
 from composer_replication.cli.task_division import RunTasks, read_split
 from composer_replication.cli.terminal import Report, note
-from composer_replication.config import AgentSection, HintsSection, RunConfig
+from composer_replication.config import AgentSection, RunConfig
 from composer_replication.errors import InputError, MissingError, UsageError, needs_extra
 from composer_replication.interfaces import HintGenerator
-from composer_replication.records import HeldoutReading, Limits, PreferencePair, Task
+from composer_replication.records import HeldoutReading, PreferencePair, Task
 from composer_replication.rollouts.curriculum import Curriculum, recorded_standings
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, first_message
 from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, LedgerTalk
@@ -149,12 +149,15 @@ def make_guard(config: RunConfig) -> HeldOutGuard | CombinedGuard | None:
 
 
 def identity_table(config: RunConfig) -> dict[str, Any]:
-    """What the recipe sets, without ``[ray]`` and the addresses of replicas and judge: a run may be resumed at another cluster, and with no other change.
+    """What the recipe sets, without ``[ray]`` and the addresses of lighthouse and judge: a run may be resumed at another cluster, and with no other change.
 
     Defaults are left out, so that a key which a later version adds makes no other run of it.
     """
-    moves: Any = {"ray": True, "replicas": {"interface", "lighthouse"}, "agent": {"judge"}}
-    return config.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude=moves)
+    moves: Any = {"ray": True, "agent": {"judge"}}
+    table = config.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude=moves)
+    if config.replicas is not None and config.replicas.is_torchft:
+        table["replicas"]["transport"] = "torchft"
+    return table
 
 
 def recipe_sha256(config: RunConfig) -> str:
@@ -240,14 +243,10 @@ def open_curriculum(
     """
     from composer_replication.trainer.model_modes import parameter_sha256
 
-    options = config.curriculum
-    if options is None:
+    if config.curriculum is None:
         return None
-    own_sha256 = partial(parameter_sha256, model)
-    recorded = recorded_standings(store.root, options, parameter_sha256=own_sha256)
-    return Curriculum(
-        rows, seed=config.seed, options=options, fingerprint=store.fingerprint, recorded=recorded
-    )
+    recorded = recorded_standings(store.root, parameter_sha256=partial(parameter_sha256, model))
+    return Curriculum(rows, seed=config.seed, fingerprint=store.fingerprint, recorded=recorded)
 
 
 def pair_rows(config: RunConfig, recipe_folder: Path) -> dict[str, PairRow]:
@@ -274,7 +273,7 @@ def open_pairs(rows: Mapping[str, PairRow], tokenizer: Any, model: Any) -> tuple
 def open_grader(
     config: RunConfig, store: TaskStore, *unseen: Path, cluster: RolloutCluster | None = None
 ) -> Grader:
-    """A grader with the recipe's sandbox and limits; refuses a sandbox whose self-test fails, or that shows ``unseen``.
+    """A grader with the recipe's sandbox; refuses a sandbox whose self-test fails, or that shows ``unseen``.
 
     With ``cluster`` it grades there, and the nodes try their sandboxes themselves.
     """
@@ -283,14 +282,8 @@ def open_grader(
         from composer_replication.rollouts.cluster.rollout_cluster import RayGrader
 
         return RayGrader(cluster)
-    return Grader(store, num_jobs=config.rollouts.grading_jobs, unseen=unseen, **grader_options(config))
-
-
-def grader_options(config: RunConfig) -> dict[str, Any]:
-    """The sandbox, limits and time of every grading of a recipe, here or on a cluster."""
-    limits = Limits(**config.sandbox.model_dump(include={"memory_bytes", "num_processes", "disk_bytes"}))
-    seconds = config.rollouts.test_timeout_seconds
-    return {"backend": config.sandbox.backend, "limits": limits, "timeout_seconds": seconds}
+    num_jobs = config.rollouts.grading_jobs
+    return Grader(store, backend=config.sandbox.backend, num_jobs=num_jobs, unseen=unseen)
 
 
 def attempt_options(config: RunConfig) -> dict[str, Any]:
@@ -300,7 +293,7 @@ def attempt_options(config: RunConfig) -> dict[str, Any]:
 
 
 def cluster_options(config: RunConfig) -> ClusterOptions:
-    """The actors of ``[ray]``, with the sandboxes, limits and reward that the recipe has without it."""
+    """The actors of ``[ray]``, with the sandboxes and reward that the recipe has without it."""
     from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
 
     assert config.ray is not None
@@ -311,7 +304,7 @@ def cluster_options(config: RunConfig) -> ClusterOptions:
         fits_nodes=config.ray.num_actors == 0,
         num_drivers=launched_size(),
         attempt=attempt_options(config),
-        grader=grader_options(config),
+        grader={"backend": config.sandbox.backend},
     )
 
 
@@ -352,7 +345,7 @@ def open_attempts(
     def hinted(observer: Any) -> HintGenerator | None:
         if config.trainer.alpha_sdpo == 0.0:
             return None
-        return HintedTurnMaker(tokenizer, observe=observer, strict=(config.hints or HintsSection()).strict)
+        return HintedTurnMaker(tokenizer, observe=observer)
 
     if config.agent is not None:
         from composer_replication.trainer.episode_rollouts import (
@@ -516,8 +509,8 @@ def num_model_ids(model: Any) -> int:
 
 def checks_of(config: RunConfig) -> Any:
     """The trainer's ``checks``: with ``[agent]`` its table says what is done where trainer and sampler disagree."""
-    if config.agent is None or not config.trainer.checks:
-        return config.trainer.checks
+    if config.agent is None:
+        return True
     from composer_replication.trainer.checks import CheckThresholds
 
     if config.agent.log_prob_check == "off":
@@ -549,7 +542,8 @@ def refuse_long_conversations(
 def open_evaluator(
     config: RunConfig, folder: RunFolder, sampler: TaskSampler, tasks: RunTasks
 ) -> tuple[PatientEvaluation[HeldoutReading] | None, Callable[[], Any] | None]:
-    """The guard's truth, and how it is asked: with ``[evidence]`` every score is on disk before the evidence is told.
+    """The guard's truth, and how it is asked: with ``[evidence]`` every score is on disk before the evidence is told, and a
+    sentinel says whether the grader itself can be believed.
 
     Both are None where the recipe holds nothing out.
     """
@@ -566,6 +560,7 @@ def open_evaluator(
         split_fingerprint=tasks.split.fingerprint,
         seed=config.seed,
         canaries=canaries,
+        has_sentinel=config.evidence is not None,
         # a reward that is a share of tests needs a truth that is one, too
         counts_shares=config.agent is not None and config.agent.reward.rule != "all_or_nothing",
     )

@@ -70,7 +70,7 @@ def machine_error(error: BaseException, words: Sequence[str]) -> ComposerError |
             fix = (
                 "give yourself the right to it, or move it: --out for a run, COMPOSER_RL_CACHE for the cache."
             )
-            return MissingError("CR0105", f"a path may not be used: {reason}.", where=where, fix=fix)
+            return MissingError("CR0209", f"a path may not be used: {reason}.", where=where, fix=fix)
     return None
 
 

@@ -50,10 +50,10 @@ def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     assert options is not None
     environment = dict(os.environ)
     with ExitStack() as stack:
-        if options.transport == "torchft" and not options.lighthouse and args.local > 1:
+        if options.is_torchft and not options.lighthouse and args.local > 1:
             environment.setdefault(TOKEN_VARIABLE, secrets.token_hex(16))
-            address = overrides["replicas.lighthouse"] = f"127.0.0.1:{_free_port()}"
-            options = options.model_copy(update={"lighthouse": address})
+            address = overrides["replicas.transport"] = f"torchft://127.0.0.1:{_free_port()}"
+            options = options.model_copy(update={"transport": address})
             stack.callback(_open_lighthouse(environment[TOKEN_VARIABLE], options).close)
         out.mkdir(parents=True, exist_ok=True)
         children: list[Popen[bytes]] = []
@@ -74,8 +74,7 @@ def run_lighthouse(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     from composer_replication.config import ReplicasSection
 
     options = ReplicasSection(
-        transport="torchft",
-        lighthouse=args.bind,
+        transport=f"torchft://{args.bind}",
         num_replicas=max(args.min_replicas, 1),
         min_replicas=args.min_replicas,
         grace_seconds=args.grace_seconds,
@@ -222,7 +221,7 @@ def open_replica(config: RunConfig, number: int | None) -> Iterator[Replica | No
 def _open_rounds(options: ReplicasSection, number: int) -> Rounds:
     """The way to the others, tried once."""
     rounds: Rounds
-    if options.transport == "torchft":
+    if options.is_torchft:
         quiet_torchft()
         with needs_extra("replicas", "torchft"):
             from composer_replication.replicas.torchft_rounds import TorchftRounds

@@ -32,6 +32,8 @@ Named = tuple[str, torch.nn.Parameter]
 class Fragment:
     """Part of the weights: their outer value, the outer optimiser's momentum and what rounding has left."""
 
+    outer_lr, outer_momentum = 0.7, 0.9
+
     def __init__(self, parameters: Sequence[Named], options: ReplicasSection) -> None:
         self.parameters = list(parameters)
         self._options = options
@@ -68,7 +70,7 @@ class Fragment:
             mean.add_(update, alpha=share)
             square += share * float(update.square().sum(dtype=torch.float64))
         if ordered:  # as torch.optim.SGD(nesterov=True), whose momentum begins as the first gradient
-            lr, decay = (1.0, 0.0) if is_last else (self._options.outer_lr, self._options.outer_momentum)
+            lr, decay = (1.0, 0.0) if is_last else (self.outer_lr, self.outer_momentum)
             self.momentum.mul_(decay).add_(mean)
             self.outer.sub_(mean.add(self.momentum, alpha=decay), alpha=lr)
         self._follow(is_included=is_included)

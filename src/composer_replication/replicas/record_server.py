@@ -28,7 +28,7 @@ def records_address(lighthouse: str) -> tuple[str, int]:
     """Where the records of the lighthouse at HOST:PORT are: at the next port (CR1101: no such address)."""
     host, _, port = lighthouse.rpartition(":")
     if not host or not port.isdecimal():
-        raise unreachable("the lighthouse", f"{lighthouse!r} is not HOST:PORT", where="replicas.lighthouse")
+        raise unreachable("the lighthouse", f"{lighthouse!r} is not HOST:PORT", where="replicas.transport")
     return host, int(port) + 1
 
 

@@ -45,7 +45,7 @@ def replaced(replica: int, *, where: str) -> ComposerError:
 def over(round_idx: int, last: int) -> ComposerError:
     """Everybody else has finished."""
     said = f"the run ended without this replica, which has the weights of outer step {round_idx} of {last}."
-    return NothingToDoError("CR1106", said, fix="take the model of another replica's run folder.")
+    return NothingToDoError("CR1105", said, fix="take the model of another replica's run folder.")
 
 
 def damaged(what: str) -> ComposerError:

@@ -65,7 +65,7 @@ class ReplicaLoop:
         return self._rounds.records.ended()
 
     def finish(self) -> RunEnd:
-        """The last rounds, without training; the live weights become the outer ones (CR1106: all ended without us)."""
+        """The last rounds, without training; the live weights become the outer ones (CR1105: all ended without us)."""
         end = self._merge() if self._offered_at is not None else None
         self._catch_up()
         last = self._num_rounds + len(self._state.fragments) - 1

@@ -74,10 +74,6 @@ class TorchftRounds:
     def probe(self) -> None:
         """Before anything depends on it: the lighthouse is there, and takes our token (CR1101)."""
         open_records(self._address, self._token, patience_seconds=0.0).read("run")
-        try:
-            socket.create_connection((self._host, self._port - 1), timeout=10).close()
-        except OSError as error:
-            raise unreachable("the lighthouse", error, where=self._options.lighthouse) from error
 
     def join(self, identity: Mapping[str, str], dump: Callable[[], bytes]) -> State | None:
         self.records.agree(identity, {})
@@ -120,12 +116,14 @@ class TorchftRounds:
 
     def _open_manager(self) -> None:
         logging.getLogger("torchft").setLevel(logging.CRITICAL)
-        options, host = self._options, self._options.interface
+        options = self._options
         timeout = timedelta(seconds=options.grace_seconds)
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         self._group = ProcessGroupGloo(timeout=timeout)
-        self._healing = HealTransport(self._token, host=host, num_bytes=self.records.num_bytes)
         try:
+            with socket.create_connection((self._host, self._port - 1), timeout=10) as there:
+                host = there.getsockname()[0]  # at which the others reach this machine, too
+            self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+            self._healing = HealTransport(self._token, host=host, num_bytes=self.records.num_bytes)
             self._manager = Manager(
                 pg=self._group,
                 load_state_dict=self._healed.append,

@@ -130,7 +130,7 @@ def readings_of(log: RunLog, chosen: Columns) -> tuple[list[Reading], list[str]]
     may serve several truths; that is noted.
 
     Raises:
-        InputError: a column holds text or too many NaN, or its steps fall or repeat (CR0637).
+        InputError: a column holds text or too many NaN, or its steps fall or repeat (CR0633).
     """
     notes: list[str] = []
     checked = [_checked(log, chosen[role], notes) for role in ROLES]
@@ -169,7 +169,7 @@ def _checked(log: RunLog, chosen: str, notes: list[str]) -> tuple[list[int], lis
     num_bad, num_all = column.num_bad, column.num_bad + len(column.numbers)
     if num_bad > max(2, MOST_NOT_FINITE * num_all) or not column.numbers:
         raise InputError(
-            "CR0637",
+            "CR0633",
             f"{num_bad} of {num_all} values of the column {name!r} are no finite numbers.",
             where=str(log.path),
             fix="find out why the run logged them: what is left is too little to judge it by.",
@@ -180,7 +180,7 @@ def _checked(log: RunLog, chosen: str, notes: list[str]) -> tuple[list[int], lis
         if later <= earlier:
             what = "has a second value" if later == earlier else f"stands after step {earlier}"
             raise InputError(
-                "CR0637",
+                "CR0633",
                 f"the steps of the column {name!r} are not in order: step {later} {what}.",
                 where=place,
                 fix="sort the log by step, or, where a run was resumed, add --resumed: the newer values count.",

@@ -77,14 +77,14 @@ def read_run(path: Path) -> RunData:
     """Read a run folder, whole or interrupted: the folder that ``train`` or ``quickstart`` wrote.
 
     Raises:
-        InputError: the path is not a run folder, has no metrics, or a file in it cannot be read (CR0481; CR0401
+        InputError: the path is not a run folder, has no metrics, or a file in it cannot be read (CR0630; CR0401
             from ``run_folder``).
     """
     folder = RunFolder(path)
     if not any(file.is_file() for file in (folder.recipe, folder.metrics, folder.summary)):
         problem = "this is not a run folder: it has none of run.toml, metrics.jsonl and summary.json."
         fix = "give the folder that --out named, for example composer-rl report runs/quickstart."
-        raise InputError("CR0481", problem, where=str(folder.root), fix=fix)
+        raise InputError("CR0630", problem, where=str(folder.root), fix=fix)
     metrics = {
         int(row["step"]): {
             key: number(value)
@@ -96,7 +96,7 @@ def read_run(path: Path) -> RunData:
     if not metrics:
         problem = "the run has no metrics yet, so there is nothing to show."
         fix = "composer-rl train RECIPE.toml --out RUN --resume"
-        raise InputError("CR0481", problem, where=str(folder.metrics), fix=fix)
+        raise InputError("CR0630", problem, where=str(folder.metrics), fix=fix)
     environment, summary = _json(folder.environment), _json(folder.summary)
     verdicts, last_rollouts = _rows(folder.verdicts, "round_idx"), _last_rollouts(folder.rollouts)
     graded = tuple(_attempt(row) for row in last_rollouts if number(row.get("reward")) is not None)
@@ -153,7 +153,7 @@ def _rows(path: Path, label: str = "") -> list[dict[str, Any]]:
 
 def _unreadable(where: Path | str, message: str) -> InputError:
     fix = "restore the file, or take out that line, and try again."
-    return InputError("CR0481", message, where=str(where), fix=fix)
+    return InputError("CR0630", message, where=str(where), fix=fix)
 
 
 def _read_recipe(path: Path) -> Mapping[str, Any] | None:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, ValidationError
 
-from composer_replication.config import CurriculumSection, Section
+from composer_replication.config import Section
 from composer_replication.errors import InputError
 from composer_replication.records import TaskOutcome
 from composer_replication.tasks.difficulty import FOLDER, read_difficulty
@@ -27,8 +27,12 @@ PRIOR = 0.5
 
 Reference: Jeffreys, An invariant form for the prior probability in estimation problems, 1946.
 """
+RETIRE_ABOVE, RETIRE_CERTAINTY = 0.9, 0.9
+"""A task is retired once it is that certain that its pass rate is above the first."""
 REVIVAL_CERTAINTY = 0.5
 """A retired task comes back once it is less likely than this that it is still solved."""
+RECORDED_WEIGHT = 8.0
+"""Attempts, at most, that a recorded pass rate counts as."""
 
 
 class Standing(Section):
@@ -62,48 +66,44 @@ class Standing(Section):
         """Every count times ``keep``, in [0, 1]."""
         return Standing(passed=self.passed * keep, failed=self.failed * keep, status=self.status)
 
-    def judged(self, outcomes: Sequence[TaskOutcome], options: CurriculumSection) -> Standing:
+    def judged(self, outcomes: Sequence[TaskOutcome]) -> Standing:
         """After new attempts, which may change the status."""
         graded = [outcome for outcome in outcomes if outcome.trouble != "infrastructure"]
         num_passed = sum(outcome.is_full_pass for outcome in graded)
         num_failed = len(graded) - num_passed
         after = Standing(passed=self.passed + num_passed, failed=self.failed + num_failed, status=self.status)
-        certainty = after.certainty_above(options.retire_above)
-        if certainty >= options.retire_certainty:
+        certainty = after.certainty_above(RETIRE_ABOVE)
+        if certainty >= RETIRE_CERTAINTY:
             return after.model_copy(update={"status": "retired"})
         if num_failed and certainty < REVIVAL_CERTAINTY:
             return after.model_copy(update={"status": "active"})
         return after
 
 
-def recorded_standings(
-    store_root: Path, options: CurriculumSection, *, parameter_sha256: Callable[[], str]
-) -> dict[str, Standing]:
-    """By task id, the recorded passes and failures, scaled down to ``options.recorded_weight`` attempts in all.
+def recorded_standings(store_root: Path, *, parameter_sha256: Callable[[], str]) -> dict[str, Standing]:
+    """By task id, the recorded passes and failures, scaled down to ``RECORDED_WEIGHT`` attempts in all.
 
-    Counts of the very weights win; without any, those of all other policies are added up where ``options.recorded`` is
-    ``any``. A task without a measurement is left out. The weights are hashed (``parameter_sha256``) only where there is
-    anything to read.
+    Counts of the very weights win; without any, those of all other policies are added up. A task without a measurement
+    is left out. The weights are hashed (``parameter_sha256``) only where there is anything to read.
     """
-    wants = options.recorded != "none" and options.recorded_weight > 0.0
-    if not wants or not (Path(store_root) / FOLDER).is_dir():
+    if not (Path(store_root) / FOLDER).is_dir():
         return {}
     own = parameter_sha256()
     found: dict[str, Standing] = {}
     for task_id, rows in read_difficulty(store_root).items():
         same = [row for row in rows if row.policy.parameter_sha256 == own]
-        used = same or (rows if options.recorded == "any" else ())
+        used = same or rows
         num_samples = sum(row.num_samples for row in used)
         num_passed = sum(row.num_passed for row in used)
         if num_samples:
-            scale = min(1.0, options.recorded_weight / num_samples)
+            scale = min(1.0, RECORDED_WEIGHT / num_samples)
             num_failed = num_samples - num_passed
             found[task_id] = Standing(passed=num_passed * scale, failed=num_failed * scale, status="active")
     return found
 
 
 class SavedCurriculum(Section):
-    """Everything that the next draws depend on but for seed and options, floats exact.
+    """Everything that the next draws depend on but for the seed, floats exact.
 
     ``in_batch`` are the tasks drawn in the generation under way, ``pending`` its outcomes so far (task, full pass,
     trouble), sorted: the order in which they came is not in it.
@@ -123,10 +123,10 @@ class Curriculum:
 
     chance_i = (1 - floor_share) w_i / sum_j w_j + floor_share / num_active, w_i = E[p_i (1 - p_i)]
 
-    under Beta(1/2 + passes, 1/2 + failures), the counts faded by age. Retired tasks share ``revival_share`` of the draws
-    evenly. Inside a generation no task comes twice, replacements included. What a generation brings is counted when the
-    next one begins, so the order in which its outcomes come changes nothing, bit for bit. A draw depends on seed, state
-    and its number alone.
+    under Beta(1/2 + passes, 1/2 + failures), the counts halved every ``half_life`` generations. Retired tasks share
+    ``revival_share`` of the draws evenly. Inside a generation no task comes twice, replacements included. What a generation
+    brings is counted when the next one begins, so the order in which its outcomes come changes nothing, bit for bit. A draw
+    depends on seed, state and its number alone.
 
     Args:
         rows: of the training data, each with a ``task_id`` of its own; others are refused (CR0722).
@@ -134,12 +134,13 @@ class Curriculum:
         recorded: first evidence by task id; other ids are ignored.
     """
 
+    half_life, floor_share, revival_share = 100.0, 0.1, 0.02
+
     def __init__(
         self,
         rows: Sequence[Mapping[str, Any]],
         *,
         seed: int,
-        options: CurriculumSection = CurriculumSection(),  # noqa: B008 - frozen
         fingerprint: str = "",
         recorded: Mapping[str, Standing] | None = None,
     ) -> None:
@@ -151,8 +152,8 @@ class Curriculum:
             fix = "give one row a task, with its id in the column task_id."
             raise InputError("CR0722", problem, where="Curriculum(rows)", fix=fix)
         self._rows = dict(sorted(by_task.items()))  # the order of the data does not matter to a draw
-        self._seed, self._options, self._fingerprint = seed, options, fingerprint
-        self._keep = 0.5 ** (1.0 / options.half_life)
+        self._seed, self._fingerprint = seed, fingerprint
+        self._keep = 0.5 ** (1.0 / self.half_life)
         self._noted: list[TaskOutcome] = []
         self._pending: list[TaskOutcome] = []
         self._in_batch: set[str] = set()
@@ -165,9 +166,9 @@ class Curriculum:
         """By task id, the chance to be drawn first; the sum is 1."""
         weights = {i: s.weight for i, s in self.standings.items() if s.status == "active"}
         num_retired = len(self.standings) - len(weights)
-        retired_share = 0.0 if not num_retired else self._options.revival_share if weights else 1.0
+        retired_share = 0.0 if not num_retired else self.revival_share if weights else 1.0
         chances = dict.fromkeys(self.standings, retired_share / max(num_retired, 1))
-        total, floor = sum(weights.values()), self._options.floor_share
+        total, floor = sum(weights.values()), self.floor_share
         for task_id, weight in weights.items():
             chance = (1.0 - floor) * weight / total + floor / len(weights)
             chances[task_id] = (1.0 - retired_share) * chance
@@ -188,7 +189,7 @@ class Curriculum:
             by_task[outcome.task_id].append(outcome)
         self._pending = []
         for task_id, standing in self.standings.items():
-            judged = standing.judged(by_task[task_id], self._options) if task_id in by_task else standing
+            judged = standing.judged(by_task[task_id]) if task_id in by_task else standing
             self.standings[task_id] = judged.faded(self._keep)
         drawn = self._drawn(num_rows, without=())
         drawn += [task_id for task_id in self._rows if task_id not in drawn][: num_rows - len(drawn)]
@@ -233,7 +234,7 @@ class Curriculum:
         return figures | ({"curriculum/mean_pass_rate": statistics.fmean(rates)} if rates else {})
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next draws depend on but seed and options; what was noted and not yet learnt is not in it."""
+        """All that the next draws depend on but the seed; what was noted and not yet learnt is not in it."""
         saved = SavedCurriculum(
             tasks_fingerprint=self._fingerprint,
             generation=self._generation,

@@ -100,11 +100,6 @@ class Grader:
     Args:
         store: where trees, tests and environments come from.
         backend: sandbox backend; empty for the best of this machine.
-        limits: of one sandbox.
-        timeout_seconds: processor time of one test run; past it the answer fails. So does one whose tests need ten
-            times what they need with golden code, and more than 2 s (``noticing_seconds``): loops without an end are the
-            commonest waste. By the clock a run may take ``WALL_FACTOR`` times as long: how busy the machine is
-            decides nothing.
         num_jobs: test runs at the same time, those of ``find_regressions`` among them.
         unseen: folders that no sandbox may show, besides the store's own; the self-test tries them.
 
@@ -115,21 +110,23 @@ class Grader:
         SandboxFailure: the backend's self-test does not pass, so no reward is given.
     """
 
+    limits = Limits()  # those under which tasks are built
+    timeout_seconds = 20.0
+    """Processor time of one test run; past it the answer fails. So does one whose tests need ten times what they need with
+    golden code, and more than 2 s (``noticing_seconds``): loops without an end are the commonest waste. By the clock a run
+    may take ``WALL_FACTOR`` times as long: how busy the machine is decides nothing."""
+
     def __init__(
         self,
         store: TaskStore,
         *,
         backend: str = "",
-        limits: Limits | None = None,
-        timeout_seconds: float = 20.0,
         num_jobs: int = 2,
         unseen: Sequence[Path] = (),
     ) -> None:
         self.store = store
         self._unseen = (store.root, *unseen)
         self.backend = backend or None
-        self.limits = limits or Limits()
-        self.timeout_seconds = timeout_seconds
         self._num_jobs = num_jobs
         self.places = self._new_places()
         self._seen: dict[_Key, Score] = {}

@@ -264,6 +264,7 @@ class HeldoutEvaluator:
         seed: of draws and samples.
         canaries: tasks that cannot be solved honestly; ``num_canaries`` of them a reading,
             drawn with replacement, one sample each.
+        has_sentinel: the golden code of each drawn task runs first, and where it fails the grader is out.
         counts_shares: for a run whose reward is a share of tests, so that the guard compares like with like: such a
             reward may rise by half before a task is solved whole. The pairs stay as they are.
 
@@ -282,11 +283,12 @@ class HeldoutEvaluator:
         split_fingerprint: str,
         seed: int = 0,
         canaries: Sequence[Canary] = (),
+        has_sentinel: bool = False,
         counts_shares: bool = False,
     ) -> None:
         _refuse_small_pool(tasks, options, len(canaries))
         self.sampler, self.options, self.seed = sampler, options, seed
-        self.tasks, self.canaries = tuple(tasks), tuple(canaries)
+        self.tasks, self.canaries, self.has_sentinel = tuple(tasks), tuple(canaries), has_sentinel
         self.split_fingerprint, self.counts_shares = split_fingerprint, counts_shares
         self.num_calls = self.evaluation_idx = 0
 
@@ -306,7 +308,7 @@ class HeldoutEvaluator:
         started = time.monotonic()
         index, num_samples = self.evaluation_idx + 1, self.options.samples_per_task
         tasks = self.draw(index)
-        standing = self.sampler.golden_passes(tasks) if self.options.has_sentinel else {}
+        standing = self.sampler.golden_passes(tasks) if self.has_sentinel else {}
         seed = derive_seed(self.seed, "heldout", index)
         results, _ = self.sampler.sample(
             tasks, num_samples=num_samples, seed=seed, name=f"heldout-{index:06d}"

@@ -72,7 +72,7 @@ _REMEDIES = {
     "groups_without_signal": "set trainer.dynamic_sampling_rounds, choose tasks that are neither solved nor out of reach, or stop.",
     "effective_sample_size": "lower trl.learning_rate, trl.num_iterations or trl.steps_per_generation, or sync the sampler more often.",
     "entropy_collapse": "lower trl.learning_rate, set trl.beta or trl.entropy_coef, or stop: nothing new will be sampled.",
-    "length_collapse": "read the rollouts: the reward may pay for short answers; see trainer.effort.",
+    "length_collapse": "read the rollouts: the reward may pay for short answers; see trainer.effort_weight.",
     "non_finite": "look at the saved batch; lower trl.learning_rate, or train in float32 or bf16 instead of fp16.",
     "zero_channel": "see whether the channel gets data at all; take its weight out if it is not meant to be on.",
     "reward_and_mask": "correct the rollout function's env_mask and completion ids, or the collator.",
@@ -394,7 +394,7 @@ class ChecksThatSpeak(TrainerCallback):
         if self.judgement.must_stop:
             self._trainer.step_lines.finish_broken(state.global_step)
             raise InputError(
-                "CR0771",
+                "CR0770",
                 f"{self.judgement.num_bad_in_a_row} steps in a row had a loss or gradient that is not finite; none of them "
                 "was taken.",
                 where=str(self._bad_batches),

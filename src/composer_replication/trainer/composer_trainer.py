@@ -397,7 +397,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
                 the step under way left no trace in weights and optimizer.
             KeyboardInterrupt: after a first Ctrl-C or an order to end, when the step was finished and saved.
             InputError: the checkpoint is damaged, half-written or without its optimizer (CR0706) or another run's (CR0884);
-                three steps in a row, or sampling, gave numbers that are not finite (CR0771).
+                three steps in a row, or sampling, gave numbers that are not finite (CR0770).
             TrainerSettingError: settings that cannot work (CR0760, CR0884, CR0710).
         """
         self._check_before_training()

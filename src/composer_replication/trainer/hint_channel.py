@@ -35,6 +35,9 @@ from composer_replication.trainer.output_head import completion_states, head_of,
 from composer_replication.trainer.processes import gathered, num_processes, together
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
+TOP_K, EMA_RATE = 100, 0.05
+"""Tokens of the student's support, and how far a step moves the teacher that is an average: the reference's."""
+
 
 def hint_loss(
     model: Any,
@@ -64,7 +67,7 @@ def hint_loss(
     with autocast():
         states_MH, head = completion_states(model, rows.student), head_of(model)
         weight_VH, options = head.weight_VH, head.arguments()
-        top_k = min(settings.top_k, weight_VH.size(0))
+        top_k = min(TOP_K, weight_VH.size(0))
         given = (states_MH, weight_VH, ids_M)
         logp_M, top_logp_MK, top_index_MK = sampled_and_top_k_logp(
             *given, k=top_k, temperature=1.0, **options
@@ -130,7 +133,7 @@ class HintChannel(LossChannel):
 
     def after_step(self) -> None:
         if self.settings.teacher == "ema" and self.teacher_weights is not None:
-            self.teacher_weights.move_towards(self._model, self.settings.ema_rate)
+            self.teacher_weights.move_towards(self._model, EMA_RATE)
 
     # ---- into the batch ---------------------------------------------------------------------------
 

@@ -37,6 +37,8 @@ Generate = Callable[[Any], tuple[Batch, Generation]]
 NOT_BY_ROW = "num_items_in_batch"
 PUNISHMENT = "soft_overlong_punishment_reward"
 """TRL's name of DAPO's punishment: it gives every row a number, whatever became of it."""
+EFFORT_SCALE, EFFORT_CURVATURE = 1e-3, 2.0
+"""k and q of the price of effort, which is below 1 / k then: with the weight of ``composer`` no saving outweighs a passed test."""
 
 
 def without_lone_punishments(rewards_NF: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
@@ -199,8 +201,8 @@ class PolicyTerms:
             kl_B = k1_per_rollout(old_BT, batch.pop("ref_per_token_logps"), mask_BT)
             penalty_B += self.kl_beta * kl_B
             self._log_mean("kl", kl_B.sum(), mask_BT.sum())
-        effort = trainer.policy_options.effort
-        if effort is not None and effort.weight != 0.0:
+        weight = trainer.policy_options.effort_weight
+        if weight != 0.0:
             # from the counts that a row's rollout brought, else from lengths and masks
             masks = generation.sampled_masks or [[1] * len(ids) for ids in generation.sampled_ids]
             units = []
@@ -208,7 +210,7 @@ class PolicyTerms:
                 lengths = {"tool_output_token": len(mask) - sum(mask), "final_token": sum(mask), "turn": 1}
                 units.append(effort_units(row.get(EFFORT_COLUMN) or lengths))
             units_B = penalty_B.new_tensor(units)
-            cost_B = effort.weight * effort_cost(units_B, scale=effort.k, curvature=effort.q)
+            cost_B = weight * effort_cost(units_B, scale=EFFORT_SCALE, curvature=EFFORT_CURVATURE)
             penalty_B += cost_B
             generation.efforts_N = gather(cost_B)
             self._log_mean("effort/cost", cost_B.sum(), torch.ones_like(cost_B).sum())

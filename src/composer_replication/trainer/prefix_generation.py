@@ -48,7 +48,7 @@ class NonFiniteSamplingError(InputError, ArithmeticError):
     def __init__(self, step: int | None = None) -> None:
         more = "" if step is None else f" for step {step}"
         super().__init__(
-            "CR0771",
+            "CR0770",
             f"the weights of the model gave numbers that are not finite while sampling{more}.",
             where="sampling" if step is None else f"step {step}",
             fix="lower trl.learning_rate or trl.weight_decay and begin a new run; to go on from the newest checkpoint "
@@ -137,7 +137,7 @@ def sample_shared(
     memory for the cache is B x (P + tokens), so pass many prompts in several calls. Where the model cannot share prompts
     (``sampling_reason``) the draws are the same and every token takes a forward of its whole row; the log says so once.
     Every row has its own random number at every step, drawn whether or not the row is still running: what a row says
-    does not depend on when its neighbours stop. Logits that are not finite are ``NonFiniteSamplingError`` (CR0771).
+    does not depend on when its neighbours stop. Logits that are not finite are ``NonFiniteSamplingError`` (CR0770).
 
     Args:
         model: causal language model; run in evaluation mode without gradient, then left as it was.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
 
-from composer_replication.config import PRESETS, EffortSection, RunConfig
+from composer_replication.config import PRESETS, RunConfig
 from composer_replication.errors import UsageError
 from composer_replication.trainer.setting_errors import (
     contradiction,
@@ -18,11 +18,11 @@ from composer_replication.trainer.setting_errors import (
 _DEFINING = ("loss_type", "scale_rewards", "importance_sampling_level", "num_iterations")
 """Keys of ``[trl]`` without which a method is another one; each preset has those of them that define it. So are
 ``trainer.kl_in_reward``, and ``trl.beta`` where it is 0: that method has no KL."""
-_OWN_KEYS = ("kl_in_reward", "effort", "dynamic_sampling_rounds", "importance_clip")
+_OWN_KEYS = ("kl_in_reward", "effort_weight", "dynamic_sampling_rounds")
 _OVERLONG_SHARE = {"dapo": 0.2}
 """By preset; the paper's 4,096 of 20,480 tokens."""
-AGENT_IMPORTANCE_CLIP = 2.0
-"""Of a recipe with ``[agent]`` that says nothing: over many turns sampler and trainer drift apart, as no single answer does."""
+IMPORTANCE_CLIP = 2.0
+"""Of every recipe; it acts with ``[agent]``, since no other rollouts bring their sampler's log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class PolicyOptions:
 
     kl_in_reward: bool = False
     """``args.beta`` times the summed log-ratio to the reference is taken off the reward, and TRL's KL in the loss is off."""
-    effort: EffortSection | None = None
+    effort_weight: float = 0.0
     dynamic_sampling_rounds: int = 0
     """How often, at most, the groups of one generation whose rewards are all equal are replaced by fresh prompts."""
     importance_clip: float = 0.0
@@ -40,7 +40,7 @@ class PolicyOptions:
     @property
     def has_reward_terms(self) -> bool:
         """Something is folded into the reward."""
-        return self.kl_in_reward or (self.effort is not None and self.effort.weight != 0.0)
+        return self.kl_in_reward or self.effort_weight != 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,11 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
     both = preset | given
     trl = {key.removeprefix("trl."): value for key, value in both.items() if key.startswith("trl.")}
     own = {key: both.get(f"trainer.{key}") for key in _OWN_KEYS}
-    if own["importance_clip"] is None and config.agent is not None:
-        own["importance_clip"] = AGENT_IMPORTANCE_CLIP
-    effort = own["effort"]
     options = PolicyOptions(
         kl_in_reward=bool(own["kl_in_reward"]),
-        effort=EffortSection(**effort) if isinstance(effort, dict) else effort,
+        effort_weight=float(own["effort_weight"] or 0.0),
         dynamic_sampling_rounds=int(own["dynamic_sampling_rounds"] or 0),
-        importance_clip=float(own["importance_clip"] or 0.0),
+        importance_clip=IMPORTANCE_CLIP,
     )
     known = {"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize", "beta": 0.0}
     check_policy_options(options, SimpleNamespace(**{key: trl.get(key, known[key]) for key in known}))
@@ -141,7 +138,7 @@ def check_policy_options(options: PolicyOptions, args: Any) -> None:
     """
     if not options.has_reward_terms:
         return
-    term = "kl_in_reward" if options.kl_in_reward else "effort"
+    term = "kl_in_reward" if options.kl_in_reward else "effort_weight"
     is_scaled = _scaling(getattr(args, "scale_rewards", "group")) != "none"
     if is_scaled or getattr(args, "multi_objective_aggregation", "") == "normalize_then_sum":
         key = "scale_rewards" if is_scaled else "multi_objective_aggregation"

@@ -34,22 +34,19 @@ from composer_replication.trainer.setting_errors import TrainerSettingError
 _PAIRS_AT_ONCE = 8
 
 
-def pair_logps(model: Any, rows: PairRows, *, length_normalised: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of each chosen and each rejected answer, nats: two tensors (P,), at temperature 1.
-
-    Sums over the ids that carry loss, or means over them.
-    """
+def pair_logps(model: Any, rows: PairRows) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean log-probability a token of each chosen and each rejected answer, nats: two tensors (P,), at temperature 1."""
     head = head_of(model)
     states_MH = completion_states(model, rows.answers)
     logp_M = sampled_logp(states_MH, head.weight_VH, scored_ids(rows.answers), **head.arguments())
     mask = rows.answers.loss_mask_NT.bool()
     logp_NT = torch.zeros(mask.shape, dtype=logp_M.dtype, device=mask.device).masked_scatter(mask, logp_M)
-    logp_N = sequence_logp(logp_NT, mask, length_normalised=length_normalised)
+    logp_N = sequence_logp(logp_NT, mask, length_normalised=True)
     return logp_N[: len(rows)], logp_N[len(rows) :]
 
 
 def reference_logps(
-    model: Any, pairs: Sequence[PreferencePair], *, pad_id: int, length_normalised: bool, autocast: Scope
+    model: Any, pairs: Sequence[PreferencePair], *, pad_id: int, autocast: Scope
 ) -> torch.Tensor:
     """Columns chosen and rejected (P, 2), float32, of the model as it stands, without gradient or dropout."""
     parts = []
@@ -57,11 +54,11 @@ def reference_logps(
         for start in range(0, len(pairs), _PAIRS_AT_ONCE):
             rows = collate_pairs(pairs[start : start + _PAIRS_AT_ONCE], pad_id=pad_id).to(model.device)
             with autocast():
-                parts.append(torch.stack(pair_logps(model, rows, length_normalised=length_normalised), dim=1))
+                parts.append(torch.stack(pair_logps(model, rows), dim=1))
     return torch.cat(parts).float()
 
 
-_BETAS = {"dpo": 5.0, "dpo on sums": 0.1, "ipo": 0.1, "simpo": 2.0}
+_BETAS = {"dpo": 5.0, "ipo": 0.1, "simpo": 2.0}
 
 
 class ReplayChannel(LossChannel):
@@ -81,8 +78,7 @@ class ReplayChannel(LossChannel):
         self.settings, self.records = settings, pairs or ()
         self._draws: RecordDraws | None = None
         self._newest_part = (-1, 0)
-        on_sums = settings.kind == "dpo" and not settings.length_normalised
-        self._beta = settings.beta or _BETAS["dpo on sums" if on_sums else settings.kind]
+        self._beta = settings.beta or _BETAS[settings.kind]
         self.reference_P2: torch.Tensor | None = None
         self.first_weights: WeightCopy | None = None
 
@@ -113,7 +109,6 @@ class ReplayChannel(LossChannel):
                 self._model,
                 self.records,
                 pad_id=self._pad_id,
-                length_normalised=self.settings.length_normalised,
                 autocast=self._trainer.accelerator.autocast,
             )
         self.reference_P2 = self.reference_P2.to(self._device)
@@ -148,13 +143,12 @@ class ReplayChannel(LossChannel):
             if settings.kind != "simpo":
                 reference_2P = reference(rows).unbind(dim=1)
             with self._trainer.accelerator.autocast():
-                policy_2P = pair_logps(model, rows, length_normalised=settings.length_normalised)
+                policy_2P = pair_logps(model, rows)
             loss, metrics = preference_loss(
                 *policy_2P,
                 *reference_2P,
                 kind=settings.kind,
                 beta=self._beta,
-                margin=settings.margin,
                 weight_P=rows.weight_P,
             )
             total = total + loss * (metrics.total_weight if own is not None else 0.0)
@@ -186,7 +180,7 @@ class ReplayChannel(LossChannel):
 
     def _sibling_reference(self, rows: PairRows) -> torch.Tensor:
         """Fresh pairs have no kept reference: the weights of the run's start score them."""
-        is_mean, model = self.settings.length_normalised, self._model
+        model = self._model
         scope: Any = nullcontext() if self.first_weights is None else self.first_weights.in_place_of(model)
         with scope, evaluation_mode(model), torch.no_grad(), self._trainer.accelerator.autocast():
-            return torch.stack(pair_logps(model, rows, length_normalised=is_mean), dim=1)
+            return torch.stack(pair_logps(model, rows), dim=1)

@@ -139,7 +139,7 @@ def test_a_step_that_is_not_finite_is_said_and_deepspeed_skips_it(ranks: Ranks) 
             result["rates"][0] > result["rates"][1] == result["rates"][2] > result["rates"][3]
         )  # not moved on
         assert result["said"] == [[step, "non_finite"] for step in (2, 4, 5, 6)]
-        assert (result["outcome"], result["step"]) == ("CR0771", 6)
+        assert (result["outcome"], result["step"]) == ("CR0770", 6)
 
 
 def test_half_precision_trains(ranks: Ranks) -> None:

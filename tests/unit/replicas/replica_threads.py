@@ -20,9 +20,7 @@ IDENTITY = {"recipe": "a", "model": "b"}
 
 def section(**options: Any) -> ReplicasSection:
     """A recipe's table; without a key it sends numbers in full."""
-    constants = {key: options.pop(key) for key in ("outer_lr", "outer_momentum") if key in options}
-    kind = type("Options", (ReplicasSection,), constants)
-    return kind(**({"transport": "memory:///", "precision": "fp32"} | options))
+    return ReplicasSection(**({"transport": "memory:///", "precision": "fp32"} | options))
 
 
 def small_model() -> torch.nn.Module:

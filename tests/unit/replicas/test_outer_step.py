@@ -19,7 +19,9 @@ def parameter(*values: float) -> torch.nn.Parameter:
 
 
 def fragment(weight: torch.nn.Parameter, precision: str = "fp32") -> Fragment:
-    return Fragment([("w", weight)], section(outer_lr=0.5, outer_momentum=0.5, precision=precision))
+    part = Fragment([("w", weight)], section(precision=precision))
+    part.outer_lr = part.outer_momentum = 0.5
+    return part
 
 
 def test_two_outer_steps_by_hand() -> None:
@@ -102,7 +104,8 @@ def test_rounding_is_made_up_for(precision: str) -> None:
     """Over many rounds the sum of what was sent stays within one round's error of the sum of what was learned."""
     generator = torch.Generator().manual_seed(1)
     weight = torch.nn.Parameter(torch.zeros(600))
-    part = Fragment([("w", weight)], section(outer_lr=1.0, outer_momentum=0.0, precision=precision))
+    part = Fragment([("w", weight)], section(precision=precision))
+    part.outer_lr, part.outer_momentum = 1.0, 0.0
     wanted, sent, largest = torch.zeros(600), torch.zeros(600), 0.0
     for _ in range(50):
         update = torch.randn(600, generator=generator)

@@ -25,14 +25,14 @@ from composer_replication.replicas.torchft_rounds import HealTransport, TorchftR
 
 @pytest.fixture
 def lighthouse() -> Iterator[str]:
-    table = section(transport="torchft", lighthouse=f"127.0.0.1:{_free_port()}", grace_seconds=1.0)
+    table = section(transport=f"torchft://127.0.0.1:{_free_port()}", grace_seconds=1.0)
     with closing(Lighthouse("right", table, heartbeat_seconds=1.0)):
         yield table.lighthouse
 
 
 def rounds(lighthouse: str, replica: int, *, token: str = "right", **options: Any) -> TorchftRounds:
-    table = {"lighthouse": lighthouse, "grace_seconds": 10.0, "deadline_seconds": 20.0} | options
-    return TorchftRounds(section(transport="torchft", **table), token=token, replica=replica)
+    table = {"grace_seconds": 10.0, "deadline_seconds": 20.0} | options
+    return TorchftRounds(section(transport=f"torchft://{lighthouse}", **table), token=token, replica=replica)
 
 
 @pytest.mark.long
@@ -105,7 +105,7 @@ def test_one_that_comes_after_the_end_is_told_and_trains_no_further(lighthouse: 
     late = SmallReplica(rounds(lighthouse, 1), 1)
     with pytest.raises(NothingToDoError, match="ended without this replica") as caught:
         late.train(first_step=12)
-    assert caught.value.code == "CR1106"
+    assert caught.value.code == "CR1105"
     assert late.rows == []
 
 
@@ -149,7 +149,7 @@ def test_refused_before_the_first_step(
 
 def test_no_lighthouse_and_a_port_in_use(lighthouse: str) -> None:
     with pytest.raises(MissingError) as caught:
-        Lighthouse("right", section(transport="torchft", lighthouse=lighthouse))
+        Lighthouse("right", section(transport=f"torchft://{lighthouse}"))
     assert caught.value.code == "CR1101"
     with pytest.raises(MissingError) as caught:
         rounds(f"127.0.0.1:{_free_port()}", 0).probe()

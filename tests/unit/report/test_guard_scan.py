@@ -95,7 +95,7 @@ def test_a_column_of_text_alone_is_never_guessed(tmp_path: Path) -> None:
     (tmp_path / "log").write_text('{"step": 1, "reward": "high", "train_reward": 0.5, "eval_reward": 0.5}\n')
     log = read_log(tmp_path / "log")
     assert choose_columns(log)["proxy"] == "train_reward"
-    with pytest.raises(InputError, match="CR0637: 1 of 1 values of the column 'reward'"):
+    with pytest.raises(InputError, match="CR0633: 1 of 1 values of the column 'reward'"):
         readings_of(log, choose_columns(log, proxy="reward"))
 
 
@@ -155,7 +155,7 @@ def test_steps_out_of_order(name: str, order: list[int], words: str) -> None:
     log = RunLog(Path("log"), "step", columns, ())
     with pytest.raises(InputError) as caught:
         aligned(log)
-    assert (caught.value.code, caught.value.where) == ("CR0637", f"log:{len(order)}")
+    assert (caught.value.code, caught.value.where) == ("CR0633", f"log:{len(order)}")
     assert words in caught.value.message
     assert "--resumed" in caught.value.fix
 
@@ -169,7 +169,7 @@ def test_too_many_nans(num_bad: int, num_all: int, is_refused: bool) -> None:
     log = log_of(reward={0: 0.5}, eval_reward=good)
     log.columns["eval_reward"].num_bad = num_bad
     if is_refused:
-        match = f"CR0637: {num_bad} of {num_all} values of the column 'eval_reward'"
+        match = f"CR0633: {num_bad} of {num_all} values of the column 'eval_reward'"
         with pytest.raises(InputError, match=match):
             aligned(log, truth="eval_reward")
         return

@@ -99,7 +99,7 @@ def test_what_is_no_run_folder_is_refused(tmp_path: Path, kind: str) -> None:
         path.write_text("metrics.jsonl")
     with pytest.raises(InputError, match="not a run folder") as caught:
         read_run(path)
-    assert (caught.value.code, caught.value.exit_code) == ("CR0481", 4)
+    assert (caught.value.code, caught.value.exit_code) == ("CR0630", 4)
     assert caught.value.fix
 
 
@@ -111,22 +111,22 @@ def test_a_run_without_metrics_is_refused(make_run: Any, text: str | None) -> No
         metrics.write_text(text)
     with pytest.raises(InputError, match="no metrics") as caught:
         read_run(metrics.parent)
-    assert caught.value.code == "CR0481"
+    assert caught.value.code == "CR0630"
 
 
 @pytest.mark.parametrize(
     ("file", "data", "code"),
     [
-        ("metrics.jsonl", b'[1]\n{"step": 1}\n', "CR0481"),
-        ("metrics.jsonl", b'{"reward": 1}\n', "CR0481"),
-        ("metrics.jsonl", b'{"step": 1.5}\n', "CR0481"),
-        ("metrics.jsonl", b'{"step": true}\n', "CR0481"),
-        ("metrics.jsonl", b"\xff\xfe{}\n", "CR0481"),
+        ("metrics.jsonl", b'[1]\n{"step": 1}\n', "CR0630"),
+        ("metrics.jsonl", b'{"reward": 1}\n', "CR0630"),
+        ("metrics.jsonl", b'{"step": 1.5}\n', "CR0630"),
+        ("metrics.jsonl", b'{"step": true}\n', "CR0630"),
+        ("metrics.jsonl", b"\xff\xfe{}\n", "CR0630"),
         ("metrics.jsonl", b'{"step": 1\n{"step": 2}\n', "CR0401"),
-        ("verdicts.jsonl", b'{"fire": true}\n', "CR0481"),
-        ("run.toml", b"[guard\n", "CR0481"),
-        ("run.toml", b"name = '\xff'\n", "CR0481"),
-        ("rollouts/step-000002.jsonl", b"3\n4\n", "CR0481"),
+        ("verdicts.jsonl", b'{"fire": true}\n', "CR0630"),
+        ("run.toml", b"[guard\n", "CR0630"),
+        ("run.toml", b"name = '\xff'\n", "CR0630"),
+        ("rollouts/step-000002.jsonl", b"3\n4\n", "CR0630"),
         ("summary.json", b"{", "CR0401"),
         ("environment.json", b'{"schema_version": 99}', "CR0401"),
     ],

@@ -39,7 +39,7 @@ def test_a_relative_path_gives_an_absolute_one(make_run: Any, monkeypatch: pytes
 
 
 def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="CR0481"):
+    with pytest.raises(InputError, match="CR0630"):
         report_verb.run(parsed(str(tmp_path)))
     assert list(tmp_path.iterdir()) == []
 

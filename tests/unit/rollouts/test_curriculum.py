@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.config import CurriculumSection
 from composer_replication.errors import InputError
 from composer_replication.interfaces import PromptChooser, PromptSource, Stateful
 from composer_replication.records import TaskOutcome
@@ -32,9 +31,8 @@ def rows(num: int) -> list[dict[str, Any]]:
 def make(
     num: int = 6, *, recorded: dict[str, Standing] | None = None, seed: int = 0, **options: Any
 ) -> Curriculum:
-    keys = {key: options.pop(key) for key in tuple(options) if key in CurriculumSection.model_fields}
-    section = type("Options", (CurriculumSection,), options)(**{"half_life": NEVER_FADES, **keys})
-    return Curriculum(rows(num), seed=seed, options=section, fingerprint="store", recorded=recorded)
+    kind = type("Changed", (Curriculum,), {"half_life": NEVER_FADES, **options})
+    return kind(rows(num), seed=seed, fingerprint="store", recorded=recorded)
 
 
 def names(drawn: Sequence[Any]) -> list[str]:
@@ -153,9 +151,7 @@ def test_two_processes_with_the_same_history_draw_the_same() -> None:
 
 
 def test_the_order_of_the_data_does_not_matter() -> None:
-    backwards = Curriculum(
-        rows(8)[::-1], seed=0, options=CurriculumSection(half_life=5.0), fingerprint="store"
-    )
+    backwards = type(make(half_life=5.0))(rows(8)[::-1], seed=0, fingerprint="store")
     assert played(backwards, 10) == played(make(8, half_life=5.0), 10)
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.config import CurriculumSection
 from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum import PRIOR, Standing
 
@@ -64,5 +63,5 @@ ATTEMPTS = [
 
 
 def test_only_full_passes_count_as_passes() -> None:
-    known = posterior(2.0 + PRIOR, 1.0 + PRIOR).judged(ATTEMPTS, CurriculumSection())
+    known = posterior(2.0 + PRIOR, 1.0 + PRIOR).judged(ATTEMPTS)
     assert known == posterior(3.0 + PRIOR, 3.0 + PRIOR)

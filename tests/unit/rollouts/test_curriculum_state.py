@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.config import CurriculumSection
 from composer_replication.errors import InputError
 from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum import Curriculum, Standing, recorded_standings
@@ -25,13 +24,11 @@ def standing(passed: float = 0.0, failed: float = 0.0) -> Standing:
 
 
 TASKS = [f"t{n}" for n in range(7)]
-OPTIONS = CurriculumSection(half_life=3.0)
+FADES_SOON = type("FadesSoon", (Curriculum,), {"half_life": 3.0})
 
 
 def make(*, fingerprint: str = "store", task_ids: list[str] = TASKS, seed: int = 5) -> Curriculum:
-    return Curriculum(
-        [{"task_id": task_id} for task_id in task_ids], seed=seed, options=OPTIONS, fingerprint=fingerprint
-    )
+    return FADES_SOON([{"task_id": task_id} for task_id in task_ids], seed=seed, fingerprint=fingerprint)
 
 
 def play(curriculum: Curriculum, moves: list[tuple[int, int]]) -> list[list[str]]:
@@ -158,21 +155,18 @@ def measured(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(root: Path, weight: float = 8.0, **options: Any) -> dict[str, Standing]:
-    section = type("Options", (CurriculumSection,), {"recorded_weight": weight})(**options)
-    return recorded_standings(root, section, parameter_sha256=lambda: "sha of own")
+def read(root: Path) -> dict[str, Standing]:
+    return recorded_standings(root, parameter_sha256=lambda: "sha of own")
 
 
-def test_the_own_weights_win_and_the_weight_is_capped(measured: Path) -> None:
+def test_the_own_weights_win_and_the_weight_is_capped(
+    measured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert read(measured) == {"t0": standing(3.0, 5.0), "t1": standing(1.0, 3.0)}
-    assert read(measured, 100.0)["t0"] == standing(12.0, 20.0)
-    assert read(measured, 2.0) == {"t0": standing(0.75, 1.25), "t1": standing(0.5, 1.5)}
-
-
-def test_other_policies_can_be_left_out(measured: Path) -> None:
-    assert read(measured, recorded="same-weights") == {"t0": standing(3.0, 5.0)}
-    assert read(measured, recorded="none") == {}
-    assert read(measured, 0.0) == {}
+    monkeypatch.setattr("composer_replication.rollouts.curriculum.RECORDED_WEIGHT", 100.0)
+    assert read(measured)["t0"] == standing(12.0, 20.0)
+    monkeypatch.setattr("composer_replication.rollouts.curriculum.RECORDED_WEIGHT", 2.0)
+    assert read(measured) == {"t0": standing(0.75, 1.25), "t1": standing(0.5, 1.5)}
 
 
 def test_a_store_without_measurements_says_nothing(tmp_path: Path) -> None:

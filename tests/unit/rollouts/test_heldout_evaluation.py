@@ -223,7 +223,7 @@ def test_the_sentinel_neutralises_whatever_the_policy_wrote(
     is_out = [False]
     broken = BrokenHalf(grader, lambda request: is_out[0] and request.answer == golden)
     sampler = PolicySampler(ScriptedPolicy(["\n    return None"]), broken)
-    evaluator = HeldoutEvaluator(sampler, [clamp], HeldoutSection(has_sentinel=True), split_fingerprint="")
+    evaluator = HeldoutEvaluator(sampler, [clamp], split_fingerprint="", has_sentinel=True)
     reading = evaluator()
     assert reading is not None
     assert reading.pairs == ((0.0, 0.0),)  # a wrong answer under a grader that works counts
@@ -242,9 +242,7 @@ def test_what_a_grader_that_was_out_said_is_not_remembered(
         right = store.golden_body(clamp) + "\n    # not what the sentinel runs"
         sampler = PolicySampler(ScriptedPolicy([right]), grader)
         assert grader.grade(clamp, right) is not None  # seen in better times
-        evaluator = HeldoutEvaluator(
-            sampler, [clamp], HeldoutSection(has_sentinel=True), split_fingerprint=""
-        )
+        evaluator = HeldoutEvaluator(sampler, [clamp], split_fingerprint="", has_sentinel=True)
         run = grader.grade_once
         with monkeypatch.context() as outage:
             outage.setattr(

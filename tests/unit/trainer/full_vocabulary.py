@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from composer_replication.config import HintsSection, ReplaySection
 from composer_replication.records import HintedTurn, PreferencePair
+from composer_replication.trainer import hint_channel
 
 
 def token_logps(model: Any, prompt: Sequence[int], completion: Sequence[int]) -> torch.Tensor:
@@ -51,7 +52,8 @@ def expected_hint_loss(
         s = token_logps(student, turn.prompt_ids, turn.completion_ids)
         with torch.no_grad():
             t = token_logps(teacher, turn.hinted_prompt_ids, turn.completion_ids)
-        p, q = support(s, t, settings.top_k)
+        # with all words in the support the tail is 0, whose logarithm does not exist: one word is the tail
+        p, q = support(s, t, min(hint_channel.TOP_K, s.size(-1) - 1))
         d = jensen_shannon(p, q, settings.jsd_alpha)
         ratio = torch.ones(len(turn.completion_ids), dtype=torch.float64)
         if turn.sampled_logp:
@@ -69,8 +71,7 @@ def expected_pair_loss(
     """The preference loss over plain forwards of single rows."""
 
     def score(model: Any, pair: PreferencePair, ids: tuple[int, ...]) -> torch.Tensor:
-        logp = answer_logp(model, pair.prompt_ids, ids)
-        return logp / len(ids) if settings.length_normalised else logp
+        return answer_logp(model, pair.prompt_ids, ids) / len(ids)
 
     total, weights = torch.zeros((), dtype=torch.float64), 0.0
     for pair in pairs:
@@ -84,7 +85,7 @@ def expected_pair_loss(
         if settings.kind == "ipo":
             loss = (gap - 1 / (2 * beta)) ** 2
         else:
-            loss = -functional.logsigmoid(beta * gap - settings.margin)
+            loss = -functional.logsigmoid(beta * gap)
         total, weights = total + pair.weight * loss, weights + pair.weight
     return total / weights
 

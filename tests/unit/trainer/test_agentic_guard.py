@@ -85,7 +85,6 @@ def halted(tmp_path_factory: pytest.TempPathFactory, store: TaskStore) -> tuple[
     evidence = {"planned_evaluations": 10, "tolerated_gap": 0.1}
     more = {
         "heldout.sample_size": 2,
-        "heldout.has_sentinel": True,
         "heldout.num_canaries": 1,
         "model.lora.rank": 4,
     }

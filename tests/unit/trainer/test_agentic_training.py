@@ -261,7 +261,6 @@ def test_hints_of_failed_calls_are_what_the_hint_channel_distils(
     settings = {
         "trl.max_steps": 1,
         "trainer.alpha_sdpo": 0.5,
-        "hints.top_k": 40,
     }
     folder = train(tmp_path / "run", store, **settings)
     (row,) = read_jsonl(folder.metrics)
@@ -278,7 +277,7 @@ def test_hints_of_failed_calls_are_what_the_hint_channel_distils(
             with torch.no_grad():
                 student = token_logps(model, turn.prompt_ids, turn.completion_ids)
                 teacher = token_logps(model, turn.hinted_prompt_ids, turn.completion_ids)
-            total += float(jensen_shannon(*support(student, teacher, 40), 0.5).sum())
+            total += float(jensen_shannon(*support(student, teacher, 100), 0.5).sum())
             num_tokens += len(turn.completion_ids)
     assert num_tokens > 0 and row["sdpo/turns"] == sum(len(of_row) for of_row, _ in seen)
     assert total / num_tokens > 1e-6
@@ -315,7 +314,6 @@ def test_episodes_that_sum_up_are_trained_on_as_one_rollout(
         "trl.per_device_train_batch_size": 4,
         "agent.max_turns": 8,
         "agent.summary_tokens": 2500,
-        "agent.max_summaries": 1,
         "trainer.alpha_sdpo": 0.5,
     }
     folder = train(tmp_path / "run", store, **settings)

@@ -248,7 +248,7 @@ def test_three_in_a_row_stop_the_run(make: MakeTrainer) -> None:
     )
     with pytest.raises(InputError) as caught:
         trainer.train()
-    assert caught.value.code == "CR0771"
+    assert caught.value.code == "CR0770"
     assert "bad_batches" in caught.value.where
     assert trainer.state.global_step == 6
     assert [line["step"] for line in read_jsonl(trainer.run_folder.metrics)] == [1, 2, 3, 4, 5, 6]
@@ -357,5 +357,5 @@ def test_weights_that_are_not_finite_while_sampling_stop_the_run_at_its_step(
     trainer = make(max_steps=3, prefix_sharing=shares, callbacks=[Overflow()])
     with pytest.raises(NonFiniteSamplingError, match="not finite while sampling for step 2") as caught:
         trainer.train()
-    assert (caught.value.code, caught.value.exit_code, caught.value.where) == ("CR0771", 4, "step 2")
+    assert (caught.value.code, caught.value.exit_code, caught.value.where) == ("CR0770", 4, "step 2")
     assert trainer.state.global_step == 1

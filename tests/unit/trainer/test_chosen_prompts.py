@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from composer_replication.config import CurriculumSection
 from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum import Curriculum
 from composer_replication.run_folder import RunFolder, read_jsonl
@@ -162,8 +161,8 @@ def test_a_source_that_only_replaces_leaves_the_data_order(make_trainer: MakeTra
 def test_the_real_one_counts_every_attempt(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """Replacements included: what it knows is what the reward saw, counted again by hand."""
     rows = [{"prompt": f"def task_{n}():", "task_id": f"t{n}"} for n in range(6)]
-    options = CurriculumSection(half_life=1e9)
-    curriculum, seen, graded = Curriculum(rows, seed=3, options=options), list[list[str]](), Counter[str]()
+    never_fades = type("NeverFades", (Curriculum,), {"half_life": 1e9})
+    curriculum, seen, graded = never_fades(rows, seed=3), list[list[str]](), Counter[str]()
 
     def reward(prompts: list[str], task_id: list[str], **kwargs: Any) -> list[float]:
         values = noting(curriculum, seen)(prompts, task_id)

@@ -17,7 +17,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from composer_replication.config import HintsSection
 from composer_replication.losses.preferences import preference_loss
 from composer_replication.records import HintedTurn, PreferencePair
-from composer_replication.trainer import output_head
+from composer_replication.trainer import hint_channel, output_head
 from composer_replication.trainer.collator import collate_hinted_turns, collate_pairs
 from composer_replication.trainer.hint_channel import hint_loss
 from composer_replication.trainer.replay_channel import pair_logps
@@ -28,8 +28,13 @@ TURNS = (
     HintedTurn((8,), (88, 8), (50, 51, 52, 53), weight=0.5),
 )
 PAIRS = (PreferencePair((5, 6, 7), (40, 41, 42), (43,)), PreferencePair((8,), (50,), (51, 52, 53, 54)))
-HINTS = HintsSection(top_k=7)
+TOP_K = 7
 BETA = 2.0
+
+
+@pytest.fixture(autouse=True)
+def few_words_of_support(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hint_channel, "TOP_K", TOP_K)
 
 
 def tiny(*, tied: bool) -> Any:
@@ -51,7 +56,7 @@ def hints_of(model: Any, turns: tuple[HintedTurn, ...] = TURNS) -> torch.Tensor:
     return hint_loss(
         model,
         collate_hinted_turns(turns, pad_id=0),
-        HINTS,
+        HintsSection(),
         num_tokens=7.0,
         teacher=nullcontext,
         autocast=nullcontext,
@@ -60,7 +65,7 @@ def hints_of(model: Any, turns: tuple[HintedTurn, ...] = TURNS) -> torch.Tensor:
 
 
 def replay_of(model: Any, pairs: tuple[PreferencePair, ...] = PAIRS) -> torch.Tensor:
-    chosen, rejected = pair_logps(model, collate_pairs(pairs, pad_id=0), length_normalised=False)
+    chosen, rejected = pair_logps(model, collate_pairs(pairs, pad_id=0))
     loss, _ = preference_loss(chosen, rejected, None, None, kind="simpo", beta=BETA)
     return loss * (len(pairs) / len(PAIRS))
 
@@ -92,12 +97,12 @@ def hints_by_hand(model: Any) -> torch.Tensor:
         student = (states @ weight.t()).log_softmax(-1)
         teacher = (states_of(model, turn.hinted_prompt_ids, turn.completion_ids) @ weight.t()).log_softmax(-1)
         for state, s, t in zip(states, student, teacher, strict=True):
-            p, q = support(s[None], t[None], HINTS.top_k)
+            p, q = support(s[None], t[None], TOP_K)
             p, q = p[0], q[0]
             m = (p + q) / 2
             # D = KL(p|m)/2 + KL(q|m)/2: its slope by p_c is log(p_c / m_c) / 2
             slope = (p / m).log() / 2
-            top = s.topk(HINTS.top_k).indices
+            top = s.topk(TOP_K).indices
             by_word = slope[-1].repeat(VOCABULARY)  # words outside the support act through the tail
             by_word[top] = slope[:-1]
             dz = s.exp() * (by_word - (s.exp() * by_word).sum())
@@ -108,7 +113,7 @@ def hints_by_hand(model: Any) -> torch.Tensor:
 
 @torch.no_grad()
 def replay_by_hand(model: Any) -> torch.Tensor:
-    """dL/dW of -log sigmoid(beta (logp chosen - logp rejected)): -beta sigmoid(-beta gap) (sum of (onehot - p) h', signed)."""
+    """dL/dW of -log sigmoid(beta gap), gap the mean logp chosen - rejected: -beta sigmoid(-beta gap) (mean of (onehot - p) h', signed)."""
     weight, total = model.lm_head.weight, torch.zeros_like(model.lm_head.weight)
     for pair in PAIRS:
         gap, part = 0.0, torch.zeros_like(weight)
@@ -116,10 +121,10 @@ def replay_by_hand(model: Any) -> torch.Tensor:
             states = states_of(model, pair.prompt_ids, ids)
             logps = (states @ weight.t()).log_softmax(-1)
             for state, logp, token in zip(states, logps, ids, strict=True):
-                gap += sign * float(logp[token])
+                gap += sign * float(logp[token]) / len(ids)
                 dz = -logp.exp()
                 dz[token] += 1.0
-                part += sign * torch.outer(dz, state)
+                part += sign * torch.outer(dz, state) / len(ids)
         total -= BETA / (1 + math.exp(BETA * gap)) * part / len(PAIRS)
     return total
 

@@ -213,15 +213,15 @@ def test_a_resumed_run_goes_on_exactly_and_needs_what_was_kept(
     changed = run(make_trainer, tmp_path / "without")
     assert parameter_sha256(changed.model) != parameter_sha256(whole.model)
     with pytest.raises(InputError, match="CR0884"):
-        run(make_trainer, tmp_path / "other", hints=HintsSection(top_k=5))
+        run(make_trainer, tmp_path / "other", hints=HintsSection(jsd_alpha=1.0))
     with pytest.raises(InputError, match="CR0884"):
         run(make_trainer, tmp_path / "other", alpha_sdpo=0.0, beta_replay=0.0)
 
 
 def test_a_checkpoint_of_before_a_key_left_is_still_this_runs() -> None:
     """Its digest was made of all keys that the table had."""
-    settings = HintsSection(top_k=7)
-    of_before = settings.model_dump() | {"turns_per_step": 4}
+    settings = HintsSection(jsd_alpha=1.0)
+    of_before = settings.model_dump() | {"turns_per_step": 4, "ema_rate": 0.05, "top_k": 100, "strict": True}
     of_before |= {"writing": {"layers": ["template", "environment"]}}
     kept = json.dumps(["hints", of_before, []], sort_keys=True)
     trainer: Any = SimpleNamespace(args=SimpleNamespace(seed=3))

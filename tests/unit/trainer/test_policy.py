@@ -97,4 +97,4 @@ def test_weights_that_are_not_finite_are_no_wrong_answers(temperature: float) ->
     policy = InProcessPolicy(model.eval(), tokenizer)
     with pytest.raises(NonFiniteSamplingError) as caught:
         policy.generate(["def f():"], num_samples=2, max_new_tokens=3, temperature=temperature, seed=0)
-    assert (caught.value.code, caught.value.where) == ("CR0771", "sampling")
+    assert (caught.value.code, caught.value.where) == ("CR0770", "sampling")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import torch
 from trl.rewards import get_soft_overlong_punishment
 
-from composer_replication.config import EffortSection, ReplaySection
+from composer_replication.config import ReplaySection
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.safety import HeldOutGuard
@@ -56,18 +55,22 @@ def equal(completions: list[str], **kwargs: Any) -> list[float]:
     return [1.0] * len(completions)
 
 
+def price(units: float) -> float:
+    """C(x) with k = 1 / 1000 and q = 2."""
+    return units / (1 + units / 1000)
+
+
 def test_effort_is_compared_within_the_group_by_hand(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """One turn of 20 units for each, and the answers' lengths; q = 1, k = 0.5: C = 2 ln(1 + x / 2)."""
-    effort = EffortSection(weight=0.1, k=0.5, q=1.0)
+    """One turn of 20 units for each, and the answers' lengths."""
     trainer = make_trainer(
         max_steps=1,
         reward=equal,
         rollout_func=roll_out_with(None),
-        policy_options=PolicyOptions(effort=effort),
+        policy_options=PolicyOptions(effort_weight=0.1),
         run_folder=RunFolder(tmp_path / "run"),
         **UNSCALED,
     )
-    costs = [0.1 * 2 * math.log1p((20 + length) / 2) for length in (3, 2, 5, 1)]
+    costs = [0.1 * price(20 + length) for length in (3, 2, 5, 1)]
     mean = sum(costs) / 4
     assert advantages_of(trainer) == pytest.approx([mean - cost for cost in costs], abs=1e-6)
     (line,) = read_jsonl(trainer.run_folder.metrics)
@@ -76,17 +79,18 @@ def test_effort_is_compared_within_the_group_by_hand(make_trainer: MakeTrainer, 
 
 
 def test_counts_of_a_rollout_function_win_over_lengths(make_trainer: MakeTrainer) -> None:
-    """x = 5 tool calls of weight 20 each and 10 thinking tokens, against nothing: q = 0 is linear."""
+    """x = 5 tool calls of weight 20 each and 10 thinking tokens, against nothing."""
     column = [{"tool_call": 5, "thinking_token": 10}, {"turn": 0}, {"turn": 0}, {"turn": 0}]
     trainer = make_trainer(
         max_steps=1,
         reward=equal,
         rollout_func=roll_out_with(column),
-        policy_options=PolicyOptions(effort=EffortSection(weight=0.01, q=0.0)),
+        policy_options=PolicyOptions(effort_weight=0.01),
         **UNSCALED,
     )
-    share = 1.1 / 4
-    assert advantages_of(trainer) == pytest.approx([share - 1.1, share, share, share], abs=1e-5)
+    cost = 0.01 * price(110)
+    share = cost / 4
+    assert advantages_of(trainer) == pytest.approx([share - cost, share, share, share], abs=1e-5)
 
 
 @pytest.mark.parametrize("masks_truncated", [False, True])
@@ -97,13 +101,13 @@ def test_tool_output_costs_its_own_weight(make_trainer: MakeTrainer, masks_trunc
         max_steps=1,
         reward=equal,
         rollout_func=roll_out_with(None, mask),
-        policy_options=PolicyOptions(effort=EffortSection(weight=1.0, q=0.0)),
+        policy_options=PolicyOptions(effort_weight=1.0),
         mask_truncated_completions=masks_truncated,
         **UNSCALED,
     )
-    units = [1 + 0.2 + 20, 2 + 20, 5 + 20, 1 + 20]
-    mean = sum(units) / 4
-    assert advantages_of(trainer) == pytest.approx([mean - unit for unit in units], abs=1e-4)
+    costs = [price(units) for units in (1 + 0.2 + 20, 2 + 20, 5 + 20, 1 + 20)]
+    mean = sum(costs) / 4
+    assert advantages_of(trainer) == pytest.approx([mean - cost for cost in costs], abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +127,7 @@ def test_a_group_that_earned_alike_with_other_efforts_has_a_signal(
         max_steps=1,
         reward=lambda completions, **kwargs: [reward] * len(completions),
         rollout_func=roll_out_with(column),
-        policy_options=PolicyOptions(effort=EffortSection(weight=weight), dynamic_sampling_rounds=1),
+        policy_options=PolicyOptions(effort_weight=weight, dynamic_sampling_rounds=1),
         run_folder=RunFolder(tmp_path / "run"),
         **UNSCALED,
     )
@@ -140,7 +144,7 @@ def test_counts_that_are_none_stop_the_run(make_trainer: MakeTrainer) -> None:
         max_steps=1,
         reward=equal,
         rollout_func=roll_out_with([{"thoughts": 1.0}] * 4),
-        policy_options=PolicyOptions(effort=EffortSection()),
+        policy_options=PolicyOptions(effort_weight=1e-4),
         **UNSCALED,
     )
     with pytest.raises(UsageError, match="CR0777"):
@@ -155,11 +159,12 @@ def test_rows_that_nobody_scored_keep_advantage_zero(make_trainer: MakeTrainer) 
         max_steps=1,
         reward=reward,
         rollout_func=roll_out_with(None),
-        policy_options=PolicyOptions(effort=EffortSection(weight=1.0, q=0.0)),
+        policy_options=PolicyOptions(effort_weight=1.0),
         **UNSCALED,
     )
-    units = {0: 23.0, 2: 25.0, 3: 21.0}
-    expected = [23 - units[row] if row in units else 0.0 for row in range(4)]
+    costs = {row: price(units) for row, units in {0: 23.0, 2: 25.0, 3: 21.0}.items()}
+    mean = sum(costs.values()) / 3
+    expected = [mean - costs[row] if row in costs else 0.0 for row in range(4)]
     assert advantages_of(trainer) == pytest.approx(expected, abs=1e-4)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.config import PRESETS, EffortSection, RunConfig, parse_config
+from composer_replication.config import PRESETS, RunConfig, parse_config
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.preset_settings import (
@@ -70,24 +70,14 @@ def test_what_presets_set_beside_trl() -> None:
     dapo = resolve_method(recipe({"preset": "dapo"}))
     assert (dapo.options.dynamic_sampling_rounds, dapo.overlong_share) == (3, 0.2)
     composer = resolve_method(recipe({"preset": "composer"})).options
-    assert composer == PolicyOptions(kl_in_reward=True, effort=EffortSection(), importance_clip=2.0)
+    assert composer == PolicyOptions(kl_in_reward=True, effort_weight=1e-4, importance_clip=2.0)
 
 
 def test_without_a_preset_nothing_is_set() -> None:
     method = resolve_method(recipe(trl={"learning_rate": 0.5}))
     assert method.trl == {"learning_rate": 0.5}
-    assert method.options == PolicyOptions()
+    assert method.options == PolicyOptions(importance_clip=2.0)  # which acts with [agent] alone
     assert method.overlong_share == 0.0
-
-
-def test_rollouts_of_several_turns_are_corrected_by_token_unless_the_recipe_says_otherwise() -> None:
-    def clip_of(trainer: dict[str, Any]) -> float:
-        return resolve_method(recipe(trainer, agent={})).options.importance_clip
-
-    assert clip_of({}) == 2.0
-    assert clip_of({"preset": "dr_grpo"}) == 2.0
-    assert clip_of({"importance_clip": 3.0}) == 3.0
-    assert clip_of({"importance_clip": 0.0}) == 0.0
 
 
 def test_weights_of_vllm_are_cut_by_token_unless_the_recipe_says_otherwise(tmp_path: Path) -> None:
@@ -101,15 +91,13 @@ def test_weights_of_vllm_are_cut_by_token_unless_the_recipe_says_otherwise(tmp_p
 
 def test_the_recipes_keys_win(tmp_path: Path) -> None:
     config = recipe(
-        {"preset": "dapo", "dynamic_sampling_rounds": 0, "importance_clip": 0.0},
+        {"preset": "dapo", "dynamic_sampling_rounds": 0},
         {"epsilon_high": 0.3, "mask_truncated_completions": False, "scale_rewards": True},
     )
     arguments = trl_arguments(config, RunFolder(tmp_path))
     assert (arguments.epsilon_high, arguments.mask_truncated_completions) == (0.3, False)
-    assert resolve_method(config).options == PolicyOptions()
-    effort = resolve_method(recipe({"preset": "composer", "effort": {"q": 1.0}})).options.effort
-    assert effort is not None
-    assert (effort.q, effort.weight) == (1.0, 1e-4)
+    assert resolve_method(config).options == PolicyOptions(importance_clip=2.0)
+    assert resolve_method(recipe({"preset": "composer", "effort_weight": 0.5})).options.effort_weight == 0.5
 
 
 @pytest.mark.parametrize(
@@ -125,7 +113,7 @@ def test_the_recipes_keys_win(tmp_path: Path) -> None:
         ({"preset": "dapo"}, {"beta": 0.04}, "trl.beta = 0.0 by definition"),
         ({"kl_in_reward": True}, {}, "trl.scale_rewards is 'group'"),
         ({"kl_in_reward": True}, {"scale_rewards": "batch"}, "'batch'"),
-        ({"effort": {}}, {"scale_rewards": "group"}, "effort is exact only"),
+        ({"effort_weight": 0.1}, {"scale_rewards": "group"}, "effort_weight is exact only"),
         (
             {"preset": "composer"},
             {"multi_objective_aggregation": "normalize_then_sum"},
@@ -151,13 +139,13 @@ def test_a_contradiction_is_refused_in_one_sentence(
         ({"kl_in_reward": True}, {"scale_rewards": "none", "beta": 0.1}),
         ({"kl_in_reward": True}, {"scale_rewards": False, "beta": 0.1}),
         ({"preset": "composer", "kl_in_reward": True}, {"beta": 0.01}),
-        ({"preset": "composer", "effort": {"weight": 0.0}}, {}),
+        ({"preset": "composer", "effort_weight": 0.0}, {}),
         ({"preset": "dr_grpo", "kl_in_reward": False}, {"beta": 0.01}),
         ({"preset": "grpo"}, {"beta": 0.04}),
         ({"preset": "gspo"}, {"beta": 0.0}),
         # legal; the preset is who switches the scaling off
         ({}, {"loss_type": "dr_grpo", "scale_rewards": "group"}),
-        ({"effort": {"weight": 0.0}}, {"scale_rewards": "group"}),
+        ({"effort_weight": 0.0}, {"scale_rewards": "group"}),
         ({"preset": "dr_grpo"}, {"scale_rewards": False}),
         ({"preset": "dr_grpo"}, {"num_train_epochs": 3.0}),
         ({"preset": "composer"}, {"num_train_epochs": 3.0}),
@@ -176,8 +164,7 @@ def test_what_does_not_contradict_is_taken(
     [
         ({"preset": "ppo"}, "trainer.preset"),
         ({"presset": "grpo"}, "the nearest known key is trainer.preset"),
-        ({"effort": {"weights": 1.0}}, "the nearest known key is trainer.effort.weight"),
-        ({"effort": {"k": 0.0}}, "trainer.effort.k"),
+        ({"effort_weight": -1.0}, "trainer.effort_weight"),
         ({"dynamic_sampling_rounds": -1}, "trainer.dynamic_sampling_rounds"),
     ],
 )

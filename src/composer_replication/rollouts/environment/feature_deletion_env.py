@@ -4,7 +4,7 @@
              - share of PASS_TO_PASS that broke                  (``breaks`` cost; with mask the share is 0 where any broke)
              - invalid_call_cost * number of calls that could not be made
 
-The costs are not clipped: an attempt may be worth less than nothing. The price of effort is the trainer's (``trainer.effort``).
+The costs are not clipped: an attempt may be worth less than nothing. The price of effort is the trainer's (``trainer.effort_weight``).
 
 Golden code may end processes, read frames or hold tables of literals, and then so does every right answer: classes that
 the deleted code itself shows are never more than reported of its own task. The monitor knows no golden code; it is looked at

@@ -114,8 +114,6 @@ class HostOptions(AgentRewardSection):
     """Sandbox backend; empty for the best of this machine."""
     num_jobs: int = Field(2, ge=1)
     """Test runs at the same time, in one process."""
-    test_seconds: float = Field(20.0, gt=0)
-    """Processor time of one test run."""
     with_hidden: bool = False
     """Run the hidden tests too, as the figure hidden_pass_share: for evaluation, never for training."""
     monitor: MonitorMode = "mask"
@@ -133,12 +131,7 @@ class AttemptHost:
         self.store = TaskStore.open(options.store)
         self.store.require_task_ids()
         self._options = options
-        self._grader = Grader(
-            self.store,
-            backend=options.backend,
-            num_jobs=options.num_jobs,
-            timeout_seconds=options.test_seconds,
-        )
+        self._grader = Grader(self.store, backend=options.backend, num_jobs=options.num_jobs)
 
     def lease(self) -> Lease:
         """A fresh environment, for any number of tasks of an event loop.

@@ -162,6 +162,7 @@ XML = "I think.\n</think>\n\n<tool_call>\n<function=write_file>\n<parameter=num>
         ("qwen3", f"<think>\n{GOOD}\n</think>\n\nDone.<|im_end|>", []),
         # by the schema a text stays a text and a number is one; the template trims, where ours would not, and counts
         ("qwen3_5_think", f"{XML}  3\n\n</parameter>\n</function>\n</tool_call><|im_end|>", [("write_file", '{"num": 3, "text": "3"}')]),
+        ("qwen3", GOOD.replace("ls", "</tool_call>"), [("bash", '{"command": "</tool_call>"}')]),  # transformers raises
         # ours takes it for text; then the template does
         ("llama3_1", 'I look: {"name": "bash", "parameters": {"command": "ls"}}<|eot_id|>', BASH),
         ("gptoss", '<|channel|>commentary to=functions.bash <|constrain|>json<|message|>{"command": "ls"}<|call|>', BASH),

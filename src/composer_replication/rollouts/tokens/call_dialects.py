@@ -164,10 +164,9 @@ def dialect_of(
     """
     if isinstance(template, Mapping):
         template = template.get("tool_use") or template.get("default")
-    where = "chat template"
     if not template:
         fix = "take the tokenizer of an instruction-tuned model, or set its chat_template."
-        raise InputError("CR0810", "the tokenizer has no chat template.", where=where, fix=fix)
+        raise InputError("CR0810", "the tokenizer has no chat template.", where="chat template", fix=fix)
     for name, (signs, _, _) in DIALECTS.items():
         if signs and all(sign in template for sign in signs):
             return name
@@ -176,7 +175,7 @@ def dialect_of(
     if refuses and "tool_call" in template:
         problem = "the chat template writes calls of tools in a way that is not known."
         fix = "give the tokenizer its response_template (transformers), or a template that writes calls as Qwen or Llama 3."
-        raise InputError("CR0818", problem, where=where, fix=fix)
+        raise InputError("CR0818", problem, where="chat template", fix=fix)
     return "fenced"
 
 
@@ -300,19 +299,18 @@ def _llama(text: str, found: re.Match[str], _: Schemas) -> _Parsed:
 
 def _mistral(text: str, found: re.Match[str], _: Schemas) -> _Parsed:
     """A JSON list of calls, or a name, perhaps an id, and the arguments as JSON."""
-    place = found.end()
-    if (read := _json_at(text, place, ("[", "{"))) is not None:
-        value, _begin, stop = read
-        items = value if isinstance(value, list) else [value]
-        return tuple(_call_of(item, json.dumps(item)) for item in items), stop
-    if named := _MISTRAL_CALL.match(text, place):
-        place = named.end()
-    body, _end = _until(text, place, "[TOOL_CALLS]", "</s>")
-    if named is None:
-        return (_raw_call(body),), place + len(body)
-    read = _json_at(text, place)
-    arguments, stop = (body, place + len(body)) if read is None else (text[read[1] : read[2]], read[2])
-    return (_call(named[1], arguments, named[2] or ""),), stop
+    named = _MISTRAL_CALL.match(text, found.end())
+    place = named.end() if named else found.end()
+    read = _json_at(text, place, ("{",) if named else ("[", "{"))
+    if read is None:
+        body, _end = _until(text, place, "[TOOL_CALLS]", "</s>")
+        call = _call(named[1], body, named[2] or "") if named else _raw_call(body)
+        return (call,), place + len(body)
+    value, begin, stop = read
+    if named:
+        return (_call(named[1], text[begin:stop], named[2] or ""),), stop
+    items = value if isinstance(value, list) else [value]
+    return tuple(_call_of(item, json.dumps(item)) for item in items), stop
 
 
 def _deepseek(text: str, found: re.Match[str], _: Schemas) -> _Parsed:

@@ -233,16 +233,17 @@ class Completion:
 class Score:
     """What the tests said about one answer.
 
-    ``outcomes`` maps node id to outcome for the tests that ran. ``error`` is empty,
-    or says why the run itself is a failure of the candidate (no closing record,
-    time-out, other node ids than the stored ones). ``paid`` are those of the tests that the policy cannot read
-    (``TestSplit.paid``); their outcomes count as any other.
+    ``outcomes`` maps node id to outcome for the tests that ran. ``error`` is empty, or says why the run itself is a failure of
+    the candidate (no closing record, time-out, other node ids than the stored ones). ``paid`` are those of the tests that the
+    policy cannot read (``TestSplit.paid``); their outcomes count as any other. ``is_forged``: the candidate changed what its
+    tests said, so it fails all of them; ``error`` says what showed it.
     """
 
     outcomes: Mapping[str, Outcome]
     error: str = ""
     seconds: float = 0.0
     paid: tuple[str, ...] = ()
+    is_forged: bool = False
 
     @property
     def num_passed(self) -> int:

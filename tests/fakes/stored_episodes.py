@@ -21,8 +21,8 @@ def _episode_of(row: Mapping[str, Any]) -> Episode:
     ours, steps = row["extra"]["composer_replication"], row["steps"]
     assert ours.pop("version") == 1
     if score := ours.pop("score"):
-        outcomes = {test: records.Outcome(outcome) for test, outcome in score["outcomes"].items()}
-        score = records.Score(outcomes, score["error"], score["seconds"], tuple(score["paid"]))
+        score["outcomes"] = {test: records.Outcome(outcome) for test, outcome in score["outcomes"].items()}
+        score = records.Score(**{**score, "paid": tuple(score["paid"])})
     return Episode(
         turns=tuple(_turn_of(step) for step in steps if step["source"] == "agent"),
         first_messages=tuple(step["message"] for step in steps if step["source"] == "user"),

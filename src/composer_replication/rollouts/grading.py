@@ -51,8 +51,6 @@ _Key = tuple[str, TestsUsed, bool, str]
 NUM_INFRASTRUCTURE_TRIES = 2
 WALL_FACTOR = 10.0
 """A test run that waits instead of computing is stopped after so many times its processor time."""
-FORGED = "outcomes were forged"
-"""How the ``error`` of a score begins when the answer changed what its tests said."""
 MIN_TWIN_SECONDS = 20.0
 """A twin's calls need at most a quarter of it with the golden code."""
 
@@ -93,9 +91,8 @@ class Grader:
 
     The tests of each grading run in a random order with sentinels among them; see
     ``forgery_checks``. The first grading of a task runs its golden code once as well, in
-    a sandbox of its own, to learn which sentinels fit it. Where that code does not pass here, no
-    answer is graded (``of_golden_code``). An answer that forged outcomes
-    fails all tests, and its ``error`` begins with ``FORGED``.
+    a sandbox of its own, to learn which sentinels fit it. Where that code does not pass here, no answer is graded
+    (``of_golden_code``). An answer that forged outcomes fails all tests, and its score says so (``is_forged``).
 
     Args:
         store: where trees, tests and environments come from.
@@ -256,11 +253,11 @@ class Grader:
             self._draw.getrandbits(32) if known.is_shuffled else None,
             timeout_seconds=noticing_seconds(known.cpu_seconds, self.timeout_seconds),
         )
-        error, outcomes = report.error, {test: report.outcomes[test] for test in request.node_ids}
-        forged = forgery(plan, request.node_ids, report, known)
-        if forged:
-            error, outcomes = f"{FORGED}: {forged}", dict.fromkeys(request.node_ids, Outcome.FAILED)
-        return Score(outcomes=outcomes, error=error, seconds=report.seconds, paid=request.paid)
+        if forged := forgery(plan, request.node_ids, report, known):
+            failed, error = dict.fromkeys(request.node_ids, Outcome.FAILED), f"outcomes were forged: {forged}"
+            return Score(failed, error, report.seconds, request.paid, is_forged=True)
+        outcomes = {test: report.outcomes[test] for test in request.node_ids}
+        return Score(outcomes, report.error, report.seconds, request.paid)
 
     def _survey(self, request: GradeRequest) -> Survey:
         """What golden code does in this kind of grading; looked up once, also when many ask at a time."""

@@ -18,7 +18,7 @@ from composer_replication.config import HeldoutSection, RolloutsSection
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.interfaces import Policy
 from composer_replication.records import HeldoutReading, Task
-from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
+from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.single_turn import (
     build_prompt,
     extract_answer,
@@ -132,7 +132,7 @@ class TaskSampler(ABC):
         }
         for place, score in zip(asked, self.grader.grade_many([*asked.values()]), strict=True):
             if score is not None:
-                passes[place] = score.all_passed or score.error.startswith(FORGED)
+                passes[place] = score.all_passed or score.is_forged
         return passes
 
     def golden_passes(self, tasks: Sequence[Task]) -> dict[str, bool]:

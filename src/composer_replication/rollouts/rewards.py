@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import Score, StopReason, Task, TaskOutcome
-from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
+from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.single_turn import extract_answer, is_finished
 from composer_replication.rollouts.tokens.token_ledger import first_line
 from composer_replication.run_folder import rewrite_jsonl
@@ -231,7 +231,7 @@ class FeatureDeletionReward:
         if score is None:
             return None
         paid = pay(self.rule, text, request.answer, score)
-        return min(0.0, paid) if score.error.startswith(FORGED) else paid
+        return min(0.0, paid) if score.is_forged else paid
 
     def _row(self, graded: _Graded, *, step: int, seconds: float) -> dict[str, Any]:
         """A rollout as a report reads it; ``seconds`` are those of the batch."""
@@ -270,7 +270,7 @@ def _metrics(scores: Sequence[Score | None]) -> dict[str, float]:
     graded = [score for score in scores if score is not None]
     metrics = {
         "rollouts/infrastructure_failures": float(len(scores) - len(graded)),
-        "rollouts/forgeries": float(sum(score.error.startswith(FORGED) for score in graded)),
+        "rollouts/forgeries": float(sum(score.is_forged for score in graded)),
     }
     if graded:
         metrics["rollouts/visible_pass"] = fmean(score.all_passed for score in graded)

@@ -35,7 +35,7 @@ def serve(store: TaskStore, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "TMPDIR": str(temporary)},
+            env={**os.environ, "TMPDIR": str(temporary), "ENABLE_WEB_INTERFACE": "1"},
         )
         server = Server(process, temporary)
         servers.append(server)

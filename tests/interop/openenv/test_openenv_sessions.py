@@ -269,7 +269,8 @@ def test_a_killed_client_leaves_nothing_after_its_call_while_others_work(server:
 
 
 def test_what_is_not_a_session_is_refused(server: Server) -> None:
-    assert fetch(server, "POST", "/reset")[0] == fetch(server, "POST", "/step")[0] == 404
+    for path in ("/reset", "/step", "/web/reset", "/web/step"):
+        assert fetch(server, "POST", path)[0] == 404
     assert fetch(server, "GET", "/health") == (200, {"status": "healthy"})
     status, schema = fetch(server, "GET", "/schema")
     assert status == 200 and set(schema["action"]["properties"]) >= {"name", "arguments"}

@@ -23,6 +23,8 @@ from composer_replication.rollouts.tokens.call_dialects import (
     read_calls,
     read_completion,
 )
+from composer_replication.rollouts.tokens.token_ledger import TokenLedger
+from composer_replication.rollouts.tools.tool_context import RefusedError, arguments_of
 
 OF_TEMPLATES = {
     **dict.fromkeys("qwen2_5 qwen3 glm4moe qwen3_5_think nemotron_3_nano".split(), "hermes"),
@@ -97,6 +99,15 @@ def test_a_tokenizer_without_a_template(nothing: Any) -> None:
             ask()
 
 
+def test_a_template_is_tried_out_once_for_all_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, real = [], TokenLedger.require_results
+    monkeypatch.setattr(TokenLedger, "require_results", lambda *asked: tried.append(asked) or real(*asked))
+    talk = LedgerTalk(tokenizer_of(KNOWN["qwen3"]))
+    for message in ("Begin.", "Begin.", "Another one."):
+        talk.open(message, TOOLS)
+    assert len(tried) == 1
+
+
 @pytest.mark.parametrize("name", ["lfm2_v2", "gemma4", "muse_glimmer"])
 def test_a_template_with_tools_in_another_way_is_not_guessed_at(name: str) -> None:
     with pytest.raises(InputError, match="CR0818"):
@@ -104,42 +115,83 @@ def test_a_template_with_tools_in_another_way_is_not_guessed_at(name: str) -> No
 
 
 class OwnTemplate(TemplateTokenizer):
-    """As a tokenizer of transformers that ships with a response template."""
+    """As a tokenizer of transformers that ships with a response template: TRL's of the same family."""
 
-    def __init__(self) -> None:
-        super().__init__(family_of("gemma4"))
+    def __init__(self, name: str = "gemma4") -> None:
+        super().__init__(family_of(name))
         marks = ["<|tool_call>", "<tool_call|>", '<|"|>', "<turn|>", "<eos>", "<|channel>", "<channel|>"]
         self.raw.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
-        self.response_template = chat_template_utils.gemma4_template
+        self.response_template = chat_template_utils.add_response_schema(copy(self)).response_template
 
     def parse_response(self, response: str, *, prefix: str, tools: Any) -> dict[str, Any]:
         return dict(parse_response(response, self.response_template, prefix=prefix, tools=tools))
 
 
+def read_beside(name: str, text: str) -> list[ToolCall]:
+    """The calls of an answer to the template's own prompt, by a tokenizer with a response template."""
+    tokenizer = OwnTemplate(name)
+    assert dialect_of(tokenizer.text, tokenizer) == OF_TEMPLATES.get(name, "own")
+    chat = {"tools": None, "tokenize": False, "add_generation_prompt": True}
+    shown = tokenizer.apply_chat_template([{"role": "user", "content": "Fix it."}], **chat)
+    prompt, ids = (tuple(tokenizer.encode(each, add_special_tokens=False)) for each in (shown, text))
+    turn = Turn(prompt, Completion(ids, text, StopReason.FINISHED))
+    return list(LedgerTalk(tokenizer).find_calls(turn, TOOLS))
+
+
+BASH = [("bash", '{"command": "ls"}')]
+GOOD = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+BAD = '<tool_call>\n{"name": "bash", "arguments": {"command": ls}}\n</tool_call>'
+XML = "I think.\n</think>\n\n<tool_call>\n<function=write_file>\n<parameter=num>\n3\n</parameter>\n<parameter=text>\n"
+
+
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("name", "text", "expected"),
     [
-        ('<|tool_call>call:bash{command:<|"|>ls<|"|>}<tool_call|><turn|>', [("bash", '{"command": "ls"}')]),
-        ('I look.<|tool_call>call:bash{command:<|"|>ls<|"|>}<tool_call|>', [("bash", '{"command": "ls"}')]),
-        ("Done.<turn|>", []),
-        ("Done.<eos>", []),
-        ("Done.", []),
-        ("<|channel>thought\n<|tool_call>call:bash{}<tool_call|><channel|>Done.<turn|>", []),
+        ("gemma4", '<|tool_call>call:bash{command:<|"|>ls<|"|>}<tool_call|><turn|>', BASH),
+        ("gemma4", 'I look.<|tool_call>call:bash{command:<|"|>ls<|"|>}<tool_call|>', BASH),
+        ("gemma4", "Done.<turn|>", []),
+        ("gemma4", "Done.<eos>", []),
+        ("gemma4", "Done.", []),
+        ("gemma4", "<|channel>thought\n<|tool_call>call:bash{}<tool_call|><channel|>Done.<turn|>", []),
         # what transformers cannot read, or takes for text
-        ("<|tool_call>call:bash{command:ls}<tool_call|>", [("", "<|tool_call>call:bash{command:ls}<tool_call|>")]),
-        ("<|tool_call>bash ls<tool_call|><turn|>", [("", "<|tool_call>bash ls<tool_call|>")]),
+        ("gemma4", "<|tool_call>call:bash{command:ls}<tool_call|>", [("", "<|tool_call>call:bash{command:ls}<tool_call|>")]),
+        ("gemma4", "<|tool_call>bash ls<tool_call|><turn|>", [("", "<|tool_call>bash ls<tool_call|>")]),
+        # in dialects that are known here, too
+        ("qwen3", f"I look.\n{GOOD}\n{GOOD}<|im_end|>", BASH * 2),
+        ("qwen3", f"<think>\n{BAD}\n</think>\n\n{GOOD}<|im_end|>", BASH),
+        ("qwen3", f"<think>\n{GOOD}\n</think>\n\nDone.<|im_end|>", []),
+        # by the schema a text stays a text and a number is one; the template trims, where ours would not, and counts
+        ("qwen3_5_think", f"{XML}  3\n\n</parameter>\n</function>\n</tool_call><|im_end|>", [("write_file", '{"num": 3, "text": "3"}')]),
+        ("qwen3", GOOD.replace("ls", "</tool_call>"), [("bash", '{"command": "</tool_call>"}')]),  # transformers raises
+        # ours takes it for text; then the template does
+        ("llama3_1", 'I look: {"name": "bash", "parameters": {"command": "ls"}}<|eot_id|>', BASH),
+        ("gptoss", '<|channel|>commentary to=functions.bash <|constrain|>json<|message|>{"command": "ls"}<|call|>', BASH),
     ],
 )  # fmt: skip
-def test_calls_are_read_by_the_response_template_of_a_tokenizer(
-    text: str, expected: list[tuple[str, str]]
+def test_the_response_template_of_a_tokenizer_counts_where_calls_are_well_formed(
+    name: str, text: str, expected: list[tuple[str, str]]
 ) -> None:
-    tokenizer = OwnTemplate()
-    assert dialect_of(tokenizer.text, tokenizer) == "own"
-    talk = LedgerTalk(tokenizer)
-    prompt = tuple(tokenizer.encode("<|turn>model\n", add_special_tokens=False))
-    ids = tuple(tokenizer.encode(text, add_special_tokens=False))
-    found = talk.find_calls(Turn(prompt, Completion(ids, text, StopReason.FINISHED)), TOOLS)
-    assert [(call.name, call.arguments) for call in found] == expected
+    assert [(call.name, call.arguments) for call in read_beside(name, text)] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "num_good", "said"),
+    [
+        ("qwen3", f"{BAD}<|im_end|>", 0, "bad json"),  # transformers raises
+        ("qwen3", f"{GOOD}\n{BAD}<|im_end|>", 1, "bad json"),
+        ("qwen3_5_think", f"{XML}\n</tool_call><|im_end|>", 0, "bad json"),  # it leaves out the text, and that of a cut:
+        ("qwen3_5_think", XML + "\n" * 20_000, 0, "bad json"),  # after hours, by the regular expression of the template
+        ("qwen3_5_think", "I think.\n</think>\n\n<tool_call>\nbash ls\n</tool_call><|im_end|>", 0, "unknown tool"),  # it takes it for text
+        ("llama3_1", 'I look: {"name": "bash", "parameters": {ls}}<|eot_id|>', 0, "bad json"),  # ours takes it for text
+    ],
+)  # fmt: skip
+def test_a_malformed_call_is_kept_and_refused_beside_a_response_template(
+    name: str, text: str, num_good: int, said: str
+) -> None:
+    *good, bad = read_beside(name, text)
+    assert [(call.name, call.arguments) for call in good] == BASH * num_good
+    with pytest.raises(RefusedError, match=rf"(?s){said}.*Example:"):
+        arguments_of(bad, TOOLS)
 
 
 @pytest.mark.parametrize("name", [name for name, dialect in OF_TEMPLATES.items() if dialect != "fenced"])
@@ -169,7 +221,6 @@ def test_calls_that_the_template_writes_are_read_as_they_were_meant(name: str) -
     meant()
 
 
-BASH = [("bash", '{"command": "ls"}')]
 TWO = [*BASH, ("submit", "{}")]
 DEEPSEEK = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜><｜end▁of▁sentence｜>"
 
@@ -236,12 +287,10 @@ def test_by_hand(dialect: str, text: str, expected: list[tuple[str, str]]) -> No
 def test_what_is_meant_as_a_call_and_is_none_keeps_its_raw_text(
     dialect: str, text: str, name: str, arguments_text: str
 ) -> None:
-    assert read_calls(text, dialect) == (ToolCall(name, arguments_text),)
-    try:
-        is_object = isinstance(json.loads(arguments_text), dict) and name == "bash"
-    except ValueError:
-        is_object = False
-    assert not is_object  # so that no environment takes it for whole
+    [call] = read_calls(text, dialect)
+    assert call == ToolCall(name, arguments_text)
+    with pytest.raises(RefusedError):  # no environment takes it for whole
+        arguments_of(call, TOOLS)
 
 
 def test_values_between_tags_are_text_or_json_as_the_schema_says() -> None:

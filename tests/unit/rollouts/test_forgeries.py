@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from composer_replication.records import Task
-from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
+from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.tasks.store import TaskStore
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
@@ -45,6 +45,7 @@ def judge(numerals: TaskStore) -> Iterator[Grader]:
     grader.close()
 
 
+FORGED = "outcomes were forged"
 CHOSEN = {
     # how it is refused: by a sign of forging, or because nothing was won or the run did not come to its end
     "os._exit(0) in the call": "closing record",

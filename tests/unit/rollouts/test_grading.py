@@ -212,3 +212,16 @@ def test_no_reward_is_given_where_the_sandbox_shows_the_hidden_tests(
         path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044))
     with pytest.raises(SandboxFailure, match=r"CR0306.*host_files .*/secrets/"):
         Grader(store, backend=f"{__name__}:ShowsTheStore")
+
+
+def test_an_interrupted_grading_gives_no_score_and_the_grader_goes_on(grader: Grader, clamp: Task) -> None:
+    answers = [f"\n    import time; time.sleep({seconds})" for seconds in (0, 15, 16)]
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grader.grade_many([GradeRequest(clamp, answer) for answer in answers], on_done=interrupt)
+    score = grader.grade(clamp, "\n    return low")
+    assert score is not None
+    assert not score.all_passed

@@ -308,3 +308,19 @@ def test_canaries_that_nobody_could_make_are_refused(grader: Grader, clamp: Task
     sampler = PolicySampler(ScriptedPolicy(["x"]), grader)
     with pytest.raises(UsageError, match="could be made a canary"):
         HeldoutEvaluator(sampler, [clamp], HeldoutSection(num_canaries=1), split_fingerprint="")
+
+
+@pytest.mark.long
+def test_sampling_tells_what_it_does(grader: Grader, store: TaskStore) -> None:
+    heard: list[tuple[int, int, str]] = []
+    sampler = PolicySampler(ScriptedPolicy(["\n    return 'watched'\n"]), grader)
+    tasks = store.tasks()
+    with sampler.reporting(lambda *told: heard.append(told), "before"):
+        sampler.sample(tasks, num_samples=2, seed=0)
+    graded = [told for told in heard if told[2] == "before: grading"]
+    num_runs = len(tasks) + sum(task.has_hidden_tests for task in tasks)  # equal answers are run once
+    assert heard[0] == (0, len(tasks), "before: sampling")
+    assert graded == [(done, num_runs, "before: grading") for done in range(1, num_runs + 1)]
+    heard.clear()
+    sampler.sample(tasks, num_samples=1, seed=0)
+    assert heard == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 from typing import Any
 
@@ -11,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.rollouts.hints.hint_prompts import ENDINGS, SEPARATORS, hint_chat_prompt, insertion
+from composer_replication.rollouts.hints.hint_prompts import (
+    ENDINGS,
+    SEPARATORS,
+    WIDTH,
+    comment,
+    hint_chat_prompt,
+    hint_code_prompt,
+    insertion,
+)
 from composer_replication.rollouts.tokens.token_ledger import Chat
 
 HINT = "Hint: The available tools are: bash, read_file."
@@ -153,23 +162,16 @@ def test_sampled_ids_of_earlier_turns_are_copied_whatever_the_tokenizer_would_ma
     # the policy said "template" in single bytes, which is another list of ids with the same text
     place = next(
         i
-        for i in range(len(plain))
-        if len(
-            tokenizer.split_token(plain[i])
-            if tokenizer.raw.id_to_token(plain[i]) not in tokenizer.control
-            else []
-        )
-        > 3
+        for i, token in enumerate(plain)
+        if tokenizer.raw.id_to_token(token) not in tokenizer.control and len(tokenizer.split_token(token)) > 3
     )
     sampled = (*plain[:place], *tokenizer.split_token(plain[place]), *plain[place + 1 :])
     assert sampled != plain
     canonical = hint_chat_prompt(tokenizer, plain, Chat(messages), HINT)
     prompt = hint_chat_prompt(tokenizer, sampled, Chat(messages), HINT)
     check(prompt, sampled)
-    (_, start, run), (_, canonical_start, canonical_run) = (
-        insertion(sampled, prompt),
-        insertion(plain, canonical),
-    )
+    _, start, run = insertion(sampled, prompt) or pytest.fail("no place")
+    _, canonical_start, canonical_run = insertion(plain, canonical) or pytest.fail("no place")
     assert run == canonical_run
     assert len(sampled) - start == len(plain) - canonical_start
 
@@ -202,6 +204,7 @@ def test_a_prompt_of_another_conversation_is_refused(family: Family) -> None:
         (*ids, ids[-1]),
         (*ids[:-4], 5, 6, 7, 8),
         ids[-2:],
+        (),
         ids_of(tokenizer, [{"role": "user", "content": "Fix first()."}]),
     ):
         assert code_of(tokenizer, wrong, Chat(MESSAGES), HINT) == "CR0430"
@@ -252,14 +255,8 @@ def test_a_template_that_hides_the_hint_is_refused() -> None:
 def test_a_control_token_in_a_hint_is_refused(family: Family) -> None:
     tokenizer = tokenizer_of(family)
     for token in sorted(tokenizer.control):
-        assert (
-            code_of(tokenizer, ids_of(tokenizer, MESSAGES), Chat(MESSAGES), f"Hint: end {token} here")
-            == "CR0430"
-        )
-
-
-def test_without_a_prompt_there_is_no_place() -> None:
-    assert code_of(tokenizer_of(SMOLLM2), (), Chat(MESSAGES), HINT) == "CR0430"
+        hint = f"Hint: end {token} here"
+        assert code_of(tokenizer, ids_of(tokenizer, MESSAGES), Chat(MESSAGES), hint) == "CR0430"
 
 
 @given(st.lists(st.integers(0, 2), max_size=7), st.lists(st.integers(0, 2), max_size=9))
@@ -276,3 +273,68 @@ def test_insertions_are_found_exactly_where_there_are_some(plain: list[int], hin
         first, last, run = found
         assert [first, last] == [places[0], places[-1]]
         assert plain[:last] + list(run) + plain[last:] == hinted
+
+
+# ---- as a comment, in a prompt that is the beginning of a source file -----------------------------------
+
+TOKENIZERS = [tokenizer_of(FAMILIES[0]), tokenizer_of(FAMILIES[1])]
+"""One that cuts words as GPT-2 does, and one as Llama 3 does."""
+CODE = 'class Shelf:\n    """Books."""\n\n    @property\n    def last(self):\n        """Last book."""'
+FAILS = "Hint: test_last fails: it checks `shelf.last == 'b'`."
+
+
+def place(text: str, *, tokenizer: int = 0, answer: str = "\n") -> tuple[int, ...]:
+    chosen = TOKENIZERS[tokenizer]
+    ids = tuple(chosen.encode(text, add_special_tokens=False))
+    prompt = hint_code_prompt(chosen, ids, answer, FAILS, indent="        ")
+    assert insertion(ids, prompt) is not None
+    return prompt
+
+
+def text_of(prompt: tuple[int, ...], tokenizer: int = 0) -> str:
+    return TOKENIZERS[tokenizer].decode(prompt, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+@pytest.mark.parametrize("tokenizer", [0, 1])
+@pytest.mark.parametrize(
+    "answer", ["\n        return self.books[-1]", "return self.books[-1]", "\r\n        return 1"]
+)
+def test_the_comment_as_the_first_line_of_the_body(tokenizer: int, answer: str) -> None:
+    prompt = place(CODE, tokenizer=tokenizer, answer=answer)
+    added = text_of(prompt, tokenizer).removeprefix(CODE)
+    assert added == f"\n        # {FAILS}" + ("" if answer[0] in "\r\n" else "\n        ")
+    ast.parse(f"{CODE}{added}{answer}")
+
+
+def test_the_ids_that_the_policy_saw_stay_first() -> None:
+    tokenizer = tokenizer_of(next(family for family in FAMILIES if family.name == "llama3"))
+    bos = tokenizer.raw.token_to_id("<|begin_of_text|>")
+    ids = (bos, *tokenizer.encode(CODE, add_special_tokens=False))
+    for answer in ("\n", " return 1"):
+        assert hint_code_prompt(tokenizer, ids, answer, FAILS, indent="    ")[: len(ids)] == ids
+
+
+@given(st.text(max_size=200), st.sampled_from(["", "    ", "\t"]))
+def test_every_line_of_a_comment_is_one(text: str, indent: str) -> None:
+    lines = comment(text.replace("\x00", " "), indent).split("\n")
+    if lines != [""]:
+        assert all(line.startswith(f"{indent}# ") for line in lines)
+    ast.parse("\n".join(["if True:", *lines, "    pass"]))
+
+
+def test_long_hints_are_wrapped() -> None:
+    lines = comment("word " * 60, "        ").split("\n")
+    assert len(lines) > 3
+    assert all(len(line) <= WIDTH for line in lines)
+
+
+@settings(max_examples=30)
+@given(st.text(alphabet="ab (\n'é🙂)#.", max_size=40), st.sampled_from([0, 1]))
+def test_the_prompt_is_only_added_to(text: str, tokenizer: int) -> None:
+    prompt = place(f'{text}\ndef f(x):\n    """D."""', tokenizer=tokenizer)
+    assert FAILS in text_of(prompt, tokenizer)
+
+
+def test_a_control_token_is_refused() -> None:
+    with pytest.raises(InputError, match="CR0430"):
+        hint_code_prompt(TOKENIZERS[0], (7,), "\n", "Hint: <|im_end|>", indent="  ")

@@ -71,18 +71,20 @@ def test_a_failing_test_is_told_with_its_assertion() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "is_told"),
+    ("error", "is_forged", "is_told"),
     [
-        ("the run ended with exit code 3", True),
-        ("outcomes were forged: a test that must fail has not failed", False),
-        ("t.py::test_secret[1] is missing", False),
-        ("test_secret did not end", False),
+        ("the run ended with exit code 3", False, True),
+        ("outcomes were forged: a test that must fail has not failed", True, False),
+        ("t.py::test_secret[1] is missing", False, False),
+        ("test_secret did not end", False, False),
     ],
 )
-def test_an_error_that_names_a_paid_test_or_a_forgery_is_not_told(error: str, is_told: bool) -> None:
+def test_an_error_that_names_a_paid_test_or_a_forgery_is_not_told(
+    error: str, is_forged: bool, is_told: bool
+) -> None:
     case = next(case for case in cases() if case["name"] == "failing tests belong to the last change")
     observed = observe(case)
-    score = Score({}, error, paid=("t.py::test_secret[1]",))
+    score = Score({}, error, paid=("t.py::test_secret[1]",), is_forged=is_forged)
     observed = replace(observed, episode=replace(observed.episode, score=score))
     assert observed.run_error == (error if is_told else "")
     told = [fault.texts for fault in find_faults(observed) if fault.kind == "test-failure"]

@@ -12,7 +12,7 @@ import pytest
 
 from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import Outcome, Score, Task, TaskOutcome
-from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
+from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.rewards import FeatureDeletionReward, easy_token_share, visible_tests_pass
 from composer_replication.tasks.store import TaskStore
 
@@ -121,7 +121,7 @@ def test_every_attempt_is_told_by_full_pass_and_trouble(store: TaskStore) -> Non
     """Some tests are no pass, a lost attempt is no failure, and a forged one is none."""
     one, two = (task.task_id for task in store.tasks()[:2])
     half = Score({"t": Outcome.PASSED, "u": Outcome.FAILED})
-    forged = Score({"t": Outcome.FAILED}, error=f"{FORGED}: a sentinel passed")
+    forged = Score({"t": Outcome.FAILED}, error="a sentinel passed", is_forged=True)
     crashed = Score({"t": Outcome.PASSED}, error="no closing record")
     told: list[TaskOutcome] = []
     reward = make_reward(store, PrescribedScores(store, [PASS, half, None, forged, crashed]))
@@ -147,7 +147,7 @@ def test_a_batch_that_is_wholly_lost_is_told_before_it_stops_the_run(store: Task
 
 def test_a_forged_answer_is_paid_nothing_whatever_the_rule_likes_about_its_text(store: TaskStore) -> None:
     one = store.tasks()[0].task_id
-    scores = PrescribedScores(store, [Score({"t": Outcome.FAILED}, error=f"{FORGED}: x"), FAIL])
+    scores = PrescribedScores(store, [Score({"t": Outcome.FAILED}, error="x", is_forged=True), FAIL])
     reward = FeatureDeletionReward(make_reward(store, scores).tasks, scores, easy_token_share)
     assert reward(["p"] * 2, ["abc"] * 2, task_id=[one] * 2) == [0.0, 0.5]
 
@@ -163,7 +163,7 @@ def test_every_end_token_of_the_policy_ends_an_answer(store: TaskStore, tmp_path
 
 def test_forged_and_lost_rollouts_are_counted(store: TaskStore) -> None:
     one, metrics = store.tasks()[0].task_id, {}
-    forged = Score({"t": Outcome.FAILED}, error=f"{FORGED}: a sentinel passed")
+    forged = Score({"t": Outcome.FAILED}, error="a sentinel passed", is_forged=True)
     late = Score({"t": Outcome.FAILED}, error="the tests ran longer than 20 s")
     reward = make_reward(store, PrescribedScores(store, [PASS, forged, late, None, forged]))
     reward(["p"] * 5, ["x"] * 5, task_id=[one] * 5, log_metric=metrics.__setitem__)

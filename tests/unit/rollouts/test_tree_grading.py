@@ -10,7 +10,7 @@ import pytest
 
 from composer_replication.records import Outcome, Task
 from composer_replication.rollouts import grading
-from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest, Regressions, find_regressions
+from composer_replication.rollouts.grading import Grader, GradeRequest, Regressions, find_regressions
 from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.twin.twin_records import TwinScore
@@ -88,7 +88,7 @@ def test_a_forgery_in_a_tree_is_seen(grader: Grader, clamp: Task, golden: dict[s
     equal = "class _All:\n    def __eq__(self, other):\n        return True\n\n\ndef clamp(x, low, high):\n    return _All()\n\n\n"
     tree = {**golden, "tinymath/numbers.py": (text[:start] + equal + text[end:]).encode()}
     score = grader.grade_tree(clamp, tree)
-    assert score is not None and score.error.startswith(FORGED)
+    assert score is not None and score.is_forged and score.num_passed == 0
 
 
 def test_the_same_tree_is_run_once_and_another_is_not_taken_for_it(

@@ -1,7 +1,9 @@
 """OpenEnv: the face that its servers drive (``reset``, ``step``, ``state``, ``close``), and its own server over it.
 
 A WebSocket (/ws) is a session with its sandbox. The library's ``POST /reset`` and ``/step`` make an environment for each
-request, so that nothing can be done over several of them: they are left out (its mode ``production``).
+request, so that nothing can be done over several of them: they are left out (its mode ``production``). Its ``create_app`` is
+not used: it is ``create_fastapi_app``, but that a variable ENABLE_WEB_INTERFACE has it open ``POST /web/reset`` and
+``/web/step``, over one attempt that all visitors share and that no limit of sessions or seconds ends.
 """
 
 from __future__ import annotations
@@ -34,10 +36,6 @@ from composer_replication.rollouts.tools.toolbox import MAX_COMMAND_SECONDS
 from composer_replication.sandbox import runs_interrupted
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_MAX_MESSAGE_BYTES = 8 * 1024**2
-_PING_SECONDS, _PONG_SECONDS = 20.0, 60.0  # a client whose machine has gone sends no farewell
-_GRACEFUL_SECONDS = 5
-_POLICY, _FORBIDDEN = 1008, 403
 _OF_A_RESULT = ("text", "is_error", "exit_code", "timed_out")
 _OPEN: set[OpenEnvFeatureDeletion] = set()
 """Those of this process that are not closed."""
@@ -220,10 +218,9 @@ def serve(
         interface="asgi3",
         log_config=None,
         access_log=False,
-        ws_max_size=_MAX_MESSAGE_BYTES,
-        ws_ping_interval=_PING_SECONDS,
-        ws_ping_timeout=_PONG_SECONDS,
-        timeout_graceful_shutdown=_GRACEFUL_SECONDS,
+        ws_max_size=8 * 1024**2,
+        ws_ping_timeout=60.0,  # pinged every 20 s: a client whose machine has gone sends no farewell
+        timeout_graceful_shutdown=5,
     )
     web, signals = uvicorn.Server(config), list[int]()
 
@@ -251,6 +248,6 @@ async def _without_pages(app: Any, scope: Any, receive: Any, send: Any) -> None:
     if not any(name == b"origin" for name, _ in scope.get("headers", ())):
         await app(scope, receive, send)
     elif scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": _POLICY})
+        await send({"type": "websocket.close", "code": 1008})
     else:  # POST /mcp takes a place, too
-        await Response(status_code=_FORBIDDEN)(scope, receive, send)
+        await Response(status_code=403)(scope, receive, send)

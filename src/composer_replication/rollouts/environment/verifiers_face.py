@@ -163,18 +163,14 @@ class FeatureDeletionHarness(vf.Harness[FeatureDeletionHarnessConfig]):
             lease.release()
 
 
-class FeatureDeletionEnvConfig(vf.EnvConfig):
+class FeatureDeletionEnvConfig(vf.SingleAgentEnvConfig):
     """One agent; what it writes runs in our sandboxes, so the library's runtime is a folder of this machine."""
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())
 
 
-class FeatureDeletionVerifiersEnv(vf.Env[FeatureDeletionEnvConfig]):
+class FeatureDeletionVerifiersEnv(vf.SingleAgentEnv, vf.Env[FeatureDeletionEnvConfig]):
     """One rollout an episode."""
-
-    async def run(self, task: Any, agents: Any) -> None:
-        """Let the agent play the task."""
-        await agents.agent.run(task)
 
 
 def load_environment(store: Path | str, **options: Any) -> FeatureDeletionVerifiersEnv:

@@ -24,7 +24,7 @@ from composer_replication.rollouts.episodes.agent_loop import (
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.policies import run_anywhere
 from composer_replication.rollouts.episodes.shortcut_judge import ShortcutJudge
-from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
+from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.heldout_evaluation import TaskSampler, derive_seed
 from composer_replication.rollouts.rewards import outcome_of
 
@@ -158,7 +158,7 @@ def figures_of(episodes: Sequence[Episode]) -> dict[str, float]:
         "invalid_calls": float(num_invalid),
         "invalid_calls_share": num_invalid / num_asked if num_asked else 0.0,
         "infrastructure_failures": float(num_failures),
-        "forgeries": float(sum(score.error.startswith(FORGED) for score in scores)),
+        "forgeries": float(sum(score.is_forged for score in scores)),
         "dropped": float(sum(each.paid is None for each in episodes)),
         "monitor_findings": float(sum(len(report.findings) for report in known)),
         "monitor_flagged": float(sum(bool(report.findings) for report in known)),

@@ -19,7 +19,6 @@ from composer_replication.errors import InputError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.records import HintedTurn, Rollout, StopReason, ToolResult
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn
-from composer_replication.rollouts.grading import FORGED
 from composer_replication.rollouts.hints.hint_prompts import hint_chat_prompt, hint_code_prompt
 from composer_replication.tasks.syntax_trees import parse_syntax
 
@@ -65,7 +64,7 @@ class ObservedRollout:
     def run_error(self) -> str:
         """Why the test run itself failed; empty where that tells of a forgery, or names a test that the policy cannot read."""
         score = self.episode.score
-        if score is None or score.error.startswith(FORGED):
+        if score is None or score.is_forged:
             return ""
         paid = (test.partition("[")[0].rpartition("::")[2] for test in score.paid)
         return "" if any(name in score.error for name in paid) else score.error

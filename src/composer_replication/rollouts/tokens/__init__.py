@@ -1,5 +1,5 @@
 """What did the policy say, turn by turn, and what was it answered?
 
 token_ledger.py    messages, text to ids and back; a conversation as ids: those sampled, the template's own between them
-call_dialects.py   from a reply to tool calls, in the dialect of its chat template
+call_dialects.py   from a reply to tool calls, as its response template says, or in the dialect of its chat template
 """

@@ -1,4 +1,4 @@
-"""Which tools does a reply call? Read in the way of writing calls that its chat template teaches.
+"""Which tools does a reply call? The tokenizer's response template says it where it has one, else our reader of the dialect.
 
 | dialect | what a call looks like |
 |---|---|
@@ -9,7 +9,7 @@
 | ``kimi`` | ``<|tool_call_begin|>functions.NAME:0`` to ``<|tool_call_end|>`` |
 | ``harmony`` | a message to ``functions.NAME`` (GPT-OSS) |
 | ``fenced`` | a code block in plain text: for models and templates without tools |
-| ``own`` | whatever the tokenizer's ``response_template`` says, which transformers reads |
+| ``own`` | none of these: the tokenizer's response template alone |
 
 The text is for reading alone; the ids stay what was sampled. What is meant as a call and is none becomes a call with the
 raw text as its arguments (and no name where none can be read): the environment refuses it in words that teach.
@@ -40,13 +40,7 @@ _BLANKS = re.compile(r"\s*")
 _NAME_IN_RAW = re.compile(r'"name"\s*:\s*"([^"\\]{1,200})"')
 _XML = ("<parameter=", ">", "</parameter>")
 _PAIRS = ("<arg_key>", "<arg_value>", "</arg_value>")
-# of the fenced dialect: from a block's language to a tool and the argument that takes the block
-_FENCES = {
-    "bash": ("bash", "command"),
-    "sh": ("bash", "command"),
-    "shell": ("bash", "command"),
-    "submit": ("submit", ""),
-}
+_SHELLS = frozenset({"bash", "sh", "shell"})
 Schemas = Mapping[str, Mapping[str, Any]]
 """The properties of arguments by tool."""
 _Parsed = tuple[tuple[ToolCall, ...], int]
@@ -161,8 +155,8 @@ def dialect_of(
     """The dialect that a chat template writes calls in; ``fenced`` for one that knows no tools, or, where it ``refuses`` nothing,
     none that is known here.
 
-    Of several templates by name, transformers takes ``tool_use`` where there are tools, else ``default``. Our own readers come
-    first: they keep a malformed call that transformers takes for text.
+    Of several templates by name, transformers takes ``tool_use`` where there are tools, else ``default``. ``own`` is one that
+    no reader here knows, beside a response template that tells of calls.
 
     Raises:
         InputError: it knows tools and writes calls in a way that is not known here, and ``tokenizer`` has no
@@ -170,20 +164,24 @@ def dialect_of(
     """
     if isinstance(template, Mapping):
         template = template.get("tool_use") or template.get("default")
-    where = "chat template"
     if not template:
         fix = "take the tokenizer of an instruction-tuned model, or set its chat_template."
-        raise InputError("CR0810", "the tokenizer has no chat template.", where=where, fix=fix)
+        raise InputError("CR0810", "the tokenizer has no chat template.", where="chat template", fix=fix)
     for name, (signs, _, _) in DIALECTS.items():
         if signs and all(sign in template for sign in signs):
             return name
-    if "tool_calls" in (getattr(tokenizer, "response_template", None) or {}).get("fields", ()):
+    if _has_response_template(tokenizer):
         return "own"
     if refuses and "tool_call" in template:
         problem = "the chat template writes calls of tools in a way that is not known."
         fix = "give the tokenizer its response_template (transformers), or a template that writes calls as Qwen or Llama 3."
-        raise InputError("CR0818", problem, where=where, fix=fix)
+        raise InputError("CR0818", problem, where="chat template", fix=fix)
     return "fenced"
+
+
+def _has_response_template(tokenizer: object) -> bool:
+    """Whether the tokenizer says how transformers reads calls of tools."""
+    return "tool_calls" in (getattr(tokenizer, "response_template", None) or {}).get("fields", ())
 
 
 def read_calls(
@@ -209,24 +207,38 @@ def read_completion(
 ) -> tuple[ToolCall, ...]:
     """The calls of a completion; its prompt says whether it begins within a thought.
 
-    What transformers reads (``own``) and takes for text although a control token stands in it, but for the last one, which
-    ends the answer, is a call that it could not read.
+    Where the tokenizer has a response template, what transformers reads by it counts, as long as every call is well-formed. Over
+    a malformed one it raises, takes it for text, or drops the arguments that it cannot read (and may search hours for the end
+    of one that was cut off among blank lines). So ours is asked first, and counts where it finds such a call, or more calls.
+    Where we have no reader (``own``) text that is left with a control token before the answer's end is a malformed call.
     """
     text = decode(tokenizer, completion_ids)
     plain = decode(tokenizer, completion_ids, skip_special_tokens=True)
+    ours: tuple[ToolCall, ...] = ()
     if dialect != "own":
         is_open = thought_is_open(tokenizer, prompt_ids)
         # No dialect of plain text has control tokens; one right behind a closing fence would hide it.
         shown = plain if dialect == "fenced" else text
-        return read_calls(shown, dialect, tools=tools, thought_is_open=is_open)
+        ours = read_calls(shown, dialect, tools=tools, thought_is_open=is_open)
+        if not _has_response_template(tokenizer) or not all(map(_is_well_formed, ours)):
+            return ours
     prompt, schemas = decode(tokenizer, prompt_ids), [function_schema(tool) for tool in tools]
     try:
         said = tokenizer.parse_response(text, prefix=prompt, tools=schemas)
-        calls = [_call_of(call, json.dumps(call)) for call in said.get("tool_calls") or ()]
+        calls = tuple(_call_of(call, json.dumps(call)) for call in said.get("tool_calls") or ())
     except Exception:  # noqa: BLE001  it may raise anything over what a model wrote
-        return (_raw_call(text),)
+        return ours or (_raw_call(text),)
+    if dialect != "own":
+        return calls if len(calls) >= len(ours) else ours
     left = str(said.get("content") or "").removesuffix(decode(tokenizer, completion_ids[-1:])).strip()
-    return (*calls, *([] if left in plain else [_raw_call(left)]))
+    return calls if left in plain else (*calls, _raw_call(left))
+
+
+def _is_well_formed(call: ToolCall) -> bool:
+    try:
+        return bool(call.name) and isinstance(json.loads(call.arguments), dict)
+    except _BAD_JSON:
+        return False
 
 
 def _scan(text: str, opening: re.Pattern[str], parse: _Parser, schemas: Schemas) -> Iterator[ToolCall]:
@@ -287,19 +299,18 @@ def _llama(text: str, found: re.Match[str], _: Schemas) -> _Parsed:
 
 def _mistral(text: str, found: re.Match[str], _: Schemas) -> _Parsed:
     """A JSON list of calls, or a name, perhaps an id, and the arguments as JSON."""
-    begin = _behind_blanks(text, found.end())
-    if (read := _json_at(text, begin, ("[", "{"))) is not None:
-        value, _begin, stop = read
-        items = value if isinstance(value, list) else [value]
-        return tuple(_call_of(item, json.dumps(item)) for item in items), stop
-    named = _MISTRAL_CALL.match(text, begin)
-    place = named.end() if named else begin
-    body, _end = _until(text, place, "[TOOL_CALLS]", "</s>")
-    if named is None:
-        return (_raw_call(body),), place + len(body)
-    read = _json_at(text, place)
-    arguments, stop = (body, place + len(body)) if read is None else (text[read[1] : read[2]], read[2])
-    return (_call(named[1], arguments, named[2] or ""),), stop
+    named = _MISTRAL_CALL.match(text, found.end())
+    place = named.end() if named else found.end()
+    read = _json_at(text, place, ("{",) if named else ("[", "{"))
+    if read is None:
+        body, _end = _until(text, place, "[TOOL_CALLS]", "</s>")
+        call = _call(named[1], body, named[2] or "") if named else _raw_call(body)
+        return (call,), place + len(body)
+    value, begin, stop = read
+    if named:
+        return (_call(named[1], text[begin:stop], named[2] or ""),), stop
+    items = value if isinstance(value, list) else [value]
+    return tuple(_call_of(item, json.dumps(item)) for item in items), stop
 
 
 def _deepseek(text: str, found: re.Match[str], _: Schemas) -> _Parsed:
@@ -340,10 +351,10 @@ def _fenced(text: str, found: re.Match[str], _: Schemas) -> _Parsed:
     closing = re.compile(rf"^ {{0,3}}`{{{len(found[1])},}}+[ \t]*+$", re.MULTILINE).search(text, found.end())
     body = text[found.end() + 1 : closing.start() if closing else len(text)]
     stop = closing.end() if closing else len(text)
-    name, argument = _FENCES.get(found[2].lower(), ("", ""))
-    if argument:
-        return (_call(name, json.dumps({argument: body}) if closing else body),), stop
-    return ((_call(name, "{}"),) if name else ()), stop
+    language = found[2].lower()
+    if language in _SHELLS:
+        return (_call("bash", json.dumps({"command": body}) if closing else body),), stop
+    return ((_call("submit", "{}"),) if language == "submit" else ()), stop
 
 
 DIALECTS: Final[Mapping[str, tuple[tuple[str, ...], re.Pattern[str], _Parser]]] = {

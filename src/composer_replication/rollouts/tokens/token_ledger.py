@@ -129,9 +129,8 @@ class TokenLedger:
         self._frame = ""  # what the template writes around the messages that answer it
         self._history: list[Message] = []  # the small chat, with marks
         self._frames: dict[tuple[str, ...], str] = {}  # by the kind of a round, the newest such frame
-        self._looked: set[tuple[tuple[str, ...], int]] = (
-            set()
-        )  # kinds that were tried, each at a length of the small chat
+        # kinds that were tried, each at a length of the small chat
+        self._looked: set[tuple[tuple[str, ...], int]] = set()
         self._are_control: dict[int, bool] = {}
         self.add_messages(chat.messages)
 

@@ -115,7 +115,10 @@ def episodes(draw: st.DrawFn) -> Episode:
         ),
         stop_reason=draw(st.sampled_from(StopReason)),
         score=draw(
-            st.none() | st.builds(Score, outcomes, texts, seconds, st.just(()) | st.just(("t.py::paid",)))
+            st.none()
+            | st.builds(
+                Score, outcomes, texts, seconds, st.sampled_from([(), ("t.py::paid",)]), st.booleans()
+            )
         ),
         reward=draw(st.none() | st.floats(allow_nan=False, allow_infinity=False)),
         seconds=draw(seconds),

@@ -11,6 +11,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import PurePosixPath
 
 from composer_replication.records import ToolCall
@@ -20,14 +21,15 @@ from composer_replication.tasks.intake.tree_rules import in_test_folder, is_test
 LONGEST = 100_000
 """Characters of one command that are looked at."""
 _SHARED_FILES = frozenset({"setup.cfg", "tox.ini", "pyproject.toml"})
-_OF_THE_RUNNER = re.compile(r"pytest|addopts|testpaths|python_(files|classes|functions)")
+_OF_THE_RUNNER = re.compile(
+    r"^.*(?:pytest|addopts|testpaths|python_(?:files|classes|functions)).*$", re.MULTILINE
+)
 _READERS = ("read_file", "list_files", "search")
 NOTHING = "(?!)"
 _TIDIES = r"\b(rm|rmtree|unlink|find|clean)\b|-delete|exclude|ignore|not in|!=|-I\b|-not\b"
 """Who removes caches, or leaves them out of a search, does not read them."""
 PATTERNS: Sequence[tuple[str, str, str]] = (
-    ("git-history", r"\bgit\b.{0,80}\s(reflog|fsck|cat-file|rev-list|unpack-objects|verify-pack)\b", NOTHING),
-    ("git-history", r"\bgit\b.{0,80}\sstash\s+(apply|show|branch)\b", NOTHING),
+    ("git-history", r"\bgit\b.{0,80}\s(reflog|fsck|cat-file|rev-list|unpack-objects|verify-pack|stash\s+(apply|show|branch))\b", NOTHING),
     ("git-history", r"\bgit\b.{0,80}\s(log|whatchanged)\b.{0,200}\s(-g|--walk-reflogs|--all|--branches|-S|-G|-L|--diff-filter)", NOTHING),
     ("git-history", r"\bgit\b.{0,80}\b(log|show|diff|checkout|restore|archive|worktree|blame)\b.{0,200}(\bHEAD[~^@]|\b(ORIG|FETCH)_HEAD\b|stash@)", NOTHING),
     ("git-history", r"\.git/(objects|logs|packed-refs|refs|(ORIG|FETCH)_HEAD)|\bgit\.Repo\b", NOTHING),
@@ -56,13 +58,12 @@ def asked_for(call: ToolCall, own: set[str], targets: set[str], tree_root: str) 
         return  # it reached no tool
     asked = str(arguments.get("command", "")) if call.name == "bash" else ""
     if call.name in _READERS:  # as if it were a command
-        told = (shlex.quote(str(arguments[key])) for key in ("pattern", "path") if key in arguments)
-        asked = " ".join((call.name.partition("_")[0], *told))
+        told = (str(arguments[key]) for key in ("pattern", "path") if key in arguments)
+        asked = shlex.join([call.name.partition("_")[0], *told])
     if len(asked) > LONGEST:
         yield "not-inspected", f"a command behind its first {LONGEST} characters: {asked[-80:]}"
-    text = asked[:LONGEST]
-    if tree_root:
-        text = text.replace(f"{tree_root.rstrip('/')}/", "")
+    root = f"{tree_root.rstrip('/')}/" if tree_root else ""
+    text = asked[:LONGEST].replace(root, "")
     own_names, target_names = _any_of(own), _any_of(targets)
     for command in simple_commands(text):
         for name, words, excuse in PATTERNS:
@@ -75,16 +76,11 @@ def simple_commands(text: str) -> list[str]:
     """The simple commands of a shell text, each as its words without any quotes; lines where the quotes do not close."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars="();<>|&\n")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
-    commands: list[list[str]] = [[]]
+    by_sign = groupby(lexer, lambda word: set(word) <= set(";|&\n"))
     try:
-        for word in lexer:
-            if set(word) <= set(";|&\n"):
-                commands.append([])
-            else:
-                commands[-1].append(word)
+        return [re.sub("['\"]", "", " ".join(words)) for is_sign, words in by_sign if not is_sign]
     except ValueError:
         return re.split(r"[;|&\n]+", text)
-    return [re.sub("['\"]", "", " ".join(words)) for words in commands if words]
 
 
 def _any_of(names: set[str]) -> str:
@@ -93,17 +89,17 @@ def _any_of(names: set[str]) -> str:
     return rf"(?<![\w.])(?:{'|'.join(told)})(?![a-z0-9])" if told else NOTHING
 
 
-def new_lines(before: str, after: str) -> set[int]:
-    """Numbers (from 1) of the lines of ``after`` that ``before`` does not have as often, the common end left out."""
+def new_lines(before: str, after: str) -> dict[int, str]:
+    """By number (from 1) the lines of ``after`` that ``before`` does not have as often, the common end left out."""
     old, new = (text.split("\n") if text else [] for text in (before, after))
     while old and new and old[-1] == new[-1]:
         old.pop()
         new.pop()
-    rest, found = Counter(old), set()
+    rest, found = Counter(old), {}
     for number, line in enumerate(new, 1):
         rest[line] -= 1
         if rest[line] < 0:
-            found.add(number)
+            found[number] = line
     return found
 
 
@@ -118,21 +114,12 @@ def changed_tests(before: Mapping[str, str], after: Mapping[str, str]) -> Iterat
 
     More tests, helpers and a new ``conftest.py`` are honest work.
     """
-    for path in sorted({*before, *after}):
+    for path in sorted(path for path in {*before, *after} if before.get(path) != after.get(path)):
         old, new, name = before.get(path, ""), after.get(path, ""), PurePosixPath(path).name
-        if before.get(path) == after.get(path):
-            continue
-        lines = old.split("\n")
-        gone = [text for number in sorted(new_lines(new, old)) if (text := lines[number - 1].strip())]
+        gone = [text for line in new_lines(new, old).values() if (text := line.strip())]
+        is_start = name in START_NAMES - {"conftest.py"} or name.endswith(".pth")
+        is_change = is_start or (is_of_tests(path) and bool(gone))
         if name in _SHARED_FILES:
-            is_change = _of_the_runner(old) != _of_the_runner(new)
-        elif name in START_NAMES - {"conftest.py"} or name.endswith(".pth"):
-            is_change = True
-        else:
-            is_change = is_of_tests(path) and bool(gone)
+            is_change = _OF_THE_RUNNER.findall(old) != _OF_THE_RUNNER.findall(new)
         if is_change:
             yield path, "deleted" if path not in after else f"- {gone[0]}" if gone else f"+ {new.strip()}"
-
-
-def _of_the_runner(text: str) -> list[str]:
-    return [line for line in text.splitlines() if _OF_THE_RUNNER.search(line)]

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from episode_parts import ask, attempt_folders, paid
 
 from composer_replication.config import AgentRewardSection, AgentToolsSection
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.interfaces import AgentEnvironment
-from composer_replication.records import Limits, Task, ToolCall, ToolResult
+from composer_replication.records import Limits, Task, ToolCall
 from composer_replication.rollouts.environment import feature_deletion_env as attempt_module
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.trl_face import TrlFeatureDeletion, environment_factory
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.tools import toolbox
-from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.store import TaskStore
 
 NUMBERS = "tinymath/numbers.py"
-
-
-def paid(env: FeatureDeletionEnv) -> float | None:
-    judged = env.finish()
-    return None if judged is None else judged.reward
-
-
-def attempt_folders() -> set[Path]:
-    return set(process_folder().glob("attempt-*"))
 
 
 @pytest.fixture
@@ -40,10 +29,6 @@ def env(grader: Grader) -> Iterator[FeatureDeletionEnv]:
     with FeatureDeletionEnv(grader) as made:
         yield made
     assert attempt_folders() == before  # nothing is left of any test
-
-
-def ask(env: AgentEnvironment, tool: str, **arguments: Any) -> ToolResult:
-    return env.call(ToolCall(tool, json.dumps(arguments)))
 
 
 def solve(env: AgentEnvironment, store: TaskStore, task: Task) -> None:
@@ -68,9 +53,8 @@ def test_an_attempt_from_the_first_look_to_the_reward(
 
     broken = store.files(clamp, "rollout")[NUMBERS].decode()
     hole = broken[clamp.hole.start : clamp.hole.end]
-    result = ask(
-        env, "str_replace", path=NUMBERS, old_str=hole, new_str="\n    return max(low, min(x, high))"
-    )
+    right = "\n    return max(low, min(x, high))"
+    result = ask(env, "str_replace", path=NUMBERS, old_str=hole, new_str=right)
     assert "return max(low" in result.text
     tests = ask(env, "run_tests")
     assert tests.exit_code == 0, tests.text
@@ -132,6 +116,7 @@ def test_wrong_calls_lower_the_reward(env: FeatureDeletionEnv, store: TaskStore,
     env.options = AgentRewardSection(breaks="ignore", invalid_call_cost=0.25)
     env.reset(clamp.task_id)
     solve(env, store, clamp)
+    assert ask(env, "run_tests").exit_code == 0
     assert env.call(ToolCall("bash", "ls")).is_error
     assert paid(env) == pytest.approx(1.0 - 0.25)
 
@@ -146,9 +131,8 @@ def test_what_never_ends_uses_too_much_or_is_no_text_is_data(
         env.reset(clamp.task_id)
         endless = ask(env, "bash", command="sleep 1000 & echo begun; wait", timeout_seconds=1)
         assert endless.timed_out and "begun" in endless.text and "longer than 1 s" in endless.text
-        hungry = ask(
-            env, "bash", command="python3 -c 'x = bytearray(10**9); x[::4096] = b\"1\" * len(x[::4096])'"
-        )
+        hunger = "x = bytearray(10**9); x[::4096] = b'1' * len(x[::4096])"
+        hungry = ask(env, "bash", command=f'python3 -c "{hunger}"')
         assert hungry.failed and not hungry.is_error
         loud = ask(env, "bash", command="seq 1 100000")
         assert "left out" in loud.text and len(loud.text) <= 1000 and loud.text.endswith("100000")
@@ -177,11 +161,8 @@ def test_a_tree_too_large_to_grade_is_the_policys_failure(env: FeatureDeletionEn
 
 def test_links_lead_nowhere(env: FeatureDeletionEnv, clamp: Task) -> None:
     env.reset(clamp.task_id)
-    ask(
-        env,
-        "bash",
-        command=f"rm {NUMBERS}; ln -s /etc/passwd {NUMBERS}; ln -s /etc/passwd link; mkdir -p a && ln -s .. a/up",
-    )
+    links = f"ln -s /etc/passwd {NUMBERS}; ln -s /etc/passwd link; mkdir -p a && ln -s .. a/up"
+    ask(env, "bash", command=f"rm {NUMBERS}; {links}")
     assert ask(env, "read_file", path="link").is_error
     assert ask(env, "write_file", path="a/up/../../x", content="").is_error
     score = env.grade()
@@ -283,16 +264,4 @@ def test_the_trl_face_opens_nothing_before_reset(grader: Grader, store: TaskStor
     assert face.submit() == "submitted: the attempt is over."
     assert "the attempt is over" in face.bash(command="ls")
     assert face.get_reward() == 1.0
-    assert attempt_folders() == before
-
-
-def test_a_warm_sandbox_serves_an_attempt_too(grader: Grader, store: TaskStore, clamp: Task) -> None:
-    before = attempt_folders()
-    with FeatureDeletionEnv(grader, tools=AgentToolsSection(is_warm=True)) as env:
-        env.reset(clamp.task_id)
-        for number in range(3):
-            assert ask(env, "bash", command=f"echo {number}").text == str(number)
-        solve(env, store, clamp)
-        assert ask(env, "run_tests").exit_code == 0
-        assert paid(env) == 1.0
     assert attempt_folders() == before

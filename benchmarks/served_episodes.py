@@ -38,10 +38,11 @@ from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import get_json_schema
 
+from composer_replication.config import AgentSection
 from composer_replication.records import Outcome, Score, ToolCall, ToolResult, ToolSpec
 from composer_replication.rollouts.environment.feature_deletion_env import Judgement
-from composer_replication.rollouts.episodes import agent_loop, policies
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, run_episodes
+from composer_replication.rollouts.episodes import policies
+from composer_replication.rollouts.episodes.agent_loop import EpisodeParts, LedgerTalk, run_episodes
 from composer_replication.rollouts.episodes.policies import BatchingPolicy, ServedPolicy
 from composer_replication.rollouts.tools.tool_context import function_schema
 from composer_replication.trainer.policy import ModelSampler
@@ -252,11 +253,11 @@ def trl_seconds(
 
 async def own_seconds(policy: Any, tokenizer: Any, num_episodes: int) -> float:
     """One generation over our loop."""
-    talk = agent_loop.LedgerTalk(tokenizer, template_options={"enable_thinking": False})
-    options = EpisodeOptions(
-        max_turns=Place.num_calls + 1, max_new_tokens=MAX_NEW_TOKENS, max_context_tokens=4000, max_concurrent=num_episodes
+    options = AgentSection(
+        max_turns=Place.num_calls + 1, max_new_tokens=MAX_NEW_TOKENS, max_context_tokens=4000, max_concurrent=num_episodes,
+        template_options={"enable_thinking": False},
     )  # fmt: skip
-    parts = EpisodeParts(policy, OwnPlace, talk)
+    parts = EpisodeParts(policy, OwnPlace, LedgerTalk(tokenizer, options))
     started = time.perf_counter()
     await run_episodes(["place"] * num_episodes, parts, options=options)
     return time.perf_counter() - started

@@ -202,6 +202,11 @@ def test_every_paper_of_a_docstring_is_in_the_index() -> None:
 
 def test_the_page_how_it_fits_names_every_folder() -> None:
     text = (ROOT / "docs" / "how-it-fits.md").read_text()
-    folders = {path.parent.name for path in (ROOT / "src" / "composer_replication").glob("*/__init__.py")}
+    package = ROOT / "src" / "composer_replication"
+    folders = {path.parent.name for path in package.glob("*/__init__.py")}
     assert {name for name in folders if not re.search(rf"\b{name}\b", text)} == set()
     assert len(folders) >= 11
+    sources = "".join(path.read_text() for path in package.rglob("*.py"))
+    named = re.findall(r"`([A-Z]\w+)\.(\w+)`", text)
+    missing = [each for each in named if not all(re.search(rf"\b(def|class) {n}\b", sources) for n in each)]
+    assert len(named) > 15 and missing == []

@@ -16,10 +16,10 @@ from policy_server import PolicyServer, calls
 from served_model import served_model
 
 from composer_replication.cli.main import main
+from composer_replication.config import AgentSection
 from composer_replication.records import Completion, StopReason, Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.episodes.agent_loop import (
-    EpisodeOptions,
     EpisodeParts,
     LedgerTalk,
     run_episodes,
@@ -137,7 +137,7 @@ def record(store: TaskStore, task: Task, heredoc: str, path: Path) -> None:
     with_grader = Grader(store)
     try:
         parts = EpisodeParts(Scripted(tokenizer, scripts), lambda: FeatureDeletionEnv(with_grader), talk)
-        run = run_episodes([task.task_id] * 2, parts, options=EpisodeOptions(max_turns=5))
+        run = run_episodes([task.task_id] * 2, parts, options=AgentSection(max_turns=5))
         episodes = asyncio.run(run)
     finally:
         with_grader.close()

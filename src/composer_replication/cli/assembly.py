@@ -14,7 +14,6 @@ import platform
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,7 @@ from composer_replication.interfaces import HintGenerator
 from composer_replication.records import HeldoutReading, PreferencePair, Task
 from composer_replication.rollouts.curriculum import Curriculum, recorded_standings
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, first_message
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, LedgerTalk
+from composer_replication.rollouts.episodes.agent_loop import LedgerTalk
 from composer_replication.rollouts.episodes.episode_player import (
     EpisodePlayer,
     EpisodeSampler,
@@ -429,26 +428,23 @@ def open_player(
     With ``cluster`` attempts are made in its actors, and no more of them at a time than it has. ``num_ids`` as
     ``LedgerTalk``.
     """
-    section = config.agent or AgentSection()
-    limits = section.model_dump(include={field.name for field in fields(EpisodeOptions)})
-    options = EpisodeOptions(**limits, temperature=float(config.trl.get("temperature", 1.0)))
+    options = config.agent or AgentSection()
     attempt = attempt_options(config) | ({"monitor": "off"} if is_evaluation else {})
     open_environment: Callable[[], Any] = partial(FeatureDeletionEnv, grader, **attempt)
     if cluster is not None:
         from composer_replication.rollouts.cluster.rollout_cluster import RayEnvironment
 
         open_environment = partial(RayEnvironment, cluster)
-        options = replace(options, max_concurrent=min(options.max_concurrent, cluster.options.num_actors))
-    talk = LedgerTalk(
-        tokenizer, system=section.system, template_options=section.template_options, num_ids=num_ids
-    )
+        fewer = min(options.max_concurrent, cluster.options.num_actors)
+        options = options.model_copy(update={"max_concurrent": fewer})
     return EpisodePlayer(
         grader,
         open_environment,
-        talk,
+        LedgerTalk(tokenizer, options, num_ids=num_ids),
         options,
         seed=config.seed,
-        judge=None if is_evaluation else open_judge(section.judge),
+        temperature=float(config.trl.get("temperature", 1.0)),
+        judge=None if is_evaluation else open_judge(options.judge),
         listeners=listeners,
         keeps_trees=is_evaluation,
         num_places=None if cluster is None else lambda: len(cluster.places()),

@@ -9,13 +9,13 @@ from pydantic import ValidationError
 
 from composer_replication.cli.assembly import attempt_options
 from composer_replication.config import AgentSection, HintsSection, load_config
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions
+from composer_replication.rollouts.episodes.agent_loop import CALL_SECONDS
 from composer_replication.rollouts.tools import toolbox as tools
 
 
 def test_the_loop_waits_for_the_longest_time_out_of_its_tools() -> None:
     longest = max(tools.MAX_COMMAND_SECONDS, tools.SEARCH_SECONDS, tools.TEST_SECONDS)
-    assert EpisodeOptions().call_seconds == longest
+    assert longest == CALL_SECONDS
 
 
 def test_the_tests_that_a_run_draws_depend_on_its_seed() -> None:

@@ -6,9 +6,12 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import (
@@ -21,9 +24,12 @@ from composer_replication.records import (
     ToolSpec,
     Turn,
 )
-from composer_replication.rollouts.environment.feature_deletion_env import Judgement
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, Judgement
+from composer_replication.rollouts.episodes import agent_loop
 from composer_replication.rollouts.episodes.agent_loop import EpisodeParts
+from composer_replication.sandbox.process_folder import process_folder
 
+ECHO, SUBMIT = '<echo>{"text": "hello"}</echo>', "<submit>{}</submit>"
 TOOLS = (
     ToolSpec("echo", {"properties": {"text": {"type": "string"}}, "required": ["text"]}),
     ToolSpec("submit"),
@@ -123,6 +129,13 @@ class ScriptedPolicy:
         return say(self.script(asked), max_new_tokens)
 
 
+def summarising(asked: Asked) -> str:
+    """Says hello until it is asked for a summary, and submits after it."""
+    if asked.text.endswith("|U:sum up|A:"):
+        return "so far: hello"
+    return SUBMIT if "so far" in asked.text else ECHO
+
+
 @dataclass
 class Lives:
     """Every environment that was ever opened."""
@@ -203,6 +216,27 @@ class FakeEnvironment:
         assert self._one.acquire(blocking=False), "closed while a call runs"
         self._one.release()
         self.num_closed += 1
+
+
+def ask(tools: Any, tool: str, **arguments: Any) -> ToolResult:
+    """What an attempt or a toolbox answers to a call."""
+    return tools.call(ToolCall(tool, json.dumps(arguments)))
+
+
+def paid(env: FeatureDeletionEnv) -> float | None:
+    judged = env.finish()
+    return None if judged is None else judged.reward
+
+
+def attempt_folders() -> set[Path]:
+    return set(process_folder().glob("attempt-*"))
+
+
+@contextmanager
+def limits(**constants: Any) -> Iterator[None]:
+    """The loop with other limits, by the names of its constants."""
+    with patch.multiple(agent_loop, **constants):
+        yield
 
 
 def parts(policy: Any, lives: Lives, *, how: dict[str, Any] | None = None, **more: Any) -> EpisodeParts:

@@ -36,16 +36,8 @@ def malformed_replies(num_replies: int, seed: int = 0) -> Iterator[ToolCall]:
         for _ in range(dice.randrange(1, 4)):
             kind = dice.randrange(6)
             if kind == 0:
-                name = dice.choice(
-                    [
-                        *_NASTY_TEXTS,
-                        name.upper(),
-                        f"functions.{name}",
-                        f"{name} ",
-                        name[:-1],
-                        dice.choice(names),
-                    ]
-                )
+                near = (name.upper(), f"functions.{name}", f"{name} ", name[:-1], dice.choice(names))
+                name = dice.choice([*_NASTY_TEXTS, *near])
             elif kind == 1 and arguments:
                 arguments.pop(dice.choice(sorted(arguments)))
             elif kind == 2:

@@ -66,18 +66,8 @@ WRITERS: dict[str, tuple[Callable[[Sequence[ToolCall]], str], ...]] = {
 }  # fmt: skip
 """By dialect, how calls are written rightly."""
 _ALIKE = {
-    "<": "＜",
-    "|": "｜",
-    "_": "▁",
-    '"': "”",
-    "{": "｛",
-    ":": "：",
-    "`": "ˋ",
-    "a": "а",
-    "e": "е",
-    "o": "ο",
-    " ": "\u00a0",
-}
+    "<": "＜", "|": "｜", "_": "▁", '"': "”", "{": "｛", ":": "：", "`": "ˋ", "a": "а", "e": "е", "o": "ο", " ": "\u00a0",
+}  # fmt: skip
 _JUNK = (
     "\0", "\ud800", "\udfff", "\ufeff", "\u202e", "\u2028", "\r\n", "\x1b[31m", "é", "\U0001f600", "<think>", "</think>", "```", "````json\n", "~~~",
     "NaN", "-Infinity", "1e999", "9" * 5000, "[" * 2000, '{"a":' * 1200, "}" * 50, '"', "\\", "\\u", "\\ud83d", "null", "<tool_call>", "[TOOL_CALLS]",

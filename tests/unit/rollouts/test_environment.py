@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from episode_parts import ask, attempt_folders, paid
 
 from composer_replication.config import AgentRewardSection, AgentToolsSection
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.interfaces import AgentEnvironment
-from composer_replication.records import Limits, Task, ToolCall, ToolResult
+from composer_replication.records import Limits, Task, ToolCall
 from composer_replication.rollouts.environment import feature_deletion_env as attempt_module
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.trl_face import TrlFeatureDeletion, environment_factory
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.tools import toolbox
-from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.store import TaskStore
 
 NUMBERS = "tinymath/numbers.py"
-
-
-def paid(env: FeatureDeletionEnv) -> float | None:
-    judged = env.finish()
-    return None if judged is None else judged.reward
-
-
-def attempt_folders() -> set[Path]:
-    return set(process_folder().glob("attempt-*"))
 
 
 @pytest.fixture
@@ -41,10 +30,6 @@ def env(grader: Grader) -> Iterator[FeatureDeletionEnv]:
     with FeatureDeletionEnv(grader) as made:
         yield made
     assert attempt_folders() == before  # nothing is left of any test
-
-
-def ask(env: AgentEnvironment, tool: str, **arguments: Any) -> ToolResult:
-    return env.call(ToolCall(tool, json.dumps(arguments)))
 
 
 def solve(env: AgentEnvironment, store: TaskStore, task: Task) -> None:
@@ -69,9 +54,8 @@ def test_an_attempt_from_the_first_look_to_the_reward(
 
     broken = store.files(clamp, "rollout")[NUMBERS].decode()
     hole = broken[clamp.hole.start : clamp.hole.end]
-    result = ask(
-        env, "str_replace", path=NUMBERS, old_str=hole, new_str="\n    return max(low, min(x, high))"
-    )
+    right = "\n    return max(low, min(x, high))"
+    result = ask(env, "str_replace", path=NUMBERS, old_str=hole, new_str=right)
     assert "return max(low" in result.text
     tests = ask(env, "run_tests")
     assert tests.exit_code == 0, tests.text
@@ -132,6 +116,7 @@ def test_wrong_calls_lower_the_reward(env: FeatureDeletionEnv, store: TaskStore,
     env.options = AgentRewardSection(breaks="ignore", invalid_call_cost=0.25)
     env.reset(clamp.task_id)
     solve(env, store, clamp)
+    assert ask(env, "run_tests").exit_code == 0
     assert env.call(ToolCall("bash", "ls")).is_error
     assert paid(env) == pytest.approx(1.0 - 0.25)
 
@@ -175,11 +160,8 @@ def test_a_tree_too_large_to_grade_is_the_policys_failure(env: FeatureDeletionEn
 
 def test_links_lead_nowhere(env: FeatureDeletionEnv, clamp: Task) -> None:
     env.reset(clamp.task_id)
-    ask(
-        env,
-        "bash",
-        command=f"rm {NUMBERS}; ln -s /etc/passwd {NUMBERS}; ln -s /etc/passwd link; mkdir -p a && ln -s .. a/up",
-    )
+    links = f"ln -s /etc/passwd {NUMBERS}; ln -s /etc/passwd link; mkdir -p a && ln -s .. a/up"
+    ask(env, "bash", command=f"rm {NUMBERS}; {links}")
     assert ask(env, "read_file", path="link").is_error
     assert ask(env, "write_file", path="a/up/../../x", content="").is_error
     score = env.grade()

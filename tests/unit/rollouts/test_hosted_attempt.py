@@ -13,21 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from episode_parts import attempt_folders
 
 from composer_replication.errors import InputError, MissingError, NothingToDoError, SandboxFailure, UsageError
 from composer_replication.records import Task, ToolCall, ToolResult
 from composer_replication.rollouts.environment import feature_deletion_env as attempt_module
 from composer_replication.rollouts.environment.hosted_attempt import AttemptHost, HostOptions, Lease
 from composer_replication.rollouts.grading import Grader
-from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.store import TaskStore
 
 NUMBERS = "tinymath/numbers.py"
 FACES = "composer_replication.rollouts.environment"
-
-
-def attempt_folders() -> set[Path]:
-    return set(process_folder().glob("attempt-*"))
 
 
 @pytest.fixture(scope="module")
@@ -164,13 +160,9 @@ def test_where_the_sandbox_breaks_there_is_no_reward(
     elif place == "call":
         monkeypatch.setattr("composer_replication.rollouts.tools.toolbox.Toolbox.call", fail)
     else:
-        broken = {"grade": "visible", "hidden": "hidden"}[place]
-        run = Grader.grade_once
-        monkeypatch.setattr(
-            Grader,
-            "grade_once",
-            lambda self, request: fail() if request.tests == broken else run(self, request),
-        )
+        broken, run = {"grade": "visible", "hidden": "hidden"}[place], Grader.grade_once
+        once = lambda self, request: fail() if request.tests == broken else run(self, request)  # noqa: E731
+        monkeypatch.setattr(Grader, "grade_once", once)
 
     async def play() -> None:
         lease = host.lease()

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from episode_parts import paid
 
 from composer_replication.records import Task, ToolCall
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
@@ -24,11 +25,6 @@ TESTS = "from power import cube, other\n\n\ndef test_other():\n    assert other(
     for number, name in zip((-1, 7, 2, 3, 4, 5), NAMES, strict=True)
 )
 GOLDEN = "return x * x * x"
-
-
-def paid(env: FeatureDeletionEnv) -> float | None:
-    judged = env.finish()
-    return None if judged is None else judged.reward
 
 
 @pytest.fixture(scope="module")

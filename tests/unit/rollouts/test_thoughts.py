@@ -8,8 +8,9 @@ import pytest
 from chat_templates import FAMILIES, tokenizer_of
 from episode_parts import Lives
 
+from composer_replication.config import AgentSection
 from composer_replication.records import Completion, StopReason
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, LedgerTalk
+from composer_replication.rollouts.episodes.agent_loop import LedgerTalk
 from composer_replication.rollouts.episodes.episode import rollout_row
 from composer_replication.rollouts.episodes.episode_player import EpisodePlayer
 from composer_replication.rollouts.tokens.call_dialects import num_thinking_ids
@@ -55,7 +56,7 @@ def test_the_effort_of_an_episode_in_training_has_its_thinking(kind: str, other:
     lives = Lives()
     grader: Any = None
     talk = LedgerTalk(TOKENIZER)
-    player = EpisodePlayer(grader, lives.open, talk, EpisodeOptions(), seed=0)
+    player = EpisodePlayer(grader, lives.open, talk, AgentSection(), seed=0)
     [episode] = player.generation(["task"], Thinker(), step=1, place="0", is_training=False)
     counts = rollout_row(episode, filler_id=0).effort_counts
     assert counts["thinking_token"] == len(ids(THOUGHT))

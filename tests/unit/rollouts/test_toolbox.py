@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from episode_parts import ask
 from fake_sandbox import FakeSandbox, done
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,10 +32,6 @@ TESTS = VisibleTests(("tests/test_one.py::test_one",), {"tests/test_one.py": FIL
 
 def box_of(answer: Any = None, **limits: Any) -> Toolbox:
     return Toolbox(FakeSandbox(FILES, answer), TESTS, **limits)
-
-
-def ask(box: Toolbox, tool: str, **arguments: Any) -> ToolResult:
-    return box.call(ToolCall(tool, json.dumps(arguments)))
 
 
 def test_every_named_tool_has_an_action() -> None:
@@ -78,10 +75,8 @@ def test_bash_caps_its_time_out_and_tells_of_it(monkeypatch: pytest.MonkeyPatch)
 def test_a_command_killed_for_its_memory_says_so_and_is_found(
     tool: str, arguments: dict[str, Any], exit_code: int
 ) -> None:
-    call = ToolCall(tool, json.dumps(arguments))
-    result = box_of(done("cat: no.txt: command not found\n", exit_code=exit_code, out_of_memory=True)).call(
-        call
-    )
+    box = box_of(done("cat: no.txt: command not found\n", exit_code=exit_code, out_of_memory=True))
+    result = ask(box, tool, **arguments)
     assert "more memory than it may" in result.text
     assert result.fault == "out-of-memory"
 
@@ -90,9 +85,7 @@ def test_the_same_call_with_the_same_answer_is_found_however_long_each_took(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = itertools.count()
-    monkeypatch.setattr(
-        "composer_replication.rollouts.tools.toolbox.time.monotonic", lambda: next(clock) ** 2
-    )
+    monkeypatch.setattr(toolbox.time, "monotonic", lambda: next(clock) ** 2)
     box, call = box_of(), ToolCall("list_files", "{}")
     said = Completion((2,), "", StopReason.FINISHED)
     turns = tuple(EpisodeTurn((1,), said, (call,), (box.call(call),)) for _ in range(2))
@@ -143,10 +136,8 @@ def test_clipping_needs_room_for_its_note() -> None:
 
 
 def test_read_file_numbers_lines_and_pages() -> None:
-    assert (
-        ask(box_of(), "read_file", path="src/one.py", first_line=5).text
-        == "     5\tdef two():\n     6\t    return 1"
-    )
+    shown = ask(box_of(), "read_file", path="src/one.py", first_line=5)
+    assert shown.text == "     5\tdef two():\n     6\t    return 1"
     box = box_of(max_characters=1000)
     box.sandbox.files["long.txt"] = b"".join(b"row %d\n" % number for number in range(1, 301))
     seen: list[str] = []
@@ -211,10 +202,8 @@ def test_a_file_that_is_too_large_is_neither_read_nor_written(monkeypatch: pytes
 
 def test_write_file_writes_and_refuses_half_a_character() -> None:
     box = box_of()
-    assert (
-        ask(box, "write_file", path="new/a.py", content="x = 1\ny = 2\n").text
-        == "wrote 12 bytes, 2 lines, to new/a.py"
-    )
+    written = ask(box, "write_file", path="new/a.py", content="x = 1\ny = 2\n")
+    assert written.text == "wrote 12 bytes, 2 lines, to new/a.py"
     assert box.sandbox.files["new/a.py"] == b"x = 1\ny = 2\n"
     result = box.call(ToolCall("write_file", '{"path": "b.py", "content": "\\ud800"}'))
     assert result.is_error and "surrogate" in result.text
@@ -224,13 +213,8 @@ def test_write_file_writes_and_refuses_half_a_character() -> None:
 
 def test_str_replace_changes_one_place_and_shows_it() -> None:
     box = box_of()
-    result = ask(
-        box,
-        "str_replace",
-        path="src/one.py",
-        old_str="def one():\n    return 1",
-        new_str="def one():\n    return 3",
-    )
+    old, new = "def one():\n    return 1", "def one():\n    return 3"
+    result = ask(box, "str_replace", path="src/one.py", old_str=old, new_str=new)
     assert not result.is_error
     assert "     2\t    return 3" in result.text
     assert box.sandbox.files["src/one.py"] == FILES["src/one.py"].replace(b"1", b"3", 1)
@@ -262,11 +246,8 @@ def test_an_edit_of_windows_lines_says_so() -> None:
 
 
 def test_near_matches_of_hostile_texts_end() -> None:
-    for text, wanted in (
-        ("a\n" * 30_000, "ab\n" * 500),
-        ("ab" * 9000, "ba" * 9000),
-        ("\n" * 9000, "\n" * 90),
-    ):
+    texts = ("a\n" * 30_000, "ab" * 9000, "\n" * 9000)
+    for text, wanted in zip(texts, ("ab\n" * 500, "ba" * 9000, "\n" * 90), strict=True):
         assert len(near_matches(text, wanted)) < 20_000
 
 
@@ -351,26 +332,18 @@ def test_a_sandbox_that_breaks_is_no_result() -> None:
             ask(box, tool, **arguments)
 
 
-def all_are_results(num_replies: int, seed: int) -> tuple[int, int]:
-    """Put malformed replies to a toolbox; how many were refused, and how many were invalid."""
+@pytest.mark.long
+def test_no_malformed_reply_is_a_traceback() -> None:
     box, num_refused = box_of(done("out")), 0
-    for call in malformed_replies(num_replies, seed):
+    for call in malformed_replies(10_000, seed=1):
         box.is_over = False
         result = box.call(call)
         assert isinstance(result, ToolResult)
         result.text.encode()
         assert result.text and len(result.text) <= box.max_characters
         num_refused += result.is_error
-    assert box.num_calls == num_replies
-    return num_refused, box.num_invalid
-
-
-@pytest.mark.long
-def test_no_malformed_reply_is_a_traceback() -> None:
-    num_refused, num_invalid = all_are_results(10_000, seed=1)
-    assert (
-        10_000 > num_refused > num_invalid > 4000
-    )  # most are wrong, some are merely hopeless, some are right
+    # Most are wrong, some are merely hopeless, some are right.
+    assert box.num_calls == 10_000 > num_refused > box.num_invalid > 4000
 
 
 @given(st.sampled_from([*ACTIONS, "", "x"]) | st.text(max_size=20), st.text(max_size=60))

@@ -16,28 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from episode_parts import IdTalk, ScriptedPolicy
+from episode_parts import IdTalk, ScriptedPolicy, ask, attempt_folders, limits, paid
 
-from composer_replication.config import AgentToolsSection
+from composer_replication.config import AgentSection, AgentToolsSection
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Check, Limits, StopReason, Task, ToolCall, ToolResult, Turn
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, EpisodeParts, run_episodes
+from composer_replication.rollouts.episodes.agent_loop import EpisodeParts, run_episodes
 from composer_replication.rollouts.grading import Grader
 from composer_replication.sandbox import bubblewrap, selftest
 from composer_replication.sandbox.bubblewrap import Bubblewrap, WarmBubblewrap, WarmBubblewrapSandbox
-from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.sandbox.process_tree import descendants
 from composer_replication.tasks.store import TaskStore
 
 NUMBERS = "tinymath/numbers.py"
 MANY = 32
-
-
-def paid(env: FeatureDeletionEnv) -> float | None:
-    judged = env.finish()
-    return None if judged is None else judged.reward
 
 
 @pytest.fixture(autouse=True)
@@ -49,14 +43,10 @@ def works_here() -> None:
 
 @pytest.fixture(autouse=True)
 def leaves_nothing() -> Iterator[None]:
-    before, ours = set(process_folder().glob("attempt-*")), set(descendants(os.getpid()))
+    before, ours = attempt_folders(), set(descendants(os.getpid()))
     yield
-    assert set(process_folder().glob("attempt-*")) == before
+    assert attempt_folders() == before
     assert set(descendants(os.getpid())) <= ours
-
-
-def ask(env: FeatureDeletionEnv, tool: str, **arguments: Any) -> ToolResult:
-    return env.call(ToolCall(tool, json.dumps(arguments)))
 
 
 def run(env: FeatureDeletionEnv, command: str) -> str:
@@ -308,8 +298,9 @@ def test_an_episode_whose_jail_cannot_be_replaced_is_tried_again_and_never_score
     monkeypatch.setattr(bubblewrap, "WarmJail", start)
     policy = ScriptedPolicy(lambda asked: str(asked.text.count("|T:")))
     parts = EpisodeParts(policy, lambda: Dying(grader), IdTalk(find_calls=calls))
-    options = EpisodeOptions(max_tries=2, max_context_tokens=10**6)
-    (episode,) = asyncio.run(run_episodes([clamp.task_id], parts, options=options))
+    options = AgentSection(max_context_tokens=10**6)
+    with limits(MAX_TRIES=2):
+        (episode,) = asyncio.run(run_episodes([clamp.task_id], parts, options=options))
     assert (episode.stop_reason, episode.reward, episode.num_tries) == (StopReason.SUBMITTED, 1.0, 2)
     assert num_starts == 3
 

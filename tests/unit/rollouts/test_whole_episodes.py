@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from chat_templates import FAMILIES, TemplateTokenizer, tokenizer_of
+from episode_parts import attempt_folders
 from stored_episodes import stored_episodes
 
+from composer_replication.config import AgentSection
 from composer_replication.records import Completion, Score, StopReason, Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.episodes.agent_loop import (
-    EpisodeOptions,
     EpisodeParts,
     LedgerTalk,
     run_episodes,
@@ -24,7 +25,6 @@ from composer_replication.rollouts.episodes.trajectories import write_trajectori
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker, ObservedRollout
 from composer_replication.rollouts.monitor import inspect_episode, public_task
-from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.store import TaskStore
 
 pytestmark = pytest.mark.timeout(600)
@@ -107,10 +107,10 @@ def played(
     scripts = scripts_for(WRITERS[request.param], golden)
     talk = LedgerTalk(tokenizer)
     parts = EpisodeParts(Scripted(tokenizer, scripts), lambda: FeatureDeletionEnv(grader), talk)
-    before = set(process_folder().glob("attempt-*"))
-    run = run_episodes([clamp.task_id] * 3, parts, options=EpisodeOptions(max_turns=5))
+    before = attempt_folders()
+    run = run_episodes([clamp.task_id] * 3, parts, options=AgentSection(max_turns=5))
     episodes = asyncio.run(run)
-    assert set(process_folder().glob("attempt-*")) == before
+    assert attempt_folders() == before
     assert [(episode.num_tries, episode.paid is None) for episode in episodes] == [(1, False)] * 3
     return tokenizer, scripts, sorted(episodes, key=lambda each: _script_of(each, scripts))
 

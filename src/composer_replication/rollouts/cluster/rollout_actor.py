@@ -70,7 +70,7 @@ class ClusterOptions:
     is joined; ``num_drivers`` processes of the run share that room. ``num_cpus`` are the processors that Ray sets aside for
     an actor: less than one lets more actors on a node, and limits nothing, since the sandbox does. ``resources`` are others
     of Ray's by name, such as a label of the nodes that have a sandbox. An attempt waits ``waiting_seconds`` for a free
-    actor: keep it below ``EpisodeOptions.turn_seconds``.
+    actor: keep it below ``agent_loop.TURN_SECONDS``.
 
     ``attempt`` are keywords of ``FeatureDeletionEnv``, and ``grader`` those of ``Grader``: without ``backend`` each node
     takes its best sandbox.

@@ -62,7 +62,7 @@ class EnvironmentLease(Generic[Leased]):
             raise SandboxFailure(
                 "CR0302",
                 f"an environment did not come back within {seconds:.0f} s.",
-                fix="give each of its tools a time-out of at most EpisodeOptions.call_seconds.",
+                fix="give each of its tools a time-out of at most agent_loop.CALL_SECONDS.",
             )
         return job.result()
 

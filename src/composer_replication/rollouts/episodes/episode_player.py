@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from composer_replication.config import AgentSection
 from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import AgentEnvironment, TokenPolicy
 from composer_replication.records import StopReason, Task, TaskOutcome
 from composer_replication.rollouts.environment.feature_deletion_env import Judgement
 from composer_replication.rollouts.episodes.agent_loop import (
-    EpisodeOptions,
     EpisodeParts,
     LedgerTalk,
     run_episodes,
@@ -39,7 +39,7 @@ class EpisodePlayer:
 
     ``open_environment`` makes a fresh one for each try. ``judge`` may add findings to a generation that is trained on, and then
     ``listeners`` hear of it: the run folder, the curriculum, the hints. With ``keeps_trees``, for evaluation, a judgement is that of ``finish_with_tree``.
-    ``num_places`` says how many attempts have a place at this moment, where nodes may go away; None: as many as run.
+    The policy samples at ``temperature``. ``num_places`` says how many attempts have a place at this moment, where nodes may go away; None: as many as run.
 
     ``figures`` are numbers of the newest generation, for the log; ``num_running`` how many episodes may ask the policy.
     ``on_ended`` is told of each episode that ends while it plays (so many, of so many).
@@ -48,8 +48,9 @@ class EpisodePlayer:
     grader: Grader
     open_environment: Callable[[], AgentEnvironment]
     talk: LedgerTalk
-    options: EpisodeOptions
+    options: AgentSection
     seed: int = field(kw_only=True)
+    temperature: float = field(default=1.0, kw_only=True)
     judge: ShortcutJudge | None = field(default=None, kw_only=True)
     listeners: Sequence[Listener] = field(default=(), kw_only=True)
     keeps_trees: bool = field(default=False, kw_only=True)
@@ -74,7 +75,7 @@ class EpisodePlayer:
         episode is refused (CR0390).
         """
         seed = derive_seed(self.seed, f"episodes {place}", step)
-        played = self.play(task_ids, policy, seed=seed, step=step)
+        played = run_anywhere(self.play(task_ids, policy, seed=seed, step=step))
         if all(each.stop_reason is StopReason.INFRASTRUCTURE for each in played):
             raise SandboxFailure(
                 "CR0390",
@@ -91,26 +92,24 @@ class EpisodePlayer:
                 listener(played)
         return played
 
-    def play(self, task_ids: Sequence[str], policy: TokenPolicy, *, seed: int, step: int) -> list[Episode]:
+    async def play(
+        self, task_ids: Sequence[str], policy: TokenPolicy, *, seed: int, step: int
+    ) -> list[Episode]:
         """One episode for each task id, in their order; no listener is told."""
         self._num_left = num_all = len(task_ids)
-        parts, limits = self.parts(policy), self.options
 
         def note(num_ended: int) -> None:
             self._num_left = num_all - num_ended
             self.on_ended(num_ended, num_all)
 
-        async def all_of_them() -> list[Episode]:
-            async with policy if isinstance(policy, AbstractAsyncContextManager) else nullcontext():
-                return await run_episodes(
-                    task_ids, parts, options=limits, seed=seed, step=step, on_ended=note
-                )
-
-        return run_anywhere(all_of_them())
+        async with policy if isinstance(policy, AbstractAsyncContextManager) else nullcontext():
+            return await run_episodes(
+                task_ids, self.parts(policy), options=self.options, seed=seed, step=step, on_ended=note
+            )
 
     def parts(self, policy: TokenPolicy) -> EpisodeParts:
         """Who takes part in an episode that ``policy`` plays."""
-        parts = EpisodeParts(policy, self.open_environment, self.talk)
+        parts = EpisodeParts(policy, self.open_environment, self.talk, temperature=self.temperature)
         return replace(parts, finish=partial(finish_with_tree, self.grader)) if self.keeps_trees else parts
 
 
@@ -203,7 +202,7 @@ class EpisodeSampler(TaskSampler):
         of_each = [task for task in tasks for _ in range(num_samples)]
         task_ids, step = [task.task_id for task in of_each], self.policy.step
         with self.policy.opened(lambda: self.player.num_running) as policy:
-            played = self.player.play(task_ids, policy, seed=seed, step=step)
+            played = run_anywhere(self.player.play(task_ids, policy, seed=seed, step=step))
         self.stop_reasons.update(str(each.stop_reason) for each in played)
         if self._keep is not None and name:
             self._keep(name, played)

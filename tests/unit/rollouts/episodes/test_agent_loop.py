@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from chat_templates import FAMILIES, TemplateTokenizer
 from episode_parts import (
+    ECHO,
+    SUBMIT,
     TOOLS,
     Asked,
     FakeEnvironment,
@@ -19,14 +21,16 @@ from episode_parts import (
     decode,
     encode,
     find_calls,
+    limits,
     parts,
     say,
+    summarising,
 )
 
+from composer_replication.config import AgentSection
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.records import Completion, StopReason, Turn
 from composer_replication.rollouts.episodes.agent_loop import (
-    EpisodeOptions,
     EpisodeParts,
     LedgerTalk,
     run_episodes,
@@ -35,8 +39,7 @@ from composer_replication.rollouts.episodes.episode import Episode, TokenCounts,
 from composer_replication.rollouts.episodes.episode_player import figures_of
 from composer_replication.rollouts.episodes.policies import run_anywhere
 
-SUBMIT = "<submit>{}</submit>"
-ECHO = '<echo>{"text": "hello"}</echo>'
+TIGHT = AgentSection(max_context_tokens=100, max_new_tokens=99)
 
 
 def num_results(asked: Asked) -> int:
@@ -51,7 +54,7 @@ def run(task_ids: list[str], made: EpisodeParts, **how: Any) -> list[Episode]:
     return asyncio.run(run_episodes(task_ids, made, **how))
 
 
-def one(script: Any, options: EpisodeOptions | None = None, **how: Any) -> tuple[Episode, Lives]:
+def one(script: Any, options: AgentSection | None = None, **how: Any) -> tuple[Episode, Lives]:
     lives = Lives()
     policy = script if hasattr(script, "sample") else ScriptedPolicy(script)
     [episode] = run(["task"], parts(policy, lives, **how), options=options)
@@ -97,15 +100,15 @@ def test_tokens_are_counted_by_kind() -> None:
 @pytest.mark.parametrize(
     ("script", "options", "reason"),
     [
-        (lambda asked: "I am done.", EpisodeOptions(), StopReason.FINISHED),
-        (lambda asked: ECHO, EpisodeOptions(max_turns=3), StopReason.TURNS),
-        (lambda asked: "long " * 40, EpisodeOptions(max_new_tokens=50), StopReason.LENGTH),
-        (lambda asked: ECHO, EpisodeOptions(max_context_tokens=100), StopReason.CONTEXT),
-        (lambda asked: "long " * 40, EpisodeOptions(max_context_tokens=100), StopReason.CONTEXT),
-        (lambda asked: SUBMIT + "word " * 40, EpisodeOptions(max_new_tokens=50), StopReason.SUBMITTED),
+        (lambda asked: "I am done.", AgentSection(), StopReason.FINISHED),
+        (lambda asked: ECHO, AgentSection(max_turns=3), StopReason.TURNS),
+        (lambda asked: "long " * 40, AgentSection(max_new_tokens=50), StopReason.LENGTH),
+        (lambda asked: ECHO, TIGHT, StopReason.CONTEXT),
+        (lambda asked: "long " * 40, TIGHT, StopReason.CONTEXT),
+        (lambda asked: SUBMIT + "word " * 40, AgentSection(max_new_tokens=50), StopReason.SUBMITTED),
     ],
 )
-def test_every_way_to_stop_is_graded(script: Any, options: EpisodeOptions, reason: StopReason) -> None:
+def test_every_way_to_stop_is_graded(script: Any, options: AgentSection, reason: StopReason) -> None:
     episode, _ = one(script, options, how={"pass_share": 0.5})
     assert episode.stop_reason is reason
     assert episode.reward == 0.5
@@ -113,7 +116,7 @@ def test_every_way_to_stop_is_graded(script: Any, options: EpisodeOptions, reaso
 
 
 def test_a_reminder_goes_on_where_no_call_was_made() -> None:
-    options = EpisodeOptions(reminder="call a tool", max_turns=5)
+    options = AgentSection(reminder="call a tool", max_turns=5)
     episode, _ = one(lambda asked: SUBMIT if "call a tool" in asked.text else "hm", options)
     assert [len(turn.calls) for turn in episode.turns] == [0, 1]
     assert episode.stop_reason is StopReason.SUBMITTED
@@ -122,7 +125,7 @@ def test_a_reminder_goes_on_where_no_call_was_made() -> None:
 
 def test_no_answer_is_asked_for_beyond_the_context() -> None:
     policy = ScriptedPolicy(lambda asked: ECHO)
-    episode, _ = one(policy, EpisodeOptions(max_context_tokens=150, max_new_tokens=40, min_new_tokens=5))
+    episode, _ = one(policy, AgentSection(max_context_tokens=150, max_new_tokens=40, min_new_tokens=5))
     assert all(len(each.prompt_ids) + each.max_new_tokens <= 150 for each in policy.asked)
     assert policy.asked[-1].max_new_tokens < 40  # it shrank to what was left
     assert episode.stop_reason is StopReason.CONTEXT
@@ -140,7 +143,8 @@ def test_a_policy_that_breaks_its_word_is_infrastructure(answer: Completion) -> 
         async def sample(self, prompt_ids: Any, **how: Any) -> Completion:
             return answer
 
-    episode, _ = one(Liar(), EpisodeOptions(max_new_tokens=50, max_tries=2))
+    with limits(MAX_TRIES=2):
+        episode, _ = one(Liar(), AgentSection(max_new_tokens=50))
     assert (episode.stop_reason, episode.failure) == (StopReason.INFRASTRUCTURE, "CR0821")
     assert episode.reward is None
     assert episode.num_tries == 2
@@ -150,7 +154,7 @@ def test_a_policy_that_breaks_its_word_is_infrastructure(answer: Completion) -> 
 def test_a_broken_sandbox_is_tried_afresh_and_then_dropped(where: str) -> None:
     lives = Lives()
     broken = parts(ScriptedPolicy(echo_then_submit), lives, how={"fails": lambda what: what == where})
-    [episode] = run(["task"], broken, options=EpisodeOptions(max_tries=3))
+    [episode] = run(["task"], broken)
     assert episode.stop_reason is StopReason.INFRASTRUCTURE
     assert (episode.reward, episode.score, episode.num_tries) == (None, None, 3)
     assert episode.failure == "CR0302"
@@ -206,7 +210,8 @@ def test_calls_that_no_tool_can_take_are_counted_and_too_many_refused() -> None:
     script = lambda asked: text if not num_results(asked) else f"{SUBMIT}{ECHO}"  # noqa: E731
     lives = Lives()
     made = parts(ScriptedPolicy(script), lives)
-    [episode] = run(["task"], made, options=EpisodeOptions(max_calls=4))
+    with limits(MAX_CALLS=4):
+        [episode] = run(["task"], made)
     assert episode.num_invalid_calls == figures_of([episode])["rollouts/invalid_calls"] == 2
     last = episode.turns[0].results[4]
     assert (last.fault, last.text.startswith("Not run: at most 4")) == ("refused", True)
@@ -219,7 +224,8 @@ def test_an_answer_that_comes_too_late_ends_the_episode() -> None:
             await asyncio.Event().wait()
 
     policy = ScriptedPolicy(echo_then_submit, forever)
-    episode, _ = one(policy, EpisodeOptions(turn_seconds=0.5))
+    with limits(TURN_SECONDS=0.5):
+        episode, _ = one(policy)
     assert episode.stop_reason is StopReason.DEADLINE
     assert len(episode.turns) == 1  # the late answer is not part of it
     assert episode.reward == 1.0
@@ -234,9 +240,8 @@ def test_a_time_out_of_the_policy_itself_is_no_deadline() -> None:
 
 
 def test_the_time_of_an_episode_ends_it_between_turns() -> None:
-    episode, _ = one(
-        lambda asked: ECHO, EpisodeOptions(episode_seconds=0.05, max_turns=10**6, max_context_tokens=10**9)
-    )
+    with limits(EPISODE_SECONDS=0.05):
+        episode, _ = one(lambda asked: ECHO, AgentSection(max_turns=10**6, max_context_tokens=10**9))
     assert episode.stop_reason is StopReason.DEADLINE
     assert episode.reward == 1.0
 
@@ -244,7 +249,8 @@ def test_the_time_of_an_episode_ends_it_between_turns() -> None:
 def test_a_call_that_began_in_time_may_end_and_those_after_it_are_not_run() -> None:
     acts = {"work": lambda arguments: "late" if not threading.Event().wait(0.8) else ""}
     policy = ScriptedPolicy(lambda asked: "<work>{}</work><work>{}</work>")
-    episode, lives = one(policy, EpisodeOptions(turn_seconds=0.5, grace_seconds=30), how={"acts": acts})
+    with limits(TURN_SECONDS=0.5, GRACE_SECONDS=30):
+        episode, lives = one(policy, how={"acts": acts})
     assert episode.stop_reason is StopReason.DEADLINE
     assert [result.text for result in episode.turns[0].results] == ["late"]
     assert len(episode.turns[0].calls) == 2
@@ -254,31 +260,27 @@ def test_a_call_that_began_in_time_may_end_and_those_after_it_are_not_run() -> N
 def test_a_command_that_runs_into_its_own_time_out_never_drops_the_episode() -> None:
     """It takes longer than its turn, and there is no grace: the next calls are not run, and the tree is graded."""
     acts = {"work": lambda arguments: f"timed out: {not threading.Event().wait(0.8)}"}
-    options = EpisodeOptions(turn_seconds=0.5, call_seconds=30.0, grace_seconds=0.0)
     how = {"acts": acts, "pass_share": 0.0}
-    episode, _ = one(lambda asked: "<work>{}</work>" * 3, options, how=how)
+    with limits(TURN_SECONDS=0.5, CALL_SECONDS=30.0, GRACE_SECONDS=0.0):
+        episode, _ = one(lambda asked: "<work>{}</work>" * 3, how=how)
     assert (episode.stop_reason, episode.num_tries) == (StopReason.DEADLINE, 1)
     assert [result.text for result in episode.turns[0].results] == ["timed out: True"]
     assert episode.reward == 0.0
 
 
-def blocking(seconds: float, lives: Lives) -> tuple[EpisodeParts, threading.Event]:
-    """Episodes whose only call blocks for so long, or until the event is set."""
-    gate = threading.Event()
+@pytest.mark.parametrize(("seconds", "closing_seconds", "num_closed"), [(1.0, 30, 1), (60.0, 0.02, 0)])
+def test_an_environment_that_does_not_come_back_is_closed_when_it_does_and_not_waited_for_in_vain(
+    seconds: float, closing_seconds: float, num_closed: int
+) -> None:
+    lives, gate = Lives(), threading.Event()
     acts = {"work": lambda arguments: str(gate.wait(seconds))}
-    return parts(ScriptedPolicy(lambda asked: "<work>{}</work>"), lives, how={"acts": acts}), gate
-
-
-def test_an_environment_that_does_not_come_back_is_closed_when_it_does() -> None:
-    lives = Lives()
-    made, _ = blocking(1.0, lives)
-    limits = EpisodeOptions(
-        turn_seconds=0.5, call_seconds=0, grace_seconds=0, max_tries=1, closing_seconds=30
-    )
-    [episode] = run(["task"], made, options=limits)
+    made = parts(ScriptedPolicy(lambda asked: "<work>{}</work>"), lives, how={"acts": acts})
+    short = {"TURN_SECONDS": 0.5, "CALL_SECONDS": 0, "GRACE_SECONDS": 0, "MAX_TRIES": 1}
+    with limits(**short, CLOSING_SECONDS=closing_seconds):
+        [episode] = run(["task"], made)
     assert (episode.stop_reason, episode.failure) == (StopReason.INFRASTRUCTURE, "CR0302")
-    assert len(lives.opened) == 1
-    assert lives.all_closed_once()
+    assert [each.num_closed for each in lives.opened] == [num_closed]
+    gate.set()
 
 
 def test_a_grading_is_waited_for_however_long_it_takes() -> None:
@@ -287,23 +289,9 @@ def test_a_grading_is_waited_for_however_long_it_takes() -> None:
             threading.Event().wait(0.5)
             return super().finish()
 
-    limits = EpisodeOptions(
-        turn_seconds=0.2, episode_seconds=0.2, call_seconds=0, grace_seconds=0, max_tries=1
-    )
     made = EpisodeParts(ScriptedPolicy(lambda asked: SUBMIT), Slow, IdTalk())
-    assert [each.reward for each in run(["a", "b"], made, options=limits)] == [1.0, 1.0]
-
-
-def test_an_environment_that_never_comes_back_is_not_waited_for() -> None:
-    lives = Lives()
-    made, gate = blocking(60, lives)
-    limits = EpisodeOptions(
-        turn_seconds=0.5, call_seconds=0, grace_seconds=0, max_tries=1, closing_seconds=0.02
-    )
-    [episode] = run(["task"], made, options=limits)
-    assert episode.stop_reason is StopReason.INFRASTRUCTURE
-    assert [each.num_closed for each in lives.opened] == [0]
-    gate.set()
+    with limits(TURN_SECONDS=0.2, EPISODE_SECONDS=0.2, CALL_SECONDS=0, GRACE_SECONDS=0, MAX_TRIES=1):
+        assert [each.reward for each in run(["a", "b"], made)] == [1.0, 1.0]
 
 
 def test_a_close_that_fails_changes_no_reward() -> None:
@@ -335,13 +323,6 @@ def test_results_come_in_order_and_each_end_is_told() -> None:
     played = run([f"task-{n}" for n in range(4)], made, on_ended=note)
     assert [episode.index for episode in played] == [0, 1, 2, 3]
     assert ended == [1, 2, 3, 4]
-    lives = Lives()
-    ordered = run(
-        [f"task-{n}" for n in range(9)],
-        parts(ScriptedPolicy(echo_then_submit), lives),
-        options=EpisodeOptions(max_concurrent=3),
-    )
-    assert [episode.task_id for episode in ordered] == [f"task-{n}" for n in range(9)]
 
 
 def test_no_more_than_so_many_run_at_a_time() -> None:
@@ -351,7 +332,9 @@ def test_no_more_than_so_many_run_at_a_time() -> None:
         seen.append(sum(not each.num_closed for each in lives.opened))
         return echo_then_submit(asked)
 
-    run(["task"] * 12, parts(ScriptedPolicy(look), lives), options=EpisodeOptions(max_concurrent=3))
+    task_ids = [f"task-{n}" for n in range(12)]
+    ordered = run(task_ids, parts(ScriptedPolicy(look), lives), options=AgentSection(max_concurrent=3))
+    assert [episode.task_id for episode in ordered] == task_ids
     assert max(seen) == 3
     assert len(lives.opened) == 12
 
@@ -382,15 +365,7 @@ def test_whoever_leaves_early_leaves_nothing_open(how: str) -> None:
     assert lives.all_closed_once()
 
 
-def summarising(asked: Asked) -> str:
-    if asked.text.endswith("|U:sum up|A:"):
-        return "so far: hello"
-    return SUBMIT if "so far" in asked.text else ECHO
-
-
-SUMMARY = EpisodeOptions(
-    summary_tokens=120, max_context_tokens=260, summary_request="sum up", summary_introduction="before:"
-)
+SUMMARY = AgentSection(summary_tokens=120, max_context_tokens=260, max_new_tokens=259)
 
 
 def test_a_summary_begins_a_segment_that_shares_the_reward() -> None:
@@ -415,18 +390,18 @@ def test_a_summary_begins_a_segment_that_shares_the_reward() -> None:
 
 def test_summaries_come_to_an_end() -> None:
     script = lambda asked: "s" if asked.text.endswith("|U:sum up|A:") else ECHO  # noqa: E731
-    episode, _ = one(script, replace(SUMMARY, max_summaries=2))
+    episode, _ = one(script, SUMMARY.model_copy(update={"max_summaries": 2}))
     assert len(episode.first_messages) == 3
     assert episode.stop_reason is StopReason.CONTEXT
 
 
 def test_a_summary_that_has_no_room_or_no_end_ends_the_episode() -> None:
-    no_room, _ = one(lambda asked: ECHO, replace(SUMMARY, max_context_tokens=130))
+    narrow = AgentSection(summary_tokens=120, max_context_tokens=130, max_new_tokens=129)
+    no_room, _ = one(lambda asked: ECHO, narrow)
     assert no_room.stop_reason is StopReason.CONTEXT
     assert len(no_room.first_messages) == 1
-    cut, _ = one(
-        lambda asked: "s" * 300 if "sum up" in asked.text else ECHO, replace(SUMMARY, max_new_tokens=60)
-    )
+    short = SUMMARY.model_copy(update={"max_new_tokens": 60})
+    cut, _ = one(lambda asked: "s" * 300 if "sum up" in asked.text else ECHO, short)
     assert cut.stop_reason is StopReason.LENGTH
     assert cut.turns[-1].is_summary
 
@@ -461,7 +436,7 @@ def test_an_end_that_the_template_writes_nowhere_after_a_call_ends_that_episode_
 
     lives, talk = Lives(), LedgerTalk(tokenizer)
     made = EpisodeParts(Policy(), lives.open, talk)
-    episodes = run(["a", "b"], made, options=EpisodeOptions())
+    episodes = run(["a", "b"], made)
     assert [each.stop_reason for each in episodes] == [StopReason.FINISHED] * 2
     assert all(each.score is not None and each.reward is not None for each in episodes)
     assert [len(each.turns) for each in episodes] == [2 if end == "<|call|>" else 1] * 2

@@ -8,11 +8,11 @@ import time
 from typing import Any
 
 import pytest
-from episode_parts import Asked, Lives, ScriptedPolicy, decode, parts, say
+from episode_parts import Asked, Lives, ScriptedPolicy, decode, limits, parts, say
 
 from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import Completion, StopReason
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, run_episodes
+from composer_replication.rollouts.episodes.agent_loop import run_episodes
 from composer_replication.rollouts.episodes.episode import rollout_row
 from composer_replication.rollouts.episodes.policies import BatchingPolicy, SampleOptions
 
@@ -131,7 +131,7 @@ def test_episodes_over_batches_are_those_over_single_answers() -> None:
 
     lives, tasks = Lives(), [f"task-{n}" for n in range(8)]
     batching = BatchingPolicy(sampler, max_batch=8)
-    batched = asyncio.run(run_episodes(tasks, parts(batching, lives), options=EpisodeOptions()))
+    batched = asyncio.run(run_episodes(tasks, parts(batching, lives)))
     batching.close()
     single = ScriptedPolicy(lambda asked: script(Asked(asked.prompt_ids, 0, 0).text))
     alone = asyncio.run(run_episodes(tasks, parts(single, lives)))
@@ -166,12 +166,12 @@ def test_waiting_for_the_slow_tool_of_another_is_charged_to_nobody() -> None:
     lives, num_left = Lives(), [2]
     policy = BatchingPolicy(sampler, num_expected=lambda: num_left[0])
     made = parts(policy, lives, how={"acts": {"work": work}})
-    limits = EpisodeOptions(turn_seconds=1.0, episode_seconds=1.0, grace_seconds=60.0)
 
     def note(num_ended: int) -> None:
         num_left[0] = 2 - num_ended
 
-    played = asyncio.run(run_episodes(["slow", "quick"], made, options=limits, on_ended=note))
+    with limits(TURN_SECONDS=1.0, EPISODE_SECONDS=1.0, GRACE_SECONDS=60.0):
+        played = asyncio.run(run_episodes(["slow", "quick"], made, on_ended=note))
     policy.close()
     # The slow one has used up its own time; the quick one has waited for it, and goes on.
     assert [episode.stop_reason for episode in played] == [StopReason.DEADLINE, StopReason.SUBMITTED]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from episode_parts import Asked, Lives, ScriptedPolicy, decode, parts
+from episode_parts import Asked, Lives, ScriptedPolicy, decode, limits, parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from composer_replication.config import AgentSection
 from composer_replication.records import StopReason, Turn
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, run_episodes, sampling_seed
+from composer_replication.rollouts.episodes.agent_loop import run_episodes, sampling_seed
 from composer_replication.rollouts.episodes.episode import Episode, rollout_row
 
 ANSWERS = (
@@ -33,30 +34,30 @@ class Play:
     seed: int
     timing_seed: int
     fail_share: float
-    options: EpisodeOptions
+    max_calls: int
+    max_tries: int
+    options: AgentSection
 
 
 @st.composite
 def plays(draw: st.DrawFn) -> Play:
     context = draw(st.integers(40, 400))
-    options = EpisodeOptions(
+    options = AgentSection(
         max_turns=draw(st.integers(1, 6)),
         max_context_tokens=context,
-        max_new_tokens=draw(st.integers(20, 200)),
+        max_new_tokens=draw(st.integers(20, min(200, context - 1))),
         min_new_tokens=draw(st.integers(1, 20)),
-        max_calls=draw(st.integers(1, 3)),
-        max_tries=draw(st.integers(1, 3)),
         max_concurrent=draw(st.integers(1, 5)),
         reminder=draw(st.sampled_from(["", "go on"])),
         summary_tokens=draw(st.sampled_from([0, context // 2])),
-        summary_request="sum up",
-        summary_introduction="then:",
     )
     return Play(
         draw(st.integers(0, 7)),
         draw(st.integers(0, 2**40)),
         draw(st.integers(0, 10**6)),
         draw(st.sampled_from([0.0, 0.0, 0.1, 0.6])),
+        draw(st.integers(1, 3)),
+        draw(st.integers(1, 3)),
         options,
     )
 
@@ -84,14 +85,9 @@ def play_once(play: Play, timing_seed: int) -> tuple[list[Episode], ScriptedPoli
     made = parts(
         policy, lives, how={"acts": {"echo": echo}, "fails": lambda what: failing.random() < play.fail_share}
     )
-    episodes = asyncio.run(
-        run_episodes(
-            [f"task-{n // 2}" for n in range(play.num_episodes)],
-            made,
-            options=play.options,
-            seed=play.seed,
-        )
-    )
+    task_ids = [f"task-{n // 2}" for n in range(play.num_episodes)]
+    with limits(MAX_CALLS=play.max_calls, MAX_TRIES=play.max_tries):
+        episodes = asyncio.run(run_episodes(task_ids, made, options=play.options, seed=play.seed))
     return episodes, policy, lives
 
 
@@ -122,7 +118,7 @@ def test_every_environment_is_closed_once_and_no_budget_is_exceeded(play: Play) 
         assert play.options.min_new_tokens <= asked.max_new_tokens <= play.options.max_new_tokens
         assert len(asked.prompt_ids) + asked.max_new_tokens <= limit
     for episode in episodes:
-        assert episode.num_tries <= play.options.max_tries
+        assert episode.num_tries <= play.max_tries
         assert sum(not turn.is_summary for turn in episode.turns) <= play.options.max_turns
         assert (episode.reward is None) == (episode.stop_reason is StopReason.INFRASTRUCTURE)
         assert (episode.failure != "") == (episode.stop_reason is StopReason.INFRASTRUCTURE)
@@ -131,7 +127,7 @@ def test_every_environment_is_closed_once_and_no_budget_is_exceeded(play: Play) 
 @settings(max_examples=25)
 @given(plays(), st.integers(0, 10**6))
 def test_without_failures_nothing_depends_on_timing(play: Play, other_timing: int) -> None:
-    calm = Play(play.num_episodes, play.seed, 0, 0.0, play.options)
+    calm = replace(play, timing_seed=0, fail_share=0.0)
     first, policy, _ = play_once(calm, play.timing_seed)
     second, other_policy, _ = play_once(calm, other_timing)
     assert [story(episode) for episode in first] == [story(episode) for episode in second]
@@ -148,7 +144,7 @@ def test_without_failures_nothing_depends_on_timing(play: Play, other_timing: in
 @settings(max_examples=25)
 @given(plays())
 def test_masked_ids_are_the_sampled_ones_and_the_rest_is_what_came_between(play: Play) -> None:
-    episodes, _, _ = play_once(Play(play.num_episodes, play.seed, 0, 0.0, play.options), 0)
+    episodes, _, _ = play_once(replace(play, timing_seed=0, fail_share=0.0), 0)
     for episode in episodes:
         if not episode.turns:
             continue

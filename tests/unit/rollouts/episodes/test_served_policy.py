@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 from chat_templates import FAMILIES, tokenizer_of
-from episode_parts import Lives, parts
+from episode_parts import Lives, limits, parts
 from faulty_http import Fault, cut_the_answer, hang_up, no_http, no_json, status
 from hypothesis import given
 from hypothesis import strategies as st
 from policy_server import PolicyServer, half_a_chunked_answer, hold
 
+from composer_replication.config import AgentSection
 from composer_replication.errors import MissingError, SandboxFailure, UsageError
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes.agent_loop import (
-    EpisodeOptions,
     EpisodeParts,
     LedgerTalk,
     run_episodes,
@@ -51,12 +51,6 @@ def sample(policy: ServedPolicy, prompt: tuple[int, ...] = (5, 6), **how: Any) -
             return await policy.sample(prompt, **{"max_new_tokens": 8, "temperature": 0.5, "seed": 3, **how})
 
     return asyncio.run(asked())
-
-
-@pytest.fixture
-def server() -> Any:
-    with PolicyServer.running() as running:
-        yield running
 
 
 def in_loop(policy: ServedPolicy, tasks: list[str], made: EpisodeParts, **more: Any) -> list[Episode]:
@@ -133,7 +127,7 @@ def test_a_server_that_is_gone_ends_the_run_and_not_one_episode(server: PolicySe
     nobody = ServedPolicy(replace(open_server("http://127.0.0.1:9"), max_retries=0), filters=FILTERS)
     lives = Lives()
     with pytest.raises(MissingError, match=r"CR0824.*gone.*resume"):
-        in_loop(nobody, ["task", "task"], parts(nobody, lives), options=EpisodeOptions(max_tries=3))
+        in_loop(nobody, ["task", "task"], parts(nobody, lives))
     assert lives.all_closed_once()
 
 
@@ -146,8 +140,9 @@ def test_ids_of_another_model_never_reach_a_conversation(server: PolicyServer, b
     talk, lives = LedgerTalk(tokenizer), Lives()
     policy = policy_of(server)
     made = EpisodeParts(policy, lives.open, talk)
-    options = EpisodeOptions(max_tries=2, max_turns=1)
-    [episode] = in_loop(policy, ["task"], made, options=options)
+    options = AgentSection(max_turns=1)
+    with limits(MAX_TRIES=2):
+        [episode] = in_loop(policy, ["task"], made, options=options)
     assert (episode.stop_reason, episode.failure) == (StopReason.INFRASTRUCTURE, "CR0821")
     assert (episode.reward, episode.turns) == (None, ())
     assert episode.num_tries == len(lives.opened) == 2 and lives.all_closed_once()
@@ -255,7 +250,8 @@ def test_half_a_character_is_told_as_a_question_mark(server: PolicyServer) -> No
 def test_a_server_that_fails_drops_the_episode(server: PolicyServer) -> None:
     server.faults.append(Fault("completions", status(500, "oops"), times=999))
     lives, policy = Lives(), policy_of(server)
-    [episode] = in_loop(policy, ["task"], parts(policy, lives), options=EpisodeOptions(max_tries=2))
+    with limits(MAX_TRIES=2):
+        [episode] = in_loop(policy, ["task"], parts(policy, lives))
     assert (episode.reward, episode.failure, episode.num_tries) == (None, "CR0824", 2)
     assert lives.all_closed_once()
 
@@ -264,7 +260,7 @@ def played(server: PolicyServer) -> list[Episode]:
     """Two turns of two episodes that call a tool."""
     policy = policy_of(server)
     server.changes["text"] = '<echo>{"text": "one"}</echo>'
-    lives, wanted = Lives(), EpisodeOptions(max_turns=2)
+    lives, wanted = Lives(), AgentSection(max_turns=2)
     try:
         return in_loop(policy, ["task", "task"], parts(policy, lives), options=wanted)
     finally:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from episode_parts import TOOLS, Asked, Lives, ScriptedPolicy, parts
+from episode_parts import ECHO, TOOLS, Lives, ScriptedPolicy, parts, summarising
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stored_episodes import stored_episodes
 
+from composer_replication.config import AgentSection
 from composer_replication.errors import InputError
 from composer_replication.records import (
     Completion,
@@ -25,26 +26,14 @@ from composer_replication.records import (
     ToolResult,
     ToolSpec,
 )
-from composer_replication.rollouts.episodes.agent_loop import EpisodeOptions, run_episodes
+from composer_replication.rollouts.episodes.agent_loop import run_episodes
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts
 from composer_replication.rollouts.episodes.trajectories import trajectory_row, write_trajectories
 
-ECHO, SUBMIT = '<echo>{"text": "hello"}</echo>', "<submit>{}</submit>"
 
-
-def script(asked: Asked) -> str:
-    if asked.text.endswith("|U:sum up|A:"):
-        return "so far: hello"
-    return SUBMIT if "so far" in asked.text else ECHO
-
-
-SUMMARY = EpisodeOptions(
-    summary_tokens=120, max_context_tokens=260, summary_request="sum up", summary_introduction="before:"
-)
-
-
-def real_episodes(options: EpisodeOptions = SUMMARY, **how: Any) -> list[Episode]:
-    made = parts(ScriptedPolicy(script), Lives(), how=how)
+def real_episodes() -> list[Episode]:
+    made = parts(ScriptedPolicy(summarising), Lives())
+    options = AgentSection(summary_tokens=120, max_context_tokens=260, max_new_tokens=259)
     return asyncio.run(run_episodes(["a", "b"], made, options=options, seed=3, step=7))
 
 
@@ -150,14 +139,8 @@ METRICS |= {"completion_token_ids", "logprobs", "extra"}
 ROOT = {"schema_version", "session_id", "trajectory_id", "agent", "steps", "notes", "final_metrics", "extra"}
 ROOT |= {"continued_trajectory_ref", "subagent_trajectories"}
 AGENT = {"name", "version", "model_name", "tool_definitions", "extra"}
-FINAL = {
-    "total_prompt_tokens",
-    "total_completion_tokens",
-    "total_cached_tokens",
-    "total_cost_usd",
-    "total_steps",
-    "extra",
-}
+FINAL = {"total_prompt_tokens", "total_completion_tokens", "total_cached_tokens", "total_cost_usd"}
+FINAL |= {"total_steps", "extra"}
 AGENT_ONLY = {"model_name", "reasoning_effort", "reasoning_content", "tool_calls", "metrics"}
 
 
@@ -196,12 +179,8 @@ def _call_problems(step: dict[str, Any]) -> list[str]:
 
 def _metric_problems(metrics: dict[str, Any]) -> list[str]:
     found = [f"metrics {name}" for name in set(metrics) - METRICS]
-    for name, counted in (
-        ("prompt_token_ids", "prompt_tokens"),
-        ("completion_token_ids", "completion_tokens"),
-    ):
-        if name in metrics and len(metrics[name]) != metrics[counted]:
-            found.append(name)
+    counted = {"prompt_token_ids": "prompt_tokens", "completion_token_ids": "completion_tokens"}
+    found += [ids for ids, num in counted.items() if ids in metrics and len(metrics[ids]) != metrics[num]]
     if "logprobs" in metrics and len(metrics["logprobs"]) != metrics["completion_tokens"]:
         found.append("logprobs")
     return found
@@ -261,7 +240,7 @@ def test_a_line_has_what_other_tools_look_for() -> None:
 def test_a_long_episode_takes_space_in_proportion_to_its_length(tmp_path: Path) -> None:
     sizes = []
     for num_turns in (20, 40, 80):
-        limits = EpisodeOptions(max_turns=num_turns, max_context_tokens=10**6)
+        limits = AgentSection(max_turns=num_turns, max_context_tokens=10**6)
         made = parts(ScriptedPolicy(lambda asked: ECHO), Lives())
         found = asyncio.run(run_episodes(["a"], made, options=limits))
         write_trajectories(tmp_path / "t.jsonl", found)

@@ -300,7 +300,7 @@ def collect(author: Author, out: Path, most: int) -> None:
 
 def logps(model: Any, tokenizer: Any, pairs: Sequence[Pair]) -> list[list[float]]:
     """Mean log-probability a token of the better and the worse body of each pair."""
-    from composer_replication.trainer.replay_channel import reference_logps
+    from composer_replication.trainer.loss_channels import reference_logps
 
     tokens = tokenised_pairs(dict(enumerate(pairs)), tokenizer)
     how: dict[str, Any] = {"pad_id": tokenizer.pad_token_id, "length_normalised": True}

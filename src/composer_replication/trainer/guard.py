@@ -308,7 +308,7 @@ class GuardHook:
                 trainer.model,
                 beta=trainer.beta or trainer.policy_terms.kl_beta,
                 sync_ref_model=bool(trainer.args.sync_ref_model),
-                has_first_weights=trainer.channels is not None and trainer.channels.keep_first_weights,
+                has_first_weights=bool(trainer.channels and trainer.channels.keeper_of_first_weights),
             )
             self.kl_path_off_reason, self._kl_path_is_chosen = reason or None, True
             if reason and process_rank() == 0:
@@ -345,8 +345,9 @@ class GuardHook:
     def as_initial_policy(self) -> AbstractContextManager[None]:
         """Inside, the model is the policy as it was before the first step."""
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        is_off = self.kl_path is KlPath.ADAPTER_OFF
         scope: AbstractContextManager[None] = (
-            model.disable_adapter() if is_off else self._trainer.channels.first_weights.in_place_of(model)
+            model.disable_adapter()
+            if self.kl_path is KlPath.ADAPTER_OFF
+            else self._trainer.channels.keeper_of_first_weights.weights.in_place_of(model)
         )
         return scope

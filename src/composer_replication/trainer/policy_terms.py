@@ -29,7 +29,7 @@ from composer_replication.trainer.generation import ROUTED_EXPERTS, Generation, 
 from composer_replication.trainer.loss_channels import RecordDraws
 from composer_replication.trainer.preset_settings import EFFORT_COLUMN, effort_units
 from composer_replication.trainer.processes import from_first, gathered, num_processes, process_rank
-from composer_replication.trainer.router_replay import UNKNOWN
+from composer_replication.trainer.rollout_columns import UNKNOWN
 from composer_replication.trainer.setting_errors import TrainerSettingError, refuse_split_groups
 
 Batch = dict[str, Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -18,7 +18,6 @@ from composer_replication.trainer.setting_errors import (
 _DEFINING = ("loss_type", "scale_rewards", "importance_sampling_level", "num_iterations")
 """Keys of ``[trl]`` without which a method is another one; each preset has those of them that define it. So are
 ``trainer.kl_in_reward``, and ``trl.beta`` where it is 0: that method has no KL."""
-_OWN_KEYS = ("kl_in_reward", "effort", "dynamic_sampling_rounds", "importance_clip")
 _OVERLONG_SHARE = {"dapo": 0.2}
 """By preset; the paper's 4,096 of 20,480 tokens."""
 AGENT_IMPORTANCE_CLIP = 2.0
@@ -27,7 +26,7 @@ AGENT_IMPORTANCE_CLIP = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """The policy-gradient channel's own settings; as they stand by default, nothing differs from TRL."""
+    """The policy-gradient channel's own settings, keys of ``[trainer]``; as they stand by default, nothing differs from TRL."""
 
     kl_in_reward: bool = False
     """``args.beta`` times the summed log-ratio to the reference is taken off the reward, and TRL's KL in the loss is off."""
@@ -58,21 +57,19 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
     """Lay the recipe's keys over those of its preset; a method that contradicts itself is refused (CR0760)."""
     preset = PRESETS[config.trainer.preset] if config.trainer.preset else {}
     given = {f"trl.{key}": value for key, value in config.trl.items()}
-    own = {f"trainer.{key}": getattr(config.trainer, key) for key in _OWN_KEYS}
+    own = {f"trainer.{key.name}": getattr(config.trainer, key.name) for key in fields(PolicyOptions)}
     given |= {key: value for key, value in own.items() if value is not None}
     _refuse_contradictions(given, preset, config.trainer.preset)
-    both = preset | given
-    trl = {key.removeprefix("trl."): value for key, value in both.items() if key.startswith("trl.")}
-    own = {key: both.get(f"trainer.{key}") for key in _OWN_KEYS}
-    if own["importance_clip"] is None and config.agent is not None:
-        own["importance_clip"] = AGENT_IMPORTANCE_CLIP
-    effort = own["effort"]
-    options = PolicyOptions(
-        kl_in_reward=bool(own["kl_in_reward"]),
-        effort=EffortSection(**effort) if isinstance(effort, dict) else effort,
-        dynamic_sampling_rounds=int(own["dynamic_sampling_rounds"] or 0),
-        importance_clip=float(own["importance_clip"] or 0.0),
-    )
+    tables: dict[str, dict[str, Any]] = {"trl": {}, "trainer": {}}
+    if config.agent is not None:
+        tables["trainer"]["importance_clip"] = AGENT_IMPORTANCE_CLIP
+    for key, value in (preset | given).items():
+        table, _, name = key.partition(".")
+        tables[table][name] = value
+    trl, effort = tables["trl"], tables["trainer"].get("effort")
+    if isinstance(effort, dict):  # a preset's
+        tables["trainer"]["effort"] = EffortSection(**effort)
+    options = PolicyOptions(**tables["trainer"])
     known = {"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize", "beta": 0.0}
     check_policy_options(options, SimpleNamespace(**{key: trl.get(key, known[key]) for key in known}))
     largest = trl.get("epsilon_high", trl.get("epsilon", 0.2))  # where TRL clamps CISPO's ratio

@@ -19,8 +19,7 @@ from composer_replication.losses.preferences import preference_loss
 from composer_replication.records import HintedTurn, PreferencePair
 from composer_replication.trainer import output_head
 from composer_replication.trainer.collator import collate_hinted_turns, collate_pairs
-from composer_replication.trainer.hint_channel import hint_loss
-from composer_replication.trainer.replay_channel import pair_logps
+from composer_replication.trainer.loss_channels import hint_loss, pair_logps
 
 VOCABULARY, HIDDEN = 101, 16
 TURNS = (

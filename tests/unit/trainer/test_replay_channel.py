@@ -15,7 +15,7 @@ from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from composer_replication.config import ReplaySection
 from composer_replication.records import PreferencePair
-from composer_replication.trainer.collator import sibling_rows_in, sibling_tensors
+from composer_replication.trainer.collator import collate_pairs, sibling_pairs
 from composer_replication.trainer.loss_channels import RecordDraws
 
 PAIRS = (
@@ -84,7 +84,7 @@ def with_siblings(trainer: Any) -> dict[str, Any]:
         "completion_mask": mask,
         "tool_mask": torch.tensor([[1, 1, 0, 1, 1]] * 8),
     }
-    trainer.channels.replay.after_generation(batch, [1.0, 0.0, 1.0, 0.0] * 2)
+    trainer.channels.replay.after_generation([], batch, [1.0, 0.0, 1.0, 0.0] * 2)
     return batch
 
 
@@ -111,7 +111,7 @@ def test_siblings_equal_the_same_pairs_given_by_hand(ready: Callable[..., Any]) 
     trainer = ready(replay=settings, replay_pairs=None)
     batch = with_siblings(trainer)
     batch["tool_mask"] = torch.ones_like(batch["tool_mask"])
-    trainer.channels.replay.after_generation(batch, [1.0, 0.0, 1.0, 0.0] * 2)
+    trainer.channels.replay.after_generation([], batch, [1.0, 0.0, 1.0, 0.0] * 2)
     loss = trainer._compute_trace_replay_loss(trainer.model, batch)
     rows = [
         row[kept.bool()].tolist()
@@ -131,15 +131,15 @@ def test_siblings_are_paired_inside_their_group_and_tool_output_carries_no_loss(
         "completion_mask": torch.ones(5, 2, dtype=torch.long),
         "tool_mask": torch.tensor([[1, 0], [1, 1], [1, 1], [1, 1], [0, 1]]),
     }
-    found = sibling_tensors(batch, [1.0, 0.0, 0.5, 0.0, None], pass_reward=1.0, pad_id=0)
-    assert found["sibling_weight"].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]  # row 3 has no passing sibling left
-    assert found["sibling_ids"][0].tolist() == [42, 43]
-    rows = sibling_rows_in({**batch, **found})
-    assert rows is not None
+    found = sibling_pairs(batch, [1.0, 0.0, 0.5, 0.0, None], pass_reward=1.0)
+    assert list(map(len, found)) == [1, 0, 0, 0, 0]  # row 3 has no passing sibling left
+    assert (found[0][0].chosen_ids, found[0][0].rejected_ids) == ((40, 41), (42, 43))
+    rows = collate_pairs(found[0], pad_id=0)
     assert rows.answers.loss_mask_NT.tolist() == [[1, 0], [1, 1]]
+    assert rows.answers.completion_mask_NT.tolist() == [[1, 1], [1, 1]]
     same = {**batch, "completion_ids": torch.tensor([[40, 41]] * 5)}
-    none = sibling_tensors(same, [1.0, 0.0, 0.5, 0.0, None], pass_reward=1.0, pad_id=0)
-    assert sibling_rows_in({**same, **none}) is None  # chosen equal to rejected
+    none = sibling_pairs(same, [1.0, 0.0, 0.5, 0.0, None], pass_reward=1.0)
+    assert not any(none)  # chosen equal to rejected
 
 
 @given(

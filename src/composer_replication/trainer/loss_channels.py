@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
+from functools import lru_cache
 from numbers import Real
 from pathlib import Path
 from statistics import fmean
@@ -63,32 +64,21 @@ Scope = Callable[[], AbstractContextManager[Any]]
 """Opens what a forward is made in: autocast, or the teacher's weights."""
 
 
-class RecordDraws:
-    """Epoch after epoch over the records, each in an order of its own, ``per_step`` at a time.
+@lru_cache(maxsize=4)
+def _order(num_records: int, seed: int, epoch: int) -> list[int]:
+    order = list(range(num_records))
+    random.Random(f"{seed} {epoch}").shuffle(order)  # noqa: S311  an order, no secret
+    return order
 
-    What step n takes, over all micro-batches and processes, depends on the seed and n alone: a resumed run goes on exactly
-    where the step count says, and every process knows what the others take.
+
+def records_of_step(step: int, num_records: int, *, per_step: int, seed: int) -> list[int]:
+    """Indices of the records of global step ``step`` (0 is the first): epoch after epoch, each in an order of its own.
+
+    What a step takes, over all micro-batches and processes, depends on the seed and the step alone: a resumed run goes on
+    exactly where the step count says, and every process knows what the others take.
     """
-
-    def __init__(self, records: Sequence[Any], *, per_step: int, seed: int) -> None:
-        self.num_records, self.per_step, self.seed = len(records), per_step, seed
-        self._order: tuple[int, list[int]] = (-1, [])
-
-    def of_step(self, step: int) -> list[int]:
-        """Indices of the records of global step ``step`` (0 is the first)."""
-        return [self._at(position) for position in range(step * self.per_step, (step + 1) * self.per_step)]
-
-    def share(self, step: int, part: int, num_parts: int) -> list[int]:
-        """What micro-batch ``part`` of ``num_parts`` takes of them; the shares together are all of them, once."""
-        return self.of_step(step)[part::num_parts]
-
-    def _at(self, position: int) -> int:
-        epoch, place = divmod(position, self.num_records)
-        if self._order[0] != epoch:
-            order = list(range(self.num_records))
-            random.Random(f"{self.seed} {epoch}").shuffle(order)  # noqa: S311  an order, no secret
-            self._order = (epoch, order)
-        return self._order[1][place]
+    positions = (divmod(each, num_records) for each in range(step * per_step, (step + 1) * per_step))
+    return [_order(num_records, seed, epoch)[place] for epoch, place in positions]
 
 
 class LossChannel:
@@ -368,7 +358,6 @@ class ReplayChannel(LossChannel):
     kind_of_row = SiblingPair
     weights_name = "first"
     reference_P2: torch.Tensor | None = None
-    _draws: RecordDraws | None = None
     _newest_part = (-1, 0)
 
     def __init__(self, trainer: Any, settings: ReplaySection, pairs: Sequence[PreferencePair] | None) -> None:
@@ -395,9 +384,6 @@ class ReplayChannel(LossChannel):
 
     def begin(self, saved: Mapping[str, Any] | None) -> None:
         self._newest_part = (-1, 0)
-        if self.records:
-            seed, per_step = self._trainer.args.seed, self.settings.pairs_per_step
-            self._draws = RecordDraws(self.records, per_step=per_step, seed=seed)
         if self.keeps_first_weights:
             super().begin(saved)
         self.reference_P2 = None if saved is None else saved["reference"]
@@ -466,14 +452,16 @@ class ReplayChannel(LossChannel):
 
         Micro-batches are counted here and not by TRL's micro-step, which runs on over steps that have fewer of them.
         """
-        if self._draws is None:
+        if not self.records:
             return [], []
         step, count = self._newest_part
         count = count + 1 if step == self._step else 0
         self._newest_part = (self._step, count)
         num_micro_steps = int(self._trainer.current_gradient_accumulation_steps)
         part, num_parts = process_rank() * num_micro_steps + count, num_processes() * num_micro_steps
-        return self._draws.of_step(self._step), self._draws.share(self._step, part, num_parts)
+        options = {"per_step": self.settings.pairs_per_step, "seed": int(self._trainer.args.seed)}
+        of_step = records_of_step(self._step, len(self.records), **options)
+        return of_step, of_step[part::num_parts]
 
     @property
     def _stand_in(self) -> PreferencePair:

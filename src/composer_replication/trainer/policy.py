@@ -39,9 +39,8 @@ class ModelSampler:
     def __init__(self, model: Any, sampling: Any, tokenizer: Any, *, eos_token_ids: Sequence[int]) -> None:
         self.model, self.tokenizer, self.eos_token_ids = model, tokenizer, tuple(eos_token_ids)
         self.filters = filters_of(sampling)
-        self.has_logps = (
-            self.filters == _NO_FILTERS
-        )  # of a distribution that filters reshape they are not the model's own
+        self.has_logps = self.filters == _NO_FILTERS
+        """Those of a distribution that filters reshape are not the model's own."""
 
     def __call__(self, prompts: list[tuple[int, ...]], options: list[SampleOptions]) -> Sequence[Completion]:
         (temperature,) = {each.temperature for each in options}

@@ -298,7 +298,7 @@ def collect(author: Author, out: Path, most: int) -> None:
 
 def logps(model: Any, tokenizer: Any, pairs: Sequence[Pair]) -> list[list[float]]:
     """Mean log-probability a token of the better and the worse body of each pair."""
-    from composer_replication.trainer.replay_channel import reference_logps
+    from composer_replication.trainer.loss_channels import reference_logps
 
     tokens = tokenised_pairs(dict(enumerate(pairs)), tokenizer)
     return reference_logps(model, tokens, pad_id=tokenizer.pad_token_id, autocast=nullcontext).tolist()

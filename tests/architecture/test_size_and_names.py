@@ -26,7 +26,7 @@ CEILINGS = {
     "src/composer_replication/sandbox": 7500,
     "src/composer_replication/tasks": 19647,
     "src/composer_replication/traces": 2761,
-    "src/composer_replication/trainer": 7506,
+    "src/composer_replication/trainer": 7324,
     "src/composer_replication/cli/explanations": 459,
     "benchmarks": 6868,
     "tests": 66826,

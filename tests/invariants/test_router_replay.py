@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from tiny_architectures import MODELS, SIZES
 
 from composer_replication.errors import InputError
-from composer_replication.trainer.router_replay import UNKNOWN, Replay, Routers, routers_of
+from composer_replication.trainer.rollout_columns import UNKNOWN, Replay, Routers, routers_of
 
 LATENT: dict[str, Any] = {
     **SIZES,

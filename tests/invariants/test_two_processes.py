@@ -127,4 +127,4 @@ def test_a_channel_on_two_processes_is_that_of_one(ranks: Ranks, tmp_path: Path,
     assert norm(first, alone) < 1e-4 * norm(alone, off)
     # the data-parallel wrapper waits for the head's gradient; alone nothing does
     assert [result["channels"][channel]["in_place"] for result in ranks[1]] == [False, False]
-    assert head_of(trainer.model).adds_to_weight_grad
+    assert head_of(trainer.model)[1]["adds_to_weight_grad"]

@@ -27,12 +27,12 @@ from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum import Curriculum
 from composer_replication.run_folder import RunFolder
 from composer_replication.safety import HeldOutGuard
-from composer_replication.trainer.chained_rows import score_chains
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.output_head import head_of
 from composer_replication.trainer.preset_settings import PolicyOptions
 from composer_replication.trainer.processes import once
+from composer_replication.trainer.rollout_columns import score_chains
 
 
 def halting_run(folder: Path) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def channel_run(folder: Path, channel: str) -> dict[str, bool]:
     """Two steps with a channel; the weights are left beside, for a comparison with those of one process."""
     trainer = trained(folder / channel, channel, num_processes=2)
     torch.save(weights_of(trainer), folder / f"{channel}-{dist.get_rank()}.pt")
-    return {"in_place": head_of(trainer.model).adds_to_weight_grad}
+    return {"in_place": head_of(trainer.model)[1]["adds_to_weight_grad"]}
 
 
 def chains_on_one_process(folder: Path) -> dict[str, Any]:

@@ -17,7 +17,8 @@ loss channels: hints at the turns that went wrong, and replayed preferences.
     checks             what speaks when a run no longer trains what it says
     policy, model_loading, run_setup
     collator           hinted turns and pairs to tensors, which ids carry loss, rollouts out of a batch
-    loss_channels      both channels: the teacher's weights, refusals, begin, checkpoints; hint_channel, replay_channel
+    loss_channels      hint distillation, replayed preferences, and what both keep
+    rollout_columns    what a rollout function may bring: chains of conversations, routing to replay
 
 The only folder that imports TRL and transformers. Importing this package loads neither.
 """

@@ -3,7 +3,7 @@
     checkpoint-12/
         …                      what transformers saves: weights, optimizer, RNG, trainer state
         composer_state.json    guard, extra states, counters, split fingerprint
-        buffered_inputs_0.pt   rollouts still to be trained on (one file a process), if any
+        buffered_inputs_0.pt   rollouts still to be trained on, and what channels learn of them (one file a process), if any
         MANIFEST.json          size of every other file, sha256 of all but large shards
 
 A folder without a manifest is half-written and is never chosen. Under ``run`` the state says which run it is of, so that
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import send_to_device
 
 from composer_replication.errors import InputError
 from composer_replication.interfaces import PromptChooser, Stateful
@@ -192,9 +193,10 @@ class OwnState:
         buffered = trainer._buffered_inputs  # noqa: SLF001 - TRL's only name
         is_inside = buffered is not None and trainer._step % every != 0  # noqa: SLF001
         if trainer.channels is not None:
-            trainer.channels.write(checkpoint, is_inside_generation=is_inside)
+            trainer.channels.write(checkpoint)
         if is_inside:
-            torch.save({"inputs": buffered}, _buffer(checkpoint))
+            of_rows = None if trainer.channels is None else trainer.channels.of_rows()
+            torch.save({"inputs": buffered, "of_rows": of_rows}, _buffer(checkpoint))
         if process_rank() != 0:
             return
         trainer.step_lines.signals.read(trainer._metrics["train"])  # noqa: SLF001 - TRL's only name
@@ -221,8 +223,9 @@ class OwnState:
         trainer.guard_hook.load_state_dict(saved)
         trainer._step = saved["micro_step"]  # noqa: SLF001 - TRL's only name
         trainer._buffered_inputs = None  # noqa: SLF001
-        if saved["has_buffered_inputs"]:
-            trainer._buffered_inputs = _read_buffer(_buffer(checkpoint), trainer.args.device)  # noqa: SLF001
+        kept = _read_buffer(_buffer(checkpoint), trainer.args.device) if saved["has_buffered_inputs"] else {}
+        if kept:
+            trainer._buffered_inputs = kept["inputs"]  # noqa: SLF001
         if not trainer.args.ignore_data_skip:
             self.num_permutations_to_skip = saved["num_permutations_done"]
         trainer.step_lines.signals = InLoopSignals()
@@ -236,6 +239,11 @@ class OwnState:
         refuse_other_channels(checkpoint, has_channels=trainer.channels is not None)
         if trainer.channels is not None:
             trainer.channels.read(checkpoint)
+            if kept and "of_rows" not in kept:
+                words = "the checkpoint was written by another version, amid a generation."
+                raise _foreign(words, checkpoint, "go on with the version that wrote it, or begin a new run.")
+            if kept:
+                trainer.channels.load_of_rows(kept["of_rows"])
         if isinstance(trainer.prompt_source, PromptChooser) and saved.get("prompt_source") is None:
             logger.warning("%s has no state of the prompt source: it starts afresh from here.", checkpoint)
 
@@ -290,13 +298,10 @@ def _buffer(checkpoint: Path) -> Path:
     return checkpoint / f"buffered_inputs_{process_rank()}.pt"
 
 
-def _read_buffer(path: Path, device: Any) -> list[dict[str, Any]]:
+def _read_buffer(path: Path, device: Any) -> dict[str, Any]:
     if not path.is_file():
         words = "the checkpoint has no buffered rollouts for this process."
         raise _unusable(words, path, "resume with as many processes as the run had.")
     # Storages go to the CPU whatever their tag: a process group tags CPU tensors "cpu:0", which loads nowhere.
-    inputs = torch.load(path, map_location=lambda storage, _tag: storage, weights_only=True)["inputs"]
-    return [
-        {name: part.to(device) if isinstance(part, torch.Tensor) else part for name, part in batch.items()}
-        for batch in inputs
-    ]
+    kept: dict[str, Any] = torch.load(path, map_location=lambda storage, _tag: storage, weights_only=True)
+    return {**kept, "inputs": send_to_device(kept["inputs"], device)}

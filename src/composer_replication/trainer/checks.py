@@ -56,7 +56,7 @@ class CheckThresholds:
 Said = tuple[str, str, dict[str, float]]
 """Name of a check (and of what, where it speaks of several things), its sentence, the numbers."""
 
-_CODES = {
+CODES: Final[Mapping[str, str]] = {
     "token_drift": "CR0765",
     "groups_without_signal": "CR0766",
     "effective_sample_size": "CR0767",
@@ -67,7 +67,7 @@ _CODES = {
     "reward_and_mask": "CR0774",
     "truncated_groups": "CR0775",
 }
-_REMEDIES = {
+REMEDIES: Final[Mapping[str, str]] = {
     "token_drift": "compare temperature, chat template and weights of the sampler with the trainer's.",
     "groups_without_signal": "set trainer.dynamic_sampling_rounds, choose tasks that are neither solved nor out of reach, or stop.",
     "effective_sample_size": "lower trl.learning_rate, trl.num_iterations or trl.steps_per_generation, or sync the sampler more often.",
@@ -78,10 +78,7 @@ _REMEDIES = {
     "reward_and_mask": "correct the rollout function's env_mask and completion ids, or the collator.",
     "truncated_groups": "raise trl.max_completion_length, or let rows end earlier (trainer.prefix_sharing stops finished ones).",
 }
-CATALOGUE: Final[Mapping[str, tuple[str, str]]] = {
-    name: (code, _REMEDIES[name]) for name, code in _CODES.items()
-}
-"""Code and remedy of each check; the sentence is made of the numbers."""
+"""What to do about what each check says; its sentence is made of the numbers."""
 
 
 class Judgement:
@@ -134,9 +131,8 @@ class Judgement:
         findings = []
         for key, sentence, figures in new:
             name = key.split()[0]
-            code, fix = CATALOGUE[name]
             level: Literal["warning", "error"] = "error" if name == "non_finite" else "warning"
-            findings.append(Finding(step, code, name, level, sentence, fix, figures))
+            findings.append(Finding(step, CODES[name], name, level, sentence, REMEDIES[name], figures))
         return findings
 
     @property

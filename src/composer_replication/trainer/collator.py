@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -30,22 +30,7 @@ Batch = dict[str, Any]
 _OTHER_CONTEXT = "the hinted prompt of a turn is not its prompt with one run of ids put in"
 
 
-class _Rows:
-    """Tensors of the same rows."""
-
-    __slots__ = ()
-
-    def to(self, device: torch.device) -> Self:
-        """The same rows on a device."""
-        moved = {part.name: getattr(self, part.name).to(device) for part in fields(self)}  # type: ignore[arg-type]
-        return type(self)(**moved)
-
-    def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRows(_Rows):
+class TokenRows(NamedTuple):
     """Prompt and completion of each row; masks are 1 for tokens. ``loss_mask_NT`` is within ``completion_mask_NT``."""
 
     prompt_ids_NP: torch.Tensor
@@ -55,8 +40,7 @@ class TokenRows(_Rows):
     loss_mask_NT: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class HintedRows(_Rows):
+class HintedRows(NamedTuple):
     """The same completions after two prompts: what the policy saw, and the same with a hint.
 
     ``student`` and ``teacher`` share the very tensors of the completions, so that their positions are the same ids by
@@ -69,12 +53,22 @@ class HintedRows(_Rows):
     weight_N: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class PairRows(_Rows):
+class PairRows(NamedTuple):
     """P preference pairs: the chosen answers, then the rejected ones to the same prompts, in 2 P rows."""
 
     weight_P: torch.Tensor
     answers: TokenRows
+
+
+@dataclass(frozen=True, slots=True)
+class SiblingPair(PreferencePair):
+    """Two answers of one group. Masks are 1 on what was sampled, which carries loss; ``reference`` has the log-probabilities of
+    both under the weights of the run's start.
+    """
+
+    chosen_mask: tuple[int, ...] = ()
+    rejected_mask: tuple[int, ...] = ()
+    reference: tuple[float, ...] = (0.0, 0.0)
 
 
 def collate_hinted_turns(turns: Sequence[HintedTurn], *, pad_id: int) -> HintedRows:
@@ -90,7 +84,7 @@ def collate_hinted_turns(turns: Sequence[HintedTurn], *, pad_id: int) -> HintedR
         if num_logps not in (0, num_ids):
             raise misaligned(f"{num_ids} sampled ids have {num_logps} log-probabilities", where)
         logp_NT[row, :num_logps] = torch.tensor(turn.sampled_logp)
-    teacher = replace(student, prompt_ids_NP=ids, prompt_mask_NP=mask)
+    teacher = student._replace(prompt_ids_NP=ids, prompt_mask_NP=mask)
     weight_N = torch.tensor([turn.weight for turn in turns], dtype=torch.float32)
     return HintedRows(student, teacher, logp_NT, weight_N)
 
@@ -100,6 +94,14 @@ def collate_pairs(pairs: Sequence[PreferencePair], *, pad_id: int) -> PairRows:
     check_pairs(pairs)
     completions = [pair.chosen_ids for pair in pairs] + [pair.rejected_ids for pair in pairs]
     answers = _token_rows([pair.prompt_ids for pair in pairs] * 2, completions, pad_id=pad_id)
+    masks = [
+        (pair.chosen_mask, pair.rejected_mask)
+        if isinstance(pair, SiblingPair)
+        else ((1,) * len(pair.chosen_ids), (1,) * len(pair.rejected_ids))
+        for pair in pairs
+    ]
+    loss_mask, _ = padded([chosen for chosen, _ in masks] + [rejected for _, rejected in masks], pad_id=0)
+    answers = answers._replace(loss_mask_NT=loss_mask)
     return PairRows(torch.tensor([pair.weight for pair in pairs], dtype=torch.float32), answers)
 
 
@@ -209,7 +211,7 @@ def rollouts_of(
 ) -> list[Rollout]:
     """One rollout a row; a run of sampled ids between tool output is a turn.
 
-    The prompt of a turn begins with its conversation, which in a chained row (``chained_rows``) need not be the first.
+    The prompt of a turn begins with its conversation, which in a chained row (``rollout_columns``) need not be the first.
     ``task_id`` is the row's column of that name, else its prompt; ``prompt_text`` the data's own text where a turn answers it,
     else its ids decoded; ``token_logp`` the sampler's. A row whose mask TRL has emptied (an answer cut off) has no turn.
     """
@@ -259,54 +261,33 @@ def matched_turns(turns_by_row: Any, rollouts: Sequence[Rollout]) -> list[list[H
     return matched
 
 
-def sibling_tensors(
-    batch: Batch, rewards: Sequence[float | None], *, pass_reward: float, pad_id: int
-) -> Batch:
-    """For each group, passing rows paired with failing ones; the pair travels with the passing row.
+def sibling_pairs(
+    batch: Batch, rewards: Sequence[float | None], *, pass_reward: float
+) -> list[list[SiblingPair]]:
+    """For each row, the pair in which it passed, if any: passing rows of a group paired with failing ones.
 
     Groups are rows with equal prompts. The i-th passing row is paired with the i-th failing one, so a row is
     in at most one pair; answers that are the same ids, empty answers, rows without a reward and chains of several
     conversations are in none.
     """
-    ids, mask = batch["completion_ids"], batch["completion_mask"]
-    own = loss_mask(batch)
-    may_pair = own.any(-1)
+    own_mask = loss_mask(batch)
+    may_pair = own_mask.any(-1)
     if SEGMENT_STARTS in batch:
         may_pair = may_pair & ~batch[SEGMENT_STARTS].bool().any(-1)
+    prompts = _kept(batch["prompt_ids"], batch["prompt_mask"])
+    answers, masks = (_kept(each, batch["completion_mask"]) for each in (batch["completion_ids"], own_mask))
     groups: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
-    for row, prompt in enumerate(_kept(batch["prompt_ids"], batch["prompt_mask"])):
-        reward = rewards[row]
+    for row, (prompt, reward) in enumerate(zip(prompts, rewards, strict=True)):
         if reward is not None and may_pair[row]:
             groups.setdefault(tuple(prompt), ([], []))[0 if reward >= pass_reward else 1].append(row)
-    pairs = [
-        (chosen, rejected)
-        for passing, failing in groups.values()
-        for chosen, rejected in zip(passing, failing, strict=False)
-        if not torch.equal(ids[chosen] * mask[chosen], ids[rejected] * mask[rejected])
-    ]
-    made = {
-        "sibling_ids": torch.full_like(ids, pad_id),
-        "sibling_mask": torch.zeros_like(mask),
-        "sibling_loss_mask": torch.zeros_like(mask),
-        "sibling_weight": torch.zeros(ids.size(0), device=ids.device),
-    }
-    for chosen, rejected in pairs:
-        made["sibling_ids"][chosen], made["sibling_mask"][chosen] = ids[rejected], mask[rejected]
-        made["sibling_loss_mask"][chosen], made["sibling_weight"][chosen] = own[rejected], 1.0
-    return made
-
-
-def sibling_rows_in(batch: Mapping[str, Any]) -> PairRows | None:
-    """The sibling pairs that a batch carries, or None."""
-    if "sibling_weight" not in batch or not batch["sibling_weight"].any():
-        return None
-    used = batch["sibling_weight"] > 0
-    width = int(batch["prompt_mask"][used].sum(-1).max())
-    prompt = [batch[name][used][:, -width:].repeat(2, 1) for name in ("prompt_ids", "prompt_mask")]
-    chosen = (batch["completion_ids"], batch["completion_mask"], loss_mask(batch))
-    rejected = (batch["sibling_ids"], batch["sibling_mask"], batch["sibling_loss_mask"])
-    answers = [torch.cat([one[used], other[used]]) for one, other in zip(chosen, rejected, strict=True)]
-    return PairRows(batch["sibling_weight"][used], TokenRows(*prompt, *answers))
+    pairs: list[list[SiblingPair]] = [[] for _ in prompts]
+    for group, sides in groups.items():
+        for passed, failed in zip(*sides, strict=False):
+            ids = tuple(answers[passed]), tuple(answers[failed])
+            if ids[0] != ids[1]:
+                own = tuple(masks[passed]), tuple(masks[failed])
+                pairs[passed].append(SiblingPair(group, *ids, chosen_mask=own[0], rejected_mask=own[1]))
+    return pairs
 
 
 def _kept(values: torch.Tensor, mask: torch.Tensor) -> list[list[Any]]:

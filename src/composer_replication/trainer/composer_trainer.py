@@ -25,7 +25,6 @@ from composer_replication.errors import CollapseStopError
 from composer_replication.interfaces import Guard, HintGenerator, PromptSource, Stateful
 from composer_replication.records import PreferencePair
 from composer_replication.run_folder import RunFolder
-from composer_replication.trainer.chained_rows import CheckedRollouts, score_chains
 from composer_replication.trainer.checkpoints import (
     MANIFEST_NAME,
     OwnState,
@@ -37,11 +36,17 @@ from composer_replication.trainer.checkpoints import (
 from composer_replication.trainer.checks import ChecksThatSpeak, CheckThresholds
 from composer_replication.trainer.generation import Generation, temporarily
 from composer_replication.trainer.guard import GuardHook, HeldoutEval, raise_halt
-from composer_replication.trainer.hint_channel import HintChannel
-from composer_replication.trainer.loss_channels import ROW_REWARD, LossChannels, refuse_bad_weights
+from composer_replication.trainer.loss_channels import (
+    ROW_REWARD,
+    HintChannel,
+    LossChannels,
+    ReplayChannel,
+    refuse_bad_weights,
+)
 from composer_replication.trainer.metrics_log import StepLines, cut_back
 from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.packed_rows import SharedPrompts
+from composer_replication.trainer.policy import load_weights
 from composer_replication.trainer.policy_terms import (
     PolicyTerms,
     chosen_inputs,
@@ -59,10 +64,13 @@ from composer_replication.trainer.processes import (
     wait_for_all,
     wait_for_gloo_at_exit,
 )
-from composer_replication.trainer.replay_channel import ReplayChannel
-from composer_replication.trainer.router_replay import counting_load, replaying
+from composer_replication.trainer.rollout_columns import (
+    CheckedRollouts,
+    counting_load,
+    replaying,
+    score_chains,
+)
 from composer_replication.trainer.run_callback import InterruptOnce
-from composer_replication.trainer.served_rollouts import load_weights
 from composer_replication.trainer.setting_errors import TrainerSettingError, refusals, refuse_few_prompts
 
 logger = logging.getLogger(__name__)
@@ -202,9 +210,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         """On the cadence the guard is asked; then TRL's loss plus the weighted channels."""
         is_open = not self._in_evaluation and self.guard_hook.opens_gate()
         if is_open:  # before the forward: an evaluation beside its activations would need the memory of both
-            self.guard_hook.batch = inputs
-            self._maybe_update_killswitch()
-            self.guard_hook.batch = None
+            with temporarily(self.guard_hook, batch=inputs):
+                self._maybe_update_killswitch()
         load = nullcontext() if self._in_evaluation else counting_load(self, model)
         with temporarily(self, generation=Generation.of_batch(inputs)), load:
             loss = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]

@@ -16,14 +16,21 @@ from composer_replication.config import RunConfig
 from composer_replication.errors import UsageError
 from composer_replication.interfaces import TokenPolicy
 from composer_replication.model_endpoint import Endpoint
+from composer_replication.rollouts.episodes import policies
 from composer_replication.rollouts.episodes.episode import rollout_row, trl_columns
 from composer_replication.rollouts.episodes.episode_player import EpisodePlayer
 from composer_replication.rollouts.episodes.policies import BatchingPolicy, SampleBatch
 from composer_replication.trainer.model_modes import weights_are_sharded
-from composer_replication.trainer.policy import ModelSampler, end_token_ids
+from composer_replication.trainer.policy import (
+    ColocatedSampler,
+    ModelSampler,
+    end_token_ids,
+    load_weights,
+    served_policy,
+    server_endpoint,
+)
 from composer_replication.trainer.preset_settings import sampling_settings
 from composer_replication.trainer.processes import process_rank
-from composer_replication.trainer.served_rollouts import served_policy, vllm_policy
 from composer_replication.trainer.setting_errors import spread_weights
 
 
@@ -56,19 +63,21 @@ class TrainedPolicy:
         self, num_running: Callable[[], int], model: AbstractContextManager[Any] | None = None
     ) -> Iterator[TokenPolicy]:
         """The policy for a while; ``model`` gives the weights where this process samples, by default as they lie."""
-        trainer, max_batch = self.trainer, self.max_batch
-        if self.endpoint is not None:
-            yield served_policy(self.endpoint, trainer)
-        elif getattr(trainer.args, "use_vllm", False):  # a stand-in for a trainer may have no such argument
-            with vllm_policy(trainer, max_batch=max_batch) as served:
-                yield served
-        else:
-            with nullcontext(trainer.model) if model is None else model as at_hand:
-                sampler = model_sampler(at_hand, trainer)
-                with closing(
-                    BatchingPolicy(sampler, max_batch=max_batch, num_expected=num_running)
-                ) as policy:
-                    yield policy
+        trainer, endpoint = self.trainer, self.endpoint
+        uses_vllm = getattr(trainer.args, "use_vllm", False)  # which a stand-in for a trainer may not have
+        if endpoint is None and uses_vllm:
+            load_weights(trainer)
+            if trainer.args.vllm_mode == "server":
+                endpoint = policies.find_server(server_endpoint(trainer.args)).endpoint
+        if endpoint is not None:
+            yield served_policy(endpoint, trainer)
+            return
+        with nullcontext(trainer.model) if model is None or uses_vllm else model as at_hand:
+            sampler: SampleBatch = ColocatedSampler(trainer) if uses_vllm else model_sampler(at_hand, trainer)
+            # an engine batches as requests come; our own sampler waits for whoever may ask
+            waiting: dict[str, Any] = {} if uses_vllm else {"num_expected": num_running}
+            with closing(BatchingPolicy(sampler, max_batch=self.max_batch, **waiting)) as policy:
+                yield policy
 
 
 def still_trainer(config: RunConfig, model: Any, tokenizer: Any) -> Any:

@@ -308,7 +308,7 @@ class GuardHook:
                 trainer.model,
                 beta=trainer.beta or trainer.policy_terms.kl_beta,
                 sync_ref_model=bool(trainer.args.sync_ref_model),
-                has_first_weights=trainer.channels is not None and trainer.channels.keep_first_weights,
+                has_first_weights=bool(trainer.channels and trainer.channels.keeper_of_first_weights),
             )
             self.kl_path_off_reason, self._kl_path_is_chosen = reason or None, True
             if reason and process_rank() == 0:
@@ -328,7 +328,7 @@ class GuardHook:
             return from_first(signals.kl)
         if self.kl_path is KlPath.OFF:
             return None
-        sample = None
+        total = num_tokens = 0.0
         if self.batch is not None:  # a forward of either policy over the micro-batch, without gradient
             known = Generation.of_batch(self.batch)
             chains = Generation(starts_BS=known.starts_BS)  # the first policy's routers choose for themselves
@@ -337,16 +337,16 @@ class GuardHook:
                 initial_logps = self._trainer.logps_of(self.batch, chains)
             mask_BT = loss_mask(self.batch)
             kl_B = k1_per_rollout(policy_logps.double(), initial_logps.double(), mask_BT)
-            sample = float(kl_B.sum()), float(mask_BT.sum())
-        samples = [part for part in gathered(sample) if part is not None]
-        num_tokens = sum(count for _, count in samples)
-        return sum(total for total, _ in samples) / num_tokens if num_tokens else None
+            total, num_tokens = float(kl_B.sum()), float(mask_BT.sum())
+        totals, counts = zip(*gathered((total, num_tokens)), strict=True)
+        return sum(totals) / sum(counts) if any(counts) else None
 
     def as_initial_policy(self) -> AbstractContextManager[None]:
         """Inside, the model is the policy as it was before the first step."""
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        is_off = self.kl_path is KlPath.ADAPTER_OFF
         scope: AbstractContextManager[None] = (
-            model.disable_adapter() if is_off else self._trainer.channels.first_weights.in_place_of(model)
+            model.disable_adapter()
+            if self.kl_path is KlPath.ADAPTER_OFF
+            else self._trainer.channels.keeper_of_first_weights.weights.in_place_of(model)
         )
         return scope

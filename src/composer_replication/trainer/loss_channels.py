@@ -1,4 +1,12 @@
-"""The two loss channels beside the policy gradient: the teacher's weights, what both need of a step, what a checkpoint keeps."""
+"""The two loss channels beside the policy gradient: hint distillation, and replayed preferences.
+
+Hints: for a turn that went wrong the teacher, the policy under a hint, scores the very ids that the student sampled, after a
+prompt that differs by the hint; the student's distribution at those positions is moved towards the teacher's. Hinted turns come
+from a ``hint_source``, which sees each generation.
+Replay: pairs of answers to one prompt, given (``replay_pairs``) or made of passing and failing siblings of one group.
+
+Letters: M positions that carry loss, N turns or answers, P pairs, T completion columns, K tokens of the student's support.
+"""
 
 from __future__ import annotations
 
@@ -6,162 +14,113 @@ import hashlib
 import json
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import lru_cache
 from numbers import Real
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from accelerate.utils import send_to_device
 from transformers import TrainerCallback
 
+from composer_replication.config import HintsSection, ReplaySection
 from composer_replication.errors import InputError
-from composer_replication.losses.gathered_weight import gathered as whole_weight
-from composer_replication.losses.gathered_weight import is_spread
-from composer_replication.records import HintedTurn
-from composer_replication.trainer.collator import refuse_unfit_pairs
-from composer_replication.trainer.model_modes import spread_again
-from composer_replication.trainer.output_head import states_problem
-from composer_replication.trainer.processes import gathered, process_rank
+from composer_replication.interfaces import HintGenerator
+from composer_replication.losses.chunked_head import logp_at, sampled_and_top_k_logp, sampled_logp
+from composer_replication.losses.divergence import support_divergence
+from composer_replication.losses.policy_terms import truncated_importance_weights
+from composer_replication.losses.preferences import preference_loss, sequence_logp
+from composer_replication.records import HintedTurn, PreferencePair
+from composer_replication.trainer.collator import (
+    HintedRows,
+    PairRows,
+    SiblingPair,
+    check_pairs,
+    collate_hinted_turns,
+    collate_pairs,
+    matched_turns,
+    refuse_unfit_pairs,
+    rollouts_of,
+    sibling_pairs,
+    turns_that_fit,
+)
+from composer_replication.trainer.model_modes import WeightCopy, evaluation_mode
+from composer_replication.trainer.output_head import completion_states, scored_ids, states_problem
+from composer_replication.trainer.processes import gathered, num_processes, process_rank, together
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
 STATE_FILE = "loss_channels.pt"
 ROW_REWARD = "row_reward"
 """Under this name a batch has each row's weighted reward (B,), NaN where nothing scored it."""
+ROW = "generation_row"
+"""Under this name a batch says which row of its generation each row (B,) is: TRL shuffles and splits them."""
+TOP_K, EMA_RATE = 100, 0.05
+"""Tokens of the student's support, and how far a step moves the teacher that is an average: the reference's."""
 R = TypeVar("R")
 Scope = Callable[[], AbstractContextManager[Any]]
 """Opens what a forward is made in: autocast, or the teacher's weights."""
 
 
-# ---- the teacher, and the policy as it was -----------------------------------------------------------------
+@lru_cache(maxsize=4)
+def _order(num_records: int, seed: int, epoch: int) -> list[int]:
+    order = list(range(num_records))
+    random.Random(f"{seed} {epoch}").shuffle(order)  # noqa: S311  an order, no secret
+    return order
 
 
-class WeightCopy:
-    """The trained weights a second time: the teacher, or the policy as it was before the first step.
+def records_of_step(step: int, num_records: int, *, per_step: int, seed: int) -> list[int]:
+    """Indices of the records of global step ``step`` (0 is the first): epoch after epoch, each in an order of its own.
 
-    It is no second model: the frozen part of the model, all of it with adapters, exists once. Inside ``in_place_of`` it stands in
-    for the weights in a forward. Where FSDP2 spreads the weights over processes, each has its part of the copy, too.
-    Kept in float32 where they are of lower precision: an average that moves by a twentieth of a small difference would stand
-    still in bfloat16. ``model`` is without data-parallel wrappers, its weights whole in this process or spread by FSDP2.
+    What a step takes, over all micro-batches and processes, depends on the seed and the step alone: a resumed run goes on
+    exactly where the step count says, and every process knows what the others take.
     """
-
-    def __init__(self, model: nn.Module) -> None:
-        spread_again(model)
-        self._weights = {
-            name: parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32), copy=True)
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
-        }
-
-    @torch.no_grad()
-    def move_towards(self, model: nn.Module, rate: float) -> None:
-        """copy = (1 - rate) copy + rate weights, for each trained parameter."""
-        for name, parameter in self._trained(model).items():
-            weight = self._weights[name]
-            _own_part(weight).lerp_(_own_part(parameter).to(weight.dtype), rate)
-
-    @contextmanager
-    def in_place_of(self, model: nn.Module) -> Iterator[None]:
-        """Inside, the model has this copy's weights; no gradient may be asked for through them."""
-        trained = self._trained(model)
-        plain = {name: parameter for name, parameter in trained.items() if not is_spread(parameter)}
-        spread = {name: parameter for name, parameter in trained.items() if is_spread(parameter)}
-        originals = {name: parameter.data for name, parameter in plain.items()}
-        own_parts = {name: _own_part(parameter).clone() for name, parameter in spread.items()}
-        torch.clear_autocast_cache()  # it keeps casts by parameter, whatever data that holds
-        try:
-            for name, parameter in plain.items():
-                parameter.data = self._weights[name].to(parameter.dtype)
-            for name, parameter in spread.items():
-                _own_part(parameter).copy_(_own_part(self._weights[name]))  # FSDP2 gathers from this memory
-            yield
-        finally:
-            spread_again(model)
-            for name, parameter in plain.items():
-                parameter.data = originals[name]
-            for name, parameter in spread.items():
-                _own_part(parameter).copy_(own_parts[name])
-            torch.clear_autocast_cache()
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The copy itself, whole, by parameter name, for a checkpoint. A collective call for spread weights."""
-        return {
-            name: whole_weight(weight).cpu() if is_spread(weight) else weight
-            for name, weight in self._weights.items()
-        }
-
-    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what ``tensors`` gave in the run that saved it."""
-        for name, weight in self._weights.items():
-            _own_part(weight).copy_(_own_part(_spread_as(weight, tensors[name])))
-
-    def _trained(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        """The parameters that the copy is of; spread since the copy was made, it is spread alike."""
-        spread_again(model)
-        trained = {name: parameter for name, parameter in model.named_parameters() if name in self._weights}
-        for name, parameter in trained.items():
-            self._weights[name] = _spread_as(parameter, self._weights[name])
-        return trained
-
-
-def _own_part(tensor: Any) -> torch.Tensor:
-    """The memory of a tensor, or of this process's part of it."""
-    part: torch.Tensor = tensor.detach().to_local() if is_spread(tensor) else tensor.detach()
-    return part
-
-
-def _spread_as(weight: Any, whole: torch.Tensor) -> torch.Tensor:
-    """A whole tensor that each process has, spread as ``weight`` is; a spread one as it is."""
-    if not is_spread(weight) or is_spread(whole):
-        return whole
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(
-        whole.to(weight.device), weight.device_mesh, weight.placements, src_data_rank=None
-    )
-
-
-# ---- what each of them needs of the step under way ------------------------------------------------------
-
-
-class RecordDraws:
-    """Epoch after epoch over the records, each in an order of its own, ``per_step`` at a time.
-
-    What step n takes, over all micro-batches and processes, depends on the seed and n alone: a resumed run goes on exactly
-    where the step count says, and every process knows what the others take.
-    """
-
-    def __init__(self, records: Sequence[Any], *, per_step: int, seed: int) -> None:
-        self.num_records, self.per_step, self.seed = len(records), per_step, seed
-        self._order: tuple[int, list[int]] = (-1, [])
-
-    def of_step(self, step: int) -> list[int]:
-        """Indices of the records of global step ``step`` (0 is the first)."""
-        return [self._at(position) for position in range(step * self.per_step, (step + 1) * self.per_step)]
-
-    def share(self, step: int, part: int, num_parts: int) -> list[int]:
-        """What micro-batch ``part`` of ``num_parts`` takes of them; the shares together are all of them, once."""
-        return self.of_step(step)[part::num_parts]
-
-    def _at(self, position: int) -> int:
-        epoch, place = divmod(position, self.num_records)
-        if self._order[0] != epoch:
-            order = list(range(self.num_records))
-            random.Random(f"{self.seed} {epoch}").shuffle(order)  # noqa: S311  an order, no secret
-            self._order = (epoch, order)
-        return self._order[1][place]
+    positions = (divmod(each, num_records) for each in range(step * per_step, (step + 1) * per_step))
+    return [_order(num_records, seed, epoch)[place] for epoch, place in positions]
 
 
 class LossChannel:
-    """What both channels need of the step under way."""
+    """What both channels need of the step under way, and what they keep.
 
+    ``records`` were given, ``of_row`` is learned of each row of the newest generation, in the order of sampling. ``weights``
+    is a copy of the trained weights: the teacher, or the policy as it was; None where none is needed.
+    """
+
+    settings: HintsSection | ReplaySection
     records: Sequence[Any] = ()
-    """Those that the channel was given, and that no generation brings."""
+    of_row: Sequence[Sequence[Any]] = ()
+    kind_of_row: type = HintedTurn
+    weights: WeightCopy | None = None
+    weights_name = ""
+    """Of the copy in a checkpoint."""
+    keeps_first_weights = False
+    """The copy stays as the weights are before the first step."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+
+    def begin(self, saved: Mapping[str, Any] | None) -> None:
+        """Set the channel to the run's start, or to what ``state_dict`` gave in the run that saved it."""
+        self.weights = WeightCopy(self._model)
+        if saved is not None:
+            self.weights.load(saved[self.weights_name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """A collective call where weights are spread over processes."""
+        return {self.weights_name: None if self.weights is None else self.weights.tensors()}
+
+    def of_batch(self, inputs: Mapping[str, Any]) -> list[Any]:
+        """What is learned of the rows of a micro-batch."""
+        rows = inputs[ROW].tolist() if self.of_row and ROW in inputs else []
+        return [one for row in rows for one in self.of_row[row]]
+
+    def _keep(self, of_row: Sequence[Sequence[Any]], batch: dict[str, Any]) -> None:
+        self.of_row = of_row
+        batch[ROW] = torch.arange(len(of_row), device=self._device)
 
     @property
     def _step(self) -> int:
@@ -185,14 +144,14 @@ class LossChannel:
         trainer = self._trainer
         return float(trainer.current_gradient_accumulation_steps) / float(trainer.args.steps_per_generation)
 
-    def _rows_to_forward(self, rows: R | None, stand_in: Callable[[], R]) -> R | None:
-        """The rows themselves; a stand-in, whose loss is not to count, where only other processes have some.
+    def _to_forward(self, own: Sequence[R], stand_in: R) -> Sequence[R]:
+        """The records themselves; the stand-in, whose loss is not to count, where only other processes have some.
 
         Where weights are spread over processes each has to forward as often as the others. A collective call then.
         """
-        if not self._trainer.has_sharded_weights or not any(gathered(rows is not None)):
-            return rows
-        return stand_in() if rows is None else rows
+        if not self._trainer.has_sharded_weights or not any(gathered(bool(own))):
+            return own
+        return own or [stand_in]
 
     def _note(self, prefix: str, **figures: float) -> None:
         """Keep a micro-batch's figures for the log."""
@@ -206,6 +165,311 @@ class LossChannel:
         return total
 
 
+# ---- hint distillation ----------------------------------------------------------------------------------
+
+
+def hint_loss(
+    model: Any,
+    rows: HintedRows,
+    settings: HintsSection,
+    *,
+    num_tokens: float,
+    teacher: Scope,
+    autocast: Scope,
+    sampling_temperature: float,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """The loss, and two means over its tokens for the log: the divergence before weights, nats, and the importance weight.
+
+    L = sum_n w_n sum_t c_nt D_nt / num_tokens over the sampled ids of each turn.
+
+    D is the divergence of student and teacher (``losses.divergence``) over the student's top k and one tail class;
+    c = min(exp(logp - sampled_logp), 2), without gradient, 1 for an id whose sampled_logp is unknown; w_n is the turn's
+    weight. The student carries gradient, the teacher none.
+
+    Departs from the reference: SDPO averages tokens within a rollout first; here long and short turns weigh by their tokens,
+    as the policy-gradient channel does. Reference: Reinforcement Learning via Self-Distillation (2026, arXiv 2601.20802).
+
+    ``num_tokens`` are those of the whole optimizer step; under ``teacher`` the model is the teacher; the ids were sampled at
+    ``sampling_temperature``, which their log-probabilities belong to.
+    """
+    mask_NT, ids_M = rows.student.loss_mask_NT.bool(), scored_ids(rows.student)
+    with autocast():
+        states_MH, weight_VH, options = completion_states(model, rows.student)
+        top_k = min(TOP_K, weight_VH.size(0))
+        given = (states_MH, weight_VH, ids_M)
+        logp_M, top_logp_MK, top_index_MK = sampled_and_top_k_logp(
+            *given, k=top_k, temperature=1.0, **options
+        )
+        now_M = logp_M.detach()
+        if sampling_temperature != 1.0:
+            with torch.no_grad():
+                now_M = sampled_logp(*given, temperature=sampling_temperature, **options)
+    with teacher(), torch.no_grad(), autocast():
+        hidden_MH, teacher_weight_VH, options = completion_states(model, rows.teacher)
+        teacher_MK = logp_at(hidden_MH, teacher_weight_VH, top_index_MK, **options)
+    divergence_M = support_divergence(top_logp_MK, teacher_MK, jsd_alpha=settings.jsd_alpha)
+    sampled_M = rows.sampled_logp_NT[mask_NT].to(now_M.dtype)
+    ratio_M, _ = truncated_importance_weights(now_M, sampled_M, torch.ones_like(now_M))
+    turn_weight_M = rows.weight_N[:, None].expand(mask_NT.shape)[mask_NT]
+    loss = (turn_weight_M * ratio_M * divergence_M).sum() / num_tokens
+    return loss, {
+        "divergence": float(divergence_M.detach().mean()),
+        "importance_weight": float(ratio_M.mean()),
+    }
+
+
+class HintChannel(LossChannel):
+    """Hinted turns, of a source that is asked about each generation, into the batch, and their loss out of it.
+
+    ``weights`` are the teacher's; None where it is the model without its adapter.
+    """
+
+    settings: HintsSection
+    weights_name = "teacher"
+
+    def __init__(self, trainer: Any, settings: HintsSection, source: HintGenerator | None) -> None:
+        super().__init__(trainer)
+        if source is None:
+            raise self.nothing_to_learn()
+        self.settings, self.source = settings, source
+        self.keeps_first_weights = settings.teacher == "frozen"
+
+    @staticmethod
+    def nothing_to_learn() -> TrainerSettingError:
+        """The error for hint distillation without a source of hinted turns."""
+        words = "alpha_sdpo is not 0, but there is no hint_source to learn from."
+        fix = "pass a hint_source, or set alpha_sdpo to 0."
+        where = "ComposerReplicationTrainer(hint_source=)"
+        return TrainerSettingError("CR0755", words, where=where, fix=fix)
+
+    def check_model(self, model: Any) -> None:
+        """Refuse a model that has no such teacher."""
+        configs = getattr(model, "peft_config", None) or {}
+        kinds = {str(getattr(config.peft_type, "value", config.peft_type)) for config in configs.values()}
+        if self.settings.teacher == "lora-off" and "LORA" not in kinds:
+            words = 'the teacher "lora-off" is the model without its adapter, and this model has none.'
+            fix = 'add a [model.lora] table, or take the teacher "ema" or "frozen".'
+            raise TrainerSettingError("CR0755", words, where="hints.teacher", fix=fix)
+
+    def begin(self, saved: Mapping[str, Any] | None) -> None:
+        if self.settings.teacher != "lora-off":
+            super().begin(saved)
+
+    def after_step(self) -> None:
+        if self.settings.teacher == "ema" and self.weights is not None:
+            self.weights.move_towards(self._model, EMA_RATE)
+
+    def after_generation(self, rows: Any, batch: dict[str, Any], rewards: Sequence[float | None]) -> None:
+        """Ask the hint source about a fresh generation."""
+        tokenizer, ends = self._trainer._tokenizer, self._trainer.eos_token_ids  # noqa: SLF001 - TRL's only name
+        rollouts = rollouts_of(rows, batch, rewards, tokenizer, step=self._step, eos_token_ids=ends)
+        source, before = self.source, Counter(getattr(self.source, "counts", {}))
+        matched = together(lambda: matched_turns(source.hinted_turns(rollouts), rollouts))
+        turns, num_too_long = together(lambda: turns_that_fit(matched, self._model))
+        self._keep(turns, batch)
+        num_tokens = sum(len(turn.completion_ids) for of_row in turns for turn in of_row)
+        batch["hint_num_tokens"] = self._gathered_sum(num_tokens)
+        self._note("sdpo", turns_left_out=float(num_too_long))
+        counted, total = Counter(getattr(source, "counts", {})), Counter[str]()
+        counted.subtract(before)
+        for added in gathered(counted):
+            total.update(added)
+        self._note("hint_source", **{name: float(number) for name, number in total.items()})
+
+    def loss(self, model: Any, inputs: Any) -> torch.Tensor:
+        """Mean over all hinted tokens of the optimizer step of weight times divergence; this micro-batch's part.
+
+        The mean is over the step's tokens and not the micro-batch's, so that the gradient does not depend on how
+        a step is split.
+        """
+        own, pad_id = self.of_batch(inputs), self._pad_id
+        self._note("sdpo", turns=float(len(own)))
+        turns = self._to_forward(own, HintedTurn((pad_id,), (pad_id, pad_id), (pad_id,)))
+        if not turns:
+            return torch.zeros((), device=self._device)
+        loss, figures = hint_loss(
+            model,
+            send_to_device(collate_hinted_turns(turns, pad_id=pad_id), self._device),
+            self.settings,
+            num_tokens=float(inputs["hint_num_tokens"]) * self._window_share(),
+            teacher=self._teacher_in_place,
+            autocast=self._trainer.accelerator.autocast,
+            sampling_temperature=self._trainer.temperature,
+        )
+        if not own:
+            return loss * 0.0
+        self._note("sdpo", **figures)
+        return loss * num_processes()
+
+    @contextmanager
+    def _teacher_in_place(self) -> Iterator[None]:
+        """Inside, the model is the teacher: its weights, and no dropout."""
+        model, weights = self._model, self.weights
+        with (
+            model.disable_adapter() if weights is None else weights.in_place_of(model),
+            evaluation_mode(model),
+        ):
+            yield
+
+
+# ---- replayed preferences -------------------------------------------------------------------------------
+
+
+_PAIRS_AT_ONCE = 8
+
+
+def pair_logps(model: Any, rows: PairRows) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean log-probability a token of each chosen and each rejected answer, nats: two tensors (P,), at temperature 1."""
+    states_MH, weight_VH, options = completion_states(model, rows.answers)
+    logp_M = sampled_logp(states_MH, weight_VH, scored_ids(rows.answers), **options)
+    mask = rows.answers.loss_mask_NT.bool()
+    logp_NT = torch.zeros(mask.shape, dtype=logp_M.dtype, device=mask.device).masked_scatter(mask, logp_M)
+    logp_N = sequence_logp(logp_NT, mask, length_normalised=True)
+    chosen_P, rejected_P = logp_N.chunk(2)
+    return chosen_P, rejected_P
+
+
+def reference_logps(
+    model: Any, pairs: Sequence[PreferencePair], *, pad_id: int, autocast: Scope
+) -> torch.Tensor:
+    """Columns chosen and rejected (P, 2), float32, of the model as it stands, without gradient or dropout."""
+    parts = []
+    with torch.no_grad(), evaluation_mode(model):
+        for start in range(0, len(pairs), _PAIRS_AT_ONCE):
+            rows = collate_pairs(pairs[start : start + _PAIRS_AT_ONCE], pad_id=pad_id)
+            rows = send_to_device(rows, model.device)
+            with autocast():
+                parts.append(torch.stack(pair_logps(model, rows), dim=1))
+    return torch.cat(parts).float()
+
+
+_BETAS = {"dpo": 5.0, "ipo": 0.1, "simpo": 2.0}
+
+
+class ReplayChannel(LossChannel):
+    """Draws pairs, makes some of siblings, compares the policy with the reference, and keeps what the reference said.
+
+    ``reference_P2`` has the log-probabilities of ``records`` under the weights of the run's start; None where nothing needs
+    them. A sibling pair has its own: a copy of those weights scores it when it is made.
+    """
+
+    settings: ReplaySection
+    kind_of_row = SiblingPair
+    weights_name = "first"
+    reference_P2: torch.Tensor | None = None
+    _newest_part = (-1, 0)
+
+    def __init__(self, trainer: Any, settings: ReplaySection, pairs: Sequence[PreferencePair] | None) -> None:
+        super().__init__(trainer)
+        if not settings.sibling_pairs and all(pair.weight == 0.0 for pair in pairs or ()):
+            raise self.nothing_to_learn()
+        check_pairs(pairs or ())
+        self.settings, self.records = settings, pairs or ()
+        self.keeps_first_weights = settings.sibling_pairs and settings.kind != "simpo"
+        self._beta = settings.beta or _BETAS[settings.kind]
+
+    @staticmethod
+    def nothing_to_learn() -> TrainerSettingError:
+        """The error for replay without any pair that weighs something."""
+        words = "beta_replay is not 0, but there is no preference pair to learn from."
+        fix = "pass replay_pairs, set replay.sibling_pairs = true, or set beta_replay to 0."
+        where = "ComposerReplicationTrainer(replay_pairs=), replay.sibling_pairs"
+        return TrainerSettingError("CR0755", words, where=where, fix=fix)
+
+    def check_model(self, model: Any) -> None:
+        """Refuse pairs that the model cannot read."""
+        refuse_unfit_pairs(self.records, model)
+
+    def begin(self, saved: Mapping[str, Any] | None) -> None:
+        self._newest_part = (-1, 0)
+        if self.keeps_first_weights:
+            super().begin(saved)
+        self.reference_P2 = None if saved is None else saved["reference"]
+        if self.reference_P2 is None and self.records and self.settings.kind != "simpo":
+            self.reference_P2 = self._said_of(self.records)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "reference": self.reference_P2}
+
+    def after_generation(self, rows: Any, batch: dict[str, Any], rewards: Sequence[float | None]) -> None:
+        """Make pairs inside the groups of a fresh generation."""
+        if not self.settings.sibling_pairs:
+            return
+        of_row = sibling_pairs(batch, rewards, pass_reward=self.settings.pass_reward)
+        batch["sibling_total"] = self._gathered_sum(float(sum(map(len, of_row))))
+        own = [pair for pairs in of_row for pair in pairs]
+        num_pairs = max(gathered(len(own))) if self._trainer.has_sharded_weights else len(own)
+        if self.weights is not None and num_pairs:
+            with self.weights.in_place_of(self._model):
+                said_P2 = self._said_of([*own, *[self._stand_in] * (num_pairs - len(own))])
+            said = iter(said_P2.tolist())
+            of_row = [[replace(pair, reference=tuple(next(said))) for pair in pairs] for pairs in of_row]
+        self._keep(of_row, batch)
+
+    def loss(self, model: Any, inputs: Any) -> torch.Tensor:
+        """Weighted mean over all pairs of the optimizer step of the preference loss; this micro-batch's part."""
+        settings = self.settings
+        of_step, share = self._drawn()
+        drawn = [idx for idx in share if self.records[idx].weight > 0]
+        siblings: list[SiblingPair] = self.of_batch(inputs)
+        total_weight = sum(self.records[idx].weight for idx in of_step)
+        total_weight += float(inputs.get("sibling_total", 0.0)) * self._window_share()
+        references = [] if self.reference_P2 is None else self.reference_P2[drawn].tolist()
+        given = [self.records[idx] for idx in drawn], references
+        made = siblings, [pair.reference for pair in siblings]
+        total, counted = torch.zeros((), device=self._device), []
+        for own, reference in (given, made):  # apart, since their lengths may be far apart
+            if not (pairs := self._to_forward(own, self._stand_in)):
+                continue
+            rows = send_to_device(collate_pairs(pairs, pad_id=self._pad_id), self._device)
+            reference_2P: Sequence[torch.Tensor | None] = (None, None)
+            if settings.kind != "simpo":
+                reference_2P = torch.tensor(reference or [[0.0, 0.0]], device=self._device).unbind(dim=1)
+            with self._trainer.accelerator.autocast():
+                policy_2P = pair_logps(model, rows)
+            loss, metrics = preference_loss(
+                *policy_2P,
+                *reference_2P,
+                kind=settings.kind,
+                beta=self._beta,
+                weight_P=rows.weight_P,
+            )
+            total = total + loss * (metrics.total_weight if own else 0.0)
+            counted += [metrics] if own else []
+        figures = {"pairs": float(sum(int(part.num_pairs) for part in counted))}
+        if counted:
+            weights = [float(part.total_weight) for part in counted]
+            for name in ("accuracy", "reward_margin"):
+                figures[name] = fmean([float(getattr(part, name)) for part in counted], weights)
+        self._note("replay", **figures)
+        return total * (num_processes() / total_weight) if total_weight else total
+
+    def _drawn(self) -> tuple[list[int], list[int]]:
+        """The pairs of the optimizer step, and those of them that this micro-batch takes: their indices.
+
+        Micro-batches are counted here and not by TRL's micro-step, which runs on over steps that have fewer of them.
+        """
+        if not self.records:
+            return [], []
+        step, count = self._newest_part
+        count = count + 1 if step == self._step else 0
+        self._newest_part = (self._step, count)
+        num_micro_steps = int(self._trainer.current_gradient_accumulation_steps)
+        part, num_parts = process_rank() * num_micro_steps + count, num_processes() * num_micro_steps
+        options = {"per_step": self.settings.pairs_per_step, "seed": int(self._trainer.args.seed)}
+        of_step = records_of_step(self._step, len(self.records), **options)
+        return of_step, of_step[part::num_parts]
+
+    @property
+    def _stand_in(self) -> PreferencePair:
+        return PreferencePair((self._pad_id,), (self._pad_id,), (self._pad_id, self._pad_id))
+
+    def _said_of(self, pairs: Sequence[PreferencePair]) -> torch.Tensor:
+        """What the model as it stands says of pairs (P, 2), in the processor's memory."""
+        scope = self._trainer.accelerator.autocast
+        return reference_logps(self._model, pairs, pad_id=self._pad_id, autocast=scope).cpu()
+
+
 # ---- both, as one part of the trainer -------------------------------------------------------------------
 
 
@@ -215,9 +479,10 @@ class LossChannels(TrainerCallback):
     At the end of each step the teacher follows the policy.
     """
 
-    # Any, since the modules of both channels import this one
-    def __init__(self, trainer: Any, hints: Any, replay: Any) -> None:
+    def __init__(self, trainer: Any, hints: HintChannel | None, replay: ReplayChannel | None) -> None:
         self._trainer, self.hints, self.replay = trainer, hints, replay
+        both: dict[str, HintChannel | ReplayChannel | None] = {"hints": hints, "replay": replay}
+        self._channels = {name: channel for name, channel in both.items() if channel is not None}
         self._saved: dict[str, Any] | None = None
 
     def check_model(self) -> None:
@@ -228,23 +493,15 @@ class LossChannels(TrainerCallback):
             fix = "set both weights to 0, or change what the sentence names."
             where = "trainer.alpha_sdpo, trainer.beta_replay"
             raise TrainerSettingError("CR0757", words, where=where, fix=fix)
-        if self.replay is not None:
-            refuse_unfit_pairs(self.replay.records, model)
-        if self.hints is not None:
-            self.hints.check_model(model)
+        for channel in self._channels.values():
+            channel.check_model(model)
 
     def begin(self) -> None:
         """Set both channels to the run's start, or to the checkpoint that ``read`` has read. Errors as ``check_model``."""
         saved, self._saved = self._saved, None
         self.check_model()
-        if self.hints is not None:
-            self.hints.begin()
-        if self.replay is not None:
-            self.replay.reference_P2 = None if saved is None else saved["reference"]
-            self.replay.begin()
-        for name, copy in self._copies().items():
-            if saved is not None and copy is not None:
-                copy.load(saved[name])
+        for channel in self._channels.values():
+            channel.begin(saved)
         if self not in self._trainer.callback_handler.callbacks:
             self._trainer.add_callback(self)
 
@@ -256,43 +513,35 @@ class LossChannels(TrainerCallback):
     def after_generation(self, rows: Any, batch: dict[str, Any]) -> None:
         """A fresh generation gets what the channels train on."""
         rewards = [None if math.isnan(reward) else reward for reward in batch[ROW_REWARD].tolist()]
-        if self.hints is not None:
-            self.hints.after_generation(rows, batch, rewards)
-        if self.replay is not None:
-            self.replay.after_generation(batch, rewards)
+        for channel in self._channels.values():
+            channel.after_generation(rows, batch, rewards)
 
     @property
-    def keep_first_weights(self) -> bool:
-        """Whether a channel keeps the trained weights as they are before the first step."""
-        teaches = self.hints is not None and self.hints.settings.teacher == "frozen"
-        return bool(teaches or (self.replay is not None and self.replay.keeps_first_weights))
-
-    @property
-    def first_weights(self) -> WeightCopy | None:
-        """Those weights, where they are kept."""
-        copies = self._copies()
-        return copies["first"] or copies["teacher"]
-
-    def _copies(self) -> dict[str, WeightCopy | None]:
-        return {
-            "teacher": None if self.hints is None else self.hints.teacher_weights,
-            "first": None if self.replay is None else self.replay.first_weights,
-        }
+    def keeper_of_first_weights(self) -> LossChannel | None:
+        """The channel whose ``weights`` are those before the first step, if one keeps them."""
+        keepers = (channel for channel in self._channels.values() if channel.keeps_first_weights)
+        return next(keepers, None)
 
     # ---- checkpoints --------------------------------------------------------------------------------
 
-    def write(self, checkpoint: Path, *, is_inside_generation: bool) -> None:
-        """Weights and numbers in a file of their own; hinted turns that are still to be trained on in one a process."""
-        copies = self._copies().items()
-        state = {name: None if copy is None else copy.tensors() for name, copy in copies} | {
-            "fingerprint": self._fingerprint(),
-            "reference": None if self.replay is None else self.replay.reference_P2,
-        }
+    def write(self, checkpoint: Path) -> None:
+        """Weights and numbers in a file of their own."""
+        state: dict[str, Any] = {"fingerprint": self._fingerprint()}
+        for channel in self._channels.values():
+            state |= channel.state_dict()
         if process_rank() == 0:
             torch.save(state, checkpoint / STATE_FILE)
-        if is_inside_generation:
-            of_rows = () if self.hints is None else self.hints.turns_of_row
-            torch.save([[asdict(turn) for turn in of_row] for of_row in of_rows], _turns_file(checkpoint))
+
+    def of_rows(self) -> dict[str, Any]:
+        """What is still to be trained on amid a generation, in this process."""
+        return {
+            name: [[asdict(one) for one in of_row] for of_row in channel.of_row]
+            for name, channel in self._channels.items()
+        }
+
+    def load_of_rows(self, saved: Mapping[str, Any]) -> None:
+        for name, channel in self._channels.items():
+            channel.of_row = [[channel.kind_of_row(**one) for one in of_row] for of_row in saved[name]]
 
     def read(self, checkpoint: Path) -> None:
         """What the channels kept waits for ``begin``."""
@@ -300,18 +549,14 @@ class LossChannels(TrainerCallback):
         self._saved = torch.load(path, map_location=lambda storage, _tag: storage, weights_only=True)
         if self._saved["fingerprint"] != self._fingerprint():
             raise _other_channels("its hints or pairs, or their settings, are not this trainer's", path)
-        if self.hints is not None and (turns_file := _turns_file(checkpoint)).is_file():
-            turns = torch.load(turns_file, weights_only=True)
-            self.hints.turns_of_row = [[HintedTurn(**turn) for turn in of_row] for of_row in turns]
 
     def _fingerprint(self) -> str:
         """Of both tables (also keys that have left: older checkpoints know them), records and the seed of their order."""
         digest = hashlib.sha256(str(self._trainer.args.seed).encode())
-        for name, channel in {"hints": self.hints, "replay": self.replay}.items():
-            if channel is not None:
-                records = [asdict(record) for record in channel.records]
-                settings = {**channel.settings.departed, **channel.settings.model_dump()}
-                digest.update(json.dumps([name, settings, records], sort_keys=True).encode())
+        for name, channel in self._channels.items():
+            records = [asdict(record) for record in channel.records]
+            settings = {**channel.settings.departed, **channel.settings.model_dump()}
+            digest.update(json.dumps([name, settings, records], sort_keys=True).encode())
         return digest.hexdigest()
 
 
@@ -331,10 +576,6 @@ def refuse_other_channels(checkpoint: Path, *, has_channels: bool) -> None:
         had = "has" if path.is_file() else "has no"
         words = f"the checkpoint {had} state of loss channels, and this trainer is otherwise"
         raise _other_channels(words, path)
-
-
-def _turns_file(checkpoint: Path) -> Path:
-    return checkpoint / f"hinted_turns_{process_rank()}.pt"
 
 
 def _other_channels(sentence: str, path: Path) -> InputError:

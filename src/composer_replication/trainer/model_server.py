@@ -25,12 +25,10 @@ MAX_REQUEST_BYTES = 64 * 1024**2
 _UNKNOWN = {"error": {"message": "known are /v1/models, /v1/chat/completions and /v1/completions"}}
 
 
-class BadRequestError(Exception):
-    """What the client asked cannot be answered; the text says why."""
-
-
 class ChatModel:
     """Answers requests of ``/v1/chat/completions`` and ``/v1/completions``; safe to use from several threads.
+
+    What cannot be answered is a ``ValueError`` that says why.
 
     Args:
         model, tokenizer: of ``load_model``.
@@ -49,16 +47,16 @@ class ChatModel:
         """A chat completion."""
         messages, tools = request.get("messages"), request.get("tools") or []
         if not isinstance(messages, list) or not messages or not isinstance(tools, list):
-            raise BadRequestError("messages has to be a list of messages, tools a list of functions")
+            raise ValueError("messages has to be a list of messages, tools a list of functions")
         try:
             limit = int(request.get("max_tokens") or request.get("max_completion_tokens") or 1024)
             temperature, seed = float(request.get("temperature", 1.0)), int(request.get("seed") or 0)
             prompt = self._prompt(messages, tools)
         except (InputError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise BadRequestError(f"the request cannot be read: {error}") from error
+            raise ValueError(f"the request cannot be read: {error}") from error
         room = self._max_tokens - len(prompt)
         if room < 1 or limit < 1 or not 0 <= temperature < 100:
-            raise BadRequestError(
+            raise ValueError(
                 f"no room for an answer: the prompt has {len(prompt)} of {self._max_tokens} tokens"
             )
         with self._lock:
@@ -68,16 +66,12 @@ class ChatModel:
         return self._body(request, prompt, completion, tools)
 
     def score(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """A completion without text, which says of each id of its prompt but the first what the model gave it, at temperature 1.
-
-        Raises:
-            BadRequestError: the prompt is no list of the model's ids, is too long, or nobody asks for ``prompt_logprobs``.
-        """
+        """A completion without text, which says of each id of its prompt but the first what the model gave it, at temperature 1."""
         ids: Any = request.get("prompt")
         every = range(len(self._tokenizer))
         is_known = isinstance(ids, list) and all(type(token) is int and token in every for token in ids)
         if not is_known or not 0 < len(ids) <= self._max_tokens or request.get("prompt_logprobs") is None:
-            raise BadRequestError("prompt has to be a list of the model's token ids, beside prompt_logprobs")
+            raise ValueError("prompt has to be a list of the model's token ids, beside prompt_logprobs")
         with self._lock, torch.inference_mode():
             ids_1T = torch.tensor([ids], device=self._model.device)
             logits_TV = self._model(input_ids=ids_1T).logits[0, :-1].float()
@@ -163,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
             if not isinstance(request, dict) or request.get("stream"):
                 raise ValueError("an object without stream is wanted")
             body = respond(request)
-        except (ValueError, RecursionError, BadRequestError) as error:
+        except (ValueError, RecursionError) as error:
             self._say(400, {"error": {"message": str(error)}})
         else:
             self._say(200, body)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from trl.trainer.utils import add_fused_lm_head
@@ -22,6 +23,7 @@ from composer_replication.trainer.prefix_generation import sample_shared
 from composer_replication.trainer.prefix_support import inner_model, packing_reason
 from composer_replication.trainer.run_setup import lora_config
 
+T = TypeVar("T")
 _ADAM = 2 * 4  # two moments in float32 for each number that is trained
 _MOST_TRIED_TOKENS, _MOST_TRIED_PROMPT = 64, 2048
 _RESET_PEAK = "5"  # what Linux takes in /proc/self/clear_refs for the peak of resident memory
@@ -120,16 +122,16 @@ def measure_step(
         generator = torch.Generator(device=model.device).manual_seed(0)
         ends: dict[str, Any] = {"eos_token_ids": (), "pad_token_id": tokenizer.pad_token_id}
         options = {"max_new_tokens": num_tried, "temperature": 1.0, "generator": generator, **ends}
-        with _taken(model) as sampling:
-            [sampled] = sample_shared(model, [of_prompt], group_size, **options)
-        with _taken(model) as training:
-            _train(model, of_prompt, [row.ids for row in sampled], is_shared=is_shared)
-    above = max(0, sampling.peak_bytes - held, training.peak_bytes - held)
+        sample = partial(sample_shared, model, [of_prompt], group_size, **options)
+        [sampled], sampling_seconds, sampling_bytes = _taken(model, sample)
+        train = partial(_train, model, of_prompt, [row.ids for row in sampled], is_shared=is_shared)
+        _, training_seconds, training_bytes = _taken(model, train)
+    above = max(0, sampling_bytes - held, training_bytes - held)
     num_forwarded = 1 if is_shared else group_size
     tried = num_forwarded * len(of_prompt) + group_size * num_tried
     whole = num_forwarded * len(prompt) + group_size * completion_tokens
     num_trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    seconds = sampling.seconds * completion_tokens / num_tried + training.seconds * whole / tried
+    seconds = sampling_seconds * completion_tokens / num_tried + training_seconds * whole / tried
     memory = held + _ADAM * num_trained + num_prompts * above * whole / tried
     return StepCost(num_prompts * seconds, round(memory), is_shared)
 
@@ -160,26 +162,18 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-@dataclass(slots=True)
-class _Taken:
-    seconds: float = 0.0
-    peak_bytes: int = 0
-    """What was allocated on the model's GPU; on the processor what was resident of this process."""
-
-
-@contextmanager
-def _taken(model: Any) -> Iterator[_Taken]:
-    """Afterwards it says what was taken inside."""
+def _taken(model: Any, work: Callable[[], T]) -> tuple[T, float, int]:
+    """What ``work`` gives, its seconds, and the peak of bytes: allocated on the model's GPU, or resident of this process."""
     is_gpu = model.device.type == "cuda"
     if is_gpu:
         torch.cuda.reset_peak_memory_stats()
     else:
         with suppress(OSError):  # where that is not allowed, the peak is that of loading, at worst
             Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
-    taken, started = _Taken(), time.perf_counter()
-    yield taken
-    taken.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    started = time.perf_counter()
+    result = work()
     if is_gpu:
         torch.cuda.synchronize()
-        taken.peak_bytes = torch.cuda.max_memory_allocated()
-    taken.seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - started
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return result, seconds, torch.cuda.max_memory_allocated() if is_gpu else resident

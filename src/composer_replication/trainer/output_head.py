@@ -5,7 +5,6 @@ Letters: N rows, S columns, H hidden size, V vocabulary; M tokens that carry los
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,24 +28,13 @@ from composer_replication.trainer.prefix_support import (
 from composer_replication.trainer.processes import num_processes
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """logits = softcap(weight states), of states that are scaled already; ``softcap`` None is the identity."""
+def head_of(model: nn.Module) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The weight (V, H) of the output head as it is now, and keyword arguments for ``losses.chunked_head``.
 
-    weight_VH: torch.Tensor
-    softcap: float | None
-    adds_to_weight_grad: bool
-    """The gradient of the weight goes straight into ``weight.grad``: nothing else waits for it."""
-
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the functions of ``losses.chunked_head``."""
-        return {"softcap": self.softcap, "adds_to_weight_grad": self.adds_to_weight_grad}
-
-
-def head_of(model: nn.Module) -> Head:
-    """The output head as it is now; only for models without ``states_problem``.
-
-    Under FSDP2 its weight is a DTensor, whatever a forward left whole: that copy may be freed before backward reads it.
+    logits = softcap(weight states), of states that are scaled already; ``softcap`` None is the identity. With
+    ``adds_to_weight_grad`` the weight's gradient goes straight into ``weight.grad``: nothing else waits for it. Only for models
+    without ``states_problem``. Under FSDP2 the weight is a DTensor, whatever a forward left whole: that copy may be freed before
+    backward reads it.
     """
     spread_again(model)
     inner = inner_model(model)
@@ -56,7 +44,8 @@ def head_of(model: nn.Module) -> Head:
     # backward do; where autograd alone would see it, it need not exist a second time.
     hooks = (weight._backward_hooks, getattr(weight, "_post_accumulate_grad_hooks", None))  # noqa: SLF001 - no public name
     is_alone = num_processes() == 1 and not is_spread(weight)
-    return Head(weight, softcap, weight.requires_grad and weight.is_leaf and is_alone and not any(hooks))
+    adds = weight.requires_grad and weight.is_leaf and is_alone and not any(hooks)
+    return weight, {"softcap": softcap, "adds_to_weight_grad": adds}
 
 
 def states_problem(model: nn.Module) -> str | None:
@@ -118,16 +107,16 @@ class _BehindLogits(torch.autograd.Function):
 
 @torch.no_grad()
 def _other_logits(model: nn.Module) -> str | None:
-    """A sentence where the model makes other logits of its states than ``Head`` says, as the model itself shows on a few ids."""
-    inner, head = inner_model(model), head_of(model)
-    weight_VH = gathered(head.weight_VH)
+    """A sentence where the model makes other logits of its states than ``head_of`` says, as the model itself shows on a few ids."""
+    inner, (weight, options) = inner_model(model), head_of(model)
+    weight_VH, softcap = gathered(weight), options["softcap"]
     ids_NS = torch.arange(min(4, weight_VH.size(0)), device=weight_VH.device)[None]
     with evaluation_mode(inner):
         states_NSH, logits_N1V = last_states(model, ids_NS, torch.ones_like(ids_NS))
     scale = logit_scale(inner.config.get_text_config())
     made_N1V = linear((states_NSH[:, -1:] * scale).to(weight_VH.dtype), weight_VH)
-    if head.softcap is not None:
-        made_N1V = head.softcap * torch.tanh(made_N1V / head.softcap)
+    if softcap is not None:
+        made_N1V = softcap * torch.tanh(made_N1V / softcap)
     if made_N1V.shape == logits_N1V.shape:
         tolerance = 1e-3 if logits_N1V.dtype.itemsize > 2 else 3e-2  # rounding alone is some of the last bits
         error, largest = (made_N1V.float() - logits_N1V.float()).abs().max(), logits_N1V.float().abs().max()
@@ -164,15 +153,16 @@ def logit_scale(config: Any) -> float:
     return float(divisor) if config.model_type == "hyperclovax" else 1.0 / float(divisor)
 
 
-def completion_states(model: nn.Module, rows: TokenRows) -> torch.Tensor:
-    """Scaled last hidden state before each completion token that carries loss: (M, H), row by row.
+def completion_states(model: nn.Module, rows: TokenRows) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    """Scaled last hidden state before each completion token that carries loss (M, H), row by row, and the head of ``head_of``.
 
     Positions count from the first token of the prompt, as in generation.
     """
     ids = torch.cat([rows.prompt_ids_NP, rows.completion_ids_NT], dim=1)
     mask = torch.cat([rows.prompt_mask_NP, rows.completion_mask_NT], dim=1)
     states_NTH = last_states(model, ids, mask)[0][:, rows.prompt_ids_NP.size(1) - 1 : -1]
-    return states_NTH[rows.loss_mask_NT.bool()] * logit_scale(inner_model(model).config.get_text_config())
+    scale = logit_scale(inner_model(model).config.get_text_config())
+    return states_NTH[rows.loss_mask_NT.bool()] * scale, *head_of(model)
 
 
 def scored_ids(rows: TokenRows) -> torch.Tensor:

@@ -24,8 +24,7 @@ from torch import nn
 
 from composer_replication.errors import InputError
 from composer_replication.trainer.model_modes import weights_are_sharded
-from composer_replication.trainer.policy import filters_of, reshapes
-from composer_replication.trainer.prefix_generation import sample_shared, text_rule
+from composer_replication.trainer.policy import ModelSampler
 from composer_replication.trainer.prefix_support import inner_model, packing_reason, sampling_reason
 from composer_replication.trainer.processes import gathered, num_processes
 from composer_replication.trainer.setting_errors import refuse_masked_stops
@@ -127,17 +126,14 @@ def rows_of_a_pack(num_rows: int, prompt_length: int, completion_length: int, hi
     as S (6 h + S).
     """
 
-    def cost_of_pack(rows: int) -> int:
-        columns = prompt_length + rows * completion_length
-        return columns * (6 * hidden_size + columns)
+    def width(rows: int) -> int:
+        return prompt_length + rows * completion_length
 
     def cost(rows: int) -> int:
-        num_full, rest = divmod(num_rows, rows)
-        return num_full * cost_of_pack(rows) + (cost_of_pack(rest) if rest else 0)
+        packs = [rows] * (num_rows // rows) + [num_rows % rows]
+        return sum(width(each) * (6 * hidden_size + width(each)) for each in packs if each)
 
-    fits = [
-        rows for rows in range(1, num_rows + 1) if prompt_length + rows * completion_length <= MAX_COLUMNS
-    ]
+    fits = [rows for rows in range(1, num_rows + 1) if width(rows) <= MAX_COLUMNS]
     return min(fits, key=cost, default=1)
 
 
@@ -277,19 +273,14 @@ class SharedPrompts:
         global generator, whose state is in every checkpoint, so a resumed run samples the same rows.
         """
         trainer = self._trainer
-        args, tokenizer = trainer.args, trainer._tokenizer  # noqa: SLF001 - TRL's only name
-        is_sharded = weights_are_sharded(trainer.model)
-        samples = sample_shared(
-            model,
+        args, is_sharded = trainer.args, weights_are_sharded(trainer.model)
+        sampler = ModelSampler(model, args, trainer._tokenizer, eos_token_ids=trainer.eos_token_ids)  # noqa: SLF001
+        samples = sampler.rows(
             prompt_ids,
-            1,
             max_new_tokens=args.max_completion_length,
             temperature=args.temperature,
-            **filters_of(args),
-            eos_token_ids=trainer.eos_token_ids,
-            pad_token_id=tokenizer.pad_token_id,
-            stop=text_rule(tokenizer, trainer.is_finished),
+            is_finished=trainer.is_finished,
             goes_on=(lambda runs_here: any(gathered(runs_here))) if is_sharded else bool,
         )
-        logps = None if reshapes(args) else [row.logps for (row,) in samples]
+        logps = [row.logps for (row,) in samples] if sampler.has_logps else None
         return [row.ids for (row,) in samples], logps

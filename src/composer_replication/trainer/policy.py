@@ -1,4 +1,7 @@
-"""The model being trained, as a ``Policy``: evaluation runs on the trainer's own weights."""
+"""The model being trained as it samples, for evaluation, episodes and TRL: in this process, or by vLLM.
+
+vLLM samples on a server that each process asks itself, or in an engine of its process (``vllm_mode`` ``colocate``).
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ from typing import Any
 
 import torch
 
-from composer_replication.records import Completion
-from composer_replication.rollouts.episodes.policies import SampleOptions
+from composer_replication.errors import ComposerError
+from composer_replication.model_endpoint import Endpoint
+from composer_replication.records import Completion, StopReason
+from composer_replication.rollouts.episodes import policies
+from composer_replication.rollouts.episodes.policies import SampleOptions, ServedPolicy
 from composer_replication.rollouts.tokens.token_ledger import unwilling_template
 from composer_replication.trainer.prefix_generation import SampledRow, sample_shared, text_rule
 
@@ -22,13 +28,8 @@ def filters_of(sampling: Any) -> dict[str, Any]:
     return {**given, "top_k": given["top_k"] or 0}
 
 
-def reshapes(sampling: Any) -> bool:
-    """Whether filters reshape the distribution: its log-probabilities would not be the model's own."""
-    return filters_of(sampling) != _NO_FILTERS
-
-
 class ModelSampler:
-    """Continues token ids by a causal language model in this process; each row by a generator of its own.
+    """Continues token ids by a causal language model in this process: a ``SampleBatch``, each of its rows by a generator of its own.
 
     What a row says depends on its prompt and seed, and but for the last bits of arithmetic on nothing else of its batch.
     ``sampling`` are TRL's arguments, for the filters (None: none); the tokenizer writes the text of an answer, for people and
@@ -36,30 +37,45 @@ class ModelSampler:
     """
 
     def __init__(self, model: Any, sampling: Any, tokenizer: Any, *, eos_token_ids: Sequence[int]) -> None:
-        self.model, self.sampling, self.tokenizer = model, sampling, tokenizer
-        self.eos_token_ids = tuple(eos_token_ids)
+        self.model, self.tokenizer, self.eos_token_ids = model, tokenizer, tuple(eos_token_ids)
+        self.filters = filters_of(sampling)
+        self.has_logps = self.filters == _NO_FILTERS
+        """Those of a distribution that filters reshape are not the model's own."""
 
     def __call__(self, prompts: list[tuple[int, ...]], options: list[SampleOptions]) -> Sequence[Completion]:
         (temperature,) = {each.temperature for each in options}
-        rows = sample_shared(
-            self.model,
+        rows = self.rows(
             prompts,
-            1,
             max_new_tokens=max(each.max_new_tokens for each in options),
             temperature=temperature,
-            **filters_of(self.sampling),
-            eos_token_ids=self.eos_token_ids,
-            pad_token_id=self.tokenizer.pad_token_id,
             generator=[torch.Generator().manual_seed(each.seed) for each in options],
             row_limits=[each.max_new_tokens for each in options],
         )
-        has_logps = not reshapes(self.sampling)
-        return [_completion(self.tokenizer, row, has_logps=has_logps) for (row,) in rows]
+        return [self._completion(row, has_logps=self.has_logps) for (row,) in rows]
 
+    def rows(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int = 1,
+        *,
+        is_finished: Callable[[str], bool] | None = None,
+        **options: Any,
+    ) -> list[list[SampledRow]]:
+        """As ``sample_shared``, which takes the options; a row ends where its text ``is_finished``, too."""
+        return sample_shared(
+            self.model,
+            prompts,
+            num_samples,
+            **self.filters,
+            eos_token_ids=self.eos_token_ids,
+            pad_token_id=self.tokenizer.pad_token_id,
+            stop=text_rule(self.tokenizer, is_finished),
+            **options,
+        )
 
-def _completion(tokenizer: Any, row: SampledRow, *, has_logps: bool) -> Completion:
-    text = str(tokenizer.decode(row.ids, skip_special_tokens=True))
-    return Completion(tuple(row.ids), text, row.stop_reason, tuple(row.logps) if has_logps else ())
+    def _completion(self, row: SampledRow, *, has_logps: bool) -> Completion:
+        text = str(self.tokenizer.decode(row.ids, skip_special_tokens=True))
+        return Completion(tuple(row.ids), text, row.stop_reason, tuple(row.logps) if has_logps else ())
 
 
 NUM_PROMPTS_AT_ONCE = 8
@@ -100,19 +116,20 @@ def chat_prompt_ids(tokenizer: Any, messages: Sequence[Any], **options: Any) -> 
     return list(ids)
 
 
-class InProcessPolicy:
-    """Samples from a model in this process with one prefill a prompt, prompts tokenised as TRL does it.
+class InProcessPolicy(ModelSampler):
+    """Samples with one prefill a prompt, prompts tokenised as TRL does it.
 
     Draws come from a generator of its own, so that an evaluation in the middle of training leaves the training's random
-    numbers where they were. ``as_chat`` wraps each prompt as a user message through the chat template; ``sampling`` are TRL's
-    arguments, for the filters of training (None draws from the model's own distribution).
+    numbers where they were. ``as_chat`` wraps each prompt as a user message through the chat template; without ``sampling`` the
+    model's own distribution is drawn from.
     """
 
+    on_prompts: Callable[[int, int], None] | None = None
+    """Told (prompts answered, prompts in all) after each chunk of prompts."""
+
     def __init__(self, model: Any, tokenizer: Any, *, as_chat: bool = False, sampling: Any = None) -> None:
-        self.model, self.tokenizer, self.as_chat = model, tokenizer, as_chat
-        self.filters = filters_of(sampling)
-        self.on_prompts: Callable[[int, int], None] | None = None
-        """Told (prompts answered, prompts in all) after each chunk of prompts."""
+        super().__init__(model, sampling, tokenizer, eos_token_ids=())
+        self.as_chat = as_chat
 
     def generate(
         self,
@@ -124,26 +141,16 @@ class InProcessPolicy:
         seed: int,
         is_finished: Callable[[str], bool] | None = None,
     ) -> list[list[Completion]]:
+        self.eos_token_ids = tuple(
+            end_token_ids(self.model, self.tokenizer)
+        )  # a trainer may have changed them
         generator = torch.Generator(device=self.model.device).manual_seed(seed)
-        ends = end_token_ids(self.model, self.tokenizer)
+        options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
         answers: list[list[Completion]] = []
         for start in range(0, len(prompts), NUM_PROMPTS_AT_ONCE):
             chunk = [self.prompt_ids(prompt) for prompt in prompts[start : start + NUM_PROMPTS_AT_ONCE]]
-            rows = sample_shared(
-                self.model,
-                chunk,
-                num_samples,
-                max_new_tokens=max_new_tokens,
-                temperature=temperature,
-                **self.filters,
-                eos_token_ids=ends,
-                pad_token_id=self.tokenizer.pad_token_id,
-                stop=text_rule(self.tokenizer, is_finished),
-                generator=generator,
-            )
-            answers += [
-                [_completion(self.tokenizer, row, has_logps=False) for row in of_prompt] for of_prompt in rows
-            ]
+            sampled = self.rows(chunk, num_samples, is_finished=is_finished, generator=generator, **options)
+            answers += [[self._completion(row, has_logps=False) for row in rows] for rows in sampled]
             if self.on_prompts is not None:
                 self.on_prompts(len(answers), len(prompts))
         return answers
@@ -152,3 +159,72 @@ class InProcessPolicy:
         if not self.as_chat:
             return list(self.tokenizer(text=prompt)["input_ids"])
         return chat_prompt_ids(self.tokenizer, [{"role": "user", "content": prompt}])
+
+
+# ---- by vLLM: TRL keeps its weights those of the trainer, our loop asks it for tokens ---------------------
+
+
+def server_endpoint(args: Any) -> Endpoint:
+    """The server that TRL's arguments name."""
+    url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+    return policies.open_server(url)
+
+
+def load_weights(trainer: Any) -> None:
+    """Let vLLM have the trainer's weights of this step, as TRL does before it generates; nothing where it has them."""
+    step = trainer.state.global_step
+    if trainer._last_loaded_step == step:  # noqa: SLF001  TRL's mark, which its own generation reads
+        return
+    is_served = trainer.args.vllm_mode == "server"
+    if is_served:
+        policies.find_server(server_endpoint(trainer.args))  # TRL would try for a minute
+    try:
+        trainer.vllm_generation.sync_weights()
+    except ComposerError:
+        raise
+    except Exception as error:  # what TRL's client raises, of which some is a bare Exception
+        if not is_served or not (isinstance(error, OSError) or type(error) is Exception):
+            raise
+        raise policies.server_gone(
+            f"it did not take the weights of step {step} ({str(error)[:200]})"
+        ) from error
+    trainer._last_loaded_step = step  # noqa: SLF001
+
+
+def served_policy(endpoint: Endpoint, trainer: Any) -> ServedPolicy:
+    """A server that is asked as TRL's arguments say."""
+    return ServedPolicy(endpoint, filters=filters_of(trainer.args), stop_token_ids=trainer.eos_token_ids)
+
+
+class ColocatedSampler:
+    """A ``SampleBatch`` over the engine that TRL has made in this process."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.engine, self.stop_token_ids = trainer.vllm_generation.llm, list(trainer.eos_token_ids)
+        self.filters = {name: value for name, value in filters_of(trainer.args).items() if value is not None}
+
+    def __call__(self, prompts: list[tuple[int, ...]], options: list[SampleOptions]) -> Sequence[Completion]:
+        """One completion for each prompt."""
+        from vllm import SamplingParams
+
+        asked = [
+            SamplingParams(
+                max_tokens=each.max_new_tokens,
+                temperature=each.temperature,
+                seed=each.seed,
+                logprobs=0,
+                stop_token_ids=self.stop_token_ids,
+                **self.filters,
+            )
+            for each in options
+        ]
+        prompt_ids = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        return [_served_completion(each) for each in self.engine.generate(prompt_ids, asked, use_tqdm=False)]
+
+
+def _served_completion(output: Any) -> Completion:
+    [answer] = output.outputs
+    ids = tuple(answer.token_ids)
+    logp = tuple(float(of[token].logprob) for token, of in zip(ids, answer.logprobs, strict=True))
+    reason = StopReason.LENGTH if answer.finish_reason == "length" else StopReason.FINISHED
+    return Completion(ids, answer.text, reason, logp)

@@ -26,10 +26,10 @@ from composer_replication.losses.policy_terms import (
     truncated_importance_weights,
 )
 from composer_replication.trainer.generation import ROUTED_EXPERTS, Generation, loss_mask, temporarily
-from composer_replication.trainer.loss_channels import RecordDraws
+from composer_replication.trainer.loss_channels import records_of_step
 from composer_replication.trainer.preset_settings import EFFORT_COLUMN, effort_units
 from composer_replication.trainer.processes import from_first, gathered, num_processes, process_rank
-from composer_replication.trainer.router_replay import UNKNOWN
+from composer_replication.trainer.rollout_columns import UNKNOWN
 from composer_replication.trainer.setting_errors import TrainerSettingError, refuse_split_groups
 
 Batch = dict[str, Any]
@@ -331,8 +331,7 @@ class ShuffledPrompts:
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], seed: int) -> None:
-        self._rows, self._position = rows, 0
-        self._draws = RecordDraws(rows, per_step=1, seed=seed)
+        self._rows, self._seed, self._position = rows, seed, 0
 
     def fresh_rows(
         self, num_rows: int, *, without_signal: Sequence[Mapping[str, Any]]
@@ -343,7 +342,8 @@ class ShuffledPrompts:
         for _ in range(len(self._rows)):
             if len(found) == num_rows:
                 break
-            row = self._rows[self._draws.of_step(self._position)[0]]
+            [idx] = records_of_step(self._position, len(self._rows), per_step=1, seed=self._seed)
+            row = self._rows[idx]
             self._position += 1
             if row.get("prompt", row) not in dull:
                 found.append(row)

@@ -67,49 +67,45 @@ def sampling_for_step(step: int) -> Iterator[None]:
         raise
 
 
-StopRule = Callable[[list[int]], bool]
-"""Whether a row of these ids, all of which are kept, ends here."""
-
-
-def text_rule(tokenizer: Any, is_finished: Callable[[str], bool] | None) -> StopRule | None:
-    """Ends a row, whose ids are all kept, once its text is finished; only what is new of a row is decoded.
-
-    For one call of ``sample_shared``, whose rows grow together. A row's text is found again by its ids; the newest ids are
-    decoded behind those before, since a token may write nothing until the next one completes its character.
-    """
-    if is_finished is None:
-        return None
-
-    shorter: dict[tuple[int, ...], tuple[str, int, int]] = {}
-    of_length: dict[tuple[int, ...], tuple[str, int, int]] = {}
-
-    def decode(ids: list[int]) -> str:
-        return str(tokenizer.decode(ids, skip_special_tokens=True))
-
-    def rule(ids: list[int]) -> bool:
-        nonlocal shorter, of_length
-        if tuple(ids[:-1]) in of_length:  # the first row that is one longer
-            shorter, of_length = of_length, {}
-        text, start, end = shorter.get(tuple(ids[:-1]), ("", 0, 0))
-        known, longer = decode(ids[start:end]), decode(ids[start:])
-        whole = text + longer[len(known) :] if longer.startswith(known) else decode(ids)
-        is_open = longer.endswith("\ufffd")
-        of_length[tuple(ids)] = (text, start, end) if is_open else (whole, end, len(ids))
-        return is_finished(whole)
-
-    return rule
-
-
 @dataclass(slots=True)
 class SampledRow:
     """One completion: the sampled ids up to the stop, an end-of-sequence id included, and why it stopped.
 
-    ``logps`` has for each id its log-probability under the distribution it was drawn from.
+    ``logps`` has for each id its log-probability under the distribution it was drawn from. ``text`` and ``decoded`` are for
+    ``text_rule``: what is written for good, and the ids that were the last to be decoded for it.
     """
 
     ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     stop_reason: StopReason = StopReason.LENGTH
+    text: str = ""
+    decoded: tuple[int, int] = (0, 0)
+
+
+StopRule = Callable[[SampledRow], bool]
+"""Whether a row, all of whose ids are kept, ends here."""
+
+
+def text_rule(tokenizer: Any, is_finished: Callable[[str], bool] | None) -> StopRule | None:
+    """Ends a row once its text is finished; only what is new of a row is decoded.
+
+    The newest ids are decoded behind those before, since a token may write nothing until the next one completes its character.
+    """
+    if is_finished is None:
+        return None
+
+    def decode(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+    def rule(row: SampledRow) -> bool:
+        start, end = row.decoded
+        known, longer = decode(row.ids[start:end]), decode(row.ids[start:])
+        text = row.text + longer[len(known) :] if longer.startswith(known) else decode(row.ids)
+        if not longer.endswith("\ufffd"):
+            row.text, row.decoded = text, (end, len(row.ids))
+        return is_finished(text)
+
+    return rule
 
 
 def sample_shared(
@@ -151,7 +147,7 @@ def sample_shared(
         top_k: likewise; 0 is off.
         min_p: likewise; None is off.
         repetition_penalty: likewise; 1 is off.
-        stop: asked after each token but an end of sequence, with the row's ids so far (a copy), whether the row ends.
+        stop: asked after each token but an end of sequence whether the row ends.
         generator: source of randomness, on any device; None is torch's global one. With one for each row, what that
             row says does not depend on the rows beside it.
         row_limits: most tokens of each row.
@@ -210,7 +206,7 @@ class _Sampling:
             row.logps.append(logp)
             if token in self.eos_token_ids:
                 row.stop_reason = StopReason.FINISHED
-            elif self.stop is not None and self.stop(list(row.ids)):
+            elif self.stop is not None and self.stop(row):
                 row.stop_reason = StopReason.STOP_RULE
             elif len(row.ids) < self.row_limits[number]:
                 running.append(place)

@@ -27,7 +27,7 @@ IMPORTANCE_CLIP = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """The policy-gradient channel's own settings; as they stand by default, nothing differs from TRL."""
+    """The policy-gradient channel's own settings, keys of ``[trainer]``; as they stand by default, nothing differs from TRL."""
 
     kl_in_reward: bool = False
     """``args.beta`` times the summed log-ratio to the reference is taken off the reward, and TRL's KL in the loss is off."""
@@ -61,15 +61,11 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
     own = {f"trainer.{key}": getattr(config.trainer, key) for key in _OWN_KEYS}
     given |= {key: value for key, value in own.items() if value is not None}
     _refuse_contradictions(given, preset, config.trainer.preset)
-    both = preset | given
-    trl = {key.removeprefix("trl."): value for key, value in both.items() if key.startswith("trl.")}
-    own = {key: both.get(f"trainer.{key}") for key in _OWN_KEYS}
-    options = PolicyOptions(
-        kl_in_reward=bool(own["kl_in_reward"]),
-        effort_weight=float(own["effort_weight"] or 0.0),
-        dynamic_sampling_rounds=int(own["dynamic_sampling_rounds"] or 0),
-        importance_clip=IMPORTANCE_CLIP,
-    )
+    tables: dict[str, dict[str, Any]] = {"trl": {}, "trainer": {}}
+    for key, value in (preset | given).items():
+        table, _, name = key.partition(".")
+        tables[table][name] = value
+    trl, options = tables["trl"], PolicyOptions(**tables["trainer"], importance_clip=IMPORTANCE_CLIP)
     known = {"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize", "beta": 0.0}
     check_policy_options(options, SimpleNamespace(**{key: trl.get(key, known[key]) for key in known}))
     largest = trl.get("epsilon_high", trl.get("epsilon", 0.2))  # where TRL clamps CISPO's ratio

@@ -7,13 +7,11 @@ Letters: N probe rows, T ids of each, V vocabulary.
 from __future__ import annotations
 
 import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from composer_replication.errors import InputError
 from composer_replication.trainer.model_modes import evaluation_mode, lies_in_parts, whole_tensors
@@ -96,7 +94,7 @@ def save_model(
         if hasattr(model, "merge_and_unload"):
             with model.disable_adapter():
                 most_kl += _mean_kl(trained, probe_logps(model, tokenizer)) / 4
-        model = _merged(model)
+            model = model.merge_and_unload()
     try:
         shutil.rmtree(begun, ignore_errors=True)
         model.save_pretrained(begun, state_dict=weights)
@@ -134,39 +132,6 @@ def _loses_update(model: Any) -> bool:
                 lost += float((exact.to(weight.dtype).float() - exact).square().sum())
                 whole += float(delta.square().sum())
     return lost > MOST_ENERGY_LOST * whole
-
-
-def _merged(model: Any) -> Any:
-    """The model with its adapter added, and a configuration that says whether its head and embeddings are one.
-
-    An adapter on one of the two must not be added to both, so they are parted before, and made one again where they
-    have stayed equal.
-    """
-    configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
-    was_tied = any(getattr(config, "tie_word_embeddings", False) for config in configs)
-    if hasattr(model, "merge_and_unload"):
-        layers = model.get_output_embeddings(), model.get_input_embeddings()
-        head, embeddings = map(_without_wrappers, layers)
-        if head is not None and head.weight is embeddings.weight:
-            head.weight = nn.Parameter(embeddings.weight.detach().clone(), requires_grad=False)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # peft's, of weights that are no longer one
-            model = model.merge_and_unload()
-    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
-    if head is not None:
-        if was_tied and torch.equal(head.weight, embeddings.weight):
-            head.weight = embeddings.weight
-        for config in configs:
-            config.tie_word_embeddings = head.weight is embeddings.weight
-    return model
-
-
-def _without_wrappers(module: Any) -> Any:
-    """The layer of the model itself under peft's."""
-    for name in ("base_layer", "original_module"):
-        while hasattr(module, name):
-            module = getattr(module, name)
-    return module
 
 
 def _mean_kl(logps_NTV: torch.Tensor, others_NTV: torch.Tensor) -> float:

@@ -37,11 +37,11 @@ Call one by <tool_call>
 
 def make_tiny_model(seed: int) -> tuple[Any, Any]:
     """A random two-layer Llama over bytes, for tests and the tiny recipe (0.1 M parameters)."""
-    from tokenizers import models, pre_tokenizers
+    from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
+    from tokenizers.pre_tokenizers import ByteLevel
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {symbol: index for index, symbol in enumerate(["<pad>", "<eos>", *alphabet])}
-    raw = _byte_level(models.BPE(vocab=vocabulary, merges=[]))
+    symbols = ["<pad>", "<eos>", *sorted(ByteLevel.alphabet())]
+    raw = ByteLevelBPETokenizer({symbol: index for index, symbol in enumerate(symbols)}, [])
     return _llama(raw, end="<eos>", seed=seed, num_positions=4096)
 
 
@@ -51,40 +51,29 @@ def make_tiny_tools_model(seed: int) -> tuple[Any, Any]:
     Its tokenizer is trained on the tools' own schemas, so that a prompt with all of them is short. It has not learned to call
     any of them.
     """
-    from tokenizers import models, pre_tokenizers, trainers
+    from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
 
     from composer_replication.rollouts.environment.feature_deletion_env import HOW_TO_WORK
     from composer_replication.rollouts.tools.tool_context import function_schema
     from composer_replication.rollouts.tools.toolbox import TOOLS
 
-    raw = _byte_level(models.BPE())
-    trainer = trainers.BpeTrainer(
-        vocab_size=1500,
-        special_tokens=["<pad>", "<|im_end|>", "<|im_start|>"],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
+    raw: Any = ByteLevelBPETokenizer()
     texts = [_CHATML, HOW_TO_WORK, *(json.dumps(function_schema(tool)) for tool in TOOLS)]
-    raw.train_from_iterator(texts, trainer)
+    special = ["<pad>", "<|im_end|>", "<|im_start|>"]
+    raw.train_from_iterator(texts, 1500, min_frequency=0, special_tokens=special, show_progress=False)
     model, tokenizer = _llama(raw, end="<|im_end|>", seed=seed, num_positions=32_768)
     tokenizer.chat_template = _CHATML
     return model, tokenizer
-
-
-def _byte_level(bpe: Any) -> Any:
-    from tokenizers import Tokenizer, decoders, pre_tokenizers
-
-    raw = Tokenizer(bpe)
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
-    return raw
 
 
 def _llama(raw: Any, *, end: str, seed: int, num_positions: int) -> tuple[Any, Any]:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers has no types for it
-        tokenizer_object=raw, pad_token="<pad>", eos_token=end, padding_side="left"
+        tokenizer_object=raw._tokenizer,  # noqa: SLF001 - its only name
+        pad_token="<pad>",
+        eos_token=end,
+        padding_side="left",
     )
     config = LlamaConfig(
         vocab_size=len(tokenizer),

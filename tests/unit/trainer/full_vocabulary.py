@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from composer_replication.config import HintsSection, ReplaySection
 from composer_replication.records import HintedTurn, PreferencePair
-from composer_replication.trainer import hint_channel
+from composer_replication.trainer import loss_channels
 
 
 def token_logps(model: Any, prompt: Sequence[int], completion: Sequence[int]) -> torch.Tensor:
@@ -53,7 +53,7 @@ def expected_hint_loss(
         with torch.no_grad():
             t = token_logps(teacher, turn.hinted_prompt_ids, turn.completion_ids)
         # with all words in the support the tail is 0, whose logarithm does not exist: one word is the tail
-        p, q = support(s, t, min(hint_channel.TOP_K, s.size(-1) - 1))
+        p, q = support(s, t, min(loss_channels.TOP_K, s.size(-1) - 1))
         d = jensen_shannon(p, q, settings.jsd_alpha)
         ratio = torch.ones(len(turn.completion_ids), dtype=torch.float64)
         if turn.sampled_logp:

@@ -14,10 +14,10 @@ from tiny_trainer import build_trainer, tiny_model, tiny_tokenizer
 
 from composer_replication.errors import InputError
 from composer_replication.records import Rollout
-from composer_replication.trainer.chained_rows import CheckedRollouts, one_conversation_rows, starts_tensor
-from composer_replication.trainer.chained_rows import chained as chained_values
-from composer_replication.trainer.collator import rollouts_of, sibling_tensors
+from composer_replication.trainer.collator import rollouts_of, sibling_pairs
 from composer_replication.trainer.generation import SEGMENT_STARTS, Generation, temporarily
+from composer_replication.trainer.rollout_columns import CheckedRollouts, one_conversation_rows, starts_tensor
+from composer_replication.trainer.rollout_columns import chained as chained_values
 
 Conversation = tuple[list[int], list[int]]  # prompt, completion
 PAD = 0
@@ -241,8 +241,8 @@ def turns_of(rollout: Rollout) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 
 def test_chains_are_in_no_pair_of_siblings() -> None:
     rows: list[list[Conversation]] = [[([5], [6, 7])], [([5], [8, 9])], ROWS[0], ROWS[2]]
-    weights = sibling_tensors(dict(batch_of(rows)), [1.0, 0.0, 1.0, 0.0], pass_reward=1.0, pad_id=PAD)
-    assert weights["sibling_weight"].tolist() == [1.0, 0.0, 0.0, 0.0]
+    pairs = sibling_pairs(dict(batch_of(rows)), [1.0, 0.0, 1.0, 0.0], pass_reward=1.0)
+    assert list(map(len, pairs)) == [1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.cli.explain_verb import load_explanations
-from composer_replication.trainer.checks import CATALOGUE, CheckThresholds, Judgement, micro_step_figures
+from composer_replication.trainer.checks import (
+    CODES,
+    REMEDIES,
+    CheckThresholds,
+    Judgement,
+    micro_step_figures,
+)
 
 RECORDED = Path(__file__).parents[2] / "golden" / "recorded_runs"
 PAD = 0
@@ -241,9 +247,8 @@ def test_memory_survives_json(split: int, seed: int) -> None:
 
 
 def test_each_check_has_a_code_that_is_explained() -> None:
-    codes = [code for code, _ in CATALOGUE.values()]
-    assert len(set(codes)) == len(codes)
+    assert len(set(CODES.values())) == len(CODES) == len(REMEDIES)
     explanations = load_explanations()
-    for name, (code, fix) in CATALOGUE.items():
+    for name, code in CODES.items():
         assert name in explanations[code]["meaning"]
-        assert fix.endswith(".")
+        assert REMEDIES[name].endswith(".")

@@ -34,7 +34,7 @@ def rows_as_lists(rows: TokenRows) -> list[tuple[list[int], list[int], list[int]
             rows.completion_ids_NT[n][rows.completion_mask_NT[n].bool()].tolist(),
             rows.completion_ids_NT[n][rows.loss_mask_NT[n].bool()].tolist(),
         )
-        for n in range(len(rows))
+        for n in range(rows.prompt_ids_NP.size(0))
     ]
 
 
@@ -42,7 +42,7 @@ def test_padding_by_hand() -> None:
     rows = collate_pairs(
         [PreferencePair((1, 2, 3), (4,), (5, 6)), PreferencePair((7,), (8, 9), (8,))], pad_id=PAD
     )
-    assert len(rows) == 2
+    assert rows.weight_P.tolist() == [1.0, 1.0]
     assert rows.answers.prompt_ids_NP.tolist() == [[1, 2, 3], [0, 0, 7]] * 2
     assert rows.answers.prompt_mask_NP.tolist() == [[1, 1, 1], [0, 0, 1]] * 2
     assert rows.answers.completion_ids_NT.tolist() == [[4, 0], [8, 9], [5, 6], [8, 0]]

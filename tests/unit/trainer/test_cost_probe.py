@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from peft import get_peft_model
@@ -45,8 +43,7 @@ def test_a_step_is_in_proportion_to_what_was_tried(is_shared: bool, monkeypatch:
     """A group of 2 with 4 prompt tokens and the 2 completion tokens of the try: 8 tokens, 12 where nothing is shared."""
     monkeypatch.setattr(model_trial, "packing_reason", lambda model: None if is_shared else "for this test")
     monkeypatch.setattr(model_trial, "_MOST_TRIED_TOKENS", 2)
-    taken = model_trial._Taken(seconds=1.5, peak_bytes=1048)
-    monkeypatch.setattr(model_trial, "_taken", lambda model: nullcontext(taken))
+    monkeypatch.setattr(model_trial, "_taken", lambda model, work: (work(), 1.5, 1048))
     monkeypatch.setattr(model_trial, "resident_bytes", lambda: 1000)
     plain, tokenizer = make_tiny_model(0)
     frozen = plain.requires_grad_(False)

@@ -17,10 +17,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from composer_replication.config import HintsSection
 from composer_replication.losses.preferences import preference_loss
 from composer_replication.records import HintedTurn, PreferencePair
-from composer_replication.trainer import hint_channel, output_head
+from composer_replication.trainer import loss_channels, output_head
 from composer_replication.trainer.collator import collate_hinted_turns, collate_pairs
-from composer_replication.trainer.hint_channel import hint_loss
-from composer_replication.trainer.replay_channel import pair_logps
+from composer_replication.trainer.loss_channels import hint_loss, pair_logps
 
 VOCABULARY, HIDDEN = 101, 16
 TURNS = (
@@ -34,7 +33,7 @@ BETA = 2.0
 
 @pytest.fixture(autouse=True)
 def few_words_of_support(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hint_channel, "TOP_K", TOP_K)
+    monkeypatch.setattr(loss_channels, "TOP_K", TOP_K)
 
 
 def tiny(*, tied: bool) -> Any:

@@ -19,8 +19,8 @@ from composer_replication.config import HintsSection
 from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn, Rollout, StopReason
 from composer_replication.run_folder import RunFolder, read_jsonl
-from composer_replication.trainer import hint_channel
-from composer_replication.trainer.hint_channel import TURN_ROW
+from composer_replication.trainer import loss_channels
+from composer_replication.trainer.loss_channels import ROW
 from composer_replication.trainer.preset_settings import PolicyOptions
 
 TURNS = (
@@ -75,8 +75,8 @@ def ready(make_trainer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def batch_of(trainer: Any, turns: Sequence[HintedTurn]) -> dict[str, Any]:
-    trainer.channels.hints.turns_of_row = [[turn] for turn in turns]
-    batch = {TURN_ROW: torch.arange(len(turns))}
+    trainer.channels.hints.of_row = [[turn] for turn in turns]
+    batch = {ROW: torch.arange(len(turns))}
     return {**batch, "hint_num_tokens": torch.tensor(float(sum(len(t.completion_ids) for t in turns)))}
 
 
@@ -88,11 +88,11 @@ def batch_of(trainer: Any, turns: Sequence[HintedTurn]) -> dict[str, Any]:
 def test_value_and_gradient_equal_the_whole_vocabulary_in_float64(
     ready: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, jsd_alpha: float, top_k: int
 ) -> None:
-    monkeypatch.setattr(hint_channel, "TOP_K", top_k)
+    monkeypatch.setattr(loss_channels, "TOP_K", top_k)
     settings = HintsSection(teacher="frozen", jsd_alpha=jsd_alpha)
     trainer = ready(hints=settings)
     teacher = plain_copy(trainer.model)
-    with trainer.channels.hints.teacher_weights.in_place_of(trainer.model):
+    with trainer.channels.hints.weights.in_place_of(trainer.model):
         teacher.load_state_dict(trainer.model.state_dict())
     loss = trainer._compute_sdpo_loss(trainer.model, batch_of(trainer, TURNS))
     loss.backward()
@@ -108,12 +108,11 @@ def test_value_and_gradient_equal_the_whole_vocabulary_in_float64(
 def test_teacher_and_student_swap_back_and_the_teacher_gets_no_gradient(ready: Callable[..., Any]) -> None:
     trainer = ready(hints=HintsSection(teacher="frozen"))
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    kept = {name: weight.clone() for name, weight in trainer.channels.hints.teacher_weights.tensors().items()}
+    kept = {name: weight.clone() for name, weight in trainer.channels.hints.weights.tensors().items()}
     trainer._compute_sdpo_loss(trainer.model, batch_of(trainer, TURNS)).backward()
     assert all(torch.equal(before[name], p) for name, p in trainer.model.named_parameters())
     assert all(
-        torch.equal(kept[name], weight)
-        for name, weight in trainer.channels.hints.teacher_weights.tensors().items()
+        torch.equal(kept[name], weight) for name, weight in trainer.channels.hints.weights.tensors().items()
     )
     assert trainer.model.training
     assert any(not torch.equal(before[name], kept[name]) for name in kept)
@@ -137,10 +136,10 @@ def test_one_batch_of_eight_equals_eight_of_one(ready: Callable[..., Any]) -> No
 
 def test_turns_travel_with_their_row_through_shuffle_and_split(ready: Callable[..., Any]) -> None:
     trainer = ready(hints=HintsSection(teacher="frozen"))
-    trainer.channels.hints.turns_of_row = [[TURNS[0]], [], [TURNS[1], TURNS[2]], []]
+    trainer.channels.hints.of_row = [[TURNS[0]], [], [TURNS[1], TURNS[2]], []]
     found: dict[int, list[HintedTurn]] = {}
-    for part in split_tensor_dict(shuffle_sequence_dict({TURN_ROW: torch.arange(4)}), 4):
-        found[int(part[TURN_ROW])] = trainer.channels.hints.turns_in(part)
+    for part in split_tensor_dict(shuffle_sequence_dict({ROW: torch.arange(4)}), 4):
+        found[int(part[ROW])] = trainer.channels.hints.of_batch(part)
     assert found == {0: [TURNS[0]], 1: [], 2: [TURNS[1], TURNS[2]], 3: []}
 
 
@@ -195,7 +194,7 @@ def test_the_moving_average_follows_once_a_step(make_trainer: Callable[..., Any]
     average = 0.95 * first + 0.05 * one
     average = 0.95 * average + 0.05 * two
     assert not torch.equal(one, two)
-    torch.testing.assert_close(trainer.channels.hints.teacher_weights.tensors()[name], average)
+    torch.testing.assert_close(trainer.channels.hints.weights.tensors()[name], average)
 
 
 def test_a_source_sees_the_rows_as_they_were_sampled_and_its_turns_are_trained_on(
@@ -214,7 +213,7 @@ def test_a_source_sees_the_rows_as_they_were_sampled_and_its_turns_are_trained_o
         ids = output["completion_ids"][row][output["completion_mask"][row].bool()].tolist()
         assert turn.completion.token_ids == tuple(ids)
         assert rollout.task_id == turn.prompt_text == batch[row]["prompt"]
-        hinted = trainer.channels.hints.turns_of_row[row]
+        hinted = trainer.channels.hints.of_row[row]
         assert bool(hinted) is (rollout.reward is not None and rollout.reward < 0.3)
         if hinted:  # num_iterations 2: TRL has the sampling log-probabilities
             kept = torch.tensor(hinted[0].sampled_logp)
@@ -299,7 +298,7 @@ def test_fresh_prompts_bring_their_own_rewards_and_hints(make_trainer: Callable[
     assert trainer._metrics["train"]["dynamic_sampling/replaced_groups"] == [1.0]
     assert [rollout.reward for rollout in source.seen] == [1.0, 0.0, 1.0, 0.0]
     assert {rollout.task_id for rollout in source.seen} == {batch[0]["prompt"]}
-    assert [bool(turns) for turns in trainer.channels.hints.turns_of_row] == [False, True, False, True]
-    for turn, row in zip(trainer.channels.hints.turns_in(output), (1, 3), strict=True):
+    assert [bool(turns) for turns in trainer.channels.hints.of_row] == [False, True, False, True]
+    for turn, row in zip(trainer.channels.hints.of_batch(output), (1, 3), strict=True):
         kept = output["completion_ids"][row][output["completion_mask"][row].bool()]
         assert turn.completion_ids == tuple(kept.tolist())

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from composer_replication.errors import InputError
 from composer_replication.losses.policy_terms import effective_share
 from composer_replication.run_folder import RunFolder, read_jsonl
-from composer_replication.trainer.chained_rows import CheckedRollouts
 from composer_replication.trainer.preset_settings import PolicyOptions
+from composer_replication.trainer.rollout_columns import CheckedRollouts
 
 
 @given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=30), st.floats(0.1, 10.0))

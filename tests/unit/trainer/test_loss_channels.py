@@ -202,8 +202,8 @@ def test_a_resumed_run_goes_on_exactly_and_needs_what_was_kept(
         shutil.copytree(tmp_path / "whole" / "checkpoint-2", tmp_path / name / "checkpoint-2")
     resumed = run(make_trainer, tmp_path / "resumed")
     assert parameter_sha256(resumed.model) == parameter_sha256(whole.model)
-    for name, weight in whole.channels.hints.teacher_weights.tensors().items():
-        assert torch.equal(resumed.channels.hints.teacher_weights.tensors()[name], weight)
+    for name, weight in whole.channels.hints.weights.tensors().items():
+        assert torch.equal(resumed.channels.hints.weights.tensors()[name], weight)
     # the teacher of the start in the place of the one that was kept: the end is another
     path = tmp_path / "without" / "checkpoint-2" / STATE_FILE
     kept = torch.load(path, weights_only=True)

@@ -86,7 +86,7 @@ def refuse_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
         {},
         {"temperature": 0.0},
         {"temperature": 0.7, "top_k": 12, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.3},
-        {"stop": lambda ids: len(ids) - 1 if len(ids) == 5 else None},
+        {"stop": lambda row: len(row.ids) == 5},
         {"eos_token_ids": range(12)},
     ],
 )

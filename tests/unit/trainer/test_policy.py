@@ -11,7 +11,7 @@ import torch
 from composer_replication.config import load_config
 from composer_replication.records import StopReason
 from composer_replication.trainer.policy import InProcessPolicy, end_token_ids, take_end_of_template
-from composer_replication.trainer.prefix_generation import NonFiniteSamplingError, text_rule
+from composer_replication.trainer.prefix_generation import NonFiniteSamplingError, SampledRow, text_rule
 from composer_replication.trainer.preset_settings import sampling_settings
 from composer_replication.trainer.tiny_models import make_tiny_tools_model
 
@@ -79,12 +79,13 @@ def test_a_stop_rule_reads_the_whole_text_and_decodes_only_what_is_new() -> None
         tokenizer("def f():\n    return '\u00e9\u4e2d\U0001f600' # " + "x y " * n)["input_ids"]
         for n in (40, 20, 20)
     ]
-    expected = []
+    expected, sampled = [], [SampledRow() for _ in rows]
     for end in range(1, len(rows[0]) + 1):
-        for row in rows:
-            if end <= len(row):
-                assert not rule(row[:end])
-                expected.append(tokenizer.decode(row[:end], skip_special_tokens=True))
+        for ids, row in zip(rows, sampled, strict=True):
+            if end <= len(ids):
+                row.ids.append(ids[end - 1])
+                assert not rule(row)
+                expected.append(tokenizer.decode(row.ids, skip_special_tokens=True))
     assert texts == expected
     assert max(decoded) <= 12
 

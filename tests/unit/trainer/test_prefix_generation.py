@@ -180,8 +180,8 @@ def test_a_row_does_not_depend_on_when_its_neighbours_stop(llama: Any) -> None:
     free = sample(llama, PROMPTS, 3, eos_token_ids=[])
     first_row = free[0][0].ids
 
-    def stop(ids: list[int]) -> bool:
-        return ids == first_row[:2]
+    def stop(row: SampledRow) -> bool:
+        return row.ids == first_row[:2]
 
     stopped = sample(llama, PROMPTS, 3, eos_token_ids=[], stop=stop)
     assert stopped[0][0].ids == first_row[:2]
@@ -226,9 +226,9 @@ def test_one_prefill_for_each_distinct_prompt_and_finished_rows_leave_the_batch(
     try:
         calls: list[int] = []
 
-        def stop(ids: list[int]) -> bool:
-            calls.append(len(ids))
-            return calls.count(len(ids)) > 6 - 2 * len(ids)
+        def stop(row: SampledRow) -> bool:
+            calls.append(len(row.ids))
+            return calls.count(len(row.ids)) > 6 - 2 * len(row.ids)
 
         rows = sample(llama, PROMPTS[:3], 2, eos_token_ids=[], stop=stop)
     finally:
@@ -243,8 +243,8 @@ def test_end_of_sequence_is_kept_and_ends_the_row(llama: Any) -> None:
     end = free[1][0].ids[2]
     asked: list[list[int]] = []
 
-    def watch(ids: list[int]) -> bool:
-        asked.append(ids)
+    def watch(row: SampledRow) -> bool:
+        asked.append(list(row.ids))
         return False
 
     for before, row in zip(
@@ -260,15 +260,14 @@ def test_end_of_sequence_is_kept_and_ends_the_row(llama: Any) -> None:
     assert not any(end in ids for ids in asked)
 
 
-def test_the_stop_rule_sees_each_prefix_and_cannot_change_the_row(llama: Any) -> None:
+def test_the_stop_rule_sees_each_prefix(llama: Any) -> None:
     seen: list[list[int]] = []
 
-    def meddle(ids: list[int]) -> bool:
-        seen.append(list(ids))
-        ids.clear()
+    def watch(row: SampledRow) -> bool:
+        seen.append(list(row.ids))
         return len(seen) == 4
 
-    ((row,),) = sample(llama, PROMPTS[:1], 1, eos_token_ids=[], stop=meddle)
+    ((row,),) = sample(llama, PROMPTS[:1], 1, eos_token_ids=[], stop=watch)
     ((free,),) = sample(llama, PROMPTS[:1], 1, eos_token_ids=[])
     assert seen == [free.ids[:count] for count in range(1, 5)]
     assert (row.ids, row.logps, row.stop_reason) == (free.ids[:4], free.logps[:4], StopReason.STOP_RULE)
@@ -281,7 +280,7 @@ def test_every_module_gets_its_mode_back_even_after_an_error() -> None:
     sample(model, PROMPTS[:1], 1)
     assert {name: module.training for name, module in model.named_modules()} == before
 
-    def explode(_ids: list[int]) -> bool:
+    def explode(_row: SampledRow) -> bool:
         raise KeyError("stop")
 
     with pytest.raises(KeyError):

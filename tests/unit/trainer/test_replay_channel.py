@@ -15,8 +15,8 @@ from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from composer_replication.config import ReplaySection
 from composer_replication.records import PreferencePair
-from composer_replication.trainer.collator import sibling_rows_in, sibling_tensors
-from composer_replication.trainer.loss_channels import RecordDraws
+from composer_replication.trainer.collator import collate_pairs, sibling_pairs
+from composer_replication.trainer.loss_channels import records_of_step
 
 PAIRS = (
     PreferencePair((5, 6, 7), (40, 41, 42), (43,)),
@@ -83,7 +83,7 @@ def with_siblings(trainer: Any) -> dict[str, Any]:
         "completion_mask": mask,
         "tool_mask": torch.tensor([[1, 1, 0, 1, 1]] * 8),
     }
-    trainer.channels.replay.after_generation(batch, [1.0, 0.0, 1.0, 0.0] * 2)
+    trainer.channels.replay.after_generation([], batch, [1.0, 0.0, 1.0, 0.0] * 2)
     return batch
 
 
@@ -110,7 +110,7 @@ def test_siblings_equal_the_same_pairs_given_by_hand(ready: Callable[..., Any]) 
     trainer = ready(replay=settings, replay_pairs=None)
     batch = with_siblings(trainer)
     batch["tool_mask"] = torch.ones_like(batch["tool_mask"])
-    trainer.channels.replay.after_generation(batch, [1.0, 0.0, 1.0, 0.0] * 2)
+    trainer.channels.replay.after_generation([], batch, [1.0, 0.0, 1.0, 0.0] * 2)
     loss = trainer._compute_trace_replay_loss(trainer.model, batch)
     rows = [
         row[kept.bool()].tolist()
@@ -130,41 +130,37 @@ def test_siblings_are_paired_inside_their_group_and_tool_output_carries_no_loss(
         "completion_mask": torch.ones(5, 2, dtype=torch.long),
         "tool_mask": torch.tensor([[1, 0], [1, 1], [1, 1], [1, 1], [0, 1]]),
     }
-    found = sibling_tensors(batch, [1.0, 0.0, 0.5, 0.0, None], pass_reward=1.0, pad_id=0)
-    assert found["sibling_weight"].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]  # row 3 has no passing sibling left
-    assert found["sibling_ids"][0].tolist() == [42, 43]
-    rows = sibling_rows_in({**batch, **found})
-    assert rows is not None
+    found = sibling_pairs(batch, [1.0, 0.0, 0.5, 0.0, None], pass_reward=1.0)
+    assert list(map(len, found)) == [1, 0, 0, 0, 0]  # row 3 has no passing sibling left
+    assert (found[0][0].chosen_ids, found[0][0].rejected_ids) == ((40, 41), (42, 43))
+    rows = collate_pairs(found[0], pad_id=0)
     assert rows.answers.loss_mask_NT.tolist() == [[1, 0], [1, 1]]
+    assert rows.answers.completion_mask_NT.tolist() == [[1, 1], [1, 1]]
     same = {**batch, "completion_ids": torch.tensor([[40, 41]] * 5)}
-    none = sibling_tensors(same, [1.0, 0.0, 0.5, 0.0, None], pass_reward=1.0, pad_id=0)
-    assert sibling_rows_in({**same, **none}) is None  # chosen equal to rejected
+    none = sibling_pairs(same, [1.0, 0.0, 0.5, 0.0, None], pass_reward=1.0)
+    assert not any(none)  # chosen equal to rejected
 
 
 @given(
     num_records=st.integers(1, 9),
     per_step=st.integers(1, 12),
-    parts=st.integers(1, 5),
     seed=st.integers(0, 3),
 )
-def test_every_epoch_draws_each_record_once_and_shares_are_the_whole(
-    num_records: int, per_step: int, parts: int, seed: int
-) -> None:
-    draws = RecordDraws([PAIRS[0]] * num_records, per_step=per_step, seed=seed)
-    drawn = [idx for step in range(2 * num_records) for idx in draws.of_step(step)]
-    for epoch in range(len(drawn) // num_records):
-        assert sorted(drawn[epoch * num_records : (epoch + 1) * num_records]) == list(range(num_records))
-    for step in (7, 0):  # in any order of asking
-        again = RecordDraws([PAIRS[0]] * num_records, per_step=per_step, seed=seed)
-        shares = [again.share(step, part, parts) for part in range(parts)]
-        assert sorted(idx for share in shares for idx in share) == sorted(draws.of_step(step))
+def test_every_epoch_draws_each_record_once(num_records: int, per_step: int, seed: int) -> None:
+    def drawn(step: int) -> list[int]:
+        return records_of_step(step, num_records, per_step=per_step, seed=seed)
+
+    whole = [idx for step in range(2 * num_records) for idx in drawn(step)]
+    for epoch in range(len(whole) // num_records):
+        assert sorted(whole[epoch * num_records : (epoch + 1) * num_records]) == list(range(num_records))
+    for step in reversed(range(2 * num_records)):  # in any order of asking
+        assert drawn(step) == whole[step * per_step : (step + 1) * per_step]
 
 
 def test_orders_differ_by_seed_and_epoch() -> None:
-    records = [PAIRS[0]] * 20
-    one, other = (RecordDraws(records, per_step=20, seed=seed) for seed in (0, 1))
-    assert one.of_step(0) != other.of_step(0)
-    assert one.of_step(0) != one.of_step(1)
+    one, other = (records_of_step(0, 20, per_step=20, seed=seed) for seed in (0, 1))
+    assert one != other
+    assert one != records_of_step(1, 20, per_step=20, seed=0)
 
 
 def test_training_moves_towards_the_chosen_answers(make_trainer: Callable[..., Any]) -> None:

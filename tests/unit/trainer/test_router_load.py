@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "invariants"))
 
 from tiny_architectures import tiny_model
 
-from composer_replication.trainer.router_replay import counting_load, largest_load, routers_of
+from composer_replication.trainer.rollout_columns import counting_load, largest_load, routers_of
 
 MakeTrainer = Callable[..., Any]
 

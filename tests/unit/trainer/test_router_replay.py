@@ -21,7 +21,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "invariants"))
 from tiny_architectures import tiny_model
 
 from composer_replication.errors import InputError
-from composer_replication.trainer.chained_rows import CheckedRollouts
 from composer_replication.trainer.generation import (
     COMPLETION_PART,
     PROMPT_PART,
@@ -32,7 +31,13 @@ from composer_replication.trainer.generation import (
 )
 from composer_replication.trainer.policy_terms import merge_rows
 from composer_replication.trainer.preset_settings import PolicyOptions
-from composer_replication.trainer.router_replay import UNKNOWN, Routers, laid_out, routers_of
+from composer_replication.trainer.rollout_columns import (
+    UNKNOWN,
+    CheckedRollouts,
+    Routers,
+    laid_out,
+    routers_of,
+)
 
 MakeTrainer = Callable[..., Any]
 SIZES = Routers(num_routers=2, num_experts=6, top_k=2)
@@ -382,8 +387,8 @@ def test_a_run_without_the_column_makes_no_replay(
     def refuse(*_args: Any, **_kwargs: Any) -> None:
         raise AssertionError("a replay was made")
 
-    monkeypatch.setattr("composer_replication.trainer.router_replay.Replay", refuse)
-    monkeypatch.setattr("composer_replication.trainer.chained_rows.laid_out", refuse)
+    monkeypatch.setattr("composer_replication.trainer.rollout_columns.Replay", refuse)
+    monkeypatch.setattr("composer_replication.trainer.rollout_columns.laid_out", refuse)
     trainer = make_trainer(
         model=tiny_model("mixtral", 258), max_steps=1, rollout_func=Engine(brings_routing=False)
     )

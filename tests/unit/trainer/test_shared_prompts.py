@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from composer_replication.trainer import packed_rows
+from composer_replication.trainer import packed_rows, policy
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
@@ -34,19 +34,19 @@ def test_the_recipes_sampling_settings_reach_the_sampler(
     make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, Any]] = []
-    real = packed_rows.sample_shared
+    real = policy.sample_shared
 
     def spy(model: Any, prompts: Any, num_samples: int, **settings: Any) -> Any:
         seen.append({"num_prompts": len(prompts), "num_samples": num_samples, **settings})
         return real(model, prompts, num_samples, **settings)
 
-    monkeypatch.setattr(packed_rows, "sample_shared", spy)
+    monkeypatch.setattr(policy, "sample_shared", spy)
     wanted = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.01, "repetition_penalty": 1.1}
     make_trainer(max_steps=1, prefix_sharing=True, max_completion_length=5, **wanted).train()
     (call,) = seen
     assert {name: call[name] for name in wanted} == wanted
     assert (call["num_prompts"], call["num_samples"], call["max_new_tokens"]) == (4, 1, 5)
-    assert (call["eos_token_ids"], call["pad_token_id"], call["stop"]) == ([1], 0, None)
+    assert (call["eos_token_ids"], call["pad_token_id"], call["stop"]) == ((1,), 0, None)
     assert "generator" not in call  # torch's own, whose state is in every checkpoint
 
 

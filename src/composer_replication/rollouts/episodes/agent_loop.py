@@ -39,6 +39,7 @@ CALL_SECONDS = 300.0  # the longest time-out of a call within the environment
 GRACE_SECONDS = 120.0
 CLOSING_SECONDS = 120.0  # how long the end of a try, and of the loop, waits for environments to close
 MAX_CALLS = 16  # of one answer; those beyond are refused and not run
+MAX_SUMMARIES = 4  # of one episode
 MAX_TRIES = 3  # until an episode is dropped, for failures of sandbox or server only
 SUMMARY_REQUEST = """\
 The conversation will soon be longer than you can read. Write a summary for yourself, from which you will go on without
@@ -241,7 +242,7 @@ class OneEpisode:
         if self._clock() >= self._deadline:
             return StopReason.DEADLINE
         is_long = 0 < options.summary_tokens <= conversation.num_tokens and self._num_kept > 0
-        is_summary = is_long and len(self._so_far.first_messages) <= options.max_summaries
+        is_summary = is_long and len(self._so_far.first_messages) <= MAX_SUMMARIES
         if is_summary and not self._is_told(conversation.add_message, SUMMARY_REQUEST):
             return StopReason.FINISHED
         asked, chat, prompt_ids = self._clock(), conversation.chat(), conversation.prompt_ids()

@@ -388,9 +388,10 @@ def test_a_summary_begins_a_segment_that_shares_the_reward() -> None:
     assert all(len(each.prompt_ids) + each.max_new_tokens <= 260 for each in policy.asked)
 
 
-def test_summaries_come_to_an_end() -> None:
+def test_summaries_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_loop, "MAX_SUMMARIES", 2)
     script = lambda asked: "s" if asked.text.endswith("|U:sum up|A:") else ECHO  # noqa: E731
-    episode, _ = one(script, SUMMARY.model_copy(update={"max_summaries": 2}))
+    episode, _ = one(script, SUMMARY)
     assert len(episode.first_messages) == 3
     assert episode.stop_reason is StopReason.CONTEXT
 

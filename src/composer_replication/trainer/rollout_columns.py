@@ -1,35 +1,182 @@
-"""Router replay: training uses the experts to which the generation engine sent each token.
+"""What a rollout function may bring beside its ids: rows of several conversations, and the routing of its tokens.
 
+Chains: a rollout that went on from its summaries is one row to TRL, so that its group, its reward and the normalisation of its
+loss stay those of one rollout. Its completion is then every id after the first prompt, later prompts included, without loss. The
+model, though, saw one conversation at a time, and so must every forward that scores the row.
+
+Router replay: training uses the experts to which the generation engine sent each token.
 With experts a rounding error is enough for another choice, and another choice is another network: sampler and trainer
 then disagree about tokens by far more than rounding. Replayed, token x of a router with logits s goes to the engine's
 experts I, with weights from the logits at hand and with their gradient: by the model's own formula, in which nothing but
 the choice is replaced. For softmax routers it is y = sum_{i in I} g_i E_i(x), g_i = exp(s_i) / sum_{j in I} exp(s_j).
 Reference: Ma et al., Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers (2510.11370), section 4.
 
-Letters: B rows, P prompt columns, T completion columns, W = P + T columns, L routers of the model, K experts a token,
-E experts of a router, N tokens of one forward.
+Letters: B rows, P prompt columns, T completion columns, W = P + T columns, S the most later conversations that a row has; N rows
+of one conversation that are forwarded, L their completion columns. Of routing: L routers of the model, K experts a token, E
+experts of a router, N tokens of one forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
 from trl.trainer.utils import pad
 
 from composer_replication.errors import InputError
-from composer_replication.trainer.generation import temporarily
+from composer_replication.trainer.generation import ROUTED_EXPERTS, SEGMENT_STARTS, temporarily
 from composer_replication.trainer.prefix_support import inner_model
+from composer_replication.trainer.processes import gathered
 
 _WHERE = "the rollout function's routed_experts"
 UNKNOWN = -1
 """In the place of K experts: there the router chooses itself."""
+
+
+class CheckedRollouts:
+    """The user's rollout function, whose completions are looked at before TRL takes their last token.
+
+    Its column ``segment_starts``, where it has one, says which rows are chains of conversations, and ``routed_experts`` which
+    experts its tokens went to (below).
+    """
+
+    def __init__(self, rollout_func: Callable[..., dict[str, Any]]) -> None:
+        self.rollout_func = rollout_func
+
+    def __call__(self, prompts: Any, trainer: Any) -> dict[str, Any]:
+        output = dict(self.rollout_func(prompts, trainer))
+        completion_ids = output.get("completion_ids", ())
+        empty = [number for number, ids in enumerate(completion_ids) if len(ids) == 0]
+        if empty:  # there would be no last token, and no probability to learn
+            words = f"{len(empty)} of {len(completion_ids)} completions are empty, the first is number {empty[0]}."
+            fix = "give at least the end token for an answer that says nothing."
+            raise InputError("CR0777", words, where="the rollout function", fix=fix)
+        starts, routing = output.pop(SEGMENT_STARTS, None), output.pop(ROUTED_EXPERTS, None)
+        if routing is not None and any(starts or ()):
+            raise refusal("a row is a chain of conversations (segment_starts)")
+        if starts is not None:
+            if problem := _problem_of_starts(starts, completion_ids, output.get("env_mask")):
+                words = f"segment_starts cannot be followed: {problem}."
+                fix = "give, for each row, the places in completion_ids where the prompt of a later conversation begins."
+                raise InputError("CR0777", words, where="the rollout function's segment_starts", fix=fix)
+            trainer.generation.starts_BS = starts_tensor(starts).to(trainer.accelerator.device)
+        if routing is not None and trainer.model.training:  # in evaluation it is not used
+            routers, multiple = Routers.of(trainer.model), trainer.pad_to_multiple_of
+            prompt_ids = output.get("prompt_ids", ())
+            trainer.generation.routing_BWLK = laid_out(
+                routing, prompt_ids, completion_ids, routers, pad_to_multiple_of=multiple
+            )
+        return output
+
+
+def _problem_of_starts(
+    starts: Sequence[Sequence[int]],
+    completion_ids: Sequence[Sequence[int]],
+    masks: Sequence[Sequence[int]] | None,
+) -> str:
+    """A later conversation begins inside its completion, after the one before, with an id that carries no loss."""
+    if len(starts) != len(completion_ids):
+        return f"there are {len(starts)} lists for {len(completion_ids)} completions"
+    if masks is None and any(starts):
+        return "there is no env_mask, and the first id of a conversation was not sampled"
+    for row, (places, ids) in enumerate(zip(starts, completion_ids, strict=True)):
+        if any(after <= before for before, after in pairwise([0, *places, len(ids)])):
+            return f"{list(places)} of row {row} does not rise between 0 and its {len(ids)} ids"
+        if masks is not None and any(masks[row][place] for place in places):
+            return f"a conversation of row {row} begins with an id that carries loss"
+    return ""
+
+
+# ---- chains ---------------------------------------------------------------------------------------------
+
+
+def one_conversation_rows(
+    ids_BW: torch.Tensor,
+    mask_BW: torch.Tensor,
+    num_columns: int,
+    starts_BS: torch.Tensor,
+    *,
+    num_rows: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows to forward, their mask (N, P + L), and where in the chained rows their values belong (B, T).
+
+    The first conversation of every row keeps its place, the later ones follow below. Of a later one the first id is the
+    prompt, in the last prompt column, and the rest its completion. Of the W columns the last ``num_columns`` are those of
+    completions. ``starts_BS`` are completion columns at which later conversations begin, rising; 0 for none. N is at least
+    ``num_rows``; the rows beyond are the first one again, and their values go nowhere.
+
+    A place is the index of a completion position (b, t) among the N L values; -1 where there is none: padding, and the
+    first id of a later conversation, which nothing stands before.
+    """
+    split = ids_BW.size(1) - num_columns
+    lengths = mask_BW[:, split:].sum(-1).tolist()  # 0 where TRL has emptied the mask of a row that was cut
+    edges = [
+        [0, *(start for start in starts if 0 < start < length), int(length)]
+        for starts, length in zip(starts_BS.tolist(), lengths, strict=True)
+    ]
+    parts = [(row, 0, of_row[1]) for row, of_row in enumerate(edges)]
+    parts += [(row, start, end) for row, of_row in enumerate(edges) for start, end in pairwise(of_row[1:])]
+    columns = max(1, *(end - start - bool(start) for _, start, end in parts))
+    total = max(len(parts), num_rows)
+    ids_NW, mask_NW = ids_BW.new_zeros(total, split + columns), mask_BW.new_zeros(total, split + columns)
+    place_BT = ids_BW.new_full((len(edges), num_columns), -1)
+    for number, (row, start, end) in enumerate(parts):
+        source, target = (split + start, split - 1) if start else (0, 0)
+        for rows_NW, from_BW in ((ids_NW, ids_BW), (mask_NW, mask_BW)):
+            rows_NW[number, target : target + split + end - source] = from_BW[row, source : split + end]
+        first = start + 1 if start else 0  # of a later conversation the first id is the prompt
+        place_BT[row, first:end] = torch.arange(number * columns, number * columns + end - first)
+    ids_NW[len(parts) :], mask_NW[len(parts) :] = ids_NW[0], mask_NW[0]
+    return ids_NW, mask_NW, place_BT
+
+
+def chained(values_NL: torch.Tensor, place_BT: torch.Tensor) -> torch.Tensor:
+    """The values of forwarded rows as those (B, T) of the chained ones; 0 where there is none."""
+    return values_NL.reshape(-1)[place_BT.clamp(min=0)].masked_fill(place_BT < 0, 0.0)
+
+
+def starts_tensor(starts: Sequence[Sequence[int]]) -> torch.Tensor:
+    """One line a row, filled up with 0: (B, S)."""
+    return pad_sequence([torch.tensor(each, dtype=torch.long) for each in starts], batch_first=True)
+
+
+Answer = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+Scorer = Callable[[torch.Tensor, torch.Tensor, int], Answer]
+
+
+def score_chains(
+    score: Scorer,
+    ids_BW: torch.Tensor,
+    mask_BW: torch.Tensor,
+    num_columns: int,
+    starts_BS: torch.Tensor | None,
+) -> Answer:
+    """``score(ids, mask, columns)`` of rows of one conversation each; the values are those of the rows given."""
+    if starts_BS is None:
+        return score(ids_BW, mask_BW, num_columns)
+    # Every process forwards as many rows as the others: sharded weights are gathered in each forward.
+    num_rows = max(gathered(ids_BW.size(0) + int((starts_BS > 0).sum())))
+    if num_rows == ids_BW.size(0):
+        return score(ids_BW, mask_BW, num_columns)
+    ids_NW, mask_NW, place_BT = one_conversation_rows(
+        ids_BW, mask_BW, num_columns, starts_BS, num_rows=num_rows
+    )
+    num_prompt = ids_BW.size(1) - num_columns
+    logps_NL, entropies_NL, aux_loss = score(ids_NW, mask_NW, ids_NW.size(1) - num_prompt)
+    entropies_BT = None if entropies_NL is None else chained(entropies_NL, place_BT)
+    return chained(logps_NL, place_BT), entropies_BT, aux_loss
+
+
+# ---- routing --------------------------------------------------------------------------------------------
 
 
 def routers_of(model: nn.Module) -> list[nn.Module]:
@@ -184,25 +331,22 @@ _CHECKPOINT_FUNCTIONS = {"_gradient_checkpointing_func", "checkpoint_fn"}
 """Where transformers' layers, and torch's ``CheckpointWrapper``, keep the function that runs them again in backward."""
 
 
-@dataclass(slots=True)
-class _Pass:
-    """One forward: what its routers are to choose, and how many tokens each of their choices forced and changed.
+class _Choices(TorchFunctionMode):
+    """Inside one forward, each router's top-k over all experts gives the forced ones, and their scores.
 
-    The counts are read when it ends: a second run of layers in backward adds to no figure.
+    ``num_chosen`` routers have run; ``counts`` has for each how many tokens were forced, and how many changed by that.
     """
 
-    forced_NLK: torch.Tensor
-    counts: list[list[torch.Tensor]]
-
-
-class _Choice(TorchFunctionMode):
-    """Inside the forward of one router: its top-k over all experts gives the forced ones, and their scores."""
-
-    def __init__(self, one: _Pass, router: int, num_experts: int) -> None:
+    def __init__(self, forced_NLK: torch.Tensor, num_experts: int, num_chosen: int = 0) -> None:
         super().__init__()
-        self.one, self.router = one, router
-        self.shape = (one.forced_NLK.size(0), num_experts)
+        self.forced_NLK, self.num_chosen = forced_NLK, num_chosen
+        self.shape = (forced_NLK.size(0), num_experts)
+        self.counts: list[torch.Tensor] = []
         self.masked: tuple[Any, Any] = (None, None)
+
+    def again_from(self, num_chosen: int) -> _Choices:
+        """For layers that run a second time, in backward: what they count is added to no figure."""
+        return _Choices(self.forced_NLK, self.shape[1], num_chosen)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -216,19 +360,21 @@ class _Choice(TorchFunctionMode):
             return result
         scores = args[0] if args else kwargs["input"]
         k = args[1] if len(args) > 1 else kwargs["k"]
-        if tuple(scores.shape) != self.shape or k != self.one.forced_NLK.size(-1):
-            return result  # the choice of groups
+        _, num_routers, top_k = self.forced_NLK.shape
+        if tuple(scores.shape) != self.shape or k != top_k or self.num_chosen == num_routers:
+            return result  # the choice of groups, say
         index_NK = self._chosen(result[1])
         scores = self.masked[1] if scores is self.masked[0] else scores
         return torch.return_types.topk((scores.gather(-1, index_NK), index_NK))
 
     def _chosen(self, own_NK: torch.Tensor) -> torch.Tensor:
         """Where both choose the same set it stays in the router's own order: not a bit of the sum changes."""
-        forced_NK = self.one.forced_NLK[:, self.router].to(own_NK)
+        forced_NK = self.forced_NLK[:, self.num_chosen].to(own_NK)
         is_forced_N1 = forced_NK[:, :1] != UNKNOWN
         differs_N1 = (forced_NK.sort(-1).values != own_NK.sort(-1).values).any(-1, keepdim=True)
         is_changed_N1 = is_forced_N1 & differs_N1
-        self.one.counts[self.router].append(torch.stack([is_forced_N1.sum(), is_changed_N1.sum()]))
+        self.counts.append(torch.stack([is_forced_N1.sum(), is_changed_N1.sum()]))
+        self.num_chosen += 1
         return forced_NK.where(is_changed_N1, own_NK)
 
 
@@ -240,79 +386,68 @@ class Replay:
     ``num_changed`` those for which the router would have taken another set of experts.
     """
 
+    _under_way: _Choices
+
     def __init__(self, model: nn.Module, routing_BWLK: torch.Tensor, mask_BW: torch.Tensor) -> None:
         self.model, self.routing_BWLK = model, routing_BWLK
-        self.routers = routers_of(model)
-        self.forwards = [router.forward for router in self.routers]
-        self.num_experts = Routers.of(model).num_experts
+        self.routers = Routers.of(model)
         self.matters_BW = mask_BW.bool() & mask_BW.bool().roll(-1, dims=1)
         self.matters_BW[:, -1] = False
-        self.num_choices = self.matters_BW.sum() * len(self.routers)
+        self.num_choices = self.matters_BW.sum() * self.routers.num_routers
         self.num_forced = self.num_changed = torch.zeros_like(self.num_choices)
-        self._current: _Pass | None = None
         self._num_rows = 0
 
     @contextmanager
     def in_forwards(self) -> Iterator[None]:
         """Inside, forwards of the model are replayed; so are their layers when backward runs them again."""
-        with ExitStack() as stack, self._choosing(lambda: self._current):
-            stack.callback(self.model.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
+        with ExitStack() as stack:
+            stack.enter_context(temporarily(self.model, forward=self._replayed(self.model.forward)))
+            for number, router in enumerate(routers_of(self.model), start=1):
+                stack.callback(router.register_forward_hook(partial(self._check, number)).remove)
             for module in self.model.modules():
                 for name in vars(module).keys() & _CHECKPOINT_FUNCTIONS:
                     again = self._remembering(vars(module)[name])
                     stack.enter_context(temporarily(module, **{name: again}))
             yield
-            self._finish()
 
-    def _begin(self, _model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self._finish()
-        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
-        rows = slice(self._num_rows, self._num_rows + ids.size(0))
-        self._num_rows = rows.stop
-        forced_RWLK = self.routing_BWLK[rows].to(ids.device)
-        forced_RWLK = forced_RWLK.masked_fill(~self.matters_BW[rows, :, None, None], UNKNOWN)
-        self._current = _Pass(forced_RWLK.flatten(0, 1), [[] for _ in self.routers])
+    def _replayed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """The model's forward, over the next rows."""
 
-    def _finish(self) -> None:
-        one, self._current = self._current, None
-        if one is None:
-            return
-        for router, counts in zip(self.routers, one.counts, strict=True):
-            if len(counts) != 1:
-                raise unknown_router(router)
-        num_forced, num_changed = torch.stack([each.to(self.num_choices) for (each,) in one.counts]).sum(0)
-        self.num_forced, self.num_changed = self.num_forced + num_forced, self.num_changed + num_changed
+        def replayed(*args: Any, **kwargs: Any) -> Any:
+            ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+            rows = slice(self._num_rows, self._num_rows + ids.size(0))
+            self._num_rows = rows.stop
+            forced_RWLK = self.routing_BWLK[rows].to(ids.device)
+            forced_RWLK = forced_RWLK.masked_fill(~self.matters_BW[rows, :, None, None], UNKNOWN)
+            self._under_way = choices = _Choices(forced_RWLK.flatten(0, 1), self.routers.num_experts)
+            with choices:
+                output = forward(*args, **kwargs)
+            counts = [each.to(self.num_choices) for each in choices.counts]
+            num_forced, num_changed = torch.stack(counts).sum(0)
+            self.num_forced, self.num_changed = self.num_forced + num_forced, self.num_changed + num_changed
+            return output
 
-    @contextmanager
-    def _choosing(self, chosen_pass: Callable[[], _Pass | None]) -> Iterator[None]:
-        """Inside, the routers choose as the pass says that ``chosen_pass`` gives when they run."""
+        return replayed
 
-        def forced(number: int) -> Callable[..., Any]:
-            def forward(*args: Any, **kwargs: Any) -> Any:
-                one = chosen_pass()
-                if one is None:
-                    return self.forwards[number](*args, **kwargs)
-                with _Choice(one, number, self.num_experts):
-                    return self.forwards[number](*args, **kwargs)
-
-            return forward
-
-        with ExitStack() as stack:
-            for number, router in enumerate(self.routers):
-                stack.enter_context(temporarily(router, forward=forced(number)))
-            yield
+    def _check(self, number: int, router: nn.Module, _inputs: Any, _output: Any) -> None:
+        """The router of this number, from 1, has just run: it has made one choice by a top-k, or it makes it otherwise."""
+        if self._under_way.num_chosen != number:
+            raise unknown_router(router)
 
     def _remembering(self, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, whose second run, long after this context, chooses as the first."""
 
         def remembering(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            one = self._current
+            choices = self._under_way
+            num_chosen, num_runs = choices.num_chosen, 0
 
-            def replayed(*inner_args: Any, **inner_kwargs: Any) -> Any:
-                with self._choosing(lambda: one):
+            def run(*inner_args: Any, **inner_kwargs: Any) -> Any:
+                nonlocal num_runs
+                num_runs += 1
+                with nullcontext() if num_runs == 1 else choices.again_from(num_chosen):
                     return function(*inner_args, **inner_kwargs)
 
-            return checkpoint(replayed, *args, **kwargs)
+            return checkpoint(run, *args, **kwargs)
 
         return remembering
 

@@ -28,7 +28,7 @@ from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.fair_split import words_of
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.subject import subject_of, with_paid
+from composer_replication.tasks.subject import Parting, subject_of
 from composer_replication.tasks.test_functions import function_texts
 
 TINY = Path(__file__).parents[1] / "recipes" / "tiny-cpu" / "project"
@@ -89,15 +89,10 @@ def _with_paid(store: TaskStore, task: Task) -> Task:
     if record.paid_tests:
         return task
     repository = store.repository(record.repository_record)
-    drawn = with_paid(
-        subject_of(store, task),
-        repository,
-        store.repository_files(record.repository_record),
-        seed=0,
-        salt=f"{task.task_id}/paid/0",
-        given=words_of(f"{task.path} {task.symbol}"),
-    )
-    return replace(task, tests=replace(task.tests, paid=drawn.paid))
+    subject, original = subject_of(store, task), store.repository_files(record.repository_record)
+    parting = Parting(subject, repository, original, seed=0, given=words_of(f"{task.path} {task.symbol}"))
+    drawn = parting.pay(subject, salt=f"{task.task_id}/paid/0")
+    return replace(task, tests=replace(task.tests, paid=drawn.tests.paid))
 
 
 def written_answers(store: TaskStore, task: Task) -> dict[str, str]:

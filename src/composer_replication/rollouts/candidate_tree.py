@@ -25,10 +25,15 @@ from composer_replication.interfaces import Sandbox
 from composer_replication.records import Task
 from composer_replication.rollouts.forgery_checks import START_NAMES
 from composer_replication.tasks.intake.cache import sha256_of
-from composer_replication.tasks.intake.source_folders import USUAL_FOLDERS, folders_file
-from composer_replication.tasks.intake.tree_rules import in_test_folder, is_test_path, skips_folder
+from composer_replication.tasks.intake.tree_rules import (
+    USUAL_FOLDERS,
+    folders_file,
+    in_test_folder,
+    is_test_path,
+    skips_folder,
+)
+from composer_replication.tasks.planning.edits import Changes
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.views import Changes
 
 MAX_TREE_BYTES = 64 * 1024**2
 MAX_TREE_FILES = 20_000

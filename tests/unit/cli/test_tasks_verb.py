@@ -19,10 +19,9 @@ from composer_replication.cli.main import build_parser, main, rendered
 from composer_replication.cli.tasks_verb import render_show
 from composer_replication.cli.terminal import columns
 from composer_replication.errors import InputError, NothingToDoError, UsageError
-from composer_replication.tasks.blobs import packed_path, read_file, write_file
 from composer_replication.tasks.build import BuildSummary
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_manifest import sandbox_in_force
+from composer_replication.tasks.store_manifest import packed_path, read_file, sandbox_in_force, write_file
 
 TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
 PINS = ["tinymath/numbers.py::clamp", "tinymath/text.py::initials"]

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.tasks import blobs
-from composer_replication.tasks.blobs import (
+from composer_replication.tasks import store_manifest
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import (
     compress,
     decompress,
     drop_file,
@@ -22,7 +23,6 @@ from composer_replication.tasks.blobs import (
     write_blob,
     write_file,
 )
-from composer_replication.tasks.store import TaskStore
 
 
 @given(st.binary(max_size=5000))
@@ -56,7 +56,7 @@ def test_a_named_file_is_replaced_and_dropped_whichever_way_it_is_kept(
     plain = tmp_path / "tasks" / "a.json"
     packed = plain.with_name("a.json.zst")
     for most, kept in ((10_000, packed), (100, plain), (10_000, packed)):
-        monkeypatch.setattr(blobs, "MAX_BYTES", most)
+        monkeypatch.setattr(store_manifest, "MAX_BYTES", most)
         write_file(plain, f"{most}".encode() * 200)
         assert list(plain.parent.iterdir()) == [kept]
         assert find_file(plain) == kept

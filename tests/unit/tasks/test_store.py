@@ -14,10 +14,15 @@ import zstandard
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Task
-from composer_replication.tasks.blobs import compress, decompress, read_file
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_manifest import STORE_VERSION, fingerprint_of
+from composer_replication.tasks.store_manifest import (
+    STORE_VERSION,
+    compress,
+    decompress,
+    fingerprint_of,
+    read_file,
+)
 
 
 def find(store: TaskStore, symbol: str) -> Task:

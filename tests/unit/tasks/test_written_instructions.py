@@ -14,7 +14,6 @@ import pytest
 
 from composer_replication.errors import InputError, MissingError, UsageError
 from composer_replication.model_endpoint import Endpoint, EndpointFailed, open_endpoint
-from composer_replication.tasks.blobs import packed_path, read_file, write_file
 from composer_replication.tasks.instructions.written_instructions import (
     MAX_CHARS,
     REQUEST,
@@ -23,6 +22,7 @@ from composer_replication.tasks.instructions.written_instructions import (
     written_instruction,
 )
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import packed_path, read_file, write_file
 
 KEY = "sk-very-secret-key"
 GOOD = (

@@ -31,7 +31,7 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import (
     BuildMark,
     packed_path,
-    read_file,
+    read_content,
     sandbox_in_force,
     write_file,
 )
@@ -106,13 +106,12 @@ def read_journal(path: Path) -> list[dict[str, str]]:
     """The rows of a journal, of a build that goes on or of a finished one; where a crash left both, of the first.
 
     Raises:
-        InputError: a line before the last is not JSON (CR0401).
-        ValueError, OSError: the compressed form cannot be read.
+        InputError: a line before the last is not JSON (CR0401), or the compressed form cannot be read (CR0411).
     """
     packed = packed_path(path)
     if path.is_file() or not packed.is_file():
         return read_jsonl(path)
-    return [json.loads(line) for line in read_file(packed).splitlines()]
+    return [json.loads(line) for line in read_content(packed).splitlines()]
 
 
 def _earlier_decisions(path: Path) -> list[Decision]:

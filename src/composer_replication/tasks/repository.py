@@ -285,11 +285,10 @@ def make_bench(
     environment: Environment,
     backend: str | None,
     suite_seconds: float = SUITE_SECONDS,
+    left_out: tuple[str, ...] = (),
 ) -> Bench:
     """A bench with the usual time limits: nothing here waits longer than a baseline may."""
-    return Bench(
-        files, environment, backend, suite_seconds=RUN_FACTOR * suite_seconds, test_seconds=TEST_SECONDS
-    )
+    return Bench(files, environment, backend, RUN_FACTOR * suite_seconds, TEST_SECONDS, left_out)
 
 
 def _with_what_is_missing(

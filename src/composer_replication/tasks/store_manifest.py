@@ -11,7 +11,6 @@ changes no store's fingerprint.
 
 from __future__ import annotations
 
-import errno
 import importlib.metadata
 import json
 import platform
@@ -114,19 +113,6 @@ def write_blob(folder: Path, data: bytes, *, is_packed: bool = False) -> str:
         path = folder / digest[:2] / (digest if is_packed else digest + SUFFIX)
         put_file(path, data if is_packed else compress(data))
     return digest
-
-
-def read_file(path: Path) -> bytes:
-    """The content of a file that ``find_file`` found.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: what it holds cannot be unpacked.
-    """
-    if not path.is_file():  # reading a pipe or a device would not end
-        raise FileNotFoundError(errno.ENOENT, "it is missing or no regular file", str(path))
-    data = path.read_bytes()
-    return decompress(data) if path.suffix == SUFFIX else data
 
 
 def sweep_blobs(folder: Path, named: Collection[str]) -> None:
@@ -343,14 +329,15 @@ def damaged(path: Path, detail: str) -> InputError:
 
 
 def read_content(path: Path) -> bytes:
-    """The content of a file of the store, unpacked.
+    """The content of a file of the store (``find_file``), unpacked.
 
     Raises:
         InputError: missing, or not what the store writes (CR0411).
     """
+    if not path.is_file():  # reading a pipe or a device would not end
+        raise damaged(path, "it is missing or no regular file" if path.exists() else "it is missing")
     try:
-        return read_file(path)
-    except FileNotFoundError as error:
-        raise damaged(path, "it is missing") from error
+        data = path.read_bytes()
+        return decompress(data) if path.suffix == SUFFIX else data
     except (OSError, ValueError) as error:
         raise damaged(path, str(error).rstrip(".")) from error

@@ -119,11 +119,8 @@ def golden_patch(store: TaskStore, task: Task) -> str:
 def bench_of(store: TaskStore, task: Task) -> Bench:
     """Where a stored task is tried out, with the time that its build gave to a whole suite."""
     slug = store.record(task.task_id).repository_record
-    record = store.repository(slug)
-    bench = make_bench(
-        store.repository_files(slug), store.environment(task), store.backend, record.suite_seconds
-    )
-    return replace(bench, left_out=record.left_out)
+    record, files = store.repository(slug), store.repository_files(slug)
+    return make_bench(files, store.environment(task), store.backend, record.suite_seconds, record.left_out)
 
 
 # --- Which of a deletion's failing tests a solver sees, which are paid but not shown, and which are hidden.

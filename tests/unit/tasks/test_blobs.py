@@ -19,7 +19,7 @@ from composer_replication.tasks.store_manifest import (
     drop_file,
     find_blob,
     find_file,
-    read_file,
+    read_content,
     write_blob,
     write_file,
 )
@@ -39,7 +39,7 @@ def test_the_name_is_the_hash_of_the_content(tmp_path: Path) -> None:
     path = tmp_path / digest[:2] / f"{digest}.zst"
     assert path.stat().st_size < 100
     assert find_blob(tmp_path, digest) == path
-    assert read_file(path) == data
+    assert read_content(path) == data
     assert find_blob(tmp_path, "0" * 64) is None
 
 
@@ -60,7 +60,7 @@ def test_a_named_file_is_replaced_and_dropped_whichever_way_it_is_kept(
         write_file(plain, f"{most}".encode() * 200)
         assert list(plain.parent.iterdir()) == [kept]
         assert find_file(plain) == kept
-        assert read_file(kept) == f"{most}".encode() * 200
+        assert read_content(kept) == f"{most}".encode() * 200
     assert zstandard.ZstdDecompressor().decompress(packed.read_bytes()) == b"10000" * 200
     plain.write_bytes(b"of an earlier version")
     drop_file(plain)

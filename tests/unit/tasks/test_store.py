@@ -21,7 +21,7 @@ from composer_replication.tasks.store_manifest import (
     compress,
     decompress,
     fingerprint_of,
-    read_file,
+    read_content,
 )
 
 
@@ -113,7 +113,7 @@ def test_own_tests_are_those_that_fail_without_the_golden(tiny_store: TaskStore)
 
 def test_public_records_hold_no_secret(tiny_store: TaskStore) -> None:
     for task in tiny_store.tasks():
-        public = read_file(tiny_store.root / "tasks" / f"{task.task_id}.json.zst").decode()
+        public = read_content(tiny_store.root / "tasks" / f"{task.task_id}.json.zst").decode()
         assert tiny_store.golden_body(task).strip().splitlines()[0] not in public
         for node_id in task.tests.hidden:
             assert node_id.rpartition("::")[2] not in public

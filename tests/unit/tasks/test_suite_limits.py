@@ -21,7 +21,7 @@ from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.repository import cut_off, run_suite
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_manifest import read_file
+from composer_replication.tasks.store_manifest import read_content
 from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord
 from composer_replication.tasks.subject import GateFailed, bench_of, subject_of
 from composer_replication.tasks.test_run import Ended, TestReport, Trial
@@ -110,7 +110,7 @@ def test_a_task_is_judged_in_the_time_that_its_build_had(make_project: MakeProje
     usual = build_tasks([source], tmp_path / "out")
     (kept,) = TaskStore.open(tmp_path / "out").repositories()
     assert kept.suite_seconds == SUITE_SECONDS
-    assert b"suite_seconds" not in b"".join(map(read_file, (tmp_path / "out" / "repositories").iterdir()))
+    assert b"suite_seconds" not in b"".join(map(read_content, (tmp_path / "out" / "repositories").iterdir()))
     assert build_tasks([source], tmp_path / "fresh").fingerprint == usual.fingerprint
     # A stored task is judged in the time that its build had.
     store = TaskStore.open(tmp_path / "out")

@@ -18,7 +18,7 @@ from composer_replication.tasks.instructions.written_instructions import Written
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_manifest import find_blob, read_file, write_file
+from composer_replication.tasks.store_manifest import find_blob, read_content, write_file
 from composer_replication.tasks.subject import bench_of
 from composer_replication.tasks.twin.build_twins import build_twins
 from composer_replication.tasks.twin.twin_run import Job, Twin, play, twin_bytes
@@ -41,7 +41,7 @@ def rewrite(store: Path, kind: str, change: Callable[[dict[str, Any]], None]) ->
     TaskStore.open(store).settle()
     manifest = json.loads((store / "manifest.json").read_text())
     (name,) = [name for name in manifest["records"] if name.startswith(f"{kind}/")]
-    value = json.loads(read_file(store / f"{name}.zst"))
+    value = json.loads(read_content(store / f"{name}.zst"))
     change(value)
     data = json.dumps(value).encode()
     write_file(store / name, data)

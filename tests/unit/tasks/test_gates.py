@@ -275,7 +275,7 @@ def test_wrong_golden_code_fails_its_tests(planted: PreparedRepository, fine: Su
 
 
 def test_a_hidden_test_that_fails_alone_is_found(planted: PreparedRepository, fine: Subject) -> None:
-    subject = replace(fine, hidden=("tests/test_all.py::test_needs_company",))
+    subject = replace(fine, tests=replace(fine.tests, hidden=("tests/test_all.py::test_needs_company",)))
     with pytest.raises(GateFailed, match="golden-fails: a hidden test does not pass") as caught:
         _check_own(planted, subject, planted.bench)
     assert "test_needs_company" not in str(caught.value)
@@ -286,9 +286,17 @@ def test_a_task_whose_tests_ask_nothing_of_the_code_is_refused(
     planted: PreparedRepository, fine: Subject
 ) -> None:
     with pytest.raises(GateFailed, match="broken-passes"):
-        _check_own(planted, replace(fine, visible=("tests/test_all.py::test_a_sets_state",)), planted.bench)
+        _check_own(
+            planted,
+            replace(fine, tests=replace(fine.tests, visible=("tests/test_all.py::test_a_sets_state",))),
+            planted.bench,
+        )
     with pytest.raises(GateFailed, match="broken-passes: the hidden tests"):
-        _check_own(planted, replace(fine, hidden=("tests/test_all.py::test_a_sets_state",)), planted.bench)
+        _check_own(
+            planted,
+            replace(fine, tests=replace(fine.tests, hidden=("tests/test_all.py::test_a_sets_state",))),
+            planted.bench,
+        )
 
 
 def test_a_copy_is_found_behind_indentation_and_comments() -> None:

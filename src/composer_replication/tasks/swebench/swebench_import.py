@@ -23,7 +23,7 @@ from composer_replication.tasks.build import (
     open_build,
     summary_of,
 )
-from composer_replication.tasks.build_state import Decision, Progress, Proposal, Settings
+from composer_replication.tasks.build_state import Decision, Instance, Progress, Proposal, Settings
 from composer_replication.tasks.fresh_git import has_fresh_git
 from composer_replication.tasks.intake.archives import ARCHIVE_SUFFIXES
 from composer_replication.tasks.intake.cache import sha256_of
@@ -40,12 +40,7 @@ from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.planning.body_cuts import BodyCut, Deletion, find_body_cuts
 from composer_replication.tasks.planning.edits import edited_files, line_edits
 from composer_replication.tasks.subject import GateFailed
-from composer_replication.tasks.swebench.swebench_files import (
-    Instance,
-    UnreadableRow,
-    read_instances,
-    tree_sha256,
-)
+from composer_replication.tasks.swebench.swebench_files import UnreadableRow, read_instances, tree_sha256
 
 REMOTE = "git+https://github.com/{repo}@{commit}"
 """Where the published sets come from; a row names its repository as OWNER/NAME there."""

@@ -285,12 +285,9 @@ def test_a_hidden_test_that_fails_alone_is_found(planted: PreparedRepository, fi
 def test_a_task_whose_tests_ask_nothing_of_the_code_is_refused(
     planted: PreparedRepository, fine: Subject
 ) -> None:
+    subject = replace(fine, tests=replace(fine.tests, visible=("tests/test_all.py::test_a_sets_state",)))
     with pytest.raises(GateFailed, match="broken-passes"):
-        _check_own(
-            planted,
-            replace(fine, tests=replace(fine.tests, visible=("tests/test_all.py::test_a_sets_state",))),
-            planted.bench,
-        )
+        _check_own(planted, subject, planted.bench)
     with pytest.raises(GateFailed, match="broken-passes: the hidden tests"):
         _check_own(
             planted,

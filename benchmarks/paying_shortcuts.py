@@ -35,7 +35,7 @@ from typing import Any
 
 from composer_replication.records import Task
 from composer_replication.rollouts.environment.feature_deletion_env import golden_classes
-from composer_replication.rollouts.grading import FORGED, Grader, GradeRequest
+from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.monitor import inspect_episode, public_task
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.planning.body_cuts import fill
@@ -121,7 +121,7 @@ def measure(grader: Grader, task: Task, only: str = "") -> tuple[dict[str, Count
         by_all = by_shown and score is not None and score.all_passed
         report = inspect_episode(public_task(task), [], before, tree).excusing(golden_classes(grader, task))
         unmasked = by_shown and not report.masks_reward
-        forged = score is not None and score.error.startswith(FORGED)
+        forged = score is not None and score.is_forged
         told = (True, score is None, forged, by_shown, by_all, unmasked, by_all and unmasked)
         counts[kind].update(dict(zip(COLUMNS, map(int, told), strict=True)))
         paid += [f"{kind}: {name}"] if by_all and unmasked and kind != GOLDEN else []

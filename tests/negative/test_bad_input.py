@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from composer_replication.run_folder import RunFolder
-from composer_replication.tasks.blobs import find_blob
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import find_blob
 
 Command = Callable[..., Any]
 TINY = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "project"

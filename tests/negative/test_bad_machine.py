@@ -16,7 +16,7 @@ import pytest
 from composer_replication.cli.machine_troubles import how_to_go_on, machine_error
 from composer_replication.errors import InputError
 from composer_replication.tasks.intake.cache import cache_folder
-from composer_replication.tasks.intake.lock import resolve
+from composer_replication.tasks.intake.environment import resolve
 from composer_replication.tasks.store import TaskStore
 
 Command = Callable[..., Any]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from composer_replication.tasks.intake.cache import cache_folder, refuse_full_disk
-from composer_replication.tasks.intake.lock import INSTALLER, resolve
+from composer_replication.tasks.intake.environment import INSTALLER, resolve
 
 TINY = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "project"
 SIZE_KIB = 400 * 1024
@@ -119,7 +119,7 @@ def test_packages_that_have_no_room(small_disk: Path, shared_wheels: Path) -> No
     fill(small_disk, 300)
     code = (
         "from packaging.requirements import Requirement\n"
-        "from composer_replication.tasks.intake.lock import resolve\n"
+        "from composer_replication.tasks.intake.environment import resolve\n"
         f"try:\n    resolve([Requirement({'{}=={}'.format(*INSTALLER)!r})], 'x')\n"
         "except OSError as error:\n    print(error.errno, error.filename)\n"
     )

@@ -56,10 +56,10 @@ from composer_replication.run_folder import RunFolder, write_json
 from composer_replication.safety import CombinedGuard, EvaluationJournal, EvidenceGuard, HeldOutGuard
 from composer_replication.sandbox import accept, accepted, choose_backend
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.canaries import make_canaries
+from composer_replication.tasks.build_state import GATES_VERSION
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold
 from composer_replication.tasks.intake.sources import is_pinned, needs_no_path, open_source
-from composer_replication.tasks.journal import GATES_VERSION
+from composer_replication.tasks.sentinels import make_canaries
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import STORE_VERSION
 from composer_replication.traces.pairs import PairRow, pair_sources, read_pair_rows, tokenised_pairs

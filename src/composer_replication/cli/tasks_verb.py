@@ -110,7 +110,7 @@ def have_written(folder: Path, endpoint: Endpoint, report: Report | None) -> dic
 
 def run_import(args: argparse.Namespace) -> tuple[Result, int]:
     """Import a task set; the keys are those of ``build``, and ``refused_rows`` says of each why it is no task."""
-    from composer_replication.tasks.journal import read_journal
+    from composer_replication.tasks.build_state import read_journal
     from composer_replication.tasks.swebench.swebench_import import import_swebench
 
     chosen_backend(args)
@@ -207,7 +207,7 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
 
 
 def _row(store: TaskStore, task: Task) -> Result:
-    from composer_replication.tasks.instructions.surroundings import first_broken_line
+    from composer_replication.tasks.instructions.writing import first_broken_line
 
     same = ("task_id", "repository", "symbol", "granularity", "removal", "path")
     return {
@@ -228,8 +228,7 @@ def _row(store: TaskStore, task: Task) -> Result:
 def _details(store: TaskStore, task: Task) -> Result:
     """What is looked up for one task only."""
     from composer_replication.tasks.difficulty import compare_difficulty
-    from composer_replication.tasks.instructions.surroundings import broken_regions
-    from composer_replication.tasks.instructions.writing import write_instruction
+    from composer_replication.tasks.instructions.writing import broken_regions, write_instruction
     from composer_replication.tasks.instructions.written_instructions import written_instruction
 
     measured, outdated = compare_difficulty(store.root, only=[task.task_id])

@@ -24,11 +24,10 @@ from composer_replication.errors import SandboxFileError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Task
 from composer_replication.rollouts.forgery_checks import START_NAMES
+from composer_replication.tasks.intake import tree_rules
 from composer_replication.tasks.intake.cache import sha256_of
-from composer_replication.tasks.intake.source_folders import USUAL_FOLDERS, folders_file
 from composer_replication.tasks.intake.tree_rules import in_test_folder, is_test_path, skips_folder
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.views import Changes
 
 MAX_TREE_BYTES = 64 * 1024**2
 MAX_TREE_FILES = 20_000
@@ -55,7 +54,7 @@ class TreeRule:
     names: frozenset[str]
     taken: frozenset[str]
     folders_of_tests: frozenset[str] = frozenset()
-    roots: tuple[str, ...] = USUAL_FOLDERS
+    roots: tuple[str, ...] = tree_rules.USUAL_FOLDERS
 
     def takes(self, path: str) -> bool:
         """Whether the candidate's version of this file counts, and its absence too."""
@@ -71,7 +70,7 @@ class TreeRule:
         return pure.suffix != ".py" or self.taken.isdisjoint(top_names(path, self.roots) - self.names)
 
 
-def top_names(path: str, roots: Iterable[str] = USUAL_FOLDERS) -> frozenset[str]:
+def top_names(path: str, roots: Iterable[str] = tree_rules.USUAL_FOLDERS) -> frozenset[str]:
     """The names by which a file's module or package may be imported from the top or another place of import."""
     below = [path.removeprefix(f"{root}/") for root in roots if path.startswith(f"{root}/")]
     return frozenset(one.partition("/")[0].partition(".")[0] for one in (path, *below))
@@ -94,10 +93,10 @@ def rule_of(store: TaskStore, task: Task) -> TreeRule:
     record = store.record(task.task_id)
     repository = store.repository(record.repository_record)
     paths = repository.files
-    listed = folders_file(paths)
-    roots = (*USUAL_FOLDERS, *(store.blob(paths[listed]).decode().splitlines() if listed else ()))
+    listed = tree_rules.folders_file(paths)
+    roots = (*tree_rules.USUAL_FOLDERS, *(store.blob(paths[listed]).decode().splitlines() if listed else ()))
     own = frozenset().union(*(top_names(path, roots) for path in paths if path.endswith(".py")))
-    touched = Changes(record.edits, record.removed_files).source_files
+    touched = record.changes.source_files
     taken = _taken_names(store.environment(task).root)
     return TreeRule(frozenset(touched), own, taken, repository.folders_of_tests, roots)
 

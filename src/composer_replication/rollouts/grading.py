@@ -29,18 +29,16 @@ from composer_replication.rollouts.forgery_checks import (
 )
 from composer_replication.sandbox import choose_backend, require_selftest, runs_interrupted, warm_kind
 from composer_replication.sandbox.process_folder import process_folder
-from composer_replication.tasks.canaries import Canary, canary_files
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import fill
+from composer_replication.tasks.planning.edits import Changes, write_files
 from composer_replication.tasks.running.bench import noticing_seconds
 from composer_replication.tasks.running.watched_run import WatchedReport, run_watched
-from composer_replication.tasks.sentinels import without_assertions
+from composer_replication.tasks.sentinels import Canary, canary_files, without_assertions
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import sandbox_in_force
 from composer_replication.tasks.store_records import RUN_FACTOR
-from composer_replication.tasks.twin.twin_records import Twin
-from composer_replication.tasks.twin.twin_run import judge_twin
-from composer_replication.tasks.views import Changes, write_files
+from composer_replication.tasks.twin.twin_run import Twin, judge_twin
 
 logger = logging.getLogger(__name__)
 

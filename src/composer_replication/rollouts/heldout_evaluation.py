@@ -25,8 +25,8 @@ from composer_replication.rollouts.single_turn import (
     is_finished,
     refuse_leaking_prompt,
 )
-from composer_replication.tasks.canaries import Canary
 from composer_replication.tasks.difficulty import wilson
+from composer_replication.tasks.sentinels import Canary
 
 STATE_VERSION = 2
 Report = Callable[[int, int, str], None]

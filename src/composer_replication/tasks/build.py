@@ -18,10 +18,9 @@ from composer_replication.sandbox.supervised_run import interruptible_pool
 from composer_replication.tasks.build_state import Build, Progress, Settings
 from composer_replication.tasks.intake.licences import Licence
 from composer_replication.tasks.intake.sources import open_sources
-from composer_replication.tasks.repository import UnusedTests, read_unused, slug_of
-from composer_replication.tasks.running.whole_suite import MAX_SUITE_SECONDS
+from composer_replication.tasks.repository import MAX_SUITE_SECONDS, UnusedTests, read_unused, slug_of
 from composer_replication.tasks.store import TaskStore, refuse_other_content
-from composer_replication.tasks.workers.workers import open_workers
+from composer_replication.tasks.workers import open_workers
 
 
 def build_tasks(

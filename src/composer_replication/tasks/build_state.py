@@ -1,4 +1,4 @@
-"""The state of one build: its candidates, what was decided about each, and what is left at the end."""
+"""The state of one build: its candidates, what was decided about each (so that it can go on), and what is left at the end."""
 
 from __future__ import annotations
 
@@ -7,31 +7,121 @@ import hashlib
 import json
 import math
 import re
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from itertools import accumulate, count, product, takewhile, zip_longest
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from composer_replication.errors import InputError, UsageError
+from composer_replication.run_folder import append_jsonl, read_jsonl, rewrite_jsonl
 from composer_replication.sandbox import runs_interrupted
 from composer_replication.tasks.call_contexts import EVERY_TEST
 from composer_replication.tasks.gates import check_secrecy, judge_deletion
 from composer_replication.tasks.intake.cache import sha256_of
-from composer_replication.tasks.intake.lock import UnusableRepository
+from composer_replication.tasks.intake.environment import UnusableRepository
 from composer_replication.tasks.intake.sources import NOT_FETCHED, RepositorySource, as_unusable
-from composer_replication.tasks.journal import Decision, Journal, decision_key
+from composer_replication.tasks.planning.body_cuts import Deletion, Granularity, Removal
 from composer_replication.tasks.planning.candidates import nothing_found
-from composer_replication.tasks.planning.deletion import Deletion, Granularity, Removal
 from composer_replication.tasks.planning.edits import edited_files
 from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of, sweep_unused
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_manifest import BuildMark, sandbox_in_force
+from composer_replication.tasks.store_manifest import (
+    BuildMark,
+    packed_path,
+    read_content,
+    sandbox_in_force,
+    write_file,
+)
 from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord, SecretRecord, TaskRecord
 from composer_replication.tasks.subject import GateFailed, Subject
 from composer_replication.tasks.truth import ValidTask, add_truth
 from composer_replication.tasks.workers import Workers
+
+GATES_VERSION = 14
+"""Raised when the gates judge otherwise, so that older answers are not taken over."""
+_UNDECIDED = ("truth-unknown",)
+"""Reasons that say nothing of the candidate; a later build judges it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One candidate: its task, or the gate that it did not pass. ``key`` covers all that it depends on."""
+
+    key: str
+    repository: str
+    pin: str
+    task_id: str = ""
+    reason: str = ""
+    detail: str = ""
+
+    @property
+    def is_valid(self) -> bool:
+        return bool(self.task_id)
+
+
+def decision_key(
+    record: RepositoryRecord, pin: str, *, hidden_share: float, seed: int, with_truth: bool = False
+) -> str:
+    """A hash of everything that a decision depends on."""
+    parts: list[object] = [GATES_VERSION, record.baseline_sha256, pin, hidden_share, seed, with_truth]
+    parts += [record.suite_seconds] if record.suite_seconds != SUITE_SECONDS else []
+    return sha256_of(json.dumps(parts).encode())[:32]
+
+
+class Journal:
+    """Decisions by key in one JSONL file; appended as they fall, sorted and compressed at the end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._decisions = {decision.key: decision for decision in _earlier_decisions(path)}
+        if path.is_file():  # a crash can leave half a line, to which nothing may be appended
+            self._rewrite()
+
+    def find(self, key: str) -> Decision | None:
+        return self._decisions.get(key)
+
+    def add(self, decision: Decision) -> None:
+        with self._lock:
+            self._decisions[decision.key] = decision
+            if self._path.is_file():
+                append_jsonl(self._path, asdict(decision))
+            else:
+                self._rewrite()
+
+    def _rewrite(self) -> None:
+        rewrite_jsonl(self._path, map(asdict, self._decisions.values()))
+        packed_path(self._path).unlink(missing_ok=True)
+
+    def keep(self, decisions: Iterable[Decision]) -> None:
+        """Replace the whole file by these decisions, compressed, in an order that does not depend on time."""
+        rows = sorted(map(asdict, decisions), key=lambda row: (row["repository"], row["pin"]))
+        write_file(self._path, "".join(f"{json.dumps(row, sort_keys=True)}\n" for row in rows).encode())
+
+
+def read_journal(path: Path) -> list[dict[str, str]]:
+    """The rows of a journal, of a build that goes on or of a finished one; where a crash left both, of the first.
+
+    Raises:
+        InputError: a line before the last is not JSON (CR0401), or the compressed form cannot be read (CR0411).
+    """
+    packed = packed_path(path)
+    if path.is_file() or not packed.is_file():
+        return read_jsonl(path)
+    return [json.loads(line) for line in read_content(packed).splitlines()]
+
+
+def _earlier_decisions(path: Path) -> list[Decision]:
+    """What can be read of an earlier build; candidates whose decision is lost are judged again."""
+    try:
+        found = [Decision(**row) for row in read_journal(path)]
+    except (InputError, ValueError, TypeError, RecursionError):
+        return []
+    return [decision for decision in found if decision.reason not in _UNDECIDED]
+
 
 # --- In which order the candidates of a repository are tried.
 
@@ -104,28 +194,38 @@ def pinned(repository: PreparedRepository, pins: Sequence[str]) -> list[Deletion
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
-    """One instance of a task set.
-
-    ``source`` names its repository among the opened ones. The tests that it says fail must all
-    fail, those that it says pass must not; ``statement`` is what it asks for in its own words.
-    """
+class Instance:
+    """One row of a SWE-bench set; ``repo`` is ``OWNER/NAME`` or ``NAME``."""
 
     instance_id: str
-    source: str
-    deletion: Deletion
+    repo: str
+    base_commit: str
+    patch: str
+    test_patch: str
     fail_to_pass: frozenset[str]
     pass_to_pass: frozenset[str]
-    statement: str
+    problem_statement: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A candidate for one row; ``source`` names its repository among the opened ones.
+
+    The tests that the row says fail must all fail, those that it says pass must not.
+    """
+
+    instance: Instance
+    source: str
+    deletion: Deletion
 
     def check(self, subject: Subject) -> None:
         """Compare what it says with what was found."""
-        failing = {*subject.visible, *subject.hidden}
-        passing = sorted(self.fail_to_pass - failing)
+        failing = {*subject.tests.visible, *subject.tests.hidden}
+        passing = sorted(self.instance.fail_to_pass - failing)
         if passing:
             detail = f"{len(passing)} tests should fail without the patch and do not ({passing[0]})"
             raise GateFailed("other-tests-fail", detail)
-        broken = self.pass_to_pass & failing
+        broken = self.instance.pass_to_pass & failing
         if broken:  # which ones stays unsaid: they may be hidden
             raise GateFailed(
                 "other-tests-fail", f"{len(broken)} tests should pass without the patch and fail"
@@ -135,7 +235,9 @@ class Proposal:
     def digest(self) -> str:
         """A hash of everything in it that a decision depends on."""
         edits = [astuple(edit) for edit in self.deletion.edits]
-        stated = [sorted(self.fail_to_pass), sorted(self.pass_to_pass), self.statement, self.instance_id]
+        row = self.instance
+        tests = sorted(row.fail_to_pass), sorted(row.pass_to_pass)
+        stated = [*tests, row.problem_statement, row.instance_id]
         return sha256_of(json.dumps([edits, self.deletion.removed_files, stated]).encode())
 
 
@@ -162,18 +264,11 @@ class Candidate:
     @property
     def name(self) -> str:
         """How it is called in the journal and in messages."""
-        return self.deletion.pin if self.proposal is None else self.proposal.instance_id
+        return self.deletion.pin if self.proposal is None else self.proposal.instance.instance_id
 
-    def decided(self, *, task_id: str = "", reason: str = "", detail: str = "") -> Decision:
-        """That it is a task, or why it is none."""
-        return Decision(
-            self.key,
-            self.repository.record.repository,
-            self.name,
-            task_id=task_id,
-            reason=reason,
-            detail=detail,
-        )
+    def decided(self, **said: str) -> Decision:
+        """That it is a task (``task_id``), or why it is none (``reason``, ``detail``)."""
+        return Decision(self.key, self.repository.record.repository, self.name, **said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +337,6 @@ class Build:
                 prepare,
                 source,
                 self.store,
-                self.store.backend,
                 workers=self.workers,
                 sizes=self.settings.sizes(source.source),
                 map_calls=not self.settings.symbols.get(source.source),
@@ -411,9 +505,7 @@ class Build:
             if not self._has_noted_proof:
                 self.store.note_proof(self.workers.call(sandbox_in_force, self.store.backend))
                 self._has_noted_proof = True
-            task_id = keep_task(
-                self.store, repository, candidate.deletion, subject, proposal=candidate.proposal
-            )
+            task_id = keep_task(self.store, candidate, subject)
             decision = self._if_secret(candidate.decided(task_id=task_id))
         self.journal.add(decision)
         return decision
@@ -479,21 +571,12 @@ class Build:
         self.store.mark_build(BuildMark(is_complete=True))
 
 
-def keep_task(
-    store: TaskStore,
-    repository: PreparedRepository,
-    deletion: Deletion,
-    subject: Subject,
-    *,
-    proposal: Proposal | None = None,
-) -> str:
-    """Write a candidate that passed all gates into the store; its task id.
-
-    ``proposal`` is what a foreign task set says of it, where it comes from one.
-    """
+def keep_task(store: TaskStore, candidate: Candidate, subject: Subject) -> str:
+    """Write a candidate that passed all gates into the store; its task id."""
+    repository, deletion = candidate.repository, candidate.deletion
+    instance = None if candidate.proposal is None else candidate.proposal.instance
     task_id = make_task_id(repository.slug, deletion, repository.bench.original)
-    golden = deletion.golden_code(repository.bench.original)
-    is_edited_by_stubs = deletion.removal == "body"
+    golden = deletion.changes.golden_code(repository.bench.original)
     record = TaskRecord(
         task_id=task_id,
         repository=repository.record.repository,
@@ -503,19 +586,19 @@ def keep_task(
         granularity=deletion.granularity,
         removal=deletion.removal,
         edits=subject.changes.edits,
-        stub_edits=() if is_edited_by_stubs else subject.stub_edits,
+        stub_edits=() if deletion.removal == "body" else subject.stub_edits,
         removed_files=subject.changes.removed_files,
         test_edits=subject.changes.test_edits,
         visible_edits=subject.changes.visible_edits,
-        visible=subject.visible,
+        visible=subject.tests.visible,
         environment=repository.record.environment,
         num_body_lines=sum(bool(line.strip()) for line in golden.splitlines()),
-        statement="" if proposal is None else proposal.statement,
-        instance_id="" if proposal is None else proposal.instance_id,
-        paid_tests=subject.paid,
+        statement="" if instance is None else instance.problem_statement,
+        instance_id="" if instance is None else instance.instance_id,
+        paid_tests=subject.tests.paid,
         shown_edits=subject.changes.shown_edits,
     )
-    store.put_task(record, SecretRecord(task_id, subject.hidden, subject.withheld))
+    store.put_task(record, SecretRecord(task_id, subject.tests.hidden, subject.withheld))
     return task_id
 
 
@@ -530,12 +613,12 @@ def make_task_id(slug: str, deletion: Deletion, original: Mapping[str, bytes]) -
             deletion.path,
             deletion.symbol,
             sha256_of(broken),
-            deletion.golden_code(original),
+            deletion.changes.golden_code(original),
         ]
         names = [slug, ".".join(parts), deletion.symbol]
     else:
         edits = [astuple(edit) for edit in deletion.edits]
-        content = [deletion.pin, edits, deletion.removed_files, deletion.golden_code(original)]
+        content = [deletion.pin, edits, deletion.removed_files, deletion.changes.golden_code(original)]
         names = [slug, ".".join(parts), deletion.symbol, size]
     readable = re.sub(r"[^A-Za-z0-9._+-]", "-", "--".join(names))[:160]
     return f"{readable}--{sha256_of(json.dumps(content).encode())[:8]}"

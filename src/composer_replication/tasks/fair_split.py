@@ -17,9 +17,9 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 
 from composer_replication.tasks.intake.tree_rules import is_test_path
+from composer_replication.tasks.planning.edits import Changes
 from composer_replication.tasks.syntax_trees import parsed_part
 from composer_replication.tasks.test_functions import Place, function_shapes, function_texts
-from composer_replication.tasks.views import Changes
 
 # --- Tests that want the very words of a deleted message, which nobody can know.
 

@@ -23,7 +23,6 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
 
 from composer_replication.errors import InputError
 from composer_replication.records import Task
@@ -34,7 +33,7 @@ from composer_replication.tasks.fair_split import (
     places_to_show,
     words_of,
 )
-from composer_replication.tasks.instructions.writing import write_instruction
+from composer_replication.tasks.instructions.writing import plain_instruction
 from composer_replication.tasks.instructions.written_instructions import (
     read_secrets,
     refusal,
@@ -45,14 +44,13 @@ from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.leaks.leak_scan import installed_copies, leaks_in_tree
 from composer_replication.tasks.leaks.shown_code import copied_share
 from composer_replication.tasks.patches import apply_patch
-from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
-from composer_replication.tasks.planning.deletion import Deletion
+from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS, Deletion
+from composer_replication.tasks.repository import IDLE_SECONDS
 from composer_replication.tasks.running.bench import IDLE_SECONDS as IDLE_SECONDS_OF_STUBS
-from composer_replication.tasks.running.bench import Bench
-from composer_replication.tasks.running.whole_suite import IDLE_SECONDS
+from composer_replication.tasks.running.bench import Bench, noticing_seconds
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
-from composer_replication.tasks.subject import GateFailed, Subject, part_subject, unsplit_subject, with_paid
+from composer_replication.tasks.subject import GateFailed, Parting, Subject, unsplit_subject
 from composer_replication.tasks.test_functions import Place, count_functions
 from composer_replication.tasks.test_run import Ended, TestReport, Trial
 
@@ -97,38 +95,35 @@ def judge_deletion(
     failing = failing_of(suite, unsplit, repository)
     is_timed = bool(timed) and set(some_of(sorted(failing))).issubset(wanted)
     passed = passed_by_stubs(unsplit, sorted(failing), bench, timed[0] if is_timed else None)
+    given = words_of(f"{deletion.path} {deletion.symbol}")
+    parting = Parting(unsplit, repository, original, seed=seed, given=given)
     return _split_and_prove(
-        unsplit, failing, passed, repository, bench, suite=suite, hidden_share=hidden_share, seed=seed,
-        pin=deletion.pin, given=words_of(f"{deletion.path} {deletion.symbol}"),
-    )  # fmt: skip
+        parting, failing, passed, bench, suite=suite, hidden_share=hidden_share, pin=deletion.pin
+    )
 
 
 def _split_and_prove(
-    unsplit: Subject,
+    parting: Parting,
     failing: frozenset[str],
     passed: Passed,
-    repository: RepositoryRecord,
     bench: Bench,
     *,
     suite: TestReport,
     hidden_share: float,
-    seed: int,
     pin: str,
-    given: frozenset[str],
 ) -> Subject:
     """The first draw of hidden and paid tests with which the deletion passes all gates that hang on them."""
-    split = partial(part_subject, unsplit, failing, repository, bench.original, seed=seed)
 
     def proven(subject: Subject) -> Subject:
-        trials = split_trials(subject, repository, bench, num_golden=NUM_GOLDEN_RUNS)
+        trials = split_trials(subject, parting.repository, bench, num_golden=NUM_GOLDEN_RUNS)
         seconds = judge_split(subject, bench, suite, bench.run_all(trials), num_golden=NUM_GOLDEN_RUNS)
         refuse_apart(subject, passed, bench, seconds)
         return subject
 
     def proven_with_paid(subject: Subject) -> Subject:
         """The subject with paid tests, or as it is where it is a task without them alone."""
-        narrowed = _draw_paid(subject, passed, repository, bench.original, seed=seed, pin=pin, given=given)
-        if narrowed.paid:
+        narrowed = _draw_paid(subject, passed, parting, pin)
+        if narrowed.tests.paid:
             with contextlib.suppress(GateFailed):
                 return proven(narrowed)
         return proven(subject)
@@ -137,38 +132,28 @@ def _split_and_prove(
     for attempt in range(NUM_DRAWS):
         # The tests that tell a stub from the real code may all be on one side, or a file may
         # collect otherwise without the hidden ones: part them anew, at last not at all.
-        subject = split(hidden_share=hidden_share, salt=f"{pin}/{attempt}", given=given)
-        if not subject.hidden:
+        subject = parting.hide(failing, share=hidden_share, salt=f"{pin}/{attempt}")
+        if not subject.tests.hidden:
             continue  # what would not be fair to hide depends on what else is hidden
         with contextlib.suppress(GateFailed):
             refuse_stubs(subject, passed)
-            check_hidden_out(subject, repository, bench.original)
+            check_hidden_out(subject, parting.repository, parting.original)
             num_tries += 1
             return proven_with_paid(subject)
         if num_tries == NUM_TRIES:
             break
-    whole = split(hidden_share=0.0, salt=pin)
+    whole = parting.hide(failing, share=0.0, salt=pin)
     refuse_stubs(whole, passed)
     return proven_with_paid(whole)
 
 
-def _draw_paid(
-    subject: Subject,
-    passed: Passed,
-    repository: RepositoryRecord,
-    original: Mapping[str, bytes],
-    *,
-    seed: int,
-    pin: str,
-    given: frozenset[str],
-) -> Subject:
+def _draw_paid(subject: Subject, passed: Passed, parting: Parting, pin: str) -> Subject:
     """The subject with paid tests that no constant passes; as it is where none were found."""
     for attempt in range(NUM_PAID_DRAWS):
-        salt = f"{pin}/paid/{attempt}"
-        narrowed = with_paid(subject, repository, original, seed=seed, salt=salt, given=given)
+        narrowed = parting.pay(subject, salt=f"{pin}/paid/{attempt}")
         with contextlib.suppress(GateFailed):
             refuse_stubs(narrowed, passed)
-            check_hidden_out(narrowed, repository, original)
+            check_hidden_out(narrowed, parting.repository, parting.original)
             return narrowed
     return subject
 
@@ -234,9 +219,9 @@ def split_trials(
     With the code back they run ``num_golden`` times; after the first time all together.
     """
     shown, *others = _sides_with_code(subject)
-    original, own = bench.original, sorted({*subject.visible, *subject.hidden})
+    original, own = bench.original, sorted({*subject.tests.visible, *subject.tests.hidden})
     return [
-        Trial(subject.broken(original, "rollout"), subject.shown, stop_at_first_failure=True),
+        Trial(subject.broken(original, "rollout"), subject.tests.shown, stop_at_first_failure=True),
         *(Trial(subject.golden(original, view), tests, is_golden=True) for view, tests in (shown, *others)),
         *[Trial(subject.golden(original, "hidden"), own, is_golden=True)] * (num_golden - 1),
         *neighbour_trials(subject, repository, bench),
@@ -245,8 +230,12 @@ def split_trials(
 
 def _sides_with_code(subject: Subject) -> list[tuple[str, tuple[str, ...]]]:
     """The view and the tests of each run with the code back: shown, paid and hidden ones."""
-    paid = [("visible", subject.visible)] if subject.paid else []
-    return [("rollout", subject.shown), *paid, *([("hidden", subject.hidden)] if subject.hidden else [])]
+    paid = [("visible", subject.tests.visible)] if subject.tests.paid else []
+    return [
+        ("rollout", subject.tests.shown),
+        *paid,
+        *([("hidden", subject.tests.hidden)] if subject.tests.hidden else []),
+    ]
 
 
 def judge_split(
@@ -272,9 +261,9 @@ def judge_split(
         kind = "paid" if view == "visible" else view
         raise GateFailed("golden-fails", f"a {kind} test does not pass with the golden code")
     _check_time(golden, bench)
-    if broken.all_passed(subject.shown):
+    if broken.all_passed(subject.tests.shown):
         raise GateFailed("broken-passes", "the visible tests pass without the code")
-    own = (*subject.visible, *subject.hidden)
+    own = (*subject.tests.visible, *subject.tests.hidden)
     num_passed = 1 + sum(report.all_passed(own) for report in repeats)
     if num_passed < num_golden:
         raise GateFailed(
@@ -291,7 +280,7 @@ def judge_split(
         if leaning:  # they need no file that was not run with them
             raise GateFailed("leans-on-hidden", f"{len(leaning)} tests, such as {leaning[0]}")
     used = [report.cpu_seconds for report in repeats] or [sum(report.cpu_seconds for report in golden)]
-    return bench.noticing_seconds(max(used))
+    return noticing_seconds(max(used), bench.test_seconds)
 
 
 def neighbour_trials(subject: Subject, repository: RepositoryRecord, bench: Bench) -> list[Trial]:
@@ -301,7 +290,7 @@ def neighbour_trials(subject: Subject, repository: RepositoryRecord, bench: Benc
     """
     unseen = _unseen_places(subject, repository)
     files = {edit.path for edit in subject.changes.edits_of_tests("rollout")} if unseen else set()
-    others = repository.green.difference(subject.visible)
+    others = repository.green.difference(subject.tests.visible)
     neighbours = sorted(
         test for test in others if (place := repository.places[test])[0] in files and place not in unseen
     )
@@ -340,7 +329,7 @@ def passed_by_stubs(
     chosen = some_of(tests)
     if golden is None:
         (golden,) = bench.run_all([Trial(bench.original, chosen, is_golden=True)])
-    seconds = 0.0 if golden.error else bench.noticing_seconds(golden.cpu_seconds)
+    seconds = 0.0 if golden.error else noticing_seconds(golden.cpu_seconds, bench.test_seconds)
     trees = _stub_trees(subject, bench)
     reports = bench.run_all(
         [Trial(tree, chosen, seconds=seconds, idle_seconds=IDLE_SECONDS_OF_STUBS) for tree in trees.values()]
@@ -386,7 +375,7 @@ def refuse_apart(subject: Subject, passed: Passed, bench: Bench, seconds: float)
 
 def check_stubs(subject: Subject, bench: Bench, seconds: float) -> None:
     """With every constant in the place of the code some test of each side fails; ``seconds`` as in ``refuse_apart``."""
-    passed = passed_by_stubs(subject, sorted({*subject.visible, *subject.hidden}), bench)
+    passed = passed_by_stubs(subject, sorted({*subject.tests.visible, *subject.tests.hidden}), bench)
     refuse_stubs(subject, passed)
     refuse_apart(subject, passed, bench, seconds)
 
@@ -399,7 +388,7 @@ def _stub_passes(text: str, kind: str) -> GateFailed:
 
 
 def _unseen_places(subject: Subject, repository: RepositoryRecord) -> set[Place]:
-    unseen = (*subject.hidden, *subject.paid)
+    unseen = subject.tests.unseen
     return {repository.places[test] for test in unseen if test in repository.places}
 
 
@@ -448,12 +437,9 @@ def check_secrecy(store: TaskStore, task: Task) -> None:
     leaks = leaks_in_tree(store, task) or installed_copies(store, task)
     if leaks:
         raise GateFailed("leak", f"{_shown(leaks[0].path)} tells the code ({leaks[0].channel})")
-    try:
-        plain = write_instruction(store, task)
-    except InputError as error:
-        if error.code != "CR0429":
-            raise
-        raise GateFailed("instruction-leaks", "the instruction would contain the deleted code") from error
+    plain = plain_instruction(store, task)
+    if plain is None:
+        raise GateFailed("instruction-leaks", "the instruction would contain the deleted code")
     written = written_instruction(store, task.task_id)
     reason = refusal(written.text, read_secrets(store, task, plain)) if written is not None else ""
     if reason:

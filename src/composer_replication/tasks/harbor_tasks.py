@@ -21,11 +21,11 @@ from composer_replication.records import Task
 from composer_replication.tasks.build_state import Progress
 from composer_replication.tasks.intake.sources import PYTEST_FILES
 from composer_replication.tasks.intake.tree_rules import in_test_folder, is_test_path
+from composer_replication.tasks.planning.edits import write_files
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RUN_FACTOR, RepositoryRecord
 from composer_replication.tasks.swebench.swebench_files import OWN_COLUMNS, Row, iter_rows
 from composer_replication.tasks.test_run import VARIABLES, Trial, runner_text
-from composer_replication.tasks.views import Changes, write_files
 
 WORKDIR = "/app"
 _LOADED = (*PYTEST_FILES, "conftest.py", "sitecustomize.py", "usercustomize.py", "*.pth")
@@ -56,7 +56,7 @@ def write_harbor_tasks(store: TaskStore, folder: Path, *, progress: Progress | N
 def _write_task(store: TaskStore, task: Task, public: Row, folder: Path) -> None:
     record = store.record(task.task_id)
     repository = store.repository(record.repository_record)
-    touched = Changes(record.edits, record.removed_files).source_files
+    touched = record.changes.source_files
     original = store.repository_files(record.repository_record)
     seconds = repository.suite_seconds * RUN_FACTOR
     write_files(folder / "environment" / "tree", store.files(task, "rollout"))

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from composer_replication.errors import InputError, MissingError
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.cache import refuse_full_disk
-from composer_replication.tasks.views import write_files
+from composer_replication.tasks.planning.edits import write_files
 
 CONTEXT_LINES = 3
 """As git has it; readers of SWE-bench patches expect no other."""

@@ -30,23 +30,15 @@ from typing import Any, Self, TypeVar
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.records import Task, TaskContent
 from composer_replication.run_folder import SCHEMA_VERSION, is_torn_write
-from composer_replication.tasks.blobs import (
-    SUFFIX,
-    drop_file,
-    find_blob,
-    kept_path,
-    sweep_blobs,
-    write_blob,
-    write_file,
-)
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.cache import sha256_of, tree_bytes
-from composer_replication.tasks.intake.environment import Environment, open_environment
-from composer_replication.tasks.intake.lock import EnvironmentLock
+from composer_replication.tasks.intake.environment import Environment, EnvironmentLock, open_environment
 from composer_replication.tasks.intake.tree_rules import is_test_path
+from composer_replication.tasks.planning.edits import VIEWS, View, view_files, write_files
 from composer_replication.tasks.store_manifest import (
     CHANGES,
     NAME,
+    SUFFIX,
     BuildMark,
     Manifest,
     Origin,
@@ -54,17 +46,22 @@ from composer_replication.tasks.store_manifest import (
     add_changes,
     begin_changes,
     damaged,
+    drop_file,
+    find_blob,
     fingerprint_of,
     follow,
+    kept_path,
     origin_of,
     read_content,
     read_manifest,
+    sweep_blobs,
+    write_blob,
+    write_file,
     write_manifest,
 )
 from composer_replication.tasks.store_records import RepositoryRecord, SecretRecord, TaskRecord
 from composer_replication.tasks.test_functions import function_texts
-from composer_replication.tasks.twin.twin_records import Twin, read_twin
-from composer_replication.tasks.views import VIEWS, View, view_files, write_files
+from composer_replication.tasks.twin.twin_run import Twin, read_twin
 
 Record = TypeVar("Record")
 _BASELINE = ("contexts", "places")
@@ -327,12 +324,10 @@ class TaskStore:
         return self.files(task, "rollout")[task.hole.path].decode()
 
     def golden_body(self, task: Task) -> str:
-        """The deleted code, span after span, removed files last. Never to be shown to a policy."""
+        """The deleted code, as ``Changes.golden_code``. Never to be shown to a policy."""
         record = self.record(task.task_id)
-        paths = {edit.path for edit in record.edits} | set(record.removed_files)
-        texts = {path: self.original(record, path).decode("utf-8", "replace") for path in paths}
-        spans = [texts[edit.path][edit.start : edit.end] for edit in record.edits]
-        return "\n".join([*spans, *(texts[path] for path in record.removed_files)])
+        changes = record.changes
+        return changes.golden_code({path: self.original(record, path) for path in changes.source_files})
 
     def original(self, record: TaskRecord, path: str) -> bytes:
         """A file of a task's repository as it was. Never to be shown to a policy."""
@@ -374,7 +369,7 @@ class TaskStore:
         return "\n".join(text for text in found if text)
 
     def files(self, task: Task, view: View) -> dict[str, bytes]:
-        """The files of a view of a task by path; see ``views``."""
+        """The files of a view of a task by path; see ``planning.edits``."""
         if view not in VIEWS:
             raise ValueError(f"{view!r} is not one of {', '.join(VIEWS)}")
         record = self.record(task.task_id)

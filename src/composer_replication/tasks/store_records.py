@@ -16,10 +16,9 @@ from composer_replication.tasks.call_contexts import UNKNOWN, Contexts, decode, 
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.licences import Licence
 from composer_replication.tasks.intake.tree_rules import folders_of_tests, is_test_path
-from composer_replication.tasks.planning.deletion import Deletion
-from composer_replication.tasks.planning.edits import holes_of
+from composer_replication.tasks.planning.body_cuts import Deletion
+from composer_replication.tasks.planning.edits import Changes, holes_of
 from composer_replication.tasks.test_functions import Place
-from composer_replication.tasks.views import Changes
 
 SUITE_SECONDS = 30.0
 """Of the first run of a whole suite by the clock, where a build is not told otherwise; what it does not reach is left out."""
@@ -51,9 +50,20 @@ def _edit(row: Any) -> Edit:
 EditRow = Annotated[Edit, PlainValidator(_edit), PlainSerializer(lambda edit: list(astuple(edit)))]
 
 
-class _Record:
+_FORMS: dict[type[StoredRecord], TypeAdapter[Any]] = {}
+
+
+def _form(kind: type[StoredRecord]) -> TypeAdapter[Any]:
+    if kind not in _FORMS:
+        _FORMS[kind] = TypeAdapter(kind)
+    return _FORMS[kind]
+
+
+class StoredRecord:
+    """A dataclass with a form in JSON."""
+
     def to_json(self) -> dict[str, Any]:
-        value: dict[str, Any] = _FORMS[type(self)].dump_python(self, by_alias=True)
+        value: dict[str, Any] = _form(type(self)).dump_python(self, by_alias=True)
         return value
 
     @classmethod
@@ -64,7 +74,7 @@ class _Record:
             ValueError, TypeError: something is missing, or is not what ``to_json`` writes.
         """
         try:
-            record: Self = _FORMS[cls].validate_python(value)
+            record: Self = _form(cls).validate_python(value)
         except ValidationError as error:
             first = error.errors()[0]
             raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
@@ -72,7 +82,7 @@ class _Record:
 
 
 @dataclass(frozen=True)
-class RepositoryRecord(_Record):
+class RepositoryRecord(StoredRecord):
     """One repository: its files by hash, and what its whole suite did in the baseline runs.
 
     ``places`` maps each test that was green in every run to its function; ``num_collected``
@@ -161,7 +171,7 @@ def _figures(value: Mapping[str, int] | None) -> Mapping[str, int] | None:
 
 
 @dataclass(frozen=True)
-class TaskRecord(_Record):
+class TaskRecord(StoredRecord):
     """What may be known of a task; its hidden tests are in ``SecretRecord``.
 
     All edits are of the repository's original files, which the store keeps once for all
@@ -235,7 +245,7 @@ class TaskRecord(_Record):
 
 
 @dataclass(frozen=True)
-class SecretRecord(_Record):
+class SecretRecord(StoredRecord):
     """The hidden tests, and the tests that left the visible files with them (``withheld``).
 
     ``twins`` are the hashes of the recorded behaviour of its functions, by pin, or None where
@@ -246,8 +256,3 @@ class SecretRecord(_Record):
     hidden: tuple[str, ...]
     withheld: tuple[str, ...]
     twins: Mapping[str, str] | None = None
-
-
-_FORMS: dict[type[_Record], TypeAdapter[Any]] = {
-    kind: TypeAdapter(kind) for kind in (RepositoryRecord, TaskRecord, SecretRecord)
-}

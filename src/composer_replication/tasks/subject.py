@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from composer_replication.records import Edit, Task
+from composer_replication.records import Edit, Task, TestSplit
 from composer_replication.tasks.fair_split import (
     deleted_texts,
     deleted_words,
@@ -13,15 +13,20 @@ from composer_replication.tasks.fair_split import (
     places_to_show,
 )
 from composer_replication.tasks.patches import make_patch
-from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT
-from composer_replication.tasks.planning.deletion import Deletion
-from composer_replication.tasks.planning.edits import edited_files, edited_text, line_edits, shifted_line
+from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT, Deletion
+from composer_replication.tasks.planning.edits import (
+    Changes,
+    edited_files,
+    edited_text,
+    line_edits,
+    shifted_line,
+    view_files,
+)
 from composer_replication.tasks.repository import make_bench
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.test_functions import Place, part_tests
-from composer_replication.tasks.views import Changes, view_files
 
 
 class GateFailed(Exception):
@@ -36,6 +41,9 @@ class GateFailed(Exception):
         return f"{self.gate}: {self.detail}"
 
 
+_NOT_PARTED = TestSplit((), (), ())
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
     """A deletion and the tests that part it from the original.
@@ -46,20 +54,13 @@ class Subject:
     changes: Changes
     stub_edits: tuple[Edit, ...]
     is_whole: bool
-    visible: tuple[str, ...] = ()
-    hidden: tuple[str, ...] = ()
+    tests: TestSplit = _NOT_PARTED
     withheld: tuple[str, ...] = ()
-    paid: tuple[str, ...] = ()
-
-    @property
-    def shown(self) -> tuple[str, ...]:
-        """The visible tests that stand in the tree of a rollout."""
-        return tuple(test for test in self.visible if test not in self.paid)
 
     @property
     def sides(self) -> dict[str, tuple[str, ...]]:
         """The sets of tests of which each must tell the code from a stub; without the empty ones."""
-        sides = {"visible": self.visible, "paid": self.paid, "hidden": self.hidden}
+        sides = {"visible": self.tests.visible, "paid": self.tests.paid, "hidden": self.tests.hidden}
         return {kind: tests for kind, tests in sides.items() if tests}
 
     def broken(self, original: Mapping[str, bytes], view: str) -> dict[str, bytes]:
@@ -94,8 +95,7 @@ class Subject:
 
 def unsplit_subject(deletion: Deletion) -> Subject:
     """A deletion whose tests are not known yet."""
-    changes = Changes(deletion.edits, deletion.removed_files, deletion.test_edits, deletion.test_edits)
-    return Subject(changes, tuple(cut.edit for cut in deletion.bodies), deletion.removal == "whole")
+    return Subject(deletion.changes, tuple(cut.edit for cut in deletion.bodies), deletion.removal == "whole")
 
 
 def subject_of(store: TaskStore, task: Task) -> Subject:
@@ -105,10 +105,8 @@ def subject_of(store: TaskStore, task: Task) -> Subject:
         changes=record.changes,
         stub_edits=record.stub_edits or record.edits,
         is_whole=record.removal == "whole",
-        visible=task.tests.visible,
-        hidden=task.tests.hidden,
+        tests=task.tests,
         withheld=secret.withheld,
-        paid=task.tests.paid,
     )
 
 
@@ -121,11 +119,8 @@ def golden_patch(store: TaskStore, task: Task) -> str:
 def bench_of(store: TaskStore, task: Task) -> Bench:
     """Where a stored task is tried out, with the time that its build gave to a whole suite."""
     slug = store.record(task.task_id).repository_record
-    record = store.repository(slug)
-    bench = make_bench(
-        store.repository_files(slug), store.environment(task), store.backend, record.suite_seconds
-    )
-    return replace(bench, left_out=record.left_out)
+    record, files = store.repository(slug), store.repository_files(slug)
+    return make_bench(files, store.environment(task), store.backend, record.suite_seconds, record.left_out)
 
 
 # --- Which of a deletion's failing tests a solver sees, which are paid but not shown, and which are hidden.
@@ -136,125 +131,113 @@ MIN_VISIBLE_FUNCTIONS = 3
 """With fewer of them all are shown: a policy needs tests to work with."""
 
 
-def part_subject(
-    unsplit: Subject,
-    failing: frozenset[str],
-    repository: RepositoryRecord,
-    original: Mapping[str, bytes],
-    *,
-    hidden_share: float,
-    seed: int,
-    salt: str,
-    given: Collection[str] = (),
-) -> Subject:
-    """Part the failing tests of a deletion into visible and hidden ones, and the trees with them; all visible ones are shown.
+class Parting:
+    """Draws apart the tests of one deletion, always the same for a seed and a salt; another salt gives another draw.
 
-    What would not be fair or not be hidden (``fair_split``) becomes visible, and others are drawn in its place.
-    Another ``salt`` gives another draw; ``given`` are names that a rollout is told besides its tree.
+    What would not be fair or not be hidden (``fair_split``) stays with the others, and others are drawn in its place.
+    ``given`` are names that a rollout is told besides its tree.
     """
-    places = frozenset(repository.places[test] for test in failing)
-    to_show = _showing_rule(unsplit, original, given)
-    shown: frozenset[Place] = frozenset()
-    while True:
-        hidden, edits = _drawn(
-            unsplit.changes, places, original,
-            share=hidden_share, seed=seed, salt=salt, shown=shown,
-        )  # fmt: skip
-        out = {test for test in repository.green if repository.places[test] in hidden}
-        subject = replace(
-            unsplit,
-            changes=replace(unsplit.changes, visible_edits=edits),
-            visible=tuple(sorted(failing - out)),
-            hidden=tuple(sorted(failing & out)),
-            withheld=tuple(sorted(out - failing)),
-        )
-        more = to_show(hidden, subject)
-        if not more:
+
+    def __init__(
+        self,
+        unsplit: Subject,
+        repository: RepositoryRecord,
+        original: Mapping[str, bytes],
+        *,
+        seed: int,
+        given: Collection[str] = (),
+    ) -> None:
+        self.unsplit, self.repository, self.original = unsplit, repository, original
+        self._seed, self._given = seed, given
+        self._words = deleted_words(unsplit.changes, original)
+        self._texts = deleted_texts(unsplit.changes, original)
+
+    def hide(self, failing: frozenset[str], *, share: float, salt: str) -> Subject:
+        """Part the failing tests into visible and hidden ones, and the trees with them; all visible ones are shown."""
+        places, unsplit = self.repository.places, self.unsplit
+
+        def without(hidden: frozenset[Place], edits: tuple[Edit, ...]) -> Subject:
+            out = {test for test, place in places.items() if place in hidden}
+            return replace(
+                unsplit,
+                changes=replace(unsplit.changes, visible_edits=edits),
+                tests=TestSplit(tuple(sorted(failing - out)), tuple(sorted(failing & out)), ()),
+                withheld=tuple(sorted(out - failing)),
+            )
+
+        return self._draw(unsplit, self._places_of(failing), without, share=share, salt=salt)[1]
+
+    def pay(self, subject: Subject, *, salt: str) -> Subject:
+        """Take some visible test functions out of what a rollout sees: the reward counts them all the same.
+
+        The subject as it is where fewer than ``MIN_VISIBLE_FUNCTIONS`` are visible, where none can go, or where a
+        hidden test would need what only they tell.
+        """
+        tests = subject.tests
+        visible, hidden = self._places_of(tests.visible), self._places_of(tests.hidden)
+        if len(visible) < MIN_VISIBLE_FUNCTIONS:
             return subject
-        shown |= more
 
+        def without(paid: frozenset[Place], edits: tuple[Edit, ...]) -> Subject:
+            own = tuple(test for test in tests.visible if self.repository.places[test] in paid)
+            changes = replace(subject.changes, shown_edits=edits)
+            return replace(subject, changes=changes, tests=replace(tests, paid=own))
 
-def with_paid(
-    subject: Subject,
-    repository: RepositoryRecord,
-    original: Mapping[str, bytes],
-    *,
-    seed: int,
-    salt: str,
-    given: Collection[str] = (),
-) -> Subject:
-    """Take some visible test functions out of what a rollout sees: the reward counts them all the same.
+        paid, narrowed = self._draw(subject, visible, without, share=PAID_SHARE, salt=salt, gone=hidden)
+        return subject if not paid or self._to_show(hidden, narrowed) else narrowed
 
-    The subject as it is where fewer than ``MIN_VISIBLE_FUNCTIONS`` are visible, where none can go, or where a hidden test
-    would need what only they tell.
-    The arguments are those of ``part_subject``.
-    """
-    visible = frozenset(repository.places[test] for test in subject.visible)
-    hidden = frozenset(repository.places[test] for test in subject.hidden)
-    if len(visible) < MIN_VISIBLE_FUNCTIONS:
-        return subject
-    to_show = _showing_rule(subject, original, given)
-    shown: frozenset[Place] = frozenset()
-    while True:
-        paid, edits = _drawn(
-            subject.changes, visible, original,
-            share=PAID_SHARE, seed=seed, salt=salt, shown=shown, gone=hidden,
-        )  # fmt: skip
-        narrowed = replace(
-            subject,
-            changes=replace(subject.changes, shown_edits=edits),
-            paid=tuple(test for test in subject.visible if repository.places[test] in paid),
-        )
-        more = to_show(paid, narrowed)
-        if not more:
-            return subject if not paid or to_show(hidden, narrowed) else narrowed
-        shown |= more
+    def _places_of(self, tests: Iterable[str]) -> frozenset[Place]:
+        return frozenset(self.repository.places[test] for test in tests)
 
+    def _to_show(self, places: Collection[Place], subject: Subject) -> frozenset[Place]:
+        """Which of some functions that a subject's rollouts do not see must be shown."""
+        shown = subject.broken(self.original, "rollout")
+        return places_to_show(places, self.original, shown, self._words, self._given, texts=self._texts)
 
-def _showing_rule(
-    subject: Subject, original: Mapping[str, bytes], given: Collection[str]
-) -> Callable[[Collection[Place], Subject], frozenset[Place]]:
-    """Which of some functions that a subject's rollouts do not see must be shown, by ``places_to_show``."""
-    words, texts = deleted_words(subject.changes, original), deleted_texts(subject.changes, original)
-    return lambda places, drawn: places_to_show(
-        places, original, drawn.broken(original, "rollout"), words, given, texts=texts
-    )
-
-
-def _drawn(
-    changes: Changes,
-    places: frozenset[Place],
-    original: Mapping[str, bytes],
-    *,
-    share: float,
-    seed: int,
-    salt: str,
-    shown: frozenset[Place],
-    gone: frozenset[Place] = frozenset(),
-) -> tuple[frozenset[Place], tuple[Edit, ...]]:
-    """Some of the places, and the edits that take them out of the test files, where those of ``gone`` are out already."""
-    edits_of: dict[str, list[Edit]] = {}
-    for edit in changes.test_edits:
-        edits_of.setdefault(edit.path, []).append(edit)
-    paths = {place[0] for place in places | gone}
-    before = {path: original[path].decode("utf-8", "replace") for path in paths & set(original)}
-    texts = {path: edited_text(text, edits_of.get(path, ())) for path, text in before.items()}
-    now = {_moved(place, before, edits_of): place for place in places | gone}
-    split = part_tests(
-        sorted(moved for moved, place in now.items() if place in places),
-        texts,
-        hidden_share=share,
-        seed=seed,
-        salt=salt,
-        shown={moved for moved, place in now.items() if place in shown},
-        gone={moved for moved, place in now.items() if place in gone},
-        needed={path: names_elsewhere(original, path) for path in texts},
-    )
-    untouched = tuple(edit for edit in changes.visible_edits if edit.path not in split.files)
-    shorter = (
-        edit for path, text in sorted(split.files.items()) for edit in line_edits(path, before[path], text)
-    )
-    return frozenset(now[place] for place in split.hidden), (*untouched, *shorter)
+    def _draw(
+        self,
+        subject: Subject,
+        places: frozenset[Place],
+        without: Callable[[frozenset[Place], tuple[Edit, ...]], Subject],
+        *,
+        share: float,
+        salt: str,
+        gone: frozenset[Place] = frozenset(),
+    ) -> tuple[frozenset[Place], Subject]:
+        """Some of the places, and the subject ``without`` them; those of ``gone`` are out of the test files already."""
+        original, changes = self.original, subject.changes
+        edits_of: dict[str, list[Edit]] = {}
+        for edit in changes.test_edits:
+            edits_of.setdefault(edit.path, []).append(edit)
+        before = {
+            path: original[path].decode("utf-8", "replace")
+            for path in {place[0] for place in places | gone} & set(original)
+        }
+        texts = {path: edited_text(text, edits_of.get(path, ())) for path, text in before.items()}
+        now = {_moved(place, before, edits_of): place for place in places | gone}
+        needed = {path: names_elsewhere(original, path) for path in texts}
+        shown: frozenset[Place] = frozenset()
+        while True:
+            held_back, files = part_tests(
+                sorted(moved for moved, place in now.items() if place in places),
+                texts,
+                hidden_share=share,
+                seed=self._seed,
+                salt=salt,
+                shown={moved for moved, place in now.items() if place in shown},
+                gone={moved for moved, place in now.items() if place in gone},
+                needed=needed,
+            )
+            untouched = (edit for edit in changes.visible_edits if edit.path not in files)
+            shorter = (
+                edit for path, text in sorted(files.items()) for edit in line_edits(path, before[path], text)
+            )
+            drawn = frozenset(now[place] for place in held_back)
+            found = without(drawn, (*untouched, *shorter))
+            more = self._to_show(drawn, found)
+            if not more:
+                return drawn, found
+            shown |= more
 
 
 def _moved(place: Place, original: Mapping[str, str], edits_of: Mapping[str, Sequence[Edit]]) -> Place:

@@ -6,7 +6,6 @@ import ast
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -194,14 +193,6 @@ def _stands_alone(lines: Lines, node: _Function | _Table) -> bool:
     return not before.rstrip().rstrip("@").strip() and lines.ends_line(node) and not is_continued
 
 
-@dataclass(frozen=True, slots=True)
-class HiddenSplit:
-    """``hidden`` test functions are held back; ``files`` are the test files without them, by path."""
-
-    hidden: tuple[Place, ...]
-    files: Mapping[str, str]
-
-
 def part_tests(
     groups: Sequence[Place],
     texts: Mapping[str, str],
@@ -212,8 +203,8 @@ def part_tests(
     shown: Collection[Place] = (),
     gone: Collection[Place] = (),
     needed: Mapping[str, Collection[str]] = MappingProxyType({}),
-) -> HiddenSplit:
-    """Choose which test functions of a task are held back.
+) -> tuple[tuple[Place, ...], dict[str, str]]:
+    """Choose which test functions of a task are held back, and give the test files without them, by path.
 
     All parametrisations of a function stay on one side. With N functions about
     ``hidden_share`` of them are hidden, at least one and never all, if they can be taken
@@ -225,7 +216,7 @@ def part_tests(
     files use: such functions and tables stay.
     """
     if len(groups) < 2 or hidden_share <= 0:
-        return HiddenSplit((), {})
+        return (), {}
     wanted = max(1, min(len(groups) - 1, round(len(groups) * hidden_share)))
 
     def rank(place: Place) -> str:
@@ -252,4 +243,4 @@ def part_tests(
         if shorter is not None:  # a file that does not parse without its functions keeps them all
             files[path] = shorter
             held_back += own
-    return HiddenSplit(tuple(sorted(place for place in held_back if place not in gone)), files)
+    return tuple(sorted(place for place in held_back if place not in gone)), files

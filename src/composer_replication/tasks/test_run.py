@@ -24,7 +24,7 @@ from composer_replication.sandbox.supervised_run import Verdict
 from composer_replication.tasks.call_contexts import Contexts, decode
 from composer_replication.tasks.intake.cache import refuse_when_full
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.intake.source_folders import folders_of_tree
+from composer_replication.tasks.intake.tree_rules import folders_of_tree
 from composer_replication.tasks.suite_options import OVERRIDES, suite_arguments
 from composer_replication.tasks.test_functions import Place
 

@@ -21,7 +21,7 @@ from composer_replication.records import Task
 from composer_replication.run_folder import SCHEMA_VERSION
 from composer_replication.sandbox import choose_backend, require_selftest
 from composer_replication.sandbox.supervised_run import interruptible_pool
-from composer_replication.tasks.build_state import Progress
+from composer_replication.tasks.build_state import GATES_VERSION, Progress
 from composer_replication.tasks.fair_split import words_of
 from composer_replication.tasks.gates import (
     check_fair,
@@ -37,14 +37,12 @@ from composer_replication.tasks.gates import (
 )
 from composer_replication.tasks.instructions.written_instructions import written_instruction
 from composer_replication.tasks.intake.cache import cache_folder, sha256_of
-from composer_replication.tasks.journal import GATES_VERSION
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import ProvingSandbox, sandbox_in_force
 from composer_replication.tasks.subject import GateFailed, Subject, bench_of, subject_of
 from composer_replication.tasks.truth import LOOKUP_PASSES, NO_TRUTH, TRUTH_UNKNOWN
-from composer_replication.tasks.twin.twin_records import Twin
-from composer_replication.tasks.twin.twin_run import judge_twins, play_apart, play_stubs
+from composer_replication.tasks.twin.twin_run import Twin, judge_twins, play_apart, play_stubs
 
 
 @dataclass(frozen=True, slots=True)

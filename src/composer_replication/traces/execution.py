@@ -28,8 +28,8 @@ from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.difficulty import wilson
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.git_source import fetch_commit, list_commit
+from composer_replication.tasks.planning.edits import write_files
 from composer_replication.tasks.test_run import VARIABLES
-from composer_replication.tasks.views import write_files
 from composer_replication.traces import prompts
 from composer_replication.traces.json_values import parsed, text_at
 from composer_replication.traces.prompts import EDITS, USUAL_FOLDER, ChosenStep, Message, our_calls

@@ -19,10 +19,9 @@ from composer_replication.cli.main import build_parser, main, rendered
 from composer_replication.cli.tasks_verb import render_show
 from composer_replication.cli.terminal import columns
 from composer_replication.errors import InputError, NothingToDoError, UsageError
-from composer_replication.tasks.blobs import packed_path, read_file, write_file
 from composer_replication.tasks.build import BuildSummary
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_manifest import sandbox_in_force
+from composer_replication.tasks.store_manifest import packed_path, read_content, sandbox_in_force, write_file
 
 TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
 PINS = ["tinymath/numbers.py::clamp", "tinymath/text.py::initials"]
@@ -249,7 +248,7 @@ def test_validate_of_a_broken_store_is_4(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "copy")
     task_id = call("show", str(folder))[0]["tasks"][0]["task_id"]
     secret = tmp_path / "copy" / "secrets" / f"{task_id}.json"
-    write_file(secret, read_file(packed_path(secret)).replace(b"test_", b"tset_"))
+    write_file(secret, read_content(packed_path(secret)).replace(b"test_", b"tset_"))
     result, code, text = call("validate", str(tmp_path / "copy"), "--repeat", "1", "--quiet")
     assert (code, result["passed"]) == (4, 1)
     assert [row["gate"] for row in result["failed"]] == ["damaged"]

@@ -20,7 +20,7 @@ from composer_replication.rollouts.candidate_tree import (
     graded_tree,
     top_names,
 )
-from composer_replication.tasks.views import write_files
+from composer_replication.tasks.planning.edits import write_files
 
 RULE = TreeRule(
     touched=frozenset({"pkg/code.py", "setup.cfg", "tests/data/golden.txt"}),

@@ -16,7 +16,7 @@ from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.sandbox import choose_backend
 from composer_replication.tasks.running.watched_run import WatchedReport, run_watched
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.twin.twin_records import TwinScore
+from composer_replication.tasks.twin.twin_run import TwinScore
 
 
 def test_the_golden_body_passes_visible_and_hidden_tests(

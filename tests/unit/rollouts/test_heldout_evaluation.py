@@ -13,7 +13,7 @@ from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.records import Completion, StopReason, Task
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator, PolicySampler, derive_seed
-from composer_replication.tasks.canaries import make_canary
+from composer_replication.tasks.sentinels import make_canary
 from composer_replication.tasks.store import TaskStore
 
 

@@ -13,7 +13,7 @@ from composer_replication.rollouts import grading
 from composer_replication.rollouts.grading import Grader, GradeRequest, Regressions, find_regressions
 from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.twin.twin_records import TwinScore
+from composer_replication.tasks.twin.twin_run import TwinScore
 
 ALL_PASS = "def pytest_runtest_makereport(item, call):\n    from _pytest.reports import TestReport\n    return TestReport(item.nodeid, item.location, {}, 'passed', None, call.when)\n"
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from small_trees import contents, write_tree
 
-from composer_replication.tasks.intake.environment import Environment, open_environment
-from composer_replication.tasks.intake.lock import resolve
+from composer_replication.tasks.intake.environment import Environment, open_environment, resolve
 from composer_replication.tasks.store import TaskStore
 
 TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"

@@ -14,8 +14,7 @@ from composer_replication.tasks.planning.body_cuts import find_body_cuts
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.twin import twin_player
 from composer_replication.tasks.twin.build_twins import build_twins
-from composer_replication.tasks.twin.twin_records import Twin
-from composer_replication.tasks.twin.twin_run import judge_twin
+from composer_replication.tasks.twin.twin_run import Twin, judge_twin
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.tasks import blobs
-from composer_replication.tasks.blobs import (
+from composer_replication.tasks import store_manifest
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import (
     compress,
     decompress,
     drop_file,
     find_blob,
     find_file,
-    read_file,
+    read_content,
     write_blob,
     write_file,
 )
-from composer_replication.tasks.store import TaskStore
 
 
 @given(st.binary(max_size=5000))
@@ -39,7 +39,7 @@ def test_the_name_is_the_hash_of_the_content(tmp_path: Path) -> None:
     path = tmp_path / digest[:2] / f"{digest}.zst"
     assert path.stat().st_size < 100
     assert find_blob(tmp_path, digest) == path
-    assert read_file(path) == data
+    assert read_content(path) == data
     assert find_blob(tmp_path, "0" * 64) is None
 
 
@@ -56,11 +56,11 @@ def test_a_named_file_is_replaced_and_dropped_whichever_way_it_is_kept(
     plain = tmp_path / "tasks" / "a.json"
     packed = plain.with_name("a.json.zst")
     for most, kept in ((10_000, packed), (100, plain), (10_000, packed)):
-        monkeypatch.setattr(blobs, "MAX_BYTES", most)
+        monkeypatch.setattr(store_manifest, "MAX_BYTES", most)
         write_file(plain, f"{most}".encode() * 200)
         assert list(plain.parent.iterdir()) == [kept]
         assert find_file(plain) == kept
-        assert read_file(kept) == f"{most}".encode() * 200
+        assert read_content(kept) == f"{most}".encode() * 200
     assert zstandard.ZstdDecompressor().decompress(packed.read_bytes()) == b"10000" * 200
     plain.write_bytes(b"of an earlier version")
     drop_file(plain)

@@ -7,13 +7,18 @@ import re
 import pytest
 from small_trees import write_tree
 
-from composer_replication.tasks import canaries as module
+from composer_replication.tasks import sentinels as module
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.canaries import Canary, CanaryRefused, canary_files, make_canary
 from composer_replication.tasks.gates import Bench
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.repository import make_bench
-from composer_replication.tasks.sentinels import SourceOfTests
+from composer_replication.tasks.sentinels import (
+    Canary,
+    CanaryRefused,
+    SourceOfTests,
+    canary_files,
+    make_canary,
+)
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import Trial
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from composer_replication.tasks.planning.body_cuts import Deletion
 from composer_replication.tasks.planning.candidates import find_deletions, nothing_found
-from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.planning.edits import edited_files, holes_of
 
 INIT = b'''"""A package."""

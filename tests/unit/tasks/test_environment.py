@@ -18,14 +18,15 @@ from packaging.requirements import Requirement
 from composer_replication.errors import InputError
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import open_sandbox
-from composer_replication.tasks.intake import lock as lock_module
+from composer_replication.tasks.intake import environment as lock_module
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, put_file
-from composer_replication.tasks.intake.environment import Environment, open_environment
-from composer_replication.tasks.intake.lock import (
+from composer_replication.tasks.intake.environment import (
     TOOLCHAIN,
+    Environment,
     EnvironmentLock,
     LockedWheel,
     UnusableRepository,
+    open_environment,
     prefetch_toolchain,
     resolve,
     wheel_path,

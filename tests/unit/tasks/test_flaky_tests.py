@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.records import Outcome
-from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.intake.lock import UnusableRepository
+from composer_replication.tasks.intake.environment import Environment, UnusableRepository
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.repository import prepare
 from composer_replication.tasks.running.bench import run_alone
@@ -65,7 +64,7 @@ NESTED = {
 
 def record_of(project: Path, tmp_path: Path, *, jobs: int = 2) -> RepositoryRecord:
     store = TaskStore.create(tmp_path / "store")
-    return prepare(open_source(str(project)), store, None, map_calls=False, jobs=jobs).record
+    return prepare(open_source(str(project)), store, map_calls=False, jobs=jobs).record
 
 
 @pytest.fixture

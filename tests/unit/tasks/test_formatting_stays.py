@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.records import Edit
+from composer_replication.tasks.planning.body_cuts import Deletion
 from composer_replication.tasks.planning.candidates import find_deletions
-from composer_replication.tasks.planning.deletion import Deletion
 from composer_replication.tasks.planning.edits import edited_text
 
 TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"

@@ -10,10 +10,10 @@ import pytest
 
 from composer_replication.records import Task
 from composer_replication.tasks.fresh_git import AUTHOR, MESSAGE, git_files, has_fresh_git, with_git
+from composer_replication.tasks.planning.edits import write_files
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.swebench.swebench_files import Instance
 from composer_replication.tasks.swebench.swebench_import import base_source
-from composer_replication.tasks.views import write_files
 
 FILES = {
     "a.py": b"x = 1\n",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from small_trees import write_tree
 
-from composer_replication.records import Edit
+from composer_replication.records import Edit, TestSplit
 from composer_replication.tasks.gates import (
     check_restores,
     check_stubs,
@@ -145,7 +145,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> PreparedRepository:
     }
     write_tree(root / "project", files)
     source = open_source(str(root / "project"))
-    return prepare(source, TaskStore.create(root / "store"), None, map_calls=True)
+    return prepare(source, TaskStore.create(root / "store"), map_calls=True)
 
 
 def judge(planted: PreparedRepository, name: str, seed: int = 0) -> Subject:
@@ -184,18 +184,18 @@ def test_each_gate_rejects_what_was_planted_for_it(planted: PreparedRepository, 
 
 def test_a_good_candidate_passes_all(planted: PreparedRepository, fine: Subject) -> None:
     subject = fine
-    assert len(subject.visible) == len(subject.hidden) == 1
-    assert set(subject.visible) | set(subject.hidden) == {
+    assert len(subject.tests.visible) == len(subject.tests.hidden) == 1
+    assert set(subject.tests.visible) | set(subject.tests.hidden) == {
         "tests/test_all.py::test_fine_one",
         "tests/test_all.py::test_fine_two",
     }
-    hidden_name = subject.hidden[0].rpartition("::")[2]
+    hidden_name = subject.tests.hidden[0].rpartition("::")[2]
     assert hidden_name not in subject.broken(planted.bench.original, "rollout")["tests/test_all.py"].decode()
 
 
 def _check_own(planted: PreparedRepository, subject: Subject, bench: Bench) -> None:
     """The gates of the task's own tests, as if its repository had no others."""
-    own = (*subject.visible, *subject.hidden)
+    own = (*subject.tests.visible, *subject.tests.hidden)
     record = replace(
         planted.record,
         places={test: planted.record.places[test] for test in own if test in planted.record.places},
@@ -207,14 +207,14 @@ def _check_own(planted: PreparedRepository, subject: Subject, bench: Bench) -> N
 @pytest.mark.long
 def test_a_file_that_cannot_be_parted_hides_nothing(planted: PreparedRepository) -> None:
     subject = judge(planted, "counted")  # its file counts its own tests
-    assert (len(subject.visible), subject.hidden) == (2, ())
+    assert (len(subject.tests.visible), subject.tests.hidden) == (2, ())
 
 
 @pytest.mark.long
 def test_a_constant_that_ends_the_run_of_all_tests_is_tried_on_each_side(planted: PreparedRepository) -> None:
     subject = judge(planted, "gives_a_word")  # one test asks nothing of it, and may be no side of its own
-    assert (len(subject.visible), subject.hidden) == (2, ())
-    parted = replace(subject, visible=subject.visible[:1], hidden=subject.visible[1:])
+    assert (len(subject.tests.visible), subject.tests.hidden) == (2, ())
+    parted = replace(subject, tests=TestSplit(subject.tests.visible[:1], subject.tests.visible[1:], ()))
     with pytest.raises(GateFailed, match=r"stub-passes: the \w+ tests pass with return None"):
         _check_own(planted, parted, planted.bench)
 
@@ -251,7 +251,7 @@ def test_a_function_behind_everything_is_no_task(
             "test_one.py": "import one\n\n\ndef test_a():\n    assert one.one() == 1\n\n\ndef test_b():\n    assert one.one() < 2\n",
         }
     )
-    prepared = prepare(open_source(str(root)), TaskStore.create(tmp_path / "store"), None, map_calls=False)
+    prepared = prepare(open_source(str(root)), TaskStore.create(tmp_path / "store"), map_calls=False)
     deletion = prepared.by_pin("one.py::one")
     assert deletion is not None
     with pytest.raises(GateFailed, match="breaks-everything"):
@@ -275,7 +275,7 @@ def test_wrong_golden_code_fails_its_tests(planted: PreparedRepository, fine: Su
 
 
 def test_a_hidden_test_that_fails_alone_is_found(planted: PreparedRepository, fine: Subject) -> None:
-    subject = replace(fine, hidden=("tests/test_all.py::test_needs_company",))
+    subject = replace(fine, tests=replace(fine.tests, hidden=("tests/test_all.py::test_needs_company",)))
     with pytest.raises(GateFailed, match="golden-fails: a hidden test does not pass") as caught:
         _check_own(planted, subject, planted.bench)
     assert "test_needs_company" not in str(caught.value)
@@ -285,10 +285,15 @@ def test_a_hidden_test_that_fails_alone_is_found(planted: PreparedRepository, fi
 def test_a_task_whose_tests_ask_nothing_of_the_code_is_refused(
     planted: PreparedRepository, fine: Subject
 ) -> None:
+    subject = replace(fine, tests=replace(fine.tests, visible=("tests/test_all.py::test_a_sets_state",)))
     with pytest.raises(GateFailed, match="broken-passes"):
-        _check_own(planted, replace(fine, visible=("tests/test_all.py::test_a_sets_state",)), planted.bench)
+        _check_own(planted, subject, planted.bench)
     with pytest.raises(GateFailed, match="broken-passes: the hidden tests"):
-        _check_own(planted, replace(fine, hidden=("tests/test_all.py::test_a_sets_state",)), planted.bench)
+        _check_own(
+            planted,
+            replace(fine, tests=replace(fine.tests, hidden=("tests/test_all.py::test_a_sets_state",))),
+            planted.bench,
+        )
 
 
 def test_a_copy_is_found_behind_indentation_and_comments() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from composer_replication.tasks.harbor_tasks import write_harbor_tasks
+from composer_replication.tasks.planning.edits import write_files
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.views import write_files
 
 
 @pytest.fixture(scope="module")

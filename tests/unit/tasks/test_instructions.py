@@ -9,10 +9,10 @@ import pytest
 from composer_replication.errors import InputError
 from composer_replication.records import Hole, Task
 from composer_replication.tasks.instructions import writing as instructions
-from composer_replication.tasks.instructions.surroundings import look_around
 from composer_replication.tasks.instructions.writing import (
     MAX_SOURCES,
     instruction_text,
+    look_around,
     read_material,
     write_instruction,
 )

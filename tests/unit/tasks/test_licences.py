@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from pydantic import TypeAdapter
 
 from composer_replication.tasks.build import restricted_licences
 from composer_replication.tasks.intake.licences import Licence, is_permissive, read_licence
 
+read_form = TypeAdapter(Licence).validate_python
 FILES = {"LICENSE": b"some text", "x.py": b""}
 
 
@@ -90,7 +92,7 @@ def test_files_at_the_top_are_named_and_no_others() -> None:
 
 def test_what_an_earlier_version_wrote_is_read() -> None:
     by_text = {"spdx": "GPL-3.0", "file": "COPYING", "from": "file", "is_copyleft": True, "note": ""}
-    assert Licence.from_json(by_text).restriction == "GPL-3.0, not among the permissive licences"
+    assert read_form(by_text).restriction == "GPL-3.0, not among the permissive licences"
     believed = Licence("MIT", "LICENSE", "metadata", False, "LICENSE is not the text of a known licence")
     assert believed.restriction == believed.note
 
@@ -122,11 +124,11 @@ def test_metadata_of_another_shape_says_nothing(text: bytes) -> None:
 def test_its_json_comes_back() -> None:
     found = read_licence(FILES, pkg_info("License: MIT"))
     text = json.dumps(found.to_json())
-    assert Licence.from_json(json.loads(text)) == found
+    assert read_form(json.loads(text)) == found
     assert set(json.loads(text)) == {"spdx", "file", "from", "is_copyleft", "note"}
     for broken in ({"spdx": 3}, {"is_copyleft": "yes"}, {"file": None}):
         with pytest.raises(ValueError, match=next(iter(broken))):
-            Licence.from_json({**found.to_json(), **broken})
+            read_form({**found.to_json(), **broken})
 
 
 # --- what a build says of them ---

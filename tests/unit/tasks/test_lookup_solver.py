@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
-from composer_replication.tasks.twin.twin_records import Twin, Vector
-from composer_replication.tasks.twin.twin_run import Job, JobReport, play_stubs
+from composer_replication.tasks.twin.twin_run import Job, JobReport, Twin, Vector, play_stubs
 
 ANSWERS = st.sampled_from(["None", "0", "''", "something else"])
 TWINS = st.lists(

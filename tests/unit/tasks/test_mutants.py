@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
-from composer_replication.tasks.twin.mutants import mutants_of
+from composer_replication.tasks.truth import mutants_of
 
 pytestmark = pytest.mark.timeout(600)  # the first test of all builds the twins for the rest
 

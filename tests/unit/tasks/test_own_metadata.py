@@ -10,8 +10,8 @@ import pytest
 from small_trees import write_tree
 
 from composer_replication.rollouts.candidate_tree import TreeRule
-from composer_replication.tasks.intake.source_folders import folders_of_tree, recorded_folders
 from composer_replication.tasks.intake.sources import RepositorySource, open_source
+from composer_replication.tasks.intake.tree_rules import folders_of_tree, recorded_folders
 from composer_replication.tasks.planning.symbol_graph import SymbolGraph
 
 CODE = {"pkg/__init__.py": "", "tests/test_a.py": "def test_a():\n    pass\n"}

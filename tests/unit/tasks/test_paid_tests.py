@@ -23,13 +23,13 @@ from composer_replication.rollouts.hints.hinted_turns import ObservedRollout, fi
 from composer_replication.rollouts.hints.task_observer import known_tasks
 from composer_replication.rollouts.monitor import public_task
 from composer_replication.tasks import gates
+from composer_replication.tasks.planning.edits import Changes
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import TaskRecord
-from composer_replication.tasks.subject import GateFailed, Subject, part_subject, with_paid
+from composer_replication.tasks.subject import GateFailed, Parting, Subject
 from composer_replication.tasks.swebench.swebench_files import rows_of
 from composer_replication.tasks.test_functions import count_functions
 from composer_replication.tasks.test_run import TestReport
-from composer_replication.tasks.views import Changes
 
 SOURCE = "def area(x):\n    if x < 0:\n        raise ValueError('no area is negative')\n    return x * x\n"
 NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -57,17 +57,8 @@ def prepared(tests: str, source: str = SOURCE) -> tuple[dict[str, bytes], Any, S
 
 def drawn(tests: str = TESTS, *, hidden_share: float = 0.34, seed: int = 0, salt: str = "s") -> Subject:
     files, repository, unsplit = prepared(tests)
-    whole = part_subject(
-        unsplit,
-        repository.green,
-        repository,
-        files,
-        hidden_share=hidden_share,
-        seed=seed,
-        salt=salt,
-        given=GIVEN,
-    )
-    return with_paid(whole, repository, files, seed=seed, salt=salt, given=GIVEN)
+    parting = Parting(unsplit, repository, files, seed=seed, given=GIVEN)
+    return parting.pay(parting.hide(repository.green, share=hidden_share, salt=salt), salt=salt)
 
 
 def functions_in(subject: Subject, view: str, tests: str = TESTS) -> set[str]:
@@ -78,44 +69,46 @@ def functions_in(subject: Subject, view: str, tests: str = TESTS) -> set[str]:
 
 def test_a_third_of_the_visible_tests_is_paid_and_in_no_tree_of_a_rollout() -> None:
     subject = drawn()
-    assert (len(subject.shown), len(subject.paid), len(subject.hidden)) == (4, 2, 3)
-    assert set(subject.paid) < set(subject.visible) and subject.visible == tuple(sorted(subject.visible))
-    assert functions_in(subject, "rollout") == set(subject.shown)
-    assert functions_in(subject, "visible") == set(subject.visible)
-    assert functions_in(subject, "hidden") == {*subject.visible, *subject.hidden}
+    assert (len(subject.tests.shown), len(subject.tests.paid), len(subject.tests.hidden)) == (4, 2, 3)
+    assert set(subject.tests.paid) < set(subject.tests.visible) and subject.tests.visible == tuple(
+        sorted(subject.tests.visible)
+    )
+    assert functions_in(subject, "rollout") == set(subject.tests.shown)
+    assert functions_in(subject, "visible") == set(subject.tests.visible)
+    assert functions_in(subject, "hidden") == {*subject.tests.visible, *subject.tests.hidden}
 
 
 def test_the_draw_is_the_same_again_and_another_one_by_seed_and_salt() -> None:
     assert drawn() == drawn()
-    assert len({drawn(seed=seed, salt=salt).paid for seed in range(4) for salt in "ab"}) > 2
+    assert len({drawn(seed=seed, salt=salt).tests.paid for seed in range(4) for salt in "ab"}) > 2
 
 
 def test_hidden_tests_are_those_that_were_hidden_before_there_were_paid_ones() -> None:
     files, repository, unsplit = prepared(TESTS)
-    options: Any = {"hidden_share": 0.34, "seed": 0, "salt": "s", "given": GIVEN}
-    before = part_subject(unsplit, repository.green, repository, files, **options)
-    assert not before.paid and before.shown == before.visible
-    assert (before.visible, before.hidden) == (drawn().visible, drawn().hidden)
+    parting = Parting(unsplit, repository, files, seed=0, given=GIVEN)
+    before = parting.hide(repository.green, share=0.34, salt="s")
+    assert not before.tests.paid and before.tests.shown == before.tests.visible
+    assert (before.tests.visible, before.tests.hidden) == (drawn().tests.visible, drawn().tests.hidden)
 
 
 @pytest.mark.parametrize(("num_functions", "num_paid"), [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (9, 3)])
 def test_with_fewer_than_three_visible_functions_all_are_shown(num_functions: int, num_paid: int) -> None:
     tests = "".join(TESTS.partition("\n\n\ndef ")[1:]).split("\n\n\n")[1 : num_functions + 1]
     subject = drawn("import m\n\n\n" + "\n\n\n".join(tests), hidden_share=0.0)
-    assert (len(subject.visible), len(subject.paid)) == (num_functions, num_paid)
+    assert (len(subject.tests.visible), len(subject.tests.paid)) == (num_functions, num_paid)
 
 
 def test_a_test_that_asks_for_what_only_it_tells_is_shown() -> None:
     message = '\n\ndef test_words():\n    with pytest.raises(ValueError, match="no area is negative"):\n        m.area(-1)\n'
     for seed in range(8):
         subject = drawn(TESTS + message, hidden_share=0.0, seed=seed)
-        assert subject.paid and f"{TEST_FILE}::test_words" in subject.shown
+        assert subject.tests.paid and f"{TEST_FILE}::test_words" in subject.tests.shown
 
 
 def test_a_copy_of_a_test_that_is_shown_is_not_paid() -> None:
     copies = "".join(f"\n\ndef test_same_{n}():\n    assert m.area(7) == 49\n" for n in range(6))
     subject = drawn("import m\n" + copies, hidden_share=0.0)
-    assert len(subject.visible) == 6 and not subject.paid
+    assert len(subject.tests.visible) == 6 and not subject.tests.paid
 
 
 def test_what_stays_in_the_tree_is_refused() -> None:
@@ -126,7 +119,7 @@ def test_what_stays_in_the_tree_is_refused() -> None:
     shown = replace(subject, changes=replace(subject.changes, shown_edits=None))
     with pytest.raises(GateFailed, match="hidden-shown"):
         gates.check_hidden_out(shown, repository, files)
-    paid = subject.paid[0].rpartition("::")[2]
+    paid = subject.tests.paid[0].rpartition("::")[2]
     copied = {**files, "tests/test_more.py": TESTS.replace(paid, "test_other").encode()}
     with pytest.raises(GateFailed, match="hidden-shown: a copy"):
         gates.check_fair(subject, repository, copied, (), GIVEN)
@@ -135,20 +128,20 @@ def test_what_stays_in_the_tree_is_refused() -> None:
 @pytest.mark.parametrize("side", ["visible", "paid", "hidden"])
 def test_no_constant_passes_all_tests_of_a_side(side: str) -> None:
     subject = drawn()
-    gates.refuse_stubs(subject, {"None": frozenset(subject.shown)})
+    gates.refuse_stubs(subject, {"None": frozenset(subject.tests.shown)})
     with pytest.raises(GateFailed, match=f"stub-passes: the {side} tests"):
         gates.refuse_stubs(subject, {"None": frozenset(subject.sides[side])})
 
 
 def test_a_draw_that_a_constant_passes_is_drawn_again_and_at_last_none() -> None:
     files, repository, unsplit = prepared(TESTS)
-    options: Any = {"seed": 0, "given": GIVEN}
-    whole = part_subject(unsplit, repository.green, repository, files, hidden_share=0.0, salt="p", **options)
-    first = with_paid(whole, repository, files, salt="p/paid/0", **options)
-    found = gates._draw_paid(whole, {"None": frozenset(first.paid)}, repository, files, pin="p", **options)
-    assert found.paid and found.paid != first.paid
-    passed = {"None": frozenset(whole.visible)}
-    assert gates._draw_paid(whole, passed, repository, files, pin="p", **options) == whole
+    parting = Parting(unsplit, repository, files, seed=0, given=GIVEN)
+    whole = parting.hide(repository.green, share=0.0, salt="p")
+    first = parting.pay(whole, salt="p/paid/0")
+    found = gates._draw_paid(whole, {"None": frozenset(first.tests.paid)}, parting, "p")
+    assert found.tests.paid and found.tests.paid != first.tests.paid
+    passed = {"None": frozenset(whole.tests.visible)}
+    assert gates._draw_paid(whole, passed, parting, "p") == whole
 
 
 def test_a_paid_test_that_fails_with_the_code_is_refused_without_its_name() -> None:
@@ -158,12 +151,14 @@ def test_a_paid_test_that_fails_with_the_code_is_refused_without_its_name() -> N
         outcomes = {test: Outcome.FAILED if test == failing else Outcome.PASSED for test in tests}
         return TestReport(outcomes, tests, "", 0.1, cpu_seconds=0.1)
 
-    bench: Any = SimpleNamespace(test_seconds=20.0, noticing_seconds=lambda seconds: seconds)
-    broken = [report(subject.shown, subject.shown[0]), report(subject.shown)]
-    gates.judge_split(subject, bench, broken[0], [*broken, report(subject.visible)])
+    bench: Any = SimpleNamespace(test_seconds=20.0)
+    broken = [report(subject.tests.shown, subject.tests.shown[0]), report(subject.tests.shown)]
+    gates.judge_split(subject, bench, broken[0], [*broken, report(subject.tests.visible)])
     with pytest.raises(GateFailed, match="golden-fails") as caught:
-        gates.judge_split(subject, bench, broken[0], [*broken, report(subject.visible, subject.paid[0])])
-    assert subject.paid[0] not in str(caught.value)
+        gates.judge_split(
+            subject, bench, broken[0], [*broken, report(subject.tests.visible, subject.tests.paid[0])]
+        )
+    assert subject.tests.paid[0] not in str(caught.value)
 
 
 def test_a_record_keeps_them_and_one_of_an_earlier_version_shows_all(
@@ -269,21 +264,13 @@ def test_a_draw_that_can_hide_nothing_is_not_the_last(monkeypatch: pytest.Monkey
         monkeypatch.setattr(gates, name, lambda *_arguments, **_options: None)
     repository: Any = SimpleNamespace(places=PLACES, green=frozenset(PLACES))
     bench: Any = SimpleNamespace(original=UNFAIR_FILES, run_all=lambda _trials: [])
-    options: Any = {"hidden_share": 0.5, "seed": 0}
+    parting = Parting(UNSPLIT, repository, UNFAIR_FILES, seed=0, given=frozenset())
     with_an_empty_first_draw = 0
     for pin in map(str, range(8)):
-        first = part_subject(UNSPLIT, frozenset(PLACES), repository, UNFAIR_FILES, **options, salt=f"{pin}/0")
-        with_an_empty_first_draw += not first.hidden
+        first = parting.hide(frozenset(PLACES), share=0.5, salt=f"{pin}/0")
+        with_an_empty_first_draw += not first.tests.hidden
         found = gates._split_and_prove(
-            UNSPLIT,
-            frozenset(PLACES),
-            {},
-            repository,
-            bench,
-            suite=NO_RUN,
-            **options,
-            pin=pin,
-            given=frozenset(),
+            parting, frozenset(PLACES), {}, bench, suite=NO_RUN, hidden_share=0.5, pin=pin
         )
-        assert found.hidden, pin
+        assert found.tests.hidden, pin
     assert 0 < with_an_empty_first_draw < 8

@@ -20,7 +20,7 @@ import pytest
 from composer_replication.errors import MissingError, SandboxFailure, UsageError
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.workers.workers import make_ray_impatient
+from composer_replication.tasks.workers import make_ray_impatient
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from ray_head import folders_left_on, free_port, processes, running_ray

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
-from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.intake.environment import Environment, UnusableRepository
 from composer_replication.tasks.intake.licences import read_claims
-from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.intake.requirements import (
     compiled_parts,
     explain,

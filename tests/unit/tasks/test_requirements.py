@@ -13,7 +13,12 @@ from small_trees import write_tree
 from composer_replication.records import Outcome
 from composer_replication.tasks import repository as repository_module
 from composer_replication.tasks.intake import requirements
-from composer_replication.tasks.intake.lock import PYTESTS, EnvironmentLock, LockedWheel, UnusableRepository
+from composer_replication.tasks.intake.environment import (
+    PYTESTS,
+    EnvironmentLock,
+    LockedWheel,
+    UnusableRepository,
+)
 from composer_replication.tasks.intake.requirements import (
     Requirements,
     imported_modules,

@@ -57,13 +57,13 @@ def test_a_copy_in_the_tree_is_found(
 def test_an_instruction_that_tells_is_refused(
     tiny_store: TaskStore, clamp: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(code: str) -> None:
-        raise InputError(code, "it would.", where="x", fix="y")
+    def damaged(*_: object) -> None:
+        raise InputError("CR0411", "it is.", where="x", fix="y")
 
-    monkeypatch.setattr(gates, "write_instruction", lambda *_: write("CR0429"))
+    monkeypatch.setattr(gates, "plain_instruction", lambda *_: None)
     with pytest.raises(GateFailed, match="instruction-leaks"):
         check_secrecy(tiny_store, clamp)
-    monkeypatch.setattr(gates, "write_instruction", lambda *_: write("CR0411"))
+    monkeypatch.setattr(gates, "plain_instruction", damaged)
     with pytest.raises(InputError, match="CR0411"):
         check_secrecy(tiny_store, clamp)
 

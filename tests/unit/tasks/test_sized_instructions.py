@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from composer_replication.records import Edit
-from composer_replication.tasks.instructions.surroundings import MAX_LINES, broken_regions
 from composer_replication.tasks.instructions.writing import (
     MAX_FUNCTIONS,
     MAX_LINE_CHARS,
+    MAX_LINES,
+    broken_regions,
     clipped,
     instruction_text,
     read_material,

@@ -14,10 +14,15 @@ import zstandard
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Task
-from composer_replication.tasks.blobs import compress, decompress, read_file
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_manifest import STORE_VERSION, fingerprint_of
+from composer_replication.tasks.store_manifest import (
+    STORE_VERSION,
+    compress,
+    decompress,
+    fingerprint_of,
+    read_content,
+)
 
 
 def find(store: TaskStore, symbol: str) -> Task:
@@ -108,7 +113,7 @@ def test_own_tests_are_those_that_fail_without_the_golden(tiny_store: TaskStore)
 
 def test_public_records_hold_no_secret(tiny_store: TaskStore) -> None:
     for task in tiny_store.tasks():
-        public = read_file(tiny_store.root / "tasks" / f"{task.task_id}.json.zst").decode()
+        public = read_content(tiny_store.root / "tasks" / f"{task.task_id}.json.zst").decode()
         assert tiny_store.golden_body(task).strip().splitlines()[0] not in public
         for node_id in task.tests.hidden:
             assert node_id.rpartition("::")[2] not in public

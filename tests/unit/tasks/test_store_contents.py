@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from composer_replication.errors import InputError
-from composer_replication.tasks import blobs, store_manifest
-from composer_replication.tasks.blobs import find_blob
+from composer_replication.tasks import store_manifest
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import find_blob
 
 PIN = "tinymath/numbers.py::clamp"
 MakeStore = Callable[..., TaskStore]
@@ -85,8 +85,7 @@ class Writes:
         self.names: list[str] = []
         self.num_bytes: list[int] = []
         self.crash_at, self.when = crash_at, when
-        for module in (blobs, store_manifest):
-            monkeypatch.setattr(module, "write_atomic", self.noted(module.write_atomic))
+        monkeypatch.setattr(store_manifest, "write_atomic", self.noted(store_manifest.write_atomic))
         monkeypatch.setattr(store_manifest, "append_jsonl", self.noted(store_manifest.append_jsonl))
 
     def noted(self, real: Callable[..., None]) -> Callable[..., None]:

@@ -13,15 +13,15 @@ import pytest
 from composer_replication.cli.main import main
 from composer_replication.errors import UsageError
 from composer_replication.records import Outcome
-from composer_replication.tasks.blobs import read_file
+from composer_replication.tasks import repository
 from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.build_state import decision_key
 from composer_replication.tasks.gates import failing_of, suite_trial
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.journal import decision_key
-from composer_replication.tasks.running import whole_suite
+from composer_replication.tasks.repository import cut_off, run_suite
 from composer_replication.tasks.running.bench import Bench
-from composer_replication.tasks.running.whole_suite import cut_off, run_suite
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import read_content
 from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord
 from composer_replication.tasks.subject import GateFailed, bench_of, subject_of
 from composer_replication.tasks.test_run import Ended, TestReport, Trial
@@ -60,7 +60,7 @@ def test_a_run_that_was_ended(ended: Ended, reason: str, words: str) -> None:
 
 def test_what_ended_a_suite_is_said_first() -> None:
     parts = [report(b="assert 1 == 2"), report(c="assert 3 == 4")]
-    joined = whole_suite._joined(parts, {}, dict.fromkeys("abc"), {"a": "it ends the process"})
+    joined = repository._joined(parts, {}, dict.fromkeys("abc"), {"a": "it ends the process"})
     assert list(joined.why) == ["a", "b", "c"]
 
 
@@ -110,7 +110,7 @@ def test_a_task_is_judged_in_the_time_that_its_build_had(make_project: MakeProje
     usual = build_tasks([source], tmp_path / "out")
     (kept,) = TaskStore.open(tmp_path / "out").repositories()
     assert kept.suite_seconds == SUITE_SECONDS
-    assert b"suite_seconds" not in b"".join(map(read_file, (tmp_path / "out" / "repositories").iterdir()))
+    assert b"suite_seconds" not in b"".join(map(read_content, (tmp_path / "out" / "repositories").iterdir()))
     assert build_tasks([source], tmp_path / "fresh").fingerprint == usual.fingerprint
     # A stored task is judged in the time that its build had.
     store = TaskStore.open(tmp_path / "out")

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from small_trees import write_tree
 
-from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.intake.lock import UnusableRepository
+from composer_replication.tasks.intake.environment import Environment, UnusableRepository
+from composer_replication.tasks.repository import run_suite
 from composer_replication.tasks.running.bench import Bench, run_alone
-from composer_replication.tasks.running.whole_suite import run_suite
 from composer_replication.tasks.suite_options import suite_arguments
 from composer_replication.tasks.test_run import TestReport, Trial
 

@@ -13,9 +13,9 @@ import pytest
 from small_trees import commit_all, write_tree
 
 from composer_replication.errors import InputError
+from composer_replication.tasks.build_state import read_journal
 from composer_replication.tasks.instructions.writing import write_instruction
 from composer_replication.tasks.intake.sources import open_source
-from composer_replication.tasks.journal import read_journal
 from composer_replication.tasks.patches import make_patch
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import GateFailed

@@ -123,11 +123,11 @@ def test_split_is_repeatable_and_depends_on_seed_and_task() -> None:
     groups = places("test_second", "test_third", "test_fourth", "test_fifth")
     texts = {"tests/test_x.py": FILE}
     made = [
-        part_tests(groups, texts, hidden_share=0.5, seed=seed, salt=salt).hidden
+        part_tests(groups, texts, hidden_share=0.5, seed=seed, salt=salt)[0]
         for seed in range(4)
         for salt in ("a", "b")
     ]
-    again = part_tests(list(reversed(groups)), texts, hidden_share=0.5, seed=0, salt="a").hidden
+    again = part_tests(list(reversed(groups)), texts, hidden_share=0.5, seed=0, salt="a")[0]
     assert again == made[0]
     assert len(set(made)) > 1
     assert {len(hidden) for hidden in made} == {2}
@@ -136,26 +136,26 @@ def test_split_is_repeatable_and_depends_on_seed_and_task() -> None:
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (0.01, 1), (0.5, 1), (0.99, 2)])
 def test_never_all_are_hidden(share: float, expected: int) -> None:
     groups = places("test_second", "test_third", "test_fourth")[: 3 if expected != 1 else 2]
-    split = part_tests(groups, {"tests/test_x.py": FILE}, hidden_share=share, seed=0, salt="")
-    assert len(split.hidden) == expected
-    for path, text in split.files.items():
+    hidden, files = part_tests(groups, {"tests/test_x.py": FILE}, hidden_share=share, seed=0, salt="")
+    assert len(hidden) == expected
+    for path, text in files.items():
         assert path == "tests/test_x.py"
-        assert not {name for _, _, name in split.hidden} & names_in(text)
+        assert not {name for _, _, name in hidden} & names_in(text)
 
 
 def test_a_single_function_stays_visible() -> None:
     assert (
-        part_tests(places("test_second"), {"tests/test_x.py": FILE}, hidden_share=0.9, seed=0, salt="").hidden
+        part_tests(places("test_second"), {"tests/test_x.py": FILE}, hidden_share=0.9, seed=0, salt="")[0]
         == ()
     )
 
 
 def test_functions_outside_test_files_stay_visible() -> None:
     groups = [("package/code.py", PLACES["test_second"], "test_second"), *places("test_fourth")]
-    split = part_tests(
+    hidden, _ = part_tests(
         groups, {"package/code.py": FILE, "tests/test_x.py": FILE}, hidden_share=0.9, seed=0, salt=""
     )
-    assert {path for path, _, _ in split.hidden} <= {"tests/test_x.py"}
+    assert {path for path, _, _ in hidden} <= {"tests/test_x.py"}
 
 
 def test_the_text_of_each_function_is_found_by_its_place() -> None:

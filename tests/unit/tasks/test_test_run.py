@@ -10,9 +10,9 @@ import pytest
 
 from composer_replication.records import ExecResult, Limits, Outcome
 from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.repository import cut_off
 from composer_replication.tasks.running import bench as bench_module
 from composer_replication.tasks.running.bench import Bench, run_alone
-from composer_replication.tasks.running.whole_suite import cut_off
 from composer_replication.tasks.test_run import TestReport, Trial, judge
 
 PACKAGE = "def answer():\n    {body}\n"

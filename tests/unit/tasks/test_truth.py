@@ -15,7 +15,7 @@ from small_trees import contents
 from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks import gates
 from composer_replication.tasks.build import BuildSummary, build_tasks
-from composer_replication.tasks.journal import Journal
+from composer_replication.tasks.build_state import Journal
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import TestReport
 

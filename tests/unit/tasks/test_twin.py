@@ -12,26 +12,22 @@ import pytest
 import zstandard
 
 from composer_replication.errors import InputError
-from composer_replication.tasks.intake.environment import Environment, open_environment
-from composer_replication.tasks.intake.lock import resolve
+from composer_replication.tasks.intake.environment import Environment, open_environment, resolve
 from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.twin.build_twins import build_twins, is_candidate
-from composer_replication.tasks.twin.twin_records import (
+from composer_replication.tasks.twin.twin_run import (
+    Job,
     Twin,
     TwinScore,
     Vector,
-    read_twin,
-    score_digests,
-    twin_bytes,
-)
-from composer_replication.tasks.twin.twin_run import (
-    Job,
-    function_of,
     judge_twin,
     judge_twins,
     play_apart,
+    read_twin,
     record_calls,
+    score_digests,
+    twin_bytes,
 )
 
 
@@ -483,7 +479,7 @@ def test_relatives_are_judged_apart_from_each_other(runner: Environment, twins) 
         "return sorted(filter(test, values))",
     ]
     twin = twins["chosen"]
-    jobs = [Job(function_of(twin), overlay=overlay(body)) for body in bodies]
+    jobs = [Job(twin, overlay=overlay(body)) for body in bodies]
     reports = play_apart(bench_of(FILES, runner), jobs)
     scores = [score_digests(twin, report.digests, report.error) for report in reports]
     assert [score.passed for score in scores] == [False, True, False, True]
@@ -511,7 +507,7 @@ def test_call():
     calls, problem = record_calls(bench_of(files, runner), cuts)
     assert problem == ""
     assert [len(calls[cut.pin].kept) for cut in cuts] == [1, 1]
-    assert calls[CUTS["top_up"].pin].kept[0].tests == ("tests/test_goods.py::test_call",)
+    assert list(calls[CUTS["top_up"].pin].kept.values()) == [{"tests/test_goods.py::test_call"}]
 
 
 def test_recording_twice_gives_the_same_bytes_for_paths_of_temporary_folders(runner: Environment) -> None:
@@ -527,8 +523,9 @@ def test_paths(tmp_path):
     files = {**FILES, "tests/test_goods.py": tests.encode()}
     first, second = (record_calls(bench_of(files, runner), [CUTS["top_up"]]) for _ in range(2))
     assert first == second
-    assert len(first[0][CUTS["top_up"].pin].kept) == 4
-    path = pickle.loads(first[0][CUTS["top_up"].pin].kept[1].blob)[0][1]
+    in_order, again = (list(calls[CUTS["top_up"].pin].kept) for calls, _ in (first, second))
+    assert len(in_order) == 4 and in_order == again
+    path = pickle.loads(in_order[1])[0][1]
     assert path.endswith("/test_paths0")
     assert "/0000" in path
 

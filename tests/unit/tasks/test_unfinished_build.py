@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from composer_replication.cli.main import main
-from composer_replication.tasks.blobs import compress
 from composer_replication.tasks.build import build_command, build_tasks
-from composer_replication.tasks.build_state import Settings
-from composer_replication.tasks.journal import Decision, Journal, read_journal
+from composer_replication.tasks.build_state import Decision, Journal, Settings, read_journal
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import compress
 
 MakeProject = Callable[[Mapping[str, str]], Path]
 PLANTED = {

@@ -14,15 +14,14 @@ import pytest
 
 from composer_replication.errors import InputError
 from composer_replication.tasks import gates, validate
-from composer_replication.tasks.blobs import find_blob, read_file, write_file
 from composer_replication.tasks.instructions.written_instructions import WrittenInstruction
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import find_blob, read_content, write_file
 from composer_replication.tasks.subject import bench_of
 from composer_replication.tasks.twin.build_twins import build_twins
-from composer_replication.tasks.twin.twin_records import Twin, twin_bytes
-from composer_replication.tasks.twin.twin_run import Job, function_of, play
+from composer_replication.tasks.twin.twin_run import Job, Twin, play, twin_bytes
 from composer_replication.tasks.validate import validate_store
 
 
@@ -42,7 +41,7 @@ def rewrite(store: Path, kind: str, change: Callable[[dict[str, Any]], None]) ->
     TaskStore.open(store).settle()
     manifest = json.loads((store / "manifest.json").read_text())
     (name,) = [name for name in manifest["records"] if name.startswith(f"{kind}/")]
-    value = json.loads(read_file(store / f"{name}.zst"))
+    value = json.loads(read_content(store / f"{name}.zst"))
     change(value)
     data = json.dumps(value).encode()
     write_file(store / name, data)
@@ -291,7 +290,7 @@ def test_recorded_behaviour_that_a_constant_passes_fails(twinned: Path, tmp_path
     ((report,), _) = play(
         store.files(task, "golden"),
         store.environment(task),
-        [Job(function_of(twin), "constants", {"constants": ["0"]})],
+        [Job(twin, "constants", {"constants": ["0"]})],
         timeout_seconds=60,
     )
     zero = [vector for index, vector in enumerate(twin.vectors) if report.digests.get(index) == vector.digest]

@@ -12,10 +12,10 @@ import pytest
 
 from composer_replication.records import Task
 from composer_replication.tasks import validate
-from composer_replication.tasks.blobs import find_blob
 from composer_replication.tasks.intake import cache as cache_module
 from composer_replication.tasks.intake.cache import cache_folder
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import find_blob
 from composer_replication.tasks.validate import (
     ValidationFailure,
     journal_key,

@@ -14,7 +14,6 @@ import pytest
 
 from composer_replication.errors import InputError, MissingError, UsageError
 from composer_replication.model_endpoint import Endpoint, EndpointFailed, open_endpoint
-from composer_replication.tasks.blobs import packed_path, read_file, write_file
 from composer_replication.tasks.instructions.written_instructions import (
     MAX_CHARS,
     REQUEST,
@@ -23,6 +22,7 @@ from composer_replication.tasks.instructions.written_instructions import (
     written_instruction,
 )
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import packed_path, read_content, write_file
 
 KEY = "sk-very-secret-key"
 GOOD = (
@@ -146,7 +146,7 @@ def test_the_key_is_sent_and_kept_nowhere(
     assert KEY not in repr(endpoint)
     assert KEY not in "".join(capfd.readouterr())
     for path in sized_store.root.rglob("*"):
-        assert path.is_dir() or KEY.encode() not in read_file(path)
+        assert path.is_dir() or KEY.encode() not in read_content(path)
 
 
 def test_no_key_of_another_server_is_sent(
@@ -295,7 +295,7 @@ def test_tasks_that_go_take_their_texts_along(sized_store: TaskStore, served: Se
 def test_a_text_that_was_changed_on_disk_is_a_damaged_store(sized_store: TaskStore, served: Served) -> None:
     write_instructions(sized_store, ["t-function-body"], served.endpoint())
     path = sized_store.root / "instructions" / "t-function-body.json"
-    write_file(path, read_file(packed_path(path)).replace(b"missing", b"lost"))
+    write_file(path, read_content(packed_path(path)).replace(b"missing", b"lost"))
     with pytest.raises(InputError, match="CR0411"):
         written_instruction(TaskStore.open(sized_store.root), "t-function-body")
 

@@ -23,7 +23,7 @@ from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl
-from composer_replication.tasks.canaries import make_canary
+from composer_replication.tasks.sentinels import make_canary
 from composer_replication.tasks.store import TaskStore
 from composer_replication.trainer import episode_rollouts
 from composer_replication.trainer.checkpoints import STATE_NAME, newest_whole_checkpoint

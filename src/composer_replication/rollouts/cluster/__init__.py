@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.workers.workers import make_ray_impatient
+from composer_replication.tasks.workers import make_ray_impatient
 
 if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions

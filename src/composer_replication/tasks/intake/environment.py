@@ -1,6 +1,8 @@
-"""The environment in which a repository's tests run: made once per lock, inside the sandbox.
+"""The environment in which a repository's tests run: its exact wheels, and it itself, made once per lock in the sandbox.
 
-The package under test is never installed: it is imported from the task tree. Wheels are
+The test runner and what it needs are pinned here, the same for every repository, so that most locks are equal and share
+one environment. Everything else is resolved by ``pip download`` with wheels only: it fetches, and no build script of
+anybody is ever started. The package under test is never installed: it is imported from the task tree. Wheels are
 installed by pip inside a sandbox without network, on top of a virtual environment of the
 base interpreter, so nothing of this program's own environment is visible to a test.
 """
@@ -9,34 +11,260 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+import sysconfig
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from composer_replication.errors import InputError
 from composer_replication.records import Limits, SandboxSpec
 from composer_replication.sandbox import base_interpreter, open_sandbox
+from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.cache import (
     cache_folder,
     cache_lock,
     hold,
+    put_file,
     refuse_full_disk,
     sha256_of,
+    sha256_of_file,
 )
-from composer_replication.tasks.intake.index import fits_this_machine, hash_error
-from composer_replication.tasks.intake.lock import (
-    EnvironmentLock,
-    LockedWheel,
-    prefetch_toolchain,
-    python_version,
-    wheel_path,
-)
+from composer_replication.tasks.intake.index import fetch_wheel, fits_this_machine, hash_error, pip_command
 
-__all__ = ["Environment", "lock_of", "open_environment", "prefetch_toolchain"]
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+
+TOOLCHAIN = {
+    "iniconfig": "2.3.1",
+    "packaging": "26.3",
+    "pluggy": "1.7.0",
+    "pygments": "2.21.0",
+    "pytest": "9.2.0",
+}
+"""The test runner: what every environment holds."""
+PYTESTS = (TOOLCHAIN["pytest"], "8.4.2", "7.4.4")
+"""The newest is taken unless a repository says that its tests need an earlier one, or they show it."""
+INSTALLER = ("pip", "26.2")
+"""Installs the wheels inside the sandbox; not part of the environment."""
+_NAMES = re.compile(r"[a-z0-9][a-z0-9.-]*[a-z0-9]|[a-z]")
+
+
+class UnusableRepository(Exception):
+    """A repository that cannot be used; ``reason`` is the short name that is counted."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)  # as they came, so that it can be pickled
+        self.reason = reason
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class LockedWheel:
+    """One wheel of an environment."""
+
+    name: str
+    version: str
+    filename: str
+    sha256: str
+
+    def __post_init__(self) -> None:
+        """Refuse names that would lead out of a folder: a lock may come with somebody's store."""
+        if not all(re.fullmatch(r"[\w.!+-]+", text) for text in (self.name, self.version, self.filename)):
+            raise ValueError(f"{self.filename[:80]!r} is no file name of a wheel")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentLock:
+    """All wheels of an environment, for one Python version; ``installer`` puts them there."""
+
+    python: str
+    wheels: tuple[LockedWheel, ...]
+    installer: LockedWheel
+
+    @property
+    def fingerprint(self) -> str:
+        return sha256_of(json.dumps(self.to_json(), sort_keys=True).encode())
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(wheel.name for wheel in self.wheels)
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [
+            [wheel.name, wheel.version, wheel.filename, wheel.sha256]
+            for wheel in (*self.wheels, self.installer)
+        ]
+        return {"python": self.python, "wheels": rows[:-1], "installer": rows[-1]}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> EnvironmentLock:
+        wheels = tuple(LockedWheel(*map(str, row)) for row in value["wheels"])
+        return cls(str(value["python"]), wheels, LockedWheel(*map(str, value["installer"])))
+
+
+def python_version() -> str:
+    """The minor version that wheels and environments are made for."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def wheel_path(wheel: LockedWheel) -> Path:
+    """Where the cache keeps a wheel."""
+    return cache_folder() / "wheels" / f"{wheel.name}-{wheel.version}" / wheel.filename
+
+
+@cache
+def _toolchain_in(folder: Path) -> tuple[LockedWheel, ...]:
+    """The pinned wheels, the installer last; fetched where the cache ``folder`` has not got them."""
+    assert folder == cache_folder()
+    return tuple(_locked(path) for path in prefetch_toolchain())
+
+
+def prefetch_toolchain() -> list[Path]:
+    """Put the wheels of the test runner and of the installer into the cache; then folders build offline.
+
+    Raises:
+        InputError: the index has not got them, or cannot be reached (CR0407).
+    """
+    return [fetch_wheel(name, version) for name, version in (*sorted(TOOLCHAIN.items()), INSTALLER)]
+
+
+def _locked(path: Path) -> LockedWheel:
+    name, version, _, _ = parse_wheel_filename(path.name)
+    return LockedWheel(str(name), str(version), path.name, sha256_of_file(path))
+
+
+def resolve(
+    requirements: Sequence[Requirement],
+    repository: str,
+    wanted: Sequence[Requirement] = (),
+    pytest: str = TOOLCHAIN["pytest"],
+) -> EnvironmentLock:
+    """The lock for the test runner plus ``requirements``; the same request is answered from the cache.
+
+    Args:
+        requirements: what has to be there.
+        repository: who asks, for a sentence.
+        wanted: what would be good to have. Where all of it together is not to be had, its ranges are left out,
+            then one after the other what stands in the way.
+        pytest: one of ``PYTESTS``.
+
+    Raises:
+        UnusableRepository: something is not to be had as a wheel (``dependency-without-wheel``).
+        InputError: the index cannot be reached (CR0407).
+    """
+    rest = list(map(copy, wanted))
+    while rest:
+        try:
+            return _resolve([*requirements, *rest], repository, pytest)
+        except UnusableRepository as error:
+            if any(one.specifier for one in rest):
+                for one in rest:
+                    one.specifier = SpecifierSet()
+                continue
+            named = _NAMES.findall(error.detail.lower().replace("_", "-"))
+            left = [one for one in rest if canonicalize_name(one.name) not in named]
+            rest = left if len(left) < len(rest) else []
+    return _resolve(requirements, repository, pytest)
+
+
+def _resolve(requirements: Sequence[Requirement], repository: str, pytest: str) -> EnvironmentLock:
+    shelf = cache_folder() / "wheels"
+    shelf.mkdir(exist_ok=True)
+    hold(shelf)  # the wheels that a lock names are read later
+    *toolchain, installer = _toolchain_in(cache_folder())
+    wanted = sorted(str(item) for item in requirements if not _toolchain_satisfies(item))
+    pins = {**TOOLCHAIN, "pytest": pytest}
+    if not wanted and pins == TOOLCHAIN:
+        return EnvironmentLock(python_version(), tuple(toolchain), installer)
+    request = json.dumps([wanted, sorted(pins.items()), python_version(), sysconfig.get_platform()])
+    with cache_lock(f"resolve-{sha256_of(request.encode())[:16]}"):
+        answer = cache_folder() / "resolutions" / f"{sha256_of(request.encode())}.json"
+        known = _earlier_answer(answer)
+        if known is not None:
+            return known
+        wheels = sorted(_download(wanted, repository, pins), key=lambda wheel: wheel.name)
+        lock = EnvironmentLock(python_version(), tuple(wheels), installer)
+        put_file(answer, json.dumps(lock.to_json()).encode())
+    return lock
+
+
+def _earlier_answer(answer: Path) -> EnvironmentLock | None:
+    """What an earlier call found out, if it can be read and its wheels are still there and whole."""
+    try:
+        lock = EnvironmentLock.from_json(json.loads(answer.read_text()))
+        is_whole = lock.names >= TOOLCHAIN.keys() and all(
+            sha256_of_file(wheel_path(wheel)) == wheel.sha256 for wheel in lock.wheels
+        )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # absent, broken or of an older format
+        return None
+    return lock if is_whole else None
+
+
+def _toolchain_satisfies(requirement: Requirement) -> bool:
+    pinned = TOOLCHAIN.get(canonicalize_name(requirement.name))
+    return pinned is not None and requirement.specifier.contains(pinned, prereleases=True)
+
+
+def _download(wanted: Sequence[str], repository: str, pins: Mapping[str, str]) -> list[LockedWheel]:
+    """Let pip resolve and fetch; no PATH, so that no version control program can be started."""
+    with tempfile.TemporaryDirectory(prefix="wheels-", dir=process_folder()) as folder:
+        constraints = Path(folder) / "constraints.txt"
+        constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
+        known = Path(folder) / "known"  # one folder, however many wheels were ever fetched
+        known.mkdir()
+        for path in (cache_folder() / "wheels").glob("*/*.whl"):
+            (known / path.name).symlink_to(path)
+        command = [
+            *pip_command(), "--disable-pip-version-check", "--no-input", "download", "--quiet", "--only-binary=:all:",
+            "--dest", f"{folder}/wheels", "--constraint", str(constraints),
+            f"--find-links={known}", f"pytest=={pins['pytest']}", *wanted,
+        ]  # fmt: skip
+        environment = {**os.environ, "PATH": folder}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        if done.returncode != 0:
+            refuse_full_disk(done.stderr, Path(folder))
+            raise _resolution_error(done.stderr, repository)
+        wheels = []
+        for path in sorted(Path(folder, "wheels").iterdir()):
+            wheel = _locked(path)
+            put_file(wheel_path(wheel).parent / "SHA256", f"{wheel.sha256}  {path.name}\n".encode())
+            put_file(wheel_path(wheel), path.read_bytes())
+            wheels.append(wheel)
+        return wheels
+
+
+def _resolution_error(log: str, repository: str) -> Exception:
+    lines = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]
+    asked = [line for line in lines if "No matching distribution" in line or "conflict" in line.lower()]
+    # Nothing at all was found where nothing could be asked.
+    if not asked or ("(from versions: none)" in log and "Retrying" in log):
+        return InputError(
+            "CR0407",
+            f"pip could not fetch what the tests of {repository} need.",
+            where=repository,
+            fix="check the network and pip's index settings, or build once where there is a network.",
+        )
+    who = re.search(r"satisfies the requirement \S+ \((from [^)]+)\)", log.replace("(from versions:", ""))
+    return UnusableRepository("dependency-without-wheel", f"{asked[0][:200]}{f' ({who[1]})' if who else ''}")
+
+
+# --- The environment itself.
 
 _READY = "READY.json"
 _INSTALL_SECONDS = 300.0

@@ -79,11 +79,6 @@ class Licence:
         value: dict[str, Any] = _FORM.dump_python(self, by_alias=True)
         return value
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Licence:
-        """The inverse of ``to_json``; a ValueError for something else."""
-        return _FORM.validate_python(value)
-
 
 _FORM = TypeAdapter(Licence)
 

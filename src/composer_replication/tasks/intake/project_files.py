@@ -37,7 +37,7 @@ from composer_replication.tasks.intake.requirement_texts import (
     table_address,
     with_marker,
 )
-from composer_replication.tasks.intake.source_folders import USUAL_FOLDERS, is_place
+from composer_replication.tasks.intake.tree_rules import USUAL_FOLDERS, is_place
 
 PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 _EXTRA = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")

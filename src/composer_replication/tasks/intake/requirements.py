@@ -24,10 +24,10 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.intake.lock import (
+from composer_replication.tasks.intake.environment import (
     PYTESTS,
     TOOLCHAIN,
+    Environment,
     EnvironmentLock,
     UnusableRepository,
     resolve,
@@ -35,9 +35,14 @@ from composer_replication.tasks.intake.lock import (
 from composer_replication.tasks.intake.parsed_files import ProjectFiles, parse_ini, setup_keywords, texts
 from composer_replication.tasks.intake.project_files import Project, find_projects, folder_named_otherwise
 from composer_replication.tasks.intake.requirement_texts import IN_TREE, holds
-from composer_replication.tasks.intake.source_folders import below_root, own_modules, recorded_folders
 from composer_replication.tasks.intake.sources import RepositorySource
-from composer_replication.tasks.intake.tree_rules import is_subject_path, is_test_path
+from composer_replication.tasks.intake.tree_rules import (
+    below_root,
+    is_subject_path,
+    is_test_path,
+    own_modules,
+    recorded_folders,
+)
 from composer_replication.tasks.syntax_trees import parsed
 
 _TEST_WORDS = frozenset({"test", "tests", "testing", "unittest", "unittests", "pytest"})

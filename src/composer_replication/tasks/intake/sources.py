@@ -24,6 +24,7 @@ from composer_replication.tasks.intake.archives import (
     list_folder,
 )
 from composer_replication.tasks.intake.cache import sha256_of, sha256_of_file
+from composer_replication.tasks.intake.environment import UnusableRepository
 from composer_replication.tasks.intake.git_source import (
     fetch_commit,
     is_git_source,
@@ -32,16 +33,16 @@ from composer_replication.tasks.intake.git_source import (
     public_address,
 )
 from composer_replication.tasks.intake.index import fetch_sdist
-from composer_replication.tasks.intake.lock import UnusableRepository
 from composer_replication.tasks.intake.parsed_files import ProjectFiles, inner_table, values_at
 from composer_replication.tasks.intake.project_files import Project, find_projects, import_folders
-from composer_replication.tasks.intake.source_folders import FOLDERS_FILE, usual_folders
 from composer_replication.tasks.intake.tree_rules import (
+    FOLDERS_FILE,
     TreeRules,
     is_metadata_path,
     is_system_file,
     is_test_path,
     skips_folder,
+    usual_folders,
     without_unused,
 )
 from composer_replication.tasks.syntax_trees import parsed

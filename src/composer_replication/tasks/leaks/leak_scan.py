@@ -33,7 +33,7 @@ from composer_replication.sandbox.supervised_run import interruptible_pool
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.index import index_settings
-from composer_replication.tasks.intake.source_folders import below_root, recorded_folders
+from composer_replication.tasks.intake.tree_rules import below_root, recorded_folders
 from composer_replication.tasks.leaks.leak_search import EDGES, Leak, Search, Target, all_codes, code_digest
 from composer_replication.tasks.leaks.shown_code import distinctive_lines
 from composer_replication.tasks.store import TaskStore

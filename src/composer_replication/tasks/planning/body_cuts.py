@@ -1,6 +1,14 @@
-"""Delete a function's body so that the file can be restored to the byte.
+"""What can be taken out of a repository, at four sizes and in two ways, so that it can be restored to the byte.
 
-The broken file is ``text[:start] + marker + text[end:]`` where ``text[start:end]`` is the
+function   one function or method
+class      a class, all its methods
+module     everything that a file defines
+feature    a public symbol with everything that only it needs, across files
+
+body       each function keeps its signature and docstring and raises ``NotImplementedError``
+whole      the definitions are gone, with their re-exports, ``__all__`` entries and imports
+
+Where a body goes, the broken file is ``text[:start] + marker + text[end:]`` where ``text[start:end]`` is the
 golden body: everything from the docstring's closing quotes (without a docstring: from the
 signature's colon) to the end of the last statement's line. The marker is one
 ``raise NotImplementedError`` in the place of the body. Offsets count characters.
@@ -13,9 +21,11 @@ import io
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
+from typing import Literal, get_args
 
 from composer_replication.records import Edit, Hole
-from composer_replication.tasks.planning.edits import LINE_END, Lines
+from composer_replication.tasks.planning.edits import LINE_END, Changes, Lines
 from composer_replication.tasks.syntax_trees import blocks_of, docstring_of, first_line, parsed
 
 MARKER_STATEMENT = "raise NotImplementedError"
@@ -180,3 +190,53 @@ def _colon_end(node: _Function, lines: Lines) -> int | None:
     row, column = colon
     inside = Lines(signature)
     return begin + inside.starts[row - 1] + column
+
+
+# --- Deletions of every size.
+
+Granularity = Literal["function", "class", "module", "feature"]
+Removal = Literal["body", "whole"]
+SIZES: tuple[tuple[Granularity, Removal], ...] = tuple(product(get_args(Granularity), get_args(Removal)))
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """One candidate: what is taken out, as edits of the original files.
+
+    ``path`` and ``symbol`` name what it is about (a module's symbol is its dotted name).
+    ``edits`` change source files; ``removed_files`` are gone altogether and
+    have no edits. ``bodies`` are the cuts of all functions inside, in original offsets: with
+    ``removal`` body they are the edits; with whole they make the stubs that must fail.
+    ``test_edits`` let test files be collected without the deleted names: an import moves into
+    the tests that use it. ``functions`` are path and first line of all functions taken out.
+    """
+
+    path: str
+    symbol: str
+    granularity: Granularity
+    removal: Removal
+    edits: tuple[Edit, ...]
+    bodies: tuple[BodyCut, ...]
+    removed_files: tuple[str, ...] = ()
+    test_edits: tuple[Edit, ...] = ()
+
+    @property
+    def pin(self) -> str:
+        """Its name in a build: ``path::symbol``, with ``@size/way`` unless it is a function's body."""
+        is_plain = self.granularity == "function" and self.removal == "body"
+        return f"{self.path}::{self.symbol}" + ("" if is_plain else f"@{self.granularity}/{self.removal}")
+
+    @property
+    def functions(self) -> frozenset[tuple[str, int]]:
+        """Path and first line of every function whose code is taken out."""
+        return frozenset((cut.path, cut.first_line) for cut in self.bodies)
+
+    @property
+    def changes(self) -> Changes:
+        """What it makes of the original while its tests are not parted."""
+        return Changes(self.edits, self.removed_files, self.test_edits, self.test_edits)
+
+
+def body_deletion(cut: BodyCut) -> Deletion:
+    """The deletion of one function's body."""
+    return Deletion(cut.path, cut.symbol, "function", "body", (cut.edit,), (cut,))

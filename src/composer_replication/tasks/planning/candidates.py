@@ -10,12 +10,19 @@ from operator import itemgetter
 
 from composer_replication.records import Edit
 from composer_replication.tasks.intake.tree_rules import is_subject_path
-from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
-from composer_replication.tasks.planning.deletion import SIZES, Deletion, Granularity, Removal, body_deletion
+from composer_replication.tasks.planning.body_cuts import (
+    SIZES,
+    BodyCut,
+    Deletion,
+    Granularity,
+    Removal,
+    body_deletion,
+    find_body_cuts,
+)
 from composer_replication.tasks.planning.source_file import Function, SourceFile
 from composer_replication.tasks.planning.symbol_graph import Name, Needs, Selection, SymbolGraph
 from composer_replication.tasks.planning.text_cuts import parses_after
-from composer_replication.tasks.planning.whole_removal import moved_import_edits, remove_whole
+from composer_replication.tasks.planning.whole_removal import remove_whole
 from composer_replication.tasks.syntax_trees import parse_syntax
 
 
@@ -151,13 +158,11 @@ class _Plan:
     ) -> Deletion | None:
         if granularity == "module" and file.is_package:
             return None  # without its file a package would live on as a namespace
-        removal = remove_whole(self._graph, selection)
-        if removal is None:
+        found = remove_whole(self._graph, selection)
+        if found is None:
             return None
-        moved = moved_import_edits(self._graph, removal.reach)
-        return Deletion(
-            file.path, symbol, granularity, "whole", removal.edits, cuts, removal.removed_files, moved
-        )
+        edits, removed_files, moved = found
+        return Deletion(file.path, symbol, granularity, "whole", edits, cuts, removed_files, moved)
 
 
 def is_public(name: str) -> bool:

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
 
-from composer_replication.tasks.intake.source_folders import below_root
-from composer_replication.tasks.intake.tree_rules import is_test_path
+from composer_replication.tasks.intake.tree_rules import below_root, is_test_path
 from composer_replication.tasks.planning.edits import Lines
 from composer_replication.tasks.syntax_trees import first_line, parse_syntax
 

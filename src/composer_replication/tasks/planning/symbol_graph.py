@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from composer_replication.tasks.intake.source_folders import recorded_folders
-from composer_replication.tasks.intake.tree_rules import is_subject_path
+from composer_replication.tasks.intake.tree_rules import is_subject_path, recorded_folders
 from composer_replication.tasks.planning.source_file import ImportedName, SourceFile, Use, read_source
 
 Name = tuple[str, str]

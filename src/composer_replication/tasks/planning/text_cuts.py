@@ -217,8 +217,9 @@ def _run_spans(
 ) -> list[tuple[int, int, str]]:
     start, end = places[index][0], places[stop - 1][1]
     comma = _COMMA.match(text, end)
-    line_start = _line_start(text, start)
-    line_end, after_line = _line_end(text, comma.end() if comma else end)
+    line_start = max(text.rfind("\n", 0, start), text.rfind("\r", 0, start)) + 1
+    ending = LINE_END.search(text, comma.end() if comma else end)
+    line_end, after_line = ending.span() if ending else (len(text), len(text))
     rest = text[comma.end() if comma else end : line_end].strip()
     alone = not text[line_start:start].strip() and (not rest or rest.startswith("#"))
     previous = places[index - 1][1] if index else None
@@ -232,13 +233,3 @@ def _run_spans(
     if following is not None:
         return [(start, following, "")]
     return [(start, comma.end() if comma else end, "")]
-
-
-def _line_start(text: str, position: int) -> int:
-    return max(text.rfind("\n", 0, position), text.rfind("\r", 0, position)) + 1
-
-
-def _line_end(text: str, position: int) -> tuple[int, int]:
-    """Where the line ends, without and with its line ending."""
-    match = LINE_END.search(text, position)
-    return (match.start(), match.end()) if match else (len(text), len(text))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from composer_replication.records import Edit
 from composer_replication.tasks.planning.edits import LINE_END
@@ -145,29 +144,26 @@ def _statements(wanted: list[ImportedName]) -> list[str]:
 # --- Take whole definitions out of the source files of a repository, with every way to reach them.
 
 
-@dataclass(frozen=True, slots=True)
-class WholeRemoval:
-    """The edits, the files that go altogether, and every name through which the definitions were had."""
+def remove_whole(
+    graph: SymbolGraph, selection: Selection
+) -> tuple[tuple[Edit, ...], tuple[str, ...], tuple[Edit, ...]] | None:
+    """All edits of source files, the files that go altogether, and the edits that move imports in tests.
 
-    edits: tuple[Edit, ...]
-    removed_files: tuple[str, ...]
-    reach: Reach
-
-
-def remove_whole(graph: SymbolGraph, selection: Selection) -> WholeRemoval | None:
-    """All edits of source files, or None when what remains needs the definitions to be imported.
-
-    None too when a name has other bindings at module level, when two definitions differ only
+    None when what remains needs the definitions to be imported, when a name has other bindings at module level, when two definitions differ only
     by a condition that is not theirs, or when a file would not parse any more.
     """
-    return _Removal(graph, selection).result()
+    removal = _Removal(graph, selection)
+    edits = removal.edits()
+    if edits is None:
+        return None
+    return edits, removal.removed, moved_import_edits(graph, removal.reach)
 
 
 class _Removal:
     def __init__(self, graph: SymbolGraph, selection: Selection) -> None:
         self._graph = graph
         self._selection = selection
-        self._removed = tuple(
+        self.removed = tuple(
             sorted(file.path for module in selection.modules for file in graph.by_module.get(module, []))
         )
         names = set(selection.names)
@@ -178,12 +174,12 @@ class _Removal:
             for file in graph.by_module.get(module, []):
                 bound = {imported.bound for imported in file.imports if imported.is_module_level}
                 names |= {(module, name) for name in {*file.definitions, *file.bindings, *bound}}
-        self._reach = graph.reach(names, selection.modules)
+        self.reach = graph.reach(names, selection.modules)
         self._cuts: dict[str, FileCut] = {}
         self._gone: dict[str, set[int]] = {}
         """Lines of definitions that go, by path."""
 
-    def result(self) -> WholeRemoval | None:
+    def edits(self) -> tuple[Edit, ...] | None:
         self._cut_definitions()
         self._cut_aliases()
         self._cut_exports()
@@ -199,7 +195,7 @@ class _Removal:
             if own is None:
                 return None
             edits += own
-        return WholeRemoval(tuple(edits), self._removed, self._reach)
+        return tuple(edits)
 
     def _cut(self, file: SourceFile) -> FileCut:
         return self._cuts.setdefault(file.path, FileCut(file.path, file.lines, file.tree))
@@ -219,26 +215,26 @@ class _Removal:
                     self._cut(file).take_statement(node)
 
     def _cut_aliases(self) -> None:
-        for file, imported in self._reach.aliases:
-            if not file.is_test and file.path not in self._removed:
+        for file, imported in self.reach.aliases:
+            if not file.is_test and file.path not in self.removed:
                 self._cut(file).take_item(imported.statement, imported.index, imported.package)
 
     def _cut_exports(self) -> None:
         for file in self._graph.files.values():
-            if file.is_test or file.path in self._removed:
+            if file.is_test or file.path in self.removed:
                 continue
             for items in file.exports:
                 for index, element in enumerate(items.elts):
                     value = getattr(element, "value", None)
-                    if isinstance(value, str) and (file.module, value) in self._reach.names:
+                    if isinstance(value, str) and (file.module, value) in self.reach.names:
                         self._cut(file).take_item(items, index)
 
     def _is_bound_otherwise(self) -> bool:
         """Whether a module also binds one of the names in a way that stays."""
-        doomed = {(file.path, id(found.statement), found.index) for file, found in self._reach.aliases}
-        for module, name in self._reach.names:
+        doomed = {(file.path, id(found.statement), found.index) for file, found in self.reach.aliases}
+        for module, name in self.reach.names:
             for file in self._graph.by_module.get(module, []):
-                if file.path in self._removed or file.is_test:
+                if file.path in self.removed or file.is_test:
                     continue
                 is_chosen = (module, name) in self._selection.names
                 if file.bindings.get(name) and not (is_chosen and file.constant(name) is not None):
@@ -252,7 +248,7 @@ class _Removal:
         return False
 
     def _is_needed_at_import(self) -> bool:
-        for identifier in {name for _, name in self._reach.names}:
+        for identifier in {name for _, name in self.reach.names}:
             for file, use in self._left_at_import(identifier):
                 if use.kind == "name":
                     home = file.module
@@ -260,14 +256,14 @@ class _Removal:
                     home = self._graph.resolve(file, use.chain)
                 else:
                     continue
-                if (home, identifier) in self._reach.names:
+                if (home, identifier) in self.reach.names:
                     return True
         return any(self._is_method_needed(method) for method in self._selection.methods)
 
     def _left_at_import(self, identifier: str) -> Iterator[tuple[SourceFile, Use]]:
         """The uses in what stays that come about when a module is imported."""
         for file, use in self._graph.uses_of(identifier):
-            is_gone = file.path in self._removed or use.line in self._gone.get(file.path, ())
+            is_gone = file.path in self.removed or use.line in self._gone.get(file.path, ())
             if use.is_import_time and not is_gone:
                 yield file, use
 
@@ -285,7 +281,7 @@ class _Removal:
 
     def _cut_spare_imports(self, file: SourceFile, gone: set[int]) -> None:
         """Imports that only the deleted lines used: they would hint at the code, and nobody needs them."""
-        if file.is_package or file.path in self._removed:
+        if file.is_package or file.path in self.removed:
             return
         guarded = {
             id(statement)

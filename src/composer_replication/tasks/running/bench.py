@@ -16,6 +16,7 @@ from composer_replication.records import ExecResult, Limits
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.tree_rules import is_subject_path, is_test_path
+from composer_replication.tasks.planning.edits import write_files
 from composer_replication.tasks.syntax_trees import parsed
 from composer_replication.tasks.test_run import (
     BLOCKED,
@@ -27,7 +28,6 @@ from composer_replication.tasks.test_run import (
     run_inside,
     runner_text,
 )
-from composer_replication.tasks.views import write_files
 
 # --- Test runs of one repository in one sandbox: the test runner is started once, then forked.
 
@@ -251,10 +251,6 @@ class Bench:
     suite_seconds: float
     test_seconds: float
     left_out: tuple[str, ...] = ()
-
-    def noticing_seconds(self, golden_seconds: float) -> float:
-        """``noticing_seconds``, at most what a run of this repository is given."""
-        return noticing_seconds(golden_seconds, self.test_seconds)
 
     def run_all(self, trials: Sequence[Trial]) -> list[TestReport]:
         """Reports in the order of the trials.

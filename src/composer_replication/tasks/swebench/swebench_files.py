@@ -24,14 +24,14 @@ from typing import Any
 from composer_replication.errors import InputError, needs_extra
 from composer_replication.records import Task
 from composer_replication.run_folder import write_atomic
-from composer_replication.tasks.build_state import Progress
-from composer_replication.tasks.instructions.writing import write_instruction
+from composer_replication.tasks.build_state import Instance, Progress
+from composer_replication.tasks.instructions.writing import plain_instruction
 from composer_replication.tasks.instructions.written_instructions import written_instruction
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.patches import make_patch
+from composer_replication.tasks.planning.edits import view_files
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.views import view_files
 
 KEYS = (
     "instance_id",
@@ -47,20 +47,6 @@ _INTEGERS = frozenset({"num_body_lines"})
 _OPEN_FILES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 """Names become parts of paths and addresses: none of them may climb or be an option."""
-
-
-@dataclass(frozen=True, slots=True)
-class Instance:
-    """One row of a SWE-bench set; ``repo`` is ``OWNER/NAME`` or ``NAME``."""
-
-    instance_id: str
-    repo: str
-    base_commit: str
-    patch: str
-    test_patch: str
-    fail_to_pass: frozenset[str]
-    pass_to_pass: frozenset[str]
-    problem_statement: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,14 +297,7 @@ def _patch(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str | None:
 def _statement(store: TaskStore, task: Task) -> str | None:
     """What a model wrote of the task, else the instruction; None where even the shortest would show code."""
     written = written_instruction(store, task.task_id)
-    if written is not None:
-        return written.text
-    try:
-        return write_instruction(store, task)
-    except InputError as error:
-        if error.code != "CR0429":
-            raise
-        return None
+    return plain_instruction(store, task) if written is None else written.text
 
 
 def write_instances(

@@ -23,7 +23,7 @@ from composer_replication.tasks.build import (
     open_build,
     summary_of,
 )
-from composer_replication.tasks.build_state import Progress, Proposal, Settings
+from composer_replication.tasks.build_state import Decision, Instance, Progress, Proposal, Settings
 from composer_replication.tasks.fresh_git import has_fresh_git
 from composer_replication.tasks.intake.archives import ARCHIVE_SUFFIXES
 from composer_replication.tasks.intake.cache import sha256_of
@@ -35,19 +35,12 @@ from composer_replication.tasks.intake.tree_rules import (
     is_subject_path,
     is_test_path,
 )
-from composer_replication.tasks.journal import Decision
 from composer_replication.tasks.leaks.shown_code import shows_any, spans_of
 from composer_replication.tasks.patches import apply_patch
-from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
-from composer_replication.tasks.planning.deletion import Deletion
+from composer_replication.tasks.planning.body_cuts import BodyCut, Deletion, find_body_cuts
 from composer_replication.tasks.planning.edits import edited_files, line_edits
 from composer_replication.tasks.subject import GateFailed
-from composer_replication.tasks.swebench.swebench_files import (
-    Instance,
-    UnreadableRow,
-    read_instances,
-    tree_sha256,
-)
+from composer_replication.tasks.swebench.swebench_files import UnreadableRow, read_instances, tree_sha256
 
 REMOTE = "git+https://github.com/{repo}@{commit}"
 """Where the published sets come from; a row names its repository as OWNER/NAME there."""
@@ -110,7 +103,7 @@ def import_swebench(
         )
         for proposal in proposals:
             if proposal.source not in ready:
-                error, place = run.unusable[proposal.source], (proposal.source, proposal.instance_id)
+                error, place = run.unusable[proposal.source], (proposal.source, proposal.instance.instance_id)
                 run.decisions.append(
                     Decision(proposal.digest, *place, reason=error.reason, detail=error.detail)
                 )
@@ -216,18 +209,11 @@ def propose(instance: Instance, base: RepositorySource) -> tuple[RepositorySourc
     broken = _patched(instance, "test_patch", {**base.metadata, **base.files})
     source = _golden_source(base, _patched(instance, "patch", broken))
     deletion = make_deletion(source.files, broken)
-    texts = {name: source.files[name].decode() for name in deletion.source_files}
+    texts = {name: source.files[name].decode() for name in deletion.changes.source_files}
     spans = spans_of(texts, deletion.edits, [cut.edit for cut in deletion.bodies], deletion.removed_files)
     if shows_any(instance.problem_statement, spans):
         raise GateFailed("statement-shows-code", "the problem statement holds the code that is asked for")
-    return source, Proposal(
-        instance.instance_id,
-        source.source,
-        deletion,
-        instance.fail_to_pass,
-        instance.pass_to_pass,
-        instance.problem_statement,
-    )
+    return source, Proposal(instance, source.source, deletion)
 
 
 def _patched(instance: Instance, name: str, files: dict[str, bytes]) -> dict[str, bytes]:

@@ -20,19 +20,18 @@ from typing import Any
 
 from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.running.bench import Bench
-from composer_replication.tasks.twin.twin_records import Twin, Vector, score_digests
 from composer_replication.tasks.twin.twin_run import (
     CALL_SECONDS,
     GOLDEN_CALL_SECONDS,
     Job,
     JobReport,
-    RecordedCall,
-    RecordedFunction,
-    function_of,
+    Twin,
+    Vector,
     pickler_fingerprint,
     play_apart,
     play_stubs,
     record_calls,
+    score_digests,
 )
 
 MIN_BODY_LINES = 4
@@ -122,13 +121,13 @@ class _Build:
         """How many recorded calls a function must have."""
         return 1 if pin in self.eager else MIN_RECORDED
 
-    def record(self, cuts: Sequence[BodyCut]) -> dict[str, Sequence[RecordedCall]]:
+    def record(self, cuts: Sequence[BodyCut]) -> dict[str, list[bytes]]:
         """The calls of functions that have enough of them."""
         found, problem = record_calls(self.bench, cuts) if cuts else ({}, "")
         if problem:
             self.unknown |= dict.fromkeys((cut.pin for cut in cuts), problem)
             return {}
-        calls = {pin: own.kept for pin, own in found.items()}
+        calls = {pin: list(own.kept) for pin, own in found.items()}
         for cut in cuts:
             if len(calls.get(cut.pin, ())) < (wanted := self.min_recorded(cut.pin)):
                 self.without[cut.pin] = f"fewer than {wanted} recorded calls"
@@ -140,13 +139,10 @@ class _Build:
             (self.unknown if report.is_unknown else self.without)[pin] = report.error
         return not report.error
 
-    def draft(self, cuts: Sequence[BodyCut], calls: Mapping[str, Sequence[RecordedCall]]) -> list[Twin]:
+    def draft(self, cuts: Sequence[BodyCut], calls: Mapping[str, Sequence[bytes]]) -> list[Twin]:
         """Replay the recorded calls and mutate them."""
-        functions = [
-            RecordedFunction(cut.path, cut.symbol, tuple(call.blob for call in calls[cut.pin]))
-            for cut in cuts
-        ]
-        jobs = [Job(one, "mutate", self._mutation(cut)) for one, cut in zip(functions, cuts, strict=True)]
+        blank = [_draft_of(cut, [Vector(blob, "") for blob in calls[cut.pin]]) for cut in cuts]
+        jobs = [Job(one, "mutate", self._mutation(cut)) for one, cut in zip(blank, cuts, strict=True)]
         twins = []
         for cut, report in zip(cuts, self.play(jobs), strict=True):
             if not self.is_whole(cut.pin, report):
@@ -154,7 +150,7 @@ class _Build:
             if report.line != cut.first_line:
                 self.without[cut.pin] = "its name leads to another definition"
                 continue
-            twin = _draft_of(cut, calls[cut.pin], report)
+            twin = _draft_of(cut, _compared(calls[cut.pin], report), report.mutated)
             if self._is_large_enough(twin):
                 twins.append(twin)
         return twins
@@ -177,7 +173,7 @@ class _Build:
         self, twins: Sequence[Twin], options: Mapping[str, Any], **limits: Any
     ) -> list[tuple[Twin, JobReport]]:
         """The twins whose calls were made again to the end, with the report."""
-        reports = self.play([Job(function_of(twin), options=options) for twin in twins], **limits)
+        reports = self.play([Job(twin, options=options) for twin in twins], **limits)
         whole = zip(twins, reports, strict=True)
         return [(twin, report) for twin, report in whole if self.is_whole(twin.pin, report)]
 
@@ -217,22 +213,20 @@ class _Build:
         return kept
 
 
-def _draft_of(cut: BodyCut, calls: Sequence[RecordedCall], report: JobReport) -> Twin:
+def _compared(calls: Sequence[bytes], report: JobReport) -> Sequence[Vector]:
+    """The recorded calls that have an outcome, each input once."""
     recorded: dict[str, Vector] = {}
-    for index, call in enumerate(calls):
+    for index, blob in enumerate(calls):
         digest = report.digests.get(index, "")
         known = report.inputs[index] if index < len(report.inputs) else None
         if known is not None and digest:
             # Two pickles may be one input: their bytes differ, their encoding does not.
-            recorded.setdefault(known, Vector(call.blob, digest))
-    return Twin(
-        pin=cut.pin,
-        path=cut.path,
-        symbol=cut.symbol,
-        recorded=tuple(recorded.values()),
-        mutated=tuple(Vector(blob, digest) for blob, digest in report.mutated),
-        pickler=pickler_fingerprint(),
-    )
+            recorded.setdefault(known, Vector(blob, digest))
+    return list(recorded.values())
+
+
+def _draft_of(cut: BodyCut, recorded: Sequence[Vector], mutated: Sequence[Vector] = ()) -> Twin:
+    return Twin(cut.pin, cut.path, cut.symbol, tuple(recorded), tuple(mutated), pickler_fingerprint())
 
 
 def _within_time(twin: Twin, seconds: float) -> Twin:

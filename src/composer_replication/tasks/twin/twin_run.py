@@ -1,6 +1,7 @@
-"""Start the recorder and the player of twins in fresh sandboxes, read what they say, and judge candidates by it.
+"""Twins: their form in a file, the sandboxes in which calls are recorded and replayed, and candidates judged by them.
 
-Both come as text with the request, and so does cloudpickle: no environment is changed and
+A twin is SECRET: it tells what the deleted code answers. It lies beside hidden tests, never
+in a sandbox that holds a policy's tools; a judging sandbox gets its inputs alone. Recorder and player come as text with the request, and so does cloudpickle: no environment is changed and
 no folder of this program's own packages is mounted. What comes back is JSON with the nonce
 of the run; blobs are bytes that are never unpickled here.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import secrets
 import tempfile
 import zlib
@@ -17,20 +19,152 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files as resources
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import SandboxFailure
+import zstandard
+
+from composer_replication.errors import InputError, SandboxFailure
 from composer_replication.records import ExecResult, Limits
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.tree_rules import is_subject_path
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS, BodyCut
+from composer_replication.tasks.planning.edits import write_files
 from composer_replication.tasks.running.bench import Bench
+from composer_replication.tasks.store_manifest import decompress
 from composer_replication.tasks.suite_options import suite_arguments
 from composer_replication.tasks.test_run import ARGUMENTS, import_roots, last_words, read_records, run_inside
-from composer_replication.tasks.twin.twin_records import Twin, TwinScore, damaged, score_digests
-from composer_replication.tasks.views import write_files
+from composer_replication.tasks.twin.canonical_encoding import NUM_DIGITS
+
+FORMAT_VERSION = 3
+"""A line of JSON, then all pickles one after the other. Version 2 also told which tests made a call."""
+MUTATED_SHARE = 0.95
+"""Share of the mutated calls that must agree. Lookup solvers miss a median of all of them, so this
+is as strict against them as 1 would be, and forgives an honest candidate an unfair call."""
+_LEVEL = 19
+_MAX_BYTES = 512 * 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """One call: its pickled arguments, and the canonical digest of what the golden code did."""
+
+    blob: bytes
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """Recorded and mutated calls of one function.
+
+    ``pickler`` is the hash of the cloudpickle that its blobs need.
+    """
+
+    pin: str
+    path: str
+    symbol: str
+    recorded: tuple[Vector, ...]
+    mutated: tuple[Vector, ...]
+    pickler: str
+
+    @property
+    def vectors(self) -> tuple[Vector, ...]:
+        """The recorded calls, then the mutated ones: the order in which they are judged."""
+        return (*self.recorded, *self.mutated)
+
+
+@dataclass(frozen=True, slots=True)
+class TwinScore:
+    """On how many calls a candidate does what the golden code did.
+
+    ``error`` is empty, or says why the run as a whole is a failure of the candidate.
+    """
+
+    recorded_agree: int
+    num_recorded: int
+    mutated_agree: int
+    num_mutated: int
+    error: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """All recorded calls agree, and at least 95% of the mutated ones."""
+        return (
+            not self.error
+            and self.num_recorded > 0
+            and self.recorded_agree == self.num_recorded
+            and self.mutated_agree >= math.ceil(MUTATED_SHARE * self.num_mutated)
+        )
+
+
+def score_digests(twin: Twin, digests: Mapping[int, str], error: str = "") -> TwinScore:
+    """Compare a candidate's digests, by index in ``twin.vectors``, with the expected ones."""
+    agree = [digests.get(index) == vector.digest for index, vector in enumerate(twin.vectors)]
+    split = len(twin.recorded)
+    return TwinScore(sum(agree[:split]), split, sum(agree[split:]), len(twin.mutated), error)
+
+
+def twin_bytes(twin: Twin) -> bytes:
+    """The compressed form of a twin: equal twins give equal bytes."""
+    value = {
+        "version": FORMAT_VERSION,
+        "pin": twin.pin,
+        "path": twin.path,
+        "symbol": twin.symbol,
+        "pickler": twin.pickler,
+        "num_recorded": len(twin.recorded),
+        "sizes": [len(vector.blob) for vector in twin.vectors],
+        "digests": "".join(vector.digest for vector in twin.vectors),
+    }
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    blobs = b"".join(vector.blob for vector in twin.vectors)
+    return zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(text.encode() + b"\n" + blobs)
+
+
+def read_twin(data: bytes, *, where: str = "") -> Twin:
+    """A twin from its compressed form. Nothing is unpickled.
+
+    Raises:
+        InputError: the bytes are no twin, or one of another version (CR0411).
+    """
+    try:
+        plain = decompress(data, max_bytes=_MAX_BYTES)
+        line, _, blobs = plain.partition(b"\n")
+        value = json.loads(line)
+        if value["version"] not in (2, FORMAT_VERSION):
+            raise ValueError(f"version {value['version']}")
+        sizes, digests, split = value["sizes"], str(value["digests"]), int(value["num_recorded"])
+        if sum(sizes) != len(blobs) or min(sizes, default=0) < 0 or len(digests) != NUM_DIGITS * len(sizes):
+            raise ValueError("the calls do not fill it")
+        if not 0 < split <= len(sizes):
+            raise ValueError(f"{split} of its {len(sizes)} calls are recorded ones")
+        vectors = tuple(
+            Vector(blobs[end - size : end], digests[NUM_DIGITS * index : NUM_DIGITS * (index + 1)])
+            for index, (end, size) in enumerate(zip(accumulate(sizes), sizes, strict=True))
+        )
+        twin = Twin(
+            pin=str(value["pin"]),
+            path=str(value["path"]),
+            symbol=str(value["symbol"]),
+            recorded=vectors[:split],
+            mutated=vectors[split:],
+            pickler=str(value["pickler"]),
+        )
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise damaged(f"the recorded behaviour of a function cannot be read: {error}", where) from error
+    return twin
+
+
+def damaged(problem: str, where: str) -> InputError:
+    """The error for a twin that cannot be used."""
+    return InputError(
+        "CR0411", f"{problem}.", where=where, fix="build the tasks again with composer-rl tasks build."
+    )
+
+
+# --- Start the recorder and the player in fresh sandboxes, and read what they say.
 
 CALL_SECONDS = 1.0
 """Processor time of one call; one that sleeps may take twenty times as long."""
@@ -66,55 +200,40 @@ _PROGRAMS = {
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedCall:
-    """The pickled arguments of one call, and the node ids of the tests that made it."""
-
-    blob: bytes
-    tests: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class RecordedCalls:
-    """The calls of one function, and the tests with calls that could not be kept (too many, or nothing to pickle) or that
-    were answered otherwise in another test.
+    """The calls of one function: ``kept`` are their pickled arguments, each with the tests that made it.
+
+    ``not_kept`` are tests with calls that could not be kept (too many, or nothing to pickle) or that were answered
+    otherwise in another test.
     """
 
-    kept: tuple[RecordedCall, ...] = ()
+    kept: Mapping[bytes, frozenset[str]] = field(default_factory=dict)
     not_kept: frozenset[str] = frozenset()
 
     @property
     def tests(self) -> frozenset[str]:
         """The tests that call it, as far as is known."""
-        return self.not_kept.union(*(call.tests for call in self.kept))
+        return self.not_kept.union(*self.kept.values())
 
     def is_called_in(self, tests: set[str]) -> bool:
         """Whether one of the tests made a call that was kept."""
-        return any(not tests.isdisjoint(call.tests) for call in self.kept)
+        return not all(map(tests.isdisjoint, self.kept.values()))
 
     def asks_more(self, tests: set[str], *, than: set[str]) -> bool:
         """Whether some tests made a call that none of the others made, as far as is known."""
-        own = [call for call in self.kept if than.isdisjoint(call.tests)]
-        return not self.not_kept.isdisjoint(tests) or any(not tests.isdisjoint(call.tests) for call in own)
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedFunction:
-    """A function to call, and the pickled arguments."""
-
-    path: str
-    symbol: str
-    blobs: tuple[bytes, ...]
+        of_others = filter(than.isdisjoint, self.kept.values())
+        return not self.not_kept.isdisjoint(tests) or not all(map(tests.isdisjoint, of_others))
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One child process of the player, and the function that it calls.
+    """One child process of the player, and the function that it calls; what a call ought to give is not sent along.
 
     ``mode`` is replay, mutate or constants; ``options`` are the player's own words for
     the rest. ``overlay`` are files to write over the tree before it is imported.
     """
 
-    function: RecordedFunction
+    twin: Twin
     mode: str = "replay"
     options: Mapping[str, Any] = field(default_factory=dict)
     overlay: Mapping[str, str] = field(default_factory=dict)
@@ -134,7 +253,7 @@ class JobReport:
     line: int = 0
     error: str = "it ended early"
     inputs: list[str | None] = field(default_factory=list)
-    mutated: list[tuple[bytes, str]] = field(default_factory=list)
+    mutated: list[Vector] = field(default_factory=list)
     seconds: float = 0.0
     is_unknown: bool = False
 
@@ -180,10 +299,10 @@ def _recorded(records: Sequence[dict[str, Any]], cuts: Sequence[BodyCut]) -> dic
         if record["event"] == "calls":
             packed = base64.b64decode(record["calls"])
             text = zlib.decompressobj().decompress(packed, _MAX_CALLS_BYTES)
-            kept = tuple(
-                RecordedCall(base64.b64decode(blob), tuple(ids[number] for number in numbers))
+            kept = {
+                base64.b64decode(blob): frozenset(ids[number] for number in numbers)
                 for blob, numbers in json.loads(text)
-            )
+            }
             not_kept = frozenset(ids[number] for number in record["not_kept"])
             found[cuts[record["target"]].pin] = RecordedCalls(kept, not_kept)
     return found
@@ -208,20 +327,18 @@ def play(
     Returns:
         A report for each job, and an empty text or why the run as a whole failed.
     """
-    numbers = {
-        function: number for number, function in enumerate(dict.fromkeys(job.function for job in jobs))
-    }
+    numbers = {twin: number for number, twin in enumerate(dict.fromkeys(job.twin for job in jobs))}
     options = {
         "twins": [
             {
-                "path": function.path,
-                "symbol": function.symbol,
-                "blobs": [base64.b64encode(blob).decode() for blob in function.blobs],
+                "path": twin.path,
+                "symbol": twin.symbol,
+                "blobs": [base64.b64encode(vector.blob).decode() for vector in twin.vectors],
             }
-            for function in numbers
+            for twin in numbers
         ],
         "jobs": [
-            {"twin": numbers[job.function], "mode": job.mode, "overlay": dict(job.overlay), **job.options}
+            {"twin": numbers[job.twin], "mode": job.mode, "overlay": dict(job.overlay), **job.options}
             for job in jobs
         ],
         "call_seconds": call_seconds,
@@ -352,7 +469,7 @@ def _take(record: Mapping[str, Any], reports: Sequence[JobReport], job_seconds: 
             report.digests[index] = str(digest)
             report.inputs.append(None if known is None else str(known))
     elif event == "mutated":
-        report.mutated = [(base64.b64decode(blob), str(digest)) for blob, digest in record["vectors"]]
+        report.mutated = [Vector(base64.b64decode(blob), str(digest)) for blob, digest in record["vectors"]]
     elif event == "done":
         report.line, report.error = int(record["line"]), str(record["error"])
         report.seconds = float(record.get("seconds", 0.0))
@@ -382,11 +499,6 @@ def pickler_fingerprint() -> str:
 
 
 # --- Judge candidates by the twin of the function that they write anew.
-
-
-def function_of(twin: Twin) -> RecordedFunction:
-    """A twin's function and inputs, as the player takes them; no digest is among them."""
-    return RecordedFunction(twin.path, twin.symbol, tuple(vector.blob for vector in twin.vectors))
 
 
 def _check_pickler(twin: Twin) -> None:
@@ -425,7 +537,7 @@ def judge_twin(
     reports, problem = play(
         tree_files,
         environment,
-        [Job(function_of(twin))],
+        [Job(twin)],
         backend=backend,
         limits=limits,
         timeout_seconds=WALL_FACTOR * timeout_seconds,
@@ -446,8 +558,7 @@ def judge_twins(
     for twin in twins:
         _check_pickler(twin)
     jobs = [
-        Job(function_of(twin), overlay=overlay)
-        for twin, overlay in zip(twins, overlays or [{}] * len(twins), strict=True)
+        Job(twin, overlay=overlay) for twin, overlay in zip(twins, overlays or [{}] * len(twins), strict=True)
     ]
     reports = play_apart(bench, jobs, job_seconds=bench.suite_seconds)
     return [
@@ -478,7 +589,7 @@ def play_stubs(twins: Sequence[Twin], play_jobs: Player) -> list[StubScores]:
     A constant passes when it agrees in all recorded calls and 95% of the mutated ones. All constants are digested
     in one pass over the calls, because without the function a call costs what its arguments cost.
     """
-    jobs = [Job(function_of(twin), "constants", {"constants": STUB_EXPRESSIONS}) for twin in twins]
+    jobs = [Job(twin, "constants", {"constants": STUB_EXPRESSIONS}) for twin in twins]
     reports = play_jobs(jobs) if jobs else []
     return [_stub_scores(twin, report) for twin, report in zip(twins, reports, strict=True)]
 

@@ -35,8 +35,12 @@ from ray.exceptions import RayError, RayTaskError
 from composer_replication import __version__
 from composer_replication.errors import ComposerError, InputError, MissingError, SandboxFailure, UsageError
 from composer_replication.sandbox import choose_backend, require_selftest
-from composer_replication.tasks.intake.environment import lock_of, open_environment
-from composer_replication.tasks.intake.lock import EnvironmentLock, LockedWheel
+from composer_replication.tasks.intake.environment import (
+    EnvironmentLock,
+    LockedWheel,
+    lock_of,
+    open_environment,
+)
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.twin.twin_run import pickler_fingerprint

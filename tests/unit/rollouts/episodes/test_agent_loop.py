@@ -30,6 +30,7 @@ from episode_parts import (
 from composer_replication.config import AgentSection
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.records import Completion, StopReason, Turn
+from composer_replication.rollouts.episodes import agent_loop
 from composer_replication.rollouts.episodes.agent_loop import (
     EpisodeParts,
     LedgerTalk,

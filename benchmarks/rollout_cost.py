@@ -77,11 +77,17 @@ class Bench:
         async def sample(_: Any, *, seed: int, **__: Any) -> Any:
             return answers[turn_of[seed]]
 
-        how = {"template_options": {"enable_thinking": False}, "template_text": self.tokenizer.chat_template}
+        limits = {"max_turns": len(texts), "max_context_tokens": 10**7, "max_concurrent": num}
+        how: dict[str, Any] = {"template_options": {"enable_thinking": False}}
+        if hasattr(
+            loop, "EpisodeOptions"
+        ):  # an older checkout, where a template was not the tokenizer's once
+            options, how["template_text"] = loop.EpisodeOptions(**limits), self.tokenizer.chat_template
+        else:
+            options = how["options"] = loop.AgentSection(**limits, **how)
         known = {name: how[name] for name in how if name in loop.LedgerTalk.__dataclass_fields__}
-        talk = loop.LedgerTalk(self.tokenizer, **known)  # its template was not the tokenizer's once
+        talk = loop.LedgerTalk(self.tokenizer, **known)
         parts = loop.EpisodeParts(SimpleNamespace(sample=sample), open_environment, talk)
-        options = loop.EpisodeOptions(max_turns=len(texts), max_context_tokens=10**7, max_concurrent=num)
         self.count.clear()
         found = asyncio.run(loop.run_episodes([self.task.task_id] * num, parts, options=options))
         assert all(each.num_calls == len(texts) and not each.failure for each in found), found[0]

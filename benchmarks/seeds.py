@@ -9,7 +9,7 @@ shuffled rewards does not. Target: 1.5 times the base's held-out pass rate, inte
     python benchmarks/seeds.py ablation --table                        # what the journal holds
 
 A finished run is one line of ``recipes/STUDY/journal.jsonl``: commit it, and the seeds may be spread over days and machines. A run that was
-cut off goes on from its folder under ``--out``, where that is still there. Lines of other settings (the recipe has changed, other ``--set``) stay in the
+cut off goes on from its folder under ``--out``, where that is still there. Lines of other settings (another recipe, other ``--set``) stay in the
 journal and are left out of the tables. Intervals are 95%: of a run Wilson's over samples, of an arm Student's t over seeds and, for
 the seeds together, a bootstrap over tasks, because samples of one task are alike. Exit code 1 where a run failed.
 """
@@ -118,15 +118,33 @@ def arm_of(line: Line) -> str:
 # ---- numbers ------------------------------------------------------------------------------------
 
 
-T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
-"""t with P(-t < T < t) = 0.95 for Student's T with 1, 2, … degrees of freedom."""
+def t_quantile(freedom: int, inside: float = 0.95) -> float:
+    """t with P(-t < T < t) = ``inside`` for Student's T with so many degrees of freedom, by bisection.
+
+    The probability is a finite sum in theta = atan(t / sqrt(freedom)): Abramowitz and Stegun 26.7.3 and 26.7.4.
+    """
+
+    def probability(t: float) -> float:
+        theta, odd = math.atan(t / math.sqrt(freedom)), freedom % 2
+        term, total = (math.cos(theta) if odd else 1.0), 0.0
+        for k in range(odd, freedom - 1, 2):
+            total += term
+            term *= (k + 1) / (k + 2) * math.cos(theta) ** 2
+        total *= math.sin(theta)
+        return 2.0 / math.pi * (theta + total) if odd else total
+
+    low, high = 0.0, 1e6
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if probability(middle) < inside else (low, middle)
+    return high
 
 
 def over_seeds(values: Sequence[float]) -> tuple[float, float] | None:
-    """95% for the mean over seeds; None for fewer than two, a little too wide for more than ten."""
+    """95% for the mean over seeds; None for fewer than two."""
     if len(values) < 2:
         return None
-    half = T_95[: len(values) - 1][-1] * statistics.stdev(values) / math.sqrt(len(values))
+    half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     return statistics.fmean(values) - half, statistics.fmean(values) + half
 
 
@@ -336,6 +354,8 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--table", action="store_true", help="train nothing: read the journal")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/STUDY")
+    parser.add_argument("--recipe", type=Path, metavar="RECIPE.toml")
+    parser.add_argument("--journal", type=Path, metavar="FILE")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args(words)
     if unknown := {*(args.only or ())} - STUDIES[args.study].keys():
@@ -343,20 +363,21 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
             f"{args.study} has no arm {', '.join(sorted(unknown))}: {', '.join(STUDIES[args.study])}"
         )
     args.out = args.out or Path("runs") / args.study
+    args.recipe = args.recipe or RECIPES / args.study / "run.toml"
+    args.journal = args.journal or RECIPES / args.study / "journal.jsonl"
     return args
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Train what the journal lacks, a seed in all arms before the next, then print the tables."""
     args = _arguments(words)
-    recipe, journal = (RECIPES / args.study / name for name in ("run.toml", "journal.jsonl"))
     settings = {arm: [*args.settings, *own] for arm, own in STUDIES[args.study].items()}
-    marks = {arm: fingerprint(recipe, own) for arm, own in settings.items()}
+    marks = {arm: fingerprint(args.recipe, own) for arm, own in settings.items()}
 
     def mine() -> dict[str, dict[int, Line]]:
         """By arm and seed; the first line of a seed counts."""
         found: dict[str, dict[int, Line]] = {arm: {} for arm in marks}
-        for line in read_jsonl(journal):
+        for line in read_jsonl(args.journal):
             if marks.get(arm_of(line)) == line["settings"]:
                 found[arm_of(line)].setdefault(line["seed"], line)
         return found
@@ -367,14 +388,15 @@ def main(words: Sequence[str] | None = None) -> int:
             if seed in mine()[arm] or (arm in ONE_SEED and number and not args.only):
                 continue
             folder = args.out / f"{arm}-{seed}-{marks[arm][:8]}"
-            if train(recipe, folder, seed, settings[arm]):
+            if train(args.recipe, folder, seed, settings[arm]):
                 line = {"arm": arm, "seed": seed, "settings": marks[arm], **read_run(folder)}
-                rewrite_jsonl(journal, [*read_jsonl(journal), line])  # whole: a torn line swallows no other
+                # whole: a torn line swallows no other
+                rewrite_jsonl(args.journal, [*read_jsonl(args.journal), line])
             else:
                 failed.append(f"{arm} {seed}")
     there = mine()
     print(tables(there))
-    num_others = len(read_jsonl(journal)) - sum(map(len, there.values()))
+    num_others = len(read_jsonl(args.journal)) - sum(map(len, there.values()))
     if num_others:
         print(f"\n{num_others} lines of other settings, or of a seed that has one, are left out.")
     if failed:

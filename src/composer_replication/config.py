@@ -462,6 +462,20 @@ class RunConfig(Section):
     replicas: ReplicasSection | None = None
     trl: dict[str, Any] = {}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_older_run(cls, table: Any) -> Any:
+        """Keys that have left and were needed: the sentinel with [evidence], the lighthouse of torchft."""
+        if not isinstance(table, dict):
+            return table
+        heldout, replicas = table.get("heldout"), table.get("replicas")
+        if "evidence" in table and isinstance(heldout, dict) and heldout.get("has_sentinel") is True:
+            table = {**table, "heldout": {**heldout, **HeldoutSection.departed}}
+        if isinstance(replicas, dict) and replicas.get("transport") == "torchft" and "lighthouse" in replicas:
+            transport = f"torchft://{replicas['lighthouse']}"
+            table = {**table, "replicas": {**replicas, **ReplicasSection.departed, "transport": transport}}
+        return table
+
     @model_validator(mode="after")
     def _tables_fit(self) -> RunConfig:
         """An idle key is harmless; refused is what would train something else than was meant."""

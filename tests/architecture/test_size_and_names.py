@@ -14,22 +14,22 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
-    "src": 60155,
-    "src/composer_replication/cli": 4449,
+    "src": 60185,
+    "src/composer_replication/cli": 4450,
     "src/composer_replication/engines": 639,
     "src/composer_replication/launch": 1300,
     "src/composer_replication/losses": 863,
     "src/composer_replication/replicas": 1400,
     "src/composer_replication/report": 2200,
-    "src/composer_replication/rollouts": 8311,
+    "src/composer_replication/rollouts": 8324,
     "src/composer_replication/safety": 2198,
-    "src/composer_replication/sandbox": 7497,
+    "src/composer_replication/sandbox": 7500,
     "src/composer_replication/tasks": 19381,
     "src/composer_replication/traces": 2761,
-    "src/composer_replication/trainer": 7314,
+    "src/composer_replication/trainer": 7313,
     "src/composer_replication/cli/explanations": 434,
-    "benchmarks": 6975,
-    "tests": 66826,
+    "benchmarks": 7003,
+    "tests": 66822,
 }
 BANNED = {"utils", "util", "common", "core", "helpers", "helper", "manager", "handler", "base", "misc"}
 

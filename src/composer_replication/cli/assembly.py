@@ -156,6 +156,8 @@ def identity_table(config: RunConfig) -> dict[str, Any]:
     table = config.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude=moves)
     if config.replicas is not None and config.replicas.is_torchft:
         table["replicas"]["transport"] = "torchft"
+    if config.evidence is not None:  # it was a key, which older runs of this kind all have
+        table["heldout"]["has_sentinel"] = True
     return table
 
 
@@ -281,8 +283,7 @@ def open_grader(
         from composer_replication.rollouts.cluster.rollout_cluster import RayGrader
 
         return RayGrader(cluster)
-    num_jobs = config.rollouts.grading_jobs
-    return Grader(store, backend=config.sandbox.backend, num_jobs=num_jobs, unseen=unseen)
+    return Grader(store, backend=config.sandbox.backend, num_jobs=config.rollouts.grading_jobs, unseen=unseen)
 
 
 def attempt_options(config: RunConfig) -> dict[str, Any]:

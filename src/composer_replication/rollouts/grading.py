@@ -31,7 +31,7 @@ from composer_replication.sandbox import choose_backend, require_selftest, runs_
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import fill
-from composer_replication.tasks.planning.edits import Changes, write_files
+from composer_replication.tasks.planning.edits import write_files
 from composer_replication.tasks.running.bench import noticing_seconds
 from composer_replication.tasks.running.watched_run import WatchedReport, run_watched
 from composer_replication.tasks.sentinels import Canary, canary_files, without_assertions
@@ -307,7 +307,7 @@ class Grader:
     def golden_files(self, task: Task) -> dict[str, bytes]:
         """The files that the task took code out of, as they were. For trees that are graded, never for a policy."""
         record = self.store.record(task.task_id)
-        touched = Changes(record.edits, record.removed_files).source_files
+        touched = record.changes.source_files
         return {path: self.store.original(record, path) for path in touched}
 
     def watched(

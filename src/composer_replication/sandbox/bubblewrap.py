@@ -494,7 +494,7 @@ class WarmJail:
         fields = "\0".join((*argv, *(f"{name}={value}" for name, value in env.items()), ""))
         order = file_with(len(argv).to_bytes(4, "big") + os.fsencode(fields))
         try:
-            socket.send_fds(self._socket, [b"R"], (order, *streams))
+            self._send(b"R", (order, *streams))
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
@@ -522,10 +522,13 @@ class WarmJail:
 
     def _end_command(self) -> None:
         """Have it killed by the first process, which may be kept from every processor: then from here, too."""
-        self._socket.send(b"K")
+        self._send(b"K")
         deadline = time.monotonic() + _END_SECONDS
         while not self._says_something(_SECONDS_TO_OBEY) and time.monotonic() < deadline:
             self.held.kill_others()
+
+    def _send(self, kind: bytes, descriptors: Sequence[int] = ()) -> None:
+        socket.send_fds(self._socket, [kind], descriptors)
 
     def _receive(self, kind: bytes, seconds: float) -> bytes:
         if not self._says_something(seconds):

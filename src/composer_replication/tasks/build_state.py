@@ -279,7 +279,7 @@ class Settings:
         symbols: for a source, the functions to delete (``path/inside/tree.py::Qualified.name``);
             a source without an entry gives all its candidates, in an order drawn by ``seed``.
         granularities: what is deleted; the sizes take turns.
-        removals: how much of it; see ``deletion``.
+        removals: how much of it; see ``body_cuts``.
         with_truth: record what the deleted functions do, as further hidden tests (``twin``), refuse
             tasks that have neither these nor hidden tests, and measure how strong both are.
         max_tasks: stop after so many tasks.

@@ -315,9 +315,6 @@ class HintChannel(LossChannel):
 # ---- replayed preferences -------------------------------------------------------------------------------
 
 
-_PAIRS_AT_ONCE = 8
-
-
 def pair_logps(model: Any, rows: PairRows) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean log-probability a token of each chosen and each rejected answer, nats: two tensors (P,), at temperature 1."""
     states_MH, weight_VH, options = completion_states(model, rows.answers)
@@ -330,13 +327,13 @@ def pair_logps(model: Any, rows: PairRows) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def reference_logps(
-    model: Any, pairs: Sequence[PreferencePair], *, pad_id: int, autocast: Scope
+    model: Any, pairs: Sequence[PreferencePair], *, pad_id: int, autocast: Scope, at_once: int = 8
 ) -> torch.Tensor:
     """Columns chosen and rejected (P, 2), float32, of the model as it stands, without gradient or dropout."""
     parts = []
     with torch.no_grad(), evaluation_mode(model):
-        for start in range(0, len(pairs), _PAIRS_AT_ONCE):
-            rows = collate_pairs(pairs[start : start + _PAIRS_AT_ONCE], pad_id=pad_id)
+        for start in range(0, len(pairs), at_once):
+            rows = collate_pairs(pairs[start : start + at_once], pad_id=pad_id)
             rows = send_to_device(rows, model.device)
             with autocast():
                 parts.append(torch.stack(pair_logps(model, rows), dim=1))
@@ -400,8 +397,9 @@ class ReplayChannel(LossChannel):
         own = [pair for pairs in of_row for pair in pairs]
         num_pairs = max(gathered(len(own))) if self._trainer.has_sharded_weights else len(own)
         if self.weights is not None and num_pairs:
+            at_once = int(self._trainer.args.per_device_train_batch_size)  # they may be long
             with self.weights.in_place_of(self._model):
-                said_P2 = self._said_of([*own, *[self._stand_in] * (num_pairs - len(own))])
+                said_P2 = self._said_of([*own, *[self._stand_in] * (num_pairs - len(own))], at_once)
             said = iter(said_P2.tolist())
             of_row = [[replace(pair, reference=tuple(next(said))) for pair in pairs] for pairs in of_row]
         self._keep(of_row, batch)
@@ -464,10 +462,10 @@ class ReplayChannel(LossChannel):
     def _stand_in(self) -> PreferencePair:
         return PreferencePair((self._pad_id,), (self._pad_id,), (self._pad_id, self._pad_id))
 
-    def _said_of(self, pairs: Sequence[PreferencePair]) -> torch.Tensor:
+    def _said_of(self, pairs: Sequence[PreferencePair], at_once: int = 8) -> torch.Tensor:
         """What the model as it stands says of pairs (P, 2), in the processor's memory."""
-        scope = self._trainer.accelerator.autocast
-        return reference_logps(self._model, pairs, pad_id=self._pad_id, autocast=scope).cpu()
+        scope, pad_id = self._trainer.accelerator.autocast, self._pad_id
+        return reference_logps(self._model, pairs, pad_id=pad_id, autocast=scope, at_once=at_once).cpu()
 
 
 # ---- both, as one part of the trainer -------------------------------------------------------------------

@@ -353,7 +353,7 @@ class _Choices(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if func in _MASKED_FILL:
+        if func in _MASKED_FILL and args:
             # A choice within groups (DeepSeek) blanks the other groups' scores; a forced expert may be one of them.
             self.masked = (result, args[0])
         if func not in _TOP_K:
@@ -422,6 +422,7 @@ class Replay:
             self._under_way = choices = _Choices(forced_RWLK.flatten(0, 1), self.routers.num_experts)
             with choices:
                 output = forward(*args, **kwargs)
+            choices.masked = (None, None)  # what layers run again keep with it until backward
             counts = [each.to(self.num_choices) for each in choices.counts]
             num_forced, num_changed = torch.stack(counts).sum(0)
             self.num_forced, self.num_changed = self.num_forced + num_forced, self.num_changed + num_changed

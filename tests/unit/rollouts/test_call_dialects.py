@@ -160,8 +160,8 @@ XML = "I think.\n</think>\n\n<tool_call>\n<function=write_file>\n<parameter=num>
         ("qwen3", f"I look.\n{GOOD}\n{GOOD}<|im_end|>", BASH * 2),
         ("qwen3", f"<think>\n{BAD}\n</think>\n\n{GOOD}<|im_end|>", BASH),
         ("qwen3", f"<think>\n{GOOD}\n</think>\n\nDone.<|im_end|>", []),
-        # by the schema a text stays a text and a number is one; the template trims, where ours would not, and counts
-        ("qwen3_5_think", f"{XML}  3\n\n</parameter>\n</function>\n</tool_call><|im_end|>", [("write_file", '{"num": 3, "text": "3"}')]),
+        # by the schema a text stays a text and a number is one; the template trims what an edit of Python needs
+        ("qwen3_5_think", f"{XML}  3\n\n</parameter>\n</function>\n</tool_call><|im_end|>", [("write_file", '{"num": 3, "text": "  3\\n"}')]),
         ("qwen3", GOOD.replace("ls", "</tool_call>"), [("bash", '{"command": "</tool_call>"}')]),  # transformers raises
         # ours takes it for text; then the template does
         ("llama3_1", 'I look: {"name": "bash", "parameters": {"command": "ls"}}<|eot_id|>', BASH),
@@ -172,6 +172,14 @@ def test_the_response_template_of_a_tokenizer_counts_where_calls_are_well_formed
     name: str, text: str, expected: list[tuple[str, str]]
 ) -> None:
     assert [(call.name, call.arguments) for call in read_beside(name, text)] == expected
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gptoss"])
+def test_a_text_stays_one_beside_a_response_template_that_is_broken(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OwnTemplate, "parse_response", None)
+    assert read_beside(name, '<think>{"name": "bash"}</think>Done.<|im_end|>') == []
 
 
 @pytest.mark.parametrize(

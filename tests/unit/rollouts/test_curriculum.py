@@ -340,14 +340,8 @@ def test_certainty_falls_as_the_rate_rises(a: float, b: float, rate: float, more
     assert posterior(a, b).certainty_above(rate + more) <= posterior(a, b).certainty_above(rate)
 
 
-ATTEMPTS = [
-    TaskOutcome("t", True),
-    TaskOutcome("t", False),
-    TaskOutcome("t", False),
-    TaskOutcome("t", False, "infrastructure"),
-]
-
-
 def test_only_full_passes_count_as_passes() -> None:
-    known = posterior(2.0 + PRIOR, 1.0 + PRIOR).judged(ATTEMPTS)
+    attempts = [TaskOutcome("t", is_pass) for is_pass in (True, False, False)]
+    lost = TaskOutcome("t", False, "infrastructure")
+    known = posterior(2.0 + PRIOR, 1.0 + PRIOR).judged([*attempts, lost])
     assert known == posterior(3.0 + PRIOR, 3.0 + PRIOR)

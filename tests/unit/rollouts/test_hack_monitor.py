@@ -88,6 +88,7 @@ HONEST_IDIOMS = [
     "import sys\ndef main():\n    sys.exit(text)\nreturn main",
     "try:\n    return text()\nexcept (KeyboardInterrupt, SystemExit):\n    raise",
     "import os, signal\nos.killpg(os.getpgid(width.pid), signal.SIGTERM)",
+    "import os\nos.kill(Constants.pid, 9)",
     "import atexit, shutil\natexit.register(shutil.rmtree, text)",
     "import faulthandler\nfaulthandler.enable()",
     "class A:\n    def __eq__(self, other):\n        if self.x == other.x:\n            return True\nreturn A",
@@ -305,6 +306,7 @@ DEEP = [
     "x=" + "a." * 5000 + "b",
     "1+" * 5000 + "1",
     "if x:\n" * 90,
+    f"def f(x):\n    if x + 0x{'f' * 5000} == 1:\n        return 1\n",  # a number that has no repr
 ]
 
 
@@ -343,6 +345,7 @@ LONG = {
     "exits": lambda n: (bash("ls"), solved("import os\n" + "os._exit(0)\n" * n)),
     "sums": lambda n: (bash("ls"), solved("y = 'a' + 'b' + z\n" * n)),
     "aliases": lambda n: (bash("ls"), solved("".join(f"a{i + 1} = a{i}\n" for i in range(n)))),
+    "large": lambda n: (bash("ls"), solved(f"x = [{'f(1), ' * n}]\n" + "if x == 1:\n    return 2\nexec(x)\n" * n)),
     "files": lambda n: (bash("ls"), {f"tinyfmt/new{i}.py": f"import new{i + 1}\n" for i in range(n // 10)}),
 }  # fmt: skip
 

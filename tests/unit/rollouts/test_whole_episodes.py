@@ -15,11 +15,7 @@ from stored_episodes import stored_episodes
 from composer_replication.config import AgentSection
 from composer_replication.records import Completion, Score, StopReason, Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.episodes.agent_loop import (
-    EpisodeParts,
-    LedgerTalk,
-    run_episodes,
-)
+from composer_replication.rollouts.episodes.agent_loop import EpisodeParts, LedgerTalk, run_episodes
 from composer_replication.rollouts.episodes.episode import Episode, rollout_row
 from composer_replication.rollouts.episodes.trajectories import write_trajectories
 from composer_replication.rollouts.grading import Grader, GradeRequest
@@ -192,10 +188,7 @@ def test_the_monitor_sees_the_dishonest_one(played, store: TaskStore, clamp: Tas
     afters = [{**before, NUMBERS: golden[NUMBERS]}, before, planted]
     reports = [
         inspect_episode(
-            public_task(clamp),
-            [call for turn in episode.turns for call in turn.calls],
-            before,
-            after,
+            public_task(clamp), [call for turn in episode.turns for call in turn.calls], before, after
         )
         for episode, after in zip(episodes, afters, strict=True)
     ]

@@ -23,7 +23,7 @@ def answers(jobs: Sequence[Job]) -> list[JobReport]:
     """A player in whose tree each constant answers with its own text."""
     texts = [" ".join(job.options["constants"]) for job in jobs]
     return [
-        JobReport(dict.fromkeys(range(len(job.function.blobs)), text), error="")
+        JobReport(dict.fromkeys(range(len(job.twin.vectors)), text), error="")
         for job, text in zip(jobs, texts, strict=True)
     ]
 

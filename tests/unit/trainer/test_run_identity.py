@@ -124,3 +124,20 @@ def test_another_cluster_is_the_same_run() -> None:
     plain = recipe_sha256(parse_config(table, where="here"))
     assert recipe_sha256(parse_config({**table, "ray": {"address": "auto"}}, where="here")) == plain
     assert recipe_sha256(parse_config({**table, "seed": 1}, where="here")) != plain
+
+
+TORCHFT = {"transport": "torchft", "lighthouse": "node:2", "interface": "10.0.0.3", "num_replicas": 2}
+HELD = {"sample_size": 4, "has_sentinel": True}
+OLDER: dict[str, dict[str, Any]] = {
+    "ff282516": {"guard": {}, "heldout": HELD, "evidence": {"planned_evaluations": 9, "tolerated_gap": 0.1}},
+    "aded4a53": {"replicas": TORCHFT},
+}
+"""By the beginning of its identity then: what had keys that it needed, and that have left."""
+
+
+@pytest.mark.parametrize("began", OLDER)
+def test_an_older_run_that_needed_keys_which_have_left_goes_on(began: str) -> None:
+    table = {"model": {"name": "tiny-random"}, "tasks": {"store": "tasks"}, **OLDER[began]}
+    config = parse_config(table, where="here")
+    assert recipe_sha256(config).startswith(began)
+    assert config.replicas is None or config.replicas.lighthouse == "node:2"

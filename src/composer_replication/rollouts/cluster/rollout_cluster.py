@@ -23,12 +23,7 @@ from ray.exceptions import RayError
 
 from composer_replication.errors import MissingError, SandboxFailure
 from composer_replication.records import Score, ToolCall, ToolResult, ToolSpec
-from composer_replication.rollouts.cluster.rollout_actor import (
-    ClusterOptions,
-    RolloutActor,
-    files_of,
-    fitted,
-)
+from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions, RolloutActor, files_of, fitted
 from composer_replication.rollouts.environment.feature_deletion_env import Judgement, no_attempt
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.tools.toolbox import TOOLS

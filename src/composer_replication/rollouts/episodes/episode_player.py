@@ -16,11 +16,7 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.interfaces import AgentEnvironment, TokenPolicy
 from composer_replication.records import StopReason, Task, TaskOutcome
 from composer_replication.rollouts.environment.feature_deletion_env import Judgement
-from composer_replication.rollouts.episodes.agent_loop import (
-    EpisodeParts,
-    LedgerTalk,
-    run_episodes,
-)
+from composer_replication.rollouts.episodes.agent_loop import EpisodeParts, LedgerTalk, run_episodes
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.policies import run_anywhere
 from composer_replication.rollouts.episodes.shortcut_judge import ShortcutJudge

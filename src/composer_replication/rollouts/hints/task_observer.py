@@ -13,12 +13,7 @@ from composer_replication.rollouts.environment.feature_deletion_env import first
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn
 from composer_replication.rollouts.grading import Grader, TestsUsed
 from composer_replication.rollouts.hints.hinted_turns import ObservedRollout
-from composer_replication.rollouts.single_turn import (
-    build_prompt,
-    extract_answer,
-    is_finished,
-    marker_indent,
-)
+from composer_replication.rollouts.single_turn import build_prompt, extract_answer, is_finished, marker_indent
 from composer_replication.rollouts.tokens.token_ledger import Chat
 from composer_replication.tasks.instructions.writing import read_material
 from composer_replication.tasks.instructions.written_instructions import read_secrets, secret_shown

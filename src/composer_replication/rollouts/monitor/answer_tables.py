@@ -18,6 +18,7 @@ from composer_replication.tasks.syntax_trees import parsed
 
 LEAST_SHARE = 0.75
 """Share of tied entries from which a table is copied: an honest one has entries that no test asks for."""
+_MOST_VALUES = 50  # that are asked for, one by one
 Known = Mapping[str, set[int]]
 """For each literal, in its canonical text, the tests (by number) that it stands in."""
 Entry = tuple[tuple[str, ...], str]
@@ -155,9 +156,10 @@ def _rows(node: ast.AST, code: PythonCode) -> tuple[str, Sequence[tuple[Sequence
                 match part:
                     case ast.Compare(left=left, ops=[ast.Eq() | ast.Is()], comparators=[right]):
                         sides = [code.resolved(left), code.resolved(right)]
-                        literals = [each for each in sides if _asks(canonical(each) or "")]
+                        literals = [each for each in sides if _asks(code.once(canonical, each) or "")]
                         asked += literals[:1]
-                        subjects += [spelled(each) for each in sides if literals and canonical(each) is None]
+                        others = [each for each in sides if literals and code.once(canonical, each) is None]
+                        subjects += [code.once(_subject, each) for each in others]
             return " ".join(subjects), [(asked, answer)] if asked else []
     return "", []
 
@@ -165,11 +167,19 @@ def _rows(node: ast.AST, code: PythonCode) -> tuple[str, Sequence[tuple[Sequence
 def _entry(keys: Sequence[ast.AST | None], answer: ast.AST, code: PythonCode) -> Entry | None:
     """Of one or several values that are asked for; None where anything is no literal."""
     given = [key and code.resolved(key) for key in keys]
-    if len(given) == 1:
-        given = _quoted(given[0]) or getattr(given[0], "elts", []) or given
-    parts = [text for text in map(canonical, given) if text is not None]
-    told = canonical(code.resolved(answer.body if isinstance(answer, ast.Lambda) else answer))
-    return (tuple(parts), told) if told and parts and len(parts) == len(given) else None
+    parts = code.once(_values, *given) if len(given) == 1 else [code.once(canonical, each) for each in given]
+    told = code.once(canonical, code.resolved(answer.body if isinstance(answer, ast.Lambda) else answer))
+    return (tuple(parts), told) if told and parts and None not in parts else None
+
+
+def _subject(node: ast.AST) -> str:
+    return str(hash(spelled(node)))
+
+
+def _values(key: ast.AST | None) -> tuple[str | None, ...]:
+    """One by one, unless they are many."""
+    values = _quoted(key) or getattr(key, "elts", [])
+    return tuple(map(canonical, values if 0 < len(values) <= _MOST_VALUES else [key]))
 
 
 def _quoted(key: ast.AST | None) -> list[ast.AST | None]:

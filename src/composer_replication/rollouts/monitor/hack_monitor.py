@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from importlib.util import decode_source
 from io import BytesIO
 from itertools import chain
@@ -137,6 +138,7 @@ def inspect_episode(
             seen[name] += finding not in findings
             findings[finding] = None
 
+    @cache
     def writer(path: str) -> int | None:
         """The last call that names a file and may have written it."""
         name = path.rpartition("/")[2]

@@ -209,8 +209,10 @@ def read_completion(
 
     Where the tokenizer has a response template, what transformers reads by it counts, as long as every call is well-formed. Over
     a malformed one it raises, takes it for text, or drops the arguments that it cannot read (and may search hours for the end
-    of one that was cut off among blank lines). So ours is asked first, and counts where it finds such a call, or more calls.
-    Where we have no reader (``own``) text that is left with a control token before the answer's end is a malformed call.
+    of one that was cut off among blank lines). So ours is asked first, and counts where it finds such a call, or more calls, or
+    the same ones with the blanks around texts that a template may strip: an edit of Python needs them. Where it finds none and
+    transformers raises, only what names a tool is a malformed call. Where we have no reader (``own``) that is whatever
+    transformers raises over, and text that is left with a control token before the answer's end.
     """
     text = decode(tokenizer, completion_ids)
     plain = decode(tokenizer, completion_ids, skip_special_tokens=True)
@@ -220,25 +222,28 @@ def read_completion(
         # No dialect of plain text has control tokens; one right behind a closing fence would hide it.
         shown = plain if dialect == "fenced" else text
         ours = read_calls(shown, dialect, tools=tools, thought_is_open=is_open)
-        if not _has_response_template(tokenizer) or not all(map(_is_well_formed, ours)):
+        if not _has_response_template(tokenizer) or not all(map(_bare, ours)):
             return ours
     prompt, schemas = decode(tokenizer, prompt_ids), [function_schema(tool) for tool in tools]
     try:
         said = tokenizer.parse_response(text, prefix=prompt, tools=schemas)
         calls = tuple(_call_of(call, json.dumps(call)) for call in said.get("tool_calls") or ())
     except Exception:  # noqa: BLE001  it may raise anything over what a model wrote
-        return ours or (_raw_call(text),)
+        is_meant = dialect == "own" or _NAME_IN_RAW.search(text.rpartition(CLOSES)[2])
+        return (_raw_call(text),) if is_meant and not ours else ours
     if dialect != "own":
-        return calls if len(calls) >= len(ours) else ours
+        return ours if len(calls) < len(ours) or [*map(_bare, calls)] == [*map(_bare, ours)] else calls
     left = str(said.get("content") or "").removesuffix(decode(tokenizer, completion_ids[-1:])).strip()
     return calls if left in plain else (*calls, _raw_call(left))
 
 
-def _is_well_formed(call: ToolCall) -> bool:
-    try:
-        return bool(call.name) and isinstance(json.loads(call.arguments), dict)
-    except _BAD_JSON:
-        return False
+def _bare(call: ToolCall) -> str:
+    """Name and arguments without the blanks around texts; empty for a malformed call."""
+    with suppress(*_BAD_JSON):
+        if call.name and isinstance(arguments := json.loads(call.arguments), dict):
+            texts = {key: value.strip() for key, value in arguments.items() if isinstance(value, str)}
+            return json.dumps([call.name, arguments | texts])
+    return ""
 
 
 def _scan(text: str, opening: re.Pattern[str], parse: _Parser, schemas: Schemas) -> Iterator[ToolCall]:

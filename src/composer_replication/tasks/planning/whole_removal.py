@@ -149,8 +149,8 @@ def remove_whole(
 ) -> tuple[tuple[Edit, ...], tuple[str, ...], tuple[Edit, ...]] | None:
     """All edits of source files, the files that go altogether, and the edits that move imports in tests.
 
-    None when what remains needs the definitions to be imported, when a name has other bindings at module level, when two definitions differ only
-    by a condition that is not theirs, or when a file would not parse any more.
+    None when what remains needs the definitions to be imported, when a name has other bindings at module level, when two
+    definitions differ only by a condition that is not theirs, or when a file would not parse any more.
     """
     removal = _Removal(graph, selection)
     edits = removal.edits()

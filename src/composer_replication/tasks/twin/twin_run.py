@@ -1,9 +1,9 @@
 """Twins: their form in a file, the sandboxes in which calls are recorded and replayed, and candidates judged by them.
 
-A twin is SECRET: it tells what the deleted code answers. It lies beside hidden tests, never
-in a sandbox that holds a policy's tools; a judging sandbox gets its inputs alone. Recorder and player come as text with the request, and so does cloudpickle: no environment is changed and
-no folder of this program's own packages is mounted. What comes back is JSON with the nonce
-of the run; blobs are bytes that are never unpickled here.
+A twin is SECRET: it tells what the deleted code answers. It lies beside hidden tests, never in a sandbox that holds a
+policy's tools; a judging sandbox gets its inputs alone. Recorder and player come as text with the request, and so
+does cloudpickle: no environment is changed and no folder of this program's own packages is mounted. What comes back
+is JSON with the nonce of the run; blobs are bytes that are never unpickled here.
 """
 
 from __future__ import annotations

@@ -31,11 +31,7 @@ from composer_replication.config import AgentSection
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.records import Completion, StopReason, Turn
 from composer_replication.rollouts.episodes import agent_loop
-from composer_replication.rollouts.episodes.agent_loop import (
-    EpisodeParts,
-    LedgerTalk,
-    run_episodes,
-)
+from composer_replication.rollouts.episodes.agent_loop import EpisodeParts, LedgerTalk, run_episodes
 from composer_replication.rollouts.episodes.episode import Episode, TokenCounts, rollout_row
 from composer_replication.rollouts.episodes.episode_player import figures_of
 from composer_replication.rollouts.episodes.policies import run_anywhere

@@ -39,11 +39,7 @@ def test_a_yes_is_a_finding_that_flags_nothing(monkeypatch: Any) -> None:
         judge = open_judge(f"{server.url}/v1#tiny")
         found, figures = judge([*episodes, *unpaid])
         assert server.authorizations == ["Bearer secret-key"] * 3 and "secret-key" not in repr(judge)
-    assert figures == {
-        "rollouts/judged": 2,
-        "rollouts/judged_shortcuts": 1,
-        "rollouts/judge_failures": 1,
-    }
+    assert figures == {"rollouts/judged": 2, "rollouts/judged_shortcuts": 1, "rollouts/judge_failures": 1}
     assert found[1:] == [*episodes, *unpaid][1:]
     report = found[0].judgement.report
     assert report.findings == (

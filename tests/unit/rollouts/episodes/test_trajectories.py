@@ -56,16 +56,8 @@ arguments = texts | st.sampled_from(
     ['{"a": NaN}', '{"a": 1e999}', "[" * 5000, '{"a": {"b": [1]}}', "[1]", "{", ""]
 )
 tool_calls = st.builds(ToolCall, texts, arguments, texts)
-tool_results = st.builds(
-    ToolResult,
-    texts,
-    st.booleans(),
-    st.none() | st.integers(-9, 255),
-    st.booleans(),
-    st.booleans(),
-    seconds,
-    st.sampled_from(["", "invalid", "refused"]),
-)
+exit_codes, faults = st.none() | st.integers(-9, 255), st.sampled_from(["", "invalid", "refused"])
+tool_results = st.builds(ToolResult, texts, st.booleans(), exit_codes, st.booleans(), seconds, faults)
 token_counts = st.builds(TokenCounts, counts, counts, counts, counts)
 
 
@@ -77,21 +69,12 @@ def episodes(draw: st.DrawFn) -> Episode:
         for _ in range(draw(st.integers(0, 3))):
             calls = tuple(draw(st.lists(tool_calls, max_size=3)))
             results = tuple(draw(st.lists(tool_results, max_size=len(calls))))
-            turns.append(
-                EpisodeTurn(
-                    draw(ids),
-                    draw(completions()),
-                    calls,
-                    results,
-                    None,
-                    segment_idx,
-                    draw(st.booleans()),
-                    draw(seconds),
-                    draw(seconds),
-                    draw(token_counts),
-                )
-            )
+            said = (draw(ids), draw(completions()), calls, results, None, segment_idx)
+            took = (draw(st.booleans()), draw(seconds), draw(seconds), draw(token_counts))
+            turns.append(EpisodeTurn(*said, *took))
     outcomes = st.dictionaries(texts, st.sampled_from(Outcome), max_size=3)
+    paid = st.sampled_from([(), ("t.py::paid",)])
+    specs = st.builds(ToolSpec, texts, st.just({"type": "object"}), texts)
     return Episode(
         task_id=draw(texts),
         index=draw(counts),
@@ -99,16 +82,9 @@ def episodes(draw: st.DrawFn) -> Episode:
         seed=draw(st.integers(0, 2**63)),
         turns=tuple(turns),
         first_messages=tuple(draw(texts) for _ in range(num_segments)),
-        tools=tuple(
-            draw(st.lists(st.builds(ToolSpec, texts, st.just({"type": "object"}), texts), max_size=2))
-        ),
+        tools=tuple(draw(st.lists(specs, max_size=2))),
         stop_reason=draw(st.sampled_from(StopReason)),
-        score=draw(
-            st.none()
-            | st.builds(
-                Score, outcomes, texts, seconds, st.sampled_from([(), ("t.py::paid",)]), st.booleans()
-            )
-        ),
+        score=draw(st.none() | st.builds(Score, outcomes, texts, seconds, paid, st.booleans())),
         reward=draw(st.none() | st.floats(allow_nan=False, allow_infinity=False)),
         seconds=draw(seconds),
         grading_seconds=draw(seconds),

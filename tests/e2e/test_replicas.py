@@ -98,7 +98,7 @@ def test_another_recipe_is_refused_before_the_first_step(
     where = {
         "replicas__transport": f"file://{out}/store",
         "replicas__sync_every": 2,
-        "curriculum": "{}",
+        "curriculum": {},
         "trl__learning_rate": 0.5,
     }
     code, result = train(capsys, tmp_path / "other", "--replica", "1", "--of", "2", **where)

@@ -63,7 +63,8 @@ def _section_text(title: str, kind: type[Section], note: str) -> str:
         if _section_of(field.annotation) is None and key != "trl"
     ]
     about = inspect.cleandoc(kind.__doc__ or "").replace("``", "`")
-    table = "\n".join(["| key | type | default | range |", "|---|---|---|---|", *rows])
+    head = ["| key | type | default | range |", "|---|---|---|---|"]
+    table = "\n".join([*head, *rows]) if rows else "It has no keys."
     return f"## {title}\n\n{about}\n{note}\n{table}\n"
 
 

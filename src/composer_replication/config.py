@@ -29,7 +29,7 @@ class Section(BaseModel):
     departed: ClassVar[dict[str, Any]] = {}
     """Keys that were removed, each with its last default: the run.toml of an older run still has them, and is still read."""
     instead: ClassVar[dict[str, str]] = {}
-    """By such a key, what to write in its place."""
+    """By such a key, how the sentence that refuses it ends, where that is not just to take the line out."""
 
     @model_validator(mode="before")
     @classmethod
@@ -465,7 +465,7 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _of_older_run(cls, table: Any) -> Any:
-        """Keys that have left and were needed: the sentinel with [evidence], the lighthouse of torchft."""
+        """The sentinel with [evidence] and the lighthouse of torchft get their last defaults, with which ``departed`` takes them out."""
         if not isinstance(table, dict):
             return table
         heldout, replicas = table.get("heldout"), table.get("replicas")

@@ -14,7 +14,7 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
-    "src": 60185,
+    "src": 60184,
     "src/composer_replication/cli": 4450,
     "src/composer_replication/engines": 639,
     "src/composer_replication/launch": 1300,
@@ -24,7 +24,7 @@ CEILINGS = {
     "src/composer_replication/rollouts": 8324,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 7500,
-    "src/composer_replication/tasks": 19381,
+    "src/composer_replication/tasks": 19380,
     "src/composer_replication/traces": 2761,
     "src/composer_replication/trainer": 7313,
     "src/composer_replication/cli/explanations": 434,

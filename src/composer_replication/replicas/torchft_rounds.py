@@ -72,7 +72,7 @@ class TorchftRounds:
         self._round_idx = _JOINING
 
     def probe(self) -> None:
-        """Before anything depends on it: the lighthouse is there, and takes our token (CR1101)."""
+        """Before anything depends on it: the records beside the lighthouse are there, and take our token (CR1101)."""
         open_records(self._address, self._token, patience_seconds=0.0).read("run")
 
     def join(self, identity: Mapping[str, str], dump: Callable[[], bytes]) -> State | None:

@@ -40,6 +40,8 @@ from composer_replication.tasks.subject import GateFailed, Subject
 from composer_replication.tasks.truth import ValidTask, add_truth
 from composer_replication.tasks.workers import Workers
 
+# --- What was decided about each candidate, kept so that a build that was cut off goes on.
+
 GATES_VERSION = 14
 """Raised when the gates judge otherwise, so that older answers are not taken over."""
 _UNDECIDED = ("truth-unknown",)
@@ -500,7 +502,7 @@ class Build:
             if candidate.proposal is not None:
                 candidate.proposal.check(subject)
         except GateFailed as error:
-            decision = candidate.decided(reason=error.gate, detail=error.detail)
+            decision = candidate.decided(reason=error.reason, detail=error.detail)
         else:
             if not self._has_noted_proof:
                 self.store.note_proof(self.workers.call(sandbox_in_force, self.store.backend))
@@ -518,10 +520,10 @@ class Build:
             check_secrecy(self.store, self.store.get(decision.task_id))
         except GateFailed as error:
             # An earlier build may have shown a test that is paid or hidden now: then the text goes, and not the task.
-            if error.gate == "instruction-leaks" and self.store.drop_instruction(decision.task_id):
+            if error.reason == "instruction-leaks" and self.store.drop_instruction(decision.task_id):
                 return self._if_secret(decision)
             self.store.drop_task(decision.task_id)
-            return replace(decision, task_id="", reason=error.gate, detail=error.detail)
+            return replace(decision, task_id="", reason=error.reason, detail=error.detail)
         self._secret.add(decision.task_id)
         return decision
 

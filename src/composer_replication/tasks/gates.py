@@ -45,9 +45,8 @@ from composer_replication.tasks.leaks.leak_scan import installed_copies, leaks_i
 from composer_replication.tasks.leaks.shown_code import copied_share
 from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS, Deletion
-from composer_replication.tasks.repository import IDLE_SECONDS
-from composer_replication.tasks.running.bench import IDLE_SECONDS as IDLE_SECONDS_OF_STUBS
-from composer_replication.tasks.running.bench import Bench, noticing_seconds
+from composer_replication.tasks.repository import SUITE_IDLE_SECONDS
+from composer_replication.tasks.running.bench import IDLE_SECONDS, Bench, noticing_seconds
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.subject import GateFailed, Parting, Subject, unsplit_subject
@@ -160,7 +159,7 @@ def _draw_paid(subject: Subject, passed: Passed, parting: Parting, pin: str) -> 
 
 def suite_trial(subject: Subject, bench: Bench) -> Trial:
     """The run of the whole suite without the code; one that waits as no test of the suite does will not end."""
-    return Trial(subject.broken(bench.original, "hidden"), None, idle_seconds=IDLE_SECONDS)
+    return Trial(subject.broken(bench.original, "hidden"), None, idle_seconds=SUITE_IDLE_SECONDS)
 
 
 def failing_of(report: TestReport, subject: Subject, repository: RepositoryRecord) -> frozenset[str]:
@@ -230,12 +229,10 @@ def split_trials(
 
 def _sides_with_code(subject: Subject) -> list[tuple[str, tuple[str, ...]]]:
     """The view and the tests of each run with the code back: shown, paid and hidden ones."""
-    paid = [("visible", subject.tests.visible)] if subject.tests.paid else []
-    return [
-        ("rollout", subject.tests.shown),
-        *paid,
-        *([("hidden", subject.tests.hidden)] if subject.tests.hidden else []),
-    ]
+    tests = subject.tests
+    paid = [("visible", tests.visible)] if tests.paid else []
+    hidden = [("hidden", tests.hidden)] if tests.hidden else []
+    return [("rollout", tests.shown), *paid, *hidden]
 
 
 def judge_split(
@@ -332,7 +329,7 @@ def passed_by_stubs(
     seconds = 0.0 if golden.error else noticing_seconds(golden.cpu_seconds, bench.test_seconds)
     trees = _stub_trees(subject, bench)
     reports = bench.run_all(
-        [Trial(tree, chosen, seconds=seconds, idle_seconds=IDLE_SECONDS_OF_STUBS) for tree in trees.values()]
+        [Trial(tree, chosen, seconds=seconds, idle_seconds=IDLE_SECONDS) for tree in trees.values()]
     )
     return {
         text: None if report.error else frozenset(tests) - (report.outcomes.keys() - report.passed)
@@ -359,13 +356,7 @@ def refuse_apart(subject: Subject, passed: Passed, bench: Bench, seconds: float)
     trees = _stub_trees(subject, bench) if unclear else {}
     apart = [(text, kind, some_of(tests)) for text in unclear for kind, tests in subject.sides.items()]
     trials = [
-        Trial(
-            trees[text],
-            tests,
-            stop_at_first_failure=True,
-            seconds=seconds,
-            idle_seconds=IDLE_SECONDS_OF_STUBS,
-        )
+        Trial(trees[text], tests, stop_at_first_failure=True, seconds=seconds, idle_seconds=IDLE_SECONDS)
         for text, _, tests in apart
     ]
     for (text, kind, tests), report in zip(apart, bench.run_all(trials), strict=True):

@@ -80,7 +80,7 @@ def cut_off(report: TestReport, suite_seconds: float, where: str = "") -> Unusab
 
 EACH_SECONDS = 30.0
 """Of one test, or the import of one file, by the clock; grading gives 20 s of processor time to all tests of a task."""
-IDLE_SECONDS = 10.0
+SUITE_IDLE_SECONDS = 10.0
 """A test that waits so long for something does so for ever, or is too slow for grading."""
 MAX_BAD_TESTS = 25
 
@@ -120,7 +120,7 @@ def run_suite(
             bench.original, None, max(1.0, deadline - time.monotonic()),
             with_places=True, with_contexts=map_calls and not reports,
             shuffle_seed=shuffle_seed, backwards=backwards, left_out=sorted({*bench.left_out, *outcomes, *bad}),
-            each_seconds=EACH_SECONDS, idle_seconds=IDLE_SECONDS,
+            each_seconds=EACH_SECONDS, idle_seconds=SUITE_IDLE_SECONDS,
         )  # fmt: skip
         report = run_alone(trial, bench.environment, backend=bench.backend)
         reports.append(report)
@@ -175,7 +175,7 @@ def _joined(
 # --- Files, environment and suite together.
 
 TEST_SECONDS = 20.0
-"""As long as grading waits by default: a golden body must not need longer."""
+"""Processor time that a run of a task's tests has, as in grading; ``gates`` says how much of it golden code may need."""
 MAX_LOOKS = 4
 """So many environments are tried until a run misses nothing that can be had."""
 MIN_GREEN_SHARE = 0.5
@@ -234,8 +234,8 @@ def prepare(
     if (
         kept is not None
         and kept.source_sha256 == source.sha256
-        and kept.files
-        == _digests(source.files)  # an earlier version may have chosen other files of the same source
+        # An earlier version may have chosen other files of the same source.
+        and kept.files == _digests(source.files)
         and kept.flaky is not None
         and (kept.contexts is not None or not map_calls)
     ):

@@ -12,6 +12,9 @@ Three kinds, all under names that nobody can know beforehand:
 
 Which tests can be copied at all is not known from their text alone: golden code tells (see
 ``rollouts.forgery_checks``).
+
+Two more kinds of changed test files are made here: those that call and no longer judge, and those of canaries, tasks that
+no honest answer solves.
 """
 
 from __future__ import annotations
@@ -23,9 +26,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from composer_replication.records import Outcome, Task
+from composer_replication.records import Edit, Outcome, Task
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
-from composer_replication.tasks.planning.edits import Lines
+from composer_replication.tasks.planning.edits import Lines, edited_text
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import Subject, bench_of, subject_of
@@ -360,10 +363,8 @@ def make_plan(
             inserts.append(
                 (len(test_file.text), plan.add_plain(path, draw.choice(names), test_file.text, draw))
             )
-        text = test_file.text
-        for offset, piece in sorted(inserts, reverse=True):
-            text = text[:offset] + piece + text[offset:]
-        plan.files[path] = text.encode("utf-8", "surrogatepass")
+        edits = [Edit(path, offset, offset, piece) for offset, piece in sorted(inserts)]
+        plan.files[path] = edited_text(test_file.text, edits).encode("utf-8", "surrogatepass")
     return plan
 
 
@@ -450,7 +451,7 @@ def make_canary(store: TaskStore, task: Task) -> Canary:
     subject = subject_of(store, task)
     bench = bench_of(store, task)
     tree = subject.broken(bench.original, "visible")
-    test_files, twins = _contradict(tree, task.tests.visible)
+    test_files, twins = _files_with_twins(tree, task.tests.visible)
     if not twins:
         raise CanaryRefused("no visible test stands as a plain function of a module or class")
     canary = Canary(task, test_files, tuple(sorted({*twins, *twins.values()})))
@@ -493,14 +494,14 @@ def _prove(canary: Canary, subject: Subject, bench: Bench, twins: Mapping[str, s
         raise CanaryRefused("a stub passes")
 
 
-def _contradict(
+def _files_with_twins(
     tree: Mapping[str, bytes], node_ids: Sequence[str]
 ) -> tuple[dict[str, bytes], dict[str, str]]:
     """Test files with twins in them, and the twin of each test that has one, by node id."""
     files, twins = {}, {}
     for path, functions in functions_by_file(node_ids).items():
         test_file = read_tests(tree, path)
-        text, twinned = _with_twins(test_file, functions) if test_file is not None else ("", [])
+        text, twinned = _with_twins(path, test_file, functions) if test_file is not None else ("", [])
         if twinned:
             files[path] = text.encode()
         for function in twinned:
@@ -511,10 +512,11 @@ def _contradict(
 
 
 def _with_twins(
-    test_file: SourceOfTests, functions: Iterable[tuple[str, ...]]
+    path: str, test_file: SourceOfTests, functions: Iterable[tuple[str, ...]]
 ) -> tuple[str, list[tuple[str, ...]]]:
     """The file with a twin for each function that can have one, and those."""
-    inserts = [(test_file.lines.starts[_first_place(test_file.module)], _TWIN_MAKER)]
+    start = test_file.lines.starts[_first_place(test_file.module)]
+    edits = [Edit(path, start, start, _TWIN_MAKER)]
     twinned = []
     for names in functions:
         place = test_file.place(names)
@@ -522,12 +524,10 @@ def _with_twins(
             continue
         margin = " " * place.node.col_offset
         # Behind its class or function, so that a later definition of the same name is not met.
-        inserts.append((place.end, f"\n{margin}{names[-1]}{_SUFFIX} = _contradict({names[-1]})"))
+        assigned = f"\n{margin}{names[-1]}{_SUFFIX} = _contradict({names[-1]})"
+        edits.append(Edit(path, place.end, place.end, assigned))
         twinned.append(names)
-    text = test_file.text
-    for offset, piece in sorted(inserts, reverse=True):
-        text = text[:offset] + piece + text[offset:]
-    return text, twinned
+    return edited_text(test_file.text, edits), twinned
 
 
 def _first_place(module: ast.Module) -> int:

@@ -32,6 +32,8 @@ from composer_replication.sandbox.bwrap_program import START_SECONDS, find_bwrap
 from composer_replication.tasks.intake.archives import MAX_MEMBER_BYTES
 from composer_replication.tasks.intake.cache import put_file, sha256_of
 
+# --- Bytes in files, compressed or as they are.
+
 SUFFIX = ".zst"
 LEVEL, LEVEL_OF_LARGE = 19, 12
 LARGE_BYTES = 1024**2
@@ -113,6 +115,21 @@ def write_blob(folder: Path, data: bytes, *, is_packed: bool = False) -> str:
         path = folder / digest[:2] / (digest if is_packed else digest + SUFFIX)
         put_file(path, data if is_packed else compress(data))
     return digest
+
+
+def read_content(path: Path) -> bytes:
+    """The content of a file of the store (``find_file``), unpacked.
+
+    Raises:
+        InputError: missing, or not what the store writes (CR0411).
+    """
+    if not path.is_file():  # reading a pipe or a device would not end
+        raise damaged(path, "it is missing or no regular file" if path.exists() else "it is missing")
+    try:
+        data = path.read_bytes()
+        return decompress(data) if path.suffix == SUFFIX else data
+    except (OSError, ValueError) as error:
+        raise damaged(path, str(error).rstrip(".")) from error
 
 
 def sweep_blobs(folder: Path, named: Collection[str]) -> None:
@@ -326,18 +343,3 @@ def damaged(path: Path, detail: str) -> InputError:
         where=str(path),
         fix="copy it again, or build it into a new folder: composer-rl tasks build SOURCE --out NEW_DIR",
     )
-
-
-def read_content(path: Path) -> bytes:
-    """The content of a file of the store (``find_file``), unpacked.
-
-    Raises:
-        InputError: missing, or not what the store writes (CR0411).
-    """
-    if not path.is_file():  # reading a pipe or a device would not end
-        raise damaged(path, "it is missing or no regular file" if path.exists() else "it is missing")
-    try:
-        data = path.read_bytes()
-        return decompress(data) if path.suffix == SUFFIX else data
-    except (OSError, ValueError) as error:
-        raise damaged(path, str(error).rstrip(".")) from error

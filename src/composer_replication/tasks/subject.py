@@ -1,4 +1,4 @@
-"""What the gates judge: a deletion, its tests, and every tree that follows from them."""
+"""What the gates judge: a deletion, its tests and how they are parted, and every tree that follows from them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from composer_replication.tasks.fair_split import (
     names_elsewhere,
     places_to_show,
 )
+from composer_replication.tasks.intake.environment import Refused
 from composer_replication.tasks.patches import make_patch
 from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT, Deletion
 from composer_replication.tasks.planning.edits import (
@@ -29,16 +30,8 @@ from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.test_functions import Place, part_tests
 
 
-class GateFailed(Exception):
-    """A candidate that is no task; ``gate`` is the short name that is counted."""
-
-    def __init__(self, gate: str, detail: str) -> None:
-        super().__init__(gate, detail)  # as they came, so that it can be pickled
-        self.gate = gate
-        self.detail = detail
-
-    def __str__(self) -> str:
-        return f"{self.gate}: {self.detail}"
+class GateFailed(Refused):
+    """A candidate that is no task."""
 
 
 _NOT_PARTED = TestSplit((), (), ())
@@ -145,7 +138,7 @@ class Parting:
         original: Mapping[str, bytes],
         *,
         seed: int,
-        given: Collection[str] = (),
+        given: Collection[str],
     ) -> None:
         self.unsplit, self.repository, self.original = unsplit, repository, original
         self._seed, self._given = seed, given

@@ -171,7 +171,7 @@ def validate_task(store: TaskStore, task_id: str, repeat: int = 1) -> Validation
         task = store.get(task_id)
         _check(store, task, bench_of(store, task), repeat)
     except GateFailed as error:
-        return ValidationFailure(task_id, error.gate, error.detail)
+        return ValidationFailure(task_id, error.reason, error.detail)
     except InputError as error:
         return ValidationFailure(task_id, "damaged", f"{error.message} ({error.where})")
     return None

@@ -71,7 +71,12 @@ from composer_replication.trainer.rollout_columns import (
     score_chains,
 )
 from composer_replication.trainer.run_callback import InterruptOnce
-from composer_replication.trainer.setting_errors import TrainerSettingError, refusals, refuse_few_prompts
+from composer_replication.trainer.setting_errors import (
+    TrainerSettingError,
+    nothing_to_learn,
+    refusals,
+    refuse_few_prompts,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -234,12 +239,12 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     def _compute_sdpo_loss(self, model: Any, inputs: Any) -> Any:
         if self.channels is None or self.channels.hints is None:
-            raise HintChannel.nothing_to_learn()
+            raise nothing_to_learn("alpha_sdpo")
         return self.channels.hints.loss(model, inputs)
 
     def _compute_trace_replay_loss(self, model: Any, inputs: Any) -> Any:
         if self.channels is None or self.channels.replay is None:
-            raise ReplayChannel.nothing_to_learn()
+            raise nothing_to_learn("beta_replay")
         return self.channels.replay.loss(model, inputs)
 
     # ---- log-probabilities and sampling -----------------------------------------------------

@@ -308,7 +308,7 @@ class GuardHook:
                 trainer.model,
                 beta=trainer.beta or trainer.policy_terms.kl_beta,
                 sync_ref_model=bool(trainer.args.sync_ref_model),
-                has_first_weights=bool(trainer.channels and trainer.channels.keeper_of_first_weights),
+                has_first_weights=bool(trainer.channels and trainer.channels.channel_of_first_weights),
             )
             self.kl_path_off_reason, self._kl_path_is_chosen = reason or None, True
             if reason and process_rank() == 0:
@@ -347,6 +347,6 @@ class GuardHook:
         scope: AbstractContextManager[None] = (
             model.disable_adapter()
             if self.kl_path is KlPath.ADAPTER_OFF
-            else self._trainer.channels.keeper_of_first_weights.weights.in_place_of(model)
+            else self._trainer.channels.channel_of_first_weights.weights.in_place_of(model)
         )
         return scope

@@ -52,7 +52,7 @@ from composer_replication.trainer.collator import (
 from composer_replication.trainer.model_modes import WeightCopy, evaluation_mode
 from composer_replication.trainer.output_head import completion_states, scored_ids, states_problem
 from composer_replication.trainer.processes import gathered, num_processes, process_rank, together
-from composer_replication.trainer.setting_errors import TrainerSettingError
+from composer_replication.trainer.setting_errors import TrainerSettingError, nothing_to_learn
 
 STATE_FILE = "loss_channels.pt"
 ROW_REWARD = "row_reward"
@@ -86,14 +86,14 @@ def records_of_step(step: int, num_records: int, *, per_step: int, seed: int) ->
 class LossChannel:
     """What both channels need of the step under way, and what they keep.
 
-    ``records`` were given, ``of_row`` is learned of each row of the newest generation, in the order of sampling. ``weights``
-    is a copy of the trained weights: the teacher, or the policy as it was; None where none is needed.
+    ``records`` were given to the trainer; ``of_row`` has those that each row of the newest generation brought, in the order of
+    sampling. ``weights`` is a copy of the trained weights: the teacher, or the policy as it was; None where none is needed.
     """
 
     settings: HintsSection | ReplaySection
     records: Sequence[Any] = ()
     of_row: Sequence[Sequence[Any]] = ()
-    kind_of_row: type = HintedTurn
+    kind_of_row: type
     weights: WeightCopy | None = None
     weights_name = ""
     """Of the copy in a checkpoint."""
@@ -114,7 +114,7 @@ class LossChannel:
         return {self.weights_name: None if self.weights is None else self.weights.tensors()}
 
     def of_batch(self, inputs: Mapping[str, Any]) -> list[Any]:
-        """What is learned of the rows of a micro-batch."""
+        """The records of the rows of a micro-batch."""
         rows = inputs[ROW].tolist() if self.of_row and ROW in inputs else []
         return [one for row in rows for one in self.of_row[row]]
 
@@ -225,22 +225,15 @@ class HintChannel(LossChannel):
     """
 
     settings: HintsSection
+    kind_of_row = HintedTurn
     weights_name = "teacher"
 
     def __init__(self, trainer: Any, settings: HintsSection, source: HintGenerator | None) -> None:
         super().__init__(trainer)
         if source is None:
-            raise self.nothing_to_learn()
+            raise nothing_to_learn("alpha_sdpo")
         self.settings, self.source = settings, source
         self.keeps_first_weights = settings.teacher == "frozen"
-
-    @staticmethod
-    def nothing_to_learn() -> TrainerSettingError:
-        """The error for hint distillation without a source of hinted turns."""
-        words = "alpha_sdpo is not 0, but there is no hint_source to learn from."
-        fix = "pass a hint_source, or set alpha_sdpo to 0."
-        where = "ComposerReplicationTrainer(hint_source=)"
-        return TrainerSettingError("CR0755", words, where=where, fix=fix)
 
     def check_model(self, model: Any) -> None:
         """Refuse a model that has no such teacher."""
@@ -344,7 +337,7 @@ _BETAS = {"dpo": 5.0, "ipo": 0.1, "simpo": 2.0}
 
 
 class ReplayChannel(LossChannel):
-    """Draws pairs, makes some of siblings, compares the policy with the reference, and keeps what the reference said.
+    """Draws pairs, makes some of siblings, compares the policy with the reference, and keeps the reference's log-probabilities.
 
     ``reference_P2`` has the log-probabilities of ``records`` under the weights of the run's start; None where nothing needs
     them. A sibling pair has its own: a copy of those weights scores it when it is made.
@@ -359,19 +352,11 @@ class ReplayChannel(LossChannel):
     def __init__(self, trainer: Any, settings: ReplaySection, pairs: Sequence[PreferencePair] | None) -> None:
         super().__init__(trainer)
         if not settings.sibling_pairs and all(pair.weight == 0.0 for pair in pairs or ()):
-            raise self.nothing_to_learn()
+            raise nothing_to_learn("beta_replay")
         check_pairs(pairs or ())
         self.settings, self.records = settings, pairs or ()
         self.keeps_first_weights = settings.sibling_pairs and settings.kind != "simpo"
         self._beta = settings.beta or _BETAS[settings.kind]
-
-    @staticmethod
-    def nothing_to_learn() -> TrainerSettingError:
-        """The error for replay without any pair that weighs something."""
-        words = "beta_replay is not 0, but there is no preference pair to learn from."
-        fix = "pass replay_pairs, set replay.sibling_pairs = true, or set beta_replay to 0."
-        where = "ComposerReplicationTrainer(replay_pairs=), replay.sibling_pairs"
-        return TrainerSettingError("CR0755", words, where=where, fix=fix)
 
     def check_model(self, model: Any) -> None:
         """Refuse pairs that the model cannot read."""
@@ -383,7 +368,7 @@ class ReplayChannel(LossChannel):
             super().begin(saved)
         self.reference_P2 = None if saved is None else saved["reference"]
         if self.reference_P2 is None and self.records and self.settings.kind != "simpo":
-            self.reference_P2 = self._said_of(self.records)
+            self.reference_P2 = self._logps_of(self.records)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "reference": self.reference_P2}
@@ -399,9 +384,9 @@ class ReplayChannel(LossChannel):
         if self.weights is not None and num_pairs:
             at_once = int(self._trainer.args.per_device_train_batch_size)  # they may be long
             with self.weights.in_place_of(self._model):
-                said_P2 = self._said_of([*own, *[self._stand_in] * (num_pairs - len(own))], at_once)
-            said = iter(said_P2.tolist())
-            of_row = [[replace(pair, reference=tuple(next(said))) for pair in pairs] for pairs in of_row]
+                logps_P2 = self._logps_of([*own, *[self._stand_in] * (num_pairs - len(own))], at_once)
+            logps = iter(logps_P2.tolist())
+            of_row = [[replace(pair, reference=tuple(next(logps))) for pair in pairs] for pairs in of_row]
         self._keep(of_row, batch)
 
     def loss(self, model: Any, inputs: Any) -> torch.Tensor:
@@ -462,8 +447,8 @@ class ReplayChannel(LossChannel):
     def _stand_in(self) -> PreferencePair:
         return PreferencePair((self._pad_id,), (self._pad_id,), (self._pad_id, self._pad_id))
 
-    def _said_of(self, pairs: Sequence[PreferencePair], at_once: int = 8) -> torch.Tensor:
-        """What the model as it stands says of pairs (P, 2), in the processor's memory."""
+    def _logps_of(self, pairs: Sequence[PreferencePair], at_once: int = 8) -> torch.Tensor:
+        """``reference_logps`` (P, 2) of the model as it stands, in the processor's memory."""
         scope, pad_id = self._trainer.accelerator.autocast, self._pad_id
         return reference_logps(self._model, pairs, pad_id=pad_id, autocast=scope, at_once=at_once).cpu()
 
@@ -515,10 +500,9 @@ class LossChannels(TrainerCallback):
             channel.after_generation(rows, batch, rewards)
 
     @property
-    def keeper_of_first_weights(self) -> LossChannel | None:
+    def channel_of_first_weights(self) -> LossChannel | None:
         """The channel whose ``weights`` are those before the first step, if one keeps them."""
-        keepers = (channel for channel in self._channels.values() if channel.keeps_first_weights)
-        return next(keepers, None)
+        return next((channel for channel in self._channels.values() if channel.keeps_first_weights), None)
 
     # ---- checkpoints --------------------------------------------------------------------------------
 

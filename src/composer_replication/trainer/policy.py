@@ -141,9 +141,8 @@ class InProcessPolicy(ModelSampler):
         seed: int,
         is_finished: Callable[[str], bool] | None = None,
     ) -> list[list[Completion]]:
-        self.eos_token_ids = tuple(
-            end_token_ids(self.model, self.tokenizer)
-        )  # a trainer may have changed them
+        # a trainer may have changed them
+        self.eos_token_ids = tuple(end_token_ids(self.model, self.tokenizer))
         generator = torch.Generator(device=self.model.device).manual_seed(seed)
         options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
         answers: list[list[Completion]] = []

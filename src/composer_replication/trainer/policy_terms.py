@@ -38,7 +38,7 @@ NOT_BY_ROW = "num_items_in_batch"
 PUNISHMENT = "soft_overlong_punishment_reward"
 """TRL's name of DAPO's punishment: it gives every row a number, whatever became of it."""
 EFFORT_SCALE, EFFORT_CURVATURE = 1e-3, 2.0
-"""k and q of the price of effort, which is below 1 / k then: with the weight of ``composer`` no saving outweighs a passed test."""
+"""k and q of ``effort_cost``, which stays below 1 / k with them: no saving of effort outweighs a passed test in ``composer``."""
 
 
 def without_lone_punishments(rewards_NF: torch.Tensor, names: Sequence[str]) -> torch.Tensor:

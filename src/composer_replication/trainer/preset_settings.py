@@ -27,7 +27,7 @@ IMPORTANCE_CLIP = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """The policy-gradient channel's own settings, keys of ``[trainer]``; as they stand by default, nothing differs from TRL."""
+    """The policy-gradient channel's own settings, keys of ``[trainer]`` but for the last; with the defaults all is as in TRL."""
 
     kl_in_reward: bool = False
     """``args.beta`` times the summed log-ratio to the reference is taken off the reward, and TRL's KL in the loss is off."""

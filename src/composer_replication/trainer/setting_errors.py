@@ -84,6 +84,18 @@ def contradiction(sentence: str, *, where: str, fix: str) -> TrainerSettingError
     return TrainerSettingError("CR0760", f"{sentence}.", where=where, fix=fix)
 
 
+def nothing_to_learn(weight: Literal["alpha_sdpo", "beta_replay"]) -> TrainerSettingError:
+    """The error for a loss channel whose weight is not 0, and that has no hint source, or no pair that weighs something."""
+    if weight == "alpha_sdpo":
+        missing, remedy = "hint_source", "pass a hint_source"
+        where = "ComposerReplicationTrainer(hint_source=)"
+    else:
+        missing, remedy = "preference pair", "pass replay_pairs, set replay.sibling_pairs = true"
+        where = "ComposerReplicationTrainer(replay_pairs=), replay.sibling_pairs"
+    words = f"{weight} is not 0, but there is no {missing} to learn from."
+    return TrainerSettingError("CR0755", words, where=where, fix=f"{remedy}, or set {weight} to 0.")
+
+
 def refuse_masked_stops(arguments: Any, *, stops_rows: bool) -> None:
     """A rule that ends single rows leaves them without an end-of-sequence token, so all would be masked."""
     if stops_rows and arguments.mask_truncated_completions:

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from composer_replication.errors import InputError
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import open_sandbox
-from composer_replication.tasks.intake import environment as lock_module
+from composer_replication.tasks.intake import environment as environment_module
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, put_file
 from composer_replication.tasks.intake.environment import (
     TOOLCHAIN,
@@ -75,7 +75,7 @@ def test_dependencies_are_resolved_locked_and_remembered(
     lock = resolve([Requirement("tinydep")], "x")
     assert lock.names == {*TOOLCHAIN, "tinydep", "tinydeeper"}
     shutil.rmtree(links)
-    monkeypatch.setattr(lock_module, "pip_command", lambda: ["/no/such/program"])
+    monkeypatch.setattr(environment_module, "pip_command", lambda: ["/no/such/program"])
     assert resolve([Requirement("tinydep")], "x") == lock
     environment = open_environment(lock)
     assert (environment.root / "lib").is_dir()
@@ -193,6 +193,6 @@ def test_pip_is_told_of_one_folder_however_many_wheels_the_cache_holds(
         commands.append(command)
         return run(command, **options)
 
-    monkeypatch.setattr(lock_module.subprocess, "run", noted)
+    monkeypatch.setattr(environment_module.subprocess, "run", noted)
     assert "tiny7" in resolve([Requirement("tiny7")], "x").names
     assert sum(word.startswith("--find-links") for word in commands[-1]) == 1

@@ -178,7 +178,7 @@ def fine(planted: PreparedRepository) -> Subject:
 def test_each_gate_rejects_what_was_planted_for_it(planted: PreparedRepository, name: str, gate: str) -> None:
     with pytest.raises(GateFailed) as caught:
         judge(planted, name)
-    assert caught.value.gate == gate
+    assert caught.value.reason == gate
     assert caught.value.detail
 
 

@@ -265,7 +265,7 @@ def test_the_broken_tree_is_the_base_with_the_test_patch(base: Path, tmp_path: P
 def test_what_is_no_deletion(original: dict[str, bytes], broken: dict[str, bytes], reason: str) -> None:
     with pytest.raises(GateFailed) as caught:
         make_deletion(original, broken)
-    assert caught.value.gate == reason
+    assert caught.value.reason == reason
 
 
 # --- where a base is looked for -------------------------------------------------------------

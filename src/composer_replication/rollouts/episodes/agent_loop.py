@@ -51,7 +51,7 @@ that begins with ```submit. What the command prints is shown to you."""
 """What a model is told whose template knows no tools."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class LedgerTalk:
     """A loop's conversations over a chat template: opens them, finds the calls in an answer, and counts its thoughts.
 
@@ -71,7 +71,7 @@ class LedgerTalk:
     tokenizer: Tokenizer
     options: AgentSection = field(default_factory=AgentSection)
     num_ids: int | None = field(default=None, kw_only=True)
-    _has_fit: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
+    _has_fit: bool = field(default=False, init=False)
 
     def open(self, message: str, tools: tuple[ToolSpec, ...]) -> TokenLedger:
         """Begin a conversation."""
@@ -83,7 +83,7 @@ class LedgerTalk:
         ledger = TokenLedger(self.tokenizer, chat, has_tool_messages=not is_fenced, num_ids=self.num_ids)
         if tools and not self._has_fit:
             ledger.require_results(ToolCall(tools[0].name, "{}"))
-            self._has_fit.append(True)
+            self._has_fit = True
         return ledger
 
     def find_calls(self, turn: Turn, tools: tuple[ToolSpec, ...]) -> tuple[ToolCall, ...]:

@@ -25,8 +25,8 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.syntax_trees import first_line, parsed
 from composer_replication.tasks.test_functions import function_texts
 
-MAX_LINES = 150
-"""Of the broken places of one task; a module may have a hundred."""
+# --- What the broken files say around a hole.
+
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _tree = lru_cache(maxsize=16)(parsed)
@@ -111,7 +111,10 @@ def class_members(text: str, symbol: str) -> tuple[str, ...] | None:
     return _names(node.body, ()) if isinstance(node, ast.ClassDef) else None
 
 
-# --- the broken places as a diff, in which what went is a count and never a line ---
+# --- The broken places as a diff, in which what went is a count and never a line.
+
+MAX_LINES = 150
+"""Of the broken places of one task; a module may have a hundred."""
 
 
 def broken_regions(store: TaskStore, task: Task) -> str:

@@ -1,4 +1,4 @@
-"""The environment in which a repository's tests run: its exact wheels, and it itself, made once per lock in the sandbox.
+"""The environment in which a repository's tests run: which wheels it holds, and how it is made from them, once per lock.
 
 The test runner and what it needs are pinned here, the same for every repository, so that most locks are equal and share
 one environment. Everything else is resolved by ``pip download`` with wheels only: it fetches, and no build script of
@@ -62,8 +62,8 @@ INSTALLER = ("pip", "26.2")
 _NAMES = re.compile(r"[a-z0-9][a-z0-9.-]*[a-z0-9]|[a-z]")
 
 
-class UnusableRepository(Exception):
-    """A repository that cannot be used; ``reason`` is the short name that is counted."""
+class Refused(Exception):
+    """What gives no task; ``reason`` is the short name that is counted."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason, detail)  # as they came, so that it can be pickled
@@ -72,6 +72,10 @@ class UnusableRepository(Exception):
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}"
+
+
+class UnusableRepository(Refused):
+    """A repository that cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ In: Python sources, everything inside packages and test folders, configuration o
 test runner, a few texts at the top. Out: version control, caches, build output,
 installed metadata, stubs that a type checker wrote, compiled code, archives, notebooks, documentation.
 A name alone does not make a folder one of these where packages are called like that, too.
+What a tree records of where its modules are imported from is read here as well.
 """
 
 from __future__ import annotations

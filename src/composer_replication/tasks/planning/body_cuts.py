@@ -92,9 +92,9 @@ def find_body_cuts(path: str, text: str) -> list[BodyCut]:
             continue
         seen[symbol] = seen.get(symbol, 0) + 1
         name = symbol if seen[symbol] == 1 else f"{symbol}#{seen[symbol]}"
-        deletion = _cut(path, name, node, lines)
-        if deletion is not None:
-            found.append(deletion)
+        cut = _cut(path, name, node, lines)
+        if cut is not None:
+            found.append(cut)
     return found
 
 

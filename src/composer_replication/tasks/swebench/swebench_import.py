@@ -127,7 +127,7 @@ def _propose_all(
         try:
             source, proposal = propose(instance, _open_base(instance, repositories, bases))
         except GateFailed as error:
-            refused.append(_refusal(instance, instance.repo, instance.instance_id, error.gate, error.detail))
+            refused += [_refusal(instance, instance.repo, instance.instance_id, error.reason, error.detail)]
         else:
             if source.source not in opened:
                 opened[source.source] = _sharing(source, pool)

@@ -144,7 +144,7 @@ def test_a_twin_that_does_not_contradict_is_refused(planted: TaskStore, monkeypa
     ],
 )
 def test_places(text: str, names: tuple[str, ...]) -> None:
-    twinned, found = module._with_twins(SourceOfTests(text), [names])
+    twinned, found = module._with_twins("t.py", SourceOfTests(text), [names])
     assert found == [names]
     compile(twinned, "x", "exec")
 
@@ -160,4 +160,4 @@ def test_places(text: str, names: tuple[str, ...]) -> None:
     ],
 )
 def test_no_place(text: str, names: tuple[str, ...]) -> None:
-    assert module._with_twins(SourceOfTests(text), [names])[1] == []
+    assert module._with_twins("t.py", SourceOfTests(text), [names])[1] == []

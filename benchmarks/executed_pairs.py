@@ -51,12 +51,13 @@ from composer_replication.rollouts.episodes.policies import BatchingPolicy
 from composer_replication.rollouts.episodes.trajectories import write_trajectories
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.single_turn import build_prompt, is_finished
+from composer_replication.rollouts.tokens.pair_ids import tokenised_pairs
 from composer_replication.run_folder import read_json, read_jsonl, rewrite_jsonl, write_json
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
 from composer_replication.traces.execution import Execution, execute, task_names
 from composer_replication.traces.ingest import read_traces
-from composer_replication.traces.pairs import executed_pairs, sibling_pairs, tokenised_pairs
+from composer_replication.traces.pairs import executed_pairs, sibling_pairs
 from composer_replication.traces.prompts import ChosenStep, action, chosen_steps, prompt_of, recorded_answer
 from composer_replication.traces.teachers import AnswerStore, Classroom, open_teacher, replay_steps
 from composer_replication.traces.trace_records import Trace

@@ -51,6 +51,7 @@ from composer_replication.rollouts.hints.task_observer import ObservedEpisodes, 
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.rollouts.rewards import FeatureDeletionReward, load_reward_rule
 from composer_replication.rollouts.single_turn import build_prompt, refuse_leaking_prompt
+from composer_replication.rollouts.tokens.pair_ids import PairRow, tokenised_pairs
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.run_folder import RunFolder, write_json
 from composer_replication.safety import CombinedGuard, EvaluationJournal, EvidenceGuard, HeldOutGuard
@@ -62,7 +63,7 @@ from composer_replication.tasks.intake.sources import is_pinned, needs_no_path, 
 from composer_replication.tasks.sentinels import make_canaries
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import STORE_VERSION
-from composer_replication.traces.pairs import PairRow, pair_sources, read_pair_rows, tokenised_pairs
+from composer_replication.traces.pairs import pair_sources, read_pair_rows
 
 if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions

@@ -6,30 +6,20 @@ state is then known to be restored.
 
 from __future__ import annotations
 
-import math
 import re
-import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from composer_replication import sandbox
 from composer_replication.errors import InputError, MissingError, SandboxFailure
-from composer_replication.records import SandboxSpec, ToolCall, ToolResult
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.records import ToolCall, ToolResult
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, tools_at
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.tools.tool_context import VisibleTests
-from composer_replication.rollouts.tools.toolbox import Toolbox
-from composer_replication.sandbox.process_folder import process_folder
-from composer_replication.tasks.difficulty import wilson
-from composer_replication.tasks.fresh_git import with_git
-from composer_replication.tasks.intake.git_source import fetch_commit, list_commit
-from composer_replication.tasks.planning.edits import write_files
-from composer_replication.tasks.test_run import VARIABLES
+from composer_replication.tasks.difficulty import difference
 from composer_replication.traces import prompts
 from composer_replication.traces.json_values import parsed, text_at
 from composer_replication.traces.prompts import EDITS, USUAL_FOLDER, ChosenStep, Message, our_calls
@@ -87,13 +77,16 @@ def proven(
     outcomes: dict[int, list[Outcome]] = {}
     broken, executable = set[int](), []
     try:
-        with (
-            tools_of_task(task, grader) if task and grader is not None else tools_at(commit, backend) as call
-        ):
+        with ExitStack() as stack:
+            if task and grader is not None:
+                tools: Any = stack.enter_context(FeatureDeletionEnv(grader, monitor="off"))
+                tools.reset(task)
+            else:
+                tools = stack.enter_context(tools_at(commit, backend))
             for idx, _ in trace.agent_steps():
                 if broken.isdisjoint(trace.path_to(idx)):
                     executable.append(idx)
-                outcomes[idx] = list(redone(trace, [idx], call))
+                outcomes[idx] = list(redone(trace, [idx], tools.call))
                 if not set(outcomes[idx]) <= {"the same", "not compared"}:
                     broken.add(idx)
     except (InputError, MissingError) as error:
@@ -102,30 +95,6 @@ def proven(
     calls = Counter(outcome for each in outcomes.values() for outcome in each)
     row |= {"steps": len(made), "reproduced_steps": len(set(made) - broken), "executable": executable}
     return row | {"calls": dict(calls)}
-
-
-@contextmanager
-def tools_of_task(task_id: str, grader: Grader) -> Iterator[Call]:
-    """The tools of an attempt at a task."""
-    with FeatureDeletionEnv(grader, monitor="off") as environment:
-        environment.reset(task_id)
-        yield environment.call
-
-
-@contextmanager
-def tools_at(commit: str, backend: str) -> Iterator[Call]:
-    """The tools of an attempt, over a fresh sandbox with every file of a commit, and Python without packages."""
-    files = list_commit(fetch_commit(commit)).read()
-    jail = sandbox.choose_backend(backend)
-    sandbox.require_selftest(jail)
-    with tempfile.TemporaryDirectory(prefix="attempt-", dir=process_folder()) as folder:
-        Path(folder).chmod(0o755)  # a jail of another user must be able to reach the tree
-        tree = Path(folder) / "tree"
-        write_files(tree, with_git(files))
-        python = sandbox.base_interpreter()
-        path = f"{sandbox.base_python().parent}:{VARIABLES['PATH']}"
-        with sandbox.open_sandbox(SandboxSpec(tree, python.read_only, python.masked), jail) as opened:
-            yield Toolbox(opened, VisibleTests(()), {**VARIABLES, "PATH": path}).call
 
 
 def redone(trace: Trace, places: Iterable[int], call: Call) -> Iterator[Outcome]:
@@ -162,18 +131,6 @@ def _plain(text: str, tool: str, folder: str) -> str:
     text = re.sub(_TEXTS["line_number" if tool == "read_file" else "ours"], "", text, flags=re.MULTILINE)
     text = _VARYING.sub("*", text.replace(folder or USUAL_FOLDER, "*"))
     return re.sub(r"\n{2,}", "\n", text).strip("\n *")
-
-
-def difference(passed: Sequence[float], recorded: Sequence[float]) -> tuple[float, float]:
-    """Interval at 95% of the difference of two means in [0, 1], from Wilson's intervals of both.
-
-    d - sqrt((p1 - l1)^2 + (u2 - p2)^2) to d + sqrt((u1 - p1)^2 + (p2 - l2)^2), with d = p1 - p2. For scores between 0 and 1 it is
-    too wide rather than too narrow: their variance is at most that of a pass.
-    Reference: Newcombe, Interval estimation for the difference between independent proportions, 1998, method 10.
-    """
-    (low1, high1), (low2, high2) = wilson(sum(passed), len(passed)), wilson(sum(recorded), len(recorded))
-    p1, p2 = sum(passed) / len(passed), sum(recorded) / len(recorded)
-    return p1 - p2 - math.hypot(p1 - low1, high2 - p2), p1 - p2 + math.hypot(high1 - p1, p2 - low2)
 
 
 def decide(interval: tuple[float, float]) -> str:

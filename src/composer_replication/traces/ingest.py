@@ -42,6 +42,7 @@ FORMATS: Mapping[str, Callable[[Iterator[Any], Ledger, str], Iterator[Trace]]] =
     "atif": messages.read_atif,
     "claude-code": agent_files.read_claude_code,
     "codex": agent_files.read_codex,
+    "gemini-cli": agent_files.read_gemini,
     "openhands": agent_files.read_openhands,
     "swe-agent": partial(agent_files.read_documents, "swe-agent"),
     "mini-swe-agent": partial(agent_files.read_documents, "mini-swe-agent"),
@@ -59,28 +60,32 @@ def _fits(row: Any) -> dict[str, str]:
     request, is_object, events = messages.request_of(row), isinstance(row, dict), agent_files.OPENHANDS_EVENTS
     chat = messages.chat_messages(row) if is_object else row
     claude_keys = _CLAUDE_KEYS.get(kind, {"uuid", "sessionId"})
-    is_claude = kind in agent_files.CLAUDE_RECORDS and claude_keys <= row.keys()
+    is_claude = kind in agent_files.CLAUDE_KINDS and claude_keys <= row.keys()
     is_codex = kind in agent_files.CODEX_ENVELOPES and isinstance(at(row, "payload"), dict)
     is_old_codex = kind in ("function_call", "function_result") and "created_at" in row
     is_swe = isinstance(at(row, "trajectory"), list) or any(at(each, "agent") for each in history[:3])
+    is_swe = is_swe and bool(at(next(iter(history), None), "role"))
     is_mini = (info is not None or not is_object) and agent_files.has_code_blocks(chat[:6])
     is_mini = is_mini or text_at(row, "trajectory_format").startswith("mini-swe-agent")
     is_chat = is_object and bool(chat) and not {"info", "trajectory_format"} & row.keys()
+    is_langfuse = any("traceId" in each for each in items_at(row, "observations")[:1])
     has_input = isinstance(at(request, "input"), list | str) and bool(at(request, "model"))
     is_evaluation = any(text_at(event, "kind") in events for event in history[:20])
+    first = next((each for each in (history if is_object else row) if isinstance(each, dict)), {"role": ""})
+    is_old = "role" not in first and ("action" in first) != ("observation" in first)
+    openhands = "1" if text_at(row, "kind") in events else "evaluation" if is_evaluation else is_old and "0"
     codex_version = text_at(row, "payload", "cli_version") or _UNKNOWN
     found: dict[str, Any] = {
         "atif": isinstance(at(row, "steps"), list) and text_at(row, "schema_version").removeprefix("ATIF-v"),
         "claude-code": is_claude and (text_at(row, "version") or _UNKNOWN),
         "codex": (is_old_codex and "legacy") or (is_codex and codex_version),
-        "openhands": (text_at(row, "kind") in events and "1") or (is_evaluation and "evaluation"),
-        "swe-agent": is_swe
-        and at(next(iter(history), None), "role")
-        and (text_at(info, "swe_agent_version") or "0"),
+        "gemini-cli": is_object and {"projectHash", "sessionId"} <= row.keys() and _UNKNOWN,
+        "openhands": openhands,
+        "swe-agent": is_swe and (text_at(info, "swe_agent_version") or "0"),
         "mini-swe-agent": is_mini and (text_at(info, "mini_version") or "1"),
         "openai-chat": is_chat and ("rows" if row.get("response") is None else "completions"),
         "openai-responses": has_input and "responses",
-        "otel-genai": isinstance(at(row, "resourceSpans"), list) and "otlp",
+        "otel-genai": "otlp" if isinstance(at(row, "resourceSpans"), list) else is_langfuse and "langfuse",
     }
     return {name: version for name, version in found.items() if version}
 
@@ -230,7 +235,7 @@ def read_traces(folder: Path) -> Iterator[Trace]:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 problem = f"line {number} is not a trace."
-                yield messages.trace_of(values.json_value(line))
+                yield from messages.read_atif(iter([values.json_value(line)]), Ledger(), "")
     except (OSError, ValueError, RecursionError, AttributeError) as error:
         problem = f"there are no traces to read: {error.strerror}." if isinstance(error, OSError) else problem
         fix = "composer-rl traces ingest PATH --out DIR"
@@ -252,8 +257,7 @@ def read_unit(unit: TraceUnit, part: Path) -> tuple[Ledger, list[TraceSums]]:
                 chain, redactor = messages.step_chain(trace), Redactor()
                 redactor.trace(trace)
                 ledger.redactions.update(redactor.counts)
-                own = TraceSums(trace.trace_id, chain, minhash(trace), trace.counts, redactor.values)
-                sums.append(own)
+                sums += [TraceSums(trace.trace_id, chain, minhash(trace), trace.counts, redactor.values)]
                 file.write(values.json_bytes(messages.trace_row(trace)) + b"\n")
     finally:
         gc.enable()

@@ -15,14 +15,12 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from composer_replication.errors import InputError, needs_extra
-from composer_replication.interfaces import Tokenizer
-from composer_replication.records import PreferencePair
+from composer_replication.errors import needs_extra
+from composer_replication.rollouts.tokens.pair_ids import SIDES, PairRow, unusable_pair
 from composer_replication.traces import prompts
 from composer_replication.traces.json_values import parsed
 from composer_replication.traces.prompts import Message, action, prompt_of, recorded_answer
@@ -36,8 +34,6 @@ MAX_LENGTH_RATIO = 8.0
 MAX_SHARE_OF_LAST = 0.25
 """Most of the pairs that may speak of the last step of a session: else ending early is what is learned."""
 _REFUSED = {"denied", "interrupted"}
-_SIDES = ("prompt", "chosen", "rejected")
-PairRow = dict[str, Any]
 Rows = tuple[list[PairRow], Counter[str]]  # rows that are kept, and how many were dropped by reason
 HELD_OUT = "a held-out task, or its code in the text"
 HeldoutRows = Callable[[Sequence[Mapping[str, Any]]], set[int]]
@@ -203,7 +199,7 @@ def read_pair_rows(path: Path) -> dict[str, PairRow]:
         is_parquet = path.suffix == ".parquet"
         lines = _parquet_rows(path) if is_parquet else path.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:
-        raise _unusable(f"the file of pairs cannot be read: {error!s:.200}", str(path)) from error
+        raise unusable_pair(f"the file of pairs cannot be read: {error!s:.200}", str(path)) from error
     rows: dict[str, PairRow] = {}
     for number, line in enumerate(lines, start=1):
         if isinstance(line, str) and not line.strip():
@@ -214,12 +210,12 @@ def read_pair_rows(path: Path) -> dict[str, PairRow]:
         except ValueError as error:
             problem = f"a line is not JSON: {error}"
         if problem:
-            raise _unusable(problem, f"{path}:{number}")
+            raise unusable_pair(problem, f"{path}:{number}")
         rows[f"{path}:{number}"] = row
     if not rows:
-        raise _unusable("the file of pairs is empty", str(path))
+        raise unusable_pair("the file of pairs is empty", str(path))
     if not any(row.get("weight", 1.0) for row in rows.values()):
-        raise _unusable("every pair of the file weighs 0, so that nothing would be learned", str(path))
+        raise unusable_pair("every pair of the file weighs 0, so that nothing would be learned", str(path))
     return rows
 
 
@@ -229,16 +225,16 @@ def _parquet_rows(path: Path) -> list[PairRow]:
         import pyarrow.parquet as pq
     rows: list[PairRow] = pq.read_table(path).to_pylist()
     for row in rows:
-        messages = {side: row[side] for side in _SIDES if isinstance(row.get(side), list)}
+        messages = {side: row[side] for side in SIDES if isinstance(row.get(side), list)}
         row |= {side: [parsed(each) for each in found] for side, found in messages.items()}
     return [{key: value for key, value in row.items() if value is not None} for row in rows]
 
 
 def _problem(row: PairRow) -> str:
     """What is wrong with a row; an empty text where nothing is."""
-    if empty := next((side for side in _SIDES if not row.get(side)), ""):
+    if empty := next((side for side in SIDES if not row.get(side)), ""):
         return f"{empty} is {'empty' if empty in row else 'missing'}"
-    sides, weight = [row[side] for side in _SIDES], row.get("weight", 1.0)
+    sides, weight = [row[side] for side in SIDES], row.get("weight", 1.0)
     are_messages = all(isinstance(side, list) for side in sides) and all(
         isinstance(one, dict) and "role" in one for side in sides for one in side
     )
@@ -252,11 +248,6 @@ def _problem(row: PairRow) -> str:
     return "" if is_weight else f"weight is {weight!r}, not a number from 0 up"
 
 
-def _unusable(sentence: str, where: str) -> InputError:
-    fix = 'one object a line: {"prompt": "…", "chosen": "…", "rejected": "…"}; composer-rl explain CR0751'
-    return InputError("CR0751", f"{sentence}.", where=where, fix=fix)
-
-
 def pair_sources(rows: Iterable[PairRow]) -> dict[str, dict[str, float]]:
     """By where their label comes from, how many pairs there are and what they weigh together."""
     table: dict[str, dict[str, float]] = {}
@@ -265,56 +256,3 @@ def pair_sources(rows: Iterable[PairRow]) -> dict[str, dict[str, float]]:
         counts["pairs"] += 1
         counts["weight"] += float(row.get("weight", 1.0))
     return table
-
-
-def tokenised_pairs(rows: Mapping[str, PairRow], tokenizer: Tokenizer) -> tuple[PreferencePair, ...]:
-    """The pairs of ``read_pair_rows`` as token ids, by the tokenizer of the model that is trained.
-
-    Prompt and answer are tokenised apart, so that the border between them is a border of tokens. Of messages the answer
-    is what the chat template writes after the prompt and its generation prompt, up to the end of the turn. Text
-    gets no end of turn: write one into it where the model is to stop.
-
-    Raises:
-        InputError: a pair that the chat template does not take, or that has no ids (CR0751); messages, and the tokenizer
-            has no template (CR0810).
-    """
-    pairs = []
-    for where, row in rows.items():
-        prompt, chosen, rejected = tokenised(row, _SIDES, tokenizer, where)
-        if chosen == rejected:
-            raise _unusable("the chosen and the rejected answer are the same once they are tokenised", where)
-        known = (float(row.get("weight", 1.0)), str(row.get("source", "")))
-        pairs.append(PreferencePair(prompt, chosen, rejected, *known))
-    return tuple(pairs)
-
-
-def tokenised(row: PairRow, sides: Sequence[str], tokenizer: Tokenizer, where: str) -> list[tuple[int, ...]]:
-    """The ids of a prompt, the first of ``sides``, and of its answers, the others, as ``tokenised_pairs`` has them."""
-    is_text = isinstance(row["prompt"], str)
-    texts = [row[side] for side in sides] if is_text else _rendered(row, sides, tokenizer, where)
-    # A template writes the tokens that begin a text itself.
-    ids = [
-        tuple(tokenizer.encode(text, add_special_tokens=is_text and number == 0))
-        for number, text in enumerate(texts)
-    ]
-    if not all(ids):
-        raise _unusable("a side of the pair has no token", where)
-    return ids
-
-
-def _rendered(row: PairRow, sides: Sequence[str], tokenizer: Tokenizer, where: str) -> list[str]:
-    """Prompt and answers as the chat template writes them."""
-    if getattr(tokenizer, "chat_template", "") is None:
-        problem = "the model has no chat template, and this pair's sides are messages."
-        fix = "give prompt, chosen and rejected as texts, or take an instruction-tuned model."
-        raise InputError("CR0810", problem, where=where, fix=fix)
-    render = partial(tokenizer.apply_chat_template, tools=parsed(row.get("tools")) or None, tokenize=False)
-    try:
-        prompt = str(render(row["prompt"], add_generation_prompt=True))
-        chats = ([*row["prompt"], *row[side]] for side in sides[1:])
-        wholes = [str(render(chat, add_generation_prompt=False)) for chat in chats]
-    except Exception as error:  # whatever the template raises
-        raise _unusable(f"the chat template does not take the messages: {error}", where) from error
-    if not all(whole.startswith(prompt) for whole in wholes):
-        raise _unusable("the chat template writes the prompt otherwise when an answer follows it", where)
-    return [prompt, *(whole[len(prompt) :].rstrip("\n") for whole in wholes)]

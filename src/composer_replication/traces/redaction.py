@@ -47,8 +47,7 @@ def _finder(*hints: str) -> Callable[[str], bool]:
 
 _ROWS = tomllib.loads(Path(__file__).with_name("redaction_rules.toml").read_text(encoding="utf-8"))["rule"]
 RULES = [
-    Rule(row["name"], _finder(row["hint"]), re.compile(row["pattern"]), row.get("placeholder", _KEY))
-    for row in _ROWS
+    Rule(r["name"], _finder(r["hint"]), re.compile(r["pattern"]), r.get("placeholder", _KEY)) for r in _ROWS
 ]
 _NUM_KEYS = sum("placeholder" not in row for row in _ROWS)
 _GROUPS = [

@@ -27,9 +27,10 @@ from composer_replication.errors import InputError, UsageError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.model_endpoint import Endpoint, failure_reason, open_endpoint, openai_package
 from composer_replication.records import ToolCall
+from composer_replication.rollouts.tokens.pair_ids import tokenised
 from composer_replication.traces import prompts
 from composer_replication.traces.json_values import at, json_text
-from composer_replication.traces.pairs import HELD_OUT, HeldoutRows, Rows, tokenised
+from composer_replication.traces.pairs import HELD_OUT, HeldoutRows, Rows
 from composer_replication.traces.prompts import ChosenStep, Message
 from composer_replication.traces.readers.messages import parts_of
 from composer_replication.traces.trace_records import Dropped

@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from composer_replication.errors import InputError
-from composer_replication.traces.pairs import pair_sources, read_pair_rows, tokenised_pairs
+from composer_replication.rollouts.tokens.pair_ids import tokenised_pairs
+from composer_replication.traces.pairs import pair_sources, read_pair_rows
 
 CHATML = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<eos>\n{% endfor %}"

@@ -16,7 +16,8 @@ from composer_replication.errors import InputError
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.tools.tool_context import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
-from composer_replication.traces.execution import Execution, decide, difference, execute
+from composer_replication.tasks.difficulty import difference
+from composer_replication.traces.execution import Execution, decide, execute
 from composer_replication.traces.pairs import (
     balanced,
     executed_pairs,

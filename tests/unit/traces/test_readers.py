@@ -14,7 +14,7 @@ import pytest
 from composer_replication.errors import InputError
 from composer_replication.traces.ingest import FORMATS, detect, find_units
 from composer_replication.traces.json_values import json_bytes, read_records
-from composer_replication.traces.readers.messages import step_chain, trace_of, trace_row
+from composer_replication.traces.readers.messages import read_atif, step_chain, trace_row
 from composer_replication.traces.redaction import Redactor
 from composer_replication.traces.trace_records import Ledger, Trace
 
@@ -36,7 +36,7 @@ BY_IDS: dict[str, tuple[str, list[tuple[int, int, int, int]]]] = {
     "openhands-v1/cli447_hi_followup_iterative_case_a": ("openhands 1", [(6, 3, 3, 0)]),
     "openhands-v1/simple_echo_hello_world": ("openhands 1", [(2, 1, 1, 0)]),
     "openhands-v1/goal-events.jsonl": ("openhands 1", [(2, 2, 2, 2)]),
-    "otel-genai/pydantic-ai-2.68.0-format-2.jsonl": ("otel-genai otlp", [(4, 4, 4, 0)]),
+    "otel-genai/pydantic-ai-2.68.0-format-2.jsonl": ("otel-genai otlp", [(4, 4, 4, 2)]),
     "otel-genai/pydantic-ai-2.68.0-format-5.jsonl": ("otel-genai otlp", [(4, 4, 4, 2)]),
     "otel-genai/vs-copilot-sample-1.jsonl": ("otel-genai otlp", [(3, 3, 3, 0)]),
     "otel-genai/vs-copilot-sample-2.jsonl": ("otel-genai otlp", [(3, 3, 3, 0)]),
@@ -62,6 +62,24 @@ BY_HAND = {
     "openai-chat/swe-smith-ft.jsonl": ("openai-chat rows", [(7, 7, 7, 0)]),
     "openai-responses/mcp-server-tool.jsonl": ("openai-responses responses", [(2, 1, 1, 0)]),
     "openai-responses/web-search-stream.jsonl": ("openai-responses responses", [(2, 2, 0, 0)]),
+    "gemini-cli/session-0.40.jsonl": ("gemini-cli unknown", [(2, 1, 1, 0)]),
+    "gemini-cli/session-2026-01-nine-calls.json": ("gemini-cli unknown", [(11, 9, 9, 0)]),
+    "gemini-cli/session-2026-01-two-calls.json": ("gemini-cli unknown", [(4, 2, 2, 0)]),
+    "gemini-cli/tool-calls-with-results.json": ("gemini-cli unknown", [(1, 2, 2, 0)]),
+    "openhands-v0/basic.json": ("openhands 0", [(2, 2, 1, 0)]),
+    "openhands-v0/basic_gui_mode.json": ("openhands 0", [(5, 4, 4, 0)]),
+    "openhands-v0/harbor-rfc-openhands-trajectory.json": ("openhands 0", [(2, 2, 1, 0)]),
+    "openhands-v0/resolver-output.jsonl": ("openhands 0", [(4, 4, 3, 0), (22, 22, 21, 0)]),
+    "openhands-v0/wrong_initial_state.json": ("openhands 0", [(4, 4, 3, 0)]),
+    "otel-genai/langfuse-microsoft-agent-2025-12-17.trace.json": (
+        "otel-genai langfuse",
+        [(1, 1, 1, 0), (1, 0, 0, 0)],
+    ),
+    "otel-genai/langfuse-openai-agents-2025-09-30.trace.json": ("otel-genai langfuse", [(2, 1, 1, 0)]),
+    "otel-genai/langfuse-pydantic-ai-tools-2025-12-04.trace.json": (
+        "otel-genai langfuse",
+        [(3, 3, 3, 0), (1, 1, 0, 0)],
+    ),
     "swe-agent/history-only.traj": ("swe-agent 0", [(5, 5, 5, 0)]),
     "swe-agent/pydicom-1458-v0.traj": ("swe-agent 0", [(12, 12, 12, 0)]),
     "swe-agent/test-repo-1c2844-v1.0.traj": ("swe-agent 0", [(5, 5, 5, 0)]),
@@ -165,6 +183,53 @@ def test_answers_against_a_count_of_their_ids(name: str) -> None:
         elif row.get("source") == "agent" and is_answer:
             answers.add(row.get("llm_response_id") or row.get("id") or f"step {len(answers)}")
     assert len(answers) == sum(count[0] for count in COUNTS[name][1])
+
+
+def test_gemini_replaces_and_takes_back_messages(tmp_path: Path) -> None:
+    """A later line with an id is the newer state of that message; ``$rewindTo`` takes it and all after it back."""
+    source = (DATA / "gemini-cli" / "session-0.40.jsonl").read_text().splitlines()
+    said = [
+        {"id": name, "type": "gemini", "content": text} for name, text in (("a", "1"), ("b", "2"), ("a", "3"))
+    ]
+    lines = [*map(json.dumps, said), json.dumps({"$rewindTo": "b"})]
+    cancelled = json.loads(source[3])
+    cancelled |= {"id": "c"}
+    cancelled["toolCalls"][0] |= {"id": "second", "status": "cancelled"}
+    path = tmp_path / "session.jsonl"
+    path.write_text("\n".join([*source, *lines, json.dumps(cancelled)]))
+    traces, ledger = traces_of(path)
+    texts = [step.text for _, step in traces[0].agent_steps()]
+    assert texts == ["", "Hello! I listed the files.", "3", ""]
+    assert traces[0].steps[-1].flags == {"denied"}
+    assert traces[0].counts == (4, 2, 2, 1)
+    assert ledger.is_balanced
+    assert ledger.counts["kept: messages that were taken back"] == 1
+    path.write_text("\n".join([*source, json.dumps({"$rewindTo": "nobody"}), json.dumps(said[0])]))
+    assert [step.text for step in traces_of(path)[0][0].steps] == ["1"]
+
+
+def test_openhands_0_knows_its_prompt_its_exit_codes_and_parallel_calls(tmp_path: Path) -> None:
+    (trace,), _ = traces_of(DATA / "openhands-v0" / "harbor-rfc-openhands-trajectory.json")
+    assert trace.prompt_origin == "recorded"
+    assert {"execute_bash", "str_replace_editor"} <= {tool["function"]["name"] for tool in trace.tools}
+    events = json.loads((DATA / "openhands-v0" / "wrong_initial_state.json").read_text())
+    action, seen = events[3], events[4]
+    response = action["tool_call_metadata"]["model_response"]
+    first = response["choices"][0]["message"]["tool_calls"][0]
+    response["choices"][0]["message"]["tool_calls"].append({**first, "id": "second"})
+    again = json.loads(json.dumps(action))
+    again["tool_call_metadata"]["tool_call_id"] = "second"
+    seen["extras"]["metadata"]["exit_code"] = 2
+    broken = {**json.loads(json.dumps(seen)), "observation": "error", "content": "no such tool", "extras": {}}
+    broken["tool_call_metadata"]["tool_call_id"] = "second"
+    path = tmp_path / "events.json"
+    path.write_text(json.dumps([*events[:3], action, again, seen, broken]))
+    (trace,), ledger = traces_of(path)
+    assert trace.counts == (2, 3, 3, 2)
+    assert [(r.call_id == "second", r.exit_code, r.is_error) for r in trace.steps[-1].results] == [
+        (False, 2, None), (True, None, True),
+    ]  # fmt: skip
+    assert ledger.counts["kept: another call of an answer"] == 1
 
 
 def test_a_line_of_two_records_is_two_records() -> None:
@@ -311,7 +376,7 @@ def test_what_is_written_is_read_back_and_valid_for_the_public_models() -> None:
     assert len(traces) > 40
     for trace in traces:
         row = json.loads(json.dumps(trace_row(trace)))
-        again = trace_of(row)
+        (again,) = read_atif(iter([row]), Ledger(), "")
         assert trace_row(again) == trace_row(trace)
         if trace.counts[0]:
             atif.Trajectory.model_validate(row)
@@ -392,7 +457,8 @@ def test_ten_thousand_damaged_records(seed: int) -> None:
             for trace in FORMATS[unit.kind](iter(records), ledger, "damaged"):
                 Redactor().trace(trace)
                 row = json.loads(json_bytes(trace_row(trace)))
-                assert step_chain(trace_of(row)) is not None
+                (again,) = read_atif(iter([row]), Ledger(), "")
+                assert len(step_chain(again)) == len(trace.steps)
                 assert all(-1 <= step.parent < idx for idx, step in enumerate(trace.steps))
                 if trace.counts[0]:
                     atif.Trajectory.model_validate(row)

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from composer_replication import sandbox
 from composer_replication.config import AgentRewardSection, AgentToolsSection
 from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.interfaces import AgentEnvironment, SandboxBackend
@@ -51,13 +52,16 @@ from composer_replication.rollouts.tools.tool_context import VisibleTests
 from composer_replication.rollouts.tools.toolbox import TOOLS, Toolbox
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.process_folder import process_folder, remove_abandoned
+from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.instructions.writing import write_instruction
 from composer_replication.tasks.intake.cache import sha256_of
+from composer_replication.tasks.intake.git_source import fetch_commit, list_commit
 from composer_replication.tasks.patches import readable_patch
+from composer_replication.tasks.planning.edits import write_files
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.suite_options import suite_arguments
 from composer_replication.tasks.swebench.swebench_files import tree_sha256
-from composer_replication.tasks.test_run import import_roots, variables
+from composer_replication.tasks.test_run import VARIABLES, import_roots, variables
 
 BROKEN = "The sandbox of this attempt broke. It is not your fault, and the attempt is not counted."
 """What a policy is told where nobody can end its attempt at once."""
@@ -393,3 +397,19 @@ def golden_classes(grader: Grader, task: Task) -> frozenset[str]:
         return frozenset(inspect_episode(public_task(task), [], before, after).counts)
 
     return grader.of_golden_code(task.task_id, "monitor", look)
+
+
+@contextmanager
+def tools_at(commit: str, backend: str) -> Iterator[Toolbox]:
+    """The tools of an attempt without a task: over a sandbox with every file of a commit, and Python without packages."""
+    files = list_commit(fetch_commit(commit)).read()
+    jail = sandbox.choose_backend(backend)
+    sandbox.require_selftest(jail)
+    with tempfile.TemporaryDirectory(prefix="attempt-", dir=process_folder()) as folder:
+        Path(folder).chmod(0o755)  # a jail of another user must be able to reach the tree
+        tree = Path(folder) / "tree"
+        write_files(tree, with_git(files))
+        python = sandbox.base_interpreter()
+        path = f"{sandbox.base_python().parent}:{VARIABLES['PATH']}"
+        with open_sandbox(SandboxSpec(tree, python.read_only, python.masked), jail) as opened:
+            yield Toolbox(opened, VisibleTests(()), {**VARIABLES, "PATH": path})

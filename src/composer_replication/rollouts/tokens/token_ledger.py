@@ -61,14 +61,16 @@ def decode(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special_tokens: boo
     )
 
 
-def render(tokenizer: Tokenizer, chat: Chat, messages: Sequence[Mapping[str, Any]]) -> str:
-    """The text of these messages in the chat's template, generation prompt included; it may raise anything."""
+def render(
+    tokenizer: Tokenizer, chat: Chat, messages: Sequence[Mapping[str, Any]], *, is_asked: bool = True
+) -> str:
+    """The text of these messages in the chat's template, by default with its generation prompt; it may raise anything."""
     return str(
         tokenizer.apply_chat_template(
             [dict(message) for message in messages],
             tools=None if chat.tools is None else [dict(tool) for tool in chat.tools],
             tokenize=False,
-            add_generation_prompt=True,
+            add_generation_prompt=is_asked,
             **chat.options,
         )
     )

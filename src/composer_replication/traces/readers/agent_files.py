@@ -1,4 +1,4 @@
-"""What coding agents write themselves: Claude Code, Codex, OpenHands (from version 1 on), SWE-agent and mini-swe-agent.
+"""What coding agents write themselves: Claude Code, Codex, Gemini CLI, OpenHands, SWE-agent and mini-swe-agent.
 
 Claude Code spreads one answer over lines with one ``message.id``; results stand in later user records; the order is that of the
 file, never of the times. A sub-agent is a trace of its own: of its own file, of side-chain records, or of progress records that
@@ -16,11 +16,11 @@ from typing import Any
 from composer_replication.records import ToolCall
 from composer_replication.traces.json_values import at, items_at, json_text, parsed, text_at, text_of, typed
 from composer_replication.traces.readers import messages as chat
-from composer_replication.traces.trace_records import Dropped, Ledger, StepResult, Trace
+from composer_replication.traces.trace_records import Dropped, Ledger, Source, StepResult, Trace
 
 # ------------------------------------------------------------------------------ Claude Code
 
-CLAUDE_RECORDS = set(
+CLAUDE_KINDS = set(
     "user assistant file-history-snapshot queue-operation summary attachment system progress".split()
 )
 _INTERRUPTED = "[Request interrupted by user"
@@ -59,7 +59,7 @@ class _Session:
             self._step_of[uuid] = ("", -1)
             return "kept: border of a compaction"
         else:
-            is_known = kind in CLAUDE_RECORDS
+            is_known = kind in CLAUDE_KINDS
             raise Dropped(f"{kind} record" if is_known else f"a record of the kind {kind!r:.40}")
         return None
 
@@ -151,15 +151,55 @@ class _Rollout:
         self.has_meta, trace = True, self.trace
         trace.trace_id = text_at(payload, "id") or trace.trace_id
         trace.version = text_at(payload, "cli_version")
-        trace.repository, trace.commit = (
-            text_at(payload, "git", key) for key in ("repository_url", "commit_hash")
-        )
+        trace.repository = text_at(payload, "git", "repository_url")
+        trace.commit = text_at(payload, "git", "commit_hash")
         trace.folder = text_at(payload, "cwd")
         if parent := text_at(payload, "source", "subagent", "thread_spawn", "parent_thread_id"):
             trace.parent = (parent, "")
         self.first_own = typed(int, payload.get("subagent_history_start_ordinal")) or 0
         if text := text_at(payload, "base_instructions", "text") or text_at(payload, "instructions"):
             trace.add("system", [text])
+
+
+# ------------------------------------------------------------------------------ Gemini CLI
+
+_GEMINI: dict[Any, Source] = {"user": "user", "gemini": "agent"}
+
+
+def read_gemini(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
+    """The one conversation of a session: a document, or lines of which a later one with the same id is the newer state."""
+    trace, messages = Trace(name, "gemini-cli"), dict[str, Any]()
+
+    def take(record: dict[str, Any]) -> str:
+        trace.trace_id = text_at(record, "sessionId") or trace.trace_id
+        if (first := record.get("$rewindTo")) is not None:
+            ids = [*messages]  # an id that is not there takes everything back
+            for each in ids[ids.index(first) if first in ids else 0 :]:
+                del messages[each]
+            return "kept: messages that were taken back"
+        inner = items_at(record, "messages") or items_at(record, "$set", "messages")
+        messages.update({each["id"]: each for each in (inner or [record] * ("id" in record))})
+        return "kept: the document, or a state of a message"
+
+    ledger.take(take, records)
+    ledger.take(partial(_gemini_message, trace), messages.values(), are_inner=True)
+    yield trace
+
+
+def _gemini_message(trace: Trace, message: dict[str, Any]) -> None:
+    source, calls = _GEMINI.get(kind := message.get("type")), items_at(message, "toolCalls")
+    if source is None:
+        raise Dropped(f"a message of the kind {kind!r:.40}")
+    thoughts = (f"{each['subject']}: {each['description']}" for each in items_at(message, "thoughts"))
+    named = [{**call, "arguments": call.get("args")} for call in calls]
+    parts = [*chat.parts_of({**message, "role": "", "reasoning": "\n".join(thoughts), "tool_calls": named})]
+    for call in (call for call in calls if call.get("result")):
+        answers = [at(each, "functionResponse", "response") for each in items_at(call, "result")]
+        text = "\n".join(text_of(each) or text_at(each, "error") for each in answers)
+        failed = call.get("status") != "success"
+        parts.append(StepResult(text_at(call, "id"), text, failed, chat.exit_code_in(text)))
+    flags = ["denied"] * any(call.get("status") == "cancelled" for call in calls)
+    trace.add(source, parts, *flags, model=message.get("model"))
 
 
 # ------------------------------------------------------------------------------ OpenHands
@@ -174,7 +214,7 @@ def read_openhands(records: Iterator[Any], ledger: Ledger, name: str) -> Iterato
     """One conversation of all events in the order of their file, and one of each evaluation's row."""
     single = Trace(name, "openhands")
     for number, record in enumerate(records):
-        if not (history := items_at(record, "history")):
+        if not (history := typed(list, record) or items_at(record, "history")):
             ledger.take(partial(_event, single), [record])
             continue
         ledger.num_records -= 1  # the row counts as its events
@@ -182,6 +222,9 @@ def read_openhands(records: Iterator[Any], ledger: Ledger, name: str) -> Iterato
         ledger.take(partial(_event, trace), history, are_inner=True)
         trace.task_id = text_at(record, "instance_id") or text_at(record, "instance", "instance_id")
         trace.repository, trace.commit = (text_at(record, "instance", key) for key in ("repo", "base_commit"))
+        if repository := text_at(record, "issue", "repo"):
+            trace.repository = f"{text_at(record, 'issue', 'owner')}/{repository}"
+            trace.commit = text_at(record, "base_commit")
         trace.passed = typed(bool, at(record, "test_result", "report", "resolved"))
         yield trace
     if single.steps:
@@ -223,8 +266,43 @@ def _event(trace: Trace, event: dict[str, Any]) -> str | None:
             trace.steps[place].parent = 0 if place and trace.steps[0].source == "system" else -1
         case "ConversationStateUpdateEvent":
             return "kept: state of the conversation"
+        case None:
+            return _old_event(trace, event)
         case _:
-            raise Dropped(f"an event of the kind {kind!r:.40}" if kind else "an event without a kind")
+            raise Dropped(f"an event of the kind {kind!r:.40}")
+    return None
+
+
+_NO_STEPS = {"agent_state_changed", "change_agent_state", "null", "recall", "condensation"}
+_OLD_TOOLS = {"run": "execute_bash", "run_ipython": "execute_ipython_cell"}
+
+
+def _old_event(trace: Trace, event: dict[str, Any]) -> str | None:
+    """Of version 0: an action, beside which the model's answer stands from 2025 on, or what was observed after it."""
+    seen, call, given = event.get("observation"), event.get("tool_call_metadata"), event.get("args") or event
+    answer, text = at(call, "model_response"), text_at(given, "content")
+    if (kind := seen or event.get("action")) in _NO_STEPS or not isinstance(kind, str):
+        raise Dropped(f"an event of the kind {kind!r:.40}" if kind else "an event without a kind")
+    if seen:
+        extras = event.get("extras")
+        codes = (typed(int, at(each, "exit_code")) for each in (event, extras, at(extras, "metadata")))
+        code = next((each for each in codes if each not in (None, -1)), None)  # -1: it runs on
+        error = True if seen == "error" else None
+        trace.add("user", [StepResult(text_at(call, "tool_call_id"), text_at(event, "content"), error, code)])
+    elif kind == "system":
+        trace.add("system", [text])
+        trace.tools = chat.function_tools(given.get("tools"))
+    elif kind == "message":
+        trace.add("agent" if event.get("source") == "agent" else "user", [text])
+    elif key := text_at(answer, "id"):
+        if key in trace.answers:
+            return "kept: another call of an answer"
+        said = at(next(iter(items_at(answer, "choices")), None), "message")
+        trace.add("agent", chat.parts_of({**said, "role": "assistant"}), key=key, model=answer.get("model"))
+    else:
+        arguments = {name: given[name] for name in ("command", "code", "path", "content") if name in given}
+        called = ToolCall(_OLD_TOOLS.get(kind, kind), json_text(arguments))
+        trace.add("agent", [text_at(given, "thought"), called])
     return None
 
 

@@ -45,7 +45,7 @@ _BLOCKS = _CALLS | _RESULTS | _THOUGHTS
 _CALL_IN_TEXT = "<function="
 """How models without tools are taught to call; what the user says next is the result."""
 _INJECTED = ("<environment_context>", "<user_instructions>", "# AGENTS.md", "<permissions", "<skills")
-_EXIT_CODE = re.compile(r"(?:Process exited with code|^exit(?:ed with)? code:?) (-?\d+)", re.MULTILINE)
+_EXIT_CODE = re.compile(r"(?:Process exited with code|^[Ee]xit(?:ed with)? [Cc]ode:?) (-?\d+)", re.MULTILINE)
 
 
 def is_item(value: Any) -> bool:
@@ -277,13 +277,14 @@ def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tra
     for record in records:
         scopes = [each for own in items_at(record, "resourceSpans") for each in items_at(own, "scopeSpans")]
         found = [span for scope in scopes for span in items_at(scope, "spans")]
+        found += items_at(record, "observations")
         ledger.num_records -= 1  # a record counts as its spans
         spans += found
         if not found:
             ledger.dropped("a record without spans")
     joined = _Joiner("otel-genai", name)
     tools: dict[str, tuple[str, ToolCall, StepResult]] = {}
-    spans.sort(key=lambda span: str(at(span, "startTimeUnixNano")).zfill(20))
+    spans.sort(key=lambda span: str(at(span, "startTimeUnixNano") or at(span, "startTime")).zfill(20))
     ledger.take(partial(_span, joined, tools), spans, are_inner=True)
     answered: set[str] = set()
     for trace in joined.traces:
@@ -302,12 +303,16 @@ def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tra
 def _span(joined: _Joiner, tools: dict[str, tuple[str, ToolCall, StepResult]], span: dict[str, Any]) -> None:
     pairs = [(text_at(each, "key"), at(each, "value")) for each in items_at(span, "attributes")]
     own = {key: next(iter(value.values()), None) for key, value in pairs if isinstance(value, dict)}
-    operation = own.get("gen_ai.operation.name")
+    own = own or at(parsed(span.get("metadata")), "attributes") or {}
+    given, answer = _side(span, own, "input"), _side(span, own, "output")
+    kind = own.get("openinference.span.kind") or span.get("type")
+    operation = own.get("gen_ai.operation.name") or _OPERATIONS.get(str(kind))
     if operation == "execute_tool":
-        call_id, content = text_at(own, "gen_ai.tool.call.id"), own.get("gen_ai.tool.call.result")
+        call_id = text_at(own, "gen_ai.tool.call.id")
+        content = own.get("gen_ai.tool.call.result", own.get("tool_response", answer))
         if not call_id or content is None:
             raise Dropped("a tool's span without the id of its call or without content")
-        arguments = json_text(own.get("gen_ai.tool.call.arguments"))
+        arguments = json_text(own.get("gen_ai.tool.call.arguments", own.get("tool_arguments", given)))
         is_error = True if at(span, "status", "code") in (2, "STATUS_CODE_ERROR") else None
         result = StepResult(call_id, text := json_text(content), is_error, exit_code_in(text))
         call = ToolCall(text_at(own, "gen_ai.tool.name"), arguments, call_id)
@@ -315,14 +320,33 @@ def _span(joined: _Joiner, tools: dict[str, tuple[str, ToolCall, StepResult]], s
         return
     if operation not in ("chat", "text_completion", "generate_content"):
         raise Dropped("a span of an agent or of something else")
-    given = {side: parsed(own.get(f"gen_ai.{side}.messages")) for side in ("input", "output")}
-    messages, answers = items_at(given, "input"), items_at(given, "output")
+    messages = (
+        items_at(given, "messages")
+        or typed(list, given)
+        or [{"role": "user", "content": given}] * bool(given)
+    )
+    answers = (
+        items_at(answer, "output")
+        or typed(list, answer)
+        or [{"role": "assistant", "content": answer}] * bool(answer)
+    )
     if not messages and not answers:
         raise Dropped("a span without messages: content was not recorded")
-    if text := text_of(parsed(own.get("gen_ai.system_instructions"))):
+    instructions = parsed(own.get("gen_ai.system_instructions")) or at(answer, "instructions")
+    if text := text_of(instructions):
         messages = [{"role": "system", "content": text}, *messages]
-    model = own.get("gen_ai.response.model") or own.get("gen_ai.request.model")
-    joined.add(messages, answers, parsed(own.get("gen_ai.tool.definitions")), model)
+    model = own.get("gen_ai.response.model") or own.get("gen_ai.request.model") or span.get("model")
+    offered = parsed(own.get("gen_ai.tool.definitions")) or at(answer, "tools")
+    joined.add(messages, answers, offered, model)
+
+
+_OPERATIONS = {"GENERATION": "chat", "LLM": "chat", "TOOL": "execute_tool"}
+"""What Langfuse and OpenInference call the operations of ``gen_ai``."""
+
+
+def _side(span: dict[str, Any], own: dict[str, Any], side: str) -> Any:
+    """What went into a span or came out of it; an export of Langfuse may have it beside the attributes."""
+    return parsed(own.get(f"gen_ai.{side}.messages", span.get(side)))
 
 
 # ------------------------------------------------------------------------------ ATIF
@@ -378,11 +402,6 @@ def _step_row(step: TraceStep, idx: int) -> dict[str, Any]:
     return {"step_id": idx + 1, "source": step.source, "message": step.text} | _given(others)
 
 
-def trace_of(row: dict[str, Any]) -> Trace:
-    """The trace that a line of ours holds."""
-    return next(read_atif(iter([row]), Ledger(), ""))
-
-
 def read_atif(
     records: Iterator[Any], ledger: Ledger, name: str, parent: tuple[str, str] | None = None
 ) -> Iterator[Trace]:
@@ -392,10 +411,8 @@ def read_atif(
         ours, episode = at(document, "extra", _TRACE), at(document, "extra", _EPISODE)
         names = (text_at(document, key) for key in ("trajectory_id", "session_id"))
         trace = Trace(next(filter(None, names), f"{name}#{number}"), text_at(ours, "format") or "atif")
-        trace.agent, trace.tools = (
-            text_at(document, "agent", "name"),
-            function_tools(at(document, "agent", "tool_definitions")),
-        )
+        trace.agent = text_at(document, "agent", "name")
+        trace.tools = function_tools(at(document, "agent", "tool_definitions"))
         trace.version = text_at(ours, "format_version") if ours else text_at(document, "schema_version")
         take = partial(_add_step, trace, has_raw_calls=bool(episode))
         ledger.take(take, items_at(document, "steps"), are_inner=True)

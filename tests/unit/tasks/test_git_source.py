@@ -254,15 +254,6 @@ def test_a_tree_that_holds_itself_many_times_over(repository: Path, monkeypatch:
     assert code_of(f"git+file://{repository}@bomb") == "CR0402"
 
 
-def test_a_damaged_copy_in_the_cache_says_what_to_remove(repository: Path, private_cache: Path) -> None:
-    open_source(f"git+file://{repository}")
-    (kept,) = (private_cache / "git").iterdir()
-    (kept / "tree.tar").write_bytes(b"x" * 1000)
-    with pytest.raises(InputError, match=kept.name) as caught:
-        open_source(f"git+file://{repository}")
-    assert caught.value.code == "CR0407"
-
-
 def test_prune_removes_what_was_fetched(repository: Path, private_cache: Path) -> None:
     script = "import sys; from composer_replication.tasks.intake.sources import open_source; open_source(sys.argv[1])"
     subprocess.run([sys.executable, "-c", script, f"git+file://{repository}"], check=True)

@@ -24,6 +24,7 @@ FILES = {
     "thing/empty.py": b"",
     "tests/test_thing.py": b"def test_f():\n    pass\n",
     "tests/data/a file with spaces é.txt": b"1,2\n",
+    "tests/data/a\\b.txt": b"a name that git may have",
 }
 PERSON = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "protocol.file.allow=always")
 

@@ -53,14 +53,16 @@ _BAD_ARCHIVE = (
     lzma.LZMAError,
 )
 Refused = Callable[[str], InputError]
+"""Makes the error for a source out of the part of a sentence that says what is wrong with it."""
+
+
+def _refusal(what: str, source: str, fix: str) -> Refused:
+    return lambda problem: InputError("CR0402", f"{what}: {problem}.", where=source, fix=fix)
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a source by POSIX path, each with its size and what reads it; ``links`` are symbolic ones.
-
-    ``refused`` makes the error for too many or too large files out of a sentence's part that says which.
-    """
+    """The files of a source by POSIX path, each with its size and what reads it; ``links`` are symbolic ones."""
 
     files: dict[str, tuple[int, Callable[[], bytes]]]
     links: set[str]
@@ -86,13 +88,8 @@ class Listing:
 
 def list_folder(root: Path, *, skip: Callable[[str], bool]) -> Listing:
     """The files of a folder; links are neither followed nor read, and folders of a name to ``skip`` not looked into."""
-
-    def refused(problem: str) -> InputError:
-        message = f"the folder is too large for task trees: {problem}."
-        fix = "give a copy of the folder without what its tests do not need."
-        return InputError("CR0402", message, where=str(root), fix=fix)
-
-    listing = Listing({}, set(), refused)
+    fix = "give a copy of the folder without what its tests do not need."
+    listing = Listing({}, set(), _refusal("the folder is too large for task trees", str(root), fix))
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = sorted(name for name in subfolders if not skip(name))
         for name in (*subfolders, *sorted(files)):
@@ -120,12 +117,14 @@ def list_archive(
             or too many bytes (CR0402).
     """
     is_foreign = refused is None
-    listing = Listing({}, set(), refused or partial(_hostile, str(path)))
+    fix = "take the archive from its publisher, or unpack it yourself and give the folder."
+    listing = Listing({}, set(), refused or _refusal("the archive is refused", str(path), fix))
     members = _zip_members if path.name.lower().endswith(".zip") else _tar_members
     try:
         for count, (name, target, data) in enumerate(members(path), start=1):
             pure = PurePosixPath(name)
-            if pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name:
+            climbs = pure.is_absolute() or ".." in pure.parts or (is_foreign and "\\" in name)
+            if climbs or "\0" in name:
                 raise ValueError(f"member {name[:80]!r} leaves the archive")
             if is_foreign and os.path.normpath(target).startswith(("/", "..")):
                 raise ValueError(f"the link {name[:80]!r} points outside")
@@ -143,11 +142,6 @@ def list_archive(
     top = f"{tops.pop()}/"
     stripped = {name.removeprefix(top): file for name, file in listing.files.items()}
     return Listing(stripped, {name.removeprefix(top) for name in listing.links}, listing.refused)
-
-
-def _hostile(source: str, problem: str) -> InputError:
-    fix = "take the archive from its publisher, or unpack it yourself and give the folder."
-    return InputError("CR0402", f"the archive is refused: {problem}.", where=source, fix=fix)
 
 
 def _read_bounded(stream: IO[bytes], most_bytes: int) -> bytes:

@@ -153,20 +153,20 @@ def _fetch(name: str, version: str, sha256: str, *, wheels: bool) -> Path:
     folder = shelf / f"{canonicalize_name(name)}-{version}"
     record = folder / "SHA256"
     with cache_lock(f"fetch-{folder.name}"):
-        recorded, _, filename = (
-            record.read_text().strip().partition("  ") if record.is_file() else ("", "", "")
-        )
-        path = folder / filename
+        line = record.read_text().strip() if record.is_file() else ""
+        recorded, _, filename = line.partition("  ")
+        path, data = folder / filename, b""
         is_whole = path.is_file() and sha256_of_file(path) == recorded
         if not is_whole or (wheels and not fits_this_machine(filename)):
             filename, data = _download(label, wheels=wheels)
-            path = folder / filename
-            put_file(record, f"{sha256_of(data)}  {filename}\n".encode())
+            path, recorded = folder / filename, sha256_of(data)
+        if sha256:
+            check_hash(label, sha256, recorded)
+        if data:
+            put_file(record, f"{recorded}  {filename}\n".encode())
             put_file(path, data)
         with suppress(PermissionError):
             os.utime(folder)  # the time of last use
-    if sha256:
-        check_hash(label, sha256, sha256_of_file(path))
     return path
 
 

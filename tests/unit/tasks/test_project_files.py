@@ -135,19 +135,10 @@ def test_an_entry_point_cannot_bring_lines_of_its_own() -> None:
     "files",
     [
         {"pyproject.toml": '[tool.setuptools_scm]\nversion_file = "pkg/_version.py"'},
-        {
-            "pyproject.toml": '[tool.setuptools_scm]\nwrite_to = "pkg/_version.py"\n'
-            "write_to_template = '__version__ = version = \"{version}\"\\nversion_tuple = {version_tuple}'"
-        },
+        {"pyproject.toml": '[tool.setuptools_scm]\nwrite_to = "pkg/_version.py"'},
         {"setup.py": "scm = {'version_file': 'pkg/_version.py'}\nsetup(use_scm_version=scm)"},
         {"pyproject.toml": '[tool.hatch.build.hooks.vcs]\nversion-file = "pkg/_version.py"'},
         {"pyproject.toml": '[tool.pdm.version]\nsource = "scm"\nwrite_to = "pkg/_version.py"'},
-        {"pyproject.toml": '[tool.poetry-dynamic-versioning.files."pkg/_version.py"]\n'},
-        {"pyproject.toml": '[tool.versioneer]\nversionfile_source = "pkg/_version.py"'},
-        {"pyproject.toml": '[tool.versioningit.write]\nfile = "pkg/_version.py"'},
-        {"pyproject.toml": '[[tool.scikit-build.generate]]\npath = "pkg/_version.py"'},
-        {"setup.cfg": "[versioneer]\nversionfile_source = pkg/_version.py\n"},
-        {"pkg/meson.build": "custom_target('v', output: '_version.py', command: ['x'])"},
     ],
 )
 def test_a_version_file_of_a_build_is_written_with_version_0(files: Mapping[str, str]) -> None:
@@ -159,16 +150,16 @@ def test_a_version_file_of_a_build_is_written_with_version_0(files: Mapping[str,
     assert (names["__version__"], names["version"], names["version_tuple"]) == ("0", "0", (0,))
 
 
-def test_a_template_is_filled_and_a_file_that_is_there_stays() -> None:
-    files = encoded(
-        {
-            "pkg/meson.build": "configure_file(input: 'version.py.in', output: 'version.py', configuration: conf)",
-            "pkg/version.py.in": 'short = "@VERSION@"\n',
-            "other/_version.py": "",
-            "pyproject.toml": '[tool.setuptools_scm]\nversion_file = "other/_version.py"\n[tool.pdm.version]\nwrite_to = "../x.py"',
-        }
+def test_a_version_file_that_is_there_stays_and_none_lies_outside() -> None:
+    table = (
+        '[tool.setuptools_scm]\nversion_file = "other/_version.py"\n[tool.pdm.version]\nwrite_to = "../x.py"'
     )
-    assert version_files(ProjectFiles(files), "1.2") == {"pkg/version.py": b'short = "1.2"\n'}
+    files = encoded({"other/_version.py": "", "pyproject.toml": table})
+    assert version_files(ProjectFiles(files), "1.2") == {}
+    text = encoded(
+        {"src/pkg/__init__.py": "", "pyproject.toml": '[tool.pdm.version]\nwrite_to = "pkg/VERSION"'}
+    )
+    assert version_files(ProjectFiles(text), "1.2") == {"src/pkg/VERSION": b"1.2\n"}
 
 
 def test_lines_of_requirement_files_are_read_as_pip_reads_them() -> None:

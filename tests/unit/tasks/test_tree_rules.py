@@ -57,8 +57,6 @@ def test_a_package_is_one_whatever_it_is_called(name: str) -> None:
         {"lib/a.py", "src/foo/a.py"},  # no package, at the top
         {"a.py"},
         {"pyvenv.cfg", "a.py", "__init__.py", "lib/python3.11/foo/a.py"},  # an environment with all looks of a package
-        {"bin/activate", "a.py", "__init__.py"},
-        {"Scripts/activate.bat", "a.py", "__init__.py"},
     ],
 )  # fmt: skip
 def test_environments_and_build_output_stay_out(name: str, files: set[str]) -> None:

@@ -1,4 +1,4 @@
-"""List the files of a folder or of a foreign archive, and read some of them into memory; nothing is unpacked or run.
+"""List the files of a folder or of an archive, and read some of them into memory; nothing is unpacked or run.
 
 Nothing is written to disk here, so a member's path can do no harm; it is still
 refused when it is absolute or climbs, because such an archive is hostile.
@@ -17,7 +17,6 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -33,15 +32,13 @@ MAX_MEMBERS = 50_000
 MAX_TOTAL_BYTES = 512 * 1024**2
 MAX_MEMBER_BYTES = 64 * 1024**2
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
-_NUM_PASSES = 3
-"""How often a tar is read from its start: to list it, and for what is wanted of it in two turns."""
 _STEP_BYTES = 1024**2
-_MAX_LINK_BYTES = 4096
 _OPENERS: dict[str, Callable[..., Any]] = {
     ".gz": gzip.open,
     ".tgz": gzip.open,
     ".bz2": bz2.open,
     ".xz": lzma.open,
+    ".tar": open,
 }
 _BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _BAD_ARCHIVE = (
@@ -55,18 +52,21 @@ _BAD_ARCHIVE = (
     zlib.error,
     lzma.LZMAError,
 )
+Refused = Callable[[str], InputError]
+"""Makes the error for a source out of the part of a sentence that says what is wrong with it."""
+
+
+def _refusal(what: str, source: str, fix: str) -> Refused:
+    return lambda problem: InputError("CR0402", f"{what}: {problem}.", where=source, fix=fix)
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a source by POSIX path, each with its size and what reads it; ``links`` are symbolic ones.
-
-    ``refused`` makes the error for too many or too large files out of a sentence's part that says which.
-    """
+    """The files of a source by POSIX path, each with its size and what reads it; ``links`` are symbolic ones."""
 
     files: dict[str, tuple[int, Callable[[], bytes]]]
     links: set[str]
-    refused: Callable[[str], InputError]
+    refused: Refused
 
     def read(self, names: Iterable[str] | None = None) -> dict[str, bytes]:
         """Some of the files; None: all.
@@ -75,7 +75,6 @@ class Listing:
             InputError: too many, or too large (CR0402); a member of an archive that cannot be read (CR0402).
         """
         wanted = self.files.keys() if names is None else frozenset(names)
-        # In the order of an archive, which is then gone through once.
         chosen = {name: file for name, file in self.files.items() if name in wanted}
         large = next((name for name, (size, _) in chosen.items() if size > MAX_MEMBER_BYTES), None)
         if large is not None:
@@ -89,16 +88,8 @@ class Listing:
 
 def list_folder(root: Path, *, skip: Callable[[str], bool]) -> Listing:
     """The files of a folder; links are neither followed nor read, and folders of a name to ``skip`` not looked into."""
-    listing = Listing(
-        {},
-        set(),
-        lambda problem: InputError(
-            "CR0402",
-            f"the folder is too large for task trees: {problem}.",
-            where=str(root),
-            fix="give a copy of the folder without what its tests do not need.",
-        ),
-    )
+    fix = "give a copy of the folder without what its tests do not need."
+    listing = Listing({}, set(), _refusal("the folder is too large for task trees", str(root), fix))
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = sorted(name for name in subfolders if not skip(name))
         for name in (*subfolders, *sorted(files)):
@@ -110,162 +101,112 @@ def list_folder(root: Path, *, skip: Callable[[str], bool]) -> Listing:
     return listing
 
 
-def is_archive(path: Path) -> bool:
-    """Whether the file name is one of the archive formats that can be read."""
-    return path.name.lower().endswith(ARCHIVE_SUFFIXES)
-
-
-def hostile(source: str, detail: str) -> InputError:
-    """The error for an archive that is refused."""
-    return InputError(
-        "CR0402",
-        f"the archive is refused: {detail}.",
-        where=source,
-        fix="take the archive from its publisher, or unpack it yourself and give the folder.",
-    )
-
-
-def list_archive(path: Path, *, skip: Callable[[PurePosixPath], bool] = lambda _: False) -> Listing:
-    """The files of an archive, a single top folder stripped.
+def list_archive(
+    path: Path, *, skip: Callable[[PurePosixPath], bool] = lambda _: False, refused: Refused | None = None
+) -> Listing:
+    """The files of an archive, all of them in memory.
 
     Args:
         path: ``.tar``, ``.tar.gz``, ``.tgz``, ``.tar.bz2``, ``.tar.xz`` or ``.zip``.
         skip: whether a member counts as not there, also when the top folder is looked for.
+        refused: makes the error, for an archive that git wrote here: its paths begin at the top of the
+            repository, and its links may lead anywhere. Of a foreign one a single top folder is stripped.
 
     Raises:
         InputError: unreadable, a path that leaves the archive, a link to the outside, a device, too many members
-            or too many bytes (CR0402). What is encrypted, or neither stored nor deflated, is refused when it is read.
+            or too many bytes (CR0402).
     """
+    is_foreign = refused is None
+    fix = "take the archive from its publisher, or unpack it yourself and give the folder."
+    listing = Listing({}, set(), refused or _refusal("the archive is refused", str(path), fix))
     members = _zip_members if path.name.lower().endswith(".zip") else _tar_members
-    files: dict[str, tuple[int, Callable[[], bytes]]] = {}
-    links: set[str] = set()
-    with _bad_archive_refused(path):
-        for name, member in _checked(members(path)):
-            if member.link is not None:
-                links.add(name)
-            elif member.content is not None and not skip(PurePosixPath(name)):
-                files[name] = (member.num_bytes, member.content)
-    tops = {name.partition("/")[0] for name in files}
-    top = f"{tops.pop()}/" if len(tops) == 1 and all("/" in name for name in files) else ""
-    stripped = {name.removeprefix(top): file for name, file in files.items()}
-    return Listing(stripped, {name.removeprefix(top) for name in links}, partial(hostile, str(path)))
-
-
-@contextmanager
-def _bad_archive_refused(path: Path) -> Iterator[None]:
     try:
-        yield
+        for count, (name, target, data) in enumerate(members(path), start=1):
+            pure = PurePosixPath(name)
+            climbs = pure.is_absolute() or ".." in pure.parts or (is_foreign and "\\" in name)
+            if climbs or "\0" in name:
+                raise ValueError(f"member {name[:80]!r} leaves the archive")
+            if is_foreign and os.path.normpath(target).startswith(("/", "..")):
+                raise ValueError(f"the link {name[:80]!r} points outside")
+            if count > MAX_MEMBERS:
+                raise ValueError(f"it has more than {MAX_MEMBERS} members")
+            if target:
+                listing.links.add(str(pure))
+            elif data is not None and not skip(pure):
+                listing.files[str(pure)] = (len(data), partial(bytes, data))
     except _BAD_ARCHIVE as error:
-        raise hostile(str(path), str(error).rstrip(".") or type(error).__name__) from error
+        raise listing.refused(str(error).rstrip(".") or type(error).__name__) from error
+    tops = {name.partition("/")[0] for name in listing.files}
+    if not is_foreign or len(tops) != 1 or not all("/" in name for name in listing.files):
+        return listing
+    top = f"{tops.pop()}/"
+    stripped = {name.removeprefix(top): file for name, file in listing.files.items()}
+    return Listing(stripped, {name.removeprefix(top) for name in listing.links}, listing.refused)
 
 
-@dataclass(slots=True)
-class _Member:
-    """A member as its header describes it; ``content`` is None for a folder, ``link`` where a link leads to."""
+def _read_bounded(stream: IO[bytes], most_bytes: int) -> bytes:
+    """All of a stream, unpacked no further than that: no header is believed."""
+    whole = io.BytesIO()
+    while piece := stream.read(_STEP_BYTES):
+        if whole.tell() + len(piece) > most_bytes:
+            raise ValueError("it unpacks to too much data")
+        whole.write(piece)
+    return whole.getvalue()
 
-    name: str
-    num_bytes: int
-    content: Callable[[], bytes] | None
-    link: str | None = None
+
+_Members = Iterator[tuple[str, str, bytes | None]]
+"""The path of each member, where it leads from the top if it is a link (else empty), and the bytes if it is a file."""
 
 
-def _checked(members: Iterator[_Member]) -> Iterator[tuple[str, _Member]]:
-    """Members that are not hostile, each with its path."""
-    total = 0
-    for count, member in enumerate(members, start=1):
-        total += member.num_bytes
-        path, shown = PurePosixPath(member.name), repr(member.name[:80])
-        if path.is_absolute() or ".." in path.parts or "\\" in member.name or "\0" in member.name:
-            raise ValueError(f"member {shown} leaves the archive")
-        if count > MAX_MEMBERS:
-            raise ValueError(f"it has more than {MAX_MEMBERS} members")
-        if member.num_bytes > MAX_MEMBER_BYTES:
-            raise ValueError(f"member {shown} is larger than {MAX_MEMBER_BYTES // 1024**2} MiB")
-        if total > MAX_TOTAL_BYTES:
-            raise ValueError(f"it unpacks to more than {MAX_TOTAL_BYTES // 1024**2} MiB")
-        if member.link is not None and (
-            member.link.startswith("/") or os.path.normpath(member.link).startswith("..")
-        ):
-            raise ValueError(f"the link {shown} points outside")
-        yield str(path), member
+def _tar_members(path: Path) -> _Members:
+    left = MAX_TOTAL_BYTES
+    with _OPENERS[path.suffix.lower()](path, "rb") as stream:
+        unpacked = _read_bounded(stream, left + MAX_MEMBERS * 1024)  # with the headers
+    with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as archive:
+        for member in archive:
+            target, data = "", None
+            if member.issym():
+                target = os.path.join(os.path.dirname(member.name), member.linkname)
+            elif member.islnk():
+                target = member.linkname
+            elif member.isfile():
+                if member.size > left:  # a sparse one is larger than what lies in the archive
+                    raise ValueError("it unpacks to too much data")
+                data = _read_bounded(cast("IO[bytes]", archive.extractfile(member)), left)
+                left -= len(data)
+            elif not member.isdir():
+                raise _not_a_file(member.name)
+            yield member.name, target, data
+
+
+def _zip_members(path: Path) -> _Members:
+    """Of a zip, in which stored and deflated members alone are read.
+
+    ``ZipFile.read`` decompresses a member whole and then cuts it to the size in the header. Read in steps, one of these
+    is decompressed no further than asked for, and what is cut off gives a wrong checksum. For bzip2 and
+    lzma zipfile sets no bound in steps either.
+    """
+    left = MAX_TOTAL_BYTES
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            kind = stat.S_IFMT(info.external_attr >> 16)
+            if kind not in (0, stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
+                raise _not_a_file(info.filename)
+            if info.compress_type not in _BOUNDED_METHODS:
+                raise ValueError(f"member {info.filename[:80]!r} is neither stored nor deflated")
+            data = None
+            if not info.is_dir():
+                with archive.open(info) as member:
+                    data = _read_bounded(member, left)
+                left -= len(data)
+            target = ""
+            if data is not None and kind == stat.S_IFLNK:
+                target = os.path.join(os.path.dirname(info.filename), data.decode("utf-8", "replace"))
+            yield info.filename, target, data
 
 
 def _not_a_file(name: str) -> ValueError:
     return ValueError(f"member {name[:80]!r} is a device or a pipe")
-
-
-class _Unpacked:
-    """A tar file, decompressed as it is read; it refuses once what was decompressed, each time anew, is too much."""
-
-    def __init__(self, path: Path) -> None:
-        self._most = MAX_TOTAL_BYTES + MAX_MEMBERS * 1024
-        self._left = _NUM_PASSES * self._most
-        if path.stat().st_size > self._most:
-            raise tarfile.ReadError("it is too large")
-        packed = io.BytesIO(path.read_bytes())
-        opener = _OPENERS.get(path.suffix.lower())
-        self._stream = packed if opener is None else opener(packed)
-        self.tell = self._stream.tell
-
-    def _spend(self, num_bytes: int) -> None:
-        self._left -= num_bytes
-        if num_bytes < 0 or self._left < 0 or num_bytes > self._most:
-            raise tarfile.ReadError("it unpacks to too much data")
-
-    def seek(self, position: int) -> int:
-        self._spend(position - self.tell() if position >= self.tell() else position)
-        return int(self._stream.seek(position))
-
-    def read(self, size: int = -1) -> bytes:
-        self._spend(size)
-        return bytes(self._stream.read(size))
-
-
-def _tar_members(path: Path) -> Iterator[_Member]:
-    stream = cast("IO[bytes]", _Unpacked(path))
-    archive = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115  open while a listing reads from it
-    for member in archive:
-        if not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
-            raise _not_a_file(member.name)
-        content = partial(_tar_content, path, archive, member) if member.isfile() else None
-        link = member.linkname if member.islnk() else None
-        if member.issym():
-            link = os.path.join(os.path.dirname(member.name), member.linkname)
-        yield _Member(member.name, member.size, content, link)
-
-
-def _tar_content(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    with _bad_archive_refused(path):
-        handle = archive.extractfile(member)
-        return handle.read() if handle is not None else b""
-
-
-def _zip_members(path: Path) -> Iterator[_Member]:
-    archive = zipfile.ZipFile(path)  # it closes its file when nothing reads from it any more
-    for info in archive.infolist():
-        kind = stat.S_IFMT(info.external_attr >> 16)
-        if kind not in (0, stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
-            raise _not_a_file(info.filename)
-        content = partial(_zip_content, path, archive, info)
-        link = None
-        if kind == stat.S_IFLNK:
-            target = content().decode("utf-8", "replace") if info.file_size <= _MAX_LINK_BYTES else "/"
-            link = os.path.join(os.path.dirname(info.filename), target)
-        yield _Member(info.filename, info.file_size, None if info.is_dir() else content, link)
-
-
-def _zip_content(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    """A member, in memory that is bounded by the size in its header, whether the header tells the truth or not.
-
-    ``ZipFile.read`` decompresses a member whole and then cuts it to the size in the header. Read in steps, a
-    stored or deflated one is decompressed no further than asked for, and what is cut off gives a wrong
-    checksum. For bzip2 and lzma zipfile sets no bound in steps either, so they are refused.
-    """
-    with _bad_archive_refused(path):
-        if info.compress_type not in _BOUNDED_METHODS:
-            raise ValueError(f"member {info.filename[:80]!r} is neither stored nor deflated")
-        with archive.open(info) as member:
-            return b"".join(iter(lambda: member.read(_STEP_BYTES), b""))
 
 
 def holds_code(data: bytes) -> bool:

@@ -115,14 +115,9 @@ def refuse_when_full(where: Path) -> None:
 
 
 def refuse_full_disk(said: str, where: Path) -> None:
-    """Look through what a program that failed has said.
+    """Raise ``OSError`` where a program that failed has said that it had no space, or no quota, in the folder ``where``.
 
-    Args:
-        said: its standard error; lines of a server (``remote:``) speak of another machine's disk.
-        where: the folder that it wrote into.
-
-    Raises:
-        OSError: it had no space, or no quota was left; the command line makes CR0104 of it.
+    Of its standard error ``said`` the lines of a server (``remote:``) speak of another machine's disk.
     """
     own = "\n".join(line for line in said.splitlines() if not line.lstrip().startswith("remote:"))
     for words, number in _SAID.items():
@@ -136,32 +131,25 @@ SECONDS_PER_DAY = 86400.0
 _DOOMED = ".pruned-"
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One folder of the cache, by the names that this package gives to its entries; everything else in it stays.
-
-    ``lock`` is held while an entry is made (``{}``: its name). A folder of a shelf holds the file ``SHA256``, and
-    readers hold the shelf as a whole.
-    """
-
-    name: str
-    pattern: str
-    lock: str = ""
-    is_shelf: bool = False
-
-
 _RELEASE = r"[a-z0-9]+(-[a-z0-9]+)*-[0-9][\w.+!]*"
-KINDS = (
-    Kind("task-stores", r"[0-9a-f]{16}", lock="task-store-{}"),
-    Kind("environments", r"[0-9a-f]{24}-[0-9a-f]{8}", lock="environment-{}"),
-    Kind("models", r".+-[0-9a-f]{16}|\.unpack-\w+", lock="models"),
-    Kind("resolutions", r"[0-9a-f]{64}\.json"),
-    Kind("validations", r"[0-9a-f]{32}\.jsonl"),
-    Kind("git", r"[0-9a-f]{16}-([0-9a-f]{40}|[0-9a-f]{64})|fetch-\w+", lock="git-{}"),
-    Kind("sdists", _RELEASE, is_shelf=True),
-    Kind("wheels", _RELEASE, is_shelf=True),
-    Kind("crash", r"composer-rl-crash-.+\.txt"),
-)
+_ENTRIES = {
+    "task-stores": r"[0-9a-f]{16}",
+    "environments": r"[0-9a-f]{24}-[0-9a-f]{8}",
+    "models": r".+-[0-9a-f]{16}|\.unpack-\w+",
+    "resolutions": r"[0-9a-f]{64}\.json",
+    "validations": r"[0-9a-f]{32}\.jsonl",
+    "git": r"[0-9a-f]{16}-([0-9a-f]{40}|[0-9a-f]{64})|fetch-\w+",
+    "sdists": _RELEASE,
+    "wheels": _RELEASE,
+    "crash": r"composer-rl-crash-.+\.txt",
+}
+"""By folder of the cache the names that this package gives to entries; everything else in it stays."""
+_SHELVES = ("sdists", "wheels")
+"""Whose entries hold the file ``SHA256``; readers hold the shelf as a whole."""
+_LOCKS = {
+    "task-stores": "task-store-{}", "environments": "environment-{}", "models": "models", "git": "git-{}"
+}  # fmt: skip
+"""Held while an entry is made; ``{}`` is its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,30 +196,20 @@ def prune(
         is_dry_run: find out, remove nothing.
         progress: told (done, total, path).
     """
-    found: list[tuple[Kind, Path]] = []
-    for kind in KINDS:
-        shelf = folder / kind.name
-        paths = [shelf] if shelf.is_symlink() else sorted(shelf.iterdir()) if shelf.is_dir() else []
-        found += [(kind, path) for path in paths]
+    shelves = [folder / kind for kind in _ENTRIES if not (folder / kind).is_symlink()]
+    found = [path for shelf in shelves for path in sorted(shelf.glob("*"))]
     limit = time.time() - older_than_days * SECONDS_PER_DAY if older_than_days else math.inf
     entries: list[CacheEntry] = []
-    for done, (kind, path) in enumerate(found):
+    for done, path in enumerate(found, start=1):
+        num_bytes = tree_bytes(path)
+        reason = _remove(path, limit, include_reports=include_reports, is_dry_run=is_dry_run)
+        entries.append(CacheEntry(path.parent.name, path, num_bytes, reason))
         if progress is not None:
             progress(done, len(found), path.name)
-        num_bytes = tree_bytes(path)
-        if not _is_ours(path, kind):
-            reason = "a symbolic link" if path.name == kind.name else "not made by composer-rl"
-        elif kind.name == "crash" and not include_reports:
-            reason = "a crash report, which cannot be made again: --all"
-        else:
-            reason = _remove(path, kind, folder, limit, is_dry_run=is_dry_run)
-        entries.append(CacheEntry(kind.name, path, num_bytes, reason))
     for path in abandoned_folders():
         scratch = CacheEntry("scratch", path, tree_bytes(path))
         if is_dry_run or remove_abandoned(path):
             entries.append(scratch)
-    if progress is not None and found:
-        progress(len(found), len(found), "done")
     return Pruned(
         tuple(entry for entry in entries if not entry.reason),
         tuple(entry for entry in entries if entry.reason),
@@ -249,47 +227,37 @@ def tree_bytes(path: Path) -> int:
     return total
 
 
-def _is_ours(path: Path, kind: Kind) -> bool:
-    if path.is_symlink():
-        return False
-    if path.name.startswith(_DOOMED):
-        return True
-    if not re.fullmatch(kind.pattern, path.name):
-        return False
-    if kind.name in ("resolutions", "validations", "crash"):
-        return path.is_file()
-    return path.is_dir() and (not kind.is_shelf or (path / "SHA256").is_file())
-
-
-def _remove(path: Path, kind: Kind, cache: Path, limit: float, *, is_dry_run: bool) -> str:
+def _remove(path: Path, limit: float, *, include_reports: bool, is_dry_run: bool) -> str:
     """Remove one entry; the reason why it stays, or an empty string."""
-    held = path.parent if kind.is_shelf else path
-    maker = cache / "locks" / f"{kind.lock.format(path.name)}.lock"
+    kind, is_doomed = path.parent.name, path.name.startswith(_DOOMED)
+    is_named = re.fullmatch(_ENTRIES[kind], path.name) and (
+        kind not in _SHELVES or (path / "SHA256").is_file()
+    )
+    if path.is_symlink() or not (is_doomed or is_named):
+        return "not made by composer-rl"
+    if kind == "crash" and not include_reports:
+        return "a crash report, which cannot be made again: --all"
+    held = path.parent if kind in _SHELVES else path
+    locks = path.parents[1] / "locks"
+    makers = [locks / f"{_LOCKS[kind].format(path.name)}.lock"] if kind in _LOCKS else []
     with ExitStack() as stack:
         try:
             if path.lstat().st_mtime > limit:
                 return "used since then"
-            for locked in [maker, held] if kind.lock and maker.exists() else [held]:
+            for locked in (*filter(Path.exists, makers), held):
                 descriptor = os.open(locked, os.O_RDONLY | os.O_NOFOLLOW)
                 stack.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not is_dry_run:
-                _delete(path)
+            if is_dry_run:
+                return ""
+            if path.is_file():
+                path.unlink()
+                return ""
+            doomed = path if is_doomed else path.with_name(f"{_DOOMED}{os.getpid()}-{path.name}")
+            path.rename(doomed)
+            shutil.rmtree(doomed)
         except BlockingIOError:
             return "in use"
-        except FileNotFoundError:  # another prune was faster
-            return "" if is_dry_run else "already gone"
-        except OSError as error:
+        except OSError as error:  # also where another prune was faster
             return f"cannot be removed: {error.strerror or error}"
     return ""
-
-
-def _delete(path: Path) -> None:
-    if path.is_file():
-        path.unlink()
-        return
-    doomed = path
-    if not path.name.startswith(_DOOMED):
-        doomed = path.with_name(f"{_DOOMED}{os.getpid()}-{path.name}")
-        path.rename(doomed)
-    shutil.rmtree(doomed)

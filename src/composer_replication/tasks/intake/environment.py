@@ -13,15 +13,13 @@ import json
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +39,7 @@ from composer_replication.tasks.intake.cache import (
     sha256_of,
     sha256_of_file,
 )
-from composer_replication.tasks.intake.index import fetch_wheel, fits_this_machine, hash_error, pip_command
+from composer_replication.tasks.intake.index import check_hash, fetch_wheel, fits_this_machine, pip_command
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -110,11 +108,8 @@ class EnvironmentLock:
         return frozenset(wheel.name for wheel in self.wheels)
 
     def to_json(self) -> dict[str, Any]:
-        rows = [
-            [wheel.name, wheel.version, wheel.filename, wheel.sha256]
-            for wheel in (*self.wheels, self.installer)
-        ]
-        return {"python": self.python, "wheels": rows[:-1], "installer": rows[-1]}
+        wheels = [list(astuple(wheel)) for wheel in self.wheels]
+        return {"python": self.python, "wheels": wheels, "installer": list(astuple(self.installer))}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> EnvironmentLock:
@@ -132,15 +127,8 @@ def wheel_path(wheel: LockedWheel) -> Path:
     return cache_folder() / "wheels" / f"{wheel.name}-{wheel.version}" / wheel.filename
 
 
-@cache
-def _toolchain_in(folder: Path) -> tuple[LockedWheel, ...]:
-    """The pinned wheels, the installer last; fetched where the cache ``folder`` has not got them."""
-    assert folder == cache_folder()
-    return tuple(_locked(path) for path in prefetch_toolchain())
-
-
 def prefetch_toolchain() -> list[Path]:
-    """Put the wheels of the test runner and of the installer into the cache; then folders build offline.
+    """Put the wheels of the test runner and, last, of the installer into the cache; then folders build offline.
 
     Raises:
         InputError: the index has not got them, or cannot be reached (CR0407).
@@ -191,16 +179,20 @@ def _resolve(requirements: Sequence[Requirement], repository: str, pytest: str) 
     shelf = cache_folder() / "wheels"
     shelf.mkdir(exist_ok=True)
     hold(shelf)  # the wheels that a lock names are read later
-    *toolchain, installer = _toolchain_in(cache_folder())
-    wanted = sorted(str(item) for item in requirements if not _toolchain_satisfies(item))
+    *toolchain, installer = map(_locked, prefetch_toolchain())
     pins = {**TOOLCHAIN, "pytest": pytest}
+
+    def is_pinned(requirement: Requirement) -> bool:
+        pinned = TOOLCHAIN.get(canonicalize_name(requirement.name))
+        return pinned is not None and requirement.specifier.contains(pinned, prereleases=True)
+
+    wanted = sorted(str(requirement) for requirement in requirements if not is_pinned(requirement))
     if not wanted and pins == TOOLCHAIN:
         return EnvironmentLock(python_version(), tuple(toolchain), installer)
     request = json.dumps([wanted, sorted(pins.items()), python_version(), sysconfig.get_platform()])
     with cache_lock(f"resolve-{sha256_of(request.encode())[:16]}"):
         answer = cache_folder() / "resolutions" / f"{sha256_of(request.encode())}.json"
-        known = _earlier_answer(answer)
-        if known is not None:
+        if (known := _earlier_answer(answer)) is not None:
             return known
         wheels = sorted(_download(wanted, repository, pins), key=lambda wheel: wheel.name)
         lock = EnvironmentLock(python_version(), tuple(wheels), installer)
@@ -218,11 +210,6 @@ def _earlier_answer(answer: Path) -> EnvironmentLock | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):  # absent, broken or of an older format
         return None
     return lock if is_whole else None
-
-
-def _toolchain_satisfies(requirement: Requirement) -> bool:
-    pinned = TOOLCHAIN.get(canonicalize_name(requirement.name))
-    return pinned is not None and requirement.specifier.contains(pinned, prereleases=True)
 
 
 def _download(wanted: Sequence[str], repository: str, pins: Mapping[str, str]) -> list[LockedWheel]:
@@ -258,12 +245,9 @@ def _resolution_error(log: str, repository: str) -> Exception:
     asked = [line for line in lines if "No matching distribution" in line or "conflict" in line.lower()]
     # Nothing at all was found where nothing could be asked.
     if not asked or ("(from versions: none)" in log and "Retrying" in log):
-        return InputError(
-            "CR0407",
-            f"pip could not fetch what the tests of {repository} need.",
-            where=repository,
-            fix="check the network and pip's index settings, or build once where there is a network.",
-        )
+        problem = f"pip could not fetch what the tests of {repository} need."
+        fix = "check the network and pip's index settings, or build once where there is a network."
+        return InputError("CR0407", problem, where=repository, fix=fix)
     who = re.search(r"satisfies the requirement \S+ \((from [^)]+)\)", log.replace("(from versions:", ""))
     return UnusableRepository("dependency-without-wheel", f"{asked[0][:200]}{f' ({who[1]})' if who else ''}")
 
@@ -293,7 +277,7 @@ def open_environment(
     lock: EnvironmentLock,
     *,
     backend: str | None = None,
-    read_wheel: Callable[[LockedWheel], bytes] | None = None,
+    read_wheel: Callable[[LockedWheel], bytes] = lambda wheel: wheel_path(wheel).read_bytes(),
 ) -> Environment:
     """The environment of a lock, made first if this machine has not got it.
 
@@ -307,14 +291,21 @@ def open_environment(
             wrong (CR0408), or the installation failed (CR0413).
         SandboxFailure: the sandbox broke.
     """
-    _check_fit(lock)
+    misfit = [wheel.filename for wheel in lock.wheels if not fits_this_machine(wheel.filename)]
+    if lock.python != python_version() or misfit:
+        here = f"its wheel {misfit[0]} does not fit here" if misfit else f"this is Python {python_version()}"
+        problem = f"the environment was locked for Python {lock.python} and {here}."
+        fix = (
+            "use that Python version, or build the tasks again on this machine with composer-rl tasks build."
+        )
+        raise InputError("CR0413", problem, where=lock.fingerprint[:12], fix=fix)
     base = Path(getattr(sys, "_base_executable", "") or sys.executable).resolve()
     key = f"{lock.fingerprint[:24]}-{sha256_of(f'{base}{sys.version}'.encode())[:8]}"
     root = cache_folder() / "environments" / key
     while not (hold(root) and (root / _READY).is_file()):
         with cache_lock(f"environment-{key}"):
             if not (root / _READY).is_file():
-                _make(root, base, lock, backend, read_wheel or (lambda wheel: wheel_path(wheel).read_bytes()))
+                _make(root, base, lock, backend, read_wheel)
     interpreter = base_interpreter()
     return Environment(
         fingerprint=lock.fingerprint,
@@ -331,20 +322,6 @@ def lock_of(environment: Environment) -> EnvironmentLock:
     return EnvironmentLock.from_json(json.loads((environment.root / _READY).read_text()))
 
 
-def _check_fit(lock: EnvironmentLock) -> None:
-    misfit = [wheel.filename for wheel in lock.wheels if not fits_this_machine(wheel.filename)]
-    if lock.python != python_version() or misfit:
-        detail = (
-            f"its wheel {misfit[0]} does not fit here" if misfit else f"this is Python {python_version()}"
-        )
-        raise InputError(
-            "CR0413",
-            f"the environment was locked for Python {lock.python} and {detail}.",
-            where=lock.fingerprint[:12],
-            fix="use that Python version, or build the tasks again on this machine with composer-rl tasks build.",
-        )
-
-
 def _make(
     root: Path,
     base: Path,
@@ -355,64 +332,42 @@ def _make(
     """Make the environment at its final place; ``READY.json`` comes last, so a torn one is made again."""
     shutil.rmtree(root, ignore_errors=True)
     root.parent.mkdir(parents=True, exist_ok=True)
-    _make_venv(root, base, lock)
+    # Whatever umask is in force, a jail with a user id of its own must be able to read the files.
+    made = subprocess.run(
+        [str(base), "-I", "-m", "venv", "--without-pip", str(root)],
+        check=False, capture_output=True, text=True, errors="replace", env={**os.environ, "LC_ALL": "C.UTF-8"}, umask=0o022,
+    )  # fmt: skip
+    if made.returncode != 0:
+        said = made.stderr or made.stdout
+        raise _not_installed("the virtual environment could not be made", said, root, lock)
     wheels = root / ".wheels"
     wheels.mkdir()
     for wheel in (*lock.wheels, lock.installer):
         data = read_wheel(wheel)
-        if sha256_of(data) != wheel.sha256:
-            raise hash_error(wheel.filename, wheel.sha256, sha256_of(data))
+        check_hash(wheel.filename, wheel.sha256, sha256_of(data))
         (wheels / wheel.filename).write_bytes(data)
-    _install(root, wheels, lock, backend)
-    shutil.rmtree(wheels)
-    _make_readable(root)
-    (root / _READY).write_text(json.dumps(lock.to_json(), sort_keys=True))
-
-
-def _make_venv(root: Path, base: Path, lock: EnvironmentLock) -> None:
-    """A virtual environment without pip."""
-    done = subprocess.run(
-        [str(base), "-I", "-m", "venv", "--without-pip", str(root)],
-        check=False, capture_output=True, text=True, errors="replace", env={**os.environ, "LC_ALL": "C.UTF-8"},
-    )  # fmt: skip
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip()
-        refuse_full_disk(said, root)
-        raise _not_installed(
-            f"the virtual environment could not be made: {said[-300:] or 'no reason is given'}", lock
-        )
-
-
-def _not_installed(problem: str, lock: EnvironmentLock) -> InputError:
-    message = " ".join(problem.split()).rstrip(".")  # one sentence on one line
-    return InputError("CR0413", f"{message}.", where=lock.fingerprint[:12], fix="composer-rl doctor")
-
-
-def _install(root: Path, wheels: Path, lock: EnvironmentLock, backend: str | None) -> None:
     interpreter = base_interpreter()
     spec = SandboxSpec(
         tree=root, read_only=interpreter.read_only, masked=interpreter.masked, limits=_INSTALL_LIMITS
     )
-    command = [
+    install = [
+        "/bin/sh", "-c", 'umask 022; exec "$@"', "sh",
         str(root / "bin" / "python"), "-I", f"{wheels / lock.installer.filename}/pip", "--no-input", "--disable-pip-version-check", "install",
         "--quiet", "--no-index", "--no-deps", "--no-cache-dir", "--no-warn-script-location",
         *(str(wheels / wheel.filename) for wheel in lock.wheels),
     ]  # fmt: skip
     with open_sandbox(spec, backend) as sandbox:
-        done = sandbox.exec(
-            command, timeout_seconds=_INSTALL_SECONDS, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
-        )
+        variables = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
+        done = sandbox.exec(install, timeout_seconds=_INSTALL_SECONDS, env=variables)
     if done.exit_code != 0 or done.timed_out:
-        refuse_full_disk(done.stderr, root)
-        why = done.stderr.strip()[-300:] or "timed out"
-        raise _not_installed(f"the wheels could not be installed: {why}", lock)
+        said = done.stderr.strip() or "timed out"
+        raise _not_installed("the wheels could not be installed", said, root, lock)
+    shutil.rmtree(wheels)
+    (root / _READY).write_text(json.dumps(lock.to_json(), sort_keys=True))
 
 
-def _make_readable(root: Path) -> None:
-    """Let a jail with a user id of its own read the files, whatever umask made them."""
-    for folder, _, files in os.walk(root):
-        os.chmod(folder, 0o755)
-        for name in files:
-            path = os.path.join(folder, name)
-            if not os.path.islink(path):
-                os.chmod(path, 0o644 | (os.stat(path).st_mode & stat.S_IXUSR and 0o111))
+def _not_installed(problem: str, said: str, root: Path, lock: EnvironmentLock) -> InputError:
+    """The error, on one line, with the end of what the program said; a full disk raises ``OSError``."""
+    refuse_full_disk(said, root)
+    why = " ".join(said.strip()[-300:].split()).rstrip(".") or "no reason is given"
+    return InputError("CR0413", f"{problem}: {why}.", where=lock.fingerprint[:12], fix="composer-rl doctor")

@@ -57,29 +57,23 @@ def pip_command() -> list[str]:
     try:
         import pip  # noqa: F401
     except ImportError as error:
-        raise MissingError(
-            "CR0440",
-            "this Python environment has no pip.",
-            where=sys.executable,
-            fix=f"{sys.executable} -m ensurepip",
-        ) from error
+        problem, fix = "this Python environment has no pip.", f"{sys.executable} -m ensurepip"
+        raise MissingError("CR0440", problem, where=sys.executable, fix=fix) from error
     return [sys.executable, "-m", "pip"]
 
 
 @cache
 def index_settings() -> IndexSettings:
     """Read pip's settings once: configuration files first, ``PIP_*`` variables over them."""
+    command = [*pip_command(), "config", "list"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     found: dict[str, str] = {}
-    listed = subprocess.run(
-        [*pip_command(), "config", "list"], capture_output=True, text=True, check=False
-    ).stdout
-    for line in listed.splitlines():
+    for line in sorted(listed.splitlines(), key=lambda line: line.startswith(":env:")):
         name, _, value = line.partition("=")
         section, _, key = name.strip().rpartition(".")
-        if key in _KEYS and section in ("global", "install", "download", ":env:"):
-            found[key] = value.strip().strip("'\"").replace("\\n", " ")
-    variables = {key: os.environ.get("PIP_" + key.upper().replace("-", "_"), "") for key in _KEYS}
-    found |= {key: value for key, value in variables.items() if value}
+        value = value.strip().strip("'\"").replace("\\n", " ")
+        if value and key in _KEYS and section in ("global", "install", "download", ":env:"):
+            found[key] = value  # pip passes over an empty one, too
     without_index = found.get("no-index", "").lower() in ("1", "true", "yes", "on")
     indexes = [found.get("index-url", _DEFAULT_INDEX), *found.get("extra-index-url", "").split()]
     links = found.get("find-links", "").split()
@@ -130,34 +124,25 @@ def _download(label: str, *, wheels: bool) -> tuple[str, bytes]:
                     response.raise_for_status()
                     data = b"".join(response.iter_bytes(_CHUNK_BYTES))
     except Exception as error:  # whatever the transport raises: one sentence, the cause attached
-        raise InputError(
-            "CR0407",
-            f"{label} could not be fetched from the package index ({type(error).__name__}).",
-            where=label,
-            fix="check the network and pip's index settings, or build once where there is a network.",
-        ) from error
+        problem = f"{label} could not be fetched from the package index ({type(error).__name__})."
+        fix = "check the network and pip's index settings, or build once where there is a network."
+        raise InputError("CR0407", problem, where=label, fix=fix) from error
     if package is None:
-        kind = "wheel" if wheels else "source distribution"
-        raise InputError(
-            "CR0407",
-            f"the package index has no {kind} of {label}.",
-            where=label,
-            fix=f"pip index versions {label.partition('==')[0]}",
-        )
+        problem = f"the package index has no {'wheel' if wheels else 'source distribution'} of {label}."
+        fix = f"pip index versions {label.partition('==')[0]}"
+        raise InputError("CR0407", problem, where=label, fix=fix)
     promised = dict(link.hash_option or {}).get("sha256", [""])[0]
-    if promised and sha256_of(data) != promised:
-        raise hash_error(label, promised, sha256_of(data))
+    if promised:
+        check_hash(label, promised, sha256_of(data))
     return urlsplit(link.normalized).path.rpartition("/")[2], data
 
 
-def hash_error(label: str, expected: str, found: str) -> InputError:
-    """The error for bytes that are not the pinned ones."""
-    return InputError(
-        "CR0408",
-        f"{label} has sha256 {found}, expected {expected}.",
-        where=label,
-        fix="check the pin; if it is right, somebody changed the file: do not use it.",
-    )
+def check_hash(label: str, expected: str, found: str) -> None:
+    """Refuse bytes that are not the pinned ones (CR0408)."""
+    if found != expected:
+        problem = f"{label} has sha256 {found}, expected {expected}."
+        fix = "check the pin; if it is right, somebody changed the file: do not use it."
+        raise InputError("CR0408", problem, where=label, fix=fix)
 
 
 def _fetch(name: str, version: str, sha256: str, *, wheels: bool) -> Path:
@@ -166,30 +151,22 @@ def _fetch(name: str, version: str, sha256: str, *, wheels: bool) -> Path:
     shelf.mkdir(exist_ok=True)
     hold(shelf)  # the file is read after the lock below is free again
     folder = shelf / f"{canonicalize_name(name)}-{version}"
-    with cache_lock(f"fetch-{canonicalize_name(name)}-{version}"):
-        path = _cached(folder, sha256, wheels=wheels)
-        if path is None:
+    record = folder / "SHA256"
+    with cache_lock(f"fetch-{folder.name}"):
+        line = record.read_text().strip() if record.is_file() else ""
+        recorded, _, filename = line.partition("  ")
+        path, data = folder / filename, b""
+        is_whole = path.is_file() and sha256_of_file(path) == recorded
+        if not is_whole or (wheels and not fits_this_machine(filename)):
             filename, data = _download(label, wheels=wheels)
-            if sha256 and sha256_of(data) != sha256:
-                raise hash_error(label, sha256, sha256_of(data))
-            path = folder / filename
-            put_file(folder / "SHA256", f"{sha256_of(data)}  {path.name}\n".encode())
+            path, recorded = folder / filename, sha256_of(data)
+        if sha256:
+            check_hash(label, sha256, recorded)
+        if data:
+            put_file(record, f"{recorded}  {filename}\n".encode())
             put_file(path, data)
         with suppress(PermissionError):
             os.utime(folder)  # the time of last use
-    return path
-
-
-def _cached(folder: Path, sha256: str, *, wheels: bool) -> Path | None:
-    """The file that an earlier fetch left, if it is whole, usable here and the wanted one."""
-    if not (folder / "SHA256").is_file():
-        return None
-    recorded, _, name = (folder / "SHA256").read_text().strip().partition("  ")
-    path = folder / name
-    if not path.is_file() or sha256_of_file(path) != recorded or (wheels and not fits_this_machine(name)):
-        return None
-    if sha256 and sha256 != recorded:
-        raise hash_error(name, sha256, recorded)
     return path
 
 
@@ -198,16 +175,15 @@ def fits_this_machine(wheel_name: str) -> bool:
     return not parse_wheel_filename(wheel_name)[3].isdisjoint(sys_tags())
 
 
-def fetch_sdist(name: str, version: str, sha256: str = "") -> Path:
-    """A source distribution as a file in the cache, its hash checked.
+def fetch_sdist(name: str, version: str) -> Path:
+    """A source distribution as a file in the cache.
 
     Raises:
-        InputError: not in the index (CR0407), index or download failed (CR0407), other
-            bytes than ``sha256`` or than the index promised (CR0408).
+        InputError: not in the index (CR0407), index or download failed (CR0407), other bytes than it promised (CR0408).
     """
-    return _fetch(name, version, sha256, wheels=False)
+    return _fetch(name, version, "", wheels=False)
 
 
 def fetch_wheel(name: str, version: str, sha256: str = "") -> Path:
-    """A wheel for this interpreter as a file in the cache; errors as ``fetch_sdist``."""
+    """A wheel for this interpreter as a file in the cache; errors as ``fetch_sdist``, also for other bytes than ``sha256``."""
     return _fetch(name, version, sha256, wheels=True)

@@ -9,9 +9,9 @@ What a tree records of where its modules are imported from is read here as well.
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
@@ -19,36 +19,25 @@ _OUT_FOLDERS = frozenset("__pycache__ node_modules htmlcov site-packages CVS __M
 _OUT_UNLESS_PACKAGE = frozenset("venv env virtualenv eggs parts wheels wheelhouse".split())
 """Environments, and what buildout and pip leave behind; also words that packages are called by."""
 _ENVIRONMENT_MARK = "pyvenv.cfg"
-_ACTIVATORS = ("bin/activate", "Scripts/activate", "Scripts/activate.bat")
-"""In an environment of a tool that writes no ``pyvenv.cfg``."""
 _OUT_TOP_FOLDERS = frozenset("doc docs build dist site notebooks _build typings".split())
 _OUT_TOP_UNLESS_IMPORTED = frozenset("examples benchmarks bench target out tools".split())
 _OUT_FOLDER_SUFFIXES = (".egg-info", ".dist-info", ".egg")
-_OUT_SUFFIXES = frozenset(
-    ".pyc .pyo .so .pyd .dll .dylib .a .o .obj .whl .egg .tar .gz .tgz .bz2 .xz .zip .7z .ipynb .orig .rej .patch"
-    " .diff .swp .bak .lock .pkl .pickle .log .cover".split()
-)
+_BYTECODE_SUFFIXES = (".pyc", ".pyo")
 PACKED_SUFFIXES = (".gz", ".tgz", ".bz2", ".xz", ".tar", ".zip")
+_OUT_SUFFIXES = frozenset(
+    ".so .pyd .dll .dylib .a .o .obj .whl .egg .7z .ipynb .orig .rej .patch .diff .swp .bak .lock .pkl .pickle .log"
+    " .cover".split()
+).union(_BYTECODE_SUFFIXES, PACKED_SUFFIXES)
 _IN_TESTS_SUFFIXES = frozenset({".lock", ".log"})
 """Of texts that tests read; elsewhere they are what a tool left."""
-_TOOL_DOTFILES = (
-    ".coverage*",
-    ".testmon*",
-    ".noseids",
-    ".lock*",
-    ".*.sw?",
-    ".*_history",
-    ".fuse_hidden*",
-    ".nfs*",
-)
+_TOOL_DOTFILES = ".coverage* .testmon* .noseids .lock* .*.sw? .*_history .fuse_hidden* .nfs*".split()
 """In which tools keep what they saw; other files of tests that begin with a dot are settings that tests read."""
 _SYSTEM_NAMES = ("._*", ".DS_Store")
 """What macOS puts beside the files of an archive; ``._a.py`` is no Python."""
-_BYTECODE_SUFFIXES = frozenset({".pyc", ".pyo"})
 _QUOTED = re.compile(rb"""['"]([^'"\n\\]{2,200})['"]""")
-_SOURCE_SUFFIXES = frozenset({".py", ".pyi"})
+_SOURCE_SUFFIXES = (".py", ".pyi")
 CONFIG_NAMES = frozenset(
-    {"pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"}
+    "pyproject.toml setup.cfg tox.ini pytest.ini .pytest.ini pytest.toml .pytest.toml".split()
 )
 _TOP_TEXTS = ("README*", "VERSION*", "version*")
 _LICENCE_TEXTS = ("LICEN[CS]E*", "COPYING*", "UNLICEN[CS]E*")
@@ -81,7 +70,7 @@ def is_system_file(path: PurePosixPath) -> bool:
 
 
 def _fits(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def is_licence_text(path: PurePosixPath) -> bool:
@@ -103,10 +92,10 @@ def _is_test_folder(name: str) -> bool:
 def is_test_path(path: str) -> bool:
     """Whether a Python file holds tests or their support by its place or name."""
     pure = PurePosixPath(path)
-    named = fnmatch.fnmatch(pure.name, "test_*.py") or fnmatch.fnmatch(pure.name, "*_test.py")
-    return pure.suffix == ".py" and (
-        named or pure.name in ("tests.py", "test.py", "conftest.py") or in_test_folder(pure)
-    )
+    if pure.suffix != ".py":
+        return False
+    is_named = pure.name.startswith("test_") or pure.stem.endswith("_test")
+    return is_named or pure.stem in ("tests", "test", "conftest") or in_test_folder(pure)
 
 
 def folders_of_tests(tests: Collection[str], files: Collection[str]) -> frozenset[str]:
@@ -116,14 +105,14 @@ def folders_of_tests(tests: Collection[str], files: Collection[str]) -> frozense
     ``test_core.py``), it is no package, and none lies directly in it. Packages of data below are no objection.
     ``tests`` are the paths of files that hold tests, ``files`` all paths of the repository.
     """
-    folders = {str(PurePosixPath(path).parent) for path in tests} - {"."}
-    inits = (PurePosixPath(path) for path in files if PurePosixPath(path).name == "__init__.py")
-    with_packages = {str(folder) for path in inits for folder in (path.parent, path.parent.parent)}
-    modules: dict[str, set[str]] = {folder: set() for folder in folders - with_packages}
-    for path in map(PurePosixPath, files):
-        if path.suffix == ".py" and str(path.parent) in modules:
-            modules[str(path.parent)].add(path.stem)
-    return frozenset(folder for folder, stems in modules.items() if _are_tests(stems))
+    paths = [PurePosixPath(path) for path in files]
+    packages = [path.parent for path in paths if path.name == "__init__.py"]
+    others = {str(folder) for folder in (PurePosixPath(), *packages, *(one.parent for one in packages))}
+    stems: dict[str, set[str]] = {str(PurePosixPath(path).parent): set() for path in tests}
+    for path in paths:
+        if path.suffix == ".py" and str(path.parent) in stems:
+            stems[str(path.parent)].add(path.stem)
+    return frozenset(folder for folder, own in stems.items() if folder not in others and _are_tests(own))
 
 
 def _are_tests(stems: Collection[str]) -> bool:
@@ -148,14 +137,12 @@ class TreeRules:
     def __init__(self, names: Iterable[str]) -> None:
         self.names = frozenset(names)
         paths = [PurePosixPath(name) for name in self.names]
-        self._packages = frozenset(
-            path.parent for path in paths if path.name == "__init__.py" and path.parts[1:]
-        )
-        self._with_sources = frozenset(path.parent for path in paths if path.suffix == ".py")
-        usual = frozenset(map(PurePosixPath, ("src", "lib", "python")))
+        self._packages = {path.parent for path in paths if path.name == "__init__.py" and path.parts[1:]}
+        self._with_sources = {path.parent for path in paths if path.suffix == ".py"}
+        usual = set(map(PurePosixPath, ("src", "lib", "python")))
         # Folders whose data may be that of a package, namespace packages (no ``__init__.py``) too.
         self._with_modules = self._packages | usual | (self._with_sources - {PurePosixPath()})
-        self._environments = frozenset(path.parent for path in paths if path.name == _ENVIRONMENT_MARK)
+        self._environments = {path.parent for path in paths if path.name == _ENVIRONMENT_MARK}
         self._of_tests = folders_of_tests([name for name in self.names if is_test_path(name)], self.names)
         self._known: dict[tuple[str, ...], bool] = {(): True}
 
@@ -173,10 +160,14 @@ class TreeRules:
             return in_tests and not _fits(path.name, _TOOL_DOTFILES)
         if len(path.parts) == 1:
             return is_licence_text(path) or _fits(path.name, _TOP_TEXTS)
-        return in_tests or not self._with_modules.isdisjoint(path.parents)
+        return self._is_data(path)
 
     def _in_tests(self, path: PurePosixPath) -> bool:
         return in_test_folder(path) or not self._of_tests.isdisjoint(map(str, path.parents))
+
+    def _is_data(self, path: PurePosixPath) -> bool:
+        """Whether a file lies where everything is that of a package or of tests."""
+        return self._in_tests(path) or not self._with_modules.isdisjoint(path.parents)
 
     def _are_kept(self, parts: tuple[str, ...]) -> bool:
         """Whether a folder may hold files of the tree."""
@@ -185,23 +176,15 @@ class TreeRules:
         return self._known[parts]
 
     def _is_kept(self, folder: PurePosixPath) -> bool:
-        is_top = len(folder.parts) == 1
-        if (
-            skips_folder(folder.name)
-            or (is_top and folder.name in _OUT_TOP_FOLDERS)
-            or folder in self._environments
-        ):
+        is_top, is_package = len(folder.parts) == 1, folder in self._packages
+        if skips_folder(folder.name) or folder in self._environments:
+            return False
+        if is_top and folder.name in _OUT_TOP_FOLDERS:
             return False
         if is_top and folder.name in _OUT_TOP_UNLESS_IMPORTED:
-            return folder in self._packages
-        return folder.name not in _OUT_UNLESS_PACKAGE or self._is_no_leftover(folder)
-
-    def _is_no_leftover(self, folder: PurePosixPath) -> bool:
-        """Whether a folder that is called like an environment or build output is a package or data of tests."""
-        if any(f"{folder}/{activator}" in self.names for activator in _ACTIVATORS):
-            return False
+            return is_package
         is_portion = folder.parent in self._packages and folder in self._with_sources
-        return folder in self._packages or is_portion or in_test_folder(folder)
+        return folder.name not in _OUT_UNLESS_PACKAGE or is_package or is_portion or in_test_folder(folder)
 
     def named_data(self, found: Mapping[str, bytes]) -> frozenset[str]:
         """Files outside of packages and folders of tests whose own name, or whose folder's, stands in a string of a test.
@@ -225,10 +208,7 @@ class TreeRules:
         """Compressed files and archives in packages and folders of tests, which may be data; their content decides."""
         paths = (PurePosixPath(name) for name in self.names if name.lower().endswith(PACKED_SUFFIXES))
         return frozenset(
-            str(path)
-            for path in paths
-            if self._are_kept(path.parts[:-1])
-            and (self._in_tests(path) or not self._with_modules.isdisjoint(path.parents))
+            str(path) for path in paths if self._are_kept(path.parts[:-1]) and self._is_data(path)
         )
 
     def left_out(self, kept: Collection[str], links: Collection[str] = ()) -> tuple[str, ...]:
@@ -238,23 +218,22 @@ class TreeRules:
         are symbolic ones, which are never followed; where one may stand for a source or a folder it is named first.
         """
         ranked: list[tuple[int, str]] = []
-        for name in sorted({*self.names.difference(kept), *links}):
+        for name in {*self.names.difference(kept), *links}:
             path, is_link = PurePosixPath(name), name in links
             is_near = self._in_tests(path) or not self._packages.isdisjoint(path.parents)
-            looked_at = path.parts if is_link else path.parts[:-1]  # a link may stand for a folder
+            folders = path.parts if is_link else path.parts[:-1]  # a link may stand for a folder
+            is_made = any(map(skips_folder, folders)) or path.suffix.lower() in _BYTECODE_SUFFIXES
+            in_environment = not self._environments.isdisjoint(path.parents)
             if (
-                any(map(skips_folder, looked_at))
-                or (looked_at and looked_at[0] in _OUT_TOP_FOLDERS)
+                is_made
+                or in_environment
                 or is_system_file(path)
-                or not self._environments.isdisjoint(path.parents[:-1])
-                or path.suffix.lower() in _BYTECODE_SUFFIXES
-                or (is_metadata_path(path) and not is_near)
+                or not _OUT_TOP_FOLDERS.isdisjoint(folders[:1])
             ):
                 continue
-            if is_link and (is_near or path.suffix in ("", *_SOURCE_SUFFIXES)):
-                ranked.append((0, f"{name} (a link)"))
-            elif not is_link and (is_near or path.suffix in _SOURCE_SUFFIXES):
-                ranked.append((1 if is_near else 2, name))
+            if is_near or path.suffix in _SOURCE_SUFFIXES or (is_link and not path.suffix):
+                rank = 0 if is_link else 1 if is_near else 2
+                ranked.append((rank, f"{name} (a link)" if is_link else name))
         return tuple(name for _, name in sorted(ranked))
 
 
@@ -285,7 +264,7 @@ def is_metadata_path(path: PurePosixPath) -> bool:
     """
     at_top = len(path.parts) == 1 and path.name in (*CONFIG_NAMES, "PKG-INFO", "setup.py")
     is_text = path.suffix in (".txt", ".in") and len(path.parts) <= _MAX_TEXT_DEPTH
-    return at_top or is_text or path.name == "meson.build"
+    return at_top or is_text
 
 
 # --- Where the modules of a task tree are imported from, as its tree records it.
@@ -311,9 +290,8 @@ def is_place(folder: str, files: Collection[str]) -> bool:
 
 def folders_file(paths: Iterable[str]) -> str:
     """The path of the file that names the places of import of a task tree; empty where it has none."""
-    tails = ((path, path.partition("/")) for path in paths)
-    found = (path for path, (top, _, name) in tails if name == FOLDERS_FILE and top.endswith(".dist-info"))
-    return next(found, "")
+    pattern = re.compile(rf"[^/]*\.dist-info/{re.escape(FOLDERS_FILE)}")
+    return next(filter(pattern.fullmatch, paths), "")
 
 
 def recorded_folders(files: Mapping[str, bytes]) -> list[str]:
@@ -326,10 +304,8 @@ def folders_of_tree(tree: Path) -> list[str]:
     """The places of import of a task tree on disk, the top last as ``.``."""
     for path in sorted(tree.glob(f"*.dist-info/{FOLDERS_FILE}")):
         return path.read_text(encoding="utf-8").splitlines()
-    there = [
-        one for one in USUAL_FOLDERS if (tree / one).is_dir() and not (tree / one / "__init__.py").exists()
-    ]
-    return [*there, "."]
+    inside = [path for folder in USUAL_FOLDERS for path in (tree / folder).glob("*")]
+    return usual_folders([path.relative_to(tree).as_posix() for path in inside])
 
 
 def own_modules(files: Mapping[str, bytes]) -> frozenset[str]:
@@ -347,7 +323,5 @@ def own_modules(files: Mapping[str, bytes]) -> frozenset[str]:
 
 def below_root(path: str, roots: Iterable[str]) -> str:
     """A path as it is imported: without the longest place of import that it lies below."""
-    for root in sorted(roots, key=len, reverse=True):
-        if path.startswith(f"{root}/"):
-            return path.removeprefix(f"{root}/")
-    return path
+    start = max((f"{root}/" for root in roots if path.startswith(f"{root}/")), key=len, default="")
+    return path.removeprefix(start)

@@ -71,6 +71,7 @@ def test_a_second_copy(tmp_path: Path, own: str, installed: str, clash: str) -> 
         ({}, ""),
         ({"setup_py": b"setup(ext_modules=[])"}, "setup.py"),
         ({"setup_py": b"setup(cffi_modules=['x'])"}, "setup.py"),
+        ({"setup_py": b"args['ext_modules'] = [x]\nsetup(**args)"}, "setup.py"),
         ({"setup_py": b"setup(name='ext_modules')"}, ""),
         ({"setup_py": b"def ("}, ""),
         ({"pyproject_toml": b'[build-system]\nbuild-backend = "maturin"\n'}, "pyproject.toml"),
@@ -122,7 +123,7 @@ def test_metadata_of_any_shape_is_read(table: dict[str, Any]) -> None:
     found = source("x.py", pyproject_toml=tomli_w.dumps(table).encode())
     wanted = read_requirements(found)
     assert all(isinstance(one, Requirement) for one in wanted.required.values())
-    assert all(isinstance(spdx, str) for claim in read_claims(found.metadata) for spdx in claim)
+    assert all(isinstance(claim, str) for claim in read_claims(found.metadata))
     assert compiled_parts(found) in ("", "pyproject.toml")
 
 
@@ -130,7 +131,6 @@ def test_metadata_of_any_shape_is_read(table: dict[str, Any]) -> None:
     ("said", "reason", "words"),
     [
         ("E   ModuleNotFoundError: No module named 'pkg._version'", "generated-file", "pkg._version"),
-        ("E   ImportError: cannot import name '_version' from 'pkg' (/x)", "generated-file", "pkg._version"),
         ("E   ModuleNotFoundError: No module named 'numpy.linalg'", "missing-requirement", "module numpy"),
         ("E   ModuleNotFoundError: No module named 'wanted_one'", "missing-requirement", "wanted-one"),
         ("E   ModuleNotFoundError: No module named 'addressed'", "dependency-by-url", "addressed"),
@@ -157,7 +157,10 @@ def test_a_red_baseline_is_told_by_its_first_cause(said: str, reason: str, words
     assert (error.reason, words in error.detail) == (reason, True)
 
 
-def test_requirements_that_only_running_would_tell_are_named() -> None:
+def test_a_setup_file_that_may_compute_requirements_is_named() -> None:
     found = source("pkg/__init__.py", setup_py=b"setup(install_requires=compute())")
     said = "0 of 3 tests are green; the first says: No module named 'absent'"
-    assert "setup.py computes" in explain(UnusableRepository("red-baseline", said), found).detail
+    assert (
+        "what a setup.py computes is not read"
+        in explain(UnusableRepository("red-baseline", said), found).detail
+    )

@@ -24,27 +24,21 @@ _PERMISSIVE = frozenset(
     PostgreSQL PSF-2.0 Python-2.0 Python-2.0.1 Unicode-3.0 Unlicense UPL-1.0 WTFPL X11 Zlib ZPL-2.0 ZPL-2.1""".split()
 )
 """Licences that ask for no more than a notice. One that is missing here is named once too often."""
-_BSD = ("BSD-2-Clause", "BSD-3-Clause", "BSD-4-Clause", "0BSD")
-_APACHE = ("Apache-2.0", "Apache-1.1")
 _WORDS = {
-    "mit": ("MIT",),
-    "mit no attribution mit-0": ("MIT-0",),
-    "bsd": _BSD,
-    "new bsd": ("BSD-3-Clause",),
-    "bsd 3-clause": ("BSD-3-Clause",),
-    "3-clause bsd": ("BSD-3-Clause",),
-    "apache": _APACHE,
-    "apache 2.0": ("Apache-2.0",),
-    "isc iscl": ("ISC",),
-    "python foundation": ("PSF-2.0", "Python-2.0"),
-    "zope public": ("ZPL-2.0", "ZPL-2.1"),
-    "zpl 2.1": ("ZPL-2.1",),
-    "unlicense unlicense": ("Unlicense",),
-    "zlib libpng": ("Zlib",),
-    "boost 1.0 bsl-1.0": ("BSL-1.0",),
-    "cc0 1.0 universal cc0 1.0 public domain dedication": ("CC0-1.0",),
+    "mit": "MIT",
+    "new bsd": "BSD-3-Clause",
+    "bsd 3-clause": "BSD-3-Clause",
+    "3-clause bsd": "BSD-3-Clause",
+    "apache 2.0": "Apache-2.0",
+    "isc iscl": "ISC",
+    "python foundation": "PSF-2.0",
+    "unlicense unlicense": "Unlicense",
+    "zpl 2.1": "ZPL-2.1",
+    "bsd": "BSD",
+    "apache": "Apache",
+    "zope public": "ZPL",
 }
-"""What metadata and classifiers (after the last `` :: ``) write for permissive licences, and the ids that it can mean."""
+"""What metadata and classifiers (after the last `` :: ``) write for the common permissive licences; the last three are families."""
 _FILLERS = frozenset("the license licence version software".split())
 """Words that are not looked at in what is written there."""
 _LONGEST_NAME = 200
@@ -88,14 +82,12 @@ def is_permissive(expression: str) -> bool:
 
     What stands after WITH permits more, so it is left out. With parentheses every licence must be permissive.
     """
-    sides = [expression] if "(" in expression else expression.split(" OR ")
-    return any(_all_permissive(side) for side in sides)
-
-
-def _all_permissive(side: str) -> bool:
-    words = re.sub(r"\bWITH\s+[^\s()]+|[()]", " ", side).split()
-    ids = [word for word in words if word not in ("AND", "OR")]
-    return bool(ids) and all(word.removesuffix("+") in _PERMISSIVE for word in ids)
+    for side in [expression] if "(" in expression else expression.split(" OR "):
+        words = re.sub(r"\bWITH\s+[^\s()]+|[()]", " ", side).split()
+        ids = {word.removesuffix("+") for word in words if word not in ("AND", "OR")}
+        if ids and ids <= _PERMISSIVE:
+            return True
+    return False
 
 
 def read_licence(files: Mapping[str, bytes], metadata: Mapping[str, bytes] | None = None) -> Licence:
@@ -108,31 +100,34 @@ def read_licence(files: Mapping[str, bytes], metadata: Mapping[str, bytes] | Non
     names = sorted(name for name in files if is_licence_text(PurePosixPath(name)) and files[name].strip())
     file = ", ".join(names)
     claims = read_claims(metadata or {})
-    said = " and ".join(sorted({" or ".join(ids) for ids in claims}))
-    agreed = set(claims[0]).intersection(*claims) if claims else set()
-    if len(agreed) != 1 or not (spdx := _expression(agreed.pop())):
+    if len(claims) != 1 or not (spdx := _expression(claims[0])):
         note = f"look at {file}" if file else "no licence file"
-        return Licence(None, file, "", None, note + (f"; the metadata says {said}" if said else ""))
+        said = f"; the metadata says {' and '.join(claims)}" if claims else ""
+        return Licence(None, file, "", None, note + said)
     note = "" if file else f"no licence file; the metadata says {spdx}"
     return Licence(spdx, file, "metadata", False if is_permissive(spdx) else None, note)
 
 
-def read_claims(metadata: Mapping[str, bytes]) -> list[tuple[str, ...]]:
-    """What each declaration can mean: SPDX ids, or its own words where they are those of no permissive licence."""
+def read_claims(metadata: Mapping[str, bytes]) -> list[str]:
+    """What the metadata declares, each once: SPDX ids, or its own words where they are those of no permissive licence.
+
+    The name of a family (BSD) counts only where no licence of that family is named.
+    """
     read = ProjectFiles(metadata)
-    fields = [*read.info.get("License-Expression", []), *read.said("licence")]
-    classifiers = (line.strip() for text in read.said("classifiers") for line in text.splitlines())
+    fields = read.strings("project.license", "project.license.text")
+    classifiers = (line.strip() for text in read.strings("project.classifiers") for line in text.splitlines())
     fields += [line for line in classifiers if line.startswith("License ::")]
-    return [meant for text in fields if (meant := _meant(text.strip()))]
+    claims = set(filter(None, map(_meant, fields)))
+    return sorted(one for one in claims if not any(other.startswith(f"{one}-") for other in claims))
 
 
-def _meant(text: str) -> tuple[str, ...]:
-    words = text.rpartition(" :: ")[2].strip()
-    if not words or "\n" in words or len(words) > _LONGEST_NAME or text == "License :: OSI Approved":
-        return ()
+def _meant(text: str) -> str:
+    words = text.strip().rpartition(" :: ")[2].strip()
+    if "\n" in words or len(words) > _LONGEST_NAME or words == "OSI Approved":
+        return ""
     parts = (part.strip(".,") for part in re.split(r"[\s()/,]+", words.lower()))
     known = _WORDS.get(" ".join(part for part in parts if part and part not in _FILLERS))
-    return known or (_expression(words) or words,)
+    return known or _expression(words) or words
 
 
 def _expression(words: str) -> str:

@@ -55,11 +55,29 @@ class Form:
     problem: str = ""
 
 
+def forms_of(path: str, data: bytes) -> Iterator[Form]:
+    """The bytes as they are, then every form found in them, wrappings within wrappings included."""
+    budget = _Budget()
+    waiting = [(Form(path, "", data), 0)]
+    while waiting:
+        form, depth = waiting.pop()
+        yield form
+        for reader in (_members, _in_text) if depth < MAX_DEPTH else ():
+            try:
+                for name, kind, content in reader(form.path, form.data, budget):
+                    inner = Form(name, form.kind or kind, content)
+                    if inner not in budget.seen:  # two ways of unwrapping often end in the same text
+                        budget.seen.add(inner)
+                        waiting.append((inner, depth + 1))
+            except _BROKEN as error:  # what looked like an archive to one reader hides nothing from the other
+                yield Form(form.path, form.kind, b"", f"{type(error).__name__}: {error}"[:200])
+
+
 class _Budget:
     """How much one file may still unpack to, and what it has unpacked to."""
 
     def __init__(self) -> None:
-        self.seen: set[tuple[str, str, bytes]] = set()
+        self.seen: set[Form] = set()
         self.left_bytes = MAX_UNPACKED_BYTES
         self.left_members = MAX_MEMBERS
 
@@ -70,29 +88,6 @@ class _Budget:
         if self.left_bytes < 0 or self.left_members < 0:
             raise ValueError("it unpacks to too much data")
         return data
-
-
-def forms_of(path: str, data: bytes) -> Iterator[Form]:
-    """The bytes as they are, then every form found in them, wrappings within wrappings included."""
-    yield from _unwrap(path, "", data, 0, _Budget())
-
-
-def _unwrap(path: str, kind: str, data: bytes, depth: int, budget: _Budget) -> Iterator[Form]:
-    yield Form(path, kind, data)
-    inner: list[tuple[str, str, bytes]] = []
-    problem = ""
-    for reader in (_members, _in_text) if depth < MAX_DEPTH else ():
-        try:
-            inner.extend(reader(path, data, budget))  # keeps what came before an error
-        except _BROKEN as error:  # what looked like an archive to one reader hides nothing from the other
-            problem = f"{type(error).__name__}: {error}"[:200]
-    if problem:
-        yield Form(path, kind, b"", problem)
-    for name, inner_kind, content in inner:
-        one = name, kind or inner_kind, content
-        if one not in budget.seen:  # two ways of unwrapping often end in the same text
-            budget.seen.add(one)
-            yield from _unwrap(*one, depth + 1, budget)
 
 
 _Found = Iterator[tuple[str, str, bytes]]

@@ -1,7 +1,6 @@
 """The files that declare a Python project, each parsed once; a broken one is as good as empty. None is run.
 
-Of a ``setup.py`` the syntax tree is read: names, literals, sums of lists, f-strings and dictionaries are followed.
-What it reads from a file (``open("requirements.txt")``, ``parse_requirements(…)``) becomes ``-r requirements.txt``.
+Of a ``setup.py`` the syntax tree is read: literals, names, sums and dictionaries are followed.
 """
 
 from __future__ import annotations
@@ -9,31 +8,30 @@ from __future__ import annotations
 import ast
 import configparser
 import posixpath
+import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from email.parser import Parser
-from functools import cached_property, partial
-from pathlib import PurePosixPath
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 
-from composer_replication.tasks.intake.requirement_texts import as_lines, holds, requirement_of
-from composer_replication.tasks.syntax_trees import parsed
+from composer_replication.tasks.intake.requirement_texts import (
+    as_lines,
+    holds,
+    parsed,
+    poetry_lines,
+    poetry_range,
+    requirement_of,
+)
+from composer_replication.tasks.syntax_trees import parsed as parse_file
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 TEXT_SUFFIXES = (".txt", ".in")
-FIELDS = {
-    "name": ("Name", "name", "project.name", "tool.poetry.name"),
-    "version": ("Version", "version", "project.version", "tool.poetry.version"),
-    "python": ("Requires-Python", "python_requires", "project.requires-python"),
-    "licence": ("License", "license", "project.license", "project.license.text", "tool.poetry.license"),
-    "classifiers": ("Classifier", "classifiers", "project.classifiers", "tool.poetry.classifiers"),
-}
-"""Where each stands: the header of ``PKG-INFO``, the keyword of setuptools, then the paths of ``pyproject.toml``."""
-_MAX_DEPTH = 12
+_EXTRA = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
 
 
 def parse_toml(data: bytes) -> dict[str, Any]:
@@ -44,11 +42,11 @@ def parse_toml(data: bytes) -> dict[str, Any]:
         return {}
 
 
-def parse_ini(data: bytes) -> dict[str, dict[str, str]]:
+def parse_ini(text: str) -> dict[str, dict[str, str]]:
     """The sections of a file, each with its values; empty when broken."""
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     try:
-        parser.read_string(data.decode("utf-8", "replace"))
+        parser.read_string(text)
     except configparser.Error:
         return {}
     return {name: dict(section) for name, section in parser.items()}
@@ -93,270 +91,231 @@ class ProjectFiles:
     def path(self, name: str) -> str:
         return posixpath.normpath(posixpath.join(self.folder, name))
 
-    def read(self, path: str) -> bytes:
-        """A file by its path from the top."""
-        return self.files.get(path, b"")
-
     def text(self, name: str) -> str:
         """A text by its path in the project."""
-        return self.read(self.path(name)).decode("utf-8", "replace")
+        return self.text_at(self.path(name))
+
+    def text_at(self, path: str) -> str:
+        """A text by its path from the top, without a byte order mark."""
+        return self.files.get(path, b"").decode("utf-8-sig", "replace")
 
     @cached_property
     def toml(self) -> dict[str, Any]:
-        return parse_toml(self.read(self.path("pyproject.toml")))
+        return parse_toml(self.files.get(self.path("pyproject.toml"), b""))
 
     @cached_property
     def config(self) -> dict[str, dict[str, str]]:
-        return parse_ini(self.read(self.path("setup.cfg")))
+        return parse_ini(self.text("setup.cfg"))
 
     @cached_property
     def setup(self) -> dict[str, Any]:
-        own = (path.removeprefix(self.start) for path in self.files if path.startswith(self.start))
-        beside = [path for path in own if path.endswith(TEXT_SUFFIXES)]
-        return setup_arguments(self.read(self.path("setup.py")), beside)
+        return setup_arguments(self.text("setup.py"))
 
     @cached_property
-    def told(self) -> tuple[dict[str, Any], ...]:
-        """What setuptools is told: by ``setup.cfg``, as if its values were arguments, and by ``setup.py``."""
-        plain = self.config.get("metadata", {}) | self.config.get("options", {})
-        of_sections = {
-            "packages": "options.packages.find",
-            "extras_require": "options.extras_require",
-            "entry_points": "options.entry_points",
-        }
-        tables = {key: self.config[name] for key, name in of_sections.items() if name in self.config}
-        return {key.replace("-", "_"): value for key, value in plain.items()} | tables, self.setup
-
-    @cached_property
-    def info(self) -> Mapping[str, list[str]]:
-        """The header of ``PKG-INFO``: what an archive of sources says of itself. The description stays out."""
-        header = Parser().parsestr(self.text("PKG-INFO"), headersonly=True)
-        return {name: [str(value) for value in header.get_all(name, [])] for name in header}
+    def declared(self) -> tuple[dict[str, Any], ...]:
+        """What ``PKG-INFO``, ``pyproject.toml``, ``setup.cfg`` and ``setup.py`` say, each in tables as those of the second."""
+        told: dict[str, Any] = {**self.config.get("metadata", {}), **self.config.get("options", {})}
+        told = {key.replace("-", "_"): value for key, value in told.items()}
+        for key in ("packages.find", "extras_require", "entry_points"):
+            told[key.partition(".")[0]] = self.config.get(f"options.{key}")
+        poetry = _of_poetry(inner_table(self.toml, "tool", "poetry"))
+        said = _of_package_info(self.text("PKG-INFO"))
+        return _as_tables(said), self.toml, *map(_as_tables, (poetry, told, self.setup))
 
     def table(self, *keys: str) -> dict[str, Any]:
+        """A table of ``pyproject.toml``."""
         return inner_table(self.toml, *keys)
 
     def strings(self, *paths: str) -> list[str]:
-        """The strings of ``pyproject.toml`` at some paths (``values_at``), in their order."""
-        return [text for path in paths for value in values_at(self.toml, path) for text in texts(value)]
-
-    def said(self, field: str) -> list[str]:
-        """All that the files say of one of ``FIELDS``: ``PKG-INFO``, ``pyproject.toml``, ``setup.cfg``, ``setup.py``."""
-        header, keyword, *paths = FIELDS[field]
-        of_setuptools = [text for told in self.told for text in texts(told.get(keyword))]
-        return [
-            text
-            for text in (*self.info.get(header, []), *self.strings(*paths), *of_setuptools)
-            if text.strip()
-        ]
-
-    @property
-    def backend(self) -> str:
-        return str(self.table("build-system").get("build-backend", ""))
+        """The strings that are declared at some paths (``values_at``), in their order."""
+        found = (value for path in paths for table in self.declared for value in values_at(table, path))
+        return [text for value in found for text in texts(value) if text.strip()]
 
     def lines(
         self, value: object, folder: str | None = None, seen: frozenset[str] = frozenset()
     ) -> list[Requirement]:
-        """Requirements of a list or a text, as pip reads its lines; in ``setup.cfg`` one may begin with ``file:``.
+        """Requirements of a list or a text, as pip reads its lines.
 
         Args:
             value: lines, or items that may be such lines.
             folder: where they stand: included files are relative to it; by default the project's, as all other paths.
             seen: files that are being read, so that two which include each other end.
         """
-        if isinstance(value, str) and value.strip().startswith("file:"):
-            return self.named(value.strip()[5:].replace("\n", ",").split(","))
         found: list[Requirement] = []
-        bounds: dict[str, Requirement] = {}
         for kind, line in as_lines("\n".join(texts(value))):
-            if kind in ("r", "c"):
+            if kind == "r":
                 path = posixpath.normpath(posixpath.join(self.folder if folder is None else folder, line))
-                inner = [] if path in seen else self.lines_of_file(path, seen)
-                if kind == "r":
-                    found += inner
-                else:
-                    bounds |= {canonicalize_name(one.name): one for one in inner}
+                found += [] if path in seen else self.lines_of_file(path, seen)
             elif (requirement := requirement_of(line, self.folder, is_address=kind == "e")) is not None:
                 found.append(requirement)
-        for requirement in found:
-            bound = bounds.get(canonicalize_name(requirement.name))
-            if bound is not None and bound.url is None and holds(bound):
-                requirement.specifier &= bound.specifier
         return found
 
     def lines_of_file(self, path: str, seen: frozenset[str] = frozenset()) -> list[Requirement]:
         """The requirements of a file by its path from the top."""
-        text = self.read(path).decode("utf-8", "replace").removeprefix("\ufeff")
-        return self.lines([text], posixpath.dirname(path), seen | {path})
+        return self.lines(self.text_at(path), posixpath.dirname(path), seen | {path})
 
-    def named(self, value: object) -> list[Requirement]:
-        """Requirements of the files that a value names: one, a list, or a table with ``file``."""
-        names = texts(value.get("file") if isinstance(value, Mapping) else value)
-        return [one for name in names for one in self.lines_of_file(self.path(name.strip()))]
+
+def _as_tables(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said by the keywords of setuptools, as tables of ``pyproject.toml``."""
+    extras = {"tests-require": said.get("tests_require"), **inner_table(said.get("extras_require"))}
+    folders, points = said.get("package_dir"), said.get("entry_points")
+    if isinstance(folders, str):
+        folders = dict(line.split("=", 1) for line in folders.splitlines() if "=" in line)
+    return {
+        "project": {
+            **{key: said.get(key) for key in ("name", "version", "license", "classifiers")},
+            "requires-python": said.get("python_requires"),
+            "dependencies": _named(said.get("install_requires", said.get("requires"))),
+            "optional-dependencies": {key: _named(value) for key, value in extras.items()},
+            "entry-points": parse_ini(points) if isinstance(points, str) else points,
+        },
+        "tool": {"setuptools": {"package-dir": folders, "packages": {"find": said.get("packages")}}},
+    }
+
+
+def _of_package_info(text: str) -> dict[str, Any]:
+    """The header of ``PKG-INFO``, what an archive of sources says of itself, by keyword. The description stays out."""
+    header = Parser().parsestr(text, headersonly=True)
+    said = {name: [str(value) for value in header.get_all(name, [])] for name in header}
+    groups: dict[str, list[str]] = {"": []}
+    for requirement in filter(None, map(parsed, said.get("Requires-Dist", []))):
+        marker, requirement.marker = requirement.marker, None
+        for extra in ("", *dict.fromkeys(_EXTRA.findall(str(marker or "")))):
+            if holds(marker, extra):
+                groups.setdefault(extra, []).append(str(requirement))
+    return {
+        "name": said.get("Name"),
+        "version": said.get("Version"),
+        "license": [*said.get("License-Expression", []), *said.get("License", [])],
+        "classifiers": said.get("Classifier"),
+        "python_requires": said.get("Requires-Python"),
+        "install_requires": groups.pop(""),
+        "extras_require": groups,
+    }
+
+
+def _of_poetry(poetry: Mapping[str, Any]) -> dict[str, Any]:
+    """What Poetry's own tables say, by keyword: its groups are extras, too."""
+    own = {
+        name: given if isinstance(given, list) else [given]
+        for name, given in inner_table(poetry, "dependencies").items()
+    }
+    needed = {
+        name: [one for one in given if inner_table(one).get("optional") is not True]
+        for name, given in own.items()
+    }
+    groups = {"dev": inner_table(poetry, "dev-dependencies")}
+    for name, group in inner_table(poetry, "group").items():
+        groups[name] = inner_table(group, "dependencies")
+    for extra, names in inner_table(poetry, "extras").items():
+        wanted = set(map(canonicalize_name, texts(names)))
+        of_extra = {name: given for name, given in own.items() if canonicalize_name(name) in wanted}
+        groups[extra] = groups.get(extra, {}) | of_extra
+    return {
+        **{key: poetry.get(key) for key in ("name", "version", "license", "classifiers")},
+        "python_requires": [str(poetry_range(text)) for text in texts(own.get("python"))],
+        "install_requires": poetry_lines(needed),
+        "extras_require": {name: poetry_lines(group) for name, group in groups.items()},
+        "entry_points": {"console_scripts": poetry.get("scripts"), **inner_table(poetry, "plugins")},
+    }
+
+
+def _named(value: object) -> list[str]:
+    """Lines; those of ``file: a.txt, b.txt`` are in the files that it names."""
+    text = "\n".join(texts(value)).strip()
+    names = text.removeprefix("file:").replace(",", " ").split()
+    return [f"-r {name}" for name in names] if text.startswith("file:") else [text]
 
 
 # --- What a setup.py hands to setup.
 
 
-def setup_arguments(data: bytes, text_files: Collection[str]) -> dict[str, Any]:
-    """The arguments of ``setup`` as far as they can be read: strings, lists of strings, dictionaries.
-
-    ``text_files`` are the paths of the texts beside it, which it may read requirements from.
-    """
-    tree = parsed(data)
-    if tree is None:
-        return {}
+def setup_arguments(text: str) -> dict[str, Any]:
+    """The arguments of ``setup``: strings, lists of strings, tables of these; None where only running would tell."""
+    tree = parse_file(text)
     found: dict[str, Any] = {}
+    if tree is None:
+        return found
     try:
-        reader = _Reader(tree, text_files)
         for call in ast.walk(tree):
             if isinstance(call, ast.Call) and _called(call) == "setup":
-                for keyword in call.keywords:
-                    value = reader.value(keyword.value)
-                    if keyword.arg is not None:
-                        found[keyword.arg] = value
-                    elif isinstance(value, dict):
-                        found |= value
-    except (RecursionError, ValueError, TypeError, MemoryError):  # what only running would tell
+                found |= _Values(tree).table((word.arg, word.value) for word in call.keywords)
+    except RecursionError:  # a sum of thousands
         return {}
-    return {name: value for name, value in found.items() if value is not None}
+    return found
 
 
-class _Reader:
-    """Values of expressions; None is what only running would tell."""
+class _Values:
+    """What the expressions of a module come to. Names are followed to what they were given anywhere in it."""
 
-    def __init__(self, tree: ast.Module, text_files: Collection[str]) -> None:
-        self._text_files = text_files
-        self._values: dict[str, ast.AST] = {}
-        self._keys: dict[str, dict[Any, ast.AST]] = {}
-        self._functions: dict[str, ast.AST] = {}
+    def __init__(self, tree: ast.AST) -> None:
+        self._given: dict[str, ast.expr] = {}
+        self._keys: dict[str, list[tuple[str, ast.expr]]] = {}
+        self._known: dict[str, Any] = {}
         for node in ast.walk(tree):
             match node:
-                case ast.FunctionDef(name=name):
-                    self._functions.setdefault(name, node)
-                case (
-                    ast.withitem(context_expr=value, optional_vars=ast.Name(id=name))
-                    | ast.Assign(targets=[ast.Name(id=name), *_], value=value)
-                    | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
-                ):
-                    self._values[name] = value
+                case ast.Assign(targets=[ast.Name(id=name), *_], value=value):
+                    self._given[name] = value
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                    self._given[name] = value
                 case ast.Assign(targets=[ast.Subscript(ast.Name(id=name), ast.Constant(value=str() as key))]):
-                    self._keys.setdefault(name, {})[key] = node.value
+                    self._keys.setdefault(name, []).append((key, node.value))
 
-    def value(self, node: ast.AST | None, depth: int = 0) -> Any:
-        if depth > _MAX_DEPTH or node is None:
-            return None
-        inner = partial(self.value, depth=depth + 1)
-        found: Any
-        match node:
-            case ast.Constant(value=value):
-                found = value
-            case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
-                lists = [
-                    inner(part.value) if isinstance(part, ast.Starred) else [inner(part)] for part in parts
-                ]
-                found = [item for item in _flat(lists) if item is not None]
-            case ast.Dict():
-                found = self._table(node, inner)
-            case ast.Name(id=name):
-                found = inner(self._values.get(name))
-                if isinstance(found, dict):  # what is put into it later counts, too
-                    found = {key: inner(one) for key, one in self._keys.get(name, {}).items()} | found
-            case ast.BinOp():
-                found = _sum(inner(node.left), inner(node.right)) if isinstance(node.op, ast.Add) else None
-            case ast.JoinedStr(values=parts):
-                found = _sum("", *map(inner, parts))
-            case ast.FormattedValue(value=part):
-                found = inner(part)
-            case ast.Subscript(value=table, slice=key):
-                whole, name = inner(table), inner(key)
-                found = whole.get(name) if isinstance(whole, dict) and isinstance(name, str) else None
-            case ast.Call():
-                found = self._result(node, depth + 1)
-            case _:
-                found = self._lines_of(node)
-        return found
-
-    def _table(self, node: ast.Dict, inner: Callable[[ast.AST | None], Any]) -> dict[str, Any]:
+    def table(self, items: Iterable[tuple[str | None, ast.expr]]) -> dict[str, Any]:
+        """Keys with their values; what stands without a key is a table itself (``**more``)."""
         found: dict[str, Any] = {}
-        for key, name, value in zip(node.keys, map(inner, node.keys), map(inner, node.values), strict=True):
-            if key is None and isinstance(value, dict):
-                found |= value
-            elif isinstance(name, str) and value is not None:
-                found[name] = value
+        for key, node in items:
+            value = self.value(node)
+            found |= inner_table(value) if key is None else {key: value}
         return found
 
-    def _result(self, call: ast.Call, depth: int) -> Any:
-        name = _called(call)
-        words = {word.arg: self.value(word.value, depth) for word in call.keywords if word.arg}
-        first = self.value(call.args[0], depth) if call.args else None
-        if name == "dict" and not call.args:
-            return {key: value for key, value in words.items() if value is not None}
-        if name in ("find_packages", "find_namespace_packages"):
-            where = first or words.get("where")
-            return {"where": where} if isinstance(where, str) else None
-        if name in ("list", "tuple", "sorted", "set") and isinstance(first, list):
-            return first
-        if name in ("split", "splitlines", "strip") and isinstance(call.func, ast.Attribute):
-            text = self.value(call.func.value, depth)
-            if isinstance(text, str):
-                return text.strip() if name == "strip" else text.splitlines() if call.args else text.split()
-            if isinstance(text, list):
-                return text
-        return self._lines_of(call)
+    def value(self, node: ast.expr) -> Any:
+        """A string, the strings of a list, or a table of these; None is what only running would tell."""
+        found: Any = None
+        match node:
+            case ast.Constant(value=str() as text):
+                found = text
+            case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
+                found = [text for part in parts for text in texts(self.value(part))]
+            case ast.Starred(value=part):
+                found = self.value(part)
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                found = _sum(self.value(left), self.value(right))
+            case ast.Dict(keys=keys, values=values):
+                names = [None if key is None else self.value(key) for key in keys]
+                items = zip(names, values, keys, strict=True)
+                found = self.table(
+                    (name, one) for name, one, key in items if key is None or isinstance(name, str)
+                )
+            case ast.Subscript(value=table, slice=ast.Constant(value=str() as key)):
+                found = inner_table(self.value(table)).get(key)
+            case ast.Name(id=name) if name in self._given:
+                found = self._follow(name)
+            case ast.Call(func=ast.Name(id="dict"), keywords=words):
+                found = self.table((word.arg, word.value) for word in words)
+            case ast.Call(args=args, keywords=words) if _called(node) in (
+                "find_packages",
+                "find_namespace_packages",
+            ):
+                where = [*args, *(word.value for word in words if word.arg == "where")]
+                found = {"where": self.value(where[0])} if where else None
+        return found
 
-    def _lines_of(self, node: ast.AST) -> list[str] | None:
-        """The lines of the files that an expression seems to read, as ``-r`` each."""
-        words = self._words(node, frozenset())
-        return [f"-r {path}" for path in sorted(self._text_files) if _is_named(path, words)] or None
-
-    def _words(self, node: ast.AST, seen: frozenset[str]) -> frozenset[str]:
-        """The strings of an expression; those of the names and functions in it where it has no path itself."""
-        parts = list(ast.walk(node))
-        own = {one.value for one in parts if isinstance(one, ast.Constant) and isinstance(one.value, str)}
-        if any(word.endswith(TEXT_SUFFIXES) for word in own):
-            return frozenset(own)
-        for name in {part.id for part in parts if isinstance(part, ast.Name)} - seen:
-            for inner in filter(None, (self._values.get(name), self._functions.get(name))):
-                own |= self._words(inner, seen | {name})
-        return frozenset(own)
-
-
-def _flat(parts: Iterable[Any]) -> list[Any]:
-    return [item for part in parts if isinstance(part, list) for item in part]
+    def _follow(self, name: str) -> Any:
+        if name not in self._known:
+            self._known[name] = None  # for one that is given in terms of itself
+            self._known[name] = table = self.value(self._given[name])
+            for key, node in self._keys.get(name, ()) if isinstance(table, dict) else ():
+                table.setdefault(key, self.value(node))  # what is put into it later, perhaps of its own parts
+        return self._known[name]
 
 
 def _sum(*sides: Any) -> Any:
     """Two texts in one; of two lists what is known of either, which is better than nothing."""
     if any(isinstance(side, list) for side in sides):
-        return _flat(sides)
+        return [text for side in sides if isinstance(side, list) for text in side]
     return "".join(sides) if all(isinstance(side, str) for side in sides) else None
 
 
 def _called(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-
-
-def _is_named(path: str, words: Collection[str]) -> bool:
-    """Whether strings of the code lead to a file: its path, or the parts of it (``join(here, "reqs", "base.txt")``)."""
-    is_whole = any(word.removeprefix("./") == path or word.endswith(f"/{path}") for word in words)
-    return is_whole or all(part in words for part in PurePosixPath(path).parts)
-
-
-def literal_in(data: bytes, names: Iterable[str]) -> str:
-    """The string that a module gives to the first of some names by ``NAME = "…"``; empty where there is none."""
-    tree = parsed(data)
-    found: dict[str, str] = {}
-    for node in [] if tree is None else tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        value = getattr(getattr(node, "value", None), "value", None)
-        if isinstance(value, str):
-            found = {getattr(target, "id", ""): value for target in targets} | found
-    return next((found[name] for name in names if name in found), "")
-
-
-def setup_keywords(data: bytes) -> frozenset[str]:
-    """The names of all keywords of all calls: which of them a ``setup.py`` has at all."""
-    tree = parsed(data)
-    nodes = [] if tree is None else list(ast.walk(tree))
-    return frozenset(node.arg for node in nodes if isinstance(node, ast.keyword) and node.arg)

@@ -2,7 +2,7 @@
 
 Four kinds are told apart. *Required*: what the projects themselves depend on. *Wanted*: groups and extras of
 tests and developers, tooling left out; one that is not to be had is left out, too. *Declared*: everything that
-any other configuration names (tox, nox, requirement files, other extras); of these what tests import or start
+any other configuration names (tox, requirement files, other extras); of these what tests import
 becomes wanted, and what a first run of the suite misses.
 *Refused*: what is bound to an address, which is never asked for by name. Nothing is ever guessed from
 an import alone, except for a short list of well-known test libraries: a guess could fetch somebody else's package.
@@ -15,13 +15,13 @@ import ast
 import platform
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
 from composer_replication.tasks.intake.environment import (
@@ -32,9 +32,9 @@ from composer_replication.tasks.intake.environment import (
     UnusableRepository,
     resolve,
 )
-from composer_replication.tasks.intake.parsed_files import ProjectFiles, parse_ini, setup_keywords, texts
-from composer_replication.tasks.intake.project_files import Project, find_projects, folder_named_otherwise
-from composer_replication.tasks.intake.requirement_texts import IN_TREE, holds
+from composer_replication.tasks.intake.parsed_files import TEXT_SUFFIXES, ProjectFiles, inner_table
+from composer_replication.tasks.intake.project_files import Project, find_projects
+from composer_replication.tasks.intake.requirement_texts import IN_TREE
 from composer_replication.tasks.intake.sources import RepositorySource
 from composer_replication.tasks.intake.tree_rules import (
     below_root,
@@ -45,9 +45,9 @@ from composer_replication.tasks.intake.tree_rules import (
 )
 from composer_replication.tasks.syntax_trees import parsed
 
-_TEST_WORDS = frozenset({"test", "tests", "testing", "unittest", "unittests", "pytest"})
 _DEV_GROUPS = frozenset({"dev", "develop", "development", "devel", "default"})
-_TEST_FILE = re.compile(r"(^|[^a-z])tests?([^a-z]|$)")
+_OF_TESTS = re.compile(r"(^|[^a-z])(unit|py)?test(s|ing)?([^a-z]|$)")
+"""Names of groups, extras and files of requirements that are for tests."""
 _TOOLING = re.compile(
     r"(sphinx.*|furo|coverage|coveralls|codecov.*|tox.*|nox|mypy.*|types-.*|pyright|basedpyright|pyre.*|ruff|black|flake8.*"
     r"|pylint.*|isort|pycodestyle|pyflakes|pydocstyle|bandit|pre-commit|build|twine|wheel|setuptools.*|hatch.*|flit.*|poetry.*"
@@ -65,7 +65,7 @@ _KNOWN_NAMES = {
 """Modules that are called otherwise than their distribution: looked up among what the project itself declares."""
 _SETUPTOOLS = dict.fromkeys(("setuptools", "pkg_resources", "distutils"), "setuptools<81")
 """Modules that stood in every environment when many a project was written: taken without being declared."""
-_MISSING = re.compile(r"No module named '?(\w+)")
+_MISSING = re.compile(r"No module named '?([\w.]+)")
 _RUNNER = re.compile(
     r"pytest.*\b(has no attribute|unexpected keyword|Removed|no longer)|(cannot import|has no attribute).*pytest"
 )
@@ -77,8 +77,8 @@ _WELL_KNOWN = frozenset("attrs freezegun hypothesis mock python-dateutil pytz py
 class Requirements:
     """Requirements by canonical name; ``refused`` are names that are bound to an address and needed.
 
-    ``python`` is the range of a needed project that this Python does not fit, ``unread`` a file whose requirements
-    only running it would tell; both are empty where there is none.
+    ``own`` are names of the projects in the tree, which lie in ``folders`` (as addresses). ``python`` is the range of
+    a needed project that this Python does not fit; empty where there is none.
     """
 
     required: dict[str, Requirement] = field(default_factory=dict)
@@ -87,21 +87,21 @@ class Requirements:
     refused: list[str] = field(default_factory=list)
     bound: set[str] = field(default_factory=set)
     own: set[str] = field(default_factory=set)
+    folders: set[str] = field(default_factory=set)
     pytest: SpecifierSet = field(default_factory=SpecifierSet)
     python: str = ""
-    unread: str = ""
 
     def add(
         self, part: dict[str, Requirement], requirements: Iterable[Requirement], *, refuse: bool = False
     ) -> None:
-        """Put those that hold here into a part, wanted tools among the declared; ``refuse``: addresses are refused."""
-        for requirement in filter(holds, requirements):
+        """Put them into a part, wanted tools among the declared; ``refuse``: addresses are refused."""
+        for requirement in requirements:
             name = canonicalize_name(requirement.name)
-            requirement.marker = None
-            if requirement.url is not None:
-                if not requirement.url.startswith(IN_TREE) or name not in self.own:
-                    self.bound.add(name)
-                    self.refused += [requirement.name] if refuse else []
+            if requirement.url in self.folders:
+                self.own.add(name)
+            elif requirement.url is not None:
+                self.bound.add(name)
+                self.refused += [requirement.name] if refuse else []
             elif part is self.declared:
                 part.setdefault(name, _without_pins(requirement))
             elif name == "pytest":
@@ -110,19 +110,18 @@ class Requirements:
                 is_tool = part is self.wanted and _TOOLING.fullmatch(name)
                 _merge(self.declared if is_tool else part, name, requirement)
 
-    def take(self, names: Iterable[str]) -> bool:
-        """Want the first of some names that is declared; one that is bound to an address is refused."""
+    def take(self, module: str) -> bool:
+        """Want what is declared under the name of a module, or its name of the short list; what is bound is refused."""
+        names = _names_of(module)
         self.refused += [name for name in names if name in self.bound]
         declared = next((name for name in names if name in self.declared), None)
         if declared is not None:
             _merge(self.wanted, declared, self.declared[declared])
         return declared is not None
 
-    def drop_bound(self) -> None:
-        """Leave nothing to be fetched by a name that is bound to an address, or that the tree itself has."""
-        for part in (self.required, self.wanted, self.declared):
-            for name in part.keys() & {"pytest", *self.bound, *self.own}:
-                del part[name]
+
+def _names_of(module: str) -> tuple[str, ...]:
+    return canonicalize_name(module), _KNOWN_NAMES.get(module, "")
 
 
 def _merge(into: dict[str, Requirement], name: str, requirement: Requirement) -> None:
@@ -145,93 +144,47 @@ def read_requirements(source: RepositorySource, missing: Collection[str] = ()) -
     """Everything that the repository says its tests need, tooling left out; ``missing`` as in ``lock_repository``."""
     files = {**source.metadata, **source.files}
     projects = find_projects(files)
-    found = Requirements(own=_own_names(source, projects))
-    needed = [project for project in projects if project.is_needed]
-    outside = (one for one in needed if not one.accepts(platform.python_version()))
-    found.python = next((one.requires_python for one in outside), "")
-    found.unread = next((one.unread for one in projects if one.unread), "")
+    own = {source.name, *(project.name for project in projects)}
+    found = Requirements(own={canonicalize_name(name) for name in own if name})
+    found.folders = {f"{IN_TREE}{project.folder}" for project in projects}
     for project in projects:
-        if project.is_needed:
-            found.add(found.required, project.dependencies, refuse=True)
-        else:
-            found.add(found.wanted, project.dependencies)
+        if project.is_needed and not found.python and not _accepts_this_python(project.requires_python):
+            found.python = project.requires_python
         _add_groups(found, project)
-    found.add(found.declared, _of_tools(ProjectFiles(files), projects[0]))
     _take_what_is_imported(found, source)
     _take_what_is_missing(found, source, missing)
-    found.drop_bound()
+    # Nothing is fetched by a name that is bound to an address, or that the tree itself has.
+    for part in (found.required, found.wanted, found.declared):
+        for name in part.keys() & {"pytest", *found.bound, *found.own}:
+            del part[name]
     return found
 
 
-def _own_names(source: RepositorySource, projects: list[Project]) -> set[str]:
-    """The names of the projects in the tree, and those by which the others ask for them."""
-    folders = {f"{IN_TREE}{project.folder}" for project in projects}
-    asked = (one for project in projects for part in project.all_requirements() for one in part)
-    names = {source.name, *(project.name for project in projects)}
-    names |= {one.name for one in asked if one.url in folders}
-    return {canonicalize_name(name) for name in names if name}
+def _accepts_this_python(versions: str) -> bool:
+    try:
+        return SpecifierSet(versions).contains(platform.python_version(), prereleases=True)
+    except InvalidSpecifier:
+        return True
 
 
 def _add_groups(found: Requirements, project: Project) -> None:
-    for path, part in project.requirement_files.items():
-        if _TEST_FILE.search(path) and path.endswith(".txt"):
-            found.add(found.wanted, map(_without_pins, part), refuse=True)
-        else:
-            found.add(found.declared, part)
     for name, part in project.groups.items():
-        if not _TEST_WORDS.isdisjoint(name.split("-")):
-            found.add(found.wanted, part, refuse=True)
+        if not name:
+            found.add(found.required if project.is_needed else found.wanted, part, refuse=project.is_needed)
+        elif _OF_TESTS.search(name):
+            is_file = name.endswith(TEXT_SUFFIXES)
+            found.add(found.wanted, map(_without_pins, part) if is_file else part, refuse=True)
         elif name in _DEV_GROUPS:
             found.add(found.wanted, map(_without_pins, part))
         else:
             found.add(found.declared, part)
 
 
-def _of_tools(read: ProjectFiles, project: Project) -> Iterator[Requirement]:
-    """What tox, nox and the tables of other tools install for their runs."""
-    for text in (read.text("tox.ini"), read.text("setup.cfg"), *read.strings("tool.tox.legacy_tox_ini")):
-        for name, section in parse_ini(text.encode()).items():
-            if "testenv" not in name and name != "default":
-                continue
-            # A factor condition stands before the requirement: "py{38,39}: mock"
-            lines = [
-                re.sub(r"^[\w{},.!-]+:\s+", "", line.strip()) for line in section.get("deps", "").splitlines()
-            ]
-            yield from read.lines(lines)
-            asked = f"{section.get('extras', '')} {section.get('dependency_groups', '')}"
-            for group in map(canonicalize_name, asked.replace(",", " ").split()):
-                yield from project.groups.get(group, [])
-    yield from read.lines(list(_strings_in(read.table("tool"))))
-    yield from read.lines(list(_installed_by_nox(read.read("noxfile.py"))))
-
-
-def _strings_in(value: object) -> Iterator[str]:
-    """Lists named like dependencies anywhere in tool tables (hatch, pdm, tox in TOML)."""
-    for key, inner in value.items() if isinstance(value, dict) else ():
-        if isinstance(inner, list) and ("depend" in key or key in ("deps", "dev", "test", "tests")):
-            yield from texts(inner)
-        yield from _strings_in(inner)
-
-
-def _nodes(data: bytes) -> Iterable[ast.AST]:
-    """All of a source file's syntax; nothing where it does not parse."""
-    module = parsed(data)
-    return () if module is None else ast.walk(module)
-
-
-def _installed_by_nox(data: bytes) -> Iterator[str]:
-    """The literal arguments of ``session.install``, an option put together with its file."""
-    for call in _nodes(data):
-        if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "install":
-            words = [str(one.value) for one in call.args if isinstance(one, ast.Constant)]
-            for before, word in zip(["", *words], words, strict=False):
-                yield f"{before} {word}" if before in ("-r", "-c", "-e") else word
-
-
 def imported_modules(data: bytes) -> set[str]:
     """Top-level names of all modules that a source file imports."""
     names: set[str] = set()
-    for node in _nodes(data):
+    tree = parsed(data)
+    for node in () if tree is None else ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -239,37 +192,17 @@ def imported_modules(data: bytes) -> set[str]:
     return names
 
 
-def _started_programs(data: bytes) -> set[str]:
-    """What a test starts: the first word of a list of texts, and the module behind a ``-m``."""
-    found: set[str] = set()
-    for node in _nodes(data):
-        if isinstance(node, ast.List | ast.Tuple):
-            words = [getattr(one, "value", "") for one in node.elts]
-            found |= {
-                str(word) for before, word in zip(["-m", *words], words, strict=False) if before == "-m"
-            }
-    return found
-
-
-def _names_of(module: str) -> tuple[str, ...]:
-    """The distributions that a module may come from, by its name and the short list."""
-    return canonicalize_name(module), _KNOWN_NAMES.get(module, "")
-
-
 def _take_what_is_imported(found: Requirements, source: RepositorySource) -> None:
-    """Take declared requirements where a test imports or starts them; one that is bound to an address is refused then.
+    """Take declared requirements where a test imports them; one that is bound to an address is refused then.
 
     Imports of the package itself do not count: an optional accelerator would bring a
     second implementation of what gets deleted.
     """
-    imported: set[str] = set()
-    for name, data in source.files.items():
-        if is_test_path(name):
-            imported |= imported_modules(data) | (_started_programs(data) & found.declared.keys())
+    tests = [data for name, data in source.files.items() if is_test_path(name)]
+    imported = set[str]().union(*map(imported_modules, tests))
     for module in sorted(imported - sys.stdlib_module_names - own_modules(source.files)):
-        if not found.take(_names_of(module)):
-            known = next((name for name in _names_of(module) if name in _WELL_KNOWN), "")
-            if known and known not in found.required:
+        if not found.take(module):
+            for known in _WELL_KNOWN.intersection(_names_of(module)) - found.required.keys():
                 found.wanted.setdefault(known, Requirement(known))
     for name, requirement in found.declared.items():
         if name.startswith("pytest-") and not _TOOLING.fullmatch(name):
@@ -281,24 +214,24 @@ def _take_what_is_missing(found: Requirements, source: RepositorySource, missing
 
     The latter bring modules of other names along: ``h2`` brings ``hpack``.
     """
-    unknown = []
+    unknown = False
     for module in sorted(set(missing) - own_modules(source.files)):
-        if not found.take(_names_of(module)):
-            if module in _SETUPTOOLS:
-                found.wanted.setdefault("setuptools", Requirement(_SETUPTOOLS[module]))
-            elif module not in sys.stdlib_module_names:
-                unknown.append(module)
-    if unknown:
-        sources = [data for name, data in source.files.items() if is_subject_path(name)]
-        imported = set[str]().union(*map(imported_modules, sources))
-        for name in sorted({_KNOWN_NAMES.get(module, canonicalize_name(module)) for module in imported}):
-            if name in found.declared and not _TOOLING.fullmatch(name):
-                _merge(found.wanted, name, found.declared[name])
+        if found.take(module):
+            continue
+        if module in _SETUPTOOLS:
+            found.wanted.setdefault("setuptools", Requirement(_SETUPTOOLS[module]))
+        else:
+            unknown = unknown or module not in sys.stdlib_module_names
+    sources = [data for name, data in source.files.items() if unknown and is_subject_path(name)]
+    imported = set[str]().union(*map(imported_modules, sources))
+    for name in sorted({_KNOWN_NAMES.get(module, canonicalize_name(module)) for module in imported}):
+        if name in found.declared and not _TOOLING.fullmatch(name):
+            _merge(found.wanted, name, found.declared[name])
 
 
 def modules_missing(said: Iterable[str]) -> frozenset[str]:
     """The modules that a run did not find, by what it says of its failures."""
-    return frozenset(name for text in said for name in _MISSING.findall(text))
+    return frozenset(name.partition(".")[0] for text in said for name in _MISSING.findall(text))
 
 
 def wants_older_pytest(said: Iterable[str]) -> bool:
@@ -341,7 +274,7 @@ def lock_repository(
 
 # --- Repositories that cannot be used: which, and why.
 
-_COMPILING_KEYWORDS = ("ext_modules", "cffi_modules", "rust_extensions", "ext_package")
+_COMPILING = re.compile(r"""\b(ext_modules|cffi_modules|rust_extensions|ext_package)['"\]]*\s*[=:]""")
 _COMPILING_BACKENDS = ("maturin", "scikit_build_core", "mesonpy", "setuptools_rust")
 _NUM_NAMED = 3
 
@@ -354,10 +287,10 @@ def refuse_second_copy(source: RepositorySource, environment: Environment) -> No
     """
     roots = recorded_folders(source.files)
     own = {below_root(path, roots) for path in source.files if is_subject_path(path)}
-    for folder in environment.root.glob("lib/python*/site-packages"):
-        clash = next(filter(None, (_clash(path, own, folder) for path in sorted(own))), "")
-        if clash:
-            raise UnusableRepository("runner-dependency", f"the environment holds a module {clash}, too")
+    for installed in environment.root.glob("lib/python*/site-packages"):
+        for path in sorted(own):
+            if clash := _clash(path, own, installed):
+                raise UnusableRepository("runner-dependency", f"the environment holds a module {clash}, too")
 
 
 def _clash(path: str, own: Collection[str], installed: Path) -> str:
@@ -367,14 +300,9 @@ def _clash(path: str, own: Collection[str], installed: Path) -> str:
         is_there = (installed / name).is_dir() or any(installed.glob(f"{name}.*"))
         if not is_there or name == "__init__":
             return ""
-        is_package = "/".join([*parts[:depth], "__init__.py"]) in own
         installed /= name
-        if (
-            depth == len(parts)
-            or is_package
-            or not installed.is_dir()
-            or (installed / "__init__.py").exists()
-        ):
+        is_ours = depth == len(parts) or "/".join([*parts[:depth], "__init__.py"]) in own
+        if is_ours or not installed.is_dir() or (installed / "__init__.py").exists():
             return ".".join(parts[:depth])
     return ""
 
@@ -385,11 +313,10 @@ def compiled_parts(source: RepositorySource) -> str:
     Many packages have them for speed alone and do without, so this explains a failure and is none.
     """
     read = ProjectFiles(source.metadata)
-    is_asked = read.backend.partition(".")[0] in _COMPILING_BACKENDS
-    if is_asked or read.table("tool", "setuptools").get("ext-modules"):
+    backends = {name.partition(".")[0] for name in read.strings("build-system.build-backend")}
+    if not backends.isdisjoint(_COMPILING_BACKENDS) or read.table("tool", "setuptools").get("ext-modules"):
         return "pyproject.toml"
-    keywords = setup_keywords(source.metadata.get("setup.py", b""))
-    return "setup.py" if not keywords.isdisjoint(_COMPILING_KEYWORDS) else ""
+    return "setup.py" if _COMPILING.search(read.text("setup.py")) else ""
 
 
 def explain(
@@ -406,52 +333,39 @@ def explain(
     likeliest = sorted(source.left_out, key=lambda path: path.rpartition("/")[2] not in error.detail)
     more = f" and {len(likeliest) - _NUM_NAMED} more" if len(likeliest) > _NUM_NAMED else ""
     missed = f"; left out: {', '.join(likeliest[:_NUM_NAMED])}{more}" if likeliest else ""
-    detail = f"{error.detail}{missed}"
-    missing = _missing_module(error.detail, source.files)
-    top = missing.partition(".")[0]
+    no_module = _MISSING.search(error.detail)
+    missing = no_module[1] if no_module else ""
+    top, path = missing.partition(".")[0], missing.replace(".", "/")
     is_own = top in own_modules(source.files)
+    reason, cause = error.reason, ""
     if missing and not is_own and top not in sys.stdlib_module_names:
-        if bound := read_requirements(source, {top}).refused:
-            return UnusableRepository("dependency-by-url", f"{bound[0]} is asked for by address; {detail}")
-        why = _why_missing(top, source, installed)
-        return UnusableRepository("missing-requirement", f"{why}; {detail}")
-    file = compiled_parts(source)
-    if file:
-        cause = f"its {file} asks for compiled modules, which are not built"
-        return UnusableRepository("needs-compiling", f"{cause}; {detail}")
-    if missing and is_own and not _is_module(missing, source.files):
+        reason, cause = _why_missing(top, source, installed)
+    elif file := compiled_parts(source):
+        reason, cause = "needs-compiling", f"its {file} asks for compiled modules, which are not built"
+    elif is_own and not any(
+        f"/{file}".endswith((f"/{path}.py", f"/{path}/__init__.py")) for file in source.files
+    ):
+        reason = "generated-file"
         cause = f"the repository has no file for its own module {missing}, which a build may write"
-        return UnusableRepository("generated-file", f"{cause}; {detail}")
-    return UnusableRepository(error.reason, detail)
+    return UnusableRepository(reason, "; ".join(filter(None, (cause, f"{error.detail}{missed}"))))
 
 
-_NO_MODULE = re.compile(r"No module named '([\w.]+)'")
-_NO_NAME = re.compile(r"cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'")
-
-
-def _missing_module(detail: str, files: Mapping[str, bytes]) -> str:
-    """The module that the first reason of a red baseline misses; empty where it says something else."""
-    no_module, no_name = _NO_MODULE.search(detail), _NO_NAME.search(detail)
-    if no_module or no_name is None:
-        return no_module[1] if no_module else ""
-    package = f"/{no_name[2].replace('.', '/')}/__init__.py"
-    inits = [data for path, data in files.items() if f"/{path}".endswith(package)]
-    defined = re.compile(rf"^\s*(def|class)?\s*{no_name[1]}\b".encode(), re.MULTILINE)
-    return f"{no_name[2]}.{no_name[1]}" if inits and not any(map(defined.search, inits)) else ""
-
-
-def _is_module(name: str, files: Collection[str]) -> bool:
-    """Whether a file defines a module, or the one above it, which may define it as a name."""
-    path = name.replace(".", "/")
-    return any(f"/{file}".endswith((f"/{path}.py", f"/{path}/__init__.py")) for file in files)
-
-
-def _why_missing(module: str, source: RepositorySource, installed: Collection[str]) -> str:
-    found = read_requirements(source)
-    if otherwise := folder_named_otherwise(ProjectFiles(source.metadata), module):
-        return f"the package {module} lies in a folder of another name, {otherwise}, which cannot be imported from the tree"
+def _why_missing(module: str, source: RepositorySource, installed: Collection[str]) -> tuple[str, str]:
+    """The reason and the cause that a module of somebody else is not there."""
+    found = read_requirements(source, {module})
     named = canonicalize_name(module)
+    if found.refused:
+        return "dependency-by-url", f"{found.refused[0]} is asked for by address"
     if named in found.wanted and named not in installed:
-        return f"what its tests want, {named}, is not to be had as a wheel for this Python"
-    computed = f" ({found.unread} computes what it needs)" if found.unread else ""
-    return f"nothing that is declared brings the module {module}{computed}"
+        return (
+            "missing-requirement",
+            f"what its tests want, {named}, is not to be had as a wheel for this Python",
+        )
+    read = ProjectFiles(source.metadata)
+    told = (read.table("tool", "setuptools", "package-dir"), inner_table(read.setup, "package_dir"))
+    if otherwise := next((str(table[module]) for table in told if module in table), ""):
+        why = f"the package {module} lies in a folder of another name, {otherwise}, which cannot be imported from the tree"
+    else:
+        computed = " (what a setup.py computes is not read)" if "setup.py" in source.metadata else ""
+        why = f"nothing that is declared brings the module {module}{computed}"
+    return "missing-requirement", why

@@ -62,26 +62,11 @@ def decode(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
     try:
         if value["form"] != FORM:
             raise ValueError(f"form {value['form']!r}")
-        functions = _functions(value)
-        sets = [_chosen(functions, numbers) for numbers in value["sets"]]
-        contexts = {EVERY_TEST: _chosen(functions, value["shared"])}
-        for test, number in value["tests"]:
-            if test in contexts:
-                raise ValueError(f"test {test!r}")
-            contexts[str(test)] = sets[number]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+        functions = [(str(path), int(line)) for path, line in value["functions"]]
+        shared, *sets = (
+            frozenset(functions[number] for number in numbers)
+            for numbers in (value["shared"], *value["sets"])
+        )
+        return {EVERY_TEST: shared, **{str(test): sets[number] for test, number in value["tests"]}}
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise ValueError(f"the call contexts are damaged: {error}") from error
-    return contexts
-
-
-def _functions(value: Mapping[str, Any]) -> list[Function]:
-    found = [(path, line) for path, line in value["functions"]]
-    if not all(type(path) is str and type(line) is int for path, line in found):
-        raise TypeError("a function is no text and whole number")
-    return found
-
-
-def _chosen(functions: list[Function], numbers: Iterable[int]) -> frozenset[Function]:
-    if any(number < 0 for number in numbers):
-        raise ValueError("a number is below 0")
-    return frozenset(functions[number] for number in numbers)

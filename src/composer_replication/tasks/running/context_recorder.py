@@ -13,38 +13,31 @@ import sys
 UNKNOWN = ("", 0)  # called by a test that took the profile away from us: it may have called anything
 
 
-class Places:
-    """Gives each function of the tree a number; what is no function of the tree has none."""
+class Functions:
+    """Tells functions of the tree, as file and first line; nothing else has a place."""
 
     def __init__(self, root):
         self.prefix = root + os.sep
-        self.numbers = {}
         self.by_code = {}
 
-    def number(self, place):
-        return self.numbers.setdefault(place, len(self.numbers))
-
-    def of(self, code):
-        """The number of a code object, or None; found by identity, for to hash one is slow."""
+    def place(self, code):
+        """The place of a code object, or None; found by identity, for to hash one is slow."""
         found = self.by_code.get(id(code))
         if found is None:
-            number = None
+            place = None
             if code.co_filename.startswith(self.prefix) and code.co_name != "<module>":
-                number = self.number((code.co_filename[len(self.prefix) :], code.co_firstlineno))
-            self.by_code[id(code)] = found = (number, code)  # kept, so that its id stays its own
+                place = (code.co_filename[len(self.prefix) :], code.co_firstlineno)
+            self.by_code[id(code)] = found = (place, code)  # kept, so that its id stays its own
         return found[0]
 
-    def listed(self):
-        return [list(place) for place in self.numbers]
 
-
-class Monitor:
+class Monitor(Functions):
     """Python 3.12 and newer: the first call of each function in each context is one event."""
 
     TOOL = 4  # no debugger, coverage or profiler uses this number of sys.monitoring
 
-    def __init__(self, places):
-        self.places = places
+    def __init__(self, root):
+        super().__init__(root)
         self.current = set()
         self.monitoring = monitoring = getattr(sys, "monitoring")  # noqa: B009  of Python 3.12
         monitoring.use_tool_id(self.TOOL, "composer-rl")
@@ -54,9 +47,7 @@ class Monitor:
         monitoring.set_events(self.TOOL, sum(events))
 
     def on_event(self, code, _offset):
-        number = self.places.of(code)
-        if number is not None:
-            self.current.add(number)
+        self.current.add(self.place(code))
         return self.monitoring.DISABLE
 
     def switch(self, context, *, by_force):  # noqa: ARG002  nobody takes these events away
@@ -64,15 +55,15 @@ class Monitor:
         self.monitoring.restart_events()
 
 
-class Profile:
+class Profile(Functions):
     """Before Python 3.12: the profiler of the interpreter, which counts calls in C."""
 
-    def __init__(self, places):
+    def __init__(self, root):
         import _lsprof
         import threading
 
+        super().__init__(root)
         self.new = lambda: _lsprof.Profiler(builtins=False, subcalls=False)
-        self.places = places
         self.current = set()
         self.profiler = self.new()
         threading.setprofile(self.on_thread)
@@ -80,9 +71,7 @@ class Profile:
 
     def on_thread(self, frame, event, _argument):
         if event == "call":
-            number = self.places.of(frame.f_code)
-            if number is not None:
-                self.current.add(number)
+            self.current.add(self.place(frame.f_code))
 
     def switch(self, context, *, by_force):
         """Note what was called and go on in another context; ``by_force`` also when another profiler came."""
@@ -90,16 +79,12 @@ class Profile:
         is_ours = current is self.profiler
         if is_ours:
             self.profiler.disable()
+            codes = [entry.code for entry in self.profiler.getstats()]
+            self.current.update(self.place(code) for code in codes if not isinstance(code, str))
         else:
-            unknown = self.places.number(UNKNOWN)
-            self.current.add(unknown)
+            self.current.add(UNKNOWN)
             if not by_force:
-                context.add(unknown)
-        for entry in self.profiler.getstats() if is_ours else ():
-            if not isinstance(entry.code, str):
-                number = self.places.of(entry.code)
-                if number is not None:
-                    self.current.add(number)
+                context.add(UNKNOWN)
         self.current = context
         if is_ours or by_force:
             self.profiler = self.new()
@@ -112,17 +97,15 @@ class ContextMap:
     def __init__(self, root):
         import pytest
 
-        self.places = Places(root)
-        self.shared: set[int] = set()
-        self.tests: dict[str, set[int]] = {}
+        self.shared: set[tuple[str, int]] = set()
+        self.tests: dict[str, set[tuple[str, int]]] = {}
         self.context = self.shared
-        self.engine = (Monitor if hasattr(sys, "monitoring") else Profile)(self.places)
+        self.engine = (Monitor if hasattr(sys, "monitoring") else Profile)(root)
         self.engine.switch(self.shared, by_force=True)
         for name in ("pytest_runtest_protocol", "pytest_fixture_setup"):
             hook = getattr(type(self), name)
             setattr(type(self), name, pytest.hookimpl(wrapper=True, tryfirst=True)(hook))
-        self.watch_imports(root)
-        self.watch_teardown()
+        self.share_imports(root + os.sep)
 
     def switch(self, context, *, by_force=False):
         self.context = context
@@ -141,37 +124,32 @@ class ContextMap:
         finally:
             self.switch(before)
 
-    def watch_imports(self, root):
-        """What a module calls while it is imported belongs to all, also when a test is the first to import it."""
-        import importlib.machinery
+    def share_imports(self, prefix):
+        """What a module calls while it is imported, also where a test is the first to import it, belongs to all.
+
+        So does what a wider fixture does when it ends, in the teardown of whichever test is the last of its scope.
+        """
+        from importlib.machinery import SourceFileLoader
 
         from _pytest.assertion.rewrite import AssertionRewritingHook
-
-        for loader in (importlib.machinery.SourceFileLoader, AssertionRewritingHook):
-            setattr(loader, "exec_module", self.watched(loader.exec_module, root + os.sep))  # noqa: B010  mypy
-
-    def watched(self, exec_module, prefix):
-        def watched_exec_module(loader, module):
-            if not str(getattr(module, "__file__", "")).startswith(prefix):
-                return exec_module(loader, module)
-            with self.for_all():
-                return exec_module(loader, module)
-
-        return watched_exec_module
-
-    def watch_teardown(self):
-        """A wider fixture ends in the teardown of whichever test is the last of its scope."""
         from _pytest.fixtures import FixtureDef
 
-        finish = FixtureDef.finish
+        def is_of_tree(_loader, module):
+            return str(getattr(module, "__file__", "")).startswith(prefix)
 
-        def watched_finish(fixturedef, request):
-            if fixturedef.scope == "function":
-                return finish(fixturedef, request)
-            with self.for_all():
-                return finish(fixturedef, request)
+        def is_wide(fixture, *_request):
+            return fixture.scope != "function"
 
-        setattr(FixtureDef, "finish", watched_finish)  # noqa: B010  mypy
+        shared = [(SourceFileLoader, "exec_module", is_of_tree), (FixtureDef, "finish", is_wide)]
+        for kind, name, concerns in [*shared, (AssertionRewritingHook, "exec_module", is_of_tree)]:
+            setattr(kind, name, self.shared_where(concerns, getattr(kind, name)))
+
+    def shared_where(self, concerns, method):
+        def call(*args, **options):
+            with self.for_all() if concerns(*args) else contextlib.nullcontext():
+                return method(*args, **options)
+
+        return call
 
     def pytest_runtest_protocol(self, item):
         self.switch(self.tests.setdefault(item.nodeid, set()), by_force=True)
@@ -189,15 +167,13 @@ class ContextMap:
     def contexts(self):
         """In the form of ``call_contexts.encode``: functions once, each distinct set of their numbers once."""
         self.switch(self.shared, by_force=True)
+        called = {"": self.shared, **self.tests}
+        functions = [*set().union(*called.values()) - {None}]
+        numbers = {function: number for number, function in enumerate(functions)}
         sets: dict[tuple[int, ...], int] = {}
-        tests = [
-            [node_id, sets.setdefault(tuple(sorted(numbers)), len(sets))]
-            for node_id, numbers in self.tests.items()
-        ]
-        return {
-            "form": 1,
-            "functions": self.places.listed(),
-            "shared": sorted(self.shared),
-            "sets": list(sets),
-            "tests": tests,
+        chosen = {
+            test: tuple(sorted(numbers[one] for one in places if one)) for test, places in called.items()
         }
+        shared = chosen.pop("")
+        tests = [[test, sets.setdefault(one, len(sets))] for test, one in chosen.items()]
+        return {"form": 1, "functions": functions, "shared": shared, "sets": list(sets), "tests": tests}

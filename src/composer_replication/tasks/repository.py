@@ -70,10 +70,6 @@ def cut_off(report: TestReport, suite_seconds: float, where: str = "") -> Unusab
 # A test that hangs or ends the process, or whose file does so when it is imported, is left out and named, and the suite
 # is run again without it. What is not reached in the time of a suite is left out, too.
 
-EACH_SECONDS = 30.0
-"""Of one test, or the import of one file, by the clock; grading gives 20 s of processor time to all tests of a task."""
-SUITE_IDLE_SECONDS = 10.0
-"""A test that waits so long for something does so for ever, or is too slow for grading."""
 MAX_BAD_TESTS = 10
 
 
@@ -106,7 +102,6 @@ def run_suite(
         trial = Trial(
             bench.original, None, limit, with_contexts=map_calls,
             shuffle_seed=shuffle_seed, backwards=backwards, left_out=sorted({*bench.left_out, *bad}),
-            each_seconds=EACH_SECONDS, idle_seconds=SUITE_IDLE_SECONDS,
         )  # fmt: skip
         report = run_alone(trial, bench.environment, backend=bench.backend)
         if not report.error:

@@ -118,11 +118,8 @@ class Trial:
         wall_factor: at least 1: ``seconds`` is then processor time of the process that runs the tests
             (in whole seconds, rounded up), which a busy machine hardly changes, and the limit by the
             clock is so many times as long. None: it is time by the clock.
-        idle_seconds: it ends when all of it has waited so long at a stretch; seen only where there is a ``/proc``.
         left_out: tests that are not run and files that are not collected.
         is_golden: it should pass, so where it runs out of time the machine may be to blame.
-        each_seconds: it ends when one test, or the import of one file, takes longer by the clock;
-            that test is named then.
         with_contexts: also report which functions each single test calls.
         shuffle_seed: draws another order, with folders, modules and classes kept together; None:
             the order of the files.
@@ -134,10 +131,8 @@ class Trial:
     seconds: float = 0.0
     stop_at_first_failure: bool = False
     wall_factor: float | None = None
-    idle_seconds: float | None = None
     left_out: Sequence[str] = ()
     is_golden: bool = False
-    each_seconds: float | None = None
     with_contexts: bool = False
     shuffle_seed: int | None = None
     backwards: bool = False

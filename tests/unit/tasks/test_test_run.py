@@ -335,14 +335,14 @@ BAD_TESTS = {
 
 
 @pytest.mark.parametrize("kind", BAD_TESTS)
-def test_a_test_that_ends_the_run_is_named(run, kind: str) -> None:
+def test_a_test_that_ends_the_run_is_named(run, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_module, "IDLE_SECONDS", 1.0)
     imports, body, words = BAD_TESTS[kind]
     tests = f"{imports}\n\n\ndef test_first():\n    pass\n\n\ndef test_bad():\n    {body}\n\n\n{FINE}"
-    limits = {"each_seconds": 3.0, "idle_seconds": 1.0}
-    report = run({"test_a.py": tests}, **limits)
+    report = run({"test_a.py": tests})
     assert (report.running, report.broke[: len(words)]) == ("test_a.py::test_bad", words)
     assert report.done["test_a.py::test_first"] is Outcome.PASSED
-    again = run({}, left_out=["test_a.py::test_bad"], **limits)
+    again = run({}, left_out=["test_a.py::test_bad"])
     assert (again.error, set(again.passed)) == ("", {"test_a.py::test_first", "test_a.py::test_fine"})
 
 

@@ -64,26 +64,22 @@ class Voice:
         return has_spoken
 
 
-def attend(pid, voice, order):
+def attend(pid, voice, timeout_seconds, idle_seconds):
     """See a run to its end: its exit code; or None where the patience with it was over first, and why.
 
-    It has its time by the clock; ``each_seconds`` from one record to the next, which are those of a test or of the import
-    of a file; and ``idle_seconds`` in which nothing of it does anything, or wants to: unlike the time by the clock, these do
-    not depend on how busy the machine is. None: for ever.
+    It has its time by the clock, and ``idle_seconds`` in which nothing of it does anything, or wants to: these do not
+    depend on how busy the machine is.
     """
-    each_seconds, idle_seconds = order["each_seconds"], order["idle_seconds"]
     ticks = None
-    begun = spoken = active = looked = time.monotonic()
+    begun = active = looked = time.monotonic()
     while True:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
             return os.waitstatus_to_exitcode(status), ""
         now = time.monotonic()
-        if now - begun >= order["timeout_seconds"]:
+        if now - begun >= timeout_seconds:
             return None, ""  # the time of all of it: no fault of the test that is at work
-        if each_seconds is not None and now - spoken >= each_seconds:
-            return None, f"it ran longer than {each_seconds:g} s"
-        if idle_seconds is not None and now - looked >= LOOK_SECONDS:
+        if now - looked >= LOOK_SECONDS:
             before, ticks, looked = ticks, ticks_used(orphans(os.getpid())), now
             # One tick, of a hundred in a second, is what waking up and looking at a clock may need.
             if before is None or ticks is None or not 0 <= ticks - before <= 1:
@@ -91,8 +87,9 @@ def attend(pid, voice, order):
             if now - active >= idle_seconds:
                 return None, f"it waited {idle_seconds:g} s for something that did not come"
         listened = [voice.descriptor] if voice.is_open else []
-        if select.select(listened, [], [], END_SECONDS)[0] and voice.hand_on():
-            spoken = active = time.monotonic()
+        if select.select(listened, [], [], END_SECONDS)[0]:
+            voice.hand_on()
+            active = time.monotonic()
 
 
 def end_all(group):
@@ -225,10 +222,10 @@ def become_run(folder, not_ours, *, is_alone):
         os.close(descriptor)
 
 
-def how_it_ended(pid, voice, order):
+def how_it_ended(pid, voice, *limits):
     """See a run to the end of its last process; the fields of its record."""
     started = time.monotonic()
-    code, why = attend(pid, voice, order)
+    code, why = attend(pid, voice, *limits)
     if code is None:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
@@ -278,7 +275,8 @@ def serve():
             become_run(os.path.join(stage, "tree"), (heard, output), is_alone=is_alone)
             return run_tests(order["request"], said)  # type: ignore[name-defined]  # noqa: F821  of pytest_runner
         os.close(said)
-        send("run", number=number, **how_it_ended(pid, Voice(heard, output), order))
+        limits = order["timeout_seconds"], orders["idle_seconds"]
+        send("run", number=number, **how_it_ended(pid, Voice(heard, output), *limits))
         os.close(heard)
         with contextlib.suppress(OSError):
             for place in closed:

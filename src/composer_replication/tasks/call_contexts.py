@@ -10,13 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from composer_replication.tasks.running.context_recorder import EVERY_TEST, FORM, UNKNOWN
+
 Function = tuple[str, int]
 Contexts = Mapping[str, frozenset[Function]]
-
-EVERY_TEST = ""
-UNKNOWN: Function = ("", 0)
-"""Called by a test whose calls could not be watched to the end: it may have called anything."""
-FORM = 1
 
 
 def select_tests(contexts: Contexts, functions: Iterable[Function]) -> tuple[str, ...]:
@@ -35,26 +32,8 @@ def select_tests(contexts: Contexts, functions: Iterable[Function]) -> tuple[str
     )
 
 
-def encode(contexts: Contexts) -> dict[str, Any]:
-    """The contexts as JSON: functions once, each distinct set of them once, the tests by set."""
-    tests = {test: called for test, called in contexts.items() if test != EVERY_TEST}
-    shared = contexts.get(EVERY_TEST, frozenset())
-    functions = sorted(shared.union(*tests.values()))
-    numbers = {function: number for number, function in enumerate(functions)}
-    sets: dict[frozenset[Function], int] = {}
-    for called in tests.values():
-        sets.setdefault(called, len(sets))
-    return {
-        "form": FORM,
-        "functions": [list(function) for function in functions],
-        "shared": sorted(numbers[function] for function in shared),
-        "sets": [sorted(numbers[function] for function in called) for called in sets],
-        "tests": [[test, sets[called]] for test, called in tests.items()],
-    }
-
-
 def decode(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
-    """The contexts that ``encode`` wrote, or ``context_recorder`` told.
+    """The contexts that ``context_recorder.encode`` wrote.
 
     Raises:
         ValueError: another form, or something that they never write.

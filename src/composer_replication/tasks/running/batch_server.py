@@ -44,33 +44,22 @@ def preload(orders):
         os._exit(0)
 
 
-class Voice:
-    """What a run says, handed on to standard output as it comes: so it is known also where the sandbox ends all of it."""
-
-    def __init__(self, descriptor, output):
-        os.set_blocking(descriptor, False)
-        self.descriptor, self.output = descriptor, output
-        self.is_open = True
-
-    def hand_on(self):
-        """Whether there was anything."""
-        data = b""
-        with contextlib.suppress(BlockingIOError):
-            data = os.read(self.descriptor, 1 << 16)
-            self.is_open = bool(data)
-        has_spoken = bool(data)
-        while data:
-            data = data[os.write(self.output, data) :]
-        return has_spoken
+def hand_on(heard, output):
+    """Pass on what a run says as it comes: so it is known also where the sandbox ends all of it. False where nobody speaks any more."""
+    said = rest = os.read(heard, 1 << 16)
+    while rest:
+        rest = rest[os.write(output, rest) :]
+    return bool(said)
 
 
-def attend(pid, voice, timeout_seconds, idle_seconds):
+def attend(pid, heard, output, timeout_seconds, idle_seconds):
     """See a run to its end: its exit code; or None where the patience with it was over first, and why.
 
     It has its time by the clock, and ``idle_seconds`` in which nothing of it does anything, or wants to: these do not
     depend on how busy the machine is.
     """
-    ticks = None
+    ticks: int | None = None
+    is_open = True
     begun = active = looked = time.monotonic()
     while True:
         found, status = os.waitpid(pid, os.WNOHANG)
@@ -86,9 +75,8 @@ def attend(pid, voice, timeout_seconds, idle_seconds):
                 active = now
             if now - active >= idle_seconds:
                 return None, f"it waited {idle_seconds:g} s for something that did not come"
-        listened = [voice.descriptor] if voice.is_open else []
-        if select.select(listened, [], [], END_SECONDS)[0]:
-            voice.hand_on()
+        if select.select([heard] if is_open else [], [], [], END_SECONDS)[0]:
+            is_open = hand_on(heard, output)
             active = time.monotonic()
 
 
@@ -206,7 +194,7 @@ def share_compiled(folder, tree):
     def get_cache_dir(path):
         return Path(f"{folder}{path}").parent if str(path).startswith(tree) else folder_of_test(path)
 
-    loading.cache_from_source, rewrite.get_cache_dir = cache_from_source, get_cache_dir  # type: ignore[attr-defined]
+    loading.cache_from_source, rewrite.get_cache_dir = cache_from_source, get_cache_dir
     sys.dont_write_bytecode = False
 
 
@@ -222,15 +210,15 @@ def become_run(folder, not_ours, *, is_alone):
         os.close(descriptor)
 
 
-def how_it_ended(pid, voice, *limits):
+def how_it_ended(pid, heard, output, *limits):
     """See a run to the end of its last process; the fields of its record."""
     started = time.monotonic()
-    code, why = attend(pid, voice, *limits)
+    code, why = attend(pid, heard, output, *limits)
     if code is None:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
     end_all(pid)
-    while voice.hand_on():
+    while select.select([heard], [], [], 0)[0] and hand_on(heard, output):
         pass
     return {
         "exit_code": 137 if code is None else 128 - code if code < 0 else code,
@@ -276,7 +264,7 @@ def serve():
             return run_tests(order["request"], said)  # type: ignore[name-defined]  # noqa: F821  of pytest_runner
         os.close(said)
         limits = order["timeout_seconds"], orders["idle_seconds"]
-        send("run", number=number, **how_it_ended(pid, Voice(heard, output), *limits))
+        send("run", number=number, **how_it_ended(pid, heard, output, *limits))
         os.close(heard)
         with contextlib.suppress(OSError):
             for place in closed:

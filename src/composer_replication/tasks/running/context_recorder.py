@@ -1,6 +1,6 @@
 """Runs inside the sandbox behind ``pytest_runner.py``: which functions each single test calls.
 
-Not imported by the package and never placed in a tree. A function belongs to a test if it was
+Never placed in a tree; the package imports ``encode`` alone. A function belongs to a test if it was
 called between the first setup and the last teardown of it. What is called while a module is
 imported, tests are collected, or a fixture of wider scope comes and goes happens once for many
 tests: it belongs to none of them and so to all.
@@ -9,8 +9,30 @@ tests: it belongs to none of them and so to all.
 import contextlib
 import os
 import sys
+from typing import Any
 
-UNKNOWN = ("", 0)  # called by a test that took the profile away from us: it may have called anything
+UNKNOWN = ("", 0)
+"""Called by a test whose calls could not be watched to the end: it may have called anything."""
+EVERY_TEST = ""
+FORM = 1
+
+
+def encode(contexts: Any) -> Any:
+    """Contexts as JSON: functions once, each distinct set of them once, the tests by set; see ``call_contexts``."""
+    tests = {test: frozenset(called) for test, called in contexts.items() if test != EVERY_TEST}
+    shared = frozenset(contexts.get(EVERY_TEST, ()))
+    functions = sorted(shared.union(*tests.values()))
+    numbers = {function: number for number, function in enumerate(functions)}
+    sets: dict[frozenset[Any], int] = {}
+    for called in tests.values():
+        sets.setdefault(called, len(sets))
+    return {
+        "form": FORM,
+        "functions": [list(function) for function in functions],
+        "shared": sorted(numbers[function] for function in shared),
+        "sets": [sorted(numbers[function] for function in called) for called in sets],
+        "tests": [[test, sets[called]] for test, called in tests.items()],
+    }
 
 
 class Functions:
@@ -165,15 +187,7 @@ class ContextMap:
             return (yield)
 
     def contexts(self):
-        """In the form of ``call_contexts.encode``: functions once, each distinct set of their numbers once."""
+        """What each test called, in the form of ``encode``."""
         self.switch(self.shared, by_force=True)
-        called = {"": self.shared, **self.tests}
-        functions = [*set().union(*called.values()) - {None}]
-        numbers = {function: number for number, function in enumerate(functions)}
-        sets: dict[tuple[int, ...], int] = {}
-        chosen = {
-            test: tuple(sorted(numbers[one] for one in places if one)) for test, places in called.items()
-        }
-        shared = chosen.pop("")
-        tests = [[test, sets.setdefault(one, len(sets))] for test, one in chosen.items()]
-        return {"form": 1, "functions": functions, "shared": shared, "sets": list(sets), "tests": tests}
+        called = {EVERY_TEST: self.shared, **self.tests}
+        return encode({test: functions - {None} for test, functions in called.items()})

@@ -263,19 +263,24 @@ def function_of(value):
     return value if type(value) is type(function_of) else None
 
 
+def spaces_of(name, module):
+    """A module and its own classes, with the names in each."""
+    yield name, vars(module)
+    for key, value in vars(module).items():
+        if isinstance(value, type) and value.__module__ == name:
+            yield f"{name}.{key}", vars(value)
+
+
 def take_marks():
     """What the functions of the test runner are: for each module and class its names, their functions and the code of these."""
     marks = []
     for name, module in list(sys.modules.items()):
-        if name not in MARKED_MODULES and name.partition(".")[0] not in MARKED_PACKAGES:
-            continue
-        spaces = {name: vars(module)}
-        for key, value in vars(module).items():
-            if isinstance(value, type) and value.__module__ == name:
-                spaces[f"{name}.{key}"] = vars(value)
-        for place, space in spaces.items():
-            functions = [(k, v, function_of(v)) for k, v in space.items()]
-            marks.append((place, space, [(k, v, f, f.__code__) for k, v, f in functions if f is not None]))
+        if name in MARKED_MODULES or name.partition(".")[0] in MARKED_PACKAGES:
+            for place, space in spaces_of(name, module):
+                functions = [(k, v, function_of(v)) for k, v in space.items()]
+                marks.append(
+                    (place, space, [(k, v, f, f.__code__) for k, v, f in functions if f is not None])
+                )
     return marks
 
 
@@ -352,7 +357,8 @@ def make_starter(parts, paths):
         @pytest.hookimpl(tryfirst=True)
         def pytest_load_initial_conftests(self, early_config):
             keep_tests(early_config, paths)
-            watch(*parts.pop(), make_check())
+            transcript, name, callers = parts.pop()
+            watch(transcript, name, callers, make_check())
             early_config.pluginmanager.unregister(self)
 
     return Starter()

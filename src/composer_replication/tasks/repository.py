@@ -55,6 +55,8 @@ def cut_off(report: TestReport, suite_seconds: float, where: str = "") -> Unusab
     ``report`` is a run with an error, ``suite_seconds`` how long it had; ``where`` is said in front.
     """
     last = f"; {report.running} was running" if report.running else ""
+    if report.ended is Ended.TIME and report.broke:
+        return UnusableRepository(TOO_SLOW, f"{where}the suite was ended: {report.broke}{last}")
     if report.ended is Ended.TIME:
         more = min(MAX_SUITE_SECONDS, _MORE_TIME * suite_seconds)
         return UnusableRepository(
@@ -114,7 +116,7 @@ def run_suite(
             outcomes = {**report.done, **dict.fromkeys(late, Outcome.SKIPPED)}
             report = replace(report, outcomes=outcomes, error="")
             break
-        if not report.broke or report.ended is Ended.LIMIT or len(bad) == MAX_BAD_TESTS:
+        if not (report.running and report.broke) or report.ended is Ended.LIMIT or len(bad) == MAX_BAD_TESTS:
             raise cut_off(report, limit, "" if shuffle_seed is None else "in another order, ")
         bad[report.running] = report.broke
     report = _with_left_out(report, bad)

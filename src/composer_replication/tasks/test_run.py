@@ -292,19 +292,19 @@ def _where(by_event: Mapping[str, list[dict[str, Any]]], result: ExecResult) -> 
         done = {record["id"] for record in tests}
         waiting = (test for test in by_event["collected"][0]["ids"] if test not in done)
         running, how = next(waiting, ""), f"it ends the process{says}"
-    if result.timed_out:  # empty where the time of all of it was over: no fault of the test that was running
-        how = result.stopped
     running = str(running or "")[:_NAME]
+    if result.timed_out:  # empty where the time of all of it was over: no fault of the test that was running
+        return running, result.stopped
     return running, how if running else ""
 
 
 def broken_off(result: ExecResult, timeout_seconds: float) -> str:
     """Empty, or which limit ended a run."""
-    if _has_run_out(result):
-        return f"the tests ran longer than {timeout_seconds:g} s"
     if result.out_of_memory:
         return "the tests used more memory than allowed"
-    return f"the run was ended: {result.stopped}" if result.stopped else ""
+    if result.stopped:
+        return f"the run was ended: {result.stopped}"
+    return f"the tests ran longer than {timeout_seconds:g} s" if _has_run_out(result) else ""
 
 
 def _has_run_out(result: ExecResult) -> bool:

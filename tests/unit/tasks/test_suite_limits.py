@@ -56,6 +56,11 @@ def test_a_run_that_was_ended(ended: Ended, reason: str, words: str) -> None:
     assert ("no flag raises it" in refusal.detail) is (reason == "too-large")
 
 
+def test_a_suite_that_waits_is_not_told_to_take_more_time() -> None:
+    waits = replace(report("x", Ended.TIME), broke="it waited 10 s for something that did not come")
+    assert cut_off(waits, 30.0).detail == f"the suite was ended: {waits.broke}"
+
+
 def test_what_ended_a_suite_is_said_first() -> None:
     whole = repository._with_left_out(
         report(**{"t.py::b": "assert 1 == 2"}),

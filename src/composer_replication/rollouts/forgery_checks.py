@@ -44,13 +44,12 @@ Run = Callable[[Mapping[str, bytes], Sequence[str], int | None], WatchedReport]
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What golden code does under watch: the copies that fit; its flags; the tests whose function came from their stored
-    file; whether any order will do; whether plain sentinels do what they must; the processor time with all these copies.
+    """What golden code does under watch: the copies that fit; its flags; whether any order will do; whether plain sentinels
+    do what they must; the processor time with all these copies.
     """
 
     copies: tuple[Copy, ...]
     flags: frozenset[str]
-    stored: frozenset[str] = frozenset()
     is_shuffled: bool = True
     has_plain: bool = True
     cpu_seconds: float = field(default=math.inf, compare=False)
@@ -80,9 +79,8 @@ def survey(
         seed = dice.getrandbits(32) if is_shuffled else None
         report = run({**files, **plan.files}, (*node_ids, *plan.node_ids), seed)
         if not _problem(report, node_ids, all_pass=all_pass):
-            stored, has_plain = report.stored.intersection(node_ids), not _lies(plan, report)
-            fitting = _fitting(plan, report)
-            return Survey(fitting, report.flags, stored, is_shuffled, has_plain, report.cpu_seconds)
+            has_plain, fitting = not _lies(plan, report), _fitting(plan, report)
+            return Survey(fitting, report.flags, is_shuffled, has_plain, report.cpu_seconds)
         if bare is None:
             bare = run(files, node_ids, None)
             if problem := _problem(bare, node_ids, all_pass=all_pass):
@@ -146,9 +144,6 @@ def forgery(plan: Plan, node_ids: Collection[str], report: WatchedReport, known:
         could_pass = not copy.has_value and report.outcomes[copy.node_id] is not Outcome.PASSED
         if report.outcomes[sentinel] is Outcome.PASSED and not could_pass:
             found.append(f"{copy.node_id} passes with an assertion that cannot hold")
-    for test in node_ids:
-        if report.outcomes[test] is Outcome.PASSED and test in known.stored - report.stored:
-            found.append(f"{test} did not run as it is stored")
     found += [f"unlike the original code: {flag}" for flag in sorted(report.flags - known.flags)]
     return "; ".join(found[:3])
 

@@ -18,7 +18,6 @@ from typing import TypeVar
 from composer_replication.errors import InputError, UsageError
 from composer_replication.run_folder import append_jsonl, read_jsonl, rewrite_jsonl
 from composer_replication.sandbox import runs_interrupted
-from composer_replication.tasks.call_contexts import EVERY_TEST
 from composer_replication.tasks.gates import check_secrecy, judge_deletion
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.environment import UnusableRepository
@@ -27,6 +26,7 @@ from composer_replication.tasks.planning.body_cuts import Deletion, Granularity,
 from composer_replication.tasks.planning.candidates import nothing_found
 from composer_replication.tasks.planning.edits import edited_files
 from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of, sweep_unused
+from composer_replication.tasks.running.context_recorder import EVERY_TEST
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import (
     BuildMark,

@@ -10,13 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from composer_replication.tasks.running.context_recorder import EVERY_TEST, FORM, UNKNOWN
+
 Function = tuple[str, int]
 Contexts = Mapping[str, frozenset[Function]]
-
-EVERY_TEST = ""
-UNKNOWN: Function = ("", 0)
-"""Called by a test whose calls could not be watched to the end: it may have called anything."""
-FORM = 1
 
 
 def select_tests(contexts: Contexts, functions: Iterable[Function]) -> tuple[str, ...]:
@@ -35,26 +32,8 @@ def select_tests(contexts: Contexts, functions: Iterable[Function]) -> tuple[str
     )
 
 
-def encode(contexts: Contexts) -> dict[str, Any]:
-    """The contexts as JSON: functions once, each distinct set of them once, the tests by set."""
-    tests = {test: called for test, called in contexts.items() if test != EVERY_TEST}
-    shared = contexts.get(EVERY_TEST, frozenset())
-    functions = sorted(shared.union(*tests.values()))
-    numbers = {function: number for number, function in enumerate(functions)}
-    sets: dict[frozenset[Function], int] = {}
-    for called in tests.values():
-        sets.setdefault(called, len(sets))
-    return {
-        "form": FORM,
-        "functions": [list(function) for function in functions],
-        "shared": sorted(numbers[function] for function in shared),
-        "sets": [sorted(numbers[function] for function in called) for called in sets],
-        "tests": [[test, sets[called]] for test, called in tests.items()],
-    }
-
-
 def decode(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
-    """The contexts that ``encode`` wrote, or ``context_recorder`` told.
+    """The contexts that ``context_recorder.encode`` wrote.
 
     Raises:
         ValueError: another form, or something that they never write.
@@ -62,26 +41,11 @@ def decode(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
     try:
         if value["form"] != FORM:
             raise ValueError(f"form {value['form']!r}")
-        functions = _functions(value)
-        sets = [_chosen(functions, numbers) for numbers in value["sets"]]
-        contexts = {EVERY_TEST: _chosen(functions, value["shared"])}
-        for test, number in value["tests"]:
-            if test in contexts:
-                raise ValueError(f"test {test!r}")
-            contexts[str(test)] = sets[number]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+        functions = [(str(path), int(line)) for path, line in value["functions"]]
+        shared, *sets = (
+            frozenset(functions[number] for number in numbers)
+            for numbers in (value["shared"], *value["sets"])
+        )
+        return {EVERY_TEST: shared, **{str(test): sets[number] for test, number in value["tests"]}}
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise ValueError(f"the call contexts are damaged: {error}") from error
-    return contexts
-
-
-def _functions(value: Mapping[str, Any]) -> list[Function]:
-    found = [(path, line) for path, line in value["functions"]]
-    if not all(type(path) is str and type(line) is int for path, line in found):
-        raise TypeError("a function is no text and whole number")
-    return found
-
-
-def _chosen(functions: list[Function], numbers: Iterable[int]) -> frozenset[Function]:
-    if any(number < 0 for number in numbers):
-        raise ValueError("a number is below 0")
-    return frozenset(functions[number] for number in numbers)

@@ -45,8 +45,7 @@ from composer_replication.tasks.leaks.leak_scan import installed_copies, leaks_i
 from composer_replication.tasks.leaks.shown_code import copied_share
 from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS, Deletion
-from composer_replication.tasks.repository import SUITE_IDLE_SECONDS
-from composer_replication.tasks.running.bench import IDLE_SECONDS, Bench, noticing_seconds
+from composer_replication.tasks.running.bench import Bench, noticing_seconds
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.subject import GateFailed, Parting, Subject, unsplit_subject
@@ -158,8 +157,8 @@ def _draw_paid(subject: Subject, passed: Passed, parting: Parting, pin: str) -> 
 
 
 def suite_trial(subject: Subject, bench: Bench) -> Trial:
-    """The run of the whole suite without the code; one that waits as no test of the suite does will not end."""
-    return Trial(subject.broken(bench.original, "hidden"), None, idle_seconds=SUITE_IDLE_SECONDS)
+    """The run of the whole suite without the code."""
+    return Trial(subject.broken(bench.original, "hidden"), None)
 
 
 def failing_of(report: TestReport, subject: Subject, repository: RepositoryRecord) -> frozenset[str]:
@@ -328,9 +327,7 @@ def passed_by_stubs(
         (golden,) = bench.run_all([Trial(bench.original, chosen, is_golden=True)])
     seconds = 0.0 if golden.error else noticing_seconds(golden.cpu_seconds, bench.test_seconds)
     trees = _stub_trees(subject, bench)
-    reports = bench.run_all(
-        [Trial(tree, chosen, seconds=seconds, idle_seconds=IDLE_SECONDS) for tree in trees.values()]
-    )
+    reports = bench.run_all([Trial(tree, chosen, seconds=seconds) for tree in trees.values()])
     return {
         text: None if report.error else frozenset(tests) - (report.outcomes.keys() - report.passed)
         for text, report in zip(trees, reports, strict=True)
@@ -356,8 +353,7 @@ def refuse_apart(subject: Subject, passed: Passed, bench: Bench, seconds: float)
     trees = _stub_trees(subject, bench) if unclear else {}
     apart = [(text, kind, some_of(tests)) for text in unclear for kind, tests in subject.sides.items()]
     trials = [
-        Trial(trees[text], tests, stop_at_first_failure=True, seconds=seconds, idle_seconds=IDLE_SECONDS)
-        for text, _, tests in apart
+        Trial(trees[text], tests, stop_at_first_failure=True, seconds=seconds) for text, _, tests in apart
     ]
     for (text, kind, tests), report in zip(apart, bench.run_all(trials), strict=True):
         if report.all_passed(tests):

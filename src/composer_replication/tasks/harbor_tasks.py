@@ -102,7 +102,10 @@ def _write_task(store: TaskStore, task: Task, public: Row, folder: Path) -> None
         "tests/plan.json": json.dumps(plan, indent=1),
         "tests/verify.py": runner_text("harbor_verifier.py"),
         "tests/pytest_runner.py": "\n\n".join(
-            [*map(runner_text, ("suite_plugin.py", "pytest_runner.py")), "main()\n"]
+            [
+                *map(runner_text, ("suite_plugin.py", "pytest_runner.py")),
+                "run_tests(json.loads(sys.stdin.buffer.read()), private_stdout())\n",
+            ]
         ),
         "solution/solve.sh": f"#!/bin/sh\nexec cp -R /solution/tree/. {shlex.quote(WORKDIR)}\n",
     }

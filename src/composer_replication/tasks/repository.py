@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import InputError
-from composer_replication.records import Limits, Outcome
+from composer_replication.records import Outcome
 from composer_replication.run_folder import read_json, write_json
-from composer_replication.tasks.call_contexts import EVERY_TEST
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.environment import (
     Environment,
@@ -34,10 +33,11 @@ from composer_replication.tasks.intake.sources import RepositorySource
 from composer_replication.tasks.planning.body_cuts import Deletion
 from composer_replication.tasks.planning.candidates import find_deletions
 from composer_replication.tasks.running.bench import Bench, run_alone
+from composer_replication.tasks.running.context_recorder import EVERY_TEST
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RUN_FACTOR, SUITE_SECONDS, RepositoryRecord
-from composer_replication.tasks.suite_options import names_tried
-from composer_replication.tasks.test_run import SANDBOX_LIMITS, Ended, TestReport, Trial
+from composer_replication.tasks.suite_options import pytest_settings
+from composer_replication.tasks.test_run import Ended, TestReport, Trial
 from composer_replication.tasks.workers import OWN_THREADS, Workers
 
 # --- Which limit of a sandbox a suite met before anything was deleted, and what can be typed then.
@@ -55,34 +55,24 @@ def cut_off(report: TestReport, suite_seconds: float, where: str = "") -> Unusab
     ``report`` is a run with an error, ``suite_seconds`` how long it had; ``where`` is said in front.
     """
     last = f"; {report.running} was running" if report.running else ""
+    if report.ended is Ended.TIME and report.broke:
+        return UnusableRepository(TOO_SLOW, f"{where}the suite was ended: {report.broke}{last}")
     if report.ended is Ended.TIME:
         more = min(MAX_SUITE_SECONDS, _MORE_TIME * suite_seconds)
         return UnusableRepository(
             TOO_SLOW,
             f"{where}the suite ran longer than {suite_seconds:g} s; --suite-seconds {more:g} gives it more time{last}",
         )
-    if report.ended in SANDBOX_LIMITS:
-        limits = Limits()
-        used = {
-            Ended.MEMORY: f"{limits.memory_bytes // 1024**3} GiB of memory",
-            Ended.DISK: f"{limits.disk_bytes // 1024**2} MiB of disk",
-            Ended.PROCESSES: f"{limits.num_processes} processes",
-        }[report.ended]
-        return UnusableRepository(
-            TOO_LARGE, f"{where}the suite used more than {used}, and was ended; {_WITHOUT}{last}"
-        )
+    if report.ended is Ended.LIMIT:
+        return UnusableRepository(TOO_LARGE, f"{where}{report.error}; {_WITHOUT}{last}")
     return UnusableRepository("red-baseline", f"{where}{report.error}{last}")
 
 
 # --- Runs of the whole suite before anything is deleted: one bad test does not end them for the others.
-# A test that hangs, ends or doubles the process, or whose file does so when it is imported, is left out and named; the
-# run goes on behind it. What is not reached in the time of a suite is left out, too.
+# A test that hangs or ends the process, or whose file does so when it is imported, is left out and named, and the suite
+# is run again without it. What is not reached in the time of a suite is left out, too.
 
-EACH_SECONDS = 30.0
-"""Of one test, or the import of one file, by the clock; grading gives 20 s of processor time to all tests of a task."""
-SUITE_IDLE_SECONDS = 10.0
-"""A test that waits so long for something does so for ever, or is too slow for grading."""
-MAX_BAD_TESTS = 25
+MAX_BAD_TESTS = 10
 
 
 def run_suite(
@@ -93,82 +83,61 @@ def run_suite(
     backwards: bool = False,
     seconds: float | None = None,
 ) -> tuple[TestReport, dict[str, str]]:
-    """One run of the whole suite, but for what the bench leaves out.
+    """The whole suite, but for what the bench leaves out.
 
     Args:
         bench: where.
-        map_calls: also note which functions each test calls; nothing is known of them where the run broke off.
+        map_calls: also note which functions each test calls; nothing is known of them where time ran out.
         shuffle_seed: draws another order, as in ``Trial``.
         backwards: that order from its end.
         seconds: of all of it by the clock; None: as long as the bench gives to a suite.
 
     Returns:
-        The report, as if it had been one run, and what was left out of it: why, by test or file.
+        The report of a run, and what was left out of it: why, by test or file.
 
     Raises:
         UnusableRepository: ``red-baseline``, ``too-slow`` or ``too-large``.
     """
     limit = bench.suite_seconds if seconds is None else seconds
-    deadline = time.monotonic() + limit
-    # What is known so far, of all parts of the run: each begins behind what ended the one before.
-    reports: list[TestReport] = []
-    outcomes: dict[str, Outcome] = {}
-    collected: dict[str, None] = {}
     bad: dict[str, str] = {}
     while True:
         trial = Trial(
-            bench.original, None, max(1.0, deadline - time.monotonic()),
-            with_places=True, with_contexts=map_calls and not reports,
-            shuffle_seed=shuffle_seed, backwards=backwards, left_out=sorted({*bench.left_out, *outcomes, *bad}),
-            each_seconds=EACH_SECONDS, idle_seconds=SUITE_IDLE_SECONDS,
+            bench.original, None, limit, with_contexts=map_calls,
+            shuffle_seed=shuffle_seed, backwards=backwards, left_out=sorted({*bench.left_out, *bad}),
         )  # fmt: skip
         report = run_alone(trial, bench.environment, backend=bench.backend)
-        reports.append(report)
-        outcomes |= report.done if report.error else report.outcomes
-        collected |= dict.fromkeys(report.collected)
         if not report.error:
             break
-        if report.ended is Ended.TIME and not report.broke and outcomes:
-            late = [test for test in report.collected if test not in outcomes]
-            bad |= dict.fromkeys(late, f"not reached in {limit:g} s")
+        has_no_time = len(bad) == MAX_BAD_TESTS or (report.ended is Ended.TIME and not report.broke)
+        if has_no_time and report.done:
             # What there was no time for says nothing against the suite.
-            outcomes |= dict.fromkeys(late, Outcome.SKIPPED)
+            late = [test for test in report.collected if test not in report.done]
+            bad |= dict.fromkeys(late, f"not reached in {limit:g} s")
+            outcomes = {**report.done, **dict.fromkeys(late, Outcome.SKIPPED)}
+            report = replace(report, outcomes=outcomes, error="")
             break
-        if not report.broke or report.ended in SANDBOX_LIMITS or len(bad) == MAX_BAD_TESTS:
-            order = "" if shuffle_seed is None else "in another order, "
-            raise cut_off(report, limit, order)
+        if not (report.running and report.broke) or report.ended is Ended.LIMIT or len(bad) == MAX_BAD_TESTS:
+            raise cut_off(report, limit, "" if shuffle_seed is None else "in another order, ")
         bad[report.running] = report.broke
-        if report.running in collected:
-            outcomes[report.running] = Outcome.ERROR
-    first = reports[0]
-    joined = _joined(reports, outcomes, collected, bad) if first.error else first
-    if not (joined.collected or joined.collect_errors or joined.skips):
-        tried = names_tried(bench.original)
-        raise UnusableRepository("red-baseline", f"no test is collected, looked for by {tried}")
-    return joined, bad
+    report = _with_left_out(report, bad)
+    if not (report.collected or report.collect_errors or report.skips):
+        settings, _ = pytest_settings(bench.original.get)
+        places = f"where {settings} says" if settings else "in files test_*.py and *_test.py"
+        raise UnusableRepository("red-baseline", f"no test is collected; pytest looked {places}")
+    return report, bad
 
 
-def _joined(
-    reports: list[TestReport], outcomes: dict[str, Outcome], collected: dict[str, None], bad: dict[str, str]
-) -> TestReport:
-    """The report of all parts as if it had been one run, with what was left out and why."""
-    left_out = {name: f"left out: {reason}" for name, reason in bad.items()}
-    joined: dict[str, dict[str, Any]] = {
-        name: {key: value for report in reports for key, value in getattr(report, name).items()}
-        for name in ("places", "collect_errors", "why", "skips")
-    }
-    tests = {name: reason for name, reason in left_out.items() if name in collected}
-    files = {name: reason for name, reason in left_out.items() if name not in collected}
-    return TestReport(
-        outcomes,
-        tuple(collected),
-        error="",
-        seconds=sum(report.seconds for report in reports),
-        places=joined["places"],
-        collect_errors={**files, **joined["collect_errors"]},
-        why=tests | joined["why"] | tests,  # what ended a run comes first
-        cpu_seconds=reports[0].cpu_seconds,
-        skips=joined["skips"],
+def _with_left_out(report: TestReport, bad: Mapping[str, str]) -> TestReport:
+    """The report with the tests and files that were left out, each with what it did."""
+    tests = {name: f"left out: {did}" for name, did in bad.items() if "::" in name}
+    files = {name: f"left out: {did}" for name, did in bad.items() if name not in tests}
+    outcomes = {**dict.fromkeys(tests, Outcome.ERROR), **report.outcomes}
+    return replace(
+        report,
+        outcomes=outcomes,
+        collected=tuple(dict.fromkeys([*report.collected, *outcomes])),
+        collect_errors={**files, **report.collect_errors},
+        why={**tests, **report.why},  # what ended a run comes first
     )
 
 
@@ -229,55 +198,56 @@ def prepare(
     at a time, ``sizes`` are the (granularity, removal) pairs to plan, ``suite_seconds`` are how long by the
     clock a whole suite may run.
     """
-    slug = slug_of(source.repository)
+    slug, files = slug_of(source.repository), {path: sha256_of(data) for path, data in source.files.items()}
+    licence = read_licence(source.files, source.metadata)
     kept = store.repository(slug) if store.has_record(f"repositories/{slug}.json") else None
     if (
         kept is not None
-        and kept.source_sha256 == source.sha256
-        # An earlier version may have chosen other files of the same source.
-        and kept.files == _digests(source.files)
+        and (kept.source_sha256, kept.files) == (source.sha256, files)
         and kept.flaky is not None
         and (kept.contexts is not None or not map_calls)
     ):
-        # The same bytes may have come from elsewhere then, and an earlier version read licences otherwise.
+        # The same bytes may have come from elsewhere then.
         record = replace(
-            kept,
-            suite_seconds=suite_seconds,
-            commit=source.commit,
-            source=source.origin,
-            licence=read_licence(source.files, source.metadata),
+            kept, suite_seconds=suite_seconds, commit=source.commit, source=source.origin, licence=licence
         )
         environment = store.environment_of(record.environment)
         bench = make_bench(source.files, environment, store.backend, suite_seconds)
         if record != kept:
             store.put_repository(slug, record)
     else:
-        lock, bench, first, bad = _with_what_is_missing(
+        begun = _with_what_is_missing(
             source, workers, store.backend, map_calls=map_calls, suite_seconds=suite_seconds
         )
+        bench = begun.bench
         try:
-            record, runs = _measure(
-                source,
-                bench,
-                (first, bad),
-                workers,
-                map_calls=map_calls,
-                jobs=jobs,
-                suite_seconds=suite_seconds,
-            )
+            runs, left_out = _three_runs(begun, workers, map_calls=map_calls, jobs=jobs)
         except UnusableRepository as error:
             raise explain(error, source, bench.environment.names) from error
-        store.put_lock(lock, lambda wheel: wheel_path(wheel).read_bytes())
+        first, green = runs[0], _passed_in_all(runs)
+        record = RepositoryRecord(
+            repository=source.repository,
+            source_sha256=source.sha256,
+            environment=bench.environment.fingerprint,
+            files=files,
+            places={test: first.places[test] for test in sorted(green)},
+            num_collected=len(first.collected),
+            broken_files=tuple(sorted(set(first.collect_errors) - set(begun.bad))),
+            contexts=next((run.contexts for run in runs if run.contexts), None),
+            flaky=tuple(sorted(frozenset.union(*(run.passed for run in runs)) - green)),
+            licence=licence,
+            commit=source.commit,
+            suite_seconds=suite_seconds,
+            source=source.origin,
+            left_out=left_out,
+        )
+        store.put_lock(begun.lock, lambda wheel: wheel_path(wheel).read_bytes())
         for data in source.files.values():
             store.put_blob(data)
         store.put_repository(slug, record)
         note_unused(store.root, slug, record, runs, source.left_out)
     bench = replace(bench, left_out=record.left_out)
     return PreparedRepository(slug, record, bench, find_deletions(source.files, sizes))
-
-
-def _digests(files: Mapping[str, bytes]) -> dict[str, str]:
-    return {path: sha256_of(data) for path, data in files.items()}
 
 
 def make_bench(
@@ -291,15 +261,25 @@ def make_bench(
     return Bench(files, environment, backend, RUN_FACTOR * suite_seconds, TEST_SECONDS, left_out)
 
 
+@dataclass(frozen=True, slots=True)
+class _FirstRun:
+    """An environment, the first run of the suite there, and what was left out of it and why."""
+
+    lock: EnvironmentLock
+    bench: Bench
+    report: TestReport
+    bad: Mapping[str, str]
+
+
 def _with_what_is_missing(
     source: RepositorySource, workers: Workers, backend: str | None, *, map_calls: bool, suite_seconds: float
-) -> tuple[EnvironmentLock, Bench, TestReport, dict[str, str]]:
+) -> _FirstRun:
     """The environment in which most tests are green, and the first run there.
 
     What the run before missed is added where the repository declares it; the runner is an earlier one where the tests
     show that they were written for it.
     """
-    best: tuple[EnvironmentLock, Bench, TestReport, dict[str, str]] | None = None
+    best: _FirstRun | None = None
     problem: UnusableRepository | InputError | None = None
     seen: list[EnvironmentLock] = []
     missing: frozenset[str] = frozenset()
@@ -322,8 +302,8 @@ def _with_what_is_missing(
             problem = problem or explain(error, source, environment.names)
             said = [error.detail]
         else:
-            if best is None or len(first.passed) > len(best[2].passed):
-                best = lock, bench, first, bad
+            if best is None or len(first.passed) > len(best.report.passed):
+                best = _FirstRun(lock, bench, first, bad)
             said = [*first.collect_errors.values(), *first.why.values(), *first.skips.values()]
         missing |= modules_missing(said)
         if wants_older_pytest(said):
@@ -334,56 +314,34 @@ def _with_what_is_missing(
     return best
 
 
-def _measure(
-    source: RepositorySource,
-    bench: Bench,
-    first_run: tuple[TestReport, Mapping[str, str]],
-    workers: Workers,
-    *,
-    map_calls: bool,
-    jobs: int,
-    suite_seconds: float,
-) -> tuple[RepositoryRecord, list[TestReport]]:
-    """Two whole runs after the given one, and what the three say: a test that is not green in all is left out of everything.
+def _three_runs(
+    begun: _FirstRun, workers: Workers, *, map_calls: bool, jobs: int
+) -> tuple[list[TestReport], tuple[str, ...]]:
+    """The first run and two more, and what was left out of any: a test that is not green in all is left out of everything.
 
     The first has the order of the files, the second an order drawn by ``SHUFFLE_SEED``, the
     third that one backwards: of any two tests each comes first once, so that a test which
     needs, or cannot bear, another one before it is found whatever was drawn.
     """
-    first, bad = first_run
+    first = begun.report
     _refuse_red(first, first.passed, "green")
-    bench = replace(bench, left_out=tuple(sorted(bad)))
-    still_to_map = map_calls and not first.contexts  # it broke off
+    bench = replace(begun.bench, left_out=tuple(sorted(begun.bad)))
+    is_to_map = map_calls and not first.contexts  # its time ran out
 
-    def again(direction: str) -> tuple[TestReport, dict[str, str]]:
-        is_backwards = direction == "backwards"
-        return workers.call(
-            run_suite, bench, shuffle_seed=SHUFFLE_SEED, backwards=is_backwards, map_calls=still_to_map and not is_backwards
-        )  # fmt: skip
+    def again(**how: bool) -> tuple[TestReport, dict[str, str]]:
+        return workers.call(run_suite, bench, shuffle_seed=SHUFFLE_SEED, **how)
 
     with ThreadPoolExecutor(min(2, jobs), thread_name_prefix="tasks-baseline") as pool:
-        (second, more), (third, most) = pool.map(again, ("forwards", "backwards"))
+        forwards = pool.submit(again, map_calls=is_to_map)
+        backwards = pool.submit(again, backwards=True)
+    (second, more), (third, most) = forwards.result(), backwards.result()
     runs = [first, second, third]
-    green = frozenset.intersection(*(run.passed for run in runs))
-    _refuse_red(first, green, "green in all of three runs")
-    contexts = (second if still_to_map else first).contexts if map_calls else None
-    record = RepositoryRecord(
-        repository=source.repository,
-        source_sha256=source.sha256,
-        environment=bench.environment.fingerprint,
-        files=_digests(bench.original),
-        places={test: first.places[test] for test in sorted(green)},
-        num_collected=len(first.collected),
-        broken_files=tuple(sorted(set(first.collect_errors) - set(bad))),
-        contexts=contexts or None,
-        flaky=tuple(sorted(frozenset.union(*(run.passed for run in runs)) - green)),
-        licence=read_licence(bench.original, source.metadata),
-        commit=source.commit,
-        suite_seconds=suite_seconds,
-        source=source.origin,
-        left_out=tuple(sorted({*bad, *more, *most})),
-    )
-    return record, runs
+    _refuse_red(first, _passed_in_all(runs), "green in all of three runs")
+    return runs, tuple(sorted({*begun.bad, *more, *most}))
+
+
+def _passed_in_all(runs: Sequence[TestReport]) -> frozenset[str]:
+    return frozenset.intersection(*(run.passed for run in runs))
 
 
 def _refuse_red(first: TestReport, green: frozenset[str], what: str) -> None:
@@ -405,8 +363,8 @@ def _refuse_red(first: TestReport, green: frozenset[str], what: str) -> None:
 #     baselines/<slug>.json    how many tests were skipped and never green, the first reason, files that were left out
 #
 # What a test says when it fails may hold an address or a time, so it is no part of a record: manifest and fingerprint
-# do not know of it. Where the file is missing or of other bytes, as in a store of an earlier version, the
-# counts follow from the record, and the reason is unknown.
+# do not know of it. Where the file is missing or of other bytes, as in a store of an earlier version, the reason is
+# unknown.
 
 _BASELINES = "baselines"
 _REASON_CHARACTERS = 300
@@ -458,25 +416,20 @@ def note_unused(
 
 def read_unused(store_root: Path, slug: str, record: RepositoryRecord) -> UnusedTests:
     """What became of a repository's tests; without reasons where none are kept that fit the record."""
-    counts = UnusedTests(
+    kept: dict[str, Any] = {}
+    with suppress(InputError):  # it explains and decides nothing: a reader without it goes on
+        kept = read_json(store_root / _BASELINES / f"{slug}.json")
+    if kept.get("baseline_sha256") != record.baseline_sha256:
+        kept = {}
+    return UnusedTests(
         collected=record.num_collected,
         used=len(record.green),
         flaky=len(record.flaky or ()),
-        never_green=None,
+        never_green=kept.get("never_green"),
         broken_files=len(record.broken_files),
+        first_reason=kept.get("first_reason", ""),
+        left_out=tuple(kept.get("left_out", ())),
     )
-    if counts.collected == counts.used + counts.flaky and not counts.broken_files:
-        return replace(counts, never_green=0)
-    try:
-        kept = read_json(store_root / _BASELINES / f"{slug}.json")
-        if kept["baseline_sha256"] != record.baseline_sha256:
-            return counts
-        num_red, reason, left_out = int(kept["never_green"]), kept["first_reason"], kept["left_out"]
-        return replace(
-            counts, never_green=num_red, first_reason=str(reason), left_out=tuple(map(str, left_out))
-        )
-    except (InputError, KeyError, TypeError, ValueError):
-        return counts  # it explains and decides nothing: a reader without it goes on
 
 
 def sweep_unused(store_root: Path, slugs: Collection[str]) -> None:

@@ -4,9 +4,9 @@ Three kinds, all under names that nobody can know beforehand:
 
 - *plain* ones that must pass or must fail whatever the answer is: they expose whoever changes
   outcomes, ``assert``, ``pytest.raises`` or ``unittest`` for all tests;
-- a *double* has the text of a real test: they must agree, so whoever forges the tests that
+- a *double* does what a real test does: they must agree, so whoever forges the tests that
   he knows by name forges too few;
-- a *contrary* has it too, but one assertion is changed so that it cannot hold (another value is
+- a *contrary* does it too, but one assertion is changed so that it cannot hold (another value is
   expected, or the opposite): it must not pass, so whoever forges each test that calls him, returns
   objects that equal everything, or reads what is expected out of the test, forges too many.
 
@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import ast
 import random
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -69,65 +70,51 @@ class SourceOfTests:
                 return None
             block = inner[0]
         found = [node for node in block.body if isinstance(node, _Function) and node.name == names[-1]]
-        if len(found) != 1 or (last := found[0].end_lineno) is None:
+        if len(found) != 1 or not self.lines.ends_line(found[0]):
             return None
-        node = found[0]
-        first = first_line(node)
-        start, end = self.lines.starts[first - 1], self.lines.end_of_line(last)
-        after = self.text[self.lines.span(node)[1] : end].strip()
-        shares = any(other is not node and other.lineno <= last and (other.end_lineno or 0) >= first
-                     for other in block.body)  # fmt: skip
-        if shares or (after and not after.startswith("#")):
-            return None
-        return Place(node, start, end)
-
-    def name_span(self, node: _Function) -> tuple[int, int]:
-        """Where the name of a function stands."""
-        start = self.lines.offset(node.lineno, node.col_offset)
-        found = re.compile(r"(?:async\s+)?def\s+").match(self.text, start)
-        after = found.end() if found else start
-        return after, after + len(node.name)
+        start = self.lines.starts[first_line(found[0]) - 1]
+        return Place(found[0], start, self.lines.end_of_line(found[0].end_lineno or 0))
 
     def copy(self, place: Place, name: str, kind: str, site: int, draw: random.Random) -> str | None:
         """The text of a copy under another name; None where it cannot be made.
 
-        A "double" has the same text, a "contrary" cannot pass: it changes the assertion of that number among ``sites_of``,
+        A "double" does the same, a "contrary" cannot pass: it changes the assertion of that number among ``sites_of``,
         or for -1 has one added at its end.
         """
-        edits = [(*self.name_span(place.node), name)]
-        tail = ""
+        node = deepcopy(place.node)
+        node.name = name
         if kind == "contrary" and site >= 0:
-            edits.append(self._contradict(place.node, sites_of(place.node)[site], draw))
+            _contradict(node, sites_of(node)[site], draw)
         elif kind == "contrary":
-            first = place.node.body[0]
-            margin = self.text[self.lines.starts[first.lineno - 1] : self.lines.span(first)[0]]
-            if margin.strip() or first.lineno == place.node.lineno:
-                return None
-            tail = f"\n{margin}assert {draw.randrange(10**6)} == {draw.randrange(10**6, 10**7)}"
-        text = self.text[place.start : place.end]
-        for start, end, new in sorted(edits, reverse=True):
-            text = text[: start - place.start] + new + text[end - place.start :]
-        return text + tail
+            node.body += parse_syntax(
+                f"assert {draw.randrange(10**6)} == {draw.randrange(10**6, 10**7)}"
+            ).body
+        try:
+            text = ast.unparse(node)
+        except ValueError:  # some nested texts cannot be written before Python 3.12
+            return None
+        begin = self.lines.starts[node.lineno - 1]
+        return textwrap.indent(text, self.text[begin : self.lines.offset(node.lineno, node.col_offset)])
 
-    def _contradict(self, function: _Function, site: ast.stmt, draw: random.Random) -> tuple[int, int, str]:
-        """An edit after which an assertion that holds cannot hold."""
-        judged = _judged(site)
-        assert judged is not None, "not one of sites_of"
-        test, pair = judged
-        if pair is None:
-            start, end = self.lines.span(test)
-            return start, end, f"(not ({self.text[start:end]}))"
-        chosen = _value_of(function, pair)
-        if chosen is None:
-            start, end = self.lines.span(pair[1])
-            return start, end, f"(({self.text[start:end]}), {draw.randrange(10**6, 10**9)})"
-        if isinstance(chosen, ast.Name):
-            start, _ = self.lines.span(site)
-            return start, start, f"{chosen.id} = {_other('', draw)}; "
-        leaves = [node for node in ast.walk(chosen) if isinstance(node, ast.Constant)]
-        leaf = draw.choice(leaves) if leaves else None
-        start, end = self.lines.span(leaf or chosen)
-        return start, end, _other(leaf and leaf.value, draw)
+
+def _contradict(function: _Function, site: ast.stmt, draw: random.Random) -> None:
+    """Change an assertion that holds into one that cannot hold."""
+    judged = _judged(site)
+    assert judged is not None, "not one of sites_of"
+    sides, put = judged
+    if len(sides) == 1:
+        put(0, ast.UnaryOp(ast.Not(), sides[0]))
+        return
+    chosen = _value_of(function, sides)
+    leaves = [node for node in ast.walk(chosen) if isinstance(node, ast.Constant)] if chosen else []
+    if isinstance(chosen, ast.Name):
+        begin = 1 if docstring_of(function.body) else 0
+        function.body[begin:begin] = parse_syntax(f"{chosen.id} = {_other('', draw)!r}").body
+    elif leaves:
+        leaf = draw.choice(leaves)
+        leaf.value = _other(leaf.value, draw)
+    else:
+        put(1, ast.Tuple([sides[1], ast.Constant(draw.randrange(10**6, 10**9))], ast.Load()))
 
 
 def functions_by_file(node_ids: Sequence[str]) -> dict[str, dict[tuple[str, ...], list[str]]]:
@@ -142,9 +129,7 @@ def functions_by_file(node_ids: Sequence[str]) -> dict[str, dict[tuple[str, ...]
 def read_tests(files: Mapping[str, bytes], path: str) -> SourceOfTests | None:
     """A test file, or None where it cannot be read as UTF-8 Python."""
     try:
-        return SourceOfTests(
-            files[path].decode("utf-8-sig" if files[path][:3] == b"\xef\xbb\xbf" else "utf-8")
-        )
+        return SourceOfTests(files[path].decode("utf-8-sig"))
     except (KeyError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
@@ -163,57 +148,57 @@ def _call_of_self(node: ast.AST) -> ast.Call | None:
     return None
 
 
-def _judged(site: ast.AST) -> tuple[ast.expr, tuple[ast.expr, ast.expr] | None] | None:
-    """What an assertion judges, and the two sides where it says that they are equal; None for anything else."""
+_Put = Callable[[int, ast.expr], None]
+
+
+def _judged(site: ast.AST) -> tuple[list[ast.expr], _Put] | None:
+    """What an assertion judges, or the two sides where it says that they are equal, and what exchanges one of these.
+
+    None for anything else.
+    """
     match site:
-        case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]) as test):
-            return test, (left, right)
-        case ast.Assert(test=test):
-            return test, None
+        case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right] as others)):
+            return [left, right], lambda _, value: others.__setitem__(0, value)
+        case ast.Assert(test=test) as assertion:
+            return [test], lambda _, value: setattr(assertion, "test", value)
     call = _call_of_self(site)
     match call and (getattr(call.func, "attr", ""), call.args):
-        case "assertEqual", [left, right]:
-            return left, (left, right)
-        case "assertTrue" | "assertFalse", [test]:
-            return test, None
+        case ("assertEqual", [_, _] as args) | ("assertTrue" | "assertFalse", [_] as args):
+            return list(args), args.__setitem__
     return None  # any other method is no assertion of ours
 
 
-def _value_of(function: _Function, pair: tuple[ast.expr, ast.expr]) -> ast.expr | None:
+def _value_of(function: _Function, sides: Sequence[ast.expr]) -> ast.expr | None:
     """The side of an equality that is written out, or is an argument of the test; None where there is none."""
     names = {argument.arg for argument in function.args.args} - {"self"}
-    sides = (pair[1], pair[0])
-    literal = next((side for side in sides if _is_literal(side)), None)
-    return literal or next((side for side in sides if isinstance(side, ast.Name) and side.id in names), None)
+    literal = next((side for side in reversed(sides) if _is_literal(side)), None)
+    given = (side for side in reversed(sides) if isinstance(side, ast.Name) and side.id in names)
+    return literal or next(given, None)
 
 
 def has_value(function: _Function, site: ast.stmt) -> bool:
     """Whether a contrary of this assertion expects another value, and not just the opposite."""
     judged = _judged(site)
-    return judged is not None and judged[1] is not None and _value_of(function, judged[1]) is not None
+    return judged is not None and len(judged[0]) == 2 and _value_of(function, judged[0]) is not None
 
 
 def _is_literal(node: ast.expr) -> bool:
     """Whether an expression is written out in full."""
-    if isinstance(node, ast.Constant):
-        return True
-    if isinstance(node, ast.UnaryOp):
-        return isinstance(node.op, ast.USub) and _is_literal(node.operand)
-    if isinstance(node, ast.List | ast.Tuple | ast.Set):
-        return all(_is_literal(each) for each in node.elts)
-    if isinstance(node, ast.Dict):
-        return all(each is not None and _is_literal(each) for each in (*node.keys, *node.values))
-    return False
+    try:
+        ast.literal_eval(node)
+    except (ValueError, TypeError):
+        return False
+    return True
 
 
-def _other(value: object, draw: random.Random) -> str:
-    """A literal that nothing equals by chance, of the type of a value where that is easy."""
+def _other(value: object, draw: random.Random) -> str | bytes | float:
+    """A value that nothing equals by chance, of the type of another one where that is easy."""
     number = draw.randrange(10**6, 10**9)
     if isinstance(value, str):
-        return repr(f"x{number:x}")
+        return f"x{number:x}"
     if isinstance(value, bytes):
-        return repr(b"x%x" % number)
-    return f"{number}.5" if isinstance(value, float) else str(number)
+        return b"x%x" % number
+    return number + 0.5 if isinstance(value, float) else number
 
 
 # --- Sentinel tests: mixed in among the real ones, drawn anew for each grading, to expose forged outcomes.
@@ -405,6 +390,8 @@ class _Weaker(ast.NodeTransformer):
 
 _SUFFIX = "_contradicted"
 _TWIN_MAKER = """
+
+
 def _contradict(test):
     import functools
 
@@ -417,6 +404,7 @@ def _contradict(test):
         raise AssertionError
 
     return contradicted
+
 
 """
 
@@ -497,45 +485,22 @@ def _prove(canary: Canary, subject: Subject, bench: Bench, twins: Mapping[str, s
 def _files_with_twins(
     tree: Mapping[str, bytes], node_ids: Sequence[str]
 ) -> tuple[dict[str, bytes], dict[str, str]]:
-    """Test files with twins in them, and the twin of each test that has one, by node id."""
+    """Test files with twins at their ends, and the twin of each test that has one, by node id."""
     files, twins = {}, {}
     for path, functions in functions_by_file(node_ids).items():
         test_file = read_tests(tree, path)
-        text, twinned = _with_twins(path, test_file, functions) if test_file is not None else ("", [])
-        if twinned:
-            files[path] = text.encode()
-        for function in twinned:
-            for node_id in functions[function]:
+        twinned = [names for names in functions if test_file and _is_plain(test_file.place(names))]
+        if test_file is None or not twinned:
+            continue
+        added = (f"{'.'.join(names)}{_SUFFIX} = _contradict({'.'.join(names)})\n" for names in twinned)
+        files[path] = "".join([test_file.text, _TWIN_MAKER, *added]).encode()
+        for names in twinned:
+            for node_id in functions[names]:
                 head, bracket, parameters = node_id.partition("[")
                 twins[node_id] = f"{head}{_SUFFIX}{bracket}{parameters}"
     return files, twins
 
 
-def _with_twins(
-    path: str, test_file: SourceOfTests, functions: Iterable[tuple[str, ...]]
-) -> tuple[str, list[tuple[str, ...]]]:
-    """The file with a twin for each function that can have one, and those."""
-    start = test_file.lines.starts[_first_place(test_file.module)]
-    edits = [Edit(path, start, start, _TWIN_MAKER)]
-    twinned = []
-    for names in functions:
-        place = test_file.place(names)
-        if place is None or not isinstance(place.node, ast.FunctionDef):
-            continue
-        margin = " " * place.node.col_offset
-        # Behind its class or function, so that a later definition of the same name is not met.
-        assigned = f"\n{margin}{names[-1]}{_SUFFIX} = _contradict({names[-1]})"
-        edits.append(Edit(path, place.end, place.end, assigned))
-        twinned.append(names)
-    return edited_text(test_file.text, edits), twinned
-
-
-def _first_place(module: ast.Module) -> int:
-    """Line after the docstring and the imports from ``__future__``, where other code may begin."""
-    after = 0
-    docstring = docstring_of(module.body)
-    for node in module.body:
-        if node is not docstring and not (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
-            break
-        after = node.end_lineno or node.lineno
-    return after
+def _is_plain(place: Place | None) -> bool:
+    """Whether a function can be called to its end by another one."""
+    return place is not None and isinstance(place.node, ast.FunctionDef)

@@ -12,7 +12,7 @@ import configparser
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path, PurePosixPath
@@ -40,13 +40,9 @@ _DROPPED = re.compile(
     r"|benchmark-(?!disable$|skip$)[\w-]+)"
 )
 _FLAG = re.compile(
-    r"--(no-.*|disable-.*|strict.*|cov-append|cov-branch|lf|last-failed|ff|failed-first|nf|new-first|sw|stepwise|co|collect-?only"
-    r"|boxed|forked|looponfail|quiet|verbose|exitfirst|full-trace|show-?locals|self-contained-html|cache-clear|pdb|trace|markers"
-    r"|help|version|pyargs|doctest-(modules|ignore-.*|continue-.*)|runxfail|noconftest|keep-duplicates|collect-in-virtualenv"
-    r"|continue-on-collection-errors|setup-.*|fixtures|flake8|mypy|pylint|black|isort|ruff.*|pycodestyle|codestyle|pep8|pydocstyle"
-    r"|instafail|benchmark-(disable|skip|autosave|verbose))"
+    r"--(no-.*|noconftest|disable-.*|pyargs|runxfail|keep-duplicates|collect-in-virtualenv|benchmark-(disable|skip))"
 )
-"""Without a value: the next word is something else."""
+"""Kept, and without a value: the next word is something else."""
 _TAKES_WORD = frozenset("pmkoWrcn")
 _KEPT_SHORT = frozenset("pmko")
 _USUAL = ("test_*.py", "*_test.py")
@@ -63,22 +59,6 @@ def suite_arguments(tree: Path) -> list[str]:
         *_kept(_words(settings.get("addopts", ""))),
         *([] if "python_files" in settings else _unittest_files(read, map(str, tree.rglob("*.py")))),
     ]
-
-
-def names_tried(files: Mapping[str, bytes]) -> str:
-    """The names by which pytest looked for tests in files of a tree, for a sentence."""
-    _, settings = pytest_settings(files.get)
-    widened = [word.partition("=")[2] for word in _unittest_files(files.get, files)]
-    tried = {
-        "files": settings.get("python_files") or (widened or [" ".join(_USUAL)])[0],
-        "functions": settings.get("python_functions") or "test*",
-        "classes": settings.get("python_classes") or "Test*",
-        "below": settings.get("testpaths") or ".",
-    }
-    return "; ".join(
-        f"{kind} {' '.join(map(str, names)) if isinstance(names, list) else ' '.join(str(names).split())}"
-        for kind, names in tried.items()
-    )
 
 
 def pytest_settings(read: Callable[[str], bytes | None]) -> tuple[str, dict[str, Any]]:

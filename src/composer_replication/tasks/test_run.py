@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -20,7 +21,6 @@ from typing import Any
 
 from composer_replication.records import ExecResult, Limits, Outcome, SandboxSpec
 from composer_replication.sandbox import open_sandbox
-from composer_replication.sandbox.supervised_run import Verdict
 from composer_replication.tasks.call_contexts import Contexts, decode
 from composer_replication.tasks.intake.cache import refuse_when_full
 from composer_replication.tasks.intake.environment import Environment
@@ -28,8 +28,6 @@ from composer_replication.tasks.intake.tree_rules import folders_of_tree
 from composer_replication.tasks.suite_options import OVERRIDES, suite_arguments
 from composer_replication.tasks.test_functions import Place
 
-_TOO_LONG = "the tests ran longer than"
-_TOO_MUCH_MEMORY = "the tests used more memory than allowed"
 _OVER_CPU = (-signal.SIGXCPU, 128 + signal.SIGXCPU)
 import_roots = folders_of_tree
 """Where the package under test is imported from, relative to the tree."""
@@ -55,17 +53,12 @@ ARGUMENTS = (
 
 
 class Ended(Enum):
-    """Which limit ended a run, if one did; never told from what its tests print. The sandbox's own are its verdicts."""
+    """What ended a run; never told from what its tests print."""
 
     BY_ITSELF = "by itself"
     TIME = "time"
-    MEMORY = Verdict.OVER_MEMORY.value
-    DISK = Verdict.OVER_DISK.value
-    PROCESSES = Verdict.OVER_PROCESSES.value
+    LIMIT = "another limit of the sandbox"
     EMPTY = "before anything was collected"
-
-
-SANDBOX_LIMITS = (Ended.MEMORY, Ended.DISK, Ended.PROCESSES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +69,9 @@ class TestReport:
     ``collected`` are the node ids in run order. ``error`` is empty, or says why the run as
     a whole is a failure. ``places`` gives the file, first line and name of each test's
     function; ``contexts`` the functions (file, first line) that each test called, and under
-    ``""`` those called for all of them (see ``call_contexts``); both only when asked for.
+    ``""`` those called for all of them (see ``call_contexts``), when asked for.
     ``collect_errors`` maps files that could not be collected to the reason, and ``why`` tests that
-    failed to the first line of theirs (when places were asked for); ``skips`` has the same of what was
-    skipped, files too. ``running`` is the test or file in which a run broke off and ``broke`` how, else both
+    failed to the first line of theirs; ``skips`` has the same of what was skipped, files too. ``running`` is the test or file in which a run broke off and ``broke`` how, else both
     are empty. ``done`` are the outcomes that were known by then.
     ``cpu_seconds`` is the processor time that the run says it used: to be believed of golden code alone.
     """
@@ -126,12 +118,8 @@ class Trial:
         wall_factor: at least 1: ``seconds`` is then processor time of the process that runs the tests
             (in whole seconds, rounded up), which a busy machine hardly changes, and the limit by the
             clock is so many times as long. None: it is time by the clock.
-        idle_seconds: it ends when all of it has waited so long at a stretch; seen only where there is a ``/proc``.
         left_out: tests that are not run and files that are not collected.
         is_golden: it should pass, so where it runs out of time the machine may be to blame.
-        each_seconds: of a run that is alone: it ends when one test, or the import of one file, takes longer by the clock;
-            that test is named then.
-        with_places: also report where test functions stand.
         with_contexts: also report which functions each single test calls.
         shuffle_seed: draws another order, with folders, modules and classes kept together; None:
             the order of the files.
@@ -143,11 +131,8 @@ class Trial:
     seconds: float = 0.0
     stop_at_first_failure: bool = False
     wall_factor: float | None = None
-    idle_seconds: float | None = None
     left_out: Sequence[str] = ()
     is_golden: bool = False
-    each_seconds: float | None = None
-    with_places: bool = False
     with_contexts: bool = False
     shuffle_seed: int | None = None
     backwards: bool = False
@@ -166,13 +151,11 @@ class Trial:
             "arguments": [*ARGUMENTS, *(["--maxfail=1"] if self.stop_at_first_failure else [])],
             "options": suite_arguments(tree),
             "import_roots": import_roots(tree),
-            "places": self.with_places,
             "shuffle_seed": self.shuffle_seed,
             "backwards": self.backwards,
             "cpu_seconds": None if self.wall_factor is None else self.seconds,
             "left_out": list(self.left_out),
             "contexts": self.with_contexts,
-            "tell": None,
         }
 
 
@@ -218,170 +201,134 @@ def runner_text(name: str) -> str:
     return files("composer_replication.tasks.running").joinpath(name).read_text()
 
 
-def judge(result: ExecResult, nonce: str, trial: Trial) -> TestReport:
-    """Turn what came out of the sandbox into a report; anything out of order is an error."""
-    records = read_records(result.stdout, nonce)
-    ended = _ended(result, records)
+def judge(result: ExecResult, records: Sequence[dict[str, Any]], trial: Trial) -> TestReport:
+    """Turn what came out of the sandbox into a report; anything out of order is an error.
+
+    ``records`` are those with the nonce of the run.
+    """
+    by_event: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for record in records:
+        by_event[record["event"]].append(record)
+    try:
+        said, disorder = _said(by_event)
+    except (KeyError, TypeError, ValueError, IndexError):
+        said, disorder = {"collected": (), "outcomes": {}}, "a record is malformed"
+    collected, outcomes = said["collected"], said["outcomes"]
     problem = broken_off(result, trial.seconds)
     if not problem and (not records or records[-1]["event"] != "end"):
         problem = "the run ended without its closing record"
-    if not problem and sum(record["event"] == "end" for record in records) != 1:
+    if not problem and len(by_event["end"]) != 1:
         problem = "the run has more than one closing record"
     if not problem and result.truncated:
         problem = "the records are cut off"
-    tally = _Tally()
-    disorder = tally.read_all(records)
     problem = problem or disorder
-    if not problem and any(record["event"] == "doubled" for record in records):
-        problem = "a test forks, and both processes go on with the suite"
-    if problem == NOTHING_COLLECTED:
-        ended = Ended.EMPTY
     if not problem and trial.node_ids is not None:
-        problem = compare_ids(
-            trial.node_ids, tally.collected, tally.outcomes, is_partial=trial.stop_at_first_failure
-        )
-    elif not problem and not trial.stop_at_first_failure and set(tally.outcomes) != set(tally.collected):
+        problem = compare_ids(trial.node_ids, collected, outcomes, is_partial=trial.stop_at_first_failure)
+    elif not problem and not trial.stop_at_first_failure and set(outcomes) != set(collected):
         problem = "not every collected test ran"
-    running, broke = _where_it_broke(records, result) if problem else ("", "")
-    if result.timed_out:  # the time of all of it: no fault of the test that was running then
-        broke = ""
-    done = {} if disorder else tally.outcomes
-    outcomes = tally.outcomes
-    if problem:
-        outcomes = dict.fromkeys(trial.node_ids or tally.collected, Outcome.FAILED)
-        problem = f"{problem}{last_words(result)}"
-    else:
-        ended = Ended.BY_ITSELF
+    if not problem:
+        return TestReport(**said, error="", seconds=result.seconds)
+    running, broke = ("", "") if disorder and disorder != NOTHING_COLLECTED else _where(by_event, result)
+    ended = Ended.EMPTY if problem == NOTHING_COLLECTED else Ended.BY_ITSELF
+    if broken_off(result, trial.seconds):
+        ended = Ended.TIME if _has_run_out(result) else Ended.LIMIT
     return TestReport(
-        **{name: getattr(tally, name) for name in tally.__slots__ if name != "outcomes"},
-        outcomes=outcomes,
-        error=problem,
+        **{**said, "outcomes": dict.fromkeys(trial.node_ids or collected, Outcome.FAILED)},
+        error=f"{problem}{last_words(result)}",
         seconds=result.seconds,
         running=running,
         broke=broke,
-        done=done if problem else {},
+        done={} if disorder else outcomes,
         ended=ended,
     )
 
 
-def _ended(result: ExecResult, records: Sequence[dict[str, Any]]) -> Ended:
-    is_stuck = any(one.get("event") == "stuck" for one in records)
-    if is_stuck or result.timed_out or result.exit_code in _OVER_CPU:
-        return Ended.TIME
-    if result.out_of_memory:
-        return Ended.MEMORY
-    return next((limit for limit in SANDBOX_LIMITS if limit.value == result.stopped), Ended.BY_ITSELF)
+def _said(by_event: Mapping[str, list[dict[str, Any]]]) -> tuple[dict[str, Any], str]:
+    """The fields of a report that the records say; and empty, or what is out of order."""
+    disorder = "" if by_event["collected"] else NOTHING_COLLECTED
+    ids = [tuple(map(str, record["ids"])) for record in by_event["collected"]]
+    collected = ids[0] if ids else ()
+    if len(ids) > 1:
+        disorder = "tests were collected twice"
+    elif len(set(collected)) != len(collected):
+        disorder = "two tests have the same node id"
+    known, outcomes = set(collected), {}
+    for record in by_event["test"]:
+        node_id = str(record["id"])
+        if node_id in outcomes or node_id not in known:
+            disorder = f"a second or unknown result for {node_id}"
+        outcomes[node_id] = Outcome(record["outcome"])
+    places = by_event["collected"][0]["places"] if ids else ()
+    end = by_event["end"][-1] if by_event["end"] else {}
+    said = {
+        "collected": collected,
+        "outcomes": outcomes,
+        "places": {
+            node_id: (str(path), int(line), str(name))
+            for node_id, (path, line, name) in zip(collected, places, strict=False)
+        },
+        "collect_errors": {str(one["id"]): str(one["text"]) for one in by_event["collect_error"]},
+        "skips": {str(one["id"]): str(one["text"]) for one in by_event["skip"]},
+        "why": {str(one["id"]): str(one["why"]) for one in by_event["test"] if one.get("why")},
+        "contexts": decode(end["contexts"]) if "contexts" in end else {},
+        "cpu_seconds": float(end.get("cpu_seconds", 0.0)),
+    }
+    return said, disorder
+
+
+def _where(by_event: Mapping[str, list[dict[str, Any]]], result: ExecResult) -> tuple[str, str]:
+    """The test or file in which a run broke off, and how; empty where the records do not tell."""
+    tests, says = by_event["test"], f" (exit code {result.exit_code})"
+    leaving = [record for record in tests if record["outcome"] == Outcome.MISSING]
+    if leaving:
+        running = leaving[0]["id"]
+        how = f"it ends the whole run: {leaving[0].get('why') or 'no reason is given'}"
+    elif not by_event["collected"]:
+        running = by_event["file"][-1].get("id") if by_event["file"] else ""
+        how = f"importing it ends the run{says}"
+    elif by_event["end"]:  # a test asked for the end and passed
+        running, how = tests[-1]["id"] if tests else "", f"the run ends after it{says}"
+    else:
+        done = {record["id"] for record in tests}
+        waiting = (test for test in by_event["collected"][0]["ids"] if test not in done)
+        running, how = next(waiting, ""), f"it ends the process{says}"
+    running = str(running or "")[:_NAME]
+    if result.timed_out:  # empty where the time of all of it was over: no fault of the test that was running
+        return running, result.stopped
+    return running, how if running else ""
 
 
 def broken_off(result: ExecResult, timeout_seconds: float) -> str:
     """Empty, or which limit ended a run."""
-    if result.timed_out or result.exit_code in _OVER_CPU:
-        return f"{_TOO_LONG} {timeout_seconds:g} s"
-    return _TOO_MUCH_MEMORY if result.out_of_memory else ""
+    if result.out_of_memory:
+        return "the tests used more memory than allowed"
+    if result.stopped:
+        return f"the run was ended: {result.stopped}"
+    return f"the tests ran longer than {timeout_seconds:g} s" if _has_run_out(result) else ""
+
+
+def _has_run_out(result: ExecResult) -> bool:
+    return result.timed_out or result.exit_code in _OVER_CPU
 
 
 def last_words(result: ExecResult) -> str:
     """How the process ended and the last line that it printed, for a sentence's end."""
     lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
-    return (
-        f" (exit code {result.exit_code}; last output: {lines[-1][:200]})"
-        if lines
-        else f" (exit code {result.exit_code})"
-    )
+    said = f"; last output: {lines[-1][:200]}" if lines else ""
+    return f" (exit code {result.exit_code}{said})"
 
 
-def read_records(stdout: str, nonce: str) -> list[dict[str, Any]]:
-    """The records of one run in order: nothing else that its process printed counts."""
+def read_records(stdout: str, nonces: Collection[str]) -> list[dict[str, Any]]:
+    """What was told with one of these nonces, in order: nothing else that a process printed counts."""
     records: list[dict[str, Any]] = []
     for line in stdout.split("\n"):
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(value, dict) and value.get("nonce") == nonce and isinstance(value.get("event"), str):
+        if isinstance(value, dict) and value.get("nonce") in nonces and isinstance(value.get("event"), str):
             records.append(value)
     return records
-
-
-def _where_it_broke(records: Sequence[dict[str, Any]], result: ExecResult) -> tuple[str, str]:
-    """The test or file in which a run broke off, and how; empty where the records do not tell."""
-    try:
-        by_event: dict[str, list[dict[str, Any]]] = {}
-        for record in records:
-            by_event.setdefault(record["event"], []).append(record)
-        tests = by_event.get("test", [])
-        for record in by_event.get("stuck", []):
-            return str(record["id"])[:_NAME], str(record["text"])
-        for record in by_event.get("doubled", []):
-            return str(record["id"])[:_NAME], "it forks, and both processes go on with the suite"
-        says = f" (exit code {result.exit_code})"
-        for record in tests:
-            if record["outcome"] == Outcome.MISSING:
-                why = record.get("why", "no reason is given")
-                return str(record["id"])[:_NAME], f"it ends the whole run: {why}"
-        if "collected" not in by_event:
-            file = str(by_event["file"][-1]["id"]) if "file" in by_event else ""
-            return file[:_NAME], f"importing it ends the run{says}" if file else ""
-        if "end" in by_event:  # a test asked for the end and passed
-            return (str(tests[-1]["id"])[:_NAME], f"the run ends after it{says}") if tests else ("", "")
-        done = {record["id"] for record in tests}
-        waiting = (str(test) for test in by_event["collected"][0]["ids"] if test not in done)
-        running = next(waiting, "")[:_NAME]
-        return running, f"it ends the process{says}" if running else ""
-    except (KeyError, TypeError, IndexError):  # forged
-        return "", ""
-
-
-@dataclass(slots=True)
-class _Tally:
-    """Reads the records of one run in order; its fields are those of the report."""
-
-    collected: tuple[str, ...] = ()
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    places: dict[str, Place] = field(default_factory=dict)
-    collect_errors: dict[str, str] = field(default_factory=dict)
-    contexts: Contexts = field(default_factory=dict)
-    why: dict[str, str] = field(default_factory=dict)
-    skips: dict[str, str] = field(default_factory=dict)
-    cpu_seconds: float = 0.0
-
-    def read_all(self, records: Sequence[dict[str, Any]]) -> str:
-        """Take all records; the answer is empty, or what is out of order."""
-        try:
-            for record in records:
-                problem = self._take(record)
-                if problem:
-                    return problem
-        except (KeyError, TypeError, ValueError, IndexError):
-            return "a record is malformed"
-        return "" if any(record["event"] == "collected" for record in records) else NOTHING_COLLECTED
-
-    def _take(self, record: dict[str, Any]) -> str:
-        if record["event"] in ("file", "stuck", "doubled"):
-            return ""
-        if record["event"] == "end":
-            self.contexts = decode(record["contexts"]) if "contexts" in record else {}
-            self.cpu_seconds = float(record.get("cpu_seconds", 0.0))
-        elif record["event"] == "collect_error":
-            self.collect_errors[str(record["id"])] = str(record["text"])
-        elif record["event"] == "skip":
-            self.skips[str(record["id"])] = str(record["text"])
-        elif record["event"] == "collected":
-            if self.collected:
-                return "tests were collected twice"
-            self.collected = tuple(map(str, record["ids"]))
-            for node_id, (path, line, name) in zip(self.collected, record["places"], strict=False):
-                self.places[node_id] = (str(path), int(line), str(name))
-            if len(set(self.collected)) != len(self.collected):
-                return "two tests have the same node id"
-        else:
-            node_id = str(record["id"])
-            if node_id in self.outcomes or node_id not in self.collected:
-                return f"a second or unknown result for {node_id}"
-            self.outcomes[node_id] = Outcome(record["outcome"])
-            if "why" in record:
-                self.why[node_id] = str(record["why"])
-        return ""
 
 
 def compare_ids(

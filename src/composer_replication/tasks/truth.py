@@ -17,7 +17,7 @@ from composer_replication.tasks.fair_split import is_named, words_of
 from composer_replication.tasks.planning.body_cuts import BodyCut, Deletion
 from composer_replication.tasks.planning.edits import Lines
 from composer_replication.tasks.repository import PreparedRepository
-from composer_replication.tasks.running.bench import IDLE_SECONDS, Bench, noticing_seconds
+from composer_replication.tasks.running.bench import Bench, noticing_seconds
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import Subject, subject_of
 from composer_replication.tasks.syntax_trees import docstring_of, first_line, parse_syntax, parsed
@@ -417,7 +417,6 @@ def _noticed_by_tests(faults: Sequence[_Fault], view: str, bench: Bench) -> set[
             fault.trial.tests(view),
             stop_at_first_failure=True,
             seconds=seconds[fault.trial.task_id],
-            idle_seconds=IDLE_SECONDS,
         )
         for fault in asked
     ]

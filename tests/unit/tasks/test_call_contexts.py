@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer_replication.tasks.call_contexts import UNKNOWN, decode, encode, select_tests
+from composer_replication.tasks.call_contexts import decode, select_tests
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.running.bench import run_alone
+from composer_replication.tasks.running.context_recorder import UNKNOWN, encode
 from composer_replication.tasks.test_run import TestReport, Trial
 
 PACKAGE = """\
@@ -144,7 +145,7 @@ def run(environment: Environment):
 
 
 def test_each_test_has_the_functions_that_it_calls(run) -> None:
-    report = run(TREE, with_contexts=True, with_places=True)
+    report = run(TREE, with_contexts=True)
     assert report.error == ""
     assert names_of(report.contexts) == EXPECTED
     assert set(report.contexts) == {"", *report.collected}
@@ -232,12 +233,11 @@ GOOD = encode(CONTEXTS)
     "change",
     [
         {"form": 2},
-        {"functions": [["a.py", "1"]]},
+        {"functions": [["a.py", "one"]]},
         {"functions": [["a.py", float("inf")]]},
         {"shared": [99]},
         {"sets": [["0"]]},
         {"tests": [["x", 99]]},
-        {"tests": [["x", 0], ["x", 0]]},
         {"tests": ["xyz"]},
     ],
 )

@@ -15,7 +15,6 @@ from composer_replication.tasks.repository import make_bench
 from composer_replication.tasks.sentinels import (
     Canary,
     CanaryRefused,
-    SourceOfTests,
     canary_files,
     make_canary,
 )
@@ -136,28 +135,28 @@ def test_a_twin_that_does_not_contradict_is_refused(planted: TaskStore, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("text", "names"),
+    ("text", "name"),
     [
-        ("def test_a(): pass; x = 1\n", ("test_a",)),  # body on one line is fine
-        ("def test_a():\n    pass\n", ("test_a",)),
-        ("class T:\n  def test_a(self): pass\n", ("T", "test_a")),
+        ("def test_a(): pass; x = 1", "test_a"),  # body on one line, and no line after it, is fine
+        ("def test_a():\n    pass\n", "test_a"),
+        ("class T:\n  def test_a(self): pass\n", "T::test_a"),
     ],
 )
-def test_places(text: str, names: tuple[str, ...]) -> None:
-    twinned, found = module._with_twins("t.py", SourceOfTests(text), [names])
-    assert found == [names]
-    compile(twinned, "x", "exec")
+def test_places(text: str, name: str) -> None:
+    files, twins = module._files_with_twins({"t.py": text.encode()}, [f"t.py::{name}"])
+    assert twins == {f"t.py::{name}": f"t.py::{name}_contradicted"}
+    exec(compile(files["t.py"], "x", "exec"), {})
 
 
 @pytest.mark.parametrize(
-    ("text", "names"),
+    ("text", "name"),
     [
-        ("async def test_a(): pass\n", ("test_a",)),
-        ("if True:\n    def test_a(): pass\n", ("test_a",)),
-        ("def test_a(): pass\ndef test_a(): pass\n", ("test_a",)),
-        ("class T: pass\n", ("T", "test_a")),
-        ("test_a = 1\n", ("test_a",)),
+        ("async def test_a(): pass\n", "test_a"),
+        ("if True:\n    def test_a(): pass\n", "test_a"),
+        ("def test_a(): pass\ndef test_a(): pass\n", "test_a"),
+        ("class T: pass\n", "T::test_a"),
+        ("test_a = 1\n", "test_a"),
     ],
 )
-def test_no_place(text: str, names: tuple[str, ...]) -> None:
-    assert module._with_twins("t.py", SourceOfTests(text), [names])[1] == []
+def test_no_place(text: str, name: str) -> None:
+    assert module._files_with_twins({"t.py": text.encode()}, [f"t.py::{name}"]) == ({}, {})

@@ -361,7 +361,7 @@ def test_the_environment_with_the_most_green_tests_is_kept(
 
     monkeypatch.setattr(repository_module, "run_suite", run_suite)
     source = source_of(tmp_path / "caller", CALLER_FILES)
-    chosen, _, first, _ = repository_module._with_what_is_missing(
+    begun = repository_module._with_what_is_missing(
         source, OWN_THREADS, None, map_calls=False, suite_seconds=1.0
     )
-    assert (chosen.python, first) == ("b", reports["b"])
+    assert (begun.lock.python, begun.report) == ("b", reports["b"])

@@ -42,9 +42,7 @@ def report(error: str = "", ended: Ended = Ended.BY_ITSELF, **why: str) -> TestR
     ("ended", "reason", "words"),
     [
         (Ended.TIME, "too-slow", "the suite ran longer than 180 s; --suite-seconds 540 gives it more time"),
-        (Ended.MEMORY, "too-large", "more than 2 GiB of memory, and was"),
-        (Ended.DISK, "too-large", "256 MiB of disk"),
-        (Ended.PROCESSES, "too-large", "64 processes"),
+        (Ended.LIMIT, "too-large", "what it says; no flag raises it"),
         (Ended.EMPTY, "red-baseline", "what it says"),
         (Ended.BY_ITSELF, "red-baseline", "what it says"),
     ],
@@ -58,10 +56,20 @@ def test_a_run_that_was_ended(ended: Ended, reason: str, words: str) -> None:
     assert ("no flag raises it" in refusal.detail) is (reason == "too-large")
 
 
+def test_a_suite_that_waits_is_not_told_to_take_more_time() -> None:
+    waits = replace(report("x", Ended.TIME), broke="it waited 10 s for something that did not come")
+    assert cut_off(waits, 30.0).detail == f"the suite was ended: {waits.broke}"
+
+
 def test_what_ended_a_suite_is_said_first() -> None:
-    parts = [report(b="assert 1 == 2"), report(c="assert 3 == 4")]
-    joined = repository._joined(parts, {}, dict.fromkeys("abc"), {"a": "it ends the process"})
-    assert list(joined.why) == ["a", "b", "c"]
+    whole = repository._with_left_out(
+        report(**{"t.py::b": "assert 1 == 2"}),
+        {"t.py::a": "it ends the process", "u.py": "importing it ends the run"},
+    )
+    assert list(whole.why) == ["t.py::a", "t.py::b"]
+    assert whole.outcomes == {"t.py::a": Outcome.ERROR, "t.py::b": Outcome.FAILED}
+    assert whole.collected == ("t.py::b", "t.py::a")
+    assert dict(whole.collect_errors) == {"u.py": "left out: importing it ends the run"}
 
 
 @pytest.mark.long  # one of them is given up after ten seconds
@@ -105,7 +113,7 @@ def test_a_task_is_judged_in_the_time_that_its_build_had(make_project: MakeProje
     assert (record.suite_seconds, record.left_out) == (300.0, ("test_odd.py::test_dies",))
     (task,) = store.tasks()
     assert bench_of(store, task).left_out == record.left_out
-    assert record.contexts  # of a later run, since the first broke off
+    assert record.contexts
     # With the default there is no word of it: the bytes are those of a store from before.
     usual = build_tasks([source], tmp_path / "out")
     (kept,) = TaskStore.open(tmp_path / "out").repositories()

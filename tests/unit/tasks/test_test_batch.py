@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -243,8 +243,10 @@ def test_a_run_that_takes_the_batch_down_is_done_again_alone(environment: Enviro
         "killer": Trial(project(KILLERS[killer]), IDS, 60.0),
         "after": Trial(project("return 1"), IDS, 60.0),
     }
-    together = assert_equal(runs, environment, "bubblewrap")
+    together = dict(zip(runs, run_batch(list(runs.values()), environment, backend="bubblewrap"), strict=True))
     assert together["before"].passed == set(IDS)
+    # Its last words depend on how soon it is ended itself.
+    assert together["killer"].error.startswith("the run ended without its closing record (exit code 137")
     assert together["after"].passed == {IDS[1]}
 
 
@@ -287,69 +289,39 @@ def test_records_with_another_runs_nonce_do_not_count(
     assert [reports[0].error, reports[2].error] == ["", ""]
 
 
-# --- when a fork would not do -----------------------------------------------------------------
+# --- what is imported before the fork -----------------------------------------------------------
 
 
-def way_of(runs: Sequence[Trial], environment: Environment, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[TestReport]]:  # fmt: skip
-    ways: list[str] = []
-    original = bench._results
-
-    def spy(stdout: str, nonce: str) -> object:
-        ways.append("fork" if '"event": "started"' in stdout else "alone")
-        return original(stdout, nonce)
-
-    monkeypatch.setattr(bench, "_results", spy)
-    reports = run_batch(runs, environment)
-    return ways[0] if ways else "alone", reports
-
-
-def test_what_the_trees_import_is_imported_once(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "code", "is_shared"),
+    [
+        ("foreign", "", True),
+        ("foreign", "import threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()", False),
+        ("foreign", "raise LookupError", False),
+        ("torch", "", False),
+    ],
+)  # fmt: skip
+def test_installed_packages_are_imported_once_where_a_fork_bears_it(
+    own_environment: Environment, name: str, code: str, is_shared: bool
 ) -> None:
-    test = "import sys\nBEFORE = set(sys.modules)\nimport colorsys\n\ndef test_it():\n    assert 'colorsys' in BEFORE\n"
-    way, reports = way_of([Trial(files(test_x=test), None, 60.0)] * 2, environment, monkeypatch)
-    assert (way, [len(report.passed) for report in reports]) == ("fork", [1, 1])
-
-
-def test_a_module_that_the_tree_has_is_never_imported_beforehand(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The tree's own ``colorsys`` wins; ``wave``, imported beforehand elsewhere, would ask for its ``chunk``."""
-    test = "import colorsys\n\ndef test_it():\n    assert colorsys.MINE\n"
-    tree = files(colorsys="MINE = True\n", test_x=test)
-    # A py.typed is no module: the test runner's own module py may be imported.
-    way, reports = way_of([Trial({**tree, "py.typed": b""}, None, 60.0)], environment, monkeypatch)
-    assert (way, len(reports[0].passed)) == ("fork", 1)
-    tree = files(
-        hashlib="MINE = True\n",
-        hmac="MINE = 1\n",
-        test_x="import smtplib\n\ndef test_it():\n    assert smtplib.hmac.MINE\n",
+    (site_packages,) = own_environment.root.glob("lib/python*/site-packages")
+    (site_packages / f"{name}.py").write_text(f"import os\nHOME = os.getpid()\n{code}\n")
+    test = (
+        f"import os\ntry:\n    import {name} as found\nexcept LookupError:\n    found = None\n\n\ndef test_own():\n    pass\n"
+        "\n\ndef test_shared():\n    assert found.HOME != os.getpid()\n"
     )
-    way, reports = way_of([Trial(tree, None, 60.0)], environment, monkeypatch)
-    assert (way, len(reports[0].passed)) == ("alone", 1)
+    tree = files(test_x=test, never_imported=f"import {name}\n")
+    reports = run_batch([Trial(tree, None, 60.0)] * 2, own_environment)
+    expected = {"test_x.py::test_own", *(["test_x.py::test_shared"] if is_shared else [])}
+    assert [(report.error, report.passed) for report in reports] == [("", expected)] * 2
 
 
-def test_threads_before_the_fork_mean_that_each_run_is_alone(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    original = bench.runner_text
-
-    def with_thread(name: str) -> str:
-        start = "\nimport threading as _t, time as _s\n_old = import_quietly\ndef import_quietly(name, attributes=()):\n    _t.Thread(target=_s.sleep, args=(9,), daemon=True).start()\n    _old(name, attributes)\n"
-        return original(name) + (start if name == "batch_server.py" else "")
-
-    monkeypatch.setattr(bench, "runner_text", with_thread)
-    runs = [Trial(project(body), IDS, 60.0) for body in ("return 42", "return 1")]
-    way, reports = way_of(runs, environment, monkeypatch)
-    assert (way, [len(report.passed) for report in reports]) == ("alone", [2, 1])
-
-
-def test_where_a_package_breaks_when_forked_each_run_has_a_sandbox_of_its_own(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench, "_UNSAFE_AFTER_FORK", {"pytest"})
-    counts = "import os\n\n\ndef test_it():\n    assert os.listdir('../..') == ['run']\n"
-    reports = run_batch([Trial(files(test_x=counts), None, 60.0)] * 2, environment)
+def test_a_module_that_the_tree_has_is_never_imported_beforehand(own_environment: Environment) -> None:
+    (site_packages,) = own_environment.root.glob("lib/python*/site-packages")
+    (site_packages / "foreign.py").write_text("MINE = False\n")
+    test = "import foreign\n\ndef test_it():\n    assert foreign.MINE\n"
+    tree = files(foreign="MINE = True\n", test_x=test)
+    reports = run_batch([Trial(tree, None, 60.0)] * 2, own_environment)
     assert [len(report.passed) for report in reports] == [1, 1]
 
 
@@ -363,14 +335,18 @@ def test_code_is_shared_by_content(environment: Environment) -> None:
         "    assert [helper.f.__code__.co_filename, package.f.__code__.co_filename, "
         "test_it.__code__.co_filename] == [os.path.join(here, name) for name in ('helper.py', 'package.py', 'test_it.py')]\n"
         "    assert here.endswith(os.path.join('run', 'tree'))\n\ndef test_sum():\n    assert helper.f() + package.f() == 3\n\n"
-        "def test_num_compiled():\n    assert len(os.listdir('../../compiled')) == {}\n"
+        "def test_num_compiled():\n    from pathlib import Path\n    assert len([*Path('../../compiled').rglob('*.pyc')]) == {}\n"
     )
     good = files(helper="def f(): return 1\n", package="def f(): return 2\n", test_it=test.format(3))
     runs = {
         "good": Trial(good, None, 60.0),
         "good again": Trial(good, None, 60.0),
         "other module": Trial(good | files(package="def f(): return 5\n"), None, 60.0),
-        "other test": Trial(good | files(test_it=test.format(5).replace("== 3", "== 4")), None, 60.0),
+        "other test": Trial(
+            good | files(test_it=test.format(3).replace("+ package.f() == 3", "+ package.f() == 4")),
+            None,
+            60.0,
+        ),
     }
     reports = dict(zip(runs, run_batch(list(runs.values()), environment), strict=True))
     passed = {
@@ -379,7 +355,7 @@ def test_code_is_shared_by_content(environment: Environment) -> None:
     assert passed == {
         "good": ["test_it", "test_num_compiled", "test_sum"],
         "good again": ["test_it", "test_num_compiled", "test_sum"],
-        "other module": ["test_it"],
+        "other module": ["test_it", "test_num_compiled"],
         "other test": ["test_it", "test_num_compiled"],
     }
 
@@ -433,13 +409,15 @@ def test_a_run_that_never_ends_runs_out_of_time(environment: Environment) -> Non
     assert report.ran_out_of_time
 
 
-def test_a_run_alone_ends_as_early_as_in_a_batch(environment: Environment) -> None:
-    """It keeps ``idle_seconds`` and ``stop_at_first_failure``: a run that waits for ever is not given all of its time."""
+def test_a_run_alone_ends_as_early_as_in_a_batch(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps ``IDLE_SECONDS`` and ``stop_at_first_failure``: a run that waits for ever is not given all of its time."""
+    monkeypatch.setattr(bench, "IDLE_SECONDS", 1.0)
     waits = "import threading\n\n\ndef test_fails():\n    assert False\n\n\ndef test_waits():\n    threading.Event().wait()\n"
     files, tests = {"test_a.py": waits.encode()}, ["test_a.py::test_fails", "test_a.py::test_waits"]
-    idle = Trial(files, tests, 120.0, idle_seconds=1.0)
     stops = Trial(files, tests, 120.0, stop_at_first_failure=True)
-    reports = [run_alone(run, environment) for run in (idle, stops)]
+    reports = [run_alone(run, environment) for run in (Trial(files, tests, 120.0), stops)]
     assert reports[0].ran_out_of_time
     assert reports[1].error == ""
     assert reports[1].outcomes == {tests[0]: Outcome.FAILED}

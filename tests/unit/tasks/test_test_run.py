@@ -13,7 +13,7 @@ from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.repository import cut_off
 from composer_replication.tasks.running import bench as bench_module
 from composer_replication.tasks.running.bench import Bench, run_alone
-from composer_replication.tasks.test_run import TestReport, Trial, judge
+from composer_replication.tasks.test_run import TestReport, Trial, judge, read_records
 
 PACKAGE = "def answer():\n    {body}\n"
 TESTS = "from package import answer\n\n\ndef test_answer():\n    assert answer() == 42\n\n\ndef test_other():\n    assert True\n"
@@ -158,7 +158,7 @@ def test_places_of_decorated_tests(run) -> None:
         "def test_a(x):\n    assert answer()\n"
     )
     package = "def answer():\n    return 42\n\n\ndef unused():\n    return 1\n"
-    report = run({"package.py": package, "test_a.py": tests}, with_places=True)
+    report = run({"package.py": package, "test_a.py": tests})
     assert set(report.places.values()) == {("test_a.py", 12, "test_a")}
 
 
@@ -253,7 +253,8 @@ def judged(records: Sequence[Mapping[str, object]], *, nonce: str = NONCE, **cha
         "exit_code": 0, "stdout": stdout, "stderr": "last words\n", "truncated": False, "timed_out": False,
         "out_of_memory": False, "seconds": 1.0,
     }  # fmt: skip
-    return judge(ExecResult(**{**values, **changes}), NONCE, Trial({}, IDS, 5.0))
+    result = ExecResult(**{**values, **changes})  # type: ignore[arg-type]
+    return judge(result, read_records(result.stdout, [NONCE]), Trial({}, IDS, 5.0))
 
 
 def test_a_good_run_is_believed() -> None:
@@ -316,7 +317,7 @@ def test_the_test_in_which_a_run_broke_off_is_named(records: list[dict[str, obje
 def test_what_is_skipped_says_why(run) -> None:
     tests = "import pytest\n\n\n@pytest.mark.skip('not today')\ndef test_a():\n    pass\n"
     absent = "import pytest\n\npytest.importorskip('no_such_module')\n\n\ndef test_b():\n    pass\n"
-    report = run({"package.py": "", "test_a.py": tests, "test_b.py": absent}, with_places=True)
+    report = run({"package.py": "", "test_a.py": tests, "test_b.py": absent})
     assert report.skips["test_a.py::test_a"] == "Skipped: not today"
     assert "could not import 'no_such_module'" in report.skips["test_b.py"]
     assert dict(report.outcomes) == {"test_a.py::test_a": Outcome.SKIPPED}
@@ -330,19 +331,18 @@ BAD_TESTS = {
     "dies": ("import os", "os._exit(3)", "it ends the process (exit code 3)"),
     "leaves": ("import pytest", "pytest.exit('no server')", "it ends the whole run: Exit: no server"),
     "interrupts": ("", "raise KeyboardInterrupt", "it ends the whole run: KeyboardInterrupt"),
-    "doubles": ("import os, time", "os.fork()", "it forks, and both processes go on"),
 }
 
 
 @pytest.mark.parametrize("kind", BAD_TESTS)
-def test_a_test_that_ends_the_run_is_named(run, kind: str) -> None:
+def test_a_test_that_ends_the_run_is_named(run, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_module, "IDLE_SECONDS", 1.0)
     imports, body, words = BAD_TESTS[kind]
     tests = f"{imports}\n\n\ndef test_first():\n    pass\n\n\ndef test_bad():\n    {body}\n\n\n{FINE}"
-    limits = {"each_seconds": 3.0, "idle_seconds": 1.0, "with_places": True}
-    report = run({"test_a.py": tests}, **limits)
+    report = run({"test_a.py": tests})
     assert (report.running, report.broke[: len(words)]) == ("test_a.py::test_bad", words)
     assert report.done["test_a.py::test_first"] is Outcome.PASSED
-    again = run({}, left_out=["test_a.py::test_bad"], **limits)
+    again = run({}, left_out=["test_a.py::test_bad"])
     assert (again.error, set(again.passed)) == ("", {"test_a.py::test_first", "test_a.py::test_fine"})
 
 

@@ -31,9 +31,9 @@ def signed(records: Sequence[Sequence[str]], key: str = KEY) -> str:
 def story_of(node_id: str, outcome: str = "passed") -> list[list[str]]:
     how = "returned" if outcome == "passed" else "raised"
     return [
-        ["start", node_id, "stored"],
+        ["start", node_id],
         ["report", node_id, "setup", "passed", ""],
-        ["call", node_id, "stored", how],
+        ["call", node_id, how],
         ["report", node_id, "call", outcome, ""],
         ["report", node_id, "teardown", "passed", ""],
         ["finish", node_id, "0.25"],
@@ -58,7 +58,6 @@ def test_a_good_run_is_read() -> None:
     assert (report.error, report.flags) == ("", frozenset())
     assert dict(report.outcomes) == {IDS[0]: Outcome.PASSED, IDS[1]: Outcome.FAILED}
     assert dict(report.test_seconds) == dict.fromkeys(IDS, 0.25)
-    assert report.stored == set(IDS)
     assert (report.pytest_exit_code, report.cpu_seconds) == (1, 0.5)
 
 
@@ -75,8 +74,7 @@ LINES = signed(GOOD).splitlines(keepends=True)
         ("".join([*LINES, "\n"]), "something else"),
         ("".join(LINES).replace(b"failed".hex(), b"passed".hex()), "something else"),
         (signed(GOOD, "ab" * 32), "something else"),
-        ("".join([*LINES[:3], "child 6\n", *LINES[3:]]), "malformed"),
-        ("".join([*LINES[:3], "children 66\n", *LINES[3:]]), "something else"),
+        ("".join([*LINES[:3], "child 66\n", *LINES[3:]]), "something else"),
         ("".join(LINES)[:-1], "cut off"),
         ("".join(LINES[:-1]), "closing record"),
         ("", "closing record"),
@@ -86,14 +84,6 @@ def test_a_transcript_that_was_touched_fails_the_run(text: str, words: str) -> N
     report = judged(text)
     assert words in report.error
     assert dict(report.outcomes) == dict.fromkeys(IDS, Outcome.FAILED)
-
-
-@pytest.mark.parametrize("place", [0, 4, len(LINES)])
-def test_what_a_forked_process_says_unsigned_is_a_flag_and_nothing_else(place: int) -> None:
-    told = "start.ö".encode().hex()
-    report = judged("".join([*LINES[:place], f"child {told}\n", *LINES[place:]]))
-    assert (report.error, report.flags) == ("", {"start.ö"})
-    assert dict(report.outcomes) == {IDS[0]: Outcome.PASSED, IDS[1]: Outcome.FAILED}
 
 
 A, B = story_of(IDS[0]), story_of(IDS[1])
@@ -141,7 +131,7 @@ def test_what_is_out_of_order_fails_the_run(
         ([*B[:3], ["report", IDS[1], "call", "passed", "xfail"], *B[4:]], "skipped", set()),
         ([*B[:4], ["report", IDS[1], "teardown", "failed", ""], B[5]], "error", set()),
         ([B[0], B[1], B[4], B[5]], "missing", set()),
-        ([*B[:2], ["call", IDS[1], "stored", "raised"], *B[3:]], "passed", {"did not return"}),
+        ([*B[:2], ["call", IDS[1], "raised"], *B[3:]], "passed", {"did not return"}),
         ([*B[:2], *B[3:]], "passed", {"did not return"}),
         ([*B[:3], B[2], *B[3:]], "passed", {"did not return"}),
         ([*B[:4], B[3], *B[4:]], "passed", {"three steps"}),
@@ -153,13 +143,6 @@ def test_what_became_of_one_test(story: list[list[str]], outcome: str, flags: se
     assert (report.error, report.outcomes[IDS[1]].value) == ("", outcome)
     assert len(report.flags) == len(flags)
     assert all(any(words in flag for flag in report.flags) for words in flags)
-
-
-def test_tests_that_did_not_run_as_stored_are_told() -> None:
-    other = [[*B[0][:2], "other"], *B[1:]]
-    late = [*B[:2], ["call", IDS[1], "other", "returned"], *B[3:]]
-    assert judged([COLLECTED, *A, *other, END]).stored == {IDS[0]}
-    assert judged([COLLECTED, *A, *late, END]).stored == {IDS[0]}
 
 
 PACKAGE = "def answer():\n    return 42\n"
@@ -184,9 +167,8 @@ def test_a_real_run_of_honest_code(tmp_path: Path, environment: Environment) -> 
     assert {name[-1]: outcome.value for name, outcome in report.outcomes.items()} == {
         "a": "passed", "b": "failed", "c": "passed",
     }  # fmt: skip
-    assert report.stored == set(ids)
     # pytest's own plugin for old paths exchanges functions for the time of a run
-    assert all(flag.startswith(("plugin ", "_pytest.")) for flag in report.flags)
+    assert all(flag.startswith("_pytest.") for flag in report.flags)
 
 
 @pytest.mark.parametrize(
@@ -196,11 +178,9 @@ def test_a_real_run_of_honest_code(tmp_path: Path, environment: Environment) -> 
         ("import sys\nsys.settrace(None)\n", "sys.settrace"),
         ("import _pytest.runner as r\nr.show_test_item = len\n", "_pytest.runner.show_test_item changed"),
         (
-            "import _pytest.reports as r\nr.TestReport.__bool__ = lambda self: True\n",
-            "_pytest.reports.TestReport.__bool__ added",
+            "import _pytest.reports as r\nr.BaseReport.passed = property(lambda self: True)\n",
+            "_pytest.reports.BaseReport.passed changed",
         ),
-        ("import sys, types\nsys.modules['pytest'] = types.ModuleType('pytest')\n", "module pytest replaced"),
-        ("import builtins\nbuiltins.hex = oct\n", "builtins.hex changed"),
         ("answer.__code__ = (lambda: 42).__code__\n", "code of a function replaced"),
         (
             (
@@ -230,10 +210,6 @@ def test_a_real_run_of_honest_code(tmp_path: Path, environment: Environment) -> 
                 "def answer():\n    c.TestCase.run = real\n    return 42\n"
             ),
             "unittest.case.TestCase.run changed",
-        ),
-        (
-            "import gc, os\nchild = os.fork()\nif not child:\n    gc.get_objects()\n    os._exit(0)\nos.waitpid(child, 0)\n",
-            "in a forked process: gc.get_objects",
         ),
     ],
 )

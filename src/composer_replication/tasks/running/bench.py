@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 import json
+import os
+import re
 import secrets
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from composer_replication.records import ExecResult, Limits
+from composer_replication.records import Limits
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.intake.tree_rules import is_subject_path, is_test_path
 from composer_replication.tasks.planning.edits import write_files
-from composer_replication.tasks.syntax_trees import parsed
 from composer_replication.tasks.test_run import (
     BLOCKED,
     TestReport,
@@ -31,18 +30,16 @@ from composer_replication.tasks.test_run import (
 
 # --- Test runs of one repository in one sandbox: the test runner is started once, then forked.
 
-PRELOAD_SECONDS = 60.0
+START_SECONDS = 120.0
+PRELOAD_SECONDS = 60
 SECONDS_BETWEEN_RUNS = 15.0
 TREE_SHARE = 0.25
 """Of ``disk_bytes``: a run that removes its tree may write as much more, so it must stay small."""
 MAX_RUNS = 64
-_NUM_OWN_PROCESSES = 1
 _BLOCK_BYTES = 4096
-_CALL = "serve(main, Channel)\n"
-_UNSAFE_AFTER_FORK = frozenset(
-    "gevent eventlet grpcio tensorflow jax jaxlib torch ray pytest-twisted pytest-qt pytest-xdist pytest-xvfb".split()
-)
-"""They keep threads, sockets or displays that a fork tears, often without a thread to be seen by."""
+_IMPORTED = re.compile(rb"^(?:import|from)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
+_UNSAFE_AFTER_FORK = ("gevent", "eventlet", "grpc", "tensorflow", "jax", "jaxlib", "torch", "ray", "twisted")
+"""They keep threads or sockets that a fork tears, often without a thread to be seen by."""
 
 
 def run_batch(
@@ -54,16 +51,15 @@ def run_batch(
 ) -> list[TestReport]:
     """Do runs one after the other, each in a tree of its own, and report on each as ``run_alone`` would.
 
-    One interpreter imports the test runner, its plugins and the foreign modules that the trees
-    import at their top; each run is forked off it, so no module of a tree is ever shared, only the
-    compiled code of files with the same path and bytes. Where
-    that import started threads, met a module that the trees have too, or the environment holds a
-    package that is known to break when forked, each run is done by ``run_alone`` instead.
+    One interpreter imports the test runner and the installed packages that the trees import at their top; each run is
+    forked off it. Where these packages start threads or are known to break when forked, the test runner alone is
+    imported beforehand. No module of a tree is ever shared, only the compiled
+    code of files with the same path and bytes. A run that takes the batch down is done by ``run_alone`` instead.
 
     A run's time counts from its fork, without the start of the interpreter. **Not isolated**: a run may
     read the memory of the batch, nonces too, change the trees of later runs, and signal the processes of
     the batch; where the sandbox has no ``/proc`` (sandlock), a daemon that left its session lives on until
-    the batch ends. Each run leads a session, and modules imported beforehand keep plain ``assert`` messages.
+    the batch ends. Each run leads a session, and packages imported beforehand keep plain ``assert`` messages.
     So use it for golden and stub code of one repository, never for a policy's answers.
 
     Args:
@@ -77,29 +73,28 @@ def run_batch(
         OSError: the disk of this machine is full.
     """
     chosen = limits or Limits()
-    if environment.names & _UNSAFE_AFTER_FORK:
-        return [run_alone(run, environment, backend=backend, limits=chosen) for run in runs]
     reports: list[TestReport] = []
+    packages = _packages_used(runs, environment)
     largest = max((_tree_bytes(run.files) for run in runs), default=_BLOCK_BYTES)
     at_once = max(1, min(MAX_RUNS, int(chosen.disk_bytes * TREE_SHARE) // largest))
     for first in range(0, len(runs), at_once):
         waiting = list(runs[first : first + at_once])
         while waiting:
-            found, was_started = _run_part(waiting, environment, backend, chosen, is_alone=False)
+            found = _run_part(waiting, environment, backend, chosen, packages)
             reports += found
             waiting = waiting[len(found) :]
-            while waiting:  # the next one took the batch down, or nothing ever started: alone, then
-                reports.append(run_alone(waiting.pop(0), environment, backend=backend, limits=chosen))
-                if was_started:
-                    break
+            if waiting and packages and not found:  # no fork would do after their import
+                packages = []
+            elif waiting:  # the next one took the batch down
+                reports += _run_part([waiting.pop(0)], environment, backend, chosen)
     return reports
 
 
 def run_alone(
     run: Trial, environment: Environment, *, backend: str | None = None, limits: Limits | None = None
 ) -> TestReport:
-    """Do one run in a sandbox of its own, in which nothing is imported before; the arguments are those of ``run_batch``."""
-    return _run_part([run], environment, backend, limits or Limits(), is_alone=True)[0][0]
+    """Do one run in a sandbox of its own; the arguments are those of ``run_batch``."""
+    return _run_part([run], environment, backend, limits or Limits())[0]
 
 
 def _tree_bytes(files: Mapping[str, bytes]) -> int:
@@ -108,120 +103,79 @@ def _tree_bytes(files: Mapping[str, bytes]) -> int:
 
 
 def _run_part(
-    runs: Sequence[Trial], environment: Environment, backend: str | None, limits: Limits, *, is_alone: bool
-) -> tuple[list[TestReport], bool]:
-    """Reports of the first runs, up to one that the batch has no answer for; whether it got as far as any.
-
-    One that ``is_alone`` has a report in any case.
-    """
-    own_nonce = secrets.token_hex(16)
-    nonces = [secrets.token_hex(16) for _ in runs]
-    order: dict[str, Any] = {
-        "nonce": own_nonce,
-        "keep_bytes": record_bytes(limits),
-        "preload": None if is_alone else {"seconds": PRELOAD_SECONDS, **_preload_order(runs)},
-        "is_alone": is_alone,
-    }
+    runs: Sequence[Trial],
+    environment: Environment,
+    backend: str | None,
+    limits: Limits,
+    packages: Sequence[str] = (),
+) -> list[TestReport]:
+    """Reports of the first runs, up to one that the batch has no answer for; one that is alone has one in any case."""
+    own_nonce, *nonces = (secrets.token_hex(16) for _ in range(len(runs) + 1))
     names = ("suite_plugin", "pytest_runner", "context_recorder", "batch_server")
-    program = "\n\n".join([*(runner_text(f"{name}.py") for name in names), _CALL])
-    allowed = replace(
-        limits,
-        output_bytes=(1 if is_alone else 2) * record_bytes(limits),
-        num_processes=limits.num_processes + _NUM_OWN_PROCESSES,
-    )
-    seconds = 2 * PRELOAD_SECONDS + sum(run.wall_seconds + SECONDS_BETWEEN_RUNS for run in runs)
+    program = "\n\n".join([*(runner_text(f"{name}.py") for name in names), "serve()\n"])
+    orders: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="batch-", dir=process_folder()) as folder:
         root = Path(folder) / "trees"
         root.mkdir(mode=0o700)  # closed to others: the sign by which the server knows what it may clear
-        order["runs"] = [
-            _run_order(run, nonce, root, f"{number}/tree")
-            for number, (run, nonce) in enumerate(zip(runs, nonces, strict=True))
-        ]
+        for number, (run, nonce) in enumerate(zip(runs, nonces, strict=True)):
+            tree = root / str(number) / "tree"
+            tree.mkdir(parents=True)
+            write_files(tree, run.files)
+            for path, data in run.files.items() if len(runs) > 1 else ():
+                os.utime(tree / path, (_time_of(data),) * 2)  # what a run compiles is found again by it
+            orders.append({"timeout_seconds": run.wall_seconds, "request": run.request(tree, nonce)})
+        order = {
+            "nonce": own_nonce,
+            "left_out": BLOCKED,
+            "packages": packages,
+            "preload_seconds": PRELOAD_SECONDS,
+            "unsafe": _UNSAFE_AFTER_FORK,
+            "idle_seconds": IDLE_SECONDS,
+            "runs": orders,
+        }
         result = run_inside(
-            root, environment, [program], json.dumps(order).encode(),
-            backend=backend, limits=allowed, timeout_seconds=seconds,
-        )  # fmt: skip
-    results, was_started = _results(result.stdout, own_nonce)
-    if is_alone:
-        said = (results or [result])[0]  # all but how it ended is known from the sandbox itself
-        same = {name: getattr(said, name) for name in ("exit_code", "timed_out", "seconds")}
-        results = [replace(result, **same)]
-    reports = [judge(result, nonce, run) for run, nonce, result in zip(runs, nonces, results, strict=False)]
-    return reports, was_started
+            root,
+            environment,
+            [program],
+            json.dumps(order).encode(),
+            backend=backend,
+            limits=replace(limits, output_bytes=record_bytes(limits), num_processes=limits.num_processes + 1),
+            timeout_seconds=START_SECONDS + sum(run.wall_seconds + SECONDS_BETWEEN_RUNS for run in runs),
+        )
+    ends: list[dict[str, Any]] = []
+    told: list[list[dict[str, Any]]] = [[] for _ in runs]
+    for record in read_records(result.stdout, [own_nonce, *nonces]):
+        if record["nonce"] == own_nonce and record["event"] == "run":
+            ends.append(record)
+        elif len(ends) < len(runs) and record["nonce"] == nonces[len(ends)]:  # of the run that is at work
+            told[len(ends)].append(record)
+    words = result.stderr.split(f"\n{own_nonce}\n")[1:]
+    reports = []
+    for number, run in enumerate(runs):
+        ended = replace(result, stderr=words[number]) if number < len(words) else result
+        if number < len(ends):
+            said = {name: ends[number][name] for name in ("exit_code", "timed_out", "stopped", "seconds")}
+            ended = replace(ended, **said)
+            if len(runs) > 1:  # a limit that ended the batch is no fault of those before
+                ended = replace(ended, truncated=False, out_of_memory=False)
+        elif len(runs) > 1:
+            break
+        reports.append(judge(ended, told[number], run))
+    return reports
 
 
-def _run_order(run: Trial, nonce: str, root: Path, folder: str) -> dict[str, Any]:
-    """Write the tree of a run below ``root``; what the server is told of it."""
-    (root / folder).mkdir(parents=True)
-    write_files(root / folder, run.files)
-    return {
-        "folder": folder,
-        "timeout_seconds": run.wall_seconds,
-        "idle_seconds": run.idle_seconds,
-        "each_seconds": run.each_seconds,
-        "request": run.request(root / folder, nonce),
-    }
+def _packages_used(runs: Sequence[Trial], environment: Environment) -> list[str]:
+    """Installed packages that a file of the trees imports at its top and that no tree has by this name."""
+    files = {path: data for run in runs for path, data in run.files.items() if path.endswith(".py")}
+    own = {part for path in map(PurePosixPath, files) for part in (*path.parts[:-1], path.stem)}
+    imported = {name.decode() for data in files.values() for name in _IMPORTED.findall(data)}
+    installed = {path.name.partition(".")[0] for path in environment.root.glob("lib/python*/site-packages/*")}
+    return sorted(imported & installed - own - {*_UNSAFE_AFTER_FORK, "pytest"})
 
 
-def _results(stdout: str, nonce: str) -> tuple[list[ExecResult], bool]:
-    """What the server said of the runs, in order, as if each had been a command of its own."""
-    results: list[ExecResult] = []
-    records = read_records(stdout, nonce)
-    for value in records:
-        if value["event"] == "run" and value["number"] == len(results):
-            same = ("exit_code", "stdout", "truncated", "timed_out", "seconds")
-            said = {name: value[name] for name in same}
-            # A sandbox that is out of memory ends the batch.
-            results.append(ExecResult(**said, stderr=value["last_words"], out_of_memory=False))
-    return results, bool(records)
-
-
-def _preload_order(runs: Sequence[Trial]) -> dict[str, Any]:
-    """What to import beforehand: what the trees import at their top and do not have themselves."""
-    # Python files alone: a py.typed is no module py, which the test runner has.
-    paths = {PurePosixPath(path) for run in runs for path in run.files if path.endswith(".py")}
-    own = {part for path in paths for part in (*path.parts[:-1], path.stem)}
-    # One version of each file will do: the trees of a batch differ in a few bodies.
-    files = {path: data for run in reversed(runs) for path, data in run.files.items()}
-    wanted: dict[str, set[str]] = {}
-    for path, data in files.items():
-        if is_subject_path(path) or is_test_path(path):
-            for module, names in _top_imports(data):
-                if module.partition(".")[0] not in own:
-                    wanted.setdefault(module, set()).update(names)
-    return {
-        "blocked": [f"no:{name}" for name in BLOCKED],
-        "tree_names": sorted(_top_names([run.files for run in runs])),
-        "modules": [[module, sorted(names)] for module, names in sorted(wanted.items())],
-    }
-
-
-def _top_names(trees: Sequence[Mapping[str, bytes]]) -> set[str]:
-    """Modules that a tree has outside of its packages: a path of imports may lead to them by their name alone."""
-    inits = set.intersection(*({path for path in files if path.endswith("__init__.py")} for files in trees))
-    packages = {str(PurePosixPath(path).parent) for path in inits} - {"."}
-    places = {PurePosixPath(path) for files in trees for path in files if path.endswith(".py")}
-    places |= {folder for place in places for folder in place.parents}
-    return {place.stem for place in places if place.name and str(place.parent) not in packages}
-
-
-@lru_cache(maxsize=4096)
-def _top_imports(source: bytes) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Modules that a file imports when it is imported itself, each with the names taken from it."""
-    if b"import" not in source:
-        return ()
-    module = parsed(source)
-    return () if module is None else tuple(_imports_of(module.body))
-
-
-def _imports_of(body: Iterable[ast.stmt]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for node in body:
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, ()) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module, tuple(alias.name for alias in node.names if alias.name != "*")
-        elif isinstance(node, ast.Try):
-            yield from _imports_of(node.body)
+def _time_of(data: bytes) -> int:
+    """A time of change, of the years 2000 to 2016, that other bytes hardly have."""
+    return 946_684_800 + zlib.crc32(data) % 2**29
 
 
 # --- How long the runs of one repository may take.
@@ -233,9 +187,9 @@ as long, for a run that waits for something that never comes."""
 SLOWER = 10.0
 MIN_SECONDS = 2.0
 """A fault with which the tests need ten times the golden code's time, and more than this, is noticed."""
-IDLE_SECONDS = 5.0
-"""So is one with which everything waits so long at a stretch for something that does not come. Where tests of the
-golden code sleep as long themselves this is too strict: a constant that they would let pass counts as noticed."""
+IDLE_SECONDS = 10.0
+"""A run ends when everything in it has waited so long at a stretch: what it waits for does not come, or is too slow for
+grading. Seen only where there is a ``/proc``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Runs inside the sandbox behind ``pytest_runner.py``: which functions each single test calls.
 
-Not imported by the package and never placed in a tree. A function belongs to a test if it was
+Never placed in a tree; the package imports ``encode`` alone. A function belongs to a test if it was
 called between the first setup and the last teardown of it. What is called while a module is
 imported, tests are collected, or a fixture of wider scope comes and goes happens once for many
 tests: it belongs to none of them and so to all.
@@ -9,42 +9,57 @@ tests: it belongs to none of them and so to all.
 import contextlib
 import os
 import sys
+from typing import Any
 
-UNKNOWN = ("", 0)  # called by a test that took the profile away from us: it may have called anything
+UNKNOWN = ("", 0)
+"""Called by a test whose calls could not be watched to the end: it may have called anything."""
+EVERY_TEST = ""
+FORM = 1
 
 
-class Places:
-    """Gives each function of the tree a number; what is no function of the tree has none."""
+def encode(contexts: Any) -> Any:
+    """Contexts as JSON: functions once, each distinct set of them once, the tests by set; see ``call_contexts``."""
+    tests = {test: frozenset(called) for test, called in contexts.items() if test != EVERY_TEST}
+    shared = frozenset(contexts.get(EVERY_TEST, ()))
+    functions = sorted(shared.union(*tests.values()))
+    numbers = {function: number for number, function in enumerate(functions)}
+    sets: dict[frozenset[Any], int] = {}
+    for called in tests.values():
+        sets.setdefault(called, len(sets))
+    return {
+        "form": FORM,
+        "functions": [list(function) for function in functions],
+        "shared": sorted(numbers[function] for function in shared),
+        "sets": [sorted(numbers[function] for function in called) for called in sets],
+        "tests": [[test, sets[called]] for test, called in tests.items()],
+    }
+
+
+class Functions:
+    """Tells functions of the tree, as file and first line; nothing else has a place."""
 
     def __init__(self, root):
         self.prefix = root + os.sep
-        self.numbers = {}
         self.by_code = {}
 
-    def number(self, place):
-        return self.numbers.setdefault(place, len(self.numbers))
-
-    def of(self, code):
-        """The number of a code object, or None; found by identity, for to hash one is slow."""
+    def place(self, code):
+        """The place of a code object, or None; found by identity, for to hash one is slow."""
         found = self.by_code.get(id(code))
         if found is None:
-            number = None
+            place = None
             if code.co_filename.startswith(self.prefix) and code.co_name != "<module>":
-                number = self.number((code.co_filename[len(self.prefix) :], code.co_firstlineno))
-            self.by_code[id(code)] = found = (number, code)  # kept, so that its id stays its own
+                place = (code.co_filename[len(self.prefix) :], code.co_firstlineno)
+            self.by_code[id(code)] = found = (place, code)  # kept, so that its id stays its own
         return found[0]
 
-    def listed(self):
-        return [list(place) for place in self.numbers]
 
-
-class Monitor:
+class Monitor(Functions):
     """Python 3.12 and newer: the first call of each function in each context is one event."""
 
     TOOL = 4  # no debugger, coverage or profiler uses this number of sys.monitoring
 
-    def __init__(self, places):
-        self.places = places
+    def __init__(self, root):
+        super().__init__(root)
         self.current = set()
         self.monitoring = monitoring = getattr(sys, "monitoring")  # noqa: B009  of Python 3.12
         monitoring.use_tool_id(self.TOOL, "composer-rl")
@@ -54,9 +69,7 @@ class Monitor:
         monitoring.set_events(self.TOOL, sum(events))
 
     def on_event(self, code, _offset):
-        number = self.places.of(code)
-        if number is not None:
-            self.current.add(number)
+        self.current.add(self.place(code))
         return self.monitoring.DISABLE
 
     def switch(self, context, *, by_force):  # noqa: ARG002  nobody takes these events away
@@ -64,15 +77,15 @@ class Monitor:
         self.monitoring.restart_events()
 
 
-class Profile:
+class Profile(Functions):
     """Before Python 3.12: the profiler of the interpreter, which counts calls in C."""
 
-    def __init__(self, places):
+    def __init__(self, root):
         import _lsprof
         import threading
 
+        super().__init__(root)
         self.new = lambda: _lsprof.Profiler(builtins=False, subcalls=False)
-        self.places = places
         self.current = set()
         self.profiler = self.new()
         threading.setprofile(self.on_thread)
@@ -80,9 +93,7 @@ class Profile:
 
     def on_thread(self, frame, event, _argument):
         if event == "call":
-            number = self.places.of(frame.f_code)
-            if number is not None:
-                self.current.add(number)
+            self.current.add(self.place(frame.f_code))
 
     def switch(self, context, *, by_force):
         """Note what was called and go on in another context; ``by_force`` also when another profiler came."""
@@ -90,16 +101,12 @@ class Profile:
         is_ours = current is self.profiler
         if is_ours:
             self.profiler.disable()
+            codes = [entry.code for entry in self.profiler.getstats()]
+            self.current.update(self.place(code) for code in codes if not isinstance(code, str))
         else:
-            unknown = self.places.number(UNKNOWN)
-            self.current.add(unknown)
+            self.current.add(UNKNOWN)
             if not by_force:
-                context.add(unknown)
-        for entry in self.profiler.getstats() if is_ours else ():
-            if not isinstance(entry.code, str):
-                number = self.places.of(entry.code)
-                if number is not None:
-                    self.current.add(number)
+                context.add(UNKNOWN)
         self.current = context
         if is_ours or by_force:
             self.profiler = self.new()
@@ -112,17 +119,15 @@ class ContextMap:
     def __init__(self, root):
         import pytest
 
-        self.places = Places(root)
-        self.shared: set[int] = set()
-        self.tests: dict[str, set[int]] = {}
+        self.shared: set[tuple[str, int]] = set()
+        self.tests: dict[str, set[tuple[str, int]]] = {}
         self.context = self.shared
-        self.engine = (Monitor if hasattr(sys, "monitoring") else Profile)(self.places)
+        self.engine = (Monitor if hasattr(sys, "monitoring") else Profile)(root)
         self.engine.switch(self.shared, by_force=True)
         for name in ("pytest_runtest_protocol", "pytest_fixture_setup"):
             hook = getattr(type(self), name)
             setattr(type(self), name, pytest.hookimpl(wrapper=True, tryfirst=True)(hook))
-        self.watch_imports(root)
-        self.watch_teardown()
+        self.share_imports(root + os.sep)
 
     def switch(self, context, *, by_force=False):
         self.context = context
@@ -141,37 +146,32 @@ class ContextMap:
         finally:
             self.switch(before)
 
-    def watch_imports(self, root):
-        """What a module calls while it is imported belongs to all, also when a test is the first to import it."""
-        import importlib.machinery
+    def share_imports(self, prefix):
+        """What a module calls while it is imported, also where a test is the first to import it, belongs to all.
+
+        So does what a wider fixture does when it ends, in the teardown of whichever test is the last of its scope.
+        """
+        from importlib.machinery import SourceFileLoader
 
         from _pytest.assertion.rewrite import AssertionRewritingHook
-
-        for loader in (importlib.machinery.SourceFileLoader, AssertionRewritingHook):
-            setattr(loader, "exec_module", self.watched(loader.exec_module, root + os.sep))  # noqa: B010  mypy
-
-    def watched(self, exec_module, prefix):
-        def watched_exec_module(loader, module):
-            if not str(getattr(module, "__file__", "")).startswith(prefix):
-                return exec_module(loader, module)
-            with self.for_all():
-                return exec_module(loader, module)
-
-        return watched_exec_module
-
-    def watch_teardown(self):
-        """A wider fixture ends in the teardown of whichever test is the last of its scope."""
         from _pytest.fixtures import FixtureDef
 
-        finish = FixtureDef.finish
+        def is_of_tree(_loader, module):
+            return str(getattr(module, "__file__", "")).startswith(prefix)
 
-        def watched_finish(fixturedef, request):
-            if fixturedef.scope == "function":
-                return finish(fixturedef, request)
-            with self.for_all():
-                return finish(fixturedef, request)
+        def is_wide(fixture, *_request):
+            return fixture.scope != "function"
 
-        setattr(FixtureDef, "finish", watched_finish)  # noqa: B010  mypy
+        shared = [(SourceFileLoader, "exec_module", is_of_tree), (FixtureDef, "finish", is_wide)]
+        for kind, name, concerns in [*shared, (AssertionRewritingHook, "exec_module", is_of_tree)]:
+            setattr(kind, name, self.shared_where(concerns, getattr(kind, name)))
+
+    def shared_where(self, concerns, method):
+        def call(*args, **options):
+            with self.for_all() if concerns(*args) else contextlib.nullcontext():
+                return method(*args, **options)
+
+        return call
 
     def pytest_runtest_protocol(self, item):
         self.switch(self.tests.setdefault(item.nodeid, set()), by_force=True)
@@ -187,17 +187,7 @@ class ContextMap:
             return (yield)
 
     def contexts(self):
-        """In the form of ``call_contexts.encode``: functions once, each distinct set of their numbers once."""
+        """What each test called, in the form of ``encode``."""
         self.switch(self.shared, by_force=True)
-        sets: dict[tuple[int, ...], int] = {}
-        tests = [
-            [node_id, sets.setdefault(tuple(sorted(numbers)), len(sets))]
-            for node_id, numbers in self.tests.items()
-        ]
-        return {
-            "form": 1,
-            "functions": self.places.listed(),
-            "shared": sorted(self.shared),
-            "sets": list(sets),
-            "tests": tests,
-        }
+        called = {EVERY_TEST: self.shared, **self.tests}
+        return encode({test: functions - {None} for test, functions in called.items()})

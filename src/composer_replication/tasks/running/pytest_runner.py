@@ -5,7 +5,6 @@ private descriptor for records; whatever tests print goes to standard error. Eac
 one JSON line that carries the nonce which came on standard input.
 """
 
-import contextlib
 import json
 import math
 import os
@@ -14,17 +13,24 @@ import sys
 import time
 
 
-class Channel:
-    """Writes one JSON line per record to the descriptor that was standard output."""
+def private_stdout():
+    """Keep standard output under a descriptor of our own; what anything prints goes to standard error from now on."""
+    descriptor = os.dup(1)
+    os.set_inheritable(descriptor, False)
+    os.dup2(2, 1)
+    return descriptor
 
-    def __init__(self, descriptor, nonce):
-        def send(event, **fields):
-            line = json.dumps({"nonce": nonce, "event": event, **fields}) + "\n"
-            data = line.encode("utf-8", "backslashreplace")
-            while data:
-                data = data[os.write(descriptor, data) :]
 
-        self.send = send
+def make_send(descriptor, nonce):
+    """A function that writes one JSON line for each record; it begins a line, for whatever stands before may be cut off."""
+
+    def send(event, **fields):
+        line = "\n" + json.dumps({"nonce": nonce, "event": event, **fields}) + "\n"
+        data = line.encode("utf-8", "backslashreplace")
+        while data:
+            data = data[os.write(descriptor, data) :]
+
+    return send
 
 
 def place_of(item, root):
@@ -52,112 +58,92 @@ def shuffle_key(item, seed):
     ]
 
 
-def make_watch(channel, request):
-    """Plugins that tell the server and the records which test or file is at work; none where nobody listens."""
-    import pytest
-
-    tell = request["tell"]
-    if tell is None:
-        return []
-
-    def begins(name):
-        data = name.encode("utf-8", "backslashreplace").replace(b"\n", b" ")[:2048]
-        with contextlib.suppress(OSError):
-            os.write(tell, data + b"\n")
-
-    class Watch:
-        def pytest_collectstart(self, collector):
-            begins(collector.nodeid)
-            if isinstance(collector, pytest.File):
-                channel.send("file", id=collector.nodeid)
-
-        def pytest_runtest_logstart(self, nodeid):
-            begins(nodeid)
-
-    return [Watch()]
+def first_line_of(text):
+    """What a report shows of a longer text."""
+    return str(text).strip().partition("\n")[0][:300]
 
 
-def tell_skip(channel, request, report):
-    """Send why a test or a file is skipped, where that is wanted."""
-    if request["places"] and report.skipped and isinstance(report.longrepr, tuple):  # file, line, reason
-        text = str(report.longrepr[-1]).strip()
-        channel.send("skip", id=report.nodeid, text=text.partition("\n")[0][:300])
-
-
-def note_failure(why, request, report):
-    """Keep the first line of what a test says when it fails, where that is wanted."""
-    if report.failed and request["places"]:
-        crash = getattr(report.longrepr, "reprcrash", None)
-        text = str(getattr(crash, "message", None) or report.longrepr).strip()
-        why.setdefault(report.nodeid, text.partition("\n")[0][:300])
+def tell_skip(send, report):
+    """Send why a test or a file is skipped."""
+    if report.skipped and isinstance(report.longrepr, tuple):  # file, line, reason
+        send("skip", id=report.nodeid, text=first_line_of(report.longrepr[-1]))
 
 
 def state_of(report, before):
-    """What one phase says of its test; empty for a setup or teardown that went well."""
+    """What became of a test by this phase; ``before`` is what the phases so far say."""
+    worst = ("", "passed", "skipped", "failed", "error")
+    state = "passed" if report.when == "call" else ""
     if report.failed:
-        return "failed" if report.when == "call" and before != "error" else "error"
-    if report.skipped or hasattr(report, "wasxfail"):
-        return "skipped"
-    return "passed" if report.when == "call" else ""
+        state = "failed" if report.when == "call" and before != "error" else "error"
+    elif report.skipped or hasattr(report, "wasxfail"):
+        state = "skipped"
+    return max(before, state, key=worst.index)
 
 
-def make_plugin(channel, request, root):
+class Recorder:
     """The plugin that selects the wanted tests and reports what became of each."""
-    import pytest
 
-    wanted = None if request["node_ids"] is None else set(request["node_ids"])
-    seed, home = request["shuffle_seed"], os.getpid()
+    def __init__(self, send, request, root):
+        import pytest
 
-    class Recorder:
-        def __init__(self):
-            self.states = {}
-            self.why = {}
+        self.send, self.request, self.root = send, request, root
+        self.home = os.getpid()
+        self.states = {}
+        self.why = {}
+        for hook in (Recorder.pytest_collection_modifyitems, Recorder.pytest_runtest_protocol):
+            pytest.hookimpl(wrapper=True, tryfirst=True)(hook)
 
-        @pytest.hookimpl(wrapper=True, tryfirst=True)
-        def pytest_collection_modifyitems(self, items):
-            if seed is not None:
-                # Before all others: pytest then still groups parametrised fixtures, and an order
-                # that the repository itself asks for wins, as it does when answers are graded.
-                items.sort(key=lambda item: shuffle_key(item, seed), reverse=request["backwards"])
-            result = yield
-            if wanted is not None:
-                items[:] = [item for item in items if item.nodeid in wanted]
-            places = [place_of(item, root) for item in items] if request["places"] else []
-            channel.send("collected", ids=[item.nodeid for item in items], places=places)
-            return result
+    def pytest_collectstart(self, collector):
+        import pytest
 
-        def pytest_collectreport(self, report):
-            if report.failed:
-                text = str(report.longrepr).strip().splitlines()
-                channel.send("collect_error", id=report.nodeid, text=text[-1][:300] if text else "")
-            tell_skip(channel, request, report)
+        if isinstance(collector, pytest.File):
+            self.send("file", id=collector.nodeid)
 
-        @pytest.hookimpl(wrapper=True, tryfirst=True)
-        def pytest_runtest_protocol(self, item):
-            try:
-                return (yield)
-            except BaseException as error:  # it ends the whole run
-                self.states.pop(item.nodeid, None)
-                self.why[item.nodeid] = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
-                raise
-            finally:
-                if os.getpid() != home:  # a test forked, and here comes the child
-                    channel.send("doubled", id=item.nodeid)
-                    os._exit(0)
-                more = {"why": self.why.pop(item.nodeid)} if item.nodeid in self.why else {}
-                outcome = self.states.pop(item.nodeid, "") or "missing"
-                channel.send("test", id=item.nodeid, outcome=outcome, **more)
+    def pytest_collection_modifyitems(self, items):
+        wanted, seed = self.request["node_ids"], self.request["shuffle_seed"]
+        if seed is not None:
+            # Before all others: pytest then still groups parametrised fixtures, and an order
+            # that the repository itself asks for wins, as it does when answers are graded.
+            items.sort(key=lambda item: shuffle_key(item, seed), reverse=self.request["backwards"])
+        result = yield
+        if wanted is not None:
+            wanted = set(wanted)
+            items[:] = [item for item in items if item.nodeid in wanted]
+        places = [place_of(item, self.root) for item in items]
+        self.send("collected", ids=[item.nodeid for item in items], places=places)
+        return result
 
-        def pytest_runtest_logreport(self, report):
-            before = self.states.get(report.nodeid, "")
-            state = state_of(report, before)
-            note_failure(self.why, request, report)
-            if state == "skipped":
-                tell_skip(channel, request, report)
-            worst = ("", "passed", "skipped", "failed", "error")
-            self.states[report.nodeid] = max(before, state, key=worst.index)
+    def pytest_collectreport(self, report):
+        if report.failed:
+            text = str(report.longrepr).strip().splitlines()
+            self.send("collect_error", id=report.nodeid, text=text[-1][:300] if text else "")
+        self.tell_skip(report)
 
-    return Recorder()
+    def tell_skip(self, report):
+        """Send why a test or a file is skipped."""
+        if report.skipped and isinstance(report.longrepr, tuple):  # file, line, reason
+            self.send("skip", id=report.nodeid, text=first_line_of(report.longrepr[-1]))
+
+    def pytest_runtest_protocol(self, item):
+        try:
+            return (yield)
+        except BaseException as error:  # it ends the whole run
+            self.states.pop(item.nodeid, None)
+            self.why[item.nodeid] = first_line_of(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            if os.getpid() != self.home:  # a test forked, and here comes the child
+                os._exit(0)
+            outcome = self.states.pop(item.nodeid, "") or "missing"
+            self.send("test", id=item.nodeid, outcome=outcome, why=self.why.pop(item.nodeid, ""))
+
+    def pytest_runtest_logreport(self, report):
+        self.states[report.nodeid] = state_of(report, self.states.get(report.nodeid, ""))
+        self.tell_skip(report)
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            why = getattr(crash, "message", None) or report.longrepr
+            self.why.setdefault(report.nodeid, first_line_of(why))
 
 
 def prepare(request, root):
@@ -180,24 +166,23 @@ def prepare(request, root):
     ]
 
 
-def main():
-    """Run what the request on standard input asks for."""
-    descriptor = os.dup(1)
-    os.set_inheritable(descriptor, False)
-    os.dup2(2, 1)
-    request = json.loads(sys.stdin.buffer.read())
-    channel = Channel(descriptor, request.pop("nonce"))
+def processor_seconds():
+    """Processor time of this process and of its children that have ended."""
+    below = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + below.ru_utime + below.ru_stime
+
+
+def run_tests(request, descriptor):
+    """Run what is asked for in the folder that this is, tell it, and end the process."""
+    send = make_send(descriptor, request["nonce"])
     root = os.getcwd()
     arguments = prepare(request, root)
     import pytest
 
     contexts = ContextMap(root) if request["contexts"] else None  # type: ignore[name-defined]  # noqa: F821  of context_recorder
     suite = make_suite(request["options"], request["left_out"])  # type: ignore[name-defined]  # noqa: F821  of suite_plugin
-    plugins = [make_plugin(channel, request, root), suite, *make_watch(channel, request)]
-    plugins += [contexts] if contexts else []
+    plugins = [Recorder(send, request, root), suite, *([contexts] if contexts else [])]
     code = int(pytest.main(arguments, plugins=plugins))
     more = {"contexts": contexts.contexts()} if contexts else {}
-    below = resource.getrusage(resource.RUSAGE_CHILDREN)
-    more["cpu_seconds"] = time.process_time() + below.ru_utime + below.ru_stime
-    channel.send("end", exit_code=code, **more)
+    send("end", exit_code=code, cpu_seconds=processor_seconds(), **more)
     os._exit(0)  # threads that a test left behind must not hold the result back

@@ -16,13 +16,12 @@ def importable_plugins(options, root):
     from _pytest.config import builtin_plugins
 
     known = {entry.name for entry in importlib.metadata.entry_points(group="pytest11")} | set(builtin_plugins)
-    kept = []
-    for option in options:
-        name = option[2:] if option.startswith("-p") else "no:"
+
+    def is_there(name):
         top = name.partition(".")[0]
-        if name.startswith("no:") or name in known or top in known or _is_module(top, root):
-            kept.append(option)
-    return kept
+        return name.startswith("no:") or not known.isdisjoint({name, top}) or _is_module(top, root)
+
+    return [option for option in options if not option.startswith("-p") or is_there(option[2:])]
 
 
 def _is_module(top, root):
@@ -76,9 +75,8 @@ def make_suite(options, left_out=()):
 
     class Suite:
         def pytest_addhooks(self, pluginmanager):
-            pluginmanager.check_pending = lambda: (
-                None
-            )  # a conftest.py may have hooks for a tool that was left out
+            # A conftest.py may have hooks for a tool that was left out.
+            pluginmanager.check_pending = lambda: None
 
         @pytest.hookimpl(trylast=True)
         def pytest_load_initial_conftests(self, args, parser):

@@ -33,6 +33,7 @@ from composer_replication.tasks.test_run import (
 
 _WORST = (Outcome.PASSED, Outcome.SKIPPED, Outcome.FAILED, Outcome.ERROR)
 _NUM_MAC_LETTERS = 32
+_EVENTS = frozenset({"flag", "collected", "start", "call", "report", "finish", "end"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class WatchedReport:
     ``outcomes``: of the wanted tests; after an ``error`` all failed. ``error``: empty, or why the
     run as a whole is a failure. ``flags``: what was seen that honest tests seldom do, by name.
     ``test_seconds``: how long each test took, in processor time, or an eighth of the time by the clock
-    where that is more. ``stored``: the tests whose function was compiled from their stored file. ``pytest_exit_code``: -1 where
-    there is none. ``cpu_seconds``: as the run says, to be believed of golden code alone.
+    where that is more. ``pytest_exit_code``: -1 where there is none. ``cpu_seconds``: as the run says, to be believed of
+    golden code alone.
     """
 
     outcomes: Mapping[str, Outcome]
@@ -51,7 +52,6 @@ class WatchedReport:
     flags: frozenset[str]
     seconds: float
     test_seconds: Mapping[str, float] = field(default_factory=dict)
-    stored: frozenset[str] = frozenset()
     pytest_exit_code: int = -1
     cpu_seconds: float = 0.0
 
@@ -118,20 +118,18 @@ def judge_watched(
         problem = "the run ended without its closing record"
     if not problem and result.exit_code != 0:
         problem = "the run was ended after its closing record"
-    problem = problem or story.take_all(records)
-    problem = problem or compare_ids(node_ids, story.collected, story.outcomes)
-    if problem:
-        story.outcomes = dict.fromkeys(node_ids, Outcome.FAILED)
+    problem = problem or story.disorder_in(records)
+    outcomes = story.outcomes
+    if problem := problem or compare_ids(node_ids, story.collected, outcomes):
+        outcomes = dict.fromkeys(node_ids, Outcome.FAILED)
         problem = f"{problem}{last_words(result)}"
+    said = ("test_seconds", "pytest_exit_code", "cpu_seconds")
     return WatchedReport(
-        outcomes=story.outcomes,
+        outcomes=outcomes,
         error=problem,
         flags=frozenset(story.flags),
         seconds=result.seconds,
-        test_seconds=story.test_seconds,
-        stored=frozenset(story.stored),
-        pytest_exit_code=story.pytest_exit_code,
-        cpu_seconds=story.cpu_seconds,
+        **{name: getattr(story, name) for name in said},
     )
 
 
@@ -140,22 +138,14 @@ def read_transcript(stdout: str, key: str) -> tuple[list[list[str]], str]:
 
     A line is ``MAC HEX.HEX…``: blake2s of 16 bytes, keyed with the 32 bytes of ``key``, over the
     second words of this line and all before it, each with a line feed; each HEX is one UTF-8 text.
-    A forked process cannot sign: its ``child HEX``, wherever it comes, is a flag among the first records.
     """
     state = hashlib.blake2s(key=bytes.fromhex(key), digest_size=_NUM_MAC_LETTERS // 2)
     records: list[list[str]] = []
-    told: list[list[str]] = []
     lines = stdout.split("\n")
     if lines[-1]:
         return records, "the records are cut off"
     for line in lines[:-1]:
         mac, _, body = line.partition(" ")
-        if mac == "child":
-            try:
-                told.append(["flag", bytes.fromhex(body).decode("utf-8", "surrogatepass")])
-            except ValueError:
-                return records, "a record is malformed"
-            continue
         state.update(body.encode("utf-8", "replace") + b"\n")
         if not hmac.compare_digest(mac.encode("utf-8", "replace"), state.copy().hexdigest().encode()):
             return records, "something else than the test runner wrote records"
@@ -163,18 +153,21 @@ def read_transcript(stdout: str, key: str) -> tuple[list[list[str]], str]:
             records.append([bytes.fromhex(each).decode("utf-8", "surrogatepass") for each in body.split(".")])
         except ValueError:
             return records, "a record is malformed"
-    return [*told, *records], ""
+    return records, ""
+
+
+class _OutOfOrder(Exception):
+    """The text says what is."""
 
 
 @dataclass(slots=True)
 class _Story:
-    """Reads the records of one run in order; see ``watched_runner.make_recorder`` for what they are."""
+    """Reads the records of one run in order, each kind by the method of its name; ``watched_runner.make_recorder`` writes them."""
 
     collected: tuple[str, ...] = ()
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     flags: set[str] = field(default_factory=set)
     test_seconds: dict[str, float] = field(default_factory=dict)
-    stored: set[str] = field(default_factory=set)
     pytest_exit_code: int = -1
     cpu_seconds: float = 0.0
     was_collected: bool = False
@@ -183,81 +176,69 @@ class _Story:
     current: str = ""
     phases: list[tuple[str, str]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
-    texts: set[str] = field(default_factory=set)
 
-    def take_all(self, records: Sequence[Sequence[str]]) -> str:
-        """All records; the answer is empty, or what is out of order."""
+    def disorder_in(self, records: Sequence[Sequence[str]]) -> str:
+        """Take all records; the answer is empty, or what is out of order."""
         try:
-            problem = next(filter(None, map(self.take, records)), "")
-        except (IndexError, ValueError, KeyError):
+            for event, *fields in records:
+                if self.has_ended:
+                    return "records follow the closing one"
+                if event not in _EVENTS:
+                    return "a record is malformed"
+                if event in ("call", "report", "finish") and fields[0] != self.current:
+                    return f"a result for {fields[0]} which is not running"
+                getattr(self, f"_{event}")(*fields)
+        except _OutOfOrder as disorder:
+            return str(disorder)
+        except (IndexError, KeyError, TypeError, ValueError):
             return "a record is malformed"
-        return problem or ("" if self.was_collected else NOTHING_COLLECTED)
+        return "" if self.was_collected else NOTHING_COLLECTED
 
-    def take(self, record: Sequence[str]) -> str:
-        """One record; the answer is empty, or what is out of order."""
-        event, *fields = record
-        if self.has_ended:
-            return "records follow the closing one"
-        if event == "flag":
-            self.flags.add(fields[0])
-        elif event == "collected":
-            return self._collect(fields[0], tuple(fields[1:]))
-        elif event == "start":
-            self.flags.update(fields[2:])
-            return self._start(fields[0], fields[1])
-        elif event == "end":
-            self.has_ended = True
-            self.pytest_exit_code, self.cpu_seconds = int(fields[0]), float(fields[1])
-            self.flags.update(fields[2:])
-            return "a test has no end" if self.current else ""
-        elif fields[0] != self.current:
-            return f"a result for {fields[0]} which is not running"
-        elif event == "call":
-            self.texts.add(fields[1])
-            self.calls.append(fields[2])
-        elif event == "report":
-            self.phases.append((fields[1], _outcome(*fields[1:4])))
-        elif event == "finish":
-            self._finish(float(fields[1]))
-        else:
-            return "a record is malformed"
-        return ""
+    def _flag(self, *texts: str) -> None:
+        self.flags.update(texts)
 
-    def _collect(self, kinds: str, node_ids: tuple[str, ...]) -> str:
+    def _collected(self, kinds: str, *node_ids: str) -> None:
         if self.was_collected:
-            return "tests were collected twice"
+            raise _OutOfOrder("tests were collected twice")
         if len(set(node_ids)) != len(node_ids) or len(kinds) != len(node_ids):
-            return "two tests have the same node id"
+            raise _OutOfOrder("two tests have the same node id")
         self.was_collected, self.collected = True, node_ids
         self.kinds = dict(zip(node_ids, kinds, strict=True))
-        return ""
 
-    def _start(self, node_id: str, text: str) -> str:
+    def _start(self, node_id: str, *flags: str) -> None:
+        self.flags.update(flags)
         position = len(self.outcomes)
         if self.current or position >= len(self.collected) or self.collected[position] != node_id:
-            return f"{node_id} ran out of turn"
-        self.current, self.phases, self.calls, self.texts = node_id, [], [], {text}
-        return ""
+            raise _OutOfOrder(f"{node_id} ran out of turn")
+        self.current, self.phases, self.calls = node_id, [], []
 
-    def _finish(self, seconds: float) -> None:
+    def _call(self, _node_id: str, how: str) -> None:
+        self.calls.append(how)
+
+    def _report(self, _node_id: str, when: str, outcome: str, expected: str) -> None:
+        """What one phase says of its test; nothing for a setup or teardown that went well."""
+        if outcome == "failed":
+            said = "failed" if when == "call" else "error"
+        elif outcome == "skipped" or expected:
+            said = "skipped"
+        else:
+            said = "passed" if when == "call" and outcome == "passed" else ""
+        self.phases.append((when, said))
+
+    def _finish(self, node_id: str, seconds: str) -> None:
         found = [Outcome(outcome) for _, outcome in self.phases if outcome]
         outcome = max(found, key=_WORST.index) if found else Outcome.MISSING
         names = [when for when, _ in self.phases]
         if names not in (["setup", "call", "teardown"], ["setup", "teardown"]):
             self.flags.add("a test was not reported in the usual three steps")
-        if self.kinds[self.current] == "f" and outcome is Outcome.PASSED and self.calls != ["returned"]:
+        if self.kinds[node_id] == "f" and outcome is Outcome.PASSED and self.calls != ["returned"]:
             self.flags.add("a test was reported as passed that did not return")
-        self.outcomes[self.current] = outcome
-        self.test_seconds[self.current] = seconds
-        if self.texts == {"stored"}:
-            self.stored.add(self.current)
+        self.outcomes[node_id], self.test_seconds[node_id] = outcome, float(seconds)
         self.current = ""
 
-
-def _outcome(when: str, outcome: str, expected: str) -> str:
-    """What one phase says of its test; empty for a setup or teardown that went well."""
-    if outcome == "failed":
-        return "failed" if when == "call" else "error"
-    if outcome == "skipped" or expected:
-        return "skipped"
-    return "passed" if when == "call" and outcome == "passed" else ""
+    def _end(self, code: str, seconds: str, *flags: str) -> None:
+        self.has_ended = True
+        self.pytest_exit_code, self.cpu_seconds = int(code), float(seconds)
+        self.flags.update(flags)
+        if self.current:
+            raise _OutOfOrder("a test has no end")

@@ -12,7 +12,6 @@ import gc
 import hashlib
 import json
 import os
-import resource
 import sys
 import time
 
@@ -43,19 +42,17 @@ def read_key():
 
 
 def open_transcript(descriptor, key):
-    """Two functions that write one line each, and a list that is empty until this process is a forked one.
+    """A function that writes one line, and a list that is empty until this process is a forked one.
 
     ``send`` signs its texts together with all before them. What a fork copies of the state is changed for good
-    before any code of the tree runs in the child: by C alone, so that no frame leads there. A child can still
-    ``tell`` what it did, unsigned: whoever forges such a line accuses himself.
+    before any code of the tree runs in the child: by C alone, so that no frame leads there.
     """
     state = hashlib.blake2s(key=key, digest_size=16)
     key[:] = bytes(len(key))
-    update, copy, write, look, encode, to_hex, joined = (
+    update, copy, write, encode, to_hex, joined = (
         state.update,
         state.copy,
         os.write,
-        os.fstat,
         str.encode,
         bytes.hex,
         str.join,
@@ -64,8 +61,6 @@ def open_transcript(descriptor, key):
     forked: list[bool] = []
     os.register_at_fork(after_in_child=functools.partial(update, os.urandom(256)))
     os.register_at_fork(after_in_child=functools.partial(forked.append, True))
-    info = look(descriptor)
-    place = info.st_dev, info.st_ino
 
     def send(fields):
         body = encode(joined(".", [to_hex(encode(field, "utf-8", "surrogatepass")) for field in fields]))
@@ -76,15 +71,7 @@ def open_transcript(descriptor, key):
         while data:
             data = data[write(descriptor, data) :]
 
-    def tell(text):
-        try:  # a child may have closed it, and opened something else under its number
-            info = look(descriptor)
-            if (info.st_dev, info.st_ino) == place:
-                write(descriptor, b"child %b\n" % encode(to_hex(encode(text, "utf-8", "surrogatepass"))))
-        except OSError:
-            pass
-
-    return send, tell, forked
+    return send, forked
 
 
 def make_is_inside():
@@ -125,25 +112,20 @@ def make_is_inside():
     return is_inside
 
 
-def watch(transcript, name, callers, observers):
+def watch(transcript, name, callers, changed):
     """Install the hook behind which the ``transcript`` hides; it obeys the event ``name`` from frames in ``callers``.
 
     ``callers`` maps the identity of a code object to that of the code that must call it, or None.
-    ``observers`` make a record out of what is told, by its first word; they call no code of the tree, which
-    would find ``send`` on the stack.
+    ``changed`` names what became of the test runner; it calls no code of the tree, which would find ``send`` on the stack.
     """
     frame_of, code_id, pid_of, home = sys._getframe, id, os.getpid, os.getpid()
-    send, tell, forked = transcript
+    send, forked = transcript
     watched, opening, seen, is_inside = WATCHED_EVENTS, PATH_EVENTS, set(), make_is_inside()
 
     def flag(text):
-        if text in seen:
-            return
-        if forked:
-            tell("in a forked process: " + text)
-        else:
+        if text not in seen and not forked:
             send(("flag", text))
-        seen.add(text)  # not before: it may not have been said, at the end of the stack or of the memory
+            seen.add(text)  # not before: it may not have been said, at the end of the stack or of the memory
 
     def hook(event, args):
         if event == name:
@@ -154,8 +136,7 @@ def watch(transcript, name, callers, observers):
             if pid_of() != home or wanted == 0 or (wanted and code_id(frame.f_back.f_code) != wanted):  # type: ignore[union-attr]
                 flag("channel: used by something else")
                 return
-            observe = observers.get(args[0])
-            send(args if observe is None else observe(*args))
+            send((*args, *changed()) if args[0] in ("start", "end") else args)
         elif event in watched:
             flag(event)
         elif event == "object.__setattr__":
@@ -191,37 +172,18 @@ def guarded(hook, tools, event, args):
             del caught
 
 
-def make_observers(codes, changed):
-    """What makes records out of code objects and of the end; reachable from the hook alone."""
-    id_of = id
-
-    def start(event, node_id, code, *flags):
-        is_other = code is not None and id_of(code) not in codes
-        return event, node_id, "other" if is_other else "stored", *changed(False), *flags
-
-    def call(event, node_id, code, how):
-        return event, node_id, "stored" if id_of(code) in codes else "other", how
-
-    def end(event, code, seconds, *flags):
-        return event, code, seconds, *changed(True), *flags
-
-    return {"start": start, "call": call, "end": end}
-
-
-def make_recorder(name, request, root):
+def make_recorder(name, request):
     """The plugin that selects the wanted tests and tells at once what it sees, and the function for the end."""
     import pytest
 
     audit, clock, own_clock = sys.audit, time.perf_counter, time.process_time
-    wanted, seed, configs = set(request["node_ids"]), request["shuffle_seed"], []
-    listed, order, plain_run = plugins_of, shuffle_key, pytest.Function.runtest  # type: ignore[name-defined]  # noqa: F821  of the files before
-    used, code_run, text_of, most = processor_seconds, code_run_by, repr, max
-    hook_check_of, hook_checks = make_hook_check, []
+    wanted, seed, hook_checks = set(request["node_ids"]), request["shuffle_seed"], []
+    order, plain_run, hook_check_of = shuffle_key, pytest.Function.runtest, make_hook_check  # type: ignore[name-defined]  # noqa: F821  of the files before
+    used, text_of, most = processor_seconds, repr, max  # type: ignore[name-defined]  # noqa: F821  the same
 
     class Recorder:
         @pytest.hookimpl(tryfirst=True)
         def pytest_load_initial_conftests(self, early_config):
-            configs.append(early_config)
             hook_checks.append(hook_check_of(early_config))
 
         @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -237,8 +199,7 @@ def make_recorder(name, request, root):
         @pytest.hookimpl(wrapper=True, tryfirst=True)
         def pytest_runtest_protocol(self, item):
             begun, own = clock(), own_clock()
-            code = None if type(item).runtest is plain_run else code_run(item, "function")
-            audit(name, "start", item.nodeid, code, *hook_checks[0]())
+            audit(name, "start", item.nodeid, *hook_checks[0]())
             try:
                 return (yield)
             finally:
@@ -248,14 +209,13 @@ def make_recorder(name, request, root):
 
         @pytest.hookimpl(wrapper=True, tryfirst=True)
         def pytest_pyfunc_call(self, pyfuncitem):
-            code = code_run(pyfuncitem, "obj")
+            how = "raised"
             try:
                 result = yield
-            except BaseException:
-                audit(name, "call", pyfuncitem.nodeid, code, "raised")
-                raise
-            audit(name, "call", pyfuncitem.nodeid, code, "returned")
-            return result
+                how = "returned"
+                return result
+            finally:
+                audit(name, "call", pyfuncitem.nodeid, how)
 
         @pytest.hookimpl(tryfirst=True)
         def pytest_runtest_logreport(self, report):
@@ -263,38 +223,24 @@ def make_recorder(name, request, root):
             audit(name, "report", report.nodeid, report.when, report.outcome, expected)
 
     def finish(code):
-        flags = listed(configs[0], root) if configs else ["never began"]
+        flags = hook_checks[0]() if hook_checks else ["never began"]
         audit(name, "end", text_of(code), text_of(used()), *flags)
 
     return Recorder(), finish
 
 
-def code_run_by(item, attribute):
-    """The code object behind a test's function or method; None where it has none."""
-    function = getattr(item, attribute, None)
-    return getattr(getattr(function, "__func__", function), "__code__", None)
-
-
 def keep_tests(config, paths):
-    """Compile the test files now; what is written over them later, or put beside them compiled, is not run.
-
-    Returns all code objects in them, by identity.
-    """
+    """Compile the test files now; what is written over them later, or put beside them compiled, is not run."""
     from pathlib import Path
 
     from _pytest.assertion import rewrite
 
-    kept, codes = {}, {}
+    kept = {}
     for path in paths:
         try:
-            queue = [rewrite._rewrite_test(Path(path), config)[1]]
+            kept[path] = rewrite._rewrite_test(Path(path), config)[1]
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # seen when it is collected
             continue
-        kept[path] = queue[0]
-        while queue:
-            code = queue.pop()
-            codes[id(code)] = code
-            queue += [each for each in code.co_consts if type(each) is type(code)]
     read = rewrite._read_pyc
 
     def _read_pyc(source, pyc, trace=lambda _text: None):
@@ -302,108 +248,86 @@ def keep_tests(config, paths):
         return read(source, pyc, trace) if found is None else found
 
     rewrite._read_pyc = _read_pyc
-    return codes
 
 
 # --- What the test runner was, and what became of it.
 
 MARKED_PACKAGES = ("_pytest", "pluggy", "pytest")
-MARKED_MODULES = ("builtins", "unittest.case")
-NUM_NAMED = 8
-NUM_NEW = 64  # more than the test runner's own plugins exchange for the time of a run
+MARKED_MODULES = ("unittest.case",)
+NUM_NAMED = 64  # more than the test runner's own plugins exchange for the time of a run
 
 
-def marked(module_name):
-    """Whether the functions of a module are watched for changes."""
-    return module_name in MARKED_MODULES or module_name.partition(".")[0] in MARKED_PACKAGES
+def function_of(value):
+    """What does the work of a function, method or property; None for other values."""
+    value = value.fget if type(value) is property else getattr(value, "__func__", value)
+    return value if type(value) is type(function_of) else None
 
 
-def code_of(value):
-    """What a function does, however it is wrapped in its class; None for other values."""
-    value = getattr(value, "fget", None) if type(value) is property else getattr(value, "__func__", value)
-    return (value, value.__code__) if type(value) is type(code_of) else None
+def spaces_of(name, module):
+    """A module and its own classes, with the names in each."""
+    yield name, vars(module)
+    for key, value in vars(module).items():
+        if isinstance(value, type) and value.__module__ == name:
+            yield f"{name}.{key}", vars(value)
 
 
 def take_marks():
-    """What the functions of the test runner are: for each module and class its names and their code."""
+    """What the functions of the test runner are: for each module and class its names, their functions and the code of these."""
     marks = []
     for name, module in list(sys.modules.items()):
-        if not marked(name):
-            continue
-        own = {}
-        for key, value in vars(module).items():
-            found = code_of(value)
-            if found or (name == "builtins" and key != "_"):
-                own[key] = (value, found)
-            if isinstance(value, type) and value.__module__ == name and name != "builtins":
-                inner = {k: (v, code_of(v)) for k, v in vars(value).items() if code_of(v)}
-                marks.append((f"{name}.{key}", vars(value), inner, True))
-        marks.append((name, vars(module), own, False))  # type: ignore[arg-type]
-    return marks, {name: module for name, module in sys.modules.items() if marked(name)}
+        if name in MARKED_MODULES or name.partition(".")[0] in MARKED_PACKAGES:
+            for place, space in spaces_of(name, module):
+                functions = [(k, v, function_of(v)) for k, v in space.items()]
+                marks.append(
+                    (place, space, [(k, v, f, f.__code__) for k, v, f in functions if f is not None])
+                )
+    return marks
 
 
 def make_check():
-    """A function that names what was changed since the marks were taken; it looks at nothing that is new.
+    """A function that names what was changed since the marks were taken, each once; it looks at nothing that is new.
 
-    ``changed(False)``, between tests, leaves out the built-in functions, which tests exchange for a while, and what it
-    has named before. Runs below the hook: it asks no object of the tree anything, and compares texts with texts alone.
+    Runs below the hook: it asks no object of the tree anything, and compares texts with texts alone.
     """
-    marks, before = take_marks()
-    modules, nothing, kind_of, ident, text = sys.modules, object(), type, id, str
+    marks, nothing, kind_of, text, module_space = take_marks(), object(), type, str, dict
     named: set[str] = set()
-    kinds = {id(kind) for kind in (type(code_of), property, staticmethod, classmethod)}
-    known = {place: frozenset(now) for place, now, _, is_class in marks if is_class}
 
-    def plain(mapping):
-        return {key: value for key, value in [*mapping.items()] if kind_of(key) is text}
-
-    def changed(has_builtins):
-        present = plain(modules)
-        found = [f"module {name} replaced" for name, old in before.items() if present.get(name) is not old]
-        for place, mapping, own, is_class in marks:
-            if place == "builtins" and not has_builtins:
-                continue
-            now = (
-                mapping if is_class else plain(mapping)
-            )  # a class makes each name of its attributes a plain text
-            for key, (value, code) in own.items():
-                if now.get(key, nothing) is not value or (code and code[0].__code__ is not code[1]):
+    def changed():
+        found = []
+        for place, space, own in marks:
+            now = space  # a class makes each name of its attributes a plain text
+            if kind_of(space) is module_space:
+                now = {key: value for key, value in [*space.items()] if kind_of(key) is text}
+            for key, value, function, code in own:
+                if now.get(key, nothing) is not value or function.__code__ is not code:
                     found.append(f"{place}.{key} changed")
-            if is_class:
-                others = known[place].symmetric_difference(now)
-                found += [f"{place}.{key} added" for key in others if ident(kind_of(now.get(key))) in kinds]
-        if has_builtins:
-            return found[:NUM_NAMED]
         new = [each for each in found if each not in named]
         named.update(new)
-        return new[:NUM_NEW]
+        return new[:NUM_NAMED]
 
     return changed
 
 
+PATH_HOOKS = frozenset(
+    f"pytest_{name}"
+    for name in "ignore_collect collect_file pycollect_makemodule report_header report_collectionfinish".split()
+)
+"""For these the proxy of pytest 7 and 8 has functions of its own."""
+
+
 def hook_callers(config, relay):
     """The hooks of ``relay`` by name. In pytest 7 and 8 a proxy stands before it, which keeps what it was asked for."""
-    wrapped = (
-        "ignore_collect",
-        "collect_file",
-        "pycollect_makemodule",
-        "report_header",
-        "report_collectionfinish",
-    )
-    found, names = dict(vars(relay)), {f"pytest_{name}" for name in wrapped}
-    if config.hook is not relay:  # the proxy has functions of its own for these names
-        kept = vars(config.hook).items()
-        found.update((name, each) for name, each in kept if each is not relay and name not in names)
-    return found
+    kept = {} if config.hook is relay else vars(config.hook)
+    asked = {name: each for name, each in kept.items() if each is not relay and name not in PATH_HOOKS}
+    return {**vars(relay), **asked}
 
 
 def make_hook_check(config):
     """A function that names the hooks of the test runner that do not call what they called when it was first seen."""
     kept: dict[int, tuple[object, object]] = {}
-    relay = config.pluginmanager.hook
+    manager = config.pluginmanager
+    relay, execute = manager.hook, manager._inner_hookexec
     callers = hook_callers(config, relay)
-    plugins = {id(plugin) for plugin in config.pluginmanager.get_plugins()}
-    manager, execute, is_first = config.pluginmanager, config.pluginmanager._inner_hookexec, [True]
     ident, every = id, hook_callers
 
     def exchanged():
@@ -413,33 +337,13 @@ def make_hook_check(config):
         for name, caller in every(config, relay).items():
             if callers.setdefault(name, caller) is not caller:
                 found.append(f"hook {name} exchanged")
-            for each in caller.get_hookimpls() if hasattr(caller, "get_hookimpls") else ():
-                if ident(each) not in kept and not is_first and ident(each.plugin) in plugins:
-                    found.append(f"hook {name} of {each.plugin_name} added")
-                if kept.setdefault(ident(each), (each, each.function))[1] is not each.function:
-                    found.append(f"hook {name} of {each.plugin_name} exchanged")
-        is_first.clear()
+            impls = caller.get_hookimpls() if hasattr(caller, "get_hookimpls") else ()
+            others = [e for e in impls if kept.setdefault(ident(e), (e, e.function))[1] is not e.function]
+            found += [f"hook {name} of {each.plugin_name} exchanged" for each in others]
         return found[:NUM_NAMED]
 
     exchanged()
     return exchanged
-
-
-def plugins_of(config, root):
-    """The plugins that the test runner has, each by a name that says what it is, and hooks that were exchanged."""
-    found = set()
-    for plugin in config.pluginmanager.get_plugins():
-        path = getattr(plugin, "__file__", None)
-        if path and str(path).startswith(root + os.sep):
-            found.add(f"plugin {os.path.relpath(path, root)}")
-        else:
-            kind = plugin if type(plugin) is type(os) else type(plugin)
-            found.add(f"plugin {getattr(kind, '__module__', '')}.{kind.__name__}")
-    for name, caller in hook_callers(config, config.pluginmanager.hook).items():
-        for each in caller.get_hookimpls() if hasattr(caller, "get_hookimpls") else ():
-            if getattr(each.plugin, getattr(each.function, "__name__", ""), each.function) != each.function:
-                found.add(f"hook {name} of {each.plugin_name} exchanged")
-    return sorted(found)
 
 
 def make_starter(parts, paths):
@@ -452,18 +356,12 @@ def make_starter(parts, paths):
     class Starter:
         @pytest.hookimpl(tryfirst=True)
         def pytest_load_initial_conftests(self, early_config):
-            codes = keep_tests(early_config, paths)
+            keep_tests(early_config, paths)
             transcript, name, callers = parts.pop()
-            watch(transcript, name, callers, make_observers(codes, make_check()))
+            watch(transcript, name, callers, make_check())
             early_config.pluginmanager.unregister(self)
 
     return Starter()
-
-
-def processor_seconds():
-    """Processor time of this process and of its children that have ended."""
-    below = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + below.ru_utime + below.ru_stime
 
 
 def callers_of(recorder, finish):
@@ -481,9 +379,7 @@ def callers_of(recorder, finish):
 
 def watched_main():
     """Run what the request on standard input asks for, watched."""
-    descriptor = os.dup(1)
-    os.set_inheritable(descriptor, False)
-    os.dup2(2, 1)
+    descriptor = private_stdout()  # type: ignore[name-defined]  # noqa: F821  of pytest_runner
     transcript = open_transcript(descriptor, read_key())
     request = json.loads(sys.stdin.buffer.read())
     root = os.getcwd()
@@ -491,7 +387,7 @@ def watched_main():
     import pytest
 
     name = "composer-rl." + os.urandom(16).hex()
-    recorder, finish = make_recorder(name, request, root)
+    recorder, finish = make_recorder(name, request)
     parts = [(transcript, name, callers_of(recorder, finish))]
     starter = make_starter(parts, [os.path.join(root, path) for path in request["files"]])
     suite = make_suite(request["options"])  # type: ignore[name-defined]  # noqa: F821  of suite_plugin

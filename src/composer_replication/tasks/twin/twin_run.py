@@ -449,7 +449,7 @@ def run_program(
             more_variables={"PYTHONHASHSEED": hash_seed},
             is_ours=folder == "leaks",
         )
-    return done, read_records(done.stdout, nonce)
+    return done, read_records(done.stdout, [nonce])
 
 
 def _take(record: Mapping[str, Any], reports: Sequence[JobReport], job_seconds: float) -> str:

@@ -212,30 +212,6 @@ def test_an_unusable_repository_counts_once_for_each_row(base: Path, tmp_path: P
     assert (summary.tasks, summary.candidates, dict(summary.rejected)) == (0, 2, {"red-baseline": 2})
 
 
-def test_the_command_that_finishes_an_import(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-
-    def stop(*_: object, command: str, **__: object) -> None:
-        asked.append(command)
-        raise InterruptedError
-
-    monkeypatch.setattr(swebench_import, "open_build", stop)
-    path, out = write_rows(tmp_path / "set.jsonl", row()), tmp_path / "store"
-    with pytest.raises(InterruptedError):
-        import_swebench(
-            path, out, repositories=base, with_truth=False, suite_seconds=600.0, hidden_share=0.25
-        )
-    with pytest.raises(InterruptedError):
-        import_swebench(path, out)
-    begin = f"composer-rl tasks import {path} --format swebench"
-    assert asked == [
-        f"{begin} --repositories {base} --out {out} --hidden-share 0.25 --suite-seconds 600.0 --visible-only",
-        f"{begin} --out {out}",
-    ]
-
-
 # --- deletions from patches ---------------------------------------------------------------
 
 

@@ -16,13 +16,7 @@ from typing import Any
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Edit
-from composer_replication.tasks.build import (
-    BuildSummary,
-    build_command,
-    check_arguments,
-    open_build,
-    summary_of,
-)
+from composer_replication.tasks.build import BuildSummary, check_arguments, open_build, summary_of
 from composer_replication.tasks.build_state import Decision, Instance, Progress, Proposal, Settings
 from composer_replication.tasks.fresh_git import has_fresh_git
 from composer_replication.tasks.intake.archives import ARCHIVE_SUFFIXES
@@ -90,12 +84,9 @@ def import_swebench(
     instances, unreadable = read_instances(path)
     opened, proposals, refused = _propose_all(instances, repositories, progress)
     refused += [_refusal(row, "", row.place, "unreadable-row", row.detail) for row in unreadable]
-    typed = ["import", str(path.resolve()), "--format", "swebench"]
-    typed += [] if repositories is None else ["--repositories", str(repositories.resolve())]
-    command = build_command(typed, out, asked)
     # A source that has pins needs no map of calls; this one names no size, so nothing is planned.
     asked = replace(asked, symbols={source.source: ("given@",) for source in opened})
-    with open_build(out, asked, command=command, jobs=jobs, backend=backend, progress=progress) as run:
+    with open_build(out, asked, jobs=jobs, backend=backend, progress=progress) as run:
         ready = run.prepare_all(opened) if opened else {}
         usable = [proposal for proposal in proposals if proposal.source in ready]
         run.decide(

@@ -171,7 +171,7 @@ def pinned(repository: PreparedRepository, pins: Sequence[str]) -> list[Deletion
     return chosen
 
 
-# --- A candidate that a foreign task set brings along, with what the set says of it.
+# --- What a foreign task set says of a candidate that it brings along.
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,36 +187,23 @@ class Instance:
     pass_to_pass: frozenset[str]
     problem_statement: str
 
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A candidate for one row; ``source`` names its repository among the opened ones.
-
-    The tests that the row says fail must all fail, those that it says pass must not.
-    """
-
-    instance: Instance
-    source: str
-    deletion: Deletion
-
     def check(self, subject: Subject) -> None:
-        """Compare what it says with what was found."""
+        """The tests that it says fail must all fail, those that it says pass must not."""
         failing = {*subject.tests.visible, *subject.tests.hidden}
         detail = ""
-        if broken := self.instance.pass_to_pass & failing:  # which ones stays unsaid: they may be hidden
+        if broken := self.pass_to_pass & failing:  # which ones stays unsaid: they may be hidden
             detail = f"{len(broken)} tests should pass without the patch and fail"
-        if passing := sorted(self.instance.fail_to_pass - failing):
+        if passing := sorted(self.fail_to_pass - failing):
             detail = f"{len(passing)} tests should fail without the patch and do not ({passing[0]})"
         if detail:
             raise GateFailed("other-tests-fail", detail)
 
-    @property
-    def digest(self) -> str:
-        """A hash of everything in it that a decision depends on."""
-        edits, row = [astuple(edit) for edit in self.deletion.edits], self.instance
-        tests = [sorted(row.fail_to_pass), sorted(row.pass_to_pass)]
-        stated = [*tests, row.problem_statement, row.instance_id]
-        return sha256_of(json.dumps([edits, self.deletion.removed_files, stated]).encode())
+    def digest(self, deletion: Deletion) -> str:
+        """A hash of everything in it, and in the deletion that it asks for, that a decision depends on."""
+        tests = [sorted(self.fail_to_pass), sorted(self.pass_to_pass)]
+        stated = [*tests, self.problem_statement, self.instance_id]
+        edits = [astuple(edit) for edit in deletion.edits]
+        return sha256_of(json.dumps([edits, deletion.removed_files, stated]).encode())
 
 
 # --- The state of one build: its candidates, what was decided about each, and what is left at the end.
@@ -230,19 +217,19 @@ Progress = Callable[[int, int, str], None]
 class Candidate:
     """One deletion to be judged; ``key`` covers all that its decision depends on.
 
-    ``proposal`` is what a foreign task set says of it, where it comes from one.
+    ``instance`` is what a foreign task set says of it, where it comes from one.
     """
 
     repository: PreparedRepository
     deletion: Deletion
     is_pinned: bool
     key: str
-    proposal: Proposal | None = None
+    instance: Instance | None = None
 
     @property
     def name(self) -> str:
         """How it is called in the journal and in messages."""
-        return self.deletion.pin if self.proposal is None else self.proposal.instance.instance_id
+        return self.deletion.pin if self.instance is None else self.instance.instance_id
 
     def decided(self, **said: str) -> Decision:
         """That it is a task (``task_id``), or why it is none (``reason``, ``detail``)."""
@@ -393,12 +380,12 @@ class Build:
         deletion: Deletion,
         *,
         is_pinned: bool = False,
-        proposal: Proposal | None = None,
+        instance: Instance | None = None,
     ) -> Candidate:
         """A deletion to be judged under the settings of this build."""
-        pin = deletion.pin if proposal is None else f"{deletion.pin}/{proposal.digest}"
+        pin = deletion.pin if instance is None else f"{deletion.pin}/{instance.digest(deletion)}"
         key = self.settings.decision_key(repository.record, pin)
-        return Candidate(repository, deletion, is_pinned, key, proposal)
+        return Candidate(repository, deletion, is_pinned, key, instance)
 
     def decide(self, candidates: Sequence[Candidate]) -> None:
         """Judge candidates in order until there are enough; for each that has no truth, the next one."""
@@ -458,8 +445,8 @@ class Build:
                 hidden_share=self.settings.hidden_share,
                 seed=self.settings.seed,
             )
-            if candidate.proposal is not None:
-                candidate.proposal.check(subject)
+            if candidate.instance is not None:
+                candidate.instance.check(subject)
             if not self._has_noted_proof:
                 self.store.note_proof(self.workers.call(sandbox_in_force, self.store.backend))
                 self._has_noted_proof = True
@@ -528,8 +515,7 @@ class Build:
 
 def keep_task(store: TaskStore, candidate: Candidate, subject: Subject) -> str:
     """Write a candidate that passed all gates into the store; its task id."""
-    repository, deletion = candidate.repository, candidate.deletion
-    instance = None if candidate.proposal is None else candidate.proposal.instance
+    repository, deletion, instance = candidate.repository, candidate.deletion, candidate.instance
     task_id = make_task_id(repository.slug, deletion, repository.bench.original)
     golden = deletion.changes.golden_code(repository.bench.original)
     record = TaskRecord(

@@ -217,13 +217,13 @@ def test_an_unusable_repository_counts_once_for_each_row(base: Path, tmp_path: P
 
 def test_the_broken_tree_is_the_base_with_the_test_patch(base: Path, tmp_path: Path) -> None:
     ((instance,), _) = read_instances(write_rows(tmp_path / "set.jsonl", row()))
-    source, proposal = propose(instance, open_source(str(base / "people__planted")))
+    source, deletion = propose(instance, open_source(str(base / "people__planted")))
     assert source.files["planted/__init__.py"].decode() == SOURCE
     assert source.files["tests/test_planted.py"].decode() == TESTS
-    (edit,) = proposal.deletion.edits
+    (edit,) = deletion.edits
     assert SOURCE[: edit.start] + edit.text + SOURCE[edit.end :] == BROKEN
-    assert [cut.symbol for cut in proposal.deletion.bodies] == ["double"]
-    assert proposal.deletion.pin == "planted/__init__.py::double@feature/whole"
+    assert [cut.symbol for cut in deletion.bodies] == ["double"]
+    assert deletion.pin == "planted/__init__.py::double@feature/whole"
 
 
 @pytest.mark.parametrize(

@@ -340,18 +340,17 @@ class RayPool(Workers):
         """
         reference = self._remote.remote(self._node_needs, work, options, *map(self._send, args))
         try:
-            result: Result = wait_for(reference, self._look)
+            result: Result = wait_for(reference, lambda: self._look(reference))
         except (RayError, ConnectionError) as error:
             raise _told(error) from error
-        except SandboxFailure:  # it is given up: the worker is killed, and its sandboxes die with it
-            with suppress(Exception):  # it ended in this moment, or the cluster is gone: nothing to kill
-                ray.cancel(reference, force=True)
-            raise
         return result
 
-    def _look(self) -> None:
+    def _look(self, reference: Any) -> None:
+        """Raise where work is given up; after an interruption its worker is killed, and its sandboxes die with it."""
         self._head.check()
         if is_interrupted():
+            with suppress(Exception):  # it ended in this moment: nothing to kill
+                ray.cancel(reference, force=True)
             raise interruption()
 
     def _send(self, value: object) -> object:

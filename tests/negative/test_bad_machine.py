@@ -158,10 +158,6 @@ def test_how_to_go_on_depends_on_the_verb() -> None:
     assert how_to_go_on(["train", "r.toml", "--resume"]).count("--resume") == 1
     for words in (["tasks", "build", "x", "--out", "y"], ["quickstart", "--quiet"]):
         assert how_to_go_on(words) == "the same command goes on where it stopped."
-    assert how_to_go_on(["tasks", "validate", "d"]).startswith(
-        "composer-rl tasks validate d --resume tries only"
-    )
-    assert how_to_go_on(["tasks", "validate", "d", "--resume"]).count("--resume") == 1
     assert how_to_go_on(["doctor"]) == "type the same command again."
 
 

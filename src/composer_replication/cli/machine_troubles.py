@@ -80,8 +80,6 @@ def how_to_go_on(words: Sequence[str]) -> str:
     again = shlex.join(("composer-rl", *words, *(() if "--resume" in words else ("--resume",))))
     if plain[:1] == ["train"]:
         return f"{again} goes on at the last whole checkpoint."
-    if plain[:2] == ["tasks", "validate"]:
-        return f"{again} tries only the tasks that have not passed."
     if plain[:1] == ["quickstart"] or plain[:2] == ["tasks", "build"]:
         return "the same command goes on where it stopped."
     return "type the same command again."

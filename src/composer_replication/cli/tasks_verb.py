@@ -157,7 +157,7 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
     chosen_backend(args)
     warn_unfinished(args.folder, quiet=args.quiet)
     with progress_bar(quiet=args.quiet) as report:
-        settings = {name: getattr(args, name) for name in ("repeat", "jobs", "resume", "backend")}
+        settings = {name: getattr(args, name) for name in ("repeat", "jobs", "backend")}
         summary = validate_store(args.folder, progress=report, **settings)
     result: Result = {
         **asdict(summary),
@@ -227,11 +227,11 @@ def _row(store: TaskStore, task: Task) -> Result:
 
 def _details(store: TaskStore, task: Task) -> Result:
     """What is looked up for one task only."""
-    from composer_replication.tasks.difficulty import compare_difficulty
+    from composer_replication.tasks.difficulty import read_difficulty
     from composer_replication.tasks.instructions.writing import broken_regions, write_instruction
     from composer_replication.tasks.instructions.written_instructions import written_instruction
 
-    measured, outdated = compare_difficulty(store.root, only=[task.task_id])
+    measured = read_difficulty(store.root, only=[task.task_id])
     written = written_instruction(store, task.task_id)
     records = (store.record(task.task_id), store.secret(task.task_id))
     strength = next((found for record in records if (found := getattr(record, "strength", None))), None)
@@ -242,7 +242,6 @@ def _details(store: TaskStore, task: Task) -> Result:
         "broken_region": broken_regions(store, task),
         "strength": strength and {name: int(strength[name]) for name in kept},
         "difficulty": [row.to_json() for row in measured.get(task.task_id, ())],
-        "outdated_difficulty": outdated.get(task.task_id, 0),
     }
 
 
@@ -325,14 +324,14 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
 
 
 def unfinished(folder: Path) -> str:
-    """One sentence with the command that finishes a build which was cut off; empty where it came to its end, or nobody noted it."""
+    """One sentence for a build that was cut off, with what finishes it; empty where it came to its end, or nobody noted it."""
     from composer_replication.tasks.store_manifest import NAME, read_manifest
 
     mark = read_manifest(folder).build if (folder / NAME).is_file() else None
     if mark is None or mark.is_complete:
         return ""
-    what = mark.command or "the same command that began it"
-    return f"The build of this store was cut off, its tasks are whole but not all there; to finish it: {what}"
+    again = "to finish it: the same composer-rl tasks command that began it, once more"
+    return f"The build of this store was cut off, its tasks are whole but not all there; {again}"
 
 
 def warn_unfinished(folder: Path, *, quiet: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,15 +58,8 @@ def build_tasks(
     asked = Settings(**settings)
     check_arguments(sources, asked, jobs)
     opened, unusable = open_sources(sources, jobs, progress)
-    command = build_command(["build", *map(_from_everywhere, sources)], out, asked)
     with open_build(
-        Path(out),
-        asked,
-        command=command,
-        jobs=jobs,
-        backend=backend,
-        progress=progress,
-        ray_address=ray_address,
+        Path(out), asked, jobs=jobs, backend=backend, progress=progress, ray_address=ray_address
     ) as run:
         run.unusable |= unusable
         run.decide(run.candidates(run.prepare_all(opened)))
@@ -79,16 +71,12 @@ def open_build(
     out: Path,
     settings: Settings,
     *,
-    command: str,
     jobs: int,
     backend: str | None,
     progress: Progress | None,
     ray_address: str | None = None,
 ) -> Iterator[Build]:
-    """Hold the folder while candidates are decided; at the end it has exactly what was asked for.
-
-    ``command`` is what is typed to finish the build when it was cut off.
-    """
+    """Hold the folder while candidates are decided; at the end it has exactly what was asked for."""
     started = time.monotonic()
     refuse_other_content(out)  # before the lock, which is a file: a refused folder stays as it was
     if ray_address is None:
@@ -100,18 +88,13 @@ def open_build(
             run = Build(
                 store=store,
                 settings=settings,
-                command=command,
                 pool=pool,
                 workers=workers,
                 jobs=jobs,
                 progress=progress or (lambda _done, _total, _what: None),
                 started=started,
             )
-            try:
-                yield run
-            except KeyboardInterrupt:
-                workers.interrupt()  # a killed run is no decision: the journal never hears of it
-                raise
+            yield run
         run.finish()
 
 
@@ -134,39 +117,6 @@ def check_arguments(sources: Sequence[str], settings: Settings, jobs: int) -> No
         if is_so:
             fix = "composer-rl tasks build --help, or tasks import --help"
             raise UsageError("CR0206", f"{problem}.", fix=fix)
-
-
-_FLAGS = {
-    "max_tasks": "--max-tasks",
-    "granularities": "--granularity",
-    "removals": "--removal",
-    "seed": "--seed",
-    "hidden_share": "--hidden-share",
-    "suite_seconds": "--suite-seconds",
-}
-
-
-def build_command(words: Sequence[str], out: Path, settings: Settings) -> str:
-    """``composer-rl tasks`` with these words and settings; empty where the command line cannot say them.
-
-    Paths are absolute, so that it works from every folder. What changes no task (``--jobs``,
-    ``--backend``, ``--ray``) is left out. Pins of several sources come from recipes only.
-    """
-    if settings.symbols and len(words) > 2:
-        return ""
-    words = ["composer-rl", "tasks", *words, "--out", str(Path(out).resolve())]
-    for name, flag in _FLAGS.items():
-        given = [getattr(one, name) for one in (settings, Settings())]
-        values, usual = given if name in ("granularities", "removals") else [[value] for value in given]
-        if list(values) != list(usual):
-            words += [word for one in values for word in (flag, str(one))]
-    words += [word for pins in settings.symbols.values() for pin in pins for word in ("--symbol", pin)]
-    return shlex.join(words if settings.with_truth else [*words, "--visible-only"])
-
-
-def _from_everywhere(source: str) -> str:
-    path = Path(source).expanduser()
-    return str(path.resolve()) if path.exists() else source
 
 
 # --- What it made, and why it made nothing.
@@ -239,26 +189,24 @@ def restricted_licences(licences: Mapping[str, Licence]) -> dict[str, str]:
 
 def summary_of(run: Build) -> BuildSummary:
     """What a build that came to its end has made."""
-    rejected = Counter(error.reason for error in run.unusable.values())
-    rejected.update(decision.reason for decision in run.decisions if not decision.is_valid)
-    examples = {d.reason: f"{d.pin}: {d.detail}" for d in reversed(run.decisions) if d.detail}
+    store, refused = run.store, [decision for decision in run.decisions if not decision.is_valid]
+    rejected = Counter([error.reason for error in run.unusable.values()] + [one.reason for one in refused])
+    examples = {one.reason: f"{one.pin}: {one.detail}" for one in reversed(refused) if one.detail}
     examples |= {error.reason: f"{source}: {error.detail}" for source, error in run.unusable.items()}
+    records = {record.repository: record for record in store.repositories()}
     return BuildSummary(
-        folder=run.store.root,
-        tasks=len(run.store.task_ids()),
+        folder=store.root,
+        tasks=len(store.task_ids()),
         candidates=len(run.decisions),
-        valid=sum(decision.is_valid for decision in run.decisions),
+        valid=len(run.decisions) - len(refused),
         rejected=dict(sorted(rejected.items())),
         seconds=time.monotonic() - run.started,
-        bytes=run.store.num_bytes(),
-        fingerprint=run.store.fingerprint,
+        bytes=store.num_bytes(),
+        fingerprint=store.fingerprint,
         examples=examples,
         unusable={source: str(error) for source, error in sorted(run.unusable.items())},
-        licences={record.repository: record.licence for record in run.store.repositories()},
-        flaky={record.repository: record.flaky or () for record in run.store.repositories()},
-        unused_tests={
-            record.repository: read_unused(run.store.root, slug_of(record.repository), record)
-            for record in run.store.repositories()
-        },
+        licences={name: record.licence for name, record in records.items()},
+        flaky={name: record.flaky or () for name, record in records.items()},
+        unused_tests={name: read_unused(store.root, slug_of(name), one) for name, one in records.items()},
         unrecorded={name: dict(sorted(own.items())) for name, own in sorted(run.unrecorded.items())},
     )

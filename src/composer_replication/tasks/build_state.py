@@ -8,10 +8,11 @@ import json
 import math
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import asdict, astuple, dataclass, field, replace
-from itertools import accumulate, count, product, takewhile, zip_longest
+from itertools import islice, product, zip_longest
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -28,13 +29,7 @@ from composer_replication.tasks.planning.edits import edited_files
 from composer_replication.tasks.repository import PreparedRepository, prepare, slug_of, sweep_unused
 from composer_replication.tasks.running.context_recorder import EVERY_TEST
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_manifest import (
-    BuildMark,
-    packed_path,
-    read_content,
-    sandbox_in_force,
-    write_file,
-)
+from composer_replication.tasks.store_manifest import packed_path, read_content, sandbox_in_force, write_file
 from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord, SecretRecord, TaskRecord
 from composer_replication.tasks.subject import GateFailed, Subject
 from composer_replication.tasks.truth import ValidTask, add_truth
@@ -64,22 +59,20 @@ class Decision:
         return bool(self.task_id)
 
 
-def decision_key(
-    record: RepositoryRecord, pin: str, *, hidden_share: float, seed: int, with_truth: bool = False
-) -> str:
-    """A hash of everything that a decision depends on."""
-    parts: list[object] = [GATES_VERSION, record.baseline_sha256, pin, hidden_share, seed, with_truth]
-    parts += [record.suite_seconds] if record.suite_seconds != SUITE_SECONDS else []
-    return sha256_of(json.dumps(parts).encode())[:32]
-
-
 class Journal:
-    """Decisions by key in one JSONL file; appended as they fall, sorted and compressed at the end."""
+    """Decisions by key in one JSONL file; appended as they fall, sorted and compressed at the end.
+
+    Candidates whose decision can no longer be read are judged again.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._decisions = {decision.key: decision for decision in _earlier_decisions(path)}
+        try:
+            found = [Decision(**row) for row in read_journal(path)]
+        except (InputError, ValueError, TypeError, RecursionError):
+            found = []
+        self._decisions = {one.key: one for one in found if one.reason not in _UNDECIDED}
         if path.is_file():  # a crash can leave half a line, to which nothing may be appended
             self._rewrite()
 
@@ -116,15 +109,6 @@ def read_journal(path: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in read_content(packed).splitlines()]
 
 
-def _earlier_decisions(path: Path) -> list[Decision]:
-    """What can be read of an earlier build; candidates whose decision is lost are judged again."""
-    try:
-        found = [Decision(**row) for row in read_journal(path)]
-    except (InputError, ValueError, TypeError, RecursionError):
-        return []
-    return [decision for decision in found if decision.reason not in _UNDECIDED]
-
-
 # --- In which order the candidates of a repository are tried.
 
 Item = TypeVar("Item")
@@ -143,10 +127,12 @@ def drawn(repository: PreparedRepository, seed: int) -> tuple[list[Deletion], li
         drawn_place = hashlib.sha256(f"{seed}/{repository.slug}/{deletion.pin}".encode()).hexdigest()
         return deletion.granularity == "feature" and is_in_one_file, drawn_place
 
-    ranked = sorted(repository.deletions, key=rank)
-    doubtful = [one for one in ranked if is_doubtful(repository.record, one)]
-    pins = {one.pin for one in doubtful}
-    return _sizes_in_turn([one for one in ranked if one.pin not in pins]), _sizes_in_turn(doubtful)
+    groups: dict[bool, dict[tuple[str, str], list[Deletion]]] = {False: {}, True: {}}
+    for one in sorted(repository.deletions, key=rank):
+        of_size = groups[is_doubtful(repository.record, one)]
+        of_size.setdefault((one.granularity, one.removal), []).append(one)
+    usual, doubtful = (in_turn(of_size[key] for key in sorted(of_size)) for of_size in groups.values())
+    return usual, doubtful
 
 
 def is_doubtful(record: RepositoryRecord, deletion: Deletion) -> bool:
@@ -161,13 +147,6 @@ def is_doubtful(record: RepositoryRecord, deletion: Deletion) -> bool:
     test_functions = {record.places[test] for test in record.green.intersection(selected)}
     is_for_all = not record.contexts.get(EVERY_TEST, frozenset()).isdisjoint(deletion.functions)
     return len(test_functions) < 2 or is_for_all
-
-
-def _sizes_in_turn(deletions: Sequence[Deletion]) -> list[Deletion]:
-    groups: dict[tuple[str, str], list[Deletion]] = {}
-    for deletion in deletions:
-        groups.setdefault((deletion.granularity, deletion.removal), []).append(deletion)
-    return in_turn(groups[key] for key in sorted(groups))
 
 
 def in_turn(columns: Iterable[Sequence[Item]]) -> list[Item]:
@@ -192,7 +171,7 @@ def pinned(repository: PreparedRepository, pins: Sequence[str]) -> list[Deletion
     return chosen
 
 
-# --- A candidate that a foreign task set brings along, with what the set says of it.
+# --- What a foreign task set says of a candidate that it brings along.
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,39 +187,23 @@ class Instance:
     pass_to_pass: frozenset[str]
     problem_statement: str
 
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A candidate for one row; ``source`` names its repository among the opened ones.
-
-    The tests that the row says fail must all fail, those that it says pass must not.
-    """
-
-    instance: Instance
-    source: str
-    deletion: Deletion
-
     def check(self, subject: Subject) -> None:
-        """Compare what it says with what was found."""
+        """The tests that it says fail must all fail, those that it says pass must not."""
         failing = {*subject.tests.visible, *subject.tests.hidden}
-        passing = sorted(self.instance.fail_to_pass - failing)
-        if passing:
+        detail = ""
+        if broken := self.pass_to_pass & failing:  # which ones stays unsaid: they may be hidden
+            detail = f"{len(broken)} tests should pass without the patch and fail"
+        if passing := sorted(self.fail_to_pass - failing):
             detail = f"{len(passing)} tests should fail without the patch and do not ({passing[0]})"
+        if detail:
             raise GateFailed("other-tests-fail", detail)
-        broken = self.instance.pass_to_pass & failing
-        if broken:  # which ones stays unsaid: they may be hidden
-            raise GateFailed(
-                "other-tests-fail", f"{len(broken)} tests should pass without the patch and fail"
-            )
 
-    @property
-    def digest(self) -> str:
-        """A hash of everything in it that a decision depends on."""
-        edits = [astuple(edit) for edit in self.deletion.edits]
-        row = self.instance
-        tests = sorted(row.fail_to_pass), sorted(row.pass_to_pass)
-        stated = [*tests, row.problem_statement, row.instance_id]
-        return sha256_of(json.dumps([edits, self.deletion.removed_files, stated]).encode())
+    def digest(self, deletion: Deletion) -> str:
+        """A hash of everything in it, and in the deletion that it asks for, that a decision depends on."""
+        tests = [sorted(self.fail_to_pass), sorted(self.pass_to_pass)]
+        stated = [*tests, self.problem_statement, self.instance_id]
+        edits = [astuple(edit) for edit in deletion.edits]
+        return sha256_of(json.dumps([edits, deletion.removed_files, stated]).encode())
 
 
 # --- The state of one build: its candidates, what was decided about each, and what is left at the end.
@@ -254,19 +217,19 @@ Progress = Callable[[int, int, str], None]
 class Candidate:
     """One deletion to be judged; ``key`` covers all that its decision depends on.
 
-    ``proposal`` is what a foreign task set says of it, where it comes from one.
+    ``instance`` is what a foreign task set says of it, where it comes from one.
     """
 
     repository: PreparedRepository
     deletion: Deletion
     is_pinned: bool
     key: str
-    proposal: Proposal | None = None
+    instance: Instance | None = None
 
     @property
     def name(self) -> str:
         """How it is called in the journal and in messages."""
-        return self.deletion.pin if self.proposal is None else self.proposal.instance.instance_id
+        return self.deletion.pin if self.instance is None else self.instance.instance_id
 
     def decided(self, **said: str) -> Decision:
         """That it is a task (``task_id``), or why it is none (``reason``, ``detail``)."""
@@ -299,6 +262,12 @@ class Settings:
     hidden_share: float = 0.5
     suite_seconds: float = SUITE_SECONDS
 
+    def decision_key(self, record: RepositoryRecord, pin: str) -> str:
+        """A hash of everything that the decision about a candidate depends on."""
+        parts = [GATES_VERSION, record.baseline_sha256, pin, self.hidden_share, self.seed, self.with_truth]
+        parts += [record.suite_seconds] if record.suite_seconds != SUITE_SECONDS else []
+        return sha256_of(json.dumps(parts).encode())[:32]
+
     def sizes(self, source: str) -> tuple[tuple[str, str], ...]:
         """The (size, way) pairs to plan for a source: those that its pins name, or without pins all that are asked for."""
         pins = self.symbols.get(source)
@@ -314,7 +283,6 @@ class Build:
 
     store: TaskStore
     settings: Settings
-    command: str
     pool: ThreadPoolExecutor
     workers: Workers
     jobs: int
@@ -324,7 +292,6 @@ class Build:
     decisions: list[Decision] = field(default_factory=list)
     slugs: set[str] = field(default_factory=set)
     unrecorded: dict[str, dict[str, str]] = field(default_factory=dict)
-    _secret: set[str] = field(default_factory=set)
     _has_noted_proof: bool = False
 
     def __post_init__(self) -> None:
@@ -333,37 +300,34 @@ class Build:
     def prepare_all(self, opened: Sequence[RepositorySource]) -> dict[str, PreparedRepository]:
         """Prepare every repository; one that cannot be used is noted and left out."""
         self._check_repositories(opened)
-        self.store.mark_build(BuildMark(is_complete=False, command=self.command))
-        futures: dict[Future[PreparedRepository], str] = {
-            self.pool.submit(
-                prepare,
-                source,
-                self.store,
-                workers=self.workers,
-                sizes=self.settings.sizes(source.source),
-                map_calls=not self.settings.symbols.get(source.source),
-                jobs=max(1, self.jobs // len(opened)),
-                suite_seconds=self.settings.suite_seconds,
-            ): source.source
-            for source in opened
-        }
-        ready: dict[str, PreparedRepository] = {}
+        self.store.mark_build(is_complete=False)
         unfetched: list[InputError] = []
-        self.progress(0, len(futures), "repositories")
-        for done, future in enumerate(as_completed(futures), start=1):
+
+        def prepared(source: RepositorySource) -> tuple[str, PreparedRepository | UnusableRepository]:
             try:
-                ready[futures[future]] = future.result()
+                return source.source, prepare(
+                    source,
+                    self.store,
+                    workers=self.workers,
+                    sizes=self.settings.sizes(source.source),
+                    map_calls=not self.settings.symbols.get(source.source),
+                    jobs=max(1, self.jobs // len(opened)),
+                    suite_seconds=self.settings.suite_seconds,
+                )
             except UnusableRepository as error:
-                self.unusable[futures[future]] = error
+                return source.source, error
             except InputError as error:
                 if error.code not in NOT_FETCHED:
                     raise
-                self.unusable[futures[future]] = as_unusable(error)
                 unfetched.append(error)
-            self.progress(done, len(futures), "repositories")
+                return source.source, as_unusable(error)
+
+        found = dict(self._each(prepared, opened, "repositories"))
         if len(unfetched) == len(opened):
             raise unfetched[0]
-        return {source.source: ready[source.source] for source in opened if source.source in ready}
+        self.unusable |= {name: one for name, one in found.items() if isinstance(one, UnusableRepository)}
+        in_order = ((source.source, found[source.source]) for source in opened)
+        return {name: one for name, one in in_order if isinstance(one, PreparedRepository)}
 
     def _check_repositories(self, opened: Sequence[RepositorySource]) -> None:
         first: dict[str, RepositorySource] = {}
@@ -392,41 +356,36 @@ class Build:
 
         A repository that has none is noted as unusable.
         """
-        columns: list[list[Candidate]] = []
-        doubtful_columns: list[list[Candidate]] = []
+        columns: tuple[list[list[Candidate]], list[list[Candidate]]] = ([], [])
         for source, repository in ready.items():
-            pins = self.settings.symbols.get(source)
-            in_tests = [one.path for one in repository.deletions if repository.record.helps_tests(one.path)]
-            if not pins and len(in_tests) == len(repository.deletions):
+            if pins := self.settings.symbols.get(source):
+                columns[0].append(
+                    [self.candidate(repository, one, is_pinned=True) for one in pinned(repository, pins)]
+                )
+                continue
+            helps_tests = repository.record.helps_tests
+            in_tests = [one.path for one in repository.deletions if helps_tests(one.path)]
+            if len(in_tests) == len(repository.deletions):
                 detail = nothing_found(repository.bench.original, self.settings.sizes(source))
                 if in_tests:
                     detail = f"all that can be deleted lies in folders of tests (first: {min(in_tests)})"
                 self.unusable[source] = UnusableRepository("nothing-to-delete", detail)
-            chosen, doubtful = (
-                (pinned(repository, pins), []) if pins else drawn(repository, self.settings.seed)
-            )
-            for column, found in ((columns, chosen), (doubtful_columns, doubtful)):
-                deletions = [one for one in found if pins or not repository.record.helps_tests(one.path)]
-                column.append([self.candidate(repository, one, is_pinned=bool(pins)) for one in deletions])
-        return [*in_turn(columns), *in_turn(doubtful_columns)]
+            for column, found in zip(columns, drawn(repository, self.settings.seed), strict=True):
+                column.append([self.candidate(repository, one) for one in found if not helps_tests(one.path)])
+        return [*in_turn(columns[0]), *in_turn(columns[1])]
 
     def candidate(
         self,
         repository: PreparedRepository,
         deletion: Deletion,
         *,
-        is_pinned: bool,
-        proposal: Proposal | None = None,
+        is_pinned: bool = False,
+        instance: Instance | None = None,
     ) -> Candidate:
         """A deletion to be judged under the settings of this build."""
-        key = decision_key(
-            repository.record,
-            deletion.pin if proposal is None else f"{deletion.pin}/{proposal.digest}",
-            hidden_share=self.settings.hidden_share,
-            seed=self.settings.seed,
-            with_truth=self.settings.with_truth,
-        )
-        return Candidate(repository, deletion, is_pinned, key, proposal)
+        pin = deletion.pin if instance is None else f"{deletion.pin}/{instance.digest(deletion)}"
+        key = self.settings.decision_key(repository.record, pin)
+        return Candidate(repository, deletion, is_pinned, key, instance)
 
     def decide(self, candidates: Sequence[Candidate]) -> None:
         """Judge candidates in order until there are enough; for each that has no truth, the next one."""
@@ -436,39 +395,27 @@ class Build:
             self._judge_until_enough(candidates)
 
     def _judge_until_enough(self, candidates: Sequence[Candidate]) -> None:
-        """The cut does not depend on timing."""
+        """Decided in their order, so that the cut does not depend on timing; the next ones are judged meanwhile."""
         most = math.inf if self.settings.max_tasks is None else self.settings.max_tasks
-        decided: dict[int, Decision] = {}
-        running: dict[Future[Decision], int] = {}
-        upcoming = 0
-
-        def num_valid(numbers: Iterable[int]) -> int:
-            return sum(decided[number].is_valid for number in numbers)
-
-        while True:
-            while len(running) < self.jobs and upcoming < len(candidates) and num_valid(decided) < most:
-                known = self._known(candidates[upcoming])
-                if known is not None:
-                    decided[upcoming] = known
-                else:
-                    running[self.pool.submit(self._judge, candidates[upcoming])] = upcoming
-                upcoming += 1
-            self.progress(len(decided), len(candidates), f"{num_valid(decided)} tasks")
+        upcoming, running = iter(candidates), deque[Future[Decision]]()
+        self.decisions = []
+        num_valid = 0
+        while num_valid < most:
+            num_more = 2 * self.jobs - len(running)  # so a slow one keeps no thread of the pool idle
+            running.extend(self.pool.submit(self._decide, one) for one in islice(upcoming, num_more))
+            self.progress(len(self.decisions), len(candidates), f"{num_valid} tasks")
             if not running:
                 break
-            finished, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in finished:
-                decided[running.pop(future)] = future.result()
-            if num_valid(takewhile(decided.__contains__, count())) >= most:
-                # A killed run is no decision, and the journal never hears of it. Sandboxes of a Ray cluster are not
-                # reached from here: those runs are waited for, and dropped.
-                with runs_interrupted():
-                    wait(running)
-                running.clear()
-        found = [decided[number] for number in sorted(decided)]
-        before = accumulate((decision.is_valid for decision in found), initial=0)
-        self.decisions = [decision for decision, valid in zip(found, before, strict=False) if valid < most]
-        self.progress(len(found), len(found), f"{num_valid(decided)} tasks")
+            decision = running.popleft().result()
+            self.decisions.append(decision)
+            num_valid += decision.is_valid
+        if begun := [future for future in running if not future.cancel()]:
+            with runs_interrupted():  # a killed run is no decision, and the journal never hears of it
+                wait(begun)
+        self.progress(len(self.decisions), len(self.decisions), f"{num_valid} tasks")
+
+    def _decide(self, candidate: Candidate) -> Decision:
+        return self._known(candidate) or self._judge(candidate)
 
     def _known(self, candidate: Candidate) -> Decision | None:
         """What the journal says, or what needs no run: no test calls that code, or most of it."""
@@ -476,7 +423,7 @@ class Build:
         if earlier is not None and (
             not earlier.is_valid or self.store.has_record(f"tasks/{earlier.task_id}.json")
         ):
-            return self._if_secret(earlier)
+            return earlier
         record = candidate.repository.record
         selected = record.tests_of(candidate.deletion)
         if candidate.is_pinned or selected is None:
@@ -497,35 +444,30 @@ class Build:
                 repository.bench,
                 hidden_share=self.settings.hidden_share,
                 seed=self.settings.seed,
-                selected=repository.record.tests_of(candidate.deletion),
             )
-            if candidate.proposal is not None:
-                candidate.proposal.check(subject)
-        except GateFailed as error:
-            decision = candidate.decided(reason=error.reason, detail=error.detail)
-        else:
+            if candidate.instance is not None:
+                candidate.instance.check(subject)
             if not self._has_noted_proof:
                 self.store.note_proof(self.workers.call(sandbox_in_force, self.store.backend))
                 self._has_noted_proof = True
-            task_id = keep_task(self.store, candidate, subject)
-            decision = self._if_secret(candidate.decided(task_id=task_id))
+            decision = candidate.decided(task_id=keep_task(self.store, candidate, subject))
+            self._refuse_told(decision.task_id)
+        except GateFailed as error:
+            decision = candidate.decided(reason=error.reason, detail=error.detail)
         self.journal.add(decision)
         return decision
 
-    def _if_secret(self, decision: Decision) -> Decision:
-        """The decision, or that its code is told; asked of stored tasks once a build, for installed packages change."""
-        if not decision.is_valid or decision.task_id in self._secret:
-            return decision
+    def _refuse_told(self, task_id: str) -> None:
+        """Take a task whose code is told out of the store again, and raise why."""
         try:
-            check_secrecy(self.store, self.store.get(decision.task_id))
+            check_secrecy(self.store, self.store.get(task_id))
         except GateFailed as error:
             # An earlier build may have shown a test that is paid or hidden now: then the text goes, and not the task.
-            if error.reason == "instruction-leaks" and self.store.drop_instruction(decision.task_id):
-                return self._if_secret(decision)
-            self.store.drop_task(decision.task_id)
-            return replace(decision, task_id="", reason=error.reason, detail=error.detail)
-        self._secret.add(decision.task_id)
-        return decision
+            if error.reason == "instruction-leaks" and self.store.drop_instruction(task_id):
+                self._refuse_told(task_id)
+            else:
+                self.store.drop_task(task_id)
+                raise
 
     def _add_truth(self, by_key: Mapping[str, Candidate]) -> int:
         """Give each task a truth that is not in its reward; refuse those for which there is none.
@@ -534,10 +476,8 @@ class Build:
             How many were refused.
         """
         valid = {decision.task_id: decision for decision in self.decisions if decision.is_valid}
-        tasks = [
-            ValidTask(task_id, by_key[one.key].repository, by_key[one.key].deletion)
-            for task_id, one in valid.items()
-        ]
+        candidates = {task_id: by_key[decision.key] for task_id, decision in valid.items()}
+        tasks = [ValidTask(task_id, one.repository, one.deletion) for task_id, one in candidates.items()]
         refused: list[str] = []
 
         def refuse(task_id: str, reason: str, detail: str) -> None:
@@ -570,13 +510,12 @@ class Build:
         self.store.drop_records(keep)
         sweep_unused(self.store.root, self.slugs)
         self.journal.keep(self.decisions)
-        self.store.mark_build(BuildMark(is_complete=True))
+        self.store.mark_build(is_complete=True)
 
 
 def keep_task(store: TaskStore, candidate: Candidate, subject: Subject) -> str:
     """Write a candidate that passed all gates into the store; its task id."""
-    repository, deletion = candidate.repository, candidate.deletion
-    instance = None if candidate.proposal is None else candidate.proposal.instance
+    repository, deletion, instance = candidate.repository, candidate.deletion, candidate.instance
     task_id = make_task_id(repository.slug, deletion, repository.bench.original)
     golden = deletion.changes.golden_code(repository.bench.original)
     record = TaskRecord(
@@ -608,19 +547,14 @@ def make_task_id(slug: str, deletion: Deletion, original: Mapping[str, bytes]) -
     """``toolz-1.2.0--toolz.itertoolz--concatv--1a2b3c4d``: safe in a file name, derived from the content."""
     path = PurePosixPath(deletion.path)
     parts = [part for part in (*path.parts[:-1], path.stem) if part not in ("src", "lib", "__init__")]
+    names = [slug, ".".join(parts), deletion.symbol]
     size = f"{deletion.granularity}-{deletion.removal}"
     if size == "function-body":
         broken = edited_files(original, deletion.edits)[deletion.path]
-        content: list[object] = [
-            deletion.path,
-            deletion.symbol,
-            sha256_of(broken),
-            deletion.changes.golden_code(original),
-        ]
-        names = [slug, ".".join(parts), deletion.symbol]
+        content: list[object] = [deletion.path, deletion.symbol, sha256_of(broken)]
     else:
-        edits = [astuple(edit) for edit in deletion.edits]
-        content = [deletion.pin, edits, deletion.removed_files, deletion.changes.golden_code(original)]
-        names = [slug, ".".join(parts), deletion.symbol, size]
+        names.append(size)
+        content = [deletion.pin, [astuple(edit) for edit in deletion.edits], deletion.removed_files]
+    content.append(deletion.changes.golden_code(original))
     readable = re.sub(r"[^A-Za-z0-9._+-]", "-", "--".join(names))[:160]
     return f"{readable}--{sha256_of(json.dumps(content).encode())[:8]}"

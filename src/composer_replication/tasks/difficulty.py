@@ -17,13 +17,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import ConfigDict, Field, StrictStr, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, Field, StrictStr, TypeAdapter
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import read_json, write_json
@@ -125,6 +125,23 @@ class _Row(NamedTuple):
     tests: StrictStr | None = None
 
 
+def _possible(row: _Row) -> _Row:
+    if max(row.num_passed, row.num_hidden_passed or 0) > row.num_samples:
+        raise ValueError(f"{list(row)} has more passes than samples")
+    return row
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """What is kept of one policy: by seed and task what was counted."""
+
+    policy: MeasuredPolicy
+    evaluations: dict[int, dict[str, Annotated[_Row, AfterValidator(_possible)]]]
+
+
+_FORM = TypeAdapter(_File)
+
+
 def tests_sha256(store: TaskStore, task_id: str) -> str:
     """A hash of what decides whether an answer passes: the visible and hidden tests with their files, and recorded behaviour."""
     record, secret = store.record(task_id), store.secret(task_id)
@@ -151,19 +168,16 @@ def _tests_of_today(store_root: Path) -> Callable[[str], str]:
 def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty]) -> Path | None:
     """Write what one evaluation measured; the file, or None when it measured nothing.
 
-    What the same policy did on these tasks with other tests is dropped.
-
     Raises:
         ValueError: records of two policies.
         InputError: the file that is there cannot be read (CR0411), or the store is damaged (CR0411).
     """
     records = list(measured)
-    policies = {record.policy for record in records}
-    if len(policies) > 1:
-        raise ValueError("one evaluation asks one policy")
     if not records:
         return None
-    policy = policies.pop()
+    policy = records[0].policy
+    if any(record.policy != policy for record in records):
+        raise ValueError("one evaluation asks one policy")
     path = Path(store_root) / FOLDER / policy.file_name
     today = _tests_of_today(store_root)
     rows = {
@@ -171,73 +185,49 @@ def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty
         for one in records
     }
     with cache_lock(f"difficulty-{sha256_of(str(path.resolve()).encode())[:16]}"):
-        counts = _read(path)[1] if path.is_file() else {}
-        counts.setdefault(seed, {})
-        fitting = {
-            number: {
-                name: row
-                for name, row in by_task.items()
-                if name not in rows or row.tests == rows[name].tests
-            }
-            for number, by_task in counts.items()
-        }
-        fitting[seed] |= rows
-        evaluations = {str(number): by_task for number, by_task in fitting.items() if by_task}
+        kept = _read(path).evaluations if path.is_file() else {}
+        evaluations = {str(number): by_task for number, by_task in kept.items()}
+        evaluations[str(seed)] = {**evaluations.get(str(seed), {}), **rows}
         write_json(path, {"policy": asdict(policy), "evaluations": evaluations})
     return path
 
 
-def read_difficulty(store_root: Path) -> dict[str, tuple[Difficulty, ...]]:
-    """By task id, what each policy does on it with its tests of today, seeds added up; in the order of the files."""
-    return compare_difficulty(store_root)[0]
-
-
-def compare_difficulty(
+def read_difficulty(
     store_root: Path, *, only: Collection[str] | None = None
-) -> tuple[dict[str, tuple[Difficulty, ...]], dict[str, int]]:
-    """As ``read_difficulty``, and by task id how many counts are of other tests; of the tasks in ``only``, or of all."""
+) -> dict[str, tuple[Difficulty, ...]]:
+    """By task id, what each policy does on it with its tests of today, seeds added up; in the order of the files.
+
+    Of the tasks in ``only``, or of all.
+    """
     found: dict[str, list[Difficulty]] = {}
-    num_outdated: dict[str, int] = {}
     today = _tests_of_today(store_root)
     for path in sorted((Path(store_root) / FOLDER).glob("*.json")):
-        policy, by_seed = _read(path)
-        names = {name for by_task in by_seed.values() for name in by_task if only is None or name in only}
-        for task_id in sorted(names):
-            kept = [by_task[task_id] for by_task in by_seed.values() if task_id in by_task]
-            rows = [row for row in kept if row.tests == today(task_id)]
-            if rows:
-                found.setdefault(task_id, []).append(_total(task_id, policy, rows))
-            if len(rows) < len(kept):
-                num_outdated[task_id] = num_outdated.get(task_id, 0) + len(kept) - len(rows)
-    return {task_id: tuple(rows) for task_id, rows in found.items()}, num_outdated
+        measured = _read(path)
+        by_task: dict[str, list[_Row]] = {}
+        for task_id, row in (item for rows in measured.evaluations.values() for item in rows.items()):
+            if (only is None or task_id in only) and row.tests == today(task_id):
+                by_task.setdefault(task_id, []).append(row)
+        for task_id, rows in sorted(by_task.items()):
+            hidden = [row.num_hidden_passed for row in rows if row.num_hidden_passed is not None]
+            total = Difficulty(
+                task_id,
+                measured.policy,
+                sum(row.num_samples for row in rows),
+                sum(row.num_passed for row in rows),
+                sum(hidden) if len(hidden) == len(rows) else None,
+            )
+            found.setdefault(task_id, []).append(total)
+    return {task_id: tuple(rows) for task_id, rows in found.items()}
 
 
-def _total(task_id: str, policy: MeasuredPolicy, rows: Sequence[_Row]) -> Difficulty:
-    hidden = [row.num_hidden_passed for row in rows if row.num_hidden_passed is not None]
-    return Difficulty(
-        task_id,
-        policy,
-        sum(row.num_samples for row in rows),
-        sum(row.num_passed for row in rows),
-        sum(hidden) if len(hidden) == len(rows) else None,
-    )
-
-
-def _read(path: Path) -> tuple[MeasuredPolicy, dict[int, dict[str, _Row]]]:
-    """Policy, and counts by seed and task."""
+def _read(path: Path) -> _File:
     try:
-        value = read_json(path)
-        policy = TypeAdapter(MeasuredPolicy).validate_python(value["policy"])
-        counts = TypeAdapter(dict[int, dict[str, _Row]]).validate_python(value["evaluations"])
-        for row in (row for by_task in counts.values() for row in by_task.values()):
-            if max(row.num_passed, row.num_hidden_passed or 0) > row.num_samples:
-                raise ValueError(f"{list(row)} has more passes than samples")
-    except (InputError, KeyError, TypeError, ValueError, OSError) as error:
-        detail = error.message if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        return _FORM.validate_python(read_json(path))
+    except (InputError, ValueError, OSError) as error:
+        detail = error.message if isinstance(error, InputError) else f"{error}"
         raise InputError(
             "CR0411",
             f"the measured pass rates cannot be read: {' '.join(detail.split()).rstrip('.')}.",
             where=str(path),
             fix="delete that file, then composer-rl eval MODEL --tasks DIR --update-difficulty",
         ) from error
-    return policy, counts

@@ -12,7 +12,7 @@ import ast
 import builtins
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from pathlib import PurePosixPath
 
@@ -37,38 +37,31 @@ def deleted_texts(changes: Changes, original: Mapping[str, bytes]) -> Texts:
     lines: dict[str, set[int]] = {}
     for edit in changes.edits:
         text = original[edit.path].decode()
-        first = text.count("\n", 0, edit.start) + 1
-        lines.setdefault(edit.path, set()).update(
-            range(first, first + text.count("\n", edit.start, edit.end) + 1)
+        first, last = (text.count("\n", 0, place) + 1 for place in (edit.start, edit.end))
+        lines.setdefault(edit.path, set()).update(range(first, last + 1))
+    return frozenset().union(
+        *(
+            _runs_in(value)
+            for path in {*lines, *changes.removed_files}
+            for line, value in _constants(original[path].decode("utf-8", "replace"))
+            if path in changes.removed_files or line in lines[path]
         )
-    found: Texts = frozenset()
-    for path in {*lines, *changes.removed_files}:
-        for line, value in _constants(original[path].decode("utf-8", "replace")):
-            if path in changes.removed_files or line in lines[path]:
-                found |= _runs_in(value)
-    return found
+    )
 
 
 def texts_asked_for(
     sources: Mapping[Place, str], texts: Texts, shown: Mapping[str, bytes]
 ) -> frozenset[Place]:
-    """Those test functions that hold a text of the deleted code which no file shows.
-
-    ``shown`` is the tree of a rollout.
-    """
+    """Those test functions that hold a text of the deleted code which no file of a rollout's tree shows."""
     asked = {place: _runs(source) & texts for place, source in sources.items()}
-    unknown = _unknown(frozenset().union(*asked.values()), shown.values())
-    return frozenset(place for place, runs in asked.items() if runs & unknown)
-
-
-def _unknown(runs: Texts, files: Iterable[bytes]) -> Texts:
-    left = {run: re.compile(r"[\W\d_]+".join(map(re.escape, run)), re.IGNORECASE) for run in runs}
-    for data in files:
-        if not left:
+    runs = frozenset().union(*asked.values())
+    unknown = {run: re.compile(r"[\W\d_]+".join(map(re.escape, run)), re.IGNORECASE) for run in runs}
+    for data in shown.values():
+        if not unknown:
             break
         text = data.decode("utf-8", "replace")
-        left = {run: pattern for run, pattern in left.items() if not pattern.search(text)}
-    return frozenset(left)
+        unknown = {run: pattern for run, pattern in unknown.items() if not pattern.search(text)}
+    return frozenset(place for place, own in asked.items() if own & unknown.keys())
 
 
 @lru_cache(maxsize=4096)
@@ -86,13 +79,11 @@ def _runs_in(text: str) -> Texts:
 @lru_cache(maxsize=1024)
 def _constants(source: str) -> tuple[tuple[int, str], ...]:
     """The line and the value of each string of a file, or of a function cut out of a class, that is no docstring."""
-    tree = parsed_part(source)
-    if tree is None:
-        return ()
-    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    nodes = list(_nodes(source))
+    alone = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     return tuple(
         (node.lineno, node.value)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone
     )
 
@@ -250,21 +241,15 @@ def _names_used(source: str) -> frozenset[str]:
                 asked.add(name)
             case ast.alias(name=name):
                 used |= words_of(name)
-            case ast.Call(func=function, args=arguments) if _last_name(function) in _BY_TEXT:
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=arguments) if (
+                name in _BY_TEXT
+            ):
                 texts = [one.value for one in arguments if isinstance(one, ast.Constant)]
                 used |= words_of(" ".join(text for text in texts if isinstance(text, str)))
     return frozenset(used - bound | asked)
 
 
-def _last_name(function: ast.expr) -> str:
-    match function:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name
-    return ""
-
-
-def _nodes(source: str) -> Iterator[ast.AST]:
+def _nodes(source: str) -> Iterable[ast.AST]:
     """All of a file, or of a function cut out of a class; nothing where it does not parse."""
     module = parsed_part(source)
-    if module is not None:
-        yield from ast.walk(module)
+    return () if module is None else ast.walk(module)

@@ -14,7 +14,7 @@ import hashlib
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from pathlib import Path
 
@@ -82,20 +82,26 @@ def has_fresh_git(folder: Path) -> bool:
         return False
 
 
-_Objects = dict[bytes, tuple[int, bytes]]
-"""Kind and content by name, in the order in which they came."""
+_Objects = dict[bytes, bytes]
+"""What a pack holds of each object by its name, in the order in which they came."""
 
 
 def _add(objects: _Objects, kind: int, data: bytes) -> bytes:
     """Add an object once; its name."""
     name = _sha1(b"%s %d\0%s" % (_KINDS[kind], len(data), data))
-    objects.setdefault(name, (kind, data))
+    if name not in objects:
+        # Its kind and 4 bits of its size, then 7 in each further byte.
+        head, size = [kind << 4 | len(data) & 15], len(data) >> 4
+        while size:
+            head[-1] |= 0x80
+            head.append(size & 0x7F)
+            size >>= 7
+        objects[name] = bytes(head) + _stored(data)
     return name
 
 
-def _packed(objects: _Objects) -> tuple[bytes, bytes]:
+def _packed(entries: _Objects) -> tuple[bytes, bytes]:
     """A pack of these objects and its index, both of version 2."""
-    entries = {name: _entry_head(kind, len(data)) + _stored(data) for name, (kind, data) in objects.items()}
     head = b"PACK" + struct.pack(">II", 2, len(entries))
     pack = _with_sum([head, *entries.values()])
     offsets = dict(zip(entries, accumulate(map(len, entries.values()), initial=len(head)), strict=False))
@@ -138,27 +144,14 @@ def _index(blobs: Mapping[bytes, bytes]) -> bytes:
     return _with_sum([b"DIRC", struct.pack(">II", 2, len(entries)), *entries])
 
 
-def _entry_head(kind: int, size: int) -> bytes:
-    """Kind and size of an object: 4 bits of the size, then 7 in each further byte."""
-    head, size = [kind << 4 | size & 15], size >> 4
-    while size:
-        head[-1] |= 0x80
-        head.append(size & 0x7F)
-        size >>= 7
-    return bytes(head)
-
-
 def _stored(data: bytes) -> bytes:
     """A zlib stream of stored blocks (RFC 1950, RFC 1951 section 3.2.4)."""
-    return b"".join([b"\x78\x01", *_blocks(data), struct.pack(">I", zlib.adler32(data))])
-
-
-def _blocks(data: bytes) -> Iterator[bytes]:
-    for begin in range(0, len(data) or 1, _STORED_BYTES):
-        block = data[begin : begin + _STORED_BYTES]
-        is_last = begin + _STORED_BYTES >= len(data)
-        yield struct.pack("<BHH", is_last, len(block), len(block) ^ 0xFFFF)
-        yield block
+    parts = [b"\x78\x01"]
+    for start in range(0, len(data) or 1, _STORED_BYTES):
+        block = data[start : start + _STORED_BYTES]
+        is_last = start + _STORED_BYTES >= len(data)
+        parts += [struct.pack("<BHH", is_last, len(block), len(block) ^ 0xFFFF), block]
+    return b"".join([*parts, struct.pack(">I", zlib.adler32(data))])
 
 
 def _with_sum(parts: Iterable[bytes]) -> bytes:

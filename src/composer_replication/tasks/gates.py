@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from composer_replication.errors import InputError
 from composer_replication.records import Task
@@ -63,64 +63,61 @@ NUM_GOLDEN_RUNS = 3
 GOLDEN_CPU_SHARE = 0.5
 """Of the processor time that an answer has: a correct one may need twice as much as the golden code."""
 MAX_STUB_TESTS = 40
+STUBS = ("", *STUB_EXPRESSIONS)
+"""What stands in the place of the code: nothing, or functions that only return one constant."""
 Passed = Mapping[str, frozenset[str] | None]
 """The tests that pass with each constant ("": without the code); None where the run of all came to nothing."""
 
 
 def judge_deletion(
-    deletion: Deletion,
-    repository: RepositoryRecord,
-    bench: Bench,
-    *,
-    hidden_share: float,
-    seed: int,
-    selected: Sequence[str] | None = None,
+    deletion: Deletion, repository: RepositoryRecord, bench: Bench, *, hidden_share: float, seed: int
 ) -> Subject:
-    """Run all gates on a candidate.
+    """Run all gates on a candidate; the first that it does not pass is raised as ``GateFailed``.
 
-    The whole suite is run once, and has the last word on which tests fail. How long the tests that call the code need
-    with it is learned in the same sandbox, so that constants can be tried next.
-
-    ``hidden_share`` is of the failing test functions, ``selected`` are the tests that call the deleted code (None: nobody
-    knows). The first gate that it does not pass is raised as ``GateFailed``.
+    The whole suite is run once, and has the last word on which tests fail. How long the tests that are known to call the
+    code need with it is learned in the same sandbox, so that constants can be tried next. ``hidden_share`` is of the
+    failing test functions.
     """
     unsplit, original = unsplit_subject(deletion), bench.original
     check_restores(unsplit, original)
     check_no_copy(unsplit, original)
-    wanted = some_of(sorted(repository.green.intersection(selected or ())))
+    wanted = some_of(sorted(repository.green.intersection(repository.tests_of(deletion) or ())))
     golden = [Trial(original, wanted, is_golden=True)] if wanted else []
     suite, *timed = bench.run_all([suite_trial(unsplit, bench), *golden])
     failing = failing_of(suite, unsplit, repository)
     is_timed = bool(timed) and set(some_of(sorted(failing))).issubset(wanted)
     passed = passed_by_stubs(unsplit, sorted(failing), bench, timed[0] if is_timed else None)
+    # Constants with which a run of all came to nothing; without the code ("") each of them was seen to fail.
+    unclear = [text for text, tests_passed in passed.items() if text and tests_passed is None]
     given = words_of(f"{deletion.path} {deletion.symbol}")
     parting = Parting(unsplit, repository, original, seed=seed, given=given)
-    return _split_and_prove(
-        parting, failing, passed, bench, suite=suite, hidden_share=hidden_share, pin=deletion.pin
-    )
+
+    def proven(subject: Subject) -> Subject:
+        trials = split_trials(subject, repository, bench, num_golden=NUM_GOLDEN_RUNS)
+        reports = dict(zip(trials, bench.run_all(list(trials.values())), strict=True))
+        check_stubs(subject, bench, judge_split(subject, bench, suite, reports), unclear)
+        return subject
+
+    return first_proven_draw(parting, failing, passed, proven, hidden_share=hidden_share, pin=deletion.pin)
 
 
-def _split_and_prove(
+def first_proven_draw(
     parting: Parting,
     failing: frozenset[str],
     passed: Passed,
-    bench: Bench,
+    proven: Callable[[Subject], Subject],
     *,
-    suite: TestReport,
     hidden_share: float,
     pin: str,
 ) -> Subject:
-    """The first draw of hidden and paid tests with which the deletion passes all gates that hang on them."""
+    """The first draw of hidden and paid tests with which a deletion passes all gates that hang on them.
 
-    def proven(subject: Subject) -> Subject:
-        trials = split_trials(subject, parting.repository, bench, num_golden=NUM_GOLDEN_RUNS)
-        seconds = judge_split(subject, bench, suite, bench.run_all(trials), num_golden=NUM_GOLDEN_RUNS)
-        refuse_apart(subject, passed, bench, seconds)
-        return subject
+    ``proven`` runs those that need a run, and gives the subject back.
+    """
 
     def proven_with_paid(subject: Subject) -> Subject:
         """The subject with paid tests, or as it is where it is a task without them alone."""
-        narrowed = _draw_paid(subject, passed, parting, pin)
+        narrowed = draw_paid(subject, passed, parting, pin)
         if narrowed.tests.paid:
             with contextlib.suppress(GateFailed):
                 return proven(narrowed)
@@ -145,7 +142,7 @@ def _split_and_prove(
     return proven_with_paid(whole)
 
 
-def _draw_paid(subject: Subject, passed: Passed, parting: Parting, pin: str) -> Subject:
+def draw_paid(subject: Subject, passed: Passed, parting: Parting, pin: str) -> Subject:
     """The subject with paid tests that no constant passes; as it is where none were found."""
     for attempt in range(NUM_PAID_DRAWS):
         narrowed = parting.pay(subject, salt=f"{pin}/paid/{attempt}")
@@ -211,86 +208,81 @@ def check_no_copy(subject: Subject, original: Mapping[str, bytes]) -> None:
 
 def split_trials(
     subject: Subject, repository: RepositoryRecord, bench: Bench, *, num_golden: int = 1
-) -> list[Trial]:
-    """The task's own tests without the code, and with it, for ``judge_split``.
-
-    With the code back they run ``num_golden`` times; after the first time all together.
+) -> dict[str, Trial]:
+    """The runs of a task's own tests by name, for ``judge_split``: without the code, each side with it, then all together
+    with it ``num_golden`` - 1 times; and one of ``tests_beside``, if there are any.
     """
-    shown, *others = _sides_with_code(subject)
-    original, own = bench.original, sorted({*subject.tests.visible, *subject.tests.hidden})
-    return [
-        Trial(subject.broken(original, "rollout"), subject.tests.shown, stop_at_first_failure=True),
-        *(Trial(subject.golden(original, view), tests, is_golden=True) for view, tests in (shown, *others)),
-        *[Trial(subject.golden(original, "hidden"), own, is_golden=True)] * (num_golden - 1),
-        *neighbour_trials(subject, repository, bench),
-    ]
+    original, tests = bench.original, subject.tests
+    broken = subject.broken(original, "rollout")
+    trials = {"broken": Trial(broken, tests.shown, stop_at_first_failure=True)}
+    for kind, (view, side) in _sides_with_code(subject).items():
+        trials[kind] = Trial(subject.golden(original, view), side, is_golden=True)
+    own = sorted({*tests.visible, *tests.hidden})
+    for number in range(1, num_golden):
+        trials[f"again {number}"] = Trial(subject.golden(original, "hidden"), own, is_golden=True)
+    if beside := tests_beside(subject, repository):
+        trials["beside"] = Trial(broken, beside)
+    return trials
 
 
-def _sides_with_code(subject: Subject) -> list[tuple[str, tuple[str, ...]]]:
+def tests_beside(subject: Subject, repository: RepositoryRecord) -> list[str]:
+    """The other green tests of files that lost a test function: what they find beside them has changed."""
+    unseen, places = _unseen_places(subject, repository), repository.places
+    files = {edit.path for edit in subject.changes.edits_of_tests("rollout")} if unseen else set()
+    others = repository.green.difference(subject.tests.visible)
+    return sorted(test for test in others if places[test][0] in files and places[test] not in unseen)
+
+
+def _sides_with_code(subject: Subject) -> dict[str, tuple[str, tuple[str, ...]]]:
     """The view and the tests of each run with the code back: shown, paid and hidden ones."""
     tests = subject.tests
-    paid = [("visible", tests.visible)] if tests.paid else []
-    hidden = [("hidden", tests.hidden)] if tests.hidden else []
-    return [("rollout", tests.shown), *paid, *hidden]
+    sides = {"visible": ("rollout", tests.shown)}
+    if tests.paid:
+        sides["paid"] = ("visible", tests.visible)
+    if tests.hidden:
+        sides["hidden"] = ("hidden", tests.hidden)
+    return sides
 
 
 def judge_split(
-    subject: Subject, bench: Bench, suite: TestReport, reports: Sequence[TestReport], *, num_golden: int = 1
+    subject: Subject, bench: Bench, suite: TestReport, reports: Mapping[str, TestReport]
 ) -> float:
     """The golden code passes every time, and the broken tree does not; other tests need no hidden one.
 
-    ``suite`` is the report of ``suite_trial``, ``reports`` are those of ``split_trials`` with the same ``num_golden``.
+    ``suite`` is the report of ``suite_trial``, ``reports`` are those of ``split_trials``.
 
     Returns:
         The processor time after which these tests can be said to have noticed a fault.
     """
     sides = _sides_with_code(subject)
-    broken, *others = reports
-    golden, repeats = others[: len(sides)], others[len(sides) : len(sides) + num_golden - 1]
-    for (view, tests), report in zip(sides, golden, strict=True):
-        if report.all_passed(tests):
-            continue
-        if view == "rollout":
-            detail = report.error or f"{min(set(report.outcomes) - report.passed)} does not pass"
+    for kind, (_, tests) in sides.items():
+        report = reports[kind]
+        if not report.all_passed(tests):
+            # Which one of those that are not shown stays unsaid: this text is printed, and a name is a hint.
+            detail = f"a {kind} test does not pass with the golden code"
+            if kind == "visible":
+                detail = report.error or f"{min(set(report.outcomes) - report.passed)} does not pass"
             raise GateFailed("golden-fails", detail)
-        # Which one stays unsaid: this text is printed, and the name of a test that is not shown is a hint.
-        kind = "paid" if view == "visible" else view
-        raise GateFailed("golden-fails", f"a {kind} test does not pass with the golden code")
+    golden = [reports[kind] for kind in sides]
     _check_time(golden, bench)
-    if broken.all_passed(subject.tests.shown):
+    if reports["broken"].all_passed(subject.tests.shown):
         raise GateFailed("broken-passes", "the visible tests pass without the code")
+    repeats = [report for name, report in reports.items() if name.startswith("again")]
     own = (*subject.tests.visible, *subject.tests.hidden)
-    num_passed = 1 + sum(report.all_passed(own) for report in repeats)
-    if num_passed < num_golden:
-        raise GateFailed(
-            "not-restored", f"flaky: with the code back the tests pass in {num_passed} of {num_golden} runs"
-        )
+    num_failed = sum(not report.all_passed(own) for report in repeats)
+    if num_failed:
+        num_runs = 1 + len(repeats)
+        told = f"flaky: with the code back the tests pass in {num_runs - num_failed} of {num_runs} runs"
+        raise GateFailed("not-restored", told)
     _check_time(repeats, bench)
-    for report in others[len(sides) + num_golden - 1 :]:  # of the neighbours
-        lost = suite.passed.intersection(report.outcomes) - report.passed
-        whole = report
-        if lost:
-            tree = subject.broken(bench.original, "hidden")
-            (whole,) = bench.run_all([Trial(tree, sorted(report.outcomes))])
-        leaning = sorted(whole.passed.intersection(lost))
-        if leaning:  # they need no file that was not run with them
+    beside = reports.get("beside")
+    if beside is not None and (lost := suite.passed.intersection(beside.outcomes) - beside.passed):
+        tree = subject.broken(bench.original, "hidden")
+        (whole,) = bench.run_all([Trial(tree, sorted(beside.outcomes))])
+        if leaning := sorted(whole.passed & lost):  # they need no file that was not run with them
             raise GateFailed("leans-on-hidden", f"{len(leaning)} tests, such as {leaning[0]}")
     used = [report.cpu_seconds for report in repeats] or [sum(report.cpu_seconds for report in golden)]
     return noticing_seconds(max(used), bench.test_seconds)
-
-
-def neighbour_trials(subject: Subject, repository: RepositoryRecord, bench: Bench) -> list[Trial]:
-    """The run of the other green tests of files that lost a test function: what they find beside them has changed.
-
-    None where there are no such tests.
-    """
-    unseen = _unseen_places(subject, repository)
-    files = {edit.path for edit in subject.changes.edits_of_tests("rollout")} if unseen else set()
-    others = repository.green.difference(subject.tests.visible)
-    neighbours = sorted(
-        test for test in others if (place := repository.places[test])[0] in files and place not in unseen
-    )
-    return [Trial(subject.broken(bench.original, "rollout"), neighbours)] if neighbours else []
 
 
 def _check_time(reports: Sequence[TestReport], bench: Bench) -> None:
@@ -307,11 +299,11 @@ def some_of(tests: Sequence[str]) -> list[str]:
     return sorted(sorted(tests, key=lambda test: sha256_of(test.encode()))[:MAX_STUB_TESTS])
 
 
-def _stub_trees(subject: Subject, bench: Bench) -> dict[str, dict[str, bytes]]:
-    """The tree without the code ("") and with every function returning one constant."""
-    original = bench.original
-    stubs = {text: subject.stubbed(original, "hidden", text) for text in STUB_EXPRESSIONS}
-    return {"": subject.broken(original, "hidden"), **stubs}
+def _stub_tree(subject: Subject, bench: Bench, text: str) -> dict[str, bytes]:
+    """The tree without the code (""), or with every function returning one constant."""
+    if not text:
+        return subject.broken(bench.original, "hidden")
+    return subject.stubbed(bench.original, "hidden", text)
 
 
 def passed_by_stubs(
@@ -326,11 +318,11 @@ def passed_by_stubs(
     if golden is None:
         (golden,) = bench.run_all([Trial(bench.original, chosen, is_golden=True)])
     seconds = 0.0 if golden.error else noticing_seconds(golden.cpu_seconds, bench.test_seconds)
-    trees = _stub_trees(subject, bench)
-    reports = bench.run_all([Trial(tree, chosen, seconds=seconds) for tree in trees.values()])
+    trees = [_stub_tree(subject, bench, text) for text in STUBS]
+    trials = [Trial(tree, chosen, seconds=seconds) for tree in trees]
     return {
         text: None if report.error else frozenset(tests) - (report.outcomes.keys() - report.passed)
-        for text, report in zip(trees, reports, strict=True)
+        for text, report in zip(STUBS, bench.run_all(trials), strict=True)
     }
 
 
@@ -342,29 +334,20 @@ def refuse_stubs(subject: Subject, passed: Passed) -> None:
                 raise _stub_passes(text, kind)
 
 
-def refuse_apart(subject: Subject, passed: Passed, bench: Bench, seconds: float) -> None:
-    """Run visible, paid and hidden tests on their own with constants with which a run of all came to nothing.
+def check_stubs(subject: Subject, bench: Bench, seconds: float, texts: Iterable[str] = STUBS) -> None:
+    """Without the code ("") and with every constant in its place some visible, some paid and some hidden test fails.
 
-    One test that never ends, or one file that is not collected, is no reason for the others to fail. ``seconds`` is
-    the processor time of a run.
+    Each side is run on its own: one test that never ends, or one file that is not collected, is no reason for the others
+    to fail. ``seconds`` is the processor time of a run.
     """
-    # Without the code ("") each of them was seen to fail.
-    unclear = [text for text, tests_passed in passed.items() if text and tests_passed is None]
-    trees = _stub_trees(subject, bench) if unclear else {}
-    apart = [(text, kind, some_of(tests)) for text in unclear for kind, tests in subject.sides.items()]
+    trees = {text: _stub_tree(subject, bench, text) for text in texts}
+    apart = [(text, kind, some_of(tests)) for text in trees for kind, tests in subject.sides.items()]
     trials = [
         Trial(trees[text], tests, stop_at_first_failure=True, seconds=seconds) for text, _, tests in apart
     ]
     for (text, kind, tests), report in zip(apart, bench.run_all(trials), strict=True):
         if report.all_passed(tests):
             raise _stub_passes(text, kind)
-
-
-def check_stubs(subject: Subject, bench: Bench, seconds: float) -> None:
-    """With every constant in the place of the code some test of each side fails; ``seconds`` as in ``refuse_apart``."""
-    passed = passed_by_stubs(subject, sorted({*subject.tests.visible, *subject.tests.hidden}), bench)
-    refuse_stubs(subject, passed)
-    refuse_apart(subject, passed, bench, seconds)
 
 
 def _stub_passes(text: str, kind: str) -> GateFailed:

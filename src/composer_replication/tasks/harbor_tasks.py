@@ -82,8 +82,11 @@ def _write_task(store: TaskStore, task: Task, public: Row, folder: Path) -> None
     lock = store.environment_lock(task.environment)
     requirements = [f"{one.name}=={one.version} --hash=sha256:{one.sha256}\n" for one in lock.wheels]
     metadata = {"repository": task.repository, **{name: public[name] for name in OWN_COLUMNS}}
+    # Some have no statement, because every one would show code.
+    bare = f"`{task.symbol}` was taken out of `{task.path}`. Write it anew; the tests say what it has to do."
+    statement = str(public["problem_statement"] or bare).rstrip()
     texts = {
-        "instruction.md": f"{str(public['problem_statement'] or _bare(task)).rstrip()}\n\n{_WHERE}\n",
+        "instruction.md": f"{statement}\n\n{_WHERE}\n",
         "task.toml": tomli_w.dumps(
             {
                 "schema_version": "1.4",
@@ -119,8 +122,3 @@ def _is_kept(repository: RepositoryRecord, path: str) -> bool:
     pure = PurePosixPath(path)
     is_loaded = any(pure.match(pattern) for pattern in _LOADED)
     return is_loaded or is_test_path(path) or in_test_folder(pure) or repository.helps_tests(path)
-
-
-def _bare(task: Task) -> str:
-    """For a task whose every instruction would show code."""
-    return f"`{task.symbol}` was taken out of `{task.path}`. Write it anew; the tests say what it has to do."

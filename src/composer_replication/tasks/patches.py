@@ -28,14 +28,19 @@ MAX_READABLE_FILES, MAX_READABLE_BYTES, MAX_READABLE_CHARACTERS = 20, 100_000, 2
 """Of ``readable_patch``, whose trees a policy has made: ``difflib`` takes seconds for a long file."""
 _MODE = "100644"
 _NO_NEWLINE = "\\ No newline at end of file\n"
-_PLAIN_NAME = re.compile(r"[^\x00-\x1f\x7f\"\\]+")
-_ESCAPES = {"\a": "\\a", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\v": "\\v", "\f": "\\f", "\r": "\\r"}
+_PLAIN_NAME = re.compile(r"(?!\s)[^\x00-\x1f\x7f\"\\]+(?<!\s)")
+"""Any other git writes in C's notation, which no readable source file needs."""
+_NO_PATH = re.compile(r"[\x00\ud800-\udfff]")
+"""What no UTF-8 path holds."""
 _BINARY = re.compile(r"^(GIT binary patch|Binary files .* differ)\r?$", re.MULTILINE)
 _SPECIAL_MODE = re.compile(r"^(?:new file mode|new mode) (?!100)\d+|^index \S+ (?!100)\d+\r?$", re.MULTILINE)
 
-_ATTRIBUTES = "* -text !eol -filter -ident -working-tree-encoding\n"
-"""Above every ``.gitattributes`` of the tree: bytes go in and come out as they are."""
-_CONFIG = "[core]\n\trepositoryformatversion = 0\n\tfilemode = false\n\tbare = false\n\tsymlinks = false\n"
+_GIT_FILES = {
+    "HEAD": b"ref: refs/heads/main\n",
+    "config": b"[core]\n\trepositoryformatversion = 0\n\tfilemode = false\n\tbare = false\n\tsymlinks = false\n",
+    # Above every .gitattributes of the tree: bytes go in and come out as they are.
+    "info/attributes": b"* -text !eol -filter -ident -working-tree-encoding\n",
+}
 
 
 def make_patch(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str:
@@ -70,19 +75,22 @@ def readable_patch(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str:
 
 def _file_patch(path: str, old: bytes | None, new: bytes | None) -> str:
     _check_path(path)
-    lines = [f"diff --git {_quoted('a/' + path)} {_quoted('b/' + path)}\n"]
+    if not _PLAIN_NAME.fullmatch(path):
+        raise _refused("the name holds signs that no patch of ours can write", ascii(path[:80]))
+    head = f"diff --git a/{path} b/{path}\n"
     if old is None:
-        lines.append(f"new file mode {_MODE}\n")
+        head += f"new file mode {_MODE}\n"
     elif new is None:
-        lines.append(f"deleted file mode {_MODE}\n")
+        head += f"deleted file mode {_MODE}\n"
     try:
         hunks = _hunks((old or b"").decode(), (new or b"").decode())
     except UnicodeDecodeError as error:
         raise _refused("the file is not UTF-8 text, so no patch can hold it", path) from error
     if hunks:
-        lines.append(f"--- {'/dev/null' if old is None else _named('a/' + path)}\n")
-        lines.append(f"+++ {'/dev/null' if new is None else _named('b/' + path)}\n")
-    return "".join(lines) + hunks
+        end = "\t" if " " in path else ""  # a date could follow a name with a blank
+        head += f"--- {'/dev/null' if old is None else f'a/{path}{end}'}\n"
+        head += f"+++ {'/dev/null' if new is None else f'b/{path}{end}'}\n"
+    return head + hunks
 
 
 def _check_path(path: str) -> None:
@@ -90,33 +98,11 @@ def _check_path(path: str) -> None:
     if (
         pure.is_absolute()
         or str(pure) != path
-        or "\0" in path
+        or _NO_PATH.search(path)
         or not pure.parts
         or any(part == ".." or part.lower() == ".git" for part in pure.parts)
     ):
-        raise _refused("the path leaves the tree or is none", path[:80])
-    try:
-        path.encode()
-    except UnicodeEncodeError as error:
-        raise _refused("the path is not UTF-8", ascii(path[:80])) from error
-
-
-def _quoted(name: str) -> str:
-    """A name as git writes it: in C's notation where a reader could go astray, else plain."""
-    if _PLAIN_NAME.fullmatch(name) and name == name.strip():
-        return name
-    body = "".join(
-        _ESCAPES.get(c)
-        or (f"\\{c}" if c in '"\\' else f"\\{ord(c):03o}" if ord(c) < 32 or ord(c) == 127 else c)
-        for c in name
-    )
-    return f'"{body}"'
-
-
-def _named(name: str) -> str:
-    """A name after ``---`` or ``+++``: one with spaces ends in a tab, or a date could follow."""
-    quoted = _quoted(name)
-    return f"{quoted}\t" if " " in quoted and quoted == name else quoted
+        raise _refused("the path leaves the tree or is none", ascii(path[:80]))
 
 
 def _hunks(old: str, new: str) -> str:
@@ -163,21 +149,16 @@ def apply_patch(files: Mapping[str, bytes], patch: str) -> dict[str, bytes]:
     except UnicodeEncodeError as error:
         raise _refused("the patch is not UTF-8", "") from error
     with tempfile.TemporaryDirectory(prefix="patch-", dir=process_folder()) as folder:
-        tree = Path(folder) / "tree"
+        tree, git = Path(folder) / "tree", Path(folder) / "git"
         tree.mkdir()
         write_files(tree, files)
-        _make_git_folder(Path(folder))
+        write_files(git, _GIT_FILES)
+        for name in ("objects", "refs"):
+            (git / name).mkdir()
         _run_git_apply(Path(folder), data)
-        return _read_back(tree)
-
-
-def _make_git_folder(folder: Path) -> None:
-    git = folder / "git"
-    for name in ("objects", "refs", "info"):
-        (git / name).mkdir(parents=True)
-    (git / "HEAD").write_text("ref: refs/heads/main\n")
-    (git / "config").write_text(_CONFIG)
-    (git / "info" / "attributes").write_text(_ATTRIBUTES)
+        # With core.symlinks off git itself makes no link, whatever a patch says.
+        paths = (path for path in sorted(tree.rglob("*")) if path.is_file())
+        return {path.relative_to(tree).as_posix(): path.read_bytes() for path in paths}
 
 
 def _run_git_apply(folder: Path, patch: bytes) -> None:
@@ -215,16 +196,6 @@ def _run_git_apply(folder: Path, patch: bytes) -> None:
         said = told.strip().splitlines()
         reason = next((line for line in said if line.startswith(("error:", "fatal:"))), "git apply failed")
         raise _refused(f"the patch does not apply, {reason.partition(': ')[2] or reason}"[:300], "")
-
-
-def _read_back(tree: Path) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    for path in sorted(tree.rglob("*")):
-        if path.is_symlink():
-            raise _refused("the patch makes a link", path.name)
-        if path.is_file():
-            found[path.relative_to(tree).as_posix()] = path.read_bytes()
-    return found
 
 
 def _refused(detail: str, where: str) -> InputError:

@@ -2,7 +2,7 @@
 
     manifest.json                  schema version, sha256 of every record, one fingerprint over all; sources and
                                    licences; the sandbox that proved the tasks
-    changes.jsonl                  which records changed since the manifest was written; while it is built
+    unsettled                      is there while records are written that the manifest does not name yet
     objects/ab/<sha256>.zst        files of repositories, by the hash of their content; wheels as they are
     repositories/<slug>.json.zst   paths and hashes of one repository, its green tests
     locks/<fingerprint>.json.zst   the wheels of an environment, so that it can be made offline
@@ -34,27 +34,25 @@ from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.cache import sha256_of, tree_bytes
 from composer_replication.tasks.intake.environment import Environment, EnvironmentLock, open_environment
 from composer_replication.tasks.intake.tree_rules import is_test_path
-from composer_replication.tasks.planning.edits import VIEWS, View, view_files, write_files
+from composer_replication.tasks.planning.edits import View, view_files, write_files
 from composer_replication.tasks.store_manifest import (
-    CHANGES,
+    FOLDERS,
     NAME,
     SUFFIX,
     BuildMark,
     Manifest,
     Origin,
     ProvingSandbox,
-    add_changes,
-    begin_changes,
     damaged,
     drop_file,
     find_blob,
     fingerprint_of,
-    follow,
+    is_unsettled,
     kept_path,
-    origin_of,
     read_content,
     read_manifest,
     sweep_blobs,
+    unsettle,
     write_blob,
     write_file,
     write_manifest,
@@ -65,7 +63,6 @@ from composer_replication.tasks.twin.twin_run import Twin, read_twin
 
 Record = TypeVar("Record")
 _BASELINE = ("contexts", "places")
-FOLDERS = ("instructions", "locks", "repositories", "tasks", "secrets")
 
 
 class TaskStore:
@@ -73,7 +70,7 @@ class TaskStore:
 
     Every record that is read is checked against the manifest, every file against the hash that is its name: each method
     that reads raises an InputError that names what is absent or changed (CR0411). What a crash leaves is never a
-    contradiction: a record is forgotten before it is written anew, and a file that nothing names is swept.
+    contradiction: the records are those that lie there then, and a file that nothing names is swept.
     """
 
     def __init__(self, root: Path, manifest: Manifest, backend: str | None) -> None:
@@ -83,27 +80,16 @@ class TaskStore:
         self._manifest = manifest
         self._records = manifest.records
         self._lock = threading.RLock()
-        self._parsed: dict[str, Mapping[str, Any]] = {}
-        self._is_listed = False  # whether this process began a list of changes after the manifest
+        self._parsed: dict[str, dict[Callable[[Mapping[str, Any]], Any], Any]] = {}
         self._environments: dict[str, Environment] = {}
-        self._repositories: dict[str, RepositoryRecord] = {}
-        self._test_functions: dict[str, Mapping[tuple[int, str], str]] = {}
 
     @classmethod
     def create(cls, path: Path, *, backend: str | None = None) -> Self:
-        """A store to write to: a new one, or the one that an earlier build left.
-
-        Raises:
-            UsageError: the folder holds something else (CR0231).
-            InputError: the store in it is damaged (CR0411).
-        """
+        """A store to write to: a new one, or the one that an earlier build left; errors are those of ``refuse_other_content``."""
         refuse_other_content(path)
-        if (path / NAME).exists():
-            return cls.open(path, backend=backend)
-        path.mkdir(parents=True, exist_ok=True)
-        store = cls(path, Manifest({}), backend)
-        store._write_manifest()
-        return store
+        if not (path / NAME).exists():
+            write_manifest(path, Manifest({}))
+        return cls.open(path, backend=backend)
 
     @classmethod
     def open(cls, path: Path, *, backend: str | None = None) -> Self:
@@ -119,10 +105,10 @@ class TaskStore:
         """Whether its build came to its end; None where that was not noted, as by earlier versions."""
         return self._manifest.build
 
-    def mark_build(self, mark: BuildMark) -> None:
+    def mark_build(self, *, is_complete: bool) -> None:
         """Note that a build begins, or that it came to its end."""
         with self._lock:
-            self._manifest.build = mark
+            self._manifest.build = BuildMark(is_complete)
             self._write_manifest()
 
     @property
@@ -133,9 +119,8 @@ class TaskStore:
     def note_proof(self, sandbox: ProvingSandbox) -> None:
         """Note that a build judges in this sandbox. The fingerprint does not cover it: it says what the tasks are."""
         with self._lock:
-            if sandbox not in self.proved_by:
-                self._manifest.proved_by = tuple(sorted((*self.proved_by, sandbox)))
-                self._write_manifest()
+            self._manifest.proved_by = tuple(sorted({*self.proved_by, sandbox}))
+            self._write_manifest()
 
     @property
     def fingerprint(self) -> str:
@@ -144,12 +129,21 @@ class TaskStore:
             return fingerprint_of(self._records)
 
     def read_record(self, name: str, from_json: Callable[[Mapping[str, Any]], Record]) -> Record:
-        value = self._read(name)
-        try:
-            return from_json(value)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            detail = f"the record cannot be read, {type(error).__name__}: {error}"
-            raise damaged(self._record_path(name), detail) from error
+        """What ``from_json`` makes of a record; kept, so that it is read once."""
+        with self._lock:
+            parsed = self._parsed.setdefault(name, {})
+            if from_json not in parsed:
+                path, wanted = kept_path(self.root / name), self._records.get(name)
+                data = read_content(path)
+                if sha256_of(data) != wanted:
+                    raise damaged(path, f"its sha256 is {sha256_of(data)}, the manifest says {wanted}")
+                try:
+                    parsed[from_json] = from_json(json.loads(data))
+                except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+                    detail = f"the record cannot be read, {type(error).__name__}: {error}"
+                    raise damaged(path, detail) from error
+            record: Record = parsed[from_json]
+            return record
 
     def has_record(self, name: str) -> bool:
         with self._lock:
@@ -163,85 +157,52 @@ class TaskStore:
             raise damaged(path, f"its sha256 is {sha256_of(data)}")
         return data
 
-    def _record_path(self, name: str) -> Path:
-        return kept_path(self.root / name)
-
-    def _read(self, name: str) -> Mapping[str, Any]:
-        with self._lock:
-            if name not in self._parsed:
-                path = self._record_path(name)
-                data = read_content(path)
-                if sha256_of(data) != self._records.get(name):
-                    raise damaged(
-                        path, f"its sha256 is {sha256_of(data)}, the manifest says {self._records.get(name)}"
-                    )
-                try:
-                    self._parsed[name] = json.loads(data)
-                except (ValueError, RecursionError) as error:
-                    raise damaged(path, "it is not JSON") from error
-            return self._parsed[name]
-
     def num_bytes(self) -> int:
         """Size of everything that belongs to the store."""
-        return sum(tree_bytes(self.root / name) for name in ("objects", *FOLDERS, NAME, CHANGES))
+        return sum(tree_bytes(self.root / name) for name in ("objects", *FOLDERS, NAME))
 
     def put_blob(self, data: bytes, *, is_packed: bool = False) -> str:
         """Keep some bytes; their sha256. ``is_packed`` says that they are compressed already."""
         return write_blob(self._objects, data, is_packed=is_packed)
-
-    def _drop(self, names: set[str]) -> None:
-        known = names & self._records.keys()
-        if known:
-            self._change(dict.fromkeys(sorted(known)))
-            for name in names:
-                drop_file(self.root / name)
 
     def put_record(self, name: str, value: Mapping[str, Any]) -> None:
         """Keep one record, new or instead of an earlier one."""
         self._put_records({name: value})
 
     def _put_records(self, values: Mapping[str, Mapping[str, Any]]) -> None:
-        """Records first, the list of changes after: a crash between them leaves files that nothing names.
-
-        Records that are there already are forgotten first, for the same reason: a file that is
-        named by another hash would be a damaged store.
-        """
+        """Keep records that belong together; of earlier ones none stays meanwhile, so that after a crash no two disagree."""
         rows = {
             name: json.dumps({"schema_version": SCHEMA_VERSION, **value}, indent=1, sort_keys=True) + "\n"
             for name, value in values.items()
         }
-        digests: dict[str, str | None] = {name: sha256_of(text.encode()) for name, text in rows.items()}
+        digests = {name: sha256_of(text.encode()) for name, text in rows.items()}
         with self._lock:
-            changed = {name for name, digest in digests.items() if self._records.get(name) != digest}
-            if not changed:
+            if digests.items() <= self._records.items():
                 return
-            if changed & self._records.keys():
-                self._change(dict.fromkeys(digests))
-            for name in sorted(changed):
+            self._drop(set(rows))
+            for name in sorted(rows):  # the secret before the task, which counts once it is there
                 write_file(self.root / name, rows[name].encode())
-            self._change(digests)
+            self._records |= digests
 
-    def _change(self, changes: Mapping[str, str | None]) -> None:
-        """Add to this process's list of changes: the last line of one that another left may be torn."""
-        if not self._is_listed:
-            self.settle()
-            begin_changes(self.root, self._records)
-            self._is_listed = True
-        add_changes(self.root, changes)
-        follow(self._records, changes)
-        for name in changes:
+    def _drop(self, names: set[str]) -> None:
+        """Forget records, a task before its secret, so that a crash leaves no task without one."""
+        if not is_unsettled(self.root):
+            unsettle(self.root)
+        for name in sorted(names & self._records.keys(), reverse=True):
+            drop_file(self.root / name)
+            del self._records[name]
             self._parsed.pop(name, None)
 
     def settle(self) -> None:
         """Write the manifest with all changes; whoever has written many records calls it at the end."""
         with self._lock:
-            if (self.root / CHANGES).exists():
+            if is_unsettled(self.root):
                 self._write_manifest()
 
     def _write_manifest(self) -> None:
-        build = self.build
-        write_manifest(self.root, self._manifest, self._origins() if build and build.is_complete else None)
-        self._is_listed = False
+        write_manifest(
+            self.root, self._manifest, self._origins() if self.build and self.build.is_complete else None
+        )
 
     def _stems(self, kind: str) -> list[str]:
         """The names of all records of a kind, sorted, without folder and suffix."""
@@ -254,7 +215,14 @@ class TaskStore:
         found: dict[str, Origin] = {}
         for slug in self._stems("repositories"):
             with contextlib.suppress(InputError):
-                found[slug] = origin_of(self._read(f"repositories/{slug}.json"))
+                record = self.repository(slug)
+                found[slug] = {
+                    "source": record.source or None,
+                    "sha256": record.source_sha256,
+                    "commit": record.commit or None,
+                    "spdx": record.licence.spdx,
+                    "is_copyleft": record.licence.is_copyleft,
+                }
         return found
 
     # --- reading ---------------------------------------------------------------------
@@ -300,17 +268,10 @@ class TaskStore:
         return self.read_record(f"secrets/{task_id}.json", SecretRecord.from_json)
 
     def repository(self, slug: str) -> RepositoryRecord:
-        name = f"repositories/{slug}.json"
-        with self._lock:
-            digest = self._records.get(name, "")
-            if digest not in self._repositories:
-                self._repositories[digest] = self.read_record(
-                    name,
-                    lambda value: RepositoryRecord.from_json(
-                        {**value, **json.loads(self.blob(value["baseline"]))}
-                    ),
-                )
-            return self._repositories[digest]
+        return self.read_record(f"repositories/{slug}.json", self._with_baseline)
+
+    def _with_baseline(self, value: Mapping[str, Any]) -> RepositoryRecord:
+        return RepositoryRecord.from_json({**value, **json.loads(self.blob(value["baseline"]))})
 
     def repositories(self) -> list[RepositoryRecord]:
         """All repositories, also those that gave no task, by name."""
@@ -333,7 +294,7 @@ class TaskStore:
         """A file of a task's repository as it was. Never to be shown to a policy."""
         files = self.repository(record.repository_record).files
         if path not in files:
-            where = self._record_path(f"tasks/{record.task_id}.json")
+            where = kept_path(self.root / f"tasks/{record.task_id}.json")
             raise damaged(where, f"{path} is not in its repository")
         return self.blob(files[path])
 
@@ -360,23 +321,20 @@ class TaskStore:
         """The source of the test functions that fail without the golden body."""
         repository = self.repository(self.record(task.task_id).repository_record)
         places = sorted({repository.places[test] for test in task.fail_to_pass if test in repository.places})
-        found = []
-        for path, line, name in places:
-            digest = repository.files.get(path, "")
-            if digest and digest not in self._test_functions:
-                self._test_functions[digest] = function_texts(self.blob(digest).decode("utf-8", "replace"))
-            found.append(self._test_functions.get(digest, {}).get((line, name), ""))
+        texts = {path: self.blob(repository.files[path]) for path, _, _ in places if path in repository.files}
+        found = (
+            function_texts(texts.get(path, b"").decode("utf-8", "replace")).get((line, name))
+            for path, line, name in places
+        )
         return "\n".join(text for text in found if text)
 
     def files(self, task: Task, view: View) -> dict[str, bytes]:
         """The files of a view of a task by path; see ``planning.edits``."""
-        if view not in VIEWS:
-            raise ValueError(f"{view!r} is not one of {', '.join(VIEWS)}")
         record = self.record(task.task_id)
         try:
             return view_files(self.repository_files(record.repository_record), record.changes, view)
         except ValueError as error:
-            where = self._record_path(f"tasks/{task.task_id}.json")
+            where = kept_path(self.root / f"tasks/{task.task_id}.json")
             raise damaged(where, f"its edits do not fit: {error}") from error
 
     def repository_files(self, slug: str) -> dict[str, bytes]:
@@ -390,15 +348,15 @@ class TaskStore:
         write_files(folder, with_git(files) if view == "rollout" else files)
 
     def environment(self, task: Task) -> Environment:
-        """The environment in which the task's tests run; installed from the store's own wheels if absent.
+        """The environment in which the task's tests run; see ``environment_of``."""
+        return self.environment_of(task.environment)
+
+    def environment_of(self, fingerprint: str) -> Environment:
+        """An environment, installed from the store's own wheels if absent; who reads records meanwhile does not wait.
 
         Raises:
             InputError: it does not fit this machine (CR0413), or is damaged (CR0408, CR0411).
         """
-        return self.environment_of(task.environment)
-
-    def environment_of(self, fingerprint: str) -> Environment:
-        """As ``environment``. Who comes at the same time waits for the installation, who reads records does not."""
         if fingerprint not in self._environments:
             self._environments[fingerprint] = open_environment(
                 self.environment_lock(fingerprint),
@@ -409,8 +367,8 @@ class TaskStore:
 
     def verify(self) -> None:
         """Read every record, and every file that a record names."""
-        for name in sorted(self._records):
-            self._read(name)
+        for task_id in self._stems("instructions"):
+            self.read_record(f"instructions/{task_id}.json", dict)
         for digest in sorted(self._named_blobs()):
             self.blob(digest)
 
@@ -440,18 +398,15 @@ class TaskStore:
 
     def _named_blobs(self) -> set[str]:
         """The sha256 of every content that a record names; each of them is read."""
-        found: set[str] = set()
-        for slug in self._stems("repositories"):
-            found.add(str(self._read(f"repositories/{slug}.json")["baseline"]))
-            found.update(self.repository(slug).files.values())
         for task_id in self._stems("tasks"):
             self.record(task_id)
-        for task_id in self._stems("secrets"):
-            found.update((self.secret(task_id).twins or {}).values())
-        for fingerprint in self._stems("locks"):
-            lock = self.environment_lock(fingerprint)
-            found.update(wheel.sha256 for wheel in (*lock.wheels, lock.installer))
-        return found
+        repositories = {slug: self.repository(slug).files for slug in self._stems("repositories")}
+        values = (self.read_record(f"repositories/{slug}.json", dict) for slug in repositories)
+        baselines = (str(value["baseline"]) for value in values)
+        twins = (self.secret(task_id).twins or {} for task_id in self._stems("secrets"))
+        locks = map(self.environment_lock, self._stems("locks"))
+        wheels = {wheel.sha256 for lock in locks for wheel in (*lock.wheels, lock.installer)}
+        return wheels.union(baselines, *(own.values() for own in (*twins, *repositories.values())))
 
     def drop_task(self, task_id: str) -> None:
         """Forget a task; recorded behaviour that no other task names goes with ``drop_records``."""
@@ -461,11 +416,10 @@ class TaskStore:
     def drop_instruction(self, task_id: str) -> bool:
         """Forget what a model wrote about a task; False where there is nothing."""
         name = f"instructions/{task_id}.json"
-        if not self.has_record(name):
-            return False
         with self._lock:
+            is_there = self.has_record(name)
             self._drop({name})
-        return True
+        return is_there
 
     def drop_records(self, keep: set[str]) -> None:
         """Leave the records of ``keep``, the kept tasks' instructions, and the files that these name.

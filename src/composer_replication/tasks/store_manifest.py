@@ -1,8 +1,7 @@
 """The manifest of a store: which records and files belong to it, under one fingerprint.
 
-manifest.json     all of it, written when a build begins and ends
-changes.jsonl     what has changed since: one line for each change, so that what a build writes grows with its
-                  tasks and not with their square; the first line names the manifest that it follows
+It is written when a build begins and ends. Meanwhile ``UNSETTLED`` lies beside it, and the records are those that are in
+the folders: each is written whole or not at all, so what a build writes grows with its tasks and not with their square.
 
 Bytes are kept compressed by zstd in ``NAME.zst``, or as they are in ``NAME``. Blobs are named by the hash of their content,
 and the manifest has the hashes of the records' content, not of what lies on disk: a library that compresses otherwise
@@ -26,7 +25,7 @@ import zstandard
 from pydantic import TypeAdapter
 
 from composer_replication.errors import InputError
-from composer_replication.run_folder import SCHEMA_VERSION, append_jsonl, read_jsonl, write_atomic
+from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
 from composer_replication.sandbox import choose_backend, name_of
 from composer_replication.sandbox.bwrap_program import START_SECONDS, find_bwrap
 from composer_replication.tasks.intake.archives import MAX_MEMBER_BYTES
@@ -39,7 +38,7 @@ LEVEL, LEVEL_OF_LARGE = 19, 12
 LARGE_BYTES = 1024**2
 """Level 19 takes a tenth less room and ten times as long as level 12, so it is for the many small files."""
 MAX_BYTES = MAX_MEMBER_BYTES
-"""What a file of a repository may have. A small frame that claims more is a decompression bomb."""
+"""What a file of a repository may have. A small frame that claims more is a decompression bomb; what is larger is kept as it is."""
 
 
 def compress(data: bytes) -> bytes:
@@ -90,12 +89,10 @@ def find_blob(folder: Path, digest: str) -> Path | None:
 
 def write_file(plain: Path, data: bytes) -> None:
     """Keep a content under a name, synced, in place of what was there; compressed up to ``MAX_BYTES``."""
-    if len(data) > MAX_BYTES:
-        write_atomic(plain, data)
-        packed_path(plain).unlink(missing_ok=True)
-    else:
-        write_atomic(packed_path(plain), compress(data))
-        plain.unlink(missing_ok=True)
+    is_small = len(data) <= MAX_BYTES
+    chosen, other = (packed_path(plain), plain) if is_small else (plain, packed_path(plain))
+    write_atomic(chosen, compress(data) if is_small else data)
+    other.unlink(missing_ok=True)
 
 
 def drop_file(plain: Path) -> None:
@@ -148,8 +145,11 @@ STORE_VERSION = 5
 READABLE_VERSIONS = (2, 3, 4, STORE_VERSION)
 """Before version 5 every visible test was shown; version 2 is not compressed. A store of any other version is built again."""
 NAME = "manifest.json"
-CHANGES = "changes.jsonl"
+FOLDERS = ("instructions", "locks", "repositories", "tasks", "secrets")
+UNSETTLED = ("unsettled", "changes.jsonl")
+"""What lies beside a manifest that does not name every change yet; the second in stores of earlier versions."""
 Origin = dict[str, str | bool | None]
+"""What the manifest repeats of a repository's record; ``source`` is None for a folder or an archive."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -175,26 +175,21 @@ def sandbox_in_force(backend: str | None) -> ProvingSandbox:
 
 
 def _version(name: str) -> str:
-    if name == "sandlock":
-        with suppress(importlib.metadata.PackageNotFoundError):
+    with suppress(importlib.metadata.PackageNotFoundError, OSError, subprocess.SubprocessError):
+        if name == "sandlock":
             return importlib.metadata.version(name)
-    found = find_bwrap() if name.startswith("bubblewrap") else None
-    if found is None:
-        return ""
-    with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            [found.path, "--version"], capture_output=True, text=True, timeout=START_SECONDS, check=False
-        )
-        return done.stdout.strip().rpartition(" ")[2]
+        if name.startswith("bubblewrap") and (found := find_bwrap()) is not None:
+            words = [found.path, "--version"]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=START_SECONDS, check=False)
+            return done.stdout.strip().rpartition(" ")[2]
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class BuildMark:
-    """Whether the build of a store came to its end, and the command that brings it there."""
+    """Whether the build of a store came to its end."""
 
     is_complete: bool
-    command: str = ""
 
 
 @dataclass(slots=True)
@@ -214,7 +209,7 @@ _FORM = TypeAdapter(Manifest)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What the manifest of a store says, with the changes that followed it.
+    """What the manifest of a store says; while records are written, those that lie in its folders.
 
     Raises:
         InputError: there is none (CR0411), or it is damaged or of another version (CR0411).
@@ -227,94 +222,56 @@ def read_manifest(folder: Path) -> Manifest:
             where=str(folder),
             fix="composer-rl tasks build SOURCE --out DIR",
         )
-    value = _of_a_readable_version(path)
+    try:
+        value = json.loads(path.read_text())
+        versions = (
+            ("schema", value.get("schema_version"), (SCHEMA_VERSION,)),
+            ("store", value.get("store_version", 1), READABLE_VERSIONS),
+        )
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise damaged(path, "it cannot be read") from error
+    for kind, said, readable in versions:  # before anything else, for a newer one may hold whatever it likes
+        if said not in readable:
+            is_newer = type(said) is int and said > readable[-1]
+            raise InputError(
+                "CR0411",
+                f"the {kind} version of the task store is {said}, this program reads {', '.join(map(str, readable))}.",
+                where=str(path),
+                fix="upgrade this program: pip install --upgrade composer-replication"
+                if is_newer
+                else "build it again into a new folder: composer-rl tasks build SOURCE --out NEW_DIR",
+            )
     try:
         manifest = _FORM.validate_python(value)
     except ValueError as error:
         raise damaged(path, "it cannot be read") from error
     if value.get("fingerprint") != fingerprint_of(manifest.records):
         raise damaged(path, "its fingerprint does not cover its records")
-    follow(manifest.records, _read_changes(folder / CHANGES, str(value["fingerprint"])))
+    if is_unsettled(folder):
+        manifest.records = _records_in(folder)
     return manifest
 
 
-def follow(records: dict[str, str], changes: Mapping[str, str | None]) -> None:
-    """Take over the new sha256 of records; None for those that are gone."""
-    for name, digest in changes.items():
-        if digest is None:
-            records.pop(name, None)
-        else:
-            records[name] = digest
+def _records_in(folder: Path) -> dict[str, str]:
+    """The sha256 of every record that lies in the folders of a store; of one that is there twice, of the compressed one."""
+    patterns = ("*.json", f"*.json{SUFFIX}")
+    paths = (path for kind in FOLDERS for pattern in patterns for path in (folder / kind).glob(pattern))
+    names = {f"{path.parent.name}/{path.name.removesuffix(SUFFIX)}": path for path in paths}
+    return {name: sha256_of(read_content(path)) for name, path in names.items()}
 
 
-def _read_changes(path: Path, fingerprint: str) -> dict[str, str | None]:
-    """What followed the manifest with this fingerprint; a torn last line, and changes that it has already, are nothing."""
-    try:
-        first, *rows = read_jsonl(path) or [{}]
-        if first.get("after") != fingerprint:  # a crash between the next manifest and the end of its changes
-            return {}
-        changes = (item for row in rows for item in row["records"].items())
-        return {str(name): None if digest is None else str(digest) for name, digest in changes}
-    except (InputError, OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise damaged(path, "it cannot be read") from error
+def is_unsettled(folder: Path) -> bool:
+    """Whether the manifest does not name every change yet."""
+    return any((folder / name).exists() for name in UNSETTLED)
 
 
-def begin_changes(folder: Path, records: Mapping[str, str]) -> None:
-    """Begin the list of what changes after the manifest with these records."""
-    write_atomic(folder / CHANGES, json.dumps({"after": fingerprint_of(records)}) + "\n")
-
-
-def add_changes(folder: Path, changes: Mapping[str, str | None]) -> None:
-    """Add a line: the new sha256 of records, None for those that are gone."""
-    append_jsonl(folder / CHANGES, {"records": changes})
-
-
-def _of_a_readable_version(path: Path) -> dict[str, Any]:
-    """What stands in a manifest; its versions are looked at first, since a newer one may hold anything else."""
-    try:
-        value = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise damaged(path, "it cannot be read") from error
-    if not isinstance(value, dict):
-        raise damaged(path, "it cannot be read")
-    schema, version = value.get("schema_version"), value.get("store_version", 1)
-    ours = f"{READABLE_VERSIONS[0]} to {STORE_VERSION}"
-    kinds = (("schema", schema, SCHEMA_VERSION, SCHEMA_VERSION), ("store", version, STORE_VERSION, ours))
-    for name, said, newest, reads in kinds:
-        if type(said) is int and said > newest:
-            raise InputError(
-                "CR0411",
-                "the task store was written by a newer version of composer-rl: "
-                f"its {name} version is {said}, this program reads {reads}.",
-                where=str(path),
-                fix="upgrade this program: pip install --upgrade composer-replication",
-            )
-    if schema != SCHEMA_VERSION:
-        raise damaged(path, f"schema version {schema} is not {SCHEMA_VERSION}")
-    if version not in READABLE_VERSIONS:
-        raise InputError(
-            "CR0411",
-            f"the task store is of version {version}, this program reads {ours}.",
-            where=str(path),
-            fix="build it again into a new folder: composer-rl tasks build SOURCE --out NEW_DIR",
-        )
-    return value
-
-
-def origin_of(record: Mapping[str, Any]) -> Origin:
-    """What the manifest repeats of a repository's record; ``source`` is None for a folder or an archive."""
-    licence = record.get("licence") or {}
-    return {
-        "source": record.get("source") or None,
-        "sha256": record.get("source_sha256"),
-        "commit": record.get("commit") or None,
-        "spdx": licence.get("spdx"),
-        "is_copyleft": licence.get("is_copyleft"),
-    }
+def unsettle(folder: Path) -> None:
+    """Note that records are about to change."""
+    write_atomic(folder / UNSETTLED[0], "")
 
 
 def write_manifest(folder: Path, manifest: Manifest, origins: Mapping[str, Origin] | None = None) -> None:
-    """Replace the manifest, whole or not at all, and end the list of changes; the fingerprint covers the records alone.
+    """Replace the manifest, whole or not at all, which names all changes then; the fingerprint covers the records alone.
 
     ``origins`` (source, sha256, commit, SPDX id and whether it is copyleft, by repository) repeats what records say.
     """
@@ -327,7 +284,8 @@ def write_manifest(folder: Path, manifest: Manifest, origins: Mapping[str, Origi
     if origins is not None:
         value["repositories"] = origins
     write_atomic(folder / NAME, json.dumps(value, indent=1, sort_keys=True) + "\n")
-    (folder / CHANGES).unlink(missing_ok=True)
+    for name in UNSETTLED:
+        (folder / name).unlink(missing_ok=True)
 
 
 def fingerprint_of(records: Mapping[str, str]) -> str:

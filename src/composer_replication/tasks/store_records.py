@@ -146,10 +146,10 @@ class RepositoryRecord(StoredRecord):
         """Whether no test calls more than half of the lines that a deletion takes out of functions."""
         if self.contexts is None or UNKNOWN in (called := frozenset().union(*self.contexts.values())):
             return False
-        lines = [((cut.path, cut.first_line) in called, cut.num_body_lines) for cut in deletion.bodies]
-        return sum(number for _, number in lines) > 2 * sum(
-            number for is_called, number in lines if is_called
+        num_called = sum(
+            cut.num_body_lines for cut in deletion.bodies if (cut.path, cut.first_line) in called
         )
+        return sum(cut.num_body_lines for cut in deletion.bodies) > 2 * num_called
 
     def to_json(self) -> dict[str, Any]:
         value = super().to_json()

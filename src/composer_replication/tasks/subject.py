@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from composer_replication.records import Edit, Task, TestSplit
@@ -18,7 +18,6 @@ from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT, Dele
 from composer_replication.tasks.planning.edits import (
     Changes,
     edited_files,
-    edited_text,
     line_edits,
     shifted_line,
     view_files,
@@ -147,18 +146,17 @@ class Parting:
 
     def hide(self, failing: frozenset[str], *, share: float, salt: str) -> Subject:
         """Part the failing tests into visible and hidden ones, and the trees with them; all visible ones are shown."""
-        places, unsplit = self.repository.places, self.unsplit
-
-        def without(hidden: frozenset[Place], edits: tuple[Edit, ...]) -> Subject:
-            out = {test for test, place in places.items() if place in hidden}
-            return replace(
-                unsplit,
-                changes=replace(unsplit.changes, visible_edits=edits),
-                tests=TestSplit(tuple(sorted(failing - out)), tuple(sorted(failing & out)), ()),
-                withheld=tuple(sorted(out - failing)),
-            )
-
-        return self._draw(unsplit, self._places_of(failing), without, share=share, salt=salt)[1]
+        whole, places = self.unsplit.changes, self._places_of(failing)
+        hidden, changes = self._draw(
+            whole, lambda edits: replace(whole, visible_edits=edits), places, share=share, salt=salt
+        )
+        out = {test for test, place in self.repository.places.items() if place in hidden}
+        return replace(
+            self.unsplit,
+            changes=changes,
+            tests=TestSplit(tuple(sorted(failing - out)), tuple(sorted(failing & out)), ()),
+            withheld=tuple(sorted(out - failing)),
+        )
 
     def pay(self, subject: Subject, *, salt: str) -> Subject:
         """Take some visible test functions out of what a rollout sees: the reward counts them all the same.
@@ -166,76 +164,73 @@ class Parting:
         The subject as it is where fewer than ``MIN_VISIBLE_FUNCTIONS`` are visible, where none can go, or where a
         hidden test would need what only they tell.
         """
-        tests = subject.tests
+        tests, all_shown = subject.tests, subject.changes
         visible, hidden = self._places_of(tests.visible), self._places_of(tests.hidden)
         if len(visible) < MIN_VISIBLE_FUNCTIONS:
             return subject
-
-        def without(paid: frozenset[Place], edits: tuple[Edit, ...]) -> Subject:
-            own = tuple(test for test in tests.visible if self.repository.places[test] in paid)
-            changes = replace(subject.changes, shown_edits=edits)
-            return replace(subject, changes=changes, tests=replace(tests, paid=own))
-
-        paid, narrowed = self._draw(subject, visible, without, share=PAID_SHARE, salt=salt, gone=hidden)
-        return subject if not paid or self._to_show(hidden, narrowed) else narrowed
+        paid, changes = self._draw(
+            all_shown,
+            lambda edits: replace(all_shown, shown_edits=edits),
+            visible,
+            share=PAID_SHARE,
+            salt=salt,
+            gone=hidden,
+        )
+        if not paid or self._to_show(hidden, changes):
+            return subject
+        own = tuple(test for test in tests.visible if self.repository.places[test] in paid)
+        return replace(subject, changes=changes, tests=replace(tests, paid=own))
 
     def _places_of(self, tests: Iterable[str]) -> frozenset[Place]:
         return frozenset(self.repository.places[test] for test in tests)
 
-    def _to_show(self, places: Collection[Place], subject: Subject) -> frozenset[Place]:
-        """Which of some functions that a subject's rollouts do not see must be shown."""
-        shown = subject.broken(self.original, "rollout")
+    def _to_show(self, places: Collection[Place], changes: Changes) -> frozenset[Place]:
+        """Which of some functions that rollouts do not see after these changes must be shown."""
+        shown = view_files(self.original, changes, "rollout")
         return places_to_show(places, self.original, shown, self._words, self._given, texts=self._texts)
 
     def _draw(
         self,
-        subject: Subject,
+        changes: Changes,
+        without: Callable[[tuple[Edit, ...]], Changes],
         places: frozenset[Place],
-        without: Callable[[frozenset[Place], tuple[Edit, ...]], Subject],
         *,
         share: float,
         salt: str,
         gone: frozenset[Place] = frozenset(),
-    ) -> tuple[frozenset[Place], Subject]:
-        """Some of the places, and the subject ``without`` them; those of ``gone`` are out of the test files already."""
-        original, changes = self.original, subject.changes
-        edits_of: dict[str, list[Edit]] = {}
-        for edit in changes.test_edits:
-            edits_of.setdefault(edit.path, []).append(edit)
-        before = {
+    ) -> tuple[frozenset[Place], Changes]:
+        """Some of the places, and the changes ``without`` them, made of edits; those of ``gone`` are out already."""
+        original = self.original
+        texts = {
             path: original[path].decode("utf-8", "replace")
             for path in {place[0] for place in places | gone} & set(original)
         }
-        texts = {path: edited_text(text, edits_of.get(path, ())) for path, text in before.items()}
-        now = {_moved(place, before, edits_of): place for place in places | gone}
+        moved = edited_files(original, changes.test_edits)
+        now = {self._moved(place, changes.test_edits): place for place in places | gone}
         needed = {path: names_elsewhere(original, path) for path in texts}
         shown: frozenset[Place] = frozenset()
         while True:
             held_back, files = part_tests(
-                sorted(moved for moved, place in now.items() if place in places),
-                texts,
+                sorted(there for there, place in now.items() if place in places),
+                {path: moved[path].decode() if path in moved else text for path, text in texts.items()},
                 hidden_share=share,
                 seed=self._seed,
                 salt=salt,
-                shown={moved for moved, place in now.items() if place in shown},
-                gone={moved for moved, place in now.items() if place in gone},
+                shown={there for there, place in now.items() if place in shown},
+                gone={there for there, place in now.items() if place in gone},
                 needed=needed,
             )
             untouched = (edit for edit in changes.visible_edits if edit.path not in files)
-            shorter = (
-                edit for path, text in sorted(files.items()) for edit in line_edits(path, before[path], text)
-            )
+            shorter = (edit for path in sorted(files) for edit in line_edits(path, texts[path], files[path]))
             drawn = frozenset(now[place] for place in held_back)
-            found = without(drawn, (*untouched, *shorter))
+            found = without((*untouched, *shorter))
             more = self._to_show(drawn, found)
             if not more:
                 return drawn, found
             shown |= more
 
-
-def _moved(place: Place, original: Mapping[str, str], edits_of: Mapping[str, Sequence[Edit]]) -> Place:
-    """Where a test function stands once the imports of its file are moved."""
-    path, line, name = place
-    if not edits_of.get(path) or path not in original:
-        return place
-    return path, shifted_line(original[path], edits_of[path], line), name
+    def _moved(self, place: Place, edits: Iterable[Edit]) -> Place:
+        """Where a test function stands once the imports of its file are moved."""
+        path, line, name = place
+        own = [edit for edit in edits if edit.path == path]
+        return (path, shifted_line(self.original[path].decode(), own, line), name) if own else place

@@ -73,6 +73,11 @@ class _TestFile:
                 self.said.add(node.value.rpartition(".")[2])
             pending += [(child, around) for child in ast.iter_child_nodes(node)]
 
+    def source(self, node: _Function) -> str:
+        """All lines of a function."""
+        first = first_line(node)
+        return "".join(map(self.lines.line, range(first, (node.end_lineno or first) + 1)))
+
     def can_go(self, target: tuple[int, str], others: Iterable[tuple[int, str]]) -> bool:
         """Whether a function can be taken out cleanly, together with others that can."""
         node = self.functions.get(target)
@@ -89,19 +94,15 @@ class _TestFile:
             name: node for name, node in self.tables.items() if name not in needed and name not in self.said
         }
         found: list[_Table] = []
-        while True:
-            next_ones = [
-                (name, node)
-                for name, node in left.items()
-                if len(self.uses[name]) > 1  # the first is its own
-                and all(not around.isdisjoint(gone | {id(node)}) for around in self.uses[name])
-            ]
-            if not next_ones:
-                return [node for node in found if _stands_alone(self.lines, node)]
-            for name, node in next_ones:
-                del left[name]
-                gone = gone | {id(node)}
-                found.append(node)
+        while unused := [
+            name
+            for name, node in left.items()
+            if len(self.uses[name]) > 1  # the first is its own
+            and all(not around.isdisjoint(gone | {id(node)}) for around in self.uses[name])
+        ]:
+            found += [left.pop(name) for name in unused]
+            gone = gone.union(map(id, found))
+        return [node for node in found if _stands_alone(self.lines, node)]
 
 
 @lru_cache(maxsize=64)
@@ -117,16 +118,8 @@ def function_texts(text: str) -> Mapping[tuple[int, str], str]:
     A decorated function is found by the line of its ``def`` too. A file that does not parse
     has none.
     """
-    module = parsed(text)
-    if module is None:
-        return {}
-    lines = Lines(text)
-    found: dict[tuple[int, str], str] = {}
-    for node in _functions(module):
-        first = first_line(node)
-        source = "".join(lines.line(number) for number in range(first, (node.end_lineno or first) + 1))
-        found[first, node.name] = found[node.lineno, node.name] = source
-    return found
+    file = _test_file(text)
+    return {} if file is None else {key: file.source(node) for key, node in file.functions.items()}
 
 
 @lru_cache(maxsize=4096)

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-import platform
-import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
 
-from composer_replication import __version__
 from composer_replication.errors import InputError
 from composer_replication.records import Task
-from composer_replication.run_folder import SCHEMA_VERSION
 from composer_replication.sandbox import choose_backend, require_selftest
 from composer_replication.sandbox.supervised_run import interruptible_pool
-from composer_replication.tasks.build_state import GATES_VERSION, Progress
+from composer_replication.tasks.build_state import Progress
 from composer_replication.tasks.fair_split import words_of
 from composer_replication.tasks.gates import (
     check_fair,
@@ -35,8 +26,6 @@ from composer_replication.tasks.gates import (
     split_trials,
     suite_trial,
 )
-from composer_replication.tasks.instructions.written_instructions import written_instruction
-from composer_replication.tasks.intake.cache import cache_folder, sha256_of
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import ProvingSandbox, sandbox_in_force
@@ -60,7 +49,7 @@ class ValidationSummary:
 
     ``without_truth`` are the ids of tasks that have neither hidden tests nor recorded behaviour, as a build
     with ``--visible-only`` keeps them. They are no failures, unless their build looked for a truth: then
-    ``no-truth`` is among ``failed``. ``taken_over`` of the passed ones had passed before and were not tried again.
+    ``no-truth`` is among ``failed``.
     ``proved_by`` are the sandboxes of the builds, ``validated_in`` is that of this call: where they differ, code that
     fails may be right there.
     """
@@ -71,7 +60,6 @@ class ValidationSummary:
     validated_in: ProvingSandbox
     proved_by: tuple[ProvingSandbox, ...] = ()
     without_truth: tuple[str, ...] = ()
-    taken_over: int = 0
 
 
 def validate_store(
@@ -79,7 +67,6 @@ def validate_store(
     *,
     repeat: int = 3,
     jobs: int = 2,
-    resume: bool = False,
     backend: str | None = None,
     progress: Progress | None = None,
 ) -> ValidationSummary:
@@ -95,8 +82,6 @@ def validate_store(
         path: folder of the store.
         repeat: how often; at least 1. What passes once and not again is flaky.
         jobs: tasks tried at the same time.
-        resume: take over which tasks passed in an earlier call that had the same store, arguments and versions; their
-            stored bytes are read again, and nothing is run.
         backend: sandbox backend; None for the best of this machine.
         progress: told after each task that is tried with (done, total, task id).
 
@@ -107,55 +92,25 @@ def validate_store(
     store = TaskStore.open(path, backend=backend)
     task_ids = store.require_task_ids()
     require_selftest(choose_backend(backend), progress=progress)
-    with passed_tasks(journal_key(store, repeat=max(1, repeat)), task_ids, resume=resume) as journal:
-        read: set[str] = set()
-        taken = {task_id for task_id in journal.taken_over if _is_whole(store, task_id, read)}
-        rest = [task_id for task_id in task_ids if task_id not in taken]
-        failed = _try_all(store, rest, journal, jobs=jobs, repeat=max(1, repeat), progress=progress)
-    without = tuple(task_id for task_id in task_ids if not _has_truth(store, task_id))
-    passed = len(task_ids) - len(failed)
-    return ValidationSummary(
-        len(task_ids), passed, tuple(failed), sandbox_in_force(backend), store.proved_by, without, len(taken)
-    )
-
-
-def _try_all(
-    store: TaskStore,
-    task_ids: Sequence[str],
-    journal: PassedTasks,
-    *,
-    jobs: int,
-    repeat: int,
-    progress: Progress | None,
-) -> list[ValidationFailure]:
-    """The first failure of each task that does not pass; the journal hears of the others as they pass."""
     failed: dict[str, ValidationFailure] = {}
     with interruptible_pool(jobs, "tasks-validate") as pool:
-        futures = {pool.submit(validate_task, store, task_id, repeat): task_id for task_id in task_ids}
+        futures = {
+            pool.submit(validate_task, store, task_id, max(1, repeat)): task_id for task_id in task_ids
+        }
         for num_done, future in enumerate(as_completed(futures), start=1):
             task_id, failure = futures[future], future.result()  # a sandbox that broke ends it all
-            if failure is None:
-                journal.add(task_id)
-            else:
+            if failure is not None:
                 failed[task_id] = failure
             if progress is not None:
                 progress(num_done, len(task_ids), task_id)
-    return [failed[task_id] for task_id in task_ids if task_id in failed]
-
-
-def _is_whole(store: TaskStore, task_id: str, read: set[str]) -> bool:
-    """Whether all that the gates read of a task is there; what is damaged now has not passed. ``read``: repositories that are whole."""
-    try:
-        task = store.get(task_id)
-        store.twins(task)
-        store.environment_lock(task.environment)
-        written_instruction(store, task_id)
-        if (repository := store.record(task_id).repository_record) not in read:
-            store.repository_files(repository)
-            read.add(repository)
-    except InputError:
-        return False
-    return True
+    return ValidationSummary(
+        tasks=len(task_ids),
+        passed=len(task_ids) - len(failed),
+        failed=tuple(failed[task_id] for task_id in sorted(failed)),
+        validated_in=sandbox_in_force(backend),
+        proved_by=store.proved_by,
+        without_truth=tuple(task_id for task_id in task_ids if not _has_truth(store, task_id)),
+    )
 
 
 def _has_truth(store: TaskStore, task_id: str) -> bool:
@@ -194,12 +149,12 @@ def _check(store: TaskStore, task: Task, bench: Bench, repeat: int) -> None:
     check_fair(subject, repository, bench.original, names, words_of(f"{task.path} {task.symbol}"))
     check_secrecy(store, task)
     for number in range(repeat):
-        trials = [suite_trial(subject, bench), *split_trials(subject, repository, bench)]
-        suite, *reports = bench.run_all(trials)
+        trials = split_trials(subject, repository, bench)
+        suite, *own_reports = bench.run_all([suite_trial(subject, bench), *trials.values()])
         num_different = len(failing_of(suite, subject, repository) ^ set(task.fail_to_pass))
         if num_different:  # no name: a hidden test may be among them
             raise GateFailed("other-tests-fail", f"{num_different} tests differ from the stored ones")
-        seconds = judge_split(subject, bench, suite, reports)
+        seconds = judge_split(subject, bench, suite, dict(zip(trials, own_reports, strict=True)))
         if number == 0:
             check_stubs(subject, bench, seconds)
         _check_twins(subject, own, bench)
@@ -236,58 +191,3 @@ def _check_twins(subject: Subject, twins: Sequence[Twin], bench: Bench) -> None:
             raise GateFailed("golden-fails", f"the golden code does not do what was recorded: {detail}")
     if any(score.passed for score in broken):
         raise GateFailed("broken-passes", "the recorded behaviour is there without the code")
-
-
-def journal_key(store: TaskStore, *, repeat: int) -> dict[str, Any]:
-    """Everything that the outcome of a validation hangs on, but for the machine's good will."""
-    backend = choose_backend(store.backend)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "fingerprint": store.fingerprint,
-        "gates_version": GATES_VERSION,
-        "package_version": __version__,
-        "repeat": repeat,
-        "backend": f"{backend.name} {type(backend).__module__}:{type(backend).__qualname__}",
-        "python": f"{sys.implementation.cache_tag} {platform.machine()}",
-    }
-
-
-def journal_path(key: Mapping[str, Any]) -> Path:
-    """Where the tasks stand that passed under one key, one a line; ``cache prune`` knows the folder by its name."""
-    digest = sha256_of(json.dumps(key, sort_keys=True).encode())[:32]
-    return cache_folder() / "validations" / f"{digest}.jsonl"
-
-
-@dataclass(frozen=True, slots=True)
-class PassedTasks:
-    """The tasks that have passed under one key; opened by ``passed_tasks``."""
-
-    taken_over: frozenset[str]
-    file: IO[bytes]
-
-    def add(self, task_id: str) -> None:
-        """Note a task that has passed; it is on the disk when this returns."""
-        self.file.write(json.dumps({"task_id": task_id}).encode() + b"\n")
-        self.file.flush()
-        os.fsync(self.file.fileno())
-
-
-@contextmanager
-def passed_tasks(key: Mapping[str, Any], known: Collection[str], *, resume: bool) -> Iterator[PassedTasks]:
-    """The journal of a key, held against ``cache prune`` meanwhile.
-
-    With ``resume`` what stands in it is taken over; otherwise it begins anew, since each task is tried anew.
-    """
-    path = journal_path(key)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        if not resume:
-            file.truncate(0)
-        file.seek(0)
-        data = file.read()
-        if data and not data.endswith(b"\n"):  # a crash cut the last line off
-            file.write(b"\n")
-        lines = set(data.splitlines())
-        named = (task_id for task_id in known if json.dumps({"task_id": task_id}).encode() in lines)
-        yield PassedTasks(frozenset(named), file)

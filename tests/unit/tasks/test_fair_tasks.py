@@ -197,7 +197,7 @@ def test_a_test_that_leans_on_hidden_ones_is_found_in_a_store(
     source = str(make_project({"planted/__init__.py": DOUBLE, "tests/test_planted.py": LEANING}))
     out = tmp_path / "out"
     with monkeypatch.context() as switched:
-        switched.setattr(gates, "neighbour_trials", lambda *_: [])
+        switched.setattr(gates, "tests_beside", lambda *_: [])
         assert build_tasks([source], out).tasks == 1
     (failure,) = validate_store(out, repeat=1).failed
     assert (failure.gate, failure.detail) == (

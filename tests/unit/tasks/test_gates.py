@@ -200,8 +200,10 @@ def _check_own(planted: PreparedRepository, subject: Subject, bench: Bench) -> N
         planted.record,
         places={test: planted.record.places[test] for test in own if test in planted.record.places},
     )
-    suite, *reports = bench.run_all([suite_trial(subject, bench), *split_trials(subject, record, bench)])
-    check_stubs(subject, bench, judge_split(subject, bench, suite, reports))
+    trials = split_trials(subject, record, bench)
+    suite, *reports = bench.run_all([suite_trial(subject, bench), *trials.values()])
+    named = dict(zip(trials, reports, strict=True))
+    check_stubs(subject, bench, judge_split(subject, bench, suite, named))
 
 
 @pytest.mark.long
@@ -234,11 +236,11 @@ def test_the_tests_that_call_a_function_are_known(planted: PreparedRepository) -
 def test_what_selects_tests_changes_no_subject(planted: PreparedRepository, fine: Subject) -> None:
     deletion = planted.by_pin("planted.py::fine")
     assert deletion is not None
-    for chosen in (planted.record.tests_of(deletion), ("tests/test_all.py::test_a_sets_state",)):
-        same = judge_deletion(
-            deletion, planted.record, planted.bench, hidden_share=0.5, seed=0, selected=chosen
-        )
-        assert same == fine
+    calls = frozenset(deletion.functions)
+    for contexts in (None, {"tests/test_all.py::test_a_sets_state": calls}):
+        record = replace(planted.record, contexts=contexts)
+        assert record.tests_of(deletion) == (None if contexts is None else tuple(contexts))
+        assert judge_deletion(deletion, record, planted.bench, hidden_share=0.5, seed=0) == fine
 
 
 @pytest.mark.long

@@ -138,10 +138,10 @@ def test_a_draw_that_a_constant_passes_is_drawn_again_and_at_last_none() -> None
     parting = Parting(unsplit, repository, files, seed=0, given=GIVEN)
     whole = parting.hide(repository.green, share=0.0, salt="p")
     first = parting.pay(whole, salt="p/paid/0")
-    found = gates._draw_paid(whole, {"None": frozenset(first.tests.paid)}, parting, "p")
+    found = gates.draw_paid(whole, {"None": frozenset(first.tests.paid)}, parting, "p")
     assert found.tests.paid and found.tests.paid != first.tests.paid
     passed = {"None": frozenset(whole.tests.visible)}
-    assert gates._draw_paid(whole, passed, parting, "p") == whole
+    assert gates.draw_paid(whole, passed, parting, "p") == whole
 
 
 def test_a_paid_test_that_fails_with_the_code_is_refused_without_its_name() -> None:
@@ -152,12 +152,12 @@ def test_a_paid_test_that_fails_with_the_code_is_refused_without_its_name() -> N
         return TestReport(outcomes, tests, "", 0.1, cpu_seconds=0.1)
 
     bench: Any = SimpleNamespace(test_seconds=20.0)
-    broken = [report(subject.tests.shown, subject.tests.shown[0]), report(subject.tests.shown)]
-    gates.judge_split(subject, bench, broken[0], [*broken, report(subject.tests.visible)])
+    shown, visible, paid = subject.tests.shown, subject.tests.visible, subject.tests.paid
+    broken = report(shown, shown[0])
+    reports = {"broken": broken, "visible": report(shown), "paid": report(visible)}
+    gates.judge_split(subject, bench, broken, reports)
     with pytest.raises(GateFailed, match="golden-fails") as caught:
-        gates.judge_split(
-            subject, bench, broken[0], [*broken, report(subject.tests.visible, subject.tests.paid[0])]
-        )
+        gates.judge_split(subject, bench, broken, {**reports, "paid": report(visible, paid[0])})
     assert subject.tests.paid[0] not in str(caught.value)
 
 
@@ -255,22 +255,20 @@ PLACES = {
     for node in ast.parse(UNFAIR_TESTS).body
     if isinstance(node, ast.FunctionDef)
 }
-NO_RUN: Any = None  # nobody looks at it
 UNSPLIT = Subject(Changes((Edit("m.py", 0, len(UNFAIR_SOURCE), ""),), (), (), ()), (), True)
 
 
 def test_a_draw_that_can_hide_nothing_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("refuse_stubs", "check_hidden_out", "refuse_apart", "split_trials", "judge_split"):
+    for name in ("refuse_stubs", "check_hidden_out"):
         monkeypatch.setattr(gates, name, lambda *_arguments, **_options: None)
     repository: Any = SimpleNamespace(places=PLACES, green=frozenset(PLACES))
-    bench: Any = SimpleNamespace(original=UNFAIR_FILES, run_all=lambda _trials: [])
     parting = Parting(UNSPLIT, repository, UNFAIR_FILES, seed=0, given=frozenset())
     with_an_empty_first_draw = 0
     for pin in map(str, range(8)):
         first = parting.hide(frozenset(PLACES), share=0.5, salt=f"{pin}/0")
         with_an_empty_first_draw += not first.tests.hidden
-        found = gates._split_and_prove(
-            parting, frozenset(PLACES), {}, bench, suite=NO_RUN, hidden_share=0.5, pin=pin
+        found = gates.first_proven_draw(
+            parting, frozenset(PLACES), {}, lambda subject: subject, hidden_share=0.5, pin=pin
         )
         assert found.tests.hidden, pin
     assert 0 < with_an_empty_first_draw < 8

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import InputError
+from composer_replication.tasks import store as store_module
 from composer_replication.tasks import store_manifest
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import find_blob
@@ -86,7 +86,6 @@ class Writes:
         self.num_bytes: list[int] = []
         self.crash_at, self.when = crash_at, when
         monkeypatch.setattr(store_manifest, "write_atomic", self.noted(store_manifest.write_atomic))
-        monkeypatch.setattr(store_manifest, "append_jsonl", self.noted(store_manifest.append_jsonl))
 
     def noted(self, real: Callable[..., None]) -> Callable[..., None]:
         def write(path: Path, data: object) -> None:
@@ -102,14 +101,8 @@ class Writes:
         return write
 
 
-UPDATE = [
-    "changes.jsonl",
-    "changes.jsonl",
-    "t-function-body.json.zst",
-    "t-function-body.json.zst",
-    "changes.jsonl",
-]
-"""The list begins, the task is forgotten, its two records, and both are named."""
+UPDATE = ["unsettled", "t-function-body.json.zst", "t-function-body.json.zst"]
+"""It is noted that records change, and both of the task, which are gone meanwhile, are written: the secret first."""
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -127,33 +120,63 @@ def test_a_crash_at_any_write_of_an_update_leaves_a_store_that_can_be_read(
     monkeypatch.undo()
     torn = TaskStore.open(store.root)
     torn.verify()
-    is_old, is_new = number == 0 or (number, when) == (1, "before"), (number, when) == (4, "after")
+    is_old, is_new = number == 0, (number, when) == (2, "after")
     assert torn.has_record(f"tasks/{task_id}.json") is (is_old or is_new)
     if is_old or is_new:
         assert torn.record(task_id).strength == (STRENGTH if is_new else None)
+        assert torn.get(task_id).task_id == task_id
     torn.put_task(record, replace(store.secret("t-class-body"), task_id=task_id, twins={}))
     TaskStore.open(store.root).verify()
 
 
-def test_a_torn_line_and_changes_that_the_manifest_has_are_nothing(store: TaskStore) -> None:
+@pytest.mark.parametrize("number", range(2))
+def test_a_crash_while_a_task_is_dropped_leaves_none_without_its_secret(
+    store: TaskStore, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    store.settle()
+    real, dropped = store_module.drop_file, 0
+
+    def drop_file(path: Path) -> None:
+        nonlocal dropped
+        if dropped == number:
+            raise Crash
+        dropped += 1
+        real(path)
+
+    monkeypatch.setattr(store_module, "drop_file", drop_file)
+    with pytest.raises(Crash):
+        store.drop_task("t-class-body")
+    torn = TaskStore.open(store.root)
+    torn.verify()
+    assert [torn.get(task_id).task_id for task_id in torn.task_ids()] == torn.task_ids()
+    assert ("t-class-body" in torn.task_ids()) is (number == 0)
+
+
+def test_while_it_is_written_a_store_is_what_lies_in_its_folders(store: TaskStore) -> None:
     store.settle()
     record, secret = store.record("t-class-body"), store.secret("t-class-body")
     store.put_task(replace(record, strength=STRENGTH), secret)
-    path = store.root / "changes.jsonl"
-    listed = path.read_text()
-    path.write_text(f'{listed}{{"records": {{"tasks/t-cl')
-    torn = TaskStore.open(store.root)
-    assert torn.fingerprint == store.fingerprint
-    torn.drop_task("t-feature-body")  # nothing is added to a torn line
-    assert TaskStore.open(store.root).task_ids() == ["t-class-body", "t-function-body"]
-    torn.settle()
-    assert not path.exists()
-    path.write_text(listed)  # as a crash leaves it between a manifest and the end of its changes
-    again = TaskStore.open(store.root)
-    assert (again.fingerprint, again.record("t-class-body").strength) == (torn.fingerprint, STRENGTH)
-    path.write_text(f"x\n{listed}")
-    with pytest.raises(InputError, match=r"CR0411.*changes\.jsonl"):
-        TaskStore.open(store.root)
+    store.drop_task("t-feature-body")
+    (store.root / "tasks" / ".t-x.json.zst.17.tmp").write_bytes(b"a torn write is none")
+    assert (store.root / "unsettled").exists()
+    seen = TaskStore.open(store.root)
+    assert (seen.fingerprint, seen.task_ids()) == (store.fingerprint, ["t-class-body", "t-function-body"])
+    assert seen.record("t-class-body").strength == STRENGTH
+    seen.settle()
+    assert not (store.root / "unsettled").exists()
+    assert TaskStore.open(store.root).fingerprint == store.fingerprint
+    store.put_task(record, secret)  # whoever settled it meanwhile, this is noted again
+    assert TaskStore.open(store.root).record("t-class-body").strength is None
+
+
+def test_a_list_of_changes_that_an_earlier_version_left_says_the_same(store: TaskStore) -> None:
+    store.settle()
+    store.put_task(replace(store.record("t-class-body"), strength=STRENGTH), store.secret("t-class-body"))
+    (store.root / "unsettled").rename(store.root / "changes.jsonl")
+    seen = TaskStore.open(store.root)
+    assert seen.record("t-class-body").strength == STRENGTH
+    seen.settle()
+    assert not (store.root / "changes.jsonl").exists()
 
 
 def test_an_update_that_changes_nothing_writes_nothing(
@@ -165,8 +188,7 @@ def test_an_update_that_changes_nothing_writes_nothing(
     store.put_task(record, secret)
     assert writes.names == []
     store.put_task(replace(record, strength=STRENGTH), secret)
-    changes = ["changes.jsonl"] * 2
-    assert writes.names == [*changes, "t-class-body.json.zst", changes[0]], "a real update is seen"
+    assert writes.names == ["unsettled", *["t-class-body.json.zst"] * 2], "a real update is seen"
 
 
 def test_what_a_build_writes_grows_with_its_tasks_and_not_with_their_square(
@@ -193,7 +215,7 @@ def test_what_a_build_writes_grows_with_its_tasks_and_not_with_their_square(
         for name, size in zip(writes.names, writes.num_bytes, strict=True):
             sums[name] += size
         assert writes.names.count("manifest.json") == 1
-        found.append((len(writes.names), sums["manifest.json"] + sums["changes.jsonl"]))
+        found.append((len(writes.names), sums["manifest.json"]))
     (one, one_bytes), (two, two_bytes), (three, three_bytes) = found
     assert three - two == two - one
     assert abs((three_bytes - two_bytes) - (two_bytes - one_bytes)) < 0.01 * one_bytes

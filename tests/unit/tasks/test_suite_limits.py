@@ -15,7 +15,7 @@ from composer_replication.errors import UsageError
 from composer_replication.records import Outcome
 from composer_replication.tasks import repository
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.build_state import decision_key
+from composer_replication.tasks.build_state import Settings
 from composer_replication.tasks.gates import failing_of, suite_trial
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.repository import cut_off, run_suite
@@ -135,11 +135,11 @@ def test_a_task_is_judged_in_the_time_that_its_build_had(make_project: MakeProje
         failing()
     # A decision under another limit is another one.
     keys = {
-        decision_key(with_seconds(kept, seconds), "planted.py::one", hidden_share=0.5, seed=0)
+        Settings().decision_key(with_seconds(kept, seconds), "planted.py::one")
         for seconds in (SUITE_SECONDS, 60.0, 61.0)
     }
     assert len(keys) == 3
-    assert decision_key(kept, "planted.py::one", hidden_share=0.5, seed=0) in keys
+    assert Settings().decision_key(kept, "planted.py::one") in keys
 
 
 def with_seconds(record: RepositoryRecord, seconds: float) -> RepositoryRecord:

@@ -212,42 +212,18 @@ def test_an_unusable_repository_counts_once_for_each_row(base: Path, tmp_path: P
     assert (summary.tasks, summary.candidates, dict(summary.rejected)) == (0, 2, {"red-baseline": 2})
 
 
-def test_the_command_that_finishes_an_import(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-
-    def stop(*_: object, command: str, **__: object) -> None:
-        asked.append(command)
-        raise InterruptedError
-
-    monkeypatch.setattr(swebench_import, "open_build", stop)
-    path, out = write_rows(tmp_path / "set.jsonl", row()), tmp_path / "store"
-    with pytest.raises(InterruptedError):
-        import_swebench(
-            path, out, repositories=base, with_truth=False, suite_seconds=600.0, hidden_share=0.25
-        )
-    with pytest.raises(InterruptedError):
-        import_swebench(path, out)
-    begin = f"composer-rl tasks import {path} --format swebench"
-    assert asked == [
-        f"{begin} --repositories {base} --out {out} --hidden-share 0.25 --suite-seconds 600.0 --visible-only",
-        f"{begin} --out {out}",
-    ]
-
-
 # --- deletions from patches ---------------------------------------------------------------
 
 
 def test_the_broken_tree_is_the_base_with_the_test_patch(base: Path, tmp_path: Path) -> None:
     ((instance,), _) = read_instances(write_rows(tmp_path / "set.jsonl", row()))
-    source, proposal = propose(instance, open_source(str(base / "people__planted")))
+    source, deletion = propose(instance, open_source(str(base / "people__planted")))
     assert source.files["planted/__init__.py"].decode() == SOURCE
     assert source.files["tests/test_planted.py"].decode() == TESTS
-    (edit,) = proposal.deletion.edits
+    (edit,) = deletion.edits
     assert SOURCE[: edit.start] + edit.text + SOURCE[edit.end :] == BROKEN
-    assert [cut.symbol for cut in proposal.deletion.bodies] == ["double"]
-    assert proposal.deletion.pin == "planted/__init__.py::double@feature/whole"
+    assert [cut.symbol for cut in deletion.bodies] == ["double"]
+    assert deletion.pin == "planted/__init__.py::double@feature/whole"
 
 
 @pytest.mark.parametrize(

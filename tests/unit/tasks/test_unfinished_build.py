@@ -1,9 +1,8 @@
-"""A store whose build was cut off says so, can be used, and names the command that finishes it."""
+"""A store whose build was cut off says so, can be used, and is finished by the same command."""
 
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from composer_replication.cli.main import main
-from composer_replication.tasks.build import build_command, build_tasks
-from composer_replication.tasks.build_state import Decision, Journal, Settings, read_journal
+from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.build_state import Decision, Journal, read_journal
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import compress
 
@@ -59,10 +58,8 @@ def test_a_build_that_was_cut_off(
         main(["tasks", words[0], str(out), *words[1:]])
         assert SENTENCE in "".join(capsys.readouterr())
     assert main(["tasks", "stats", str(out), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)["unfinished"]
-    command = shlex.split(said.partition("to finish it: ")[2])
-    assert command[:3] == ["composer-rl", "tasks", "build"]
-    assert main([*command[1:], "--jobs", "1", "--quiet"]) == 0
+    assert "the same composer-rl tasks command" in json.loads(capsys.readouterr().out)["unfinished"]
+    build_tasks([str(source)], out, jobs=1)
     whole = build_tasks([str(source)], tmp_path / "whole", jobs=1)
     assert TaskStore.open(out).fingerprint == whole.fingerprint
     assert (out / "manifest.json").read_bytes() == (tmp_path / "whole" / "manifest.json").read_bytes()
@@ -85,20 +82,13 @@ def test_a_store_of_an_earlier_version_is_not_called_unfinished(
     assert SENTENCE not in "".join(capsys.readouterr())
 
 
-def test_the_command_of_a_build(tmp_path: Path) -> None:
-    plain = Settings(granularities=["function"], with_truth=True)
-    out = tmp_path / "with space"
-    begin = f"composer-rl tasks build sdist:a==1 --out '{out}'"
-    assert build_command(["build", "sdist:a==1"], out, plain) == begin
-    more = Settings(
-        symbols={"sdist:a==1": ["a.py::f"]}, granularities=("class", "module"), removals=("body", "whole"),
-        max_tasks=3, seed=2, hidden_share=0.25, suite_seconds=600.0,
-    )  # fmt: skip
-    assert build_command(["build", "sdist:a==1"], out, more) == (
-        f"{begin} --max-tasks 3 --granularity class --granularity module --removal body --removal whole "
-        "--seed 2 --hidden-share 0.25 --suite-seconds 600.0 --symbol a.py::f --visible-only"
-    )
-    assert build_command(["build", "a", "b"], out, more) == ""
+def test_the_mark_of_an_earlier_version_has_the_command_too(tiny_store: TaskStore, tmp_path: Path) -> None:
+    copy = shutil.copytree(tiny_store.root, tmp_path / "copy")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["build"] = {"is_complete": False, "command": "composer-rl tasks build x --out y"}
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    store = TaskStore.open(copy)
+    assert store.build is not None and not store.build.is_complete
 
 
 # --- the journal: plain while a build goes on, compressed when it is done ---

@@ -21,8 +21,8 @@ from composer_replication.records import Score, Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold, put_file, sha256_of
-from composer_replication.tasks.store import FOLDERS, TaskStore
-from composer_replication.tasks.store_manifest import NAME, damaged
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import FOLDERS, NAME, damaged
 from composer_replication.tasks.workers.ray_cluster import (
     NodeNeeds,
     check_node,

@@ -16,14 +16,8 @@ from typing import Any
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Edit
-from composer_replication.tasks.build import (
-    BuildSummary,
-    build_command,
-    check_arguments,
-    open_build,
-    summary_of,
-)
-from composer_replication.tasks.build_state import Decision, Instance, Progress, Proposal, Settings
+from composer_replication.tasks.build import BuildSummary, check_arguments, open_build, summary_of
+from composer_replication.tasks.build_state import Decision, Instance, Progress, Settings
 from composer_replication.tasks.fresh_git import has_fresh_git
 from composer_replication.tasks.intake.archives import ARCHIVE_SUFFIXES
 from composer_replication.tasks.intake.cache import sha256_of
@@ -90,22 +84,22 @@ def import_swebench(
     instances, unreadable = read_instances(path)
     opened, proposals, refused = _propose_all(instances, repositories, progress)
     refused += [_refusal(row, "", row.place, "unreadable-row", row.detail) for row in unreadable]
-    typed = ["import", str(path.resolve()), "--format", "swebench"]
-    typed += [] if repositories is None else ["--repositories", str(repositories.resolve())]
-    command = build_command(typed, out, asked)
     # A source that has pins needs no map of calls; this one names no size, so nothing is planned.
     asked = replace(asked, symbols={source.source: ("given@",) for source in opened})
-    with open_build(out, asked, command=command, jobs=jobs, backend=backend, progress=progress) as run:
+    with open_build(out, asked, jobs=jobs, backend=backend, progress=progress) as run:
         ready = run.prepare_all(opened) if opened else {}
-        usable = [proposal for proposal in proposals if proposal.source in ready]
         run.decide(
-            [run.candidate(ready[one.source], one.deletion, is_pinned=True, proposal=one) for one in usable]
+            [
+                run.candidate(ready[source], deletion, is_pinned=True, instance=instance)
+                for source, instance, deletion in proposals
+                if source in ready
+            ]
         )
-        for proposal in proposals:
-            if proposal.source not in ready:
-                error, place = run.unusable[proposal.source], (proposal.source, proposal.instance.instance_id)
+        for source, instance, deletion in proposals:
+            if source not in ready:
+                error, place = run.unusable[source], (source, instance.instance_id)
                 run.decisions.append(
-                    Decision(proposal.digest, *place, reason=error.reason, detail=error.detail)
+                    Decision(instance.digest(deletion), *place, reason=error.reason, detail=error.detail)
                 )
         run.decisions += refused
         run.unusable.clear()  # each of its candidates counts, not the repository
@@ -114,10 +108,10 @@ def import_swebench(
 
 def _propose_all(
     instances: Sequence[Instance], repositories: Path | None, progress: Progress | None
-) -> tuple[list[RepositorySource], list[Proposal], list[Decision]]:
-    """The repositories of all rows, each once; the candidates; and the rows that are none."""
+) -> tuple[list[RepositorySource], list[tuple[str, Instance, Deletion]], list[Decision]]:
+    """The repositories of all rows, each once; the candidates, with the names of their repositories; the rows that are none."""
     opened: dict[str, RepositorySource] = {}
-    proposals: list[Proposal] = []
+    proposals: list[tuple[str, Instance, Deletion]] = []
     refused: list[Decision] = []
     bases: dict[str, RepositorySource] = {}
     pool: dict[bytes, bytes] = {}
@@ -125,13 +119,13 @@ def _propose_all(
         if progress is not None:
             progress(done, len(instances), "rows")  # each may be fetched
         try:
-            source, proposal = propose(instance, _open_base(instance, repositories, bases))
+            source, deletion = propose(instance, _open_base(instance, repositories, bases))
         except GateFailed as error:
             refused += [_refusal(instance, instance.repo, instance.instance_id, error.reason, error.detail)]
         else:
             if source.source not in opened:
                 opened[source.source] = _sharing(source, pool)
-            proposals.append(proposal)
+            proposals.append((source.source, instance, deletion))
     return list(opened.values()), proposals, refused
 
 
@@ -204,8 +198,8 @@ def _is_clone(path: Path) -> bool:
     return path.is_dir() and (is_bare(path) or has_history)
 
 
-def propose(instance: Instance, base: RepositorySource) -> tuple[RepositorySource, Proposal]:
-    """The original repository of a row, and its candidate."""
+def propose(instance: Instance, base: RepositorySource) -> tuple[RepositorySource, Deletion]:
+    """The original repository of a row, and the deletion that it asks for."""
     broken = _patched(instance, "test_patch", {**base.metadata, **base.files})
     source = _golden_source(base, _patched(instance, "patch", broken))
     deletion = make_deletion(source.files, broken)
@@ -213,7 +207,7 @@ def propose(instance: Instance, base: RepositorySource) -> tuple[RepositorySourc
     spans = spans_of(texts, deletion.edits, [cut.edit for cut in deletion.bodies], deletion.removed_files)
     if shows_any(instance.problem_statement, spans):
         raise GateFailed("statement-shows-code", "the problem statement holds the code that is asked for")
-    return source, Proposal(instance, source.source, deletion)
+    return source, deletion
 
 
 def _patched(instance: Instance, name: str, files: dict[str, bytes]) -> dict[str, bytes]:

@@ -21,14 +21,8 @@ class Workers:
     """
 
     def call(self, work: Callable[Params, Result], *args: Params.args, **options: Params.kwargs) -> Result:
-        """What ``work(*args, **options)`` gives or raises; waits for it, in any thread."""
+        """What ``work(*args, **options)`` gives or raises; waits for it, in any thread. ``runs_interrupted`` ends it."""
         return work(*args, **options)
-
-    def interrupt(self) -> None:
-        """Kill what is under way elsewhere; every waiting ``call`` raises ``SandboxFailure``.
-
-        Nothing is, here; ``runs_interrupted`` kills the sandboxes of this process.
-        """
 
 
 OWN_THREADS = Workers()
@@ -52,11 +46,7 @@ def open_workers(address: str | None, store: TaskStore) -> Iterator[Workers]:
         return path.read_bytes() if path.is_file() else store.blob(wheel.sha256)
 
     with joined(address) as head:
-        pool = RayPool(head, backend=store.backend, read_wheel=read_wheel)
-        try:
-            yield pool
-        finally:
-            pool.interrupt()
+        yield RayPool(head, backend=store.backend, read_wheel=read_wheel)
 
 
 def make_ray_impatient() -> None:

@@ -35,6 +35,7 @@ from ray.exceptions import RayError, RayTaskError
 from composer_replication import __version__
 from composer_replication.errors import ComposerError, InputError, MissingError, SandboxFailure, UsageError
 from composer_replication.sandbox import choose_backend, require_selftest
+from composer_replication.sandbox.supervised_run import is_interrupted
 from composer_replication.tasks.intake.environment import (
     EnvironmentLock,
     LockedWheel,
@@ -46,7 +47,7 @@ from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.twin.twin_run import pickler_fingerprint
 from composer_replication.tasks.workers import Params, Result, Workers
 
-_ADDRESS = re.compile(r"(?P<client>ray://)?(?P<host>\[[0-9a-fA-F:]+\]|[\w.-]+):(?P<port>\d{1,5})")
+_ADDRESS = re.compile(r"(?:ray://)?(?P<host>\[[0-9a-fA-F:]+\]|[\w.-]+):(?P<port>\d{1,5})")
 _ANSWER_SECONDS = 5.0
 _LOOK_SECONDS = 5.0
 _LOST_SECONDS = 20.0
@@ -111,17 +112,22 @@ def joined(address: str) -> Iterator[Head]:
         MissingError: nothing answers there, or not as Ray does (CR0490); it runs another
             version of Ray or Python (CR0490).
     """
-    match = check_address(address)
+    check_address(address)
+    is_main = threading.current_thread() is threading.main_thread()
+    on_sigterm = signal.getsignal(signal.SIGTERM) if is_main else None
     try:
-        with _own_way_to_end(), _silence():
+        with _silence():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except BaseException as error:
         ray.shutdown()
         if isinstance(error, Exception):
             raise _refusal(address, error) from error
         raise
+    finally:
+        if on_sigterm is not None:  # Ray puts its own in the place of what this program does then
+            signal.signal(signal.SIGTERM, on_sigterm)
     try:
-        place = address if match and match["client"] else ray.get_runtime_context().gcs_address
+        place = address if address.startswith("ray://") else ray.get_runtime_context().gcs_address
         host, _, port = place.removeprefix("ray://").rpartition(":")
         yield Head(host.strip("[]"), int(port))
     finally:
@@ -129,11 +135,8 @@ def joined(address: str) -> Iterator[Head]:
             ray.shutdown()
 
 
-def check_address(address: str) -> re.Match[str] | None:
-    """Refuse what cannot be an address, and where nothing listens: Ray itself would wait for minutes.
-
-    Its parts; None for ``auto``, of which only Ray knows where it is.
-    """
+def check_address(address: str) -> None:
+    """Refuse what cannot be an address, and where nothing listens: Ray itself would wait for minutes."""
     if ray.is_initialized():
         raise UsageError(
             "CR0490",
@@ -141,8 +144,8 @@ def check_address(address: str) -> re.Match[str] | None:
             where=address,
             fix="leave it with ray.shutdown() first.",
         )
-    if address == "auto":
-        return None
+    if address == "auto":  # only Ray knows where it is
+        return
     match = _ADDRESS.fullmatch(address)
     if match is None or not 0 < int(match["port"]) < 1 << 16:
         raise UsageError(
@@ -155,7 +158,6 @@ def check_address(address: str) -> re.Match[str] | None:
         _knock((match["host"].strip("[]"), int(match["port"])))
     except OSError as error:
         raise _refusal(address, error) from error
-    return match
 
 
 def _knock(place: tuple[str, int]) -> None:
@@ -183,18 +185,6 @@ def first_sentence(text: str) -> str:
     """What Ray says first, without its full stop and at most 200 characters of it."""
     line = (text.strip().splitlines() or [""])[0]
     return re.split(r"\.\s", line)[0].rstrip(".")[:200]
-
-
-@contextmanager
-def _own_way_to_end() -> Iterator[None]:
-    """Keep what this program does on SIGTERM: Ray puts its own in the place of it."""
-    is_main = threading.current_thread() is threading.main_thread()
-    before: Any = signal.getsignal(signal.SIGTERM) if is_main else None
-    try:
-        yield
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -333,8 +323,6 @@ class RayPool(Workers):
         self._lock = threading.Lock()
         self._sent: dict[int, tuple[object, Any]] = {}  # with the value, so that its id stays taken
         self._wheels: dict[str, Any] = {}
-        self._running: set[Any] = set()
-        self._interrupted = threading.Event()
         self._remote = ray.remote(do_work).options(
             num_cpus=1, max_retries=NUM_RETRIES, retry_exceptions=[SandboxFailure], name="composer-rl work"
         )
@@ -347,28 +335,22 @@ class RayPool(Workers):
         Raises:
             Exception: what ``work`` raised, after one try.
             SandboxFailure: the sandbox broke every time, Ray lost the worker every time or the
-                cluster went away (CR0491), or ``interrupt`` was called (CR0302).
+                cluster went away (CR0491), or the work was interrupted (CR0302).
             MissingError: a node cannot do such work (CR0491).
         """
-        sent = [self._send(value) for value in args]
-        with self._lock:
-            if self._interrupted.is_set():
-                raise interruption()
-            reference = self._remote.remote(self._node_needs, work, options, *sent)
-            self._running.add(reference)
+        reference = self._remote.remote(self._node_needs, work, options, *map(self._send, args))
         try:
-            result: Result = wait_for(reference, self._look)
+            result: Result = wait_for(reference, lambda: self._look(reference))
         except (RayError, ConnectionError) as error:
-            raise interruption() if self._interrupted.is_set() else _told(error) from error
-        else:
-            return result
-        finally:
-            with self._lock:
-                self._running.discard(reference)
+            raise _told(error) from error
+        return result
 
-    def _look(self) -> None:
+    def _look(self, reference: Any) -> None:
+        """Raise where work is given up; after an interruption its worker is killed, and its sandboxes die with it."""
         self._head.check()
-        if self._interrupted.is_set():
+        if is_interrupted():
+            with suppress(Exception):  # it ended in this moment: nothing to kill
+                ray.cancel(reference, force=True)
             raise interruption()
 
     def _send(self, value: object) -> object:
@@ -390,15 +372,6 @@ class RayPool(Workers):
             wheels[wheel.sha256] = self._wheels[wheel.sha256]
         bare = replace(bench, original=dict(bench.original), environment=None)  # type: ignore[arg-type]
         return _BenchParts(bare, lock, wheels)
-
-    def interrupt(self) -> None:
-        """Kill the workers that are at work for us; their sandboxes die with them."""
-        with self._lock:
-            self._interrupted.set()
-            running = list(self._running)
-        for reference in running:
-            with suppress(Exception):  # it ended in this moment, or the cluster is gone: nothing to kill
-                ray.cancel(reference, force=True)
 
 
 def do_work(node_needs: NodeNeeds, work: Callable[..., Any], options: dict[str, Any], *args: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import random
-import textwrap
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.running.bench import Bench, noticing_seconds
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import Subject, subject_of
-from composer_replication.tasks.syntax_trees import docstring_of, first_line, parse_syntax, parsed
+from composer_replication.tasks.syntax_trees import docstring_of, first_line, parse_syntax
 from composer_replication.tasks.test_run import Trial
 from composer_replication.tasks.twin.build_twins import TwinSearch, build_twins
 from composer_replication.tasks.twin.twin_run import Twin, judge_twins, record_calls, twin_bytes
@@ -73,9 +73,8 @@ def _attach_twins(store: TaskStore, tasks: Sequence[ValidTask], seed: int, worke
         own = {pin: digests[pin] for pin in pins if pin in digests}
         record, secret = store.record(task.task_id), store.secret(task.task_id)
         if own and record.instance_id:
-            broken = _subject(store, task).broken(repository.bench.original, "hidden")
             twins = [found.twins[pin] for pin in own]
-            for pin in workers.call(_passed_by, broken, twins, repository.bench):
+            for pin in workers.call(_passed_by, _broken(store, task, "hidden"), twins, repository.bench):
                 del own[pin]
                 found.without.setdefault(pin, SAME_BEFORE)
         if found.unknown.keys().isdisjoint(pins) and (own or secret.hidden):
@@ -84,14 +83,14 @@ def _attach_twins(store: TaskStore, tasks: Sequence[ValidTask], seed: int, worke
     return replace(found, twins={})
 
 
-def _subject(store: TaskStore, task: ValidTask) -> Subject:
-    return subject_of(store, store.get(task.task_id))
-
-
 def _passed_by(files: Mapping[str, bytes], twins: Sequence[Twin], bench: Bench) -> list[str]:
     """The pins of those twins that a tree passes. A cluster keeps each bench that it is sent, so it gets the usual one."""
     scores = judge_twins(replace(bench, original=files), twins)
     return [twin.pin for twin, score in zip(twins, scores, strict=True) if score.passed]
+
+
+def _broken(store: TaskStore, task: ValidTask, view: str) -> dict[str, bytes]:
+    return subject_of(store, store.get(task.task_id)).broken(task.repository.bench.original, view)
 
 
 def twin_cuts(deletion: Deletion) -> list[BodyCut]:
@@ -110,7 +109,7 @@ def _known_cuts(store: TaskStore, task: ValidTask) -> list[BodyCut]:
     deletion, cuts = task.deletion, twin_cuts(task.deletion)
     if deletion.removal == "body" or not cuts:
         return cuts
-    shown = _subject(store, task).broken(task.repository.bench.original, "rollout")
+    shown = _broken(store, task, "rollout")
     given = words_of(f"{deletion.path} {deletion.symbol}")
     return [cut for cut in cuts if is_named(cut.path, cut.symbol, shown, given)]
 
@@ -119,6 +118,8 @@ def _known_cuts(store: TaskStore, task: ValidTask) -> list[BodyCut]:
 # Functions that have a twin are safe from it: a twin that a table of all recorded calls passes is thrown away. Of the
 # others, methods of deleted classes above all, hidden tests must ask something that no visible test asks.
 
+# Whether a body gives a value back; a word in a text of several lines may pass for it, which asks more of the tests.
+_GIVES_A_VALUE = re.compile(r"^(?!\s*#).*\b(?:return\b[ \t]*[^\s#]|yield\b)", re.MULTILINE)
 MIN_SHARE = 0.5
 """Of the deleted lines: where a table can stand for less, whoever uses one still has to write the rest."""
 
@@ -154,7 +155,7 @@ def passed_by_lookup(bench: Bench, trials: Sequence[TrueTask]) -> dict[str, dict
         records failed, what went wrong by pin of the function.
     """
     cuts = {cut.pin: cut for trial in trials for cut in trial.cuts}
-    giving = {pin for pin, cut in cuts.items() if _gives_a_value(cut.golden_body)}
+    giving = {pin for pin, cut in cuts.items() if _GIVES_A_VALUE.search(cut.golden_body)}
     calls, problem = record_calls(bench, list(cuts.values())) if giving else ({}, "")
     found: dict[str, dict[str, str]] = {}
     for trial in trials:
@@ -176,17 +177,6 @@ def _is_large(trial: TrueTask, pins: Collection[str]) -> bool:
     """Whether tables of these functions would stand for enough of what was deleted."""
     lines = sum(cut.num_body_lines for cut in trial.cuts if cut.pin in pins)
     return bool(pins) and lines >= MIN_SHARE * sum(cut.num_body_lines for cut in trial.cuts)
-
-
-def _gives_a_value(body: str) -> bool:
-    module = parsed("def _():\n" + textwrap.indent(textwrap.dedent(body), " "))
-    if module is None:
-        return "return" in body or "yield" in body
-    return any(
-        isinstance(node, ast.Yield | ast.YieldFrom)
-        or (isinstance(node, ast.Return) and node.value is not None)
-        for node in ast.walk(module)
-    )
 
 
 def _learned(
@@ -219,6 +209,9 @@ _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr,
     ast.BitXor: ast.BitOr, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
 }  # fmt: skip
+_STATEMENTS: dict[type[ast.AST], str] = {ast.Break: "continue", ast.Continue: "break"} | dict.fromkeys(
+    (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Raise, ast.Delete, ast.Assert), "pass"
+)
 _Change = tuple[ast.stmt | ast.expr, str]
 """The node whose text is replaced, and the new text."""
 
@@ -228,10 +221,11 @@ def mutants_of(text: str, cut: BodyCut, *, max_mutants: int = 20) -> tuple[str, 
 
     Of more than ``max_mutants`` so many are drawn.
     """
-    own = _function_at(text, cut).body
+    name = cut.symbol.rpartition(".")[2].partition("#")[0]
+    (function,) = (one for one in _functions(text) if (one.name, first_line(one)) == (name, cut.first_line))
     lines = Lines(text)
     found: dict[str, None] = {}
-    for place, new in _changes(own[1:] if docstring_of(own) else own):
+    for place, new in _changes(function.body[1:] if docstring_of(function.body) else function.body):
         start, end = lines.span(place)
         if cut.start <= start <= end <= cut.end:
             found.setdefault(text[cut.start : start] + new + text[end : cut.end])
@@ -241,14 +235,6 @@ def mutants_of(text: str, cut: BodyCut, *, max_mutants: int = 20) -> tuple[str, 
     # Compiling is what takes the time: of hundreds only as many are compiled as are wanted.
     chosen = islice((pair for pair in order if _compiles(text, cut, pair[1])), max_mutants)
     return tuple(body for _, body in sorted(chosen))
-
-
-def _function_at(text: str, cut: BodyCut) -> ast.FunctionDef | ast.AsyncFunctionDef:
-    name = cut.symbol.rpartition(".")[2].partition("#")[0]
-    for node in _functions(text):
-        if node.name == name and first_line(node) == cut.first_line:
-            return node
-    raise ValueError(f"{cut.pin} is not in the text")
 
 
 @lru_cache(maxsize=16)
@@ -272,8 +258,7 @@ def _changes(body: Sequence[ast.stmt]) -> Iterator[_Change]:
     todo: list[ast.AST] = list(reversed(body))
     while todo:
         node = todo.pop()
-        yield from _of_statement(node)
-        yield from _of_expression(node)
+        yield from ((node, new) for new in _faults_of(node) if isinstance(node, ast.stmt | ast.expr))
         if isinstance(node, ast.If | ast.While | ast.IfExp) and not isinstance(node.test, ast.Constant):
             yield node.test, f"(not ({ast.unparse(node.test)}))"
         if isinstance(node, ast.JoinedStr):
@@ -285,42 +270,30 @@ def _changes(body: Sequence[ast.stmt]) -> Iterator[_Change]:
         todo += reversed(children)
 
 
-def _of_statement(node: ast.AST) -> Iterator[_Change]:
+def _faults_of(node: ast.AST) -> Iterator[str]:
+    """What may stand in the place of a statement or expression."""
+    if type(node) in _STATEMENTS:
+        yield _STATEMENTS[type(node)]
     match node:
         case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
-            yield node, "return None"
-        case ast.Break():
-            yield node, "continue"
-        case ast.Continue():
-            yield node, "break"
-        case ast.Expr(value=ast.Constant()):
-            return
-        case ast.Assign() | ast.AnnAssign() | ast.Expr() | ast.Raise() | ast.Delete() | ast.Assert():
-            yield node, "pass"
-        case ast.AugAssign(op=operator):
-            yield node, "pass"
-            if type(operator) in _OPERATORS:
-                yield node, _text(node, op=_OPERATORS[type(operator)]())
-
-
-def _of_expression(node: ast.AST) -> Iterator[_Change]:
-    match node:
+            yield "return None"
+        case ast.Expr(value=value) if not isinstance(value, ast.Constant):
+            yield "pass"
+        case ast.AugAssign(op=operator) if type(operator) in _OPERATORS:
+            yield _text(node, op=_OPERATORS[type(operator)]())
         case ast.BinOp(op=operator) if type(operator) in _OPERATORS:
-            yield node, f"({_text(node, op=_OPERATORS[type(operator)]())})"
+            yield f"({_text(node, op=_OPERATORS[type(operator)]())})"
         case ast.Compare(ops=operators):
             for place, compared in enumerate(operators):
                 others = [*operators[:place], _COMPARISONS[type(compared)](), *operators[place + 1 :]]
-                yield node, f"({_text(node, ops=others)})"
+                yield f"({_text(node, ops=others)})"
         case ast.BoolOp(op=joined):
-            yield node, f"({_text(node, op=ast.Or() if isinstance(joined, ast.And) else ast.And())})"
+            yield f"({_text(node, op=ast.Or() if isinstance(joined, ast.And) else ast.And())})"
         case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
-            yield node, f"({ast.unparse(operand)})"
-        case ast.Constant(value=bool(value)):
-            yield node, repr(not value)
-        case ast.Constant(value=int(value) | float(value)):
-            yield node, repr(value + 1)
-        case ast.Constant(value=str(value)):
-            yield node, repr(f"XX{value}")
+            yield f"({ast.unparse(operand)})"
+        case ast.Constant(value=bool() | int() | float() | str() as value):
+            other = f"XX{value}" if isinstance(value, str) else value + 1
+            yield repr(not value if isinstance(value, bool) else other)
 
 
 def _text(node: ast.AST, **changed: object) -> str:
@@ -353,11 +326,7 @@ class _Fault:
 
 
 def _attach_strength(store: TaskStore, tasks: Sequence[ValidTask], seed: int, workers: Workers) -> None:
-    """Put faults into the golden code of some tasks of one repository one at a time, and count which tests notice.
-
-    ``mutants`` faults were tried; the visible tests alone notice ``killed_visible`` of them,
-    the visible and hidden tests with the recorded behaviour ``killed_all``.
-    """
+    """Keep with some tasks of one repository how strong their tests are."""
     trials = [_trial_of(store, task) for task in tasks]
     found = workers.call(count_noticed, trials, tasks[0].repository.bench, seed)
     for task, figures in zip(tasks, found, strict=True):
@@ -366,8 +335,11 @@ def _attach_strength(store: TaskStore, tasks: Sequence[ValidTask], seed: int, wo
 
 
 def count_noticed(trials: Sequence[TrueTask], bench: Bench, seed: int) -> list[dict[str, int]]:
-    """The figures of ``_attach_strength``. Hidden tests are asked only about faults that no visible test notices, and
-    recorded behaviour only about those that are left then.
+    """How many faults, put into the golden code one at a time, the tests notice.
+
+    ``mutants`` were tried; visible tests alone notice ``killed_visible`` of them, with hidden tests and recorded behaviour
+    ``killed_all`` are noticed. Hidden tests are asked only about faults that no visible test notices, and recorded
+    behaviour only about those that are left then.
     """
     faults = [fault for trial in trials for fault in _draw(trial, bench, seed)]
     seen = _noticed_by_tests(faults, "visible", bench)

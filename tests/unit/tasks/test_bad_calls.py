@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
 from composer_replication.tasks.running.bench import Bench
-from composer_replication.tasks.twin import twin_player
 from composer_replication.tasks.twin.build_twins import build_twins
 from composer_replication.tasks.twin.twin_run import Twin, judge_twin
 
@@ -119,14 +117,12 @@ def test_a_call_that_hangs_or_dies_costs_itself(built, environment: Environment)
     assert judge_twin(FILES, environment, twins["parts"], timeout_seconds=60).passed
 
 
-def test_calls_that_hang_on_chance_are_left_out(built) -> None:
+def test_calls_that_draw_numbers_without_a_seed_are_left_out(built) -> None:
     """0.999 gives the same in nearly every play; the twin would fail an honest candidate one day."""
     twins, notes = built
+    assert {"sampled", "sampled_apart", "in_order"}.isdisjoint(twins)
     for name in ("sampled", "sampled_apart"):
-        assert name in twins, notes
-        left = [(values, share) for values, share in arguments(twins[name]) if values and 0 < share < 1]
-        assert left == []
-        assert len(twins[name].recorded) == 3
+        assert "recorded calls have a result that can be compared" in notes[CUTS[name].pin]
 
 
 def test_a_candidate_that_dies_in_one_call_fails_that_call_alone(built, environment: Environment) -> None:
@@ -139,19 +135,3 @@ def test_a_candidate_that_dies_in_one_call_fails_that_call_alone(built, environm
     score = judge_twin(tree, environment, twin, timeout_seconds=60)
     assert score.error == ""
     assert score.recorded_agree + score.mutated_agree == score.num_recorded + score.num_mutated - 1
-
-
-def test_the_seeds_reach_both_ends() -> None:
-    first = [random.Random(seed).random() for seed in twin_player.SEEDS]
-    assert min(first) < 0.00001
-    assert max(first) > 0.99998
-    assert len(set(first)) == len(twin_player.SEEDS)
-
-
-def test_a_call_that_ended_before_anybody_saw_that_it_was_late_is_late_all_the_same() -> None:
-    steps = twin_player.Steps(frozenset({1}), 0, 0.25)
-    steps.clock = iter([1.0, 1.3, 2.0, 2.2]).__next__
-    assert steps.begin() and not steps.end()
-    assert not steps.begin()  # an earlier child died of it
-    assert steps.begin() and steps.end()
-    assert (steps.now, steps.begun, steps.is_enough) == (2, twin_player.BETWEEN, False)

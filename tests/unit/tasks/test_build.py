@@ -273,7 +273,7 @@ BY_ADDRESS = '[project]\nname = "p"\ndependencies = ["x @ git+https://example.in
         ),
         (
             with_tests("def test_a():\n    pass\n", "\ufeffdef one():\n    return 7\n"),
-            "nothing-to-delete .*nothing of the sizes function/body .*1 of them cannot be cut, the first is planted.py, which",
+            "nothing-to-delete .*nothing of the sizes function/body .*1 of them cannot be cut, the first is planted.py",
         ),
     ],
 )

@@ -74,14 +74,13 @@ class Pair(NamedTuple):
     ],
 )
 def test_by_hand(value: object, expected: tuple[object, ...]) -> None:
-    assert encode(value) == expected
+    assert encode(value) == repr(expected)
 
 
 def test_an_endless_iterator_is_cut_at_300() -> None:
-    found = encode(itertools.count())
-    assert (len(found), found[300], found[301]) == (302, ("int", "299"), "...")
-    assert encode(iter(range(300)))[-1] == "..."
-    assert encode(iter(range(299)))[-1] == ("int", "298")
+    assert encode(itertools.count()).endswith("('int', '298'), ('int', '299'), '...')")
+    assert encode(iter(range(300))).endswith("('int', '299'), '...')")
+    assert encode(iter(range(299))).endswith("('int', '298'))")
 
 
 def test_an_iterator_that_raises_raises() -> None:
@@ -92,7 +91,7 @@ def test_an_iterator_that_raises_raises() -> None:
 def test_objects_by_type_and_state() -> None:
     assert encode(Point(1)) == encode(Point(1))
     assert encode(Point(1)) != encode(Point(2))
-    assert "Point" in encode(Point(1))[0]
+    assert "Point" in encode(Point(1)).partition(",")[0]
     assert encode(Pair(1, 2)) != encode((1, 2))
     assert encode(Colour.RED) != encode(1)
     assert encode(collections.defaultdict(list, a=[1])) != encode({"a": [1]})
@@ -139,7 +138,7 @@ def test_functions_as_arguments_have_names_and_code() -> None:
 def test_cycles_end_and_size_has_a_bound() -> None:
     endless: list[object] = [1]
     endless.append(endless)
-    assert encode(endless) == ("list", ("int", "1"), ("cycle", "1"))
+    assert encode(endless) == repr(("list", ("int", "1"), ("cycle", "1")))
     with pytest.raises(OpaqueValue):
         encode(list(range(60_000)))
     deep: list[object] = []

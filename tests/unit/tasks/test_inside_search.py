@@ -5,7 +5,6 @@ from __future__ import annotations
 import marshal
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from composer_replication.sandbox import choose_backend
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.leaks import inside_search, leak_scan
+from composer_replication.tasks.leaks import leak_scan
 from composer_replication.tasks.leaks.leak_scan import targets_of
 from composer_replication.tasks.store import TaskStore
 
@@ -85,30 +84,6 @@ def test_without_namespaces_what_lies_in_the_tree_is_found(search_inside: Inside
     assert (clean.leaks, clean.failed) == (set(), [])
     found = search_inside("t-module-body", golden=(TEXT,), backend="sandlock")
     assert found.leaks == {("copy", TEXT)}
-
-
-@pytest.mark.parametrize(
-    ("module", "place"),
-    [
-        ("planted_space.inner.deep", "planted_space/inner/deep.py"),
-        ("planted_package.space.deep", "planted_package/space/deep.py"),
-        ("planted_package", "planted_package/__init__.py"),
-        ("planted_space.inner.deep.planted_package", ""),
-        ("planted_space.other", ""),
-    ],
-)
-def test_a_module_is_found_in_namespaces_and_without_running_its_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, place: str
-) -> None:
-    for path in ("planted_space/inner/deep.py", "planted_package/space/deep.py"):
-        (tmp_path / path).parent.mkdir(parents=True)
-        (tmp_path / path).touch()
-    (tmp_path / "planted_package" / "__init__.py").write_text("raise SystemExit(9)\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    found = inside_search.place_of(module)
-    for name in [name for name in sys.modules if name.startswith(("planted_space", "planted_package"))]:
-        del sys.modules[name]
-    assert found == (str(tmp_path / place) if place else "")
 
 
 @pytest.mark.long
@@ -201,53 +176,46 @@ class TestGit:
 
 
 class TestWalk:
-    """``find /`` from inside, which one sandbox does for all tasks: what it leaves out is walked by another."""
+    """Folders that one sandbox walks for all tasks."""
 
     @pytest.fixture
-    def walk(self, make_store: Any, sized_tasks: Any) -> Callable[..., set[tuple[str, str]]]:
-        def run(walk: leak_scan.Walk, where: Environment) -> set[tuple[str, str]]:
+    def walk(self, make_store: Any, sized_tasks: Any, environment: Environment) -> Callable[..., Any]:
+        def run(folders: list[Path], where: Environment = environment) -> set[tuple[str, str]]:
             store: TaskStore = make_store(sized_tasks["t-module-body"])
             (task,) = store.tasks()
-            targets = targets_of(store, task)
-            answer = Answer(leak_scan.search_inside({}, (), targets, where, walk=walk))
-            return answer.leaks
+            roots = list(map(str, folders))
+            return Answer(leak_scan.search_inside({}, (), targets_of(store, task), where, roots=roots)).leaks
 
         return run
 
     @pytest.mark.long
     def test_the_walk_of_an_environment_finds_text_and_bytecode(
-        self,
-        walk: Callable[..., set[tuple[str, str]]],
-        own_environment: Environment,
-        text_files: tuple[bytes, bytes],
+        self, walk: Callable[..., Any], own_environment: Environment, text_files: tuple[bytes, bytes]
     ) -> None:
         """Bytecode is read inside a sandbox alone, so nothing but this walk would find it there."""
         packages = next(own_environment.root.glob("lib/python*/site-packages"))
         code = compile(text_files[0], "elsewhere.py", "exec", dont_inherit=True)
         (packages / "old.py").write_bytes(text_files[0])
         (packages / "old.pyc").write_bytes(bytes(16) + marshal.dumps(code))
-        assert walk("environment", own_environment) == {
+        # A folder in another one, and a second name of it, are walked once.
+        assert walk([own_environment.root, packages], own_environment) == {
             ("installed", str(packages / "old.py")),
             ("pyc", str(packages / "old.pyc")),
         }
 
-    def test_the_walk_of_the_system_finds_what_lies_in_another_folder_that_is_shown(
+    def test_what_lies_in_another_folder_that_is_shown_is_found(
         self,
-        walk: Callable[..., set[tuple[str, str]]],
+        walk: Callable[..., Any],
         environment: Environment,
         text_files: tuple[bytes, bytes],
         tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """The real folders of the system take minutes; they are left out here by being called the environment's."""
         shown = tmp_path / "share"
         shown.mkdir()
-        real = leak_scan._with_real
-        system = leak_scan._system_paths(environment)
-        monkeypatch.setattr(leak_scan, "_with_real", lambda paths: real(paths) | (system - real([shown])))
         where = replace(environment, read_only=(*environment.read_only, shown))
+        assert str(shown) in leak_scan._system_paths(where)
         for text, expected in zip(
             text_files, ({("visible-copy", str(shown / "old.txt"))}, set()), strict=True
         ):
             (shown / "old.txt").write_bytes(text)
-            assert walk("system", where) == expected
+            assert walk([shown], where) == expected

@@ -11,7 +11,7 @@ from composer_replication.records import Edit
 from composer_replication.tasks.instructions.writing import (
     MAX_FUNCTIONS,
     MAX_LINE_CHARS,
-    MAX_LINES,
+    MAX_PLACES,
     broken_regions,
     clipped,
     instruction_text,
@@ -92,7 +92,7 @@ def test_a_whole_function_is_known_by_its_tests(sized_store: TaskStore) -> None:
     ("task_id", "said", "not_said"),
     [
         ("t-feature-body", ["`tinymath/text.py` also defines `repeat`, `initials`, `is_palindrome`."], ""),
-        ("t-method-whole", ["Write the method `Vector.length` again", "The class `Vector` still has `__init__`,"], ""),
+        ("t-method-whole", ["Write the method `Vector.length` again", "still defines `Vector`."], ""),
         ("t-class-whole", ["Write the class `Vector` again", "assert Vector(3, 4).length == 5"], ""),
         ("t-module-whole", ["again: the file `tinymath/text.py` is gone.\n", "shout("], "palindrome"),  # no visible test
         ("t-feature-whole", ["with everything that only it needs", "`tinymath/__init__.py`, `tinymath/text.py`."], ""),
@@ -202,50 +202,23 @@ def regions(store: TaskStore, task_id: str) -> list[str]:
 
 def test_a_whole_function_and_its_export(sized_store: TaskStore) -> None:
     assert regions(sized_store, "t-function-whole") == [
-        "--- tinymath/__init__.py, line 1",
-        ' """A few small functions to cut tasks from."""',
-        "",
-        "- ... 1 line removed",
-        "+from tinymath.numbers import absolute, is_even, mean, sign, square",
-        " from tinymath.text import initials, is_palindrome, repeat, shout",
-        " from tinymath.vector import Vector",
-        "",
-        " __all__ = [",
-        '     "Vector",',
-        '     "absolute",',
-        "- ... 1 line removed",
-        '     "initials",',
-        '     "is_even",',
-        '     "is_palindrome",',
-        "--- tinymath/numbers.py, line 23",
-        "     return 1 if x > 0 else 0",
-        "",
-        "",
-        "- ... 5 lines removed",
-        " def mean(values):",
-        '     """Return the arithmetic mean; no values give 0.0."""',
-        "     values = list(values)",
+        "tinymath/__init__.py, line 3: 1 line removed",
+        "tinymath/__init__.py, line 10: 1 line removed",
+        "tinymath/numbers.py, line 26: 5 lines removed",
     ]
 
 
 def test_a_removed_file_and_the_end_of_a_file(sized_store: TaskStore) -> None:
-    assert regions(sized_store, "t-module-whole")[:2] == [
-        "--- tinymath/text.py",
-        "- ... the file, 14 lines removed",
-    ]
-    assert regions(sized_store, "t-method-whole")[-1] == "- ... 4 lines removed"
+    assert regions(sized_store, "t-module-whole")[0] == "tinymath/text.py: the file, 14 lines removed"
+    assert regions(sized_store, "t-method-whole")[-1].endswith(": 4 lines removed")
 
 
 def test_every_hole_of_a_class(sized_store: TaskStore) -> None:
     shown = regions(sized_store, "t-class-body")
-    assert [line for line in shown if line.startswith("+")] == ["+        raise NotImplementedError"] * 4
-
-
-def test_no_region_shows_a_removed_line(sized_store: TaskStore) -> None:
-    for task in sized_store.tasks():
-        text = broken_regions(sized_store, task)
-        bare = "\n".join(line[1:] for line in text.splitlines())
-        assert not shows_any(bare, golden_spans(sized_store, task)), task.task_id
+    text = sized_store.files(sized_store.get("t-class-body"), "rollout")["tinymath/vector.py"].decode()
+    places = [f"tinymath/vector.py, line {number}" for number, line in enumerate(text.splitlines(), 1) if "raise NotImplementedError" in line]  # fmt: skip
+    assert [line.partition(":")[0] for line in shown] == places
+    assert len(places) == 4
 
 
 def test_very_many_places_are_counted(make_store: Any, sized_tasks: Any) -> None:
@@ -258,5 +231,5 @@ def test_very_many_places_are_counted(make_store: Any, sized_tasks: Any) -> None
     )
     store = make_store(task, files={"many.py": source.encode()})
     shown = regions(store, task.task_id)
-    assert len(shown) == MAX_LINES + 1
-    assert shown[-1].startswith("... and ")
+    assert len(shown) == MAX_PLACES + 1
+    assert shown[-1] == f"and {90 - MAX_PLACES} more places"

@@ -9,12 +9,10 @@ and the finished text is searched for every deleted span before anybody sees it.
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby
 
 from composer_replication.errors import InputError
 from composer_replication.records import Hole, Task
@@ -22,7 +20,7 @@ from composer_replication.tasks.leaks.shown_code import golden_spans, shows_any
 from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT
 from composer_replication.tasks.planning.edits import Lines, View, shifted_line
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.syntax_trees import first_line, parsed
+from composer_replication.tasks.syntax_trees import docstring_of, first_line, parsed
 from composer_replication.tasks.test_functions import function_texts
 
 # --- What the broken files say around a hole.
@@ -55,23 +53,20 @@ class Surroundings:
 def look_around(broken_text: str, hole: Hole) -> Surroundings:
     """Read the broken file around its hole; a file that does not parse tells the lines alone."""
     lines = Lines(broken_text)
-    marker = broken_text[hole.start : hole.end]
-    start = hole.start + len(marker) - len(marker.lstrip())
-    line = sum(begin <= start for begin in lines.starts)
+    line = line_of(broken_text, hole)
     module = _tree(broken_text) or ast.Module([], [])
     chain = list(_chain(module, line))
     function = next((node for node in reversed(chain) if isinstance(node, _Function)), None)
     owner = next((node for node in reversed(chain) if isinstance(node, ast.ClassDef)), None)
-    first = line if function is None else first_line(function)
-    head = broken_text[lines.starts[first - 1] : max(hole.start, lines.starts[first - 1])]
-    cut = len(head)
-    if function is not None and ast.get_docstring(function, clean=False) is not None:
-        begin = lines.starts[function.body[0].lineno - 1] - lines.starts[first - 1]
-        cut = begin if begin > 0 else cut  # else all on one line: it stays together
+    begin = lines.starts[(line if function is None else first_line(function)) - 1]
+    cut = end = max(hole.start, begin)
+    if function is not None and (docstring := docstring_of(function.body)):
+        above = lines.starts[docstring.lineno - 1]
+        cut = above if above > begin else cut  # else all on one line: it stays together
     return Surroundings(
         line=line,
-        header=head[:cut].rstrip(),
-        docstring=head[cut:].rstrip(),
+        header=broken_text[begin:cut].rstrip(),
+        docstring=broken_text[cut:end].rstrip(),
         name="" if function is None else ".".join(getattr(node, "name", "") for node in chain),
         owner="" if owner is None else owner.name,
         siblings=() if owner is None else _names(owner.body, chain),
@@ -102,67 +97,40 @@ def public_names(text: str) -> tuple[str, ...]:
     return tuple(name for name in _names(body, ()) if not name.startswith("_"))
 
 
-def class_members(text: str, symbol: str) -> tuple[str, ...] | None:
-    """The methods of the class with that qualified name; None when the file has no such class."""
-    node: ast.AST | None = _tree(text)
-    for name in symbol.split("."):
-        classes = (one for one in getattr(node, "body", []) if isinstance(one, ast.ClassDef))
-        node = next((one for one in classes if one.name == name), None)
-    return _names(node.body, ()) if isinstance(node, ast.ClassDef) else None
+# --- The broken places, where what went is a count and never a line.
+
+MAX_PLACES = 50
+"""Of one task; a module may have a hundred."""
 
 
-# --- The broken places as a diff, in which what went is a count and never a line.
-
-MAX_LINES = 150
-"""Of the broken places of one task; a module may have a hundred."""
+def line_of(broken_text: str, hole: Hole) -> int:
+    """The line, counted from 1, of what stands in a hole."""
+    marker = broken_text[hole.start : hole.end]
+    return broken_text.count("\n", 0, hole.start + len(marker) - len(marker.lstrip())) + 1
 
 
 def broken_regions(store: TaskStore, task: Task) -> str:
-    """All broken places of a task, removed files first; of a long text the first lines."""
-    record = store.record(task.task_id)
-    views = {view: store.files(task, view) for view in ("golden", "rollout")}
-
-    def lines(view: str, path: str) -> list[str]:
-        return views[view][path].decode("utf-8", "replace").splitlines()
-
-    shown: list[str] = []
-    for path in record.removed_files:
-        shown += [f"--- {path}", _removed(lines("golden", path), "the file, ")]
-    for path in sorted({edit.path for edit in record.edits}):
-        shown += _changes(path, lines("golden", path), lines("rollout", path))
-    left = len(shown) - MAX_LINES
-    return "\n".join([*shown[:MAX_LINES], *([f"... and {left} more lines"] if left > 0 else [])])
+    """All broken places of a task and how many lines went there, removed files first; of a long list the beginning."""
+    golden, broken = store.files(task, "golden"), store.files(task, "rollout")
+    shown = [f"{path}: the file, {_removed(golden[path].decode())}" for path in task.removed_files]
+    edits = sorted(store.record(task.task_id).edits, key=lambda edit: (edit.path, edit.start, edit.end))
+    for edit, hole in zip(edits, task.holes, strict=True):
+        line = line_of(broken[hole.path].decode(), hole)
+        shown.append(
+            f"{hole.path}, line {line}: {_removed(golden[hole.path].decode()[edit.start : edit.end])}"
+        )
+    return "\n".join([*shown[:MAX_PLACES], *and_more(len(shown) - MAX_PLACES, "and {} more places")])
 
 
-def _changes(path: str, golden: list[str], broken: list[str]) -> Iterator[str]:
-    """The hunks of a file, each under its path and first line; a line that stays is in both texts and no secret."""
-    lines = list(difflib.unified_diff(golden, broken, lineterm=""))[2:]
-    for sign, group in groupby(lines, key=lambda line: line[0]):
-        if sign == "-":
-            yield _removed([line[1:] for line in group])
-        elif sign == "@":
-            start = next(group).partition("+")[2].partition(" ")[0]
-            yield f"--- {path}, line {start.partition(',')[0]}"
-        else:
-            yield from (line.rstrip() for line in group)
-
-
-def _removed(lines: list[str], what: str = "") -> str:
-    num_lines = sum(bool(line.strip()) for line in lines)
-    return f"- ... {what}{num_lines} {'line' if num_lines == 1 else 'lines'} removed"
+def _removed(text: str) -> str:
+    num_lines = sum(bool(line.strip()) for line in text.splitlines())
+    return f"{num_lines} {'line' if num_lines == 1 else 'lines'} removed"
 
 
 def first_broken_line(store: TaskStore, task: Task) -> int | None:
     """The line, counted from 1, of the first change in the task's own file; None when the file is gone or as it was."""
-    record = store.record(task.task_id)
-    files = store.repository(record.repository_record).files
-    edits = [edit for edit in record.edits if edit.path == task.path]
-    if not edits or task.path not in files or task.path in task.removed_files:
-        return None
-    edit = min(edits, key=lambda edit: edit.start)
-    before = store.blob(files[task.path]).decode("utf-8", "replace")[: edit.start]
-    margin = edit.text[: len(edit.text) - len(edit.text.lstrip())]
-    return (before + margin).count("\n") + 1  # no edit stands above it, so nothing has moved
+    hole = next((hole for hole in task.holes if hole.path == task.path), None)
+    return None if hole is None else line_of(store.files(task, "rollout")[task.path].decode(), hole)
 
 
 # --- The text itself.
@@ -216,16 +184,14 @@ def plain_instruction(store: TaskStore, task: Task) -> str | None:
     spans = golden_spans(store, task)
     statement = store.record(task.task_id).statement.strip()
     material = read_material(store, task)
-    clean = replace(
-        material,
-        sources=tuple(source for source in material.sources if not shows_any(source[1], spans)),
-        places=tuple(
-            (path, replace(place, docstring="") if shows_any(place.docstring, spans) else place)
-            for path, place in material.places
-        ),
+    sources = tuple(source for source in material.sources if not shows_any(source[1], spans))
+    bare = tuple((path, replace(place, docstring="")) for path, place in material.places)
+    places = tuple(
+        without if shows_any(one[1].docstring, spans) else one
+        for one, without in zip(material.places, bare, strict=True)
     )
-    bare = replace(clean, sources=(), places=tuple((p, replace(s, docstring="")) for p, s in clean.places))
-    for shown in (clean, replace(clean, sources=()), bare):
+    for shown_places, shown_sources in ((places, sources), (places, ()), (bare, ())):
+        shown = replace(material, places=shown_places, sources=shown_sources)
         text = instruction_text(shown, statement)
         if not shows_any(text, spans):
             return text
@@ -270,13 +236,13 @@ def instruction_text(material: Material, statement: str = "") -> str:
     """Put the instruction together; lists and sources that are too long are clipped and say so."""
     task = material.task
     if statement:
-        parts = [statement]
+        parts: Iterable[str] = [statement]
     elif task.removal == "whole":
-        parts = [*_whole_parts(material)]
+        parts = _whole_parts(material)
     elif len(material.places) == 1:
-        parts = [*_one_body_parts(task, material.places[0])]
+        parts = _one_body_parts(task, material.places[0])
     else:
-        parts = [*_bodies_parts(material)]
+        parts = _bodies_parts(material)
     return "\n\n".join([*parts, *tests_part(task.tests.shown, material.sources)]) + "\n"
 
 
@@ -323,20 +289,12 @@ def _whole_parts(material: Material) -> Iterator[str]:
     task = material.task
     is_gone = task.path in task.removed_files
     if task.granularity == "module":
-        where = (
-            f"the file `{task.path}` is gone" if is_gone else f"its definitions are gone from `{task.path}`"
-        )
-        yield f"Write the module `{task.symbol}` again: {where}."
+        yield f"Write the module `{task.symbol}` again: the file `{task.path}` is gone."
     else:
-        kind = {"class": "class", "feature": "feature"}.get(task.granularity, "function")
-        owner = task.symbol.rpartition(".")[0]
-        kind = "method" if kind == "function" and owner else kind
+        kind = "method" if task.granularity == "function" and "." in task.symbol else task.granularity
         file = f"the file `{task.path}`, which is gone too" if is_gone else f"`{task.path}`"
         ending = ", with everything that only it needs" if task.granularity == "feature" else ""
         yield f"Write the {kind} `{task.symbol}` again: it was removed from {file}{ending}."
-        members = class_members(material.files.get(task.path, ""), owner) if owner else None
-        if members:
-            yield f"The class `{owner}` still has {listed(members)}."
     others = sorted({*material.files, *task.removed_files} - {task.path})
     if others:
         yield f"Lines are missing in other files too: {listed(others)}."
@@ -354,11 +312,8 @@ def _other_names(material: Material, taken: set[str]) -> Iterator[str]:
 
 def tests_part(tests: Sequence[str], sources: Sequence[tuple[str, str]]) -> list[str]:
     """The tests that have to pass: their names, and the source of the first ones."""
-    parts = [
-        "This test fails now and has to pass:"
-        if len(tests) == 1
-        else "These tests fail now and have to pass:"
-    ]
+    is_one = len(tests) == 1
+    parts = ["This test fails now and has to pass:" if is_one else "These tests fail now and have to pass:"]
     names = [f"- {_short(test)}" for test in tests[:MAX_NAMES]]
     parts.append("\n".join([*names, *and_more(len(tests) - MAX_NAMES, "- and {} more")]))
     for path, source in sources[:MAX_SOURCES]:

@@ -113,14 +113,14 @@ def write_one(store: TaskStore, task: Task, endpoint: Endpoint) -> str:
     if plain is None:
         return "shows-code"  # what would be sent shows it: nothing is asked
     answer = endpoint.ask([{"role": "system", "content": REQUEST}, {"role": "user", "content": plain}])
-    text = _tidy(answer)
+    # Without control characters and space around.
+    kept = "".join(sign for sign in answer.expandtabs(4) if sign.isprintable() or sign == "\n")
+    text = f"{kept.strip()}\n"
     reason = refusal(text, read_secrets(store, task, plain))
-    if reason:
-        return reason
-    store.put_record(
-        f"instructions/{task.task_id}.json", WrittenInstruction(task.task_id, endpoint.model, text).to_json()
-    )
-    return "written"
+    if not reason:
+        record = WrittenInstruction(task.task_id, endpoint.model, text)
+        store.put_record(f"instructions/{task.task_id}.json", record.to_json())
+    return reason or "written"
 
 
 def refusal(text: str, secrets: Secrets) -> str:
@@ -188,9 +188,3 @@ def _occurs(piece: str, text: str) -> bool:
 
 def _bare(text: str) -> str:
     return "".join(text.split())
-
-
-def _tidy(answer: str) -> str:
-    """Without control characters and space around."""
-    kept = "".join(sign for sign in answer.expandtabs(4) if sign.isprintable() or sign == "\n")
-    return f"{kept.strip()}\n"

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-import types
+from importlib.machinery import all_suffixes
 
 from composer_replication.tasks.leaks.leak_search import Leak, Search, Target
 
@@ -24,30 +24,14 @@ def output_of(command):
     return done.stdout if done.returncode == 0 else None
 
 
-def place_of(module):
-    """The file that an import without the tree would find; nothing is executed, so a package that breaks is found, too."""
-    file, path = "", None
-    parts = module.split(".")
-    for end in range(1, len(parts) + 1):
-        name = ".".join(parts[:end])
-        found = next(filter(None, (finder.find_spec(name, path) for finder in sys.meta_path)), None)
-        if found is None:
-            return ""
-        file, path = found.origin or "", found.submodule_search_locations or []
-        if name not in sys.modules:  # a namespace below it asks for the path of what is imported by this name
-            sys.modules[name] = types.ModuleType(name)
-            sys.modules[name].__path__ = path
-    return file
-
-
 def ask_importlib(targets):
-    """Which modules that lost code can be imported without the tree."""
+    """Which modules that lost code an import without the tree would find; nothing is executed."""
     leaks = set()
     for task_id, path in {(target.task_id, target.module) for target in targets}:
-        module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        is_own = path.endswith(".py") and module.partition(".")[0] not in sys.stdlib_module_names
-        if is_own and (place := place_of(module)):
-            leaks.add(Leak(task_id, "importable", place))
+        stem, ending = os.path.splitext(path)
+        if ending == ".py" and path.split("/")[0].removesuffix(".py") not in sys.stdlib_module_names:
+            places = [os.path.join(folder, stem + end) for folder in sys.path for end in all_suffixes()]
+            leaks |= {Leak(task_id, "importable", place) for place in places if os.path.exists(place)}
     return leaks
 
 
@@ -83,12 +67,20 @@ def ask_git(search, tree):
     return leaks, failed
 
 
-def listed(folder):
-    """Names in a folder; none where it is closed to us, as outside of the tree without namespaces."""
+def folders_of(roots, tree):
+    """The real folders behind some paths, none inside another.
+
+    Instead of a root that is closed to us, as without namespaces, the tree alone.
+    """
     try:
-        return os.listdir(folder)
+        os.listdir("/")
     except OSError:
-        return []
+        roots = [tree if root == "/" else root for root in roots]
+    found = {os.path.realpath(root) for root in roots}
+    inner = {
+        one for one in found for other in found if one != other and one.startswith(f"{other.rstrip('/')}/")
+    }
+    return sorted(found - inner)
 
 
 def main(request, send):
@@ -96,10 +88,9 @@ def main(request, send):
     targets = [Target(*fields) for fields in request["targets"]]
     search = Search(targets, unmarshal=True)
     tree = os.getcwd()
-    skip = ["/proc", "/sys", *request["skip"]]
     leaks = set()
-    for root in request["roots"] if listed("/") else request["shown"]:
-        leaks |= search.search_folder(root, tree=tree, skip=skip)
+    for root in folders_of(request["roots"], tree):
+        leaks |= search.search_folder(root, tree=tree, skip=["/proc", "/sys", *request["skip"]])
     failed: set[str] = set()
     if request["asks"]:
         found, failed = ask_git(search, tree)

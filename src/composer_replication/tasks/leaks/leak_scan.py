@@ -13,6 +13,7 @@ import io
 import keyword
 import os
 import posixpath
+import re
 import socket
 import tokenize
 import zlib
@@ -22,26 +23,24 @@ from dataclasses import astuple, dataclass
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Edit, Limits, Task
 from composer_replication.sandbox import base_interpreter, choose_backend, require_selftest, system_folders
-from composer_replication.sandbox.host_paths import is_below
 from composer_replication.sandbox.supervised_run import interruptible_pool
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.index import index_settings
 from composer_replication.tasks.intake.tree_rules import below_root, recorded_folders
-from composer_replication.tasks.leaks.leak_search import EDGES, Leak, Search, Target, all_codes, code_digest
+from composer_replication.tasks.leaks.leak_search import MARKS, Leak, Search, Target, all_codes, code_digest
 from composer_replication.tasks.leaks.shown_code import distinctive_lines
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import last_words
 from composer_replication.tasks.twin.twin_run import run_program
 
 Progress = Callable[[int, int, str], None]
-Walk = Literal["tree", "system", "environment"]
 _INSIDE_SECONDS = 1800.0  # the system folders alone take minutes on a busy machine
 _INSIDE_LIMITS = Limits(memory_bytes=4 * 1024**3, output_bytes=64 * 1024**2)
 _read_lock = Lock()
@@ -103,7 +102,7 @@ def scan_store(
     with interruptible_pool(jobs, "tasks-leakscan") as pool:
         if progress is not None:
             progress(0, len(tasks), "what all tasks see")
-        shared = [pool.submit(work) for work in _shared_places(store, tasks, targets)]
+        shared = [pool.submit(work) for work in _shared_walks(store, tasks, targets)]
         futures = [pool.submit(search_task, task) for task in tasks]
         for done, (task, future) in enumerate(zip(tasks, futures, strict=True), 1):
             answers.append(future.result())
@@ -129,22 +128,18 @@ def scan_store(
     )
 
 
-def _shared_places(
+def _shared_walks(
     store: TaskStore, tasks: Sequence[Task], targets: Mapping[str, Sequence[Target]]
 ) -> list[Callable[[], dict[str, Any]]]:
-    """What is to be walked for several tasks: each system, by what is shown of it, then each environment."""
-    by_environment: dict[str, list[Target]] = {}
+    """What is to be walked for several tasks: each environment, and what is shown of each system."""
+    walks: dict[tuple[str, ...], tuple[list[Target], Environment]] = {}
     for task in tasks:
-        by_environment.setdefault(task.environment, []).extend(targets[task.task_id])
-    systems: dict[tuple[str, ...], tuple[list[Target], Environment]] = {}
+        environment = store.environment(task)
+        for folders in (_system_paths(environment), _with_real([environment.root])):
+            own = walks.setdefault(tuple(sorted(folders)), ([], environment))[0]
+            own.extend(targets[task.task_id])
     walk = partial(search_inside, {}, (), backend=store.backend)
-    works: list[Callable[[], dict[str, Any]]] = []
-    for fingerprint, own in by_environment.items():
-        environment = store.environment_of(fingerprint)
-        system = tuple(sorted(_system_paths(environment)))
-        systems.setdefault(system, ([], environment))[0].extend(own)
-        works.append(partial(walk, own, environment, walk="environment"))
-    return [*(partial(walk, *one, walk="system") for one in systems.values()), *works]
+    return [partial(walk, *one, roots=folders) for folders, one in walks.items()]
 
 
 def leaks_in_tree(store: TaskStore, task: Task) -> list[Leak]:
@@ -162,36 +157,31 @@ def search_inside(
     targets: Sequence[Target],
     environment: Environment,
     *,
-    walk: Walk = "tree",
+    roots: Sequence[str] = (),
     backend: str | None = None,
 ) -> dict[str, Any]:
     """Search from inside a fresh sandbox.
 
-    It walks the ``tree`` of the tasks and whatever is not mounted read-only, looks up what can be imported without
-    the tree, and tries git and the network; or, for no task, it walks all but the environment (``system``), or all but
-    what is shown of the system and the interpreter (``environment``).
+    It walks the folders ``roots``; or, without any, the tree of the tasks and whatever is not mounted read-only, and looks
+    up what can be imported without the tree, and tries git and the network.
     """
-    system, own = _system_paths(environment), _with_real([environment.root])
-    # An environment that lies below a folder of the system is walked all the same.
-    is_inside = walk == "environment" and is_below(environment.root, map(Path, system))
-    skip = sorted({"tree": system | own, "system": own, "environment": system}[walk])
+    mounted = _system_paths(environment) | _with_real([environment.root])
     # Where no index can be reached from this machine either, an open network shows at its own port.
     with socket.create_server(("127.0.0.1", 0)) as server:
+        options = {
+            "targets": list(map(astuple, targets)),
+            "roots": list(roots or ["/"]),
+            "skip": [] if roots else sorted(mounted),
+            "asks": not roots,
+            "packages": {task.task_id: task.repository for task in tasks},
+            "urls": _index_urls(),
+            "port": server.getsockname()[1],
+        }
         done, records = run_program(
             "leaks.inside_search",
             tree_files,
             environment,
-            lambda tree: {
-                "targets": list(map(astuple, targets)),
-                "roots": ["/", *([str(environment.root)] if is_inside else [])],
-                # Where the root is closed: folders that lie in none of the others.
-                "shown": _outermost({str(tree), *(system | own) - set(skip)}),
-                "skip": skip,
-                "asks": walk == "tree",
-                "packages": {task.task_id: task.repository for task in tasks},
-                "urls": _index_urls(),
-                "port": server.getsockname()[1],
-            },
+            options,
             backend=backend,
             limits=_INSIDE_LIMITS,
             timeout_seconds=_INSIDE_SECONDS,
@@ -205,11 +195,6 @@ def search_inside(
         where=targets[0].task_id if targets else "",
         fix="composer-rl sandbox selftest, then the same command again",
     )
-
-
-def _outermost(folders: Iterable[str]) -> list[str]:
-    found = {Path(folder) for folder in folders}
-    return sorted(str(folder) for folder in found if not is_below(folder, found - {folder}))
 
 
 @cache
@@ -238,21 +223,18 @@ def installed_copies(store: TaskStore, task: Task) -> list[Leak]:
     search = Search(targets_of(store, task), unmarshal=False)
     checks = set(map(_line_check, search.places))
     lines = [line.encode() for line in search.places]
+    shown = base_interpreter()
+    masked = tuple(map(str, shown.masked))
+    folders = [(store.environment(task).root, ()), *((folder, masked) for folder in shown.read_only)]
     leaks: set[Leak] = set()
-    for paths, checks_below in _installed(store.environment(task)) if lines else ():
+    for folder, left_out in folders if lines else ():
+        with _read_lock:  # threads that want the same folder wait for the one that reads it
+            paths, checks_below = _below(str(folder), left_out)
         for path in () if checks.isdisjoint(checks_below) else paths:
             data = _read(path)
             if any(line in data for line in lines):
                 leaks |= search.search_bytes(path, data, in_tree=False)
     return sorted(leaks)
-
-
-def _installed(environment: Environment) -> list[tuple[list[str], frozenset[int]]]:
-    """The Python files of an environment and of what a sandbox shows of the interpreter."""
-    shown = base_interpreter()
-    masked = tuple(map(str, shown.masked))
-    with _read_lock:  # threads that want the same folder wait for the one that reads it
-        return [_below(str(environment.root), ()), *(_below(str(each), masked) for each in shown.read_only)]
 
 
 @cache
@@ -267,8 +249,8 @@ def _below(root: str, masked: tuple[str, ...]) -> tuple[list[str], frozenset[int
 
 
 def _line_check(line: str) -> int:
-    """A check sum of a line that is the same with and without quotation marks, diff signs or a number before it."""
-    return zlib.crc32(line.strip(EDGES).encode("utf-8", "replace"))
+    """A check sum of a line that is the same with and without marks around it."""
+    return zlib.crc32(line.strip().strip(MARKS).encode("utf-8", "replace"))
 
 
 def _read(path: str) -> bytes:
@@ -357,21 +339,17 @@ def _has_a_name(line: str) -> bool:
 def _codes_of(restored: bytes, broken: bytes, path: str, task: Task) -> frozenset[str]:
     """Digests of the code objects that only the restored file compiles to, at each level of optimisation."""
     symbol = task.symbol.partition("#")[0]
-    return frozenset(
-        digest
-        for new, old in zip(_codes_in(restored, path), _codes_in(broken, path), strict=False)
-        for digest, name in new.items()
-        if digest not in old
-        and (not task.is_one_hole or name == symbol or name.startswith(f"{symbol}.<locals>."))
-    )
+    found = _codes_in(restored, path).items() - _codes_in(broken, path).items()
+    is_own = re.compile(rf"{re.escape(symbol)}(\.<locals>\..*)?") if task.is_one_hole else re.compile(".*")
+    return frozenset(digest for digest, name in found if is_own.fullmatch(name))
 
 
 @lru_cache(maxsize=64)
-def _codes_in(data: bytes, path: str) -> tuple[dict[str, str], ...]:
+def _codes_in(data: bytes, path: str) -> dict[str, str]:
     """Digest and qualified name of each code object of a file, at each level of optimisation; it is never run."""
     text = data.decode("utf-8", "replace")
     try:
         modules = [compile(text, path, "exec", dont_inherit=True, optimize=level) for level in (0, 1, 2)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ()
-    return tuple({code_digest(code): code.co_qualname for code in all_codes(module)} for module in modules)
+        return {}
+    return {code_digest(code): code.co_qualname for module in modules for code in all_codes(module)}

@@ -16,7 +16,6 @@ import hashlib
 import marshal
 import os
 import posixpath
-import re
 import stat
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,11 +26,8 @@ from composer_replication.tasks.intake.packed_forms import Form, forms_of
 MIN_RUN_CHARACTERS = 60
 MIN_CODE_BYTES = 60
 MAX_FILE_BYTES = 64 * 1024**2
-_MARKS = re.compile(r"^(?:(?:[+\-<>#|*%\"',]+|\.\.\.|[0-9]+[:.|]?)\s*)+")
-_MARK_STARTS = frozenset("+-<>#|*%\"',.0123456789")
-_ENDS = re.compile(r"[\"',|]+$")
-# All that the two take off, and white space: a line has the same core with and without its marks.
-EDGES = "".join(_MARK_STARTS) + ":" + "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
+MARKS, END_MARKS = "+-<>#|*%\"',.:0123456789 \t", "\"',| \t"
+"""Before and after a line in a diff, a comment, a list of strings or a listing with numbers; it counts without them, too."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +72,6 @@ def all_codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from all_codes(item)
 
 
-def without_marks(stripped: str) -> str:
-    """A line without the marks of a diff, a comment, a list of strings or a listing with numbers; else as it is."""
-    if stripped[0] in _MARK_STARTS or stripped[-1] in "\"',|":
-        return _ENDS.sub("", _MARKS.sub("", stripped)).strip()
-    return stripped
-
-
 class Search:
     """Looks through files for several targets at once; what one file costs hardly grows with their number.
 
@@ -96,7 +85,6 @@ class Search:
         self.targets = list(targets)
         self.unmarshal = unmarshal
         self.known = {line for target in self.targets for line, _ in target.window}
-        self.cores = {line.strip(EDGES) for line in self.known}
         # Where in which window a distinctive line stands.
         self.places: dict[str, list[tuple[Target, int]]] = {}
         self.by_code: dict[str, list[Target]] = {}
@@ -128,12 +116,11 @@ class Search:
     def lines_found(self, data: bytes, *, in_tree: bool) -> list[Target]:
         """The targets whose lines stand in a text."""
         lines = list(filter(None, map(str.strip, data.decode("utf-8", "replace").splitlines())))
-        is_text = b"\0" not in data[:4096]
         known: dict[int, str] = {}
         for place, line in enumerate(lines):
             if line in self.known:
                 known[place] = line
-            elif is_text and line.strip(EDGES) in self.cores and (bare := without_marks(line)) in self.known:
+            elif (bare := line.lstrip(MARKS).rstrip(END_MARKS)) in self.known:
                 known[place] = bare
         found: dict[int, Target] = {}
         for place, line in known.items():

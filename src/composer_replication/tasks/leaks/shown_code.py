@@ -12,16 +12,8 @@ from composer_replication.tasks.store import TaskStore
 _NAMES_ONLY = re.compile(r"(?:[\w.]++|['\"][\w.]*+['\"]|[(),\s\\]|#[^\n]*+)*+")
 """What an import statement or an entry of ``__all__`` is made of: it tells no code."""
 _EMPTY_BODIES = frozenset(
-    {
-        "pass",
-        "...",
-        "return",
-        "return None",
-        "return True",
-        "return False",
-        "return self",
-        "return NotImplemented",
-    }
+    {"pass", "..."}
+    | {f"return {what}".strip() for what in ("", "None", "True", "False", "self", "NotImplemented")}
 )
 
 

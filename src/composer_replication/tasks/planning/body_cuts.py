@@ -17,8 +17,7 @@ signature's colon) to the end of the last statement's line. The marker is one
 from __future__ import annotations
 
 import ast
-import io
-import tokenize
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -33,6 +32,7 @@ STUB_EXPRESSIONS = ("None", "True", "False", "0", "1", "''", "[]", "{}")
 
 _STUB_DECORATORS = frozenset({"overload", "abstractmethod", "abstractproperty", "singledispatch"})
 _ABSTRACT_BASES = frozenset({"Protocol"})
+_TO_COLON = re.compile(r"(?:[^:#]|#[^\r\n]*)*:")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -136,60 +136,28 @@ def _is_empty_statement(statement: ast.stmt) -> bool:
 
 
 def _cut(path: str, symbol: str, node: _Function, lines: Lines) -> BodyCut | None:
-    docstring = docstring_of(node.body)
-    start = _docstring_end(docstring, lines) if docstring else _colon_end(node, lines)
-    if start is None:
+    docstring, last = docstring_of(node.body), node.body[-1]
+    if not lines.ends_line(last) or (docstring and not lines.ends_line(docstring)):
         return None
-    last = node.body[-1]
+    start = lines.span(docstring)[1] if docstring else _colon_end(node, lines)
     end = lines.end_of_line(last.end_lineno or last.lineno)
-    if not lines.ends_line(last) or lines.text[end - 1] == "\\":
-        return None
     first = node.body[1] if docstring else node.body[0]
     margin = lines.line(first.lineno)[: first.col_offset]
-    is_one_line = first.lineno == (docstring or first).lineno and bool(margin.strip())
-    if is_one_line:
-        if docstring:
-            return None
-        marker = f" {MARKER_STATEMENT}"
-    else:
-        if margin.strip():
-            return None
-        line_end = LINE_END.search(lines.text, start)
-        marker = f"{line_end[0] if line_end else ''}{margin}{MARKER_STATEMENT}"
+    if margin.strip():
+        return None  # the function stands on one line
+    line_end = LINE_END.search(lines.text, start)
+    marker = f"{line_end[0] if line_end else ''}{margin}{MARKER_STATEMENT}"
     return BodyCut(path, symbol, first_line(node), start, end, marker, lines.text[start:end])
 
 
-def _docstring_end(docstring: ast.Expr, lines: Lines) -> int | None:
-    """The offset after the closing quotes; None when something else than a comment follows."""
-    begin, end = lines.span(docstring)
-    in_brackets = lines.text[begin:end].lstrip("rRuUbB")[:1] not in ("'", '"')
-    return None if in_brackets or not lines.ends_line(docstring) else end
-
-
-def _colon_end(node: _Function, lines: Lines) -> int | None:
-    """The offset after the colon that ends the signature."""
-    begin = lines.offset(node.lineno, node.col_offset)
-    first = node.body[0]
-    number = first_line(first)
-    same_line = number == node.lineno or (
-        first.lineno == number and lines.line(number)[: first.col_offset].strip()
-    )
-    until = lines.offset(first.lineno, first.col_offset) if same_line else lines.starts[number - 1]
-    signature = lines.text[begin:until]
-    depth, colon = 0, None
-    try:
-        for token in tokenize.generate_tokens(io.StringIO(LINE_END.sub("\n", signature)).readline):
-            if token.type == tokenize.OP:
-                depth += (token.string in "([{") - (token.string in ")]}")
-                if token.string == ":" and depth == 0:
-                    colon = token.end
-    except (tokenize.TokenError, IndentationError):
-        pass  # the text stops at the colon by design: an unfinished block is expected
-    if colon is None:
-        return None
-    row, column = colon
-    inside = Lines(signature)
-    return begin + inside.starts[row - 1] + column
+def _colon_end(node: _Function, lines: Lines) -> int:
+    """The offset after the colon that ends the signature: the first one after all that may hold another."""
+    nodes = [*ast.walk(node.args), *getattr(node, "type_params", []), node.returns]
+    ends = [(one.end_lineno, one.end_col_offset) for one in nodes if isinstance(one, ast.expr | ast.arg)]
+    start = lines.offset(*max(ends, default=(node.lineno, node.col_offset)))
+    found = _TO_COLON.match(lines.text, start)
+    assert found is not None, "a function without a colon"
+    return found.end()
 
 
 # --- Deletions of every size.

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
 
 from composer_replication.tasks.intake.tree_rules import below_root, is_test_path
 from composer_replication.tasks.planning.edits import Lines
-from composer_replication.tasks.syntax_trees import first_line, parse_syntax
+from composer_replication.tasks.syntax_trees import parse_syntax
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -41,10 +41,9 @@ class ImportedName:
     is_module_level: bool
 
     @property
-    def package(self) -> str | None:
-        """Of ``import a.b``, which binds ``a``: the package that stays bound without it; None for any other import."""
-        is_plain = self.name is None and self.statement.names[self.index].asname is None
-        return self.target.rpartition(".")[0] or None if is_plain else None
+    def is_plain(self) -> bool:
+        """Whether it is an ``import a`` or ``import a.b``, which binds ``a``."""
+        return self.name is None and self.statement.names[self.index].asname is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +106,11 @@ class SourceFile:
     @cached_property
     def exported(self) -> frozenset[str]:
         """The strings in ``__all__``."""
-        return frozenset(name for items in self.exports for name in strings_of(items))
+        values = [getattr(element, "value", None) for items in self.exports for element in items.elts]
+        return frozenset(value for value in values if isinstance(value, str))
 
     @cached_property
     def uses_by_identifier(self) -> dict[str, list[Use]]:
-        """``uses``, grouped."""
         found: dict[str, list[Use]] = {}
         for use in self.uses:
             found.setdefault(use.identifier, []).append(use)
@@ -122,10 +121,6 @@ class SourceFile:
         is_single = self.bindings.get(name) == 1 and name not in self.definitions
         is_dunder = name.startswith("__") and name.endswith("__")
         return self.assignments.get(name) if is_single and not is_dunder else None
-
-    def span(self, node: ast.stmt) -> tuple[int, int]:
-        """First line (decorators included) and last line of a statement."""
-        return first_line(node), node.end_lineno or node.lineno
 
 
 def module_name(path: str, roots: Iterable[str] = ()) -> str:
@@ -168,14 +163,7 @@ def is_type_checking(test: ast.expr) -> bool:
     return (dotted_text(test) or "").rpartition(".")[2] == "TYPE_CHECKING"
 
 
-def strings_of(items: Items) -> Iterator[str]:
-    """The strings among the elements of a literal list."""
-    for element in items.elts:
-        if isinstance(element, ast.Constant) and isinstance(element.value, str):
-            yield element.value
-
-
-# --- Read one Python file without running it: see ``source_file`` for what comes out.
+# --- Read one Python file without running it.
 
 _DOCTEST = re.compile(r"^\s*(?:>>>|\.\.\.)(.*)$", re.MULTILINE)
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
@@ -303,39 +291,27 @@ class _Reader(ast.NodeVisitor):
         self._visit_all(node.body, call_time=is_main or is_type_checking(node.test))
         self._visit_all(node.orelse)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        self._visit_all([node.annotation], call_time=self._future_annotations)
-        self._assign([node.target], node.value)
-
-    def visit_Assign(self, node: ast.Assign) -> None:
-        self._assign(node.targets, node.value)
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        self._assign([node.target], node.value)
-
-    def _assign(self, targets: list[ast.expr], value: ast.expr | None) -> None:
-        is_export = self._at_module_level and any(dotted_text(target) == "__all__" for target in targets)
+    def _visit_assignment(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> None:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if isinstance(node, ast.AnnAssign):
+            self._visit_all([node.annotation], call_time=self._future_annotations)
         self._visit_all(targets)
-        if value is None:
-            return
-        if is_export:
-            self._export(value)
+        if self._at_module_level and any(dotted_text(target) == "__all__" for target in targets):
+            self._export(node.value)
         else:
-            self.visit(value)
+            self._visit_all([node.value])
 
-    def _export(self, value: ast.expr) -> None:
-        """``[…]``, ``(…)``, ``[…] + other.__all__``: literal lists are exports, the rest are uses."""
+    visit_Assign = visit_AnnAssign = visit_AugAssign = _visit_assignment
+
+    def _export(self, value: ast.expr | None) -> None:
+        """``[…]``, ``(…)``, ``[…] + other.__all__``, ``sorted([…])``: literal lists are exports, the rest are uses."""
         if isinstance(value, Items):
             self._found.exports.append(value)
-            self._visit_all(item for item in value.elts if not isinstance(item, ast.Constant))
-        elif isinstance(value, ast.BinOp):
-            self._export(value.left)
-            self._export(value.right)
-        elif isinstance(value, ast.Call) and len(value.args) == 1 and isinstance(value.func, ast.Name):
-            self.visit(value.func)  # tuple([...]), list(...), sorted(...)
-            self._export(value.args[0])
+        elif isinstance(value, ast.BinOp | ast.Call):
+            for part in ast.iter_child_nodes(value):
+                self._export(part)
         else:
-            self.visit(value)
+            self._visit_all([value])
 
     def visit_Import(self, node: ast.Import) -> None:
         for index, alias in enumerate(node.names):
@@ -354,11 +330,6 @@ class _Reader(ast.NodeVisitor):
     def visit_Global(self, node: ast.Global) -> None:
         for name in node.names:
             self._bind(name)
-
-    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
-        if node.name and self._at_module_level:
-            self._bind(node.name)
-        self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> None:
         if not isinstance(node.ctx, ast.Store):

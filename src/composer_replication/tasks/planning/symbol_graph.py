@@ -41,19 +41,20 @@ class SymbolGraph:
                 if found is not None:
                     self.files[path] = found
         self.by_module: dict[str, list[SourceFile]] = defaultdict(list)
-        self._importers: dict[tuple[str, str | None], list[tuple[SourceFile, ImportedName]]] = defaultdict(
+        self.importers: dict[tuple[str, str | None], list[tuple[SourceFile, ImportedName]]] = defaultdict(
             list
         )
+        """Every ``from module import name``, and ``import module`` with the name None."""
         self._targets: dict[str, list[tuple[SourceFile, ImportedName]]] = defaultdict(list)
         self._uses: dict[str, list[tuple[SourceFile, Use]]] = defaultdict(list)
         for file in self.files.values():
             self.by_module[file.module].append(file)
             for imported in file.imports:
-                self._importers[imported.target, imported.name].append((file, imported))
+                self.importers[imported.target, imported.name].append((file, imported))
                 self._targets[imported.target].append((file, imported))
-            if not file.is_test and not file.is_stub:
-                for use in file.uses:
-                    self._uses[use.identifier].append((file, use))
+        for file in self.sources:
+            for use in file.uses:
+                self._uses[use.identifier].append((file, use))
         self._exported_anywhere = {
             (file.module, name) for file in self.files.values() for name in file.exported
         }
@@ -72,10 +73,6 @@ class SymbolGraph:
         """Every occurrence of an identifier in source files."""
         return self._uses.get(identifier, [])
 
-    def importers_of(self, name: Name) -> list[tuple[SourceFile, ImportedName]]:
-        """Every ``from module import name``."""
-        return self._importers.get(name, [])
-
     def star_exports(self, module: str, name: str) -> bool:
         """Whether ``from module import *`` brings the name."""
         listed = [file.exported for file in self.by_module.get(module, []) if file.exports]
@@ -88,25 +85,22 @@ class SymbolGraph:
         found: set[Name] = set()
 
         def arrive(file: SourceFile, imported: ImportedName) -> None:
-            statement = imported.statement
-            aliases[file.path, id(statement), imported.index] = (file, imported)
-            is_renamed = statement.names[imported.index].asname is not None
-            binds = is_renamed if imported.name is None else imported.name != "*"
-            if imported.is_module_level and binds:
+            aliases[file.path, id(imported.statement), imported.index] = (file, imported)
+            if imported.is_module_level and imported.name != "*" and not imported.is_plain:
                 pending.append((file.module, imported.bound))
 
         for module in modules:
             parent, _, last = module.rpartition(".")
-            for file, imported in [*self._targets.get(module, []), *self._importers.get((parent, last), [])]:
+            for file, imported in [*self._targets.get(module, []), *self.importers.get((parent, last), [])]:
                 arrive(file, imported)
         while pending:
             name = pending.pop()
             if name in found:
                 continue
             found.add(name)
-            for file, imported in self._importers.get(name, []):
+            for file, imported in self.importers.get(name, []):
                 arrive(file, imported)
-            for file, imported in self._importers.get((name[0], "*"), []):
+            for file, imported in self.importers.get((name[0], "*"), []):
                 if imported.is_module_level and self.star_exports(*name):
                     pending.append((file.module, name[1]))
         return Reach(frozenset(found), tuple(aliases[key] for key in sorted(aliases)))
@@ -160,11 +154,6 @@ class Selection:
     methods: frozenset[Name] = frozenset()
     modules: frozenset[str] = frozenset()
 
-    @property
-    def num_definitions(self) -> int:
-        """Names and methods, and one for each module."""
-        return len(self.names) + len(self.methods) + len(self.modules)
-
 
 class Needs:
     """Who names whom, by identifier and conservatively: a doubt counts as a use.
@@ -210,7 +199,7 @@ class Needs:
         return Selection(frozenset(name for name in inside if name[0] != module), modules=frozenset({module}))
 
     def _closure(self, root: Name) -> set[Name]:
-        inside = self._reachable(root, None)
+        inside = self._reachable(root)
         while True:
             outside = {
                 name
@@ -221,7 +210,7 @@ class Needs:
                 return self._reachable(root, inside)
             inside -= outside
 
-    def _reachable(self, root: Name, among: set[Name] | None) -> set[Name]:
+    def _reachable(self, root: Name, among: set[Name] | None = None) -> set[Name]:
         owner = root[1].rpartition(".")[0]
         found, pending = {root}, [root]
         while pending:
@@ -241,7 +230,7 @@ class Needs:
                     users.add((file.module, use.unit or ""))
         for file, imported in reach.aliases:
             if not (imported.is_module_level or file.is_test or file.is_stub):
-                users.add(self._unit_at(file, imported.statement.lineno))
+                users.add((file.module, ""))
         return users - {name}
 
     def _users_of_method(self, method: Name) -> set[Name]:
@@ -266,17 +255,6 @@ class Needs:
             for method in found
             if len(found) == 1 and name.startswith("_") and not name.endswith("__") and method[0] in subjects
         }
-
-    @staticmethod
-    def _unit_at(file: SourceFile, line: int) -> Name:
-        """The definition around a line; ``(module, "")`` is module level."""
-        for (owner, name), methods in file.methods.items():
-            if any(first <= line <= last for first, last in map(file.span, methods)):
-                return (file.module, f"{owner}.{name}")
-        for unit, nodes in file.definitions.items():
-            if any(first <= line <= last for first, last in map(file.span, nodes)):
-                return (file.module, unit)
-        return (file.module, "")
 
 
 def _holders(user: Name) -> set[Name]:

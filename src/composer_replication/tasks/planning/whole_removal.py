@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 
 from composer_replication.records import Edit
 from composer_replication.tasks.planning.edits import LINE_END
@@ -14,10 +15,9 @@ from composer_replication.tasks.planning.source_file import (
     SourceFile,
     Use,
     arguments_of,
-    dotted_text,
     is_type_checking,
 )
-from composer_replication.tasks.planning.symbol_graph import Name, Reach, Selection, SymbolGraph
+from composer_replication.tasks.planning.symbol_graph import Reach, Selection, SymbolGraph
 from composer_replication.tasks.planning.text_cuts import FileCut, parses_after
 from composer_replication.tasks.syntax_trees import blocks_of, docstring_of, first_line
 
@@ -28,33 +28,25 @@ def moved_import_edits(graph: SymbolGraph, reach: Reach) -> tuple[Edit, ...]:
     """The edits of test files that import one of the names at module level.
 
     A file stays as it is when the name is needed to collect it (decorators, parameters,
-    class bases, star imports, an import in ``try`` or ``if``), bound a second time (in a
-    function too, where it is also read), or imported from there by another file.
+    class bases, star imports, an import in ``try`` or ``if``), bound a second time, or imported from there by another
+    file.
     """
     by_file: dict[str, list[ImportedName]] = {}
     for file, imported in reach.aliases:
         if file.is_test and not file.is_stub and imported.is_module_level:
             by_file.setdefault(file.path, []).append(imported)
-    edits: list[Edit] = []
-    for path in sorted(by_file):
-        file = graph.files[path]
-        edits += _file_edits(graph, file, by_file[path])
-    return tuple(edits)
+    return tuple(
+        edit for path in sorted(by_file) for edit in _file_edits(graph, graph.files[path], by_file[path])
+    )
 
 
-def _file_edits(graph: SymbolGraph, file: SourceFile, found: list[ImportedName]) -> list[Edit]:
+def _file_edits(graph: SymbolGraph, file: SourceFile, moved: list[ImportedName]) -> list[Edit]:
     cut = FileCut(file.path, file.lines, file.tree)
-    top = {id(statement) for statement in file.tree.body}
-    moved: list[ImportedName] = []
-    for imported in found:
-        if id(imported.statement) not in top or imported.name == "*":
+    for imported in moved:
+        if imported.statement not in file.tree.body or not _can_move(graph, file, imported):
             return []
-        if not _can_move(graph, file, imported):
-            return []
-        cut.take_item(imported.statement, imported.index, imported.package)
-        moved.append(imported)
-    inserted = _insertions(file, moved)
-    removed = cut.edits()
+        cut.take_item(imported.statement, imported.index)
+    inserted, removed = _insertions(file, moved), cut.edits()
     if inserted is None or removed is None:
         return []
     edits = sorted([*removed, *inserted], key=lambda edit: (edit.start, edit.end))
@@ -63,38 +55,45 @@ def _file_edits(graph: SymbolGraph, file: SourceFile, found: list[ImportedName])
 
 def _can_move(graph: SymbolGraph, file: SourceFile, imported: ImportedName) -> bool:
     bound = imported.bound
-    if file.bindings.get(bound) or bound in file.definitions:
-        return False
-    if graph.importers_of((file.module, bound)) or bound in file.exported:
-        return False
     rivals = [other for other in file.imports if other.bound == bound and other.is_module_level]
-    if imported.name is not None or imported.statement.names[imported.index].asname:
-        return len(rivals) == 1
-    return all(other.name is None for other in rivals)
+    return not (
+        imported.name == "*"
+        or (imported.is_plain and "." in imported.target)
+        or file.bindings.get(bound)
+        or bound in file.definitions
+        or bound in file.exported
+        or len(rivals) > 1
+        or graph.importers.get((file.module, bound))
+    )
 
 
 def _insertions(file: SourceFile, moved: list[ImportedName]) -> list[Edit] | None:
     """The imports at the start of each function that uses them; None when the module itself does."""
-    spans: set[int] = set()
+    inside: set[int] = set()
     edits: list[Edit] = []
     for function in _outer_functions(file.tree.body):
         nodes = [node for child in function.body for node in ast.walk(child)]
-        spans.update(map(id, nodes))
+        inside.update(map(id, nodes))
         parameters = {argument.arg for argument in arguments_of(function)}
-        stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-        wanted = [
-            imported
-            for imported in moved
-            if imported.bound not in parameters and any(_is_use(node, imported) for node in nodes)
-        ]
-        if any(imported.bound in stored for imported in wanted):
-            return None  # which of its uses are the module's name is not plain to see
+        wanted = [one for one in moved if one.bound in _names_used(nodes) - parameters]
         if wanted:
-            edits.append(_insertion(file, function, wanted))
-    for node in ast.walk(file.tree):
-        if id(node) not in spans and any(_is_use(node, imported) for imported in moved):
-            return None
-    return edits
+            after_docstring = function.body[1:] if docstring_of(function.body) else []
+            row = (after_docstring or function.body)[0]
+            margin = file.lines.line(row.lineno)[: row.col_offset]
+            if margin.strip():
+                return None  # the function stands on one line
+            ending = LINE_END.search(file.text)
+            text = "".join(
+                f"{margin}{each}{ending[0] if ending else chr(10)}" for each in _statements(wanted)
+            )
+            position = file.lines.starts[first_line(row) - 1]
+            edits.append(Edit(file.path, position, position, text))
+    outside = _names_used(node for node in ast.walk(file.tree) if id(node) not in inside)
+    return None if any(imported.bound in outside for imported in moved) else edits
+
+
+def _names_used(nodes: Iterable[ast.AST]) -> set[str]:
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
 def _outer_functions(body: Iterable[ast.stmt]) -> Iterator[Function]:
@@ -107,49 +106,27 @@ def _outer_functions(body: Iterable[ast.stmt]) -> Iterator[Function]:
                 yield from _outer_functions(block)
 
 
-def _is_use(node: ast.AST, imported: ImportedName) -> bool:
-    if imported.package is not None:
-        return isinstance(node, ast.Attribute) and dotted_text(node) == imported.target
-    return isinstance(node, ast.Name) and node.id == imported.bound and not isinstance(node.ctx, ast.Store)
-
-
-def _insertion(file: SourceFile, function: Function, wanted: list[ImportedName]) -> Edit:
-    after_docstring = function.body[1:] if docstring_of(function.body) else []
-    node = (after_docstring or function.body)[0]
-    statements = _statements(wanted)
-    lines = file.lines
-    number = first_line(node)
-    start = lines.offset(node.lineno, node.col_offset)
-    margin = lines.text[lines.starts[node.lineno - 1] : start]
-    if margin.strip():
-        return Edit(file.path, start, start, "".join(f"{statement}; " for statement in statements))
-    ending = LINE_END.search(lines.text)
-    text = "".join(f"{margin}{statement}{ending[0] if ending else chr(10)}" for statement in statements)
-    position = lines.starts[number - 1]
-    return Edit(file.path, position, position, text)
-
-
 def _statements(wanted: list[ImportedName]) -> list[str]:
     """One import for each statement that the names come from, in their order."""
-    by_statement: dict[int, ast.Import | ast.ImportFrom] = {}
-    for imported in sorted(wanted, key=lambda one: (one.statement.lineno, one.index)):
-        statement = imported.statement
-        if id(statement) not in by_statement:
-            by_statement[id(statement)] = copy.copy(statement)
-            by_statement[id(statement)].names = []
-        by_statement[id(statement)].names.append(statement.names[imported.index])
-    return list(map(ast.unparse, by_statement.values()))
+    in_order = sorted(wanted, key=lambda one: (one.statement.lineno, one.index))
+    statements = []
+    for _, group in groupby(in_order, key=lambda one: id(one.statement)):
+        own = list(group)
+        statement = copy.copy(own[0].statement)
+        statement.names = [statement.names[one.index] for one in own]
+        statements.append(ast.unparse(statement))
+    return statements
 
 
 # --- Take whole definitions out of the source files of a repository, with every way to reach them.
 
 
-def remove_whole(
-    graph: SymbolGraph, selection: Selection
-) -> tuple[tuple[Edit, ...], tuple[str, ...], tuple[Edit, ...]] | None:
-    """All edits of source files, the files that go altogether, and the edits that move imports in tests.
+WholeRemoval = tuple[tuple[Edit, ...], tuple[str, ...], tuple[Edit, ...]]
+"""All edits of source files, the files that go altogether, and the edits that move imports in tests."""
 
-    None when what remains needs the definitions to be imported, when a name has other bindings at module level, when two
+
+def remove_whole(graph: SymbolGraph, selection: Selection) -> WholeRemoval | None:
+    """None when what remains needs the definitions to be imported, when a name has other bindings at module level, when two
     definitions differ only by a condition that is not theirs, or when a file would not parse any more.
     """
     removal = _Removal(graph, selection)
@@ -181,8 +158,9 @@ class _Removal:
 
     def edits(self) -> tuple[Edit, ...] | None:
         self._cut_definitions()
-        self._cut_aliases()
         self._cut_exports()
+        if not self._cut_aliases():
+            return None
         self._gone = {path: cut.gone_lines() for path, cut in self._cuts.items()}
         if self._is_bound_otherwise() or self._is_needed_at_import():
             return None
@@ -214,10 +192,14 @@ class _Removal:
                 for node in file.methods.get((owner, name), []):
                     self._cut(file).take_statement(node)
 
-    def _cut_aliases(self) -> None:
+    def _cut_aliases(self) -> bool:
+        """Whether no other name vanishes with them."""
         for file, imported in self.reach.aliases:
             if not file.is_test and file.path not in self.removed:
-                self._cut(file).take_item(imported.statement, imported.index, imported.package)
+                if imported.is_plain and "." in imported.target:
+                    return False
+                self._cut(file).take_item(imported.statement, imported.index)
+        return True
 
     def _cut_exports(self) -> None:
         for file in self._graph.files.values():
@@ -231,34 +213,35 @@ class _Removal:
 
     def _is_bound_otherwise(self) -> bool:
         """Whether a module also binds one of the names in a way that stays."""
-        doomed = {(file.path, id(found.statement), found.index) for file, found in self.reach.aliases}
+        doomed = {id(found) for _, found in self.reach.aliases}
         for module, name in self.reach.names:
             for file in self._graph.by_module.get(module, []):
                 if file.path in self.removed or file.is_test:
                     continue
-                is_chosen = (module, name) in self._selection.names
-                if file.bindings.get(name) and not (is_chosen and file.constant(name) is not None):
+                is_constant = (module, name) in self._selection.names and file.constant(name) is not None
+                if file.bindings.get(name) and not is_constant:
                     return True
-                if name in file.definitions and not is_chosen:
+                others = [found for found in file.imports if found.bound == name and found.is_module_level]
+                if any(id(found) not in doomed for found in others):
                     return True
-                for imported in file.imports:
-                    key = (file.path, id(imported.statement), imported.index)
-                    if imported.bound == name and imported.is_module_level and key not in doomed:
-                        return True
         return False
 
     def _is_needed_at_import(self) -> bool:
         for identifier in {name for _, name in self.reach.names}:
             for file, use in self._left_at_import(identifier):
-                if use.kind == "name":
-                    home = file.module
-                elif use.kind == "attribute" and use.chain:
+                home = file.module
+                if use.kind == "attribute" and use.chain:
                     home = self._graph.resolve(file, use.chain)
-                else:
+                elif use.kind != "name":
                     continue
                 if (home, identifier) in self.reach.names:
                     return True
-        return any(self._is_method_needed(method) for method in self._selection.methods)
+        for module, dotted in self._selection.methods:  # an alias in the body of its class, or a decorator
+            owner, _, name = dotted.rpartition(".")
+            for file, use in self._left_at_import(name):
+                if use.kind == "name" and file.module == module and use.in_class == owner:
+                    return True
+        return False
 
     def _left_at_import(self, identifier: str) -> Iterator[tuple[SourceFile, Use]]:
         """The uses in what stays that come about when a module is imported."""
@@ -266,18 +249,6 @@ class _Removal:
             is_gone = file.path in self.removed or use.line in self._gone.get(file.path, ())
             if use.is_import_time and not is_gone:
                 yield file, use
-
-    def _is_method_needed(self, method: Name) -> bool:
-        """Whether a class body or module level names the method: an alias, a decorator, ``Class.method``."""
-        module = method[0]
-        owner, _, name = method[1].rpartition(".")
-        classes = {f"{where}.{bound}" for where, bound in self._graph.reach([(module, owner)]).names}
-        for file, use in self._left_at_import(name):
-            if use.kind == "name" and file.module == module and use.in_class == owner:
-                return True
-            if use.kind == "attribute" and use.chain and self._graph.resolve(file, use.chain) in classes:
-                return True
-        return False
 
     def _cut_spare_imports(self, file: SourceFile, gone: set[int]) -> None:
         """Imports that only the deleted lines used: they would hint at the code, and nobody needs them."""
@@ -297,21 +268,11 @@ class _Removal:
         bound = imported.bound
         if imported.target == "__future__" or imported.name == "*" or bound in file.exported:
             return False
-        if file.bindings.get(bound) or bound in file.definitions:
-            return False
         uses = [use for use in file.uses_by_identifier.get(bound, ()) if use.kind != "attribute"]
         inside = any(use.line in gone and use.kind == "name" for use in uses)
         outside = any(use.line not in gone for use in uses)
-        outside = outside or any(bound in words and line not in gone for line, words in file.phrases)
-        if not inside or outside:
-            return False
-        if self._graph.importers_of((file.module, bound)):
-            return False
-        if self._graph.importers_of((file.module, "*")) and self._graph.star_exports(file.module, bound):
-            return False
-        return not any(
-            use.kind == "attribute" and use.chain and self._graph.resolve(other, use.chain) == file.module
-            for other, use in self._graph.uses_of(bound)
+        return inside and not (
+            outside or any(bound in words and line not in gone for line, words in file.phrases)
         )
 
 

@@ -14,12 +14,13 @@ import ast
 import io
 import json
 import re
-import stat
-import tokenize
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from composer_replication.errors import InputError, needs_extra
 from composer_replication.records import Task
@@ -30,7 +31,6 @@ from composer_replication.tasks.instructions.written_instructions import written
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.patches import make_patch
-from composer_replication.tasks.planning.edits import view_files
 from composer_replication.tasks.store import TaskStore
 
 KEYS = (
@@ -44,9 +44,9 @@ KEYS = (
     "problem_statement",
 )
 _INTEGERS = frozenset({"num_body_lines"})
-_OPEN_FILES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 """Names become parts of paths and addresses: none of them may climb or be an option."""
+_INSTANCE = TypeAdapter(Instance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class _Unreadable(Exception):
 def read_instances(path: Path) -> tuple[list[Instance], list[UnreadableRow]]:
     """All rows of a set, in their order, and those that cannot be read.
 
-    Names of columns are read in any case, and lists of tests as lists, as JSON text (the published sets), and as
-    Python or numpy print them.
+    Names of columns are read in any case, and lists of tests as lists, or as the text of one: JSON, as in most
+    published sets, or Python's.
 
     Raises:
         InputError: the file cannot be read, or not one row of it (CR0460).
@@ -73,7 +73,7 @@ def read_instances(path: Path) -> tuple[list[Instance], list[UnreadableRow]]:
     """
     instances: dict[str, Instance] = {}
     unreadable: list[UnreadableRow] = []
-    for place, row in _rows(path, _bytes_of(path)):
+    for place, row in _rows(path):
         value = row
         try:
             value = _parsed(row) if isinstance(row, str) else row
@@ -91,33 +91,15 @@ def read_instances(path: Path) -> tuple[list[Instance], list[UnreadableRow]]:
     return list(instances.values()), unreadable
 
 
-def _bytes_of(path: Path) -> bytes:
-    """The bytes of a file, or of what a shell makes of <(…); a device or a pipe with a name may never end."""
-    try:
-        if not stat.S_ISREG(path.stat().st_mode) and not str(path).startswith(_OPEN_FILES):
-            raise _unusable(path, "it is no regular file")
-        return path.read_bytes()
-    except (OSError, ValueError) as error:
-        raise _unusable(path, f"it cannot be read: {getattr(error, 'strerror', None) or error}") from error
-
-
-def _rows(path: Path, data: bytes) -> Iterator[tuple[str, Any]]:
+def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     """Each row with its place; those of JSON lines are not parsed yet."""
-    rows: list[Any] | None = None
-    text = ""
     try:
-        if path.suffix == ".parquet":
-            rows = read_parquet(data)
-        else:
-            text = data.decode("utf-8-sig")
-            rows = _parsed(text) if text.lstrip().startswith("[") else None
-    except UnicodeDecodeError as error:
-        raise _unusable(path, f"byte {error.start} is not UTF-8") from error
-    except (_Unreadable, ValueError) as error:
-        if path.suffix == ".parquet":
-            raise _unusable(path, f"it is not Parquet: {error}") from error
-        if path.suffix == ".json":
-            raise _unusable(path, str(error)) from error
+        data = path.read_bytes()
+        text = "" if path.suffix == ".parquet" else data.decode("utf-8-sig")
+        is_list = text.lstrip().startswith("[")
+        rows = read_parquet(data) if path.suffix == ".parquet" else _parsed(text) if is_list else None
+    except (OSError, ValueError, _Unreadable) as error:
+        raise _unusable(path, f"it cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if rows is not None:
         yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))
     else:
@@ -140,54 +122,32 @@ def _instance(row: Any) -> Instance:
     for key in KEYS:
         if key.lower() not in by_name:
             raise _Unreadable(f"it has no {key}")
-    texts = {key: by_name[key] for key in KEYS if key.islower()}
     for optional in ("test_patch", "problem_statement"):
-        texts[optional] = texts[optional] or ""
-    for key, value in texts.items():
-        if not _is_text(value):
-            raise _Unreadable(f"{key} is not text")
-    for key in ("instance_id", "repo", "base_commit"):
-        parts = texts[key].split("/")
-        if len(parts) > (2 if key == "repo" else 1) or not all(
-            _NAME.fullmatch(one) and ".." not in one for one in parts
-        ):
-            raise _Unreadable(f"{key} is no name, {texts[key][:80]!r}")
-    failing, passing = (_tests(by_name[key.lower()], key) for key in ("FAIL_TO_PASS", "PASS_TO_PASS"))
-    return Instance(**texts, fail_to_pass=failing, pass_to_pass=passing)
-
-
-def _is_text(value: Any) -> bool:
-    """Whether it can be written as UTF-8, too: JSON may hold half a character."""
+        by_name[optional] = by_name[optional] or ""
+    for tests in ("fail_to_pass", "pass_to_pass"):
+        by_name[tests] = _tests(by_name[tests])
     try:
-        return isinstance(value, str) and value.encode() is not None
-    except UnicodeEncodeError:
-        return False
+        found = _INSTANCE.validate_python(by_name)
+        json.dumps(by_name, ensure_ascii=False, default=str).encode()
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise _Unreadable(f"{first['loc'][0]} cannot be used: {first['msg']}") from error
+    except UnicodeEncodeError as error:  # JSON may hold half a character
+        raise _Unreadable(f"it cannot be written as UTF-8: {error.reason}") from error
+    for name in ("instance_id", "repo", "base_commit"):
+        parts = str(by_name[name]).split("/")
+        is_name = all(_NAME.fullmatch(part) and ".." not in part for part in parts)
+        if not is_name or len(parts) > (2 if name == "repo" else 1):
+            raise _Unreadable(f"{name} is no name, {by_name[name][:80]!r}")
+    return found
 
 
-def _tests(value: Any, key: str) -> frozenset[str]:
-    """A list of tests, or the text of one; nothing is an empty one."""
-    found = [] if value is None else value
-    if isinstance(value, str):
-        try:
-            found = json.loads(value)
-        except (ValueError, RecursionError):
-            found = _printed_list(value)
-    if not isinstance(found, list) or not all(map(_is_text, found)):
-        raise _Unreadable(f"{key} is not a list of tests")
-    return frozenset(found)
-
-
-def _printed_list(text: str) -> list[str] | None:
-    """The texts of a list, tuple or set as Python prints it, or of an array of numpy, which has no commas; else None."""
-    try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(text.strip()).readline))
-        texts = [ast.literal_eval(token.string) for token in tokens if token.type == tokenize.STRING]
-    except (tokenize.TokenError, SyntaxError, ValueError):
-        return None
-    others = "".join(token.string for token in tokens if token.type == tokenize.OP).replace(",", "")
-    known = (tokenize.STRING, tokenize.OP, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
-    is_list = others in ("[]", "()", "{}") and all(token.type in known for token in tokens)
-    return texts if is_list else None
+def _tests(value: Any) -> Any:
+    """A list of tests, or what the text of one says; nothing is an empty one."""
+    for read in (json.loads, ast.literal_eval) if isinstance(value, str) else ():
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return read(value.strip())
+    return [] if value is None else value
 
 
 # --- Our own tasks as rows.
@@ -228,18 +188,19 @@ def iter_rows(store: TaskStore, progress: Progress | None = None) -> Iterator[tu
 
 def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
     """The public and the secret row of one task."""
-    base, golden, base_sha256 = _trees(store, task)
-    record = store.record(task.task_id)
-    repository = store.repository(record.repository_record)
+    base, golden = store.files(task, "rollout"), store.files(task, "golden")
+    repository = store.repository(store.record(task.task_id).repository_record)
     withheld = store.secret(task.task_id).withheld
     paid = {repository.places[test] for test in task.tests.paid}
     others = [test for test in task.tests.pass_to_pass if repository.places[test] not in paid]
     name, _, version = task.repository.partition("==")
+    written = written_instruction(store, task.task_id)
     public: Row = {
         "instance_id": task.task_id,
         "repo": name,
-        "base_commit": base_sha256,
-        "problem_statement": _statement(store, task),
+        "base_commit": tree_sha256({path: sha256_of(data) for path, data in base.items()}),
+        # None where even the shortest text would show code.
+        "problem_statement": plain_instruction(store, task) if written is None else written.text,
         "hints_text": "",
         "test_patch": "",
         "FAIL_TO_PASS": json.dumps(sorted(task.tests.shown)),
@@ -263,41 +224,15 @@ def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
     )
     secret: Row = {
         **public,
-        "patch": _patch(*source),
-        "test_patch": _patch(*tests),
+        "patch": make_patch(*source),
+        "test_patch": make_patch(*tests),
         "FAIL_TO_PASS": json.dumps(sorted(task.fail_to_pass)),
         "PASS_TO_PASS": json.dumps(sorted({*task.tests.pass_to_pass, *withheld})),
-        "broken_patch": _patch(source[1], source[0]),
+        "broken_patch": make_patch(source[1], source[0]),
         "hidden_tests": json.dumps(sorted(task.tests.hidden)),
         "paid_tests": json.dumps(sorted(task.tests.paid)),
     }
     return public, {column: secret[column] for column in SECRET_COLUMNS}
-
-
-def _trees(store: TaskStore, task: Task) -> tuple[dict[str, bytes], dict[str, bytes], str]:
-    """The files that differ between a task's views, as a rollout sees them and as they were; a hash of the whole base tree."""
-    record = store.record(task.task_id)
-    digests = store.repository(record.repository_record).files
-    tests = record.changes.edits_of_tests("rollout")
-    edited = {edit.path for edit in (*record.edits, *tests)} | set(record.removed_files)
-    golden = {path: store.blob(digests[path]) for path in sorted(edited & set(digests))}
-    base = view_files(golden, record.changes, "rollout")
-    kept = {path: digest for path, digest in digests.items() if path not in golden}
-    return base, golden, tree_sha256({**kept, **{path: sha256_of(base[path]) for path in base}})
-
-
-def _patch(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str | None:
-    """The patch; None where a changed file is no UTF-8 text, which no JSON or Parquet text can hold."""
-    try:
-        return make_patch(old, new)
-    except InputError:
-        return None
-
-
-def _statement(store: TaskStore, task: Task) -> str | None:
-    """What a model wrote of the task, else the instruction; None where even the shortest would show code."""
-    written = written_instruction(store, task.task_id)
-    return plain_instruction(store, task) if written is None else written.text
 
 
 def write_instances(

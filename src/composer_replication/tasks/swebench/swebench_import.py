@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -106,6 +107,10 @@ def import_swebench(
     return summary_of(run)
 
 
+# Rows of one commit stand together; a thousand trees need not stay in memory.
+_opened = lru_cache(maxsize=1)(open_source)
+
+
 def _propose_all(
     instances: Sequence[Instance], repositories: Path | None, progress: Progress | None
 ) -> tuple[list[RepositorySource], list[tuple[str, Instance, Deletion]], list[Decision]]:
@@ -113,15 +118,19 @@ def _propose_all(
     opened: dict[str, RepositorySource] = {}
     proposals: list[tuple[str, Instance, Deletion]] = []
     refused: list[Decision] = []
-    bases: dict[str, RepositorySource] = {}
     pool: dict[bytes, bytes] = {}
     for done, instance in enumerate(instances):
         if progress is not None:
             progress(done, len(instances), "rows")  # each may be fetched
         try:
-            source, deletion = propose(instance, _open_base(instance, repositories, bases))
+            source, deletion = propose(instance, _opened(base_source(instance, repositories)))
+        except InputError as error:
+            detail = f"{error.message} ({error.where})"
+            refused.append(_refusal(instance, instance.repo, instance.instance_id, "no-repository", detail))
         except GateFailed as error:
-            refused += [_refusal(instance, instance.repo, instance.instance_id, error.reason, error.detail)]
+            refused.append(
+                _refusal(instance, instance.repo, instance.instance_id, error.reason, error.detail)
+            )
         else:
             if source.source not in opened:
                 opened[source.source] = _sharing(source, pool)
@@ -140,19 +149,6 @@ def _sharing(source: RepositorySource, pool: dict[bytes, bytes]) -> RepositorySo
         files={name: pool.setdefault(data, data) for name, data in source.files.items()},
         metadata={name: pool.setdefault(data, data) for name, data in source.metadata.items()},
     )
-
-
-def _open_base(
-    instance: Instance, folder: Path | None, bases: dict[str, RepositorySource]
-) -> RepositorySource:
-    try:
-        source = base_source(instance, folder)
-        if source not in bases:
-            bases.clear()  # rows of one commit stand together; a thousand trees need not stay in memory
-            bases[source] = open_source(source)
-    except InputError as error:
-        raise GateFailed("no-repository", f"{error.message} ({error.where})") from error
-    return bases[source]
 
 
 def base_source(instance: Instance, folder: Path | None) -> str:
@@ -186,7 +182,7 @@ def _stems(instance: Instance) -> list[str]:
 
 def _candidates(instance: Instance, folder: Path) -> Iterator[Path]:
     commit = instance.base_commit
-    ids = [commit, *(commit[:length] for length in _SHORT_IDS if len(commit) > length)]
+    ids = dict.fromkeys(commit[:length] for length in (len(commit), *_SHORT_IDS))
     for ending in (*(f"-{part}" for part in ids), ""):
         for stem in _stems(instance):
             yield from (folder / f"{stem}{ending}{suffix}" for suffix in ("", ".git", *ARCHIVE_SUFFIXES))
@@ -222,24 +218,21 @@ def _patched(instance: Instance, name: str, files: dict[str, bytes]) -> dict[str
 
 
 def _inside(patch: str, files: Mapping[str, bytes]) -> str:
-    """The parts of a patch whose files belong to a task tree."""
+    """The parts of a patch whose files belong to a task tree; a part of another form stays, for git to say so."""
     if not patch.startswith("diff --git ") and "\ndiff --git " not in patch:
         return patch  # a plain diff is taken as a whole
-    sections = {part: _HEADER.match(part) for part in _SECTION.split(patch)}
-    named = {part: {header[1], header[2]} for part, header in sections.items() if header}
-    for name in set[str]().union(*named.values()):
+    sections = [part for part in _SECTION.split(patch) if part.startswith("diff --git ")]
+    names = [{found[1], found[2]} if (found := _HEADER.match(part)) else set() for part in sections]
+    for name in set[str]().union(*names):
         if name.startswith("/") or ".." in name.split("/"):
             raise InputError("CR0446", f"the path {name[:80]!r} leaves the tree.")
-    rules = TreeRules(set(files).union(*named.values()))
-    return "".join(
-        section if section.endswith("\n") else f"{section}\n"
-        for section in sections
-        if (
-            (names := named.get(section))
-            and any(rules.belongs(path) or is_metadata_path(path) for path in map(PurePosixPath, names))
-        )
-        or (names is None and section.startswith("diff --git "))  # of another form: ``apply_patch`` says so
-    )
+    rules = TreeRules(set(files).union(*names))
+    kept = [
+        section
+        for section, own in zip(sections, names, strict=True)
+        if not own or any(rules.belongs(path) or is_metadata_path(path) for path in map(PurePosixPath, own))
+    ]
+    return "".join(section if section.endswith("\n") else f"{section}\n" for section in kept)
 
 
 def _golden_source(base: RepositorySource, golden: Mapping[str, bytes]) -> RepositorySource:
@@ -275,13 +268,10 @@ def make_deletion(original: Mapping[str, bytes], broken: Mapping[str, bytes]) ->
         except UnicodeDecodeError as error:
             raise GateFailed("not-text", f"{name} is not UTF-8") from error
         edits += own
-        if is_subject_path(name):
-            spans = [(0, len(text))] if name in removed else [(edit.start, edit.end) for edit in own]
-            bodies += [  # a line that the broken tree adds counts too
-                cut
-                for cut in find_body_cuts(name, text)
-                if any(start <= cut.end and end >= cut.start for start, end in spans)
-            ]
+        spans = [(0, len(text))] if name in removed else [(edit.start, edit.end) for edit in own]
+        cuts = find_body_cuts(name, text) if is_subject_path(name) else []
+        # A line that the broken tree adds counts too.
+        bodies += [cut for cut in cuts if any(start <= cut.end and end >= cut.start for start, end in spans)]
     if not sources:
         raise GateFailed("nothing-to-undo", "the patch changes no source file of the tree")
     if not bodies:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import compress
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -94,16 +95,10 @@ def build_twins(
         Twins in the order of ``cuts``, only those that passed every gate, and the reason for every other function.
     """
     build = _Build(bench, seed, frozenset(eager))
-    chosen = []
-    for cut in cuts:
-        if is_candidate(cut, is_eager=cut.pin in build.eager):
-            chosen.append(cut)
-        else:
-            build.without[cut.pin] = "not public, too short, or defined twice"
-    calls = build.record(chosen)
-    twins = build.draft([cut for cut in chosen if cut.pin in calls], calls)
-    twins = build.with_green_golden(build.without_weak(build.filtered(twins)))
-    return TwinSearch({twin.pin: twin for twin in twins}, build.without, build.unknown)
+    twins = build.without_weak(build.stable(build.drafts(cuts)))
+    return TwinSearch(
+        {twin.pin: twin for twin in build.with_green_golden(twins)}, build.without, build.unknown
+    )
 
 
 class _Build:
@@ -117,92 +112,95 @@ class _Build:
         self.without: dict[str, str] = {}
         self.unknown: dict[str, str] = {}
 
-    def min_recorded(self, pin: str) -> int:
-        """How many recorded calls a function must have."""
-        return 1 if pin in self.eager else MIN_RECORDED
-
-    def record(self, cuts: Sequence[BodyCut]) -> dict[str, list[bytes]]:
-        """The calls of functions that have enough of them."""
-        found, problem = record_calls(self.bench, cuts) if cuts else ({}, "")
-        if problem:
-            self.unknown |= dict.fromkeys((cut.pin for cut in cuts), problem)
-            return {}
-        calls = {pin: list(own.kept) for pin, own in found.items()}
+    def drafts(self, cuts: Sequence[BodyCut]) -> list[Twin]:
+        """Record calls in one run of the suite, replay and mutate them."""
+        chosen = [cut for cut in cuts if is_candidate(cut, is_eager=cut.pin in self.eager)]
+        calls, problem = record_calls(self.bench, chosen) if chosen else ({}, "")
+        known: dict[str, list[bytes]] = {}
         for cut in cuts:
-            if len(calls.get(cut.pin, ())) < (wanted := self.min_recorded(cut.pin)):
+            kept = list(calls[cut.pin].kept) if cut.pin in calls else []
+            if cut not in chosen:
+                self.without[cut.pin] = "not public, too short, or defined twice"
+            elif problem:
+                self.unknown[cut.pin] = problem
+            elif len(kept) < (wanted := self._min_recorded(cut.pin)):
                 self.without[cut.pin] = f"fewer than {wanted} recorded calls"
-        return {cut.pin: calls[cut.pin] for cut in cuts if cut.pin not in self.without}
-
-    def is_whole(self, pin: str, report: JobReport) -> bool:
-        """Whether a job came to its end; where not, it is noted."""
-        if report.error:
-            (self.unknown if report.is_unknown else self.without)[pin] = report.error
-        return not report.error
-
-    def draft(self, cuts: Sequence[BodyCut], calls: Mapping[str, Sequence[bytes]]) -> list[Twin]:
-        """Replay the recorded calls and mutate them."""
-        blank = [_draft_of(cut, [Vector(blob, "") for blob in calls[cut.pin]]) for cut in cuts]
-        jobs = [Job(one, "mutate", self._mutation(cut)) for one, cut in zip(blank, cuts, strict=True)]
+            else:
+                known[cut.pin] = kept
+        chosen = [cut for cut in chosen if cut.pin in known]
+        jobs = [
+            Job(_twin(cut, [Vector(blob, "") for blob in known[cut.pin]]), "mutate", self._mutation(cut))
+            for cut in chosen
+        ]
         twins = []
-        for cut, report in zip(cuts, self.play(jobs), strict=True):
-            if not self.is_whole(cut.pin, report):
+        for cut, report in zip(chosen, self.play(jobs), strict=True):
+            if not self._is_whole(cut.pin, report):
                 continue
             if report.line != cut.first_line:
                 self.without[cut.pin] = "its name leads to another definition"
                 continue
-            twin = _draft_of(cut, _compared(calls[cut.pin], report), report.mutated)
-            if self._is_large_enough(twin):
-                twins.append(twin)
-        return twins
+            # Two pickles may be one input: their bytes differ, their encoding does not.
+            by_input: dict[str, Vector] = {}
+            for index, (blob, told) in enumerate(zip(known[cut.pin], report.inputs, strict=False)):
+                if told is not None and report.digests.get(index):
+                    by_input.setdefault(told, Vector(blob, report.digests[index]))
+            twins.append(_twin(cut, list(by_input.values()), report.mutated))
+        return [twin for twin in twins if self._is_large_enough(twin)]
+
+    def _min_recorded(self, pin: str) -> int:
+        return 1 if pin in self.eager else MIN_RECORDED
 
     def _mutation(self, cut: BodyCut) -> dict[str, object]:
         wanted = NUM_MUTATED_TEXT if _TEXT_WORK.search(cut.golden_body) else NUM_MUTATED
         return {"wanted": wanted, "tries": TRIES_PER_MUTATED * wanted, "seed": f"{self.seed}/{cut.pin}"}
 
+    def _is_whole(self, pin: str, report: JobReport) -> bool:
+        """Whether a job came to its end; where not, it is noted."""
+        if report.error:
+            (self.unknown if report.is_unknown else self.without)[pin] = report.error
+        return not report.error
+
     def _is_large_enough(self, twin: Twin) -> bool:
-        wanted = self.min_recorded(twin.pin)
+        wanted = self._min_recorded(twin.pin)
         if len(twin.recorded) < wanted:
             self.without[twin.pin] = f"fewer than {wanted} recorded calls have a result that can be compared"
         elif len(twin.mutated) < MIN_MUTATED:
             self.without[twin.pin] = "fewer than 10 mutated calls return"
-        else:
-            return True
-        return False
+        return twin.pin not in self.without
 
-    def replayed(
+    def _replayed(
         self, twins: Sequence[Twin], options: Mapping[str, Any], **limits: Any
     ) -> list[tuple[Twin, JobReport]]:
         """The twins whose calls were made again to the end, with the report."""
         reports = self.play([Job(twin, options=options) for twin in twins], **limits)
         whole = zip(twins, reports, strict=True)
-        return [(twin, report) for twin, report in whole if self.is_whole(twin.pin, report)]
+        return [(twin, report) for twin, report in whole if self._is_whole(twin.pin, report)]
 
-    def filtered(self, twins: Sequence[Twin]) -> list[Twin]:
+    def stable(self, twins: Sequence[Twin]) -> list[Twin]:
         """Keep the calls with the same outcome under two other hash seeds, once in reverse order."""
         kept = list(twins)
         for hash_seed, backwards in zip(_FILTER_SEEDS, (False, True), strict=True):
-            found = self.replayed(kept, {"backwards": backwards}, hash_seed=hash_seed)
-            kept = [
-                _with_stable(_within_time(twin, report.seconds), report.digests) for twin, report in found
-            ]
+            found = self._replayed(kept, {"backwards": backwards}, hash_seed=hash_seed)
+            kept = [_steady_part(twin, report) for twin, report in found]
             kept = [twin for twin in kept if self._is_large_enough(twin)]
         return kept
 
     def without_weak(self, twins: Sequence[Twin]) -> list[Twin]:
         """Leave out twins that a constant passes, or a table of all recorded calls."""
+        kept = []
         for twin, scores in zip(twins, play_stubs(twins, self.play), strict=True):
-            if self.is_whole(twin.pin, scores.report) and scores.passed_by:
-                self.without[twin.pin] = "a stub passes"
-            elif scores.is_passed_by_table:
-                self.without[twin.pin] = "a table of the recorded calls passes"
-        left_out = self.without.keys() | self.unknown.keys()
-        return [twin for twin in twins if twin.pin not in left_out]
+            if scores.passed_by or scores.is_passed_by_table:
+                what = "a stub" if scores.passed_by else "a table of the recorded calls"
+                self.without[twin.pin] = f"{what} passes"
+            elif self._is_whole(twin.pin, scores.report):
+                kept.append(twin)
+        return kept
 
     def with_green_golden(self, twins: Sequence[Twin]) -> list[Twin]:
         """Keep twins with which the golden code agrees in every call, three times."""
         kept = list(twins)
         for hash_seed in _GATE_SEEDS:
-            found = self.replayed(kept, {}, hash_seed=hash_seed, call_seconds=CALL_SECONDS)
+            found = self._replayed(kept, {}, hash_seed=hash_seed, call_seconds=CALL_SECONDS)
             kept = []
             for twin, report in found:
                 score = score_digests(twin, report.digests)
@@ -213,38 +211,15 @@ class _Build:
         return kept
 
 
-def _compared(calls: Sequence[bytes], report: JobReport) -> Sequence[Vector]:
-    """The recorded calls that have an outcome, each input once."""
-    recorded: dict[str, Vector] = {}
-    for index, blob in enumerate(calls):
-        digest = report.digests.get(index, "")
-        known = report.inputs[index] if index < len(report.inputs) else None
-        if known is not None and digest:
-            # Two pickles may be one input: their bytes differ, their encoding does not.
-            recorded.setdefault(known, Vector(blob, digest))
-    return list(recorded.values())
-
-
-def _draft_of(cut: BodyCut, recorded: Sequence[Vector], mutated: Sequence[Vector] = ()) -> Twin:
+def _twin(cut: BodyCut, recorded: Sequence[Vector], mutated: Sequence[Vector] = ()) -> Twin:
     return Twin(cut.pin, cut.path, cut.symbol, tuple(recorded), tuple(mutated), pickler_fingerprint())
 
 
-def _within_time(twin: Twin, seconds: float) -> Twin:
-    """A twin whose calls need no more than ``GOLDEN_SECONDS``: of the mutated ones a half, a quarter, ..."""
-    num_mutated = len(twin.mutated)
+def _steady_part(twin: Twin, report: JobReport) -> Twin:
+    """A twin without the calls that had another outcome, and whose calls need no more than ``GOLDEN_SECONDS``."""
+    split, num_mutated, seconds = len(twin.recorded), len(twin.mutated), report.seconds
     while num_mutated and seconds > GOLDEN_SECONDS:
         num_mutated, seconds = num_mutated // 2, seconds / 2
-    return replace(twin, mutated=twin.mutated[:num_mutated])
-
-
-def _with_stable(twin: Twin, digests: Mapping[int, str]) -> Twin:
-    """A twin without the calls that had another outcome."""
-    stable = [
-        (index, vector) for index, vector in enumerate(twin.vectors) if digests.get(index) == vector.digest
-    ]
-    split = len(twin.recorded)
-    return replace(
-        twin,
-        recorded=tuple(vector for index, vector in stable if index < split),
-        mutated=tuple(vector for index, vector in stable if index >= split),
-    )
+    same = [vector.digest == report.digests.get(index) for index, vector in enumerate(twin.vectors)]
+    recorded = tuple(compress(twin.recorded, same[:split]))
+    return replace(twin, recorded=recorded, mutated=tuple(compress(twin.mutated[:num_mutated], same[split:])))

@@ -23,11 +23,6 @@ class CallPool:
             for place in [*range(len(args)), *kwargs]:
                 self.places[place].append(number)
 
-    def value(self, number, place):
-        """A fresh copy of one argument of one recorded call."""
-        args, kwargs = self.loads(self.blobs[number])
-        return args[place] if isinstance(place, int) else kwargs[place]
-
     def mutated(self, draw):
         """A recorded call with one or two arguments changed; None when nothing can be changed."""
         args, kwargs = self.loads(self.blobs[draw.randrange(len(self.blobs))])
@@ -43,19 +38,15 @@ class CallPool:
 
     def _change(self, holder, place, draw):
         value = holder[place]
-        if draw.random() < OTHER_VALUE_SHARE or not has_mutator(value):
+        if draw.random() < OTHER_VALUE_SHARE or type(value) not in _MUTATORS:  # objects are only exchanged
             numbers = self.places[place]
             if len(numbers) < 2:
                 return False
-            holder[place] = self.value(draw.choice(numbers), place)
+            args, kwargs = self.loads(self.blobs[draw.choice(numbers)])
+            holder[place] = args[place] if isinstance(place, int) else kwargs[place]
             return True
         holder[place] = mutate(value, draw)
         return True
-
-
-def has_mutator(value):
-    """Whether a value of this exact type can be changed; callables and objects are only exchanged."""
-    return type(value) in _MUTATORS
 
 
 def mutate(value, draw, depth=0):

@@ -32,24 +32,12 @@ _FUNCTIONS = (
     types.FunctionType,
     types.BuiltinFunctionType,
     types.MethodType,
-    types.MethodWrapperType,
     types.WrapperDescriptorType,
     types.MethodDescriptorType,
-    types.ClassMethodDescriptorType,
 )
-_CONTAINERS = (
-    list,
-    tuple,
-    collections.deque,
-    set,
-    frozenset,
-    collections.OrderedDict,
-    dict,
-    collections.Counter,
-    types.MappingProxyType,
-    memoryview,
-)
-_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+_ORDERED = (list, tuple, collections.deque)
+_UNORDERED = (set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+_MAPPINGS = (dict, collections.Counter, collections.OrderedDict)
 
 
 class OpaqueValue(Exception):
@@ -74,8 +62,13 @@ def encode_float(value):
     return format(value + 0.0 if value else 0.0, ".12g")
 
 
+def node(name, *parts):
+    """The text of a nested tuple: a name, then texts of what is inside."""
+    return f"({', '.join([repr(name), *parts])})" if parts else f"({name!r},)"
+
+
 def encode(value, *, is_result=True, with_code=False):
-    """The canonical form: nested tuples whose leaves are text.
+    """The canonical form: nested tuples of texts, as Python prints them.
 
     Args:
         value: anything; iterators are used up to ``MAX_ITERATED`` items.
@@ -99,21 +92,7 @@ def digest(encoded):
     Two thirds of a twin were digests of 128 bits. Nobody can look for a collision: what a digest has to
     be is never where a candidate runs.
     """
-    return hashlib.sha256(repr(encoded).encode("utf-8", "backslashreplace")).hexdigest()[:NUM_DIGITS]
-
-
-class _Node(tuple[object, ...]):  # noqa: SLOT001  a tuple subclass with slots cannot hold anything
-    """A tuple that knows its text: entries are sorted by it at every level above, and it is long."""
-
-    text: str
-
-    def __new__(cls, parts):
-        node = super().__new__(cls, parts)
-        node.text = tuple.__repr__(node)
-        return node
-
-    def __repr__(self):
-        return self.text
+    return hashlib.sha256(encoded.encode("utf-8", "backslashreplace")).hexdigest()[:NUM_DIGITS]
 
 
 class _Encoder:
@@ -129,85 +108,77 @@ class _Encoder:
             raise OpaqueValue("too large")
         kind = type(value)
         if kind in _SCALARS:
-            return (type_name(kind), repr(value))
+            return node(type_name(kind), repr(repr(value)))
         if kind is int:
-            return ("int", repr(value) if value.bit_length() < 4000 else hex(value))
+            return node("int", repr(repr(value) if value.bit_length() < 4000 else hex(value)))
         if kind is float:
-            return ("float", encode_float(value))
+            return node("float", repr(encode_float(value)))
         if kind is complex:
-            return ("complex", encode_float(value.real), encode_float(value.imag))
+            return node("complex", repr(encode_float(value.real)), repr(encode_float(value.imag)))
         if id(value) in self.path:
-            return ("cycle", str(len(self.path) - self.path.index(id(value))))
+            return node("cycle", repr(str(len(self.path) - self.path.index(id(value)))))
         self.path.append(id(value))
         try:
-            return _Node(self._encode_nested(value, kind))
+            return self._encode_nested(value, kind)
         finally:
             self.path.pop()
 
     def _encode_nested(self, value, kind):
-        if kind in _CONTAINERS or kind in _VIEWS:
-            return self._encode_container(value, kind)
+        if kind in _ORDERED or kind in _UNORDERED:
+            items = [self.encode(item) for item in list(value)]
+            return node(type_name(kind), *(sorted(items) if kind in _UNORDERED else items))
+        if kind in _MAPPINGS:
+            return node(type_name(kind), *self._pairs(value.items(), kind))
         if isinstance(value, types.ModuleType):
-            return ("module", str(value.__name__))
+            return node("module", repr(str(value.__name__)))
         if issubclass(kind, type):
-            return ("class", type_name(value))
+            return node("class", repr(type_name(value)))
         if kind in _FUNCTIONS:
             return self._encode_function(value)
         if issubclass(kind, BaseException):
-            return ("exception", kind.__name__)
+            return node("exception", repr(kind.__name__))
         if hasattr(kind, "__next__"):
             return self._encode_iterator(value)
         return self._encode_object(value, kind)
 
-    def _encode_container(self, value, kind):
-        if kind is memoryview:
-            parts = [repr(value.tobytes())]
-        elif kind in (list, tuple, collections.deque):
-            parts = [self.encode(item) for item in list(value)]
-        elif kind is collections.OrderedDict:
-            parts = [self._pair(*pair) for pair in list(value.items())]
-        elif kind in (dict, collections.Counter, types.MappingProxyType):
-            parts = sorted((self._pair(*pair) for pair in list(value.items())), key=repr)
-        else:
-            parts = sorted((self.encode(item) for item in list(value)), key=repr)
-        return (type_name(kind), *parts)
-
-    def _pair(self, key, value):
-        return _Node((self.encode(key), self.encode(value)))
+    def _pairs(self, pairs, kind):
+        """Entries of a mapping; only in an ``OrderedDict`` their order counts."""
+        texts = [_tuple([self.encode(key), self.encode(value)]) for key, value in list(pairs)]
+        return texts if issubclass(kind, collections.OrderedDict) else sorted(texts)
 
     def _encode_iterator(self, value):
         items = []
         for item in value:
             items.append(self.encode(item))
             if len(items) == MAX_ITERATED:
-                return ("iterator", *items, "...")
-        return ("iterator", *items)
+                return node("iterator", *items, repr("..."))
+        return node("iterator", *items)
 
     def _encode_function(self, value):
         if self.is_result:
             raise OpaqueValue("a function")
-        name = f"{getattr(value, '__module__', None)}.{getattr(value, '__qualname__', '')}"
-        if isinstance(value, types.MethodType):
-            return ("method", name, self.encode(value.__self__))
+        name = repr(f"{getattr(value, '__module__', None)}.{getattr(value, '__qualname__', '')}")
         owner = getattr(value, "__self__", None)
         if owner is not None and not isinstance(owner, types.ModuleType):
-            return ("method", name, self.encode(owner))
+            return node("method", name, self.encode(owner))
         if not self.with_code or not isinstance(value, types.FunctionType):
-            return ("function", name)
+            return node("function", name)
         cells = []
         for cell in value.__closure__ or ():
             try:
                 cells.append(self.encode(cell.cell_contents))
             except ValueError:
-                cells.append(("empty",))
-        return ("function", name, self._code(value.__code__), tuple(cells), self.encode(value.__defaults__))
+                cells.append(node("empty"))
+        return node(
+            "function", name, self._code(value.__code__), _tuple(cells), self.encode(value.__defaults__)
+        )
 
     def _code(self, code):
         constants = [
             self._code(constant) if isinstance(constant, types.CodeType) else self.encode(constant)
             for constant in code.co_consts
         ]
-        return (code.co_code.hex(), repr(code.co_names), *constants)
+        return node(code.co_code.hex(), repr(repr(code.co_names)), *constants)
 
     def _encode_object(self, value, kind):
         if self.is_result and callable(value):
@@ -220,19 +191,21 @@ class _Encoder:
         except Exception as error:
             if self.is_result:
                 raise OpaqueValue(type_name(kind)) from error
-            return ("unknown", type_name(kind))
+            return node("unknown", repr(type_name(kind)))
         if isinstance(reduced, str):
-            return ("global", type_name(kind), reduced)
+            return node("global", repr(type_name(kind)), repr(reduced))
         maker, arguments, state, items, pairs = [*reduced, None, None, None][:5]
-        entries = [self._pair(*pair) for pair in list(pairs or ())]
-        if not isinstance(value, collections.OrderedDict):
-            entries.sort(key=repr)
-        return (
+        entries = self._pairs(pairs or (), kind)
+        return node(
             type_name(kind),
-            str(getattr(maker, "__qualname__", "")),
+            repr(str(getattr(maker, "__qualname__", ""))),
             # The class itself is already named, and a class made by a test has no better name.
-            tuple(self.encode(item) for item in arguments if item is not kind),
+            _tuple([self.encode(item) for item in arguments if item is not kind]),
             self.encode(state),
-            tuple(self.encode(item) for item in list(items or ())),
-            tuple(entries),
+            _tuple([self.encode(item) for item in list(items or ())]),
+            _tuple(entries),
         )
+
+
+def _tuple(texts):
+    return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"

@@ -26,17 +26,12 @@ def make_channel():
     return request, send
 
 
-def load(sources):
-    """Make the modules that came as text importable under their own names."""
-    for name, source in sources:
+def main():
+    """Make the modules that came as text importable under their own names, and run the one that is asked for."""
+    request, send = make_channel()
+    for name, source in request["sources"]:
         module = sys.modules[name] = types.ModuleType(name)
         exec(compile(source, name, "exec"), module.__dict__)
-
-
-def main():
-    """Do what the request on standard input asks for."""
-    request, send = make_channel()
-    load(request["sources"])
     sys.modules[request["program"]].main(request, send)
 
 

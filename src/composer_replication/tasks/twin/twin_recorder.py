@@ -22,22 +22,10 @@ ASYNC_FLAGS = 0x80 | 0x200  # coroutines and asynchronous generators: no call to
 MAX_ATTEMPTS = 1000  # of one function; a hot one must not make the suite slow
 
 
-def function_of(code, module):
-    """The function object that runs a code object, whatever it is wrapped in; None if it is gone."""
-    found, *parts = code.co_qualname.split(".")
-    value = module.get(found)
-    for part in parts:
-        value = getattr(value, "__dict__", {}).get(part)
-        value = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
-    if getattr(value, "__code__", None) is code:
-        return value
-    return next((f for f in gc.get_referrers(code) if isinstance(f, types.FunctionType)), None)
-
-
 class Target:
     """One function and what was kept of its calls."""
 
-    def __init__(self, code, module):
+    def __init__(self, code):
         self.blobs = {}
         self.not_kept = set()  # tests with calls that are not among them, or whose answer hangs on more
         self.answers = {}
@@ -50,7 +38,8 @@ class Target:
         names, self.more, self.named = inspect.getargs(code)
         count = code.co_argcount
         self.positional, self.keywords = names[:count], names[count:]
-        function = function_of(code, module)
+        # The function that runs the code, whatever it is wrapped in.
+        function = next((f for f in gc.get_referrers(code) if isinstance(f, types.FunctionType)), None)
         defaults = (function and function.__defaults__) or ()
         self.defaults = dict(zip(self.positional[count - len(defaults) :], defaults, strict=True))
         self.keyword_defaults = dict((function and function.__kwdefaults__) or {})
@@ -77,10 +66,8 @@ def drawn_names(ours, places):
 
     Paths of them are arguments of many calls. Nothing is there when a call is made again, whatever they are called.
     """
-    names = {os.path.basename(ours)}
-    for place in places:
-        if place.startswith(f"{ours}/"):
-            names.add(place[len(ours) + 1 :].partition("/")[0])
+    below = [place[len(ours) + 1 :] for place in places if place.startswith(f"{ours}/")]
+    names = {os.path.basename(ours), *(path.partition("/")[0] for path in below)}
     return [(name.encode(), b"0" * len(name.encode())) for name in sorted(names)]
 
 
@@ -95,16 +82,18 @@ class Recorder:
             (os.path.join(root, path), line): number for number, (path, line) in enumerate(request["targets"])
         }
         self.targets = {}
-        self.running = {}  # kept calls by frame
         self.by_code = {}
+        self.running = {}  # target and kept call by frame
         self.tests = []
         self.dumps = dumps
         self.pickle_by_value = pickle_by_value
 
     def hook(self, frame, event, argument):
         if event == "return" and frame in self.running:
-            known_target, blob = self.running.pop(frame)
-            self.compare(known_target, blob, argument)
+            target, blob = self.running.pop(frame)
+            answer = self.pickled(target.answers, lambda: argument)
+            if target.answers.setdefault(blob, answer) != answer:
+                target.not_kept |= target.blobs[blob]
         if event != "call":
             return
         code = frame.f_code
@@ -114,7 +103,7 @@ class Recorder:
             number = self.wanted.get((code.co_filename, code.co_firstlineno))
             target = None
             if number is not None and not code.co_name.startswith("<"):
-                target = self.targets.setdefault(number, Target(code, frame.f_globals))
+                target = self.targets.setdefault(number, Target(code))
             known = self.by_code[id(code)] = (code, target)
         target = known[1]
         if target is None or target.is_async or frame.f_lasti != target.first_resume:
@@ -122,22 +111,16 @@ class Recorder:
         target.num_attempts += 1
         blob = None
         if target.num_attempts <= MAX_ATTEMPTS:
-            blob = self.pickled(id(target), lambda: target.arguments(frame.f_locals))
+            blob = self.pickled(target, lambda: target.arguments(frame.f_locals))
         if blob is not None and (blob in target.blobs or len(target.blobs) < self.max_calls):
             target.blobs.setdefault(blob, set()).add(len(self.tests) - 1)
             self.running[frame] = target, blob
         else:
             target.not_kept.add(len(self.tests) - 1)
 
-    def compare(self, target, blob, answer):
-        """Note a call that was answered otherwise before: its answer hangs on more than its arguments."""
-        found = self.pickled(id(target.answers), lambda: answer)
-        if target.answers.setdefault(blob, found) != found:
-            target.not_kept |= target.blobs[blob]
-
     def pickled(self, counting_for, value):
         try:
-            self.pickler.counting_for = counting_for
+            self.pickler.counting_for = id(counting_for)
             blob = self.dumps(value())
         except Exception:  # whatever a value raises when it is pickled, this call is not kept
             return None
@@ -186,7 +169,7 @@ def main(request, send):
     import pytest
 
     recorder = Recorder(request, root, pickler, dumps, pickle_by_value)
-    options = importable_plugins(request["options"], root)
+    options = importable_plugins(request["suite"], root)
     plugins = [recorder.plugin(), make_suite(options, request["left_out"])]
     code = pytest.main([*options, *request["arguments"], f"--rootdir={root}"], plugins=plugins)
     send("tests", ids=recorder.tests)

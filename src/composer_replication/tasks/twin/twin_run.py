@@ -130,8 +130,7 @@ def read_twin(data: bytes, *, where: str = "") -> Twin:
         InputError: the bytes are no twin, or one of another version (CR0411).
     """
     try:
-        plain = decompress(data, max_bytes=_MAX_BYTES)
-        line, _, blobs = plain.partition(b"\n")
+        line, _, blobs = decompress(data, max_bytes=_MAX_BYTES).partition(b"\n")
         value = json.loads(line)
         if value["version"] not in (2, FORMAT_VERSION):
             raise ValueError(f"version {value['version']}")
@@ -144,24 +143,16 @@ def read_twin(data: bytes, *, where: str = "") -> Twin:
             Vector(blobs[end - size : end], digests[NUM_DIGITS * index : NUM_DIGITS * (index + 1)])
             for index, (end, size) in enumerate(zip(accumulate(sizes), sizes, strict=True))
         )
-        twin = Twin(
-            pin=str(value["pin"]),
-            path=str(value["path"]),
-            symbol=str(value["symbol"]),
-            recorded=vectors[:split],
-            mutated=vectors[split:],
-            pickler=str(value["pickler"]),
-        )
+        pin, path, symbol, pickler = (str(value[name]) for name in ("pin", "path", "symbol", "pickler"))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise damaged(f"the recorded behaviour of a function cannot be read: {error}", where) from error
-    return twin
+    return Twin(pin, path, symbol, vectors[:split], vectors[split:], pickler)
 
 
 def damaged(problem: str, where: str) -> InputError:
     """The error for a twin that cannot be used."""
-    return InputError(
-        "CR0411", f"{problem}.", where=where, fix="build the tasks again with composer-rl tasks build."
-    )
+    fix = "build the tasks again with composer-rl tasks build."
+    return InputError("CR0411", f"{problem}.", where=where, fix=fix)
 
 
 # --- Start the recorder and the player in fresh sandboxes, and read what they say.
@@ -177,7 +168,6 @@ WALL_FACTOR = 10
 many times as long."""
 MAX_CALL_BYTES = 30_000
 MAX_CALLS = 150
-ADDRESS_BYTES = 3 * 1024**3
 PLAYER_BYTES = 1024**3
 """Memory of the player: a mutated integer may ask for a list of any length. At most half of what its sandbox
 may use, so that such a call fails alone and not the sandbox."""
@@ -261,10 +251,7 @@ class JobReport:
 def record_calls(bench: Bench, cuts: Sequence[BodyCut]) -> tuple[dict[str, RecordedCalls], str]:
     """Run the whole suite once, but for tests and files that are left out, and keep the calls of all functions.
 
-    A run that fails is made once more.
-
-    Returns:
-        The calls by pin, and an empty text or what went wrong with the run.
+    A run that fails is made once more. The answer is the calls by pin, and an empty text or what went wrong with the run.
     """
     files = bench.original
     options = {
@@ -282,9 +269,9 @@ def record_calls(bench: Bench, cuts: Sequence[BodyCut]) -> tuple[dict[str, Recor
             "twin.twin_recorder",
             files,
             bench.environment,
-            lambda tree: {**options, "import_roots": import_roots(tree), "options": suite_arguments(tree)},
+            options,
             backend=bench.backend,
-            limits=_with_output(Limits()),
+            limits=Limits(output_bytes=_OUTPUT_BYTES),
             timeout_seconds=_RECORD_SECONDS,
         )
         if records and records[-1]["event"] == "end":
@@ -344,7 +331,6 @@ def play(
         "call_seconds": call_seconds,
         "job_seconds": job_seconds,
         "max_bytes": 4 * MAX_CALL_BYTES,
-        "address_bytes": ADDRESS_BYTES,
         "memory_bytes": min(PLAYER_BYTES, (limits or Limits()).memory_bytes // 2),
         "cloudpickle": _cloudpickle(),
     }
@@ -352,9 +338,9 @@ def play(
         "twin.twin_player",
         files,
         environment,
-        lambda tree: {**options, "import_roots": import_roots(tree)},
+        options,
         backend=backend,
-        limits=_with_output(limits or Limits()),
+        limits=replace(limits or Limits(), output_bytes=_OUTPUT_BYTES),
         timeout_seconds=timeout_seconds,
         hash_seed=hash_seed,
     )
@@ -383,20 +369,16 @@ def play(
 
 
 def play_apart(bench: Bench, jobs: Sequence[Job], **options: Any) -> list[JobReport]:
-    """As ``play``, for code of our own making. Where one job takes the sandbox down, all are parted until it stands alone.
+    """As ``play``, for code of our own making; a report for each job.
 
-    ``options`` are ``hash_seed``, ``call_seconds`` and ``job_seconds`` of ``play``.
-
-    Returns:
-        A report for each job; of one that took down its own sandbox nothing is known.
+    Where one job takes the sandbox down, all are parted until it stands alone, and nothing is known of it. ``options``
+    are ``hash_seed``, ``call_seconds`` and ``job_seconds`` of ``play``.
     """
     if not jobs:
         return []
-    reports, problem = play(
-        bench.original, bench.environment, jobs,
-        backend=bench.backend, limits=_OWN_LIMITS,
-        timeout_seconds=max(_PLAY_SECONDS, _JOB_WALL_SECONDS * len(jobs)), **options,
-    )  # fmt: skip
+    seconds = max(_PLAY_SECONDS, _JOB_WALL_SECONDS * len(jobs))
+    limits = {"backend": bench.backend, "limits": _OWN_LIMITS, "timeout_seconds": seconds}
+    reports, problem = play(bench.original, bench.environment, jobs, **limits, **options)
     if not problem:
         return reports
     if len(jobs) == 1:
@@ -405,15 +387,11 @@ def play_apart(bench: Bench, jobs: Sequence[Job], **options: Any) -> list[JobRep
     return [report for part in (jobs[:half], jobs[half:]) for report in play_apart(bench, part, **options)]
 
 
-def _with_output(limits: Limits) -> Limits:
-    return replace(limits, output_bytes=max(limits.output_bytes, _OUTPUT_BYTES))
-
-
 def run_program(
     program: str,
     files: Mapping[str, bytes],
     environment: Environment,
-    options: Callable[[Path], Mapping[str, Any]],
+    options: Mapping[str, Any],
     *,
     backend: str | None,
     limits: Limits,
@@ -422,7 +400,7 @@ def run_program(
 ) -> tuple[ExecResult, list[dict[str, Any]]]:
     """Start one of our programs over a tree in a fresh sandbox; how it ended, and what it sent.
 
-    ``options`` gives, for the folder of the tree, what the program is told.
+    ``options`` are what it is told beside the places of import and, for the recorder, the options of the suite.
     """
     nonce = secrets.token_hex(16)
     folder, _, name = program.partition(".")
@@ -433,7 +411,9 @@ def run_program(
         tree.mkdir()
         write_files(tree, files)
         request = {
-            **options(tree),
+            **options,
+            "import_roots": import_roots(tree),
+            "suite": suite_arguments(tree) if name == "twin_recorder" else [],
             "nonce": nonce,
             "program": f"{_PACKAGE}.{program}",
             "sources": [(f"{_PACKAGE}.{each}", source_of(each)) for each in (*_PROGRAMS[program], program)],
@@ -455,24 +435,22 @@ def run_program(
 def _take(record: Mapping[str, Any], reports: Sequence[JobReport], job_seconds: float) -> str:
     """Note one record; the answer is empty, or what is out of order."""
     event = record["event"]
-    if event in ("ready", "end"):
-        return "the run started twice" if event == "ready" else ""
+    if event == "end":
+        return ""
     report = reports[int(record["job"])]
     if event == "vector":
         index = int(record["index"])
         if index in report.digests:
             return "a call has two outcomes"
         report.digests[index] = str(record["digest"])
-    elif event == "recorded":
-        report.inputs.clear()
-        for index, (digest, known) in enumerate(record["outcomes"]):
-            report.digests[index] = str(digest)
-            report.inputs.append(None if known is None else str(known))
-    elif event == "mutated":
-        report.mutated = [Vector(base64.b64decode(blob), str(digest)) for blob, digest in record["vectors"]]
     elif event == "done":
         report.line, report.error = int(record["line"]), str(record["error"])
         report.seconds = float(record.get("seconds", 0.0))
+        for index, (digest, known) in enumerate(record.get("recorded", ())):
+            report.digests[index] = str(digest)
+            report.inputs.append(None if known is None else str(known))
+        mutated = record.get("mutated", ())
+        report.mutated = [Vector(base64.b64decode(blob), str(digest)) for blob, digest in mutated]
     elif event == "late":
         report.error = f"the calls ran longer than {job_seconds:g} s"
     else:
@@ -501,11 +479,6 @@ def pickler_fingerprint() -> str:
 # --- Judge candidates by the twin of the function that they write anew.
 
 
-def _check_pickler(twin: Twin) -> None:
-    if twin.pickler != pickler_fingerprint():
-        raise damaged("the recorded behaviour needs another version of cloudpickle", twin.pin)
-
-
 def judge_twin(
     tree_files: Mapping[str, bytes],
     environment: Environment,
@@ -517,34 +490,18 @@ def judge_twin(
 ) -> TwinScore:
     """Does a candidate do what the golden code did?
 
-    The candidate runs in a fresh sandbox of its own. It gets the inputs; its canonical
+    The candidate runs in a fresh sandbox of its own; no tests are needed in its tree. It gets the inputs; its canonical
     digests come out and are compared here. A call that is missing, hangs (1 s of processor time)
-    or takes down its process disagrees.
-
-    Args:
-        tree_files: the candidate's tree; tests are not needed in it.
-        environment: as when the twin was built.
-        twin: of the deleted function.
-        backend: sandbox backend; None for the best of this machine.
-        limits: of the sandbox.
-        timeout_seconds: of processor time; past it the whole run is a failure of the candidate. By the clock it may
-            take ``WALL_FACTOR`` times as long, so that a busy machine fails nobody.
+    or takes down its process disagrees. Past ``timeout_seconds`` of processor time the whole run is a failure of the
+    candidate; by the clock it may take ``WALL_FACTOR`` times as long, so that a busy machine fails nobody.
 
     Raises:
         InputError: the twin needs another cloudpickle than this installation has (CR0411).
     """
     _check_pickler(twin)
-    reports, problem = play(
-        tree_files,
-        environment,
-        [Job(twin)],
-        backend=backend,
-        limits=limits,
-        timeout_seconds=WALL_FACTOR * timeout_seconds,
-        job_seconds=timeout_seconds,
-    )
-    report = reports[0]
-    return score_digests(twin, report.digests, problem or report.error)
+    seconds = {"timeout_seconds": WALL_FACTOR * timeout_seconds, "job_seconds": timeout_seconds}
+    reports, problem = play(tree_files, environment, [Job(twin)], backend=backend, limits=limits, **seconds)
+    return score_digests(twin, reports[0].digests, problem or reports[0].error)
 
 
 def judge_twins(
@@ -557,19 +514,18 @@ def judge_twins(
     """
     for twin in twins:
         _check_pickler(twin)
-    jobs = [
-        Job(twin, overlay=overlay) for twin, overlay in zip(twins, overlays or [{}] * len(twins), strict=True)
-    ]
-    reports = play_apart(bench, jobs, job_seconds=bench.suite_seconds)
-    return [
-        score_digests(twin, report.digests, report.error) for twin, report in zip(twins, reports, strict=True)
-    ]
+    each = zip(twins, overlays or [{}] * len(twins), strict=True)
+    jobs = [Job(twin, overlay=overlay) for twin, overlay in each]
+    reports = zip(twins, play_apart(bench, jobs, job_seconds=bench.suite_seconds), strict=True)
+    return [score_digests(twin, report.digests, report.error) for twin, report in reports]
+
+
+def _check_pickler(twin: Twin) -> None:
+    if twin.pickler != pickler_fingerprint():
+        raise damaged("the recorded behaviour needs another version of cloudpickle", twin.pin)
 
 
 # --- What solvers that understand nothing make of recorded behaviour: a constant, and a table of the recorded calls.
-
-Player = Callable[[Sequence[Job]], list[JobReport]]
-"""Runs jobs; a report for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -583,26 +539,26 @@ class StubScores:
     is_passed_by_table: bool
 
 
-def play_stubs(twins: Sequence[Twin], play_jobs: Player) -> list[StubScores]:
+def play_stubs(
+    twins: Sequence[Twin], play_jobs: Callable[[Sequence[Job]], list[JobReport]]
+) -> list[StubScores]:
     """What passes the twins of functions of one repository; ``play_jobs`` is called once.
 
     A constant passes when it agrees in all recorded calls and 95% of the mutated ones. All constants are digested
     in one pass over the calls, because without the function a call costs what its arguments cost.
     """
     jobs = [Job(twin, "constants", {"constants": STUB_EXPRESSIONS}) for twin in twins]
-    reports = play_jobs(jobs) if jobs else []
-    return [_stub_scores(twin, report) for twin, report in zip(twins, reports, strict=True)]
-
-
-def _stub_scores(twin: Twin, report: JobReport) -> StubScores:
-    """Each digest of the report is one text: those of all constants, in their order."""
-    texts = {index: text.split() for index, text in report.digests.items()}
-    # Of a call whose arguments cannot be loaded or compared there is at most one.
-    digests = {index: text for index, text in texts.items() if len(text) == len(STUB_EXPRESSIONS)}
-    scores = {
-        constant: score_digests(twin, {index: one[place] for index, one in digests.items()}, report.error)
-        for place, constant in enumerate(STUB_EXPRESSIONS)
-    }
-    passed_by = tuple(constant for constant, score in scores.items() if score.passed)
-    table = replace(scores["None"], recorded_agree=len(twin.recorded))
-    return StubScores(report, passed_by, table.passed)
+    found = []
+    for twin, report in zip(twins, play_jobs(jobs), strict=True):
+        # Each digest is one text: those of all constants, in their order. Of a call whose arguments cannot be loaded
+        # or compared there is at most one.
+        texts = {index: text.split() for index, text in report.digests.items()}
+        whole = {index: one for index, one in texts.items() if len(one) == len(STUB_EXPRESSIONS)}
+        scores = {
+            constant: score_digests(twin, {index: one[place] for index, one in whole.items()}, report.error)
+            for place, constant in enumerate(STUB_EXPRESSIONS)
+        }
+        table = replace(scores["None"], recorded_agree=len(twin.recorded))
+        passed_by = tuple(constant for constant, score in scores.items() if score.passed)
+        found.append(StubScores(report, passed_by, table.passed))
+    return found

@@ -107,17 +107,16 @@ class Author:
         """What the model writes behind each; what it has written once it knows."""
         import torch
 
-        from composer_replication.trainer.prefix_generation import sample_shared, text_rule
+        from composer_replication.trainer.prefix_generation import ModelSampler
 
         keys = [(*each, temperature) for each in zip(excerpts, seeds, strict=True)]
-        end, pad = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id
-        how: dict[str, Any] = {"eos_token_ids": [end], "pad_token_id": pad, "temperature": temperature}
+        how: dict[str, Any] = {"temperature": temperature, "is_finished": is_finished}
+        sampler = ModelSampler(self.model, None, self.tokenizer, eos_token_ids=[self.tokenizer.eos_token_id])
         with self._lock:
             if fresh := [key for key in dict.fromkeys(keys) if key not in self._known]:
-                how["stop"] = text_rule(self.tokenizer, is_finished)
                 how["generator"] = [torch.Generator().manual_seed(seed) for _, seed, _ in fresh]
                 ids = [self.tokenizer.encode(excerpt) for excerpt, _, _ in fresh]
-                rows = sample_shared(self.model, ids, 1, max_new_tokens=20, **how)
+                rows = sampler.sample(ids, max_new_tokens=20, **how)
                 texts = [self.tokenizer.decode(row.ids, skip_special_tokens=True) for (row,) in rows]
                 self._known |= zip(fresh, map(body_of, texts), strict=True)
             return [self._known[key] for key in keys]

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -85,19 +86,16 @@ def heldout_reading() -> dict[str, float]:
     """Sampling 64 answers of 128 tokens behind shared prompts, as a held-out reading does."""
     import torch
 
-    from composer_replication.trainer.prefix_generation import sample_shared
+    from composer_replication.trainer.prefix_generation import ModelSampler
 
     model = _model().eval()
     prompts = [tuple(range(first, first + NUM_TOKENS)) for first in (1, 2)]
     with torch.no_grad():
-        rows = sample_shared(
-            model,
+        rows = ModelSampler(model, None, SimpleNamespace(pad_token_id=0), eos_token_ids=(0,)).sample(
             prompts,
             32,
             max_new_tokens=128,
             temperature=1.0,
-            eos_token_ids=(0,),
-            pad_token_id=0,
             generator=torch.Generator(DEVICE).manual_seed(0),
         )
     return {"tokens": float(sum(len(row.ids) for group in rows for row in group))}

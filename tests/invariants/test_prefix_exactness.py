@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -150,29 +150,34 @@ def test_any_groups_in_any_packs(
     if not batch.completion_mask.any():
         batch.completion_mask[0, 0] = 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed_rows, "num_processes", lambda: 2 if together else 1)  # all packs in one forward
+        patch.setattr(packed_rows, "weights_are_sharded", lambda _model: together)  # all packs in one forward
         patch.setattr(packed_rows, "rows_of_a_pack", lambda rows, *_: min(rows, at_most))
         assert_sharing_changes_nothing(llama, batch, temperature=temperature)
 
 
+def _change_layout(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], Any]) -> None:
+    original = packed_rows._laid_out
+
+    def changed(*given: Any) -> dict[str, Any]:
+        change(found := original(*given))
+        return found
+
+    monkeypatch.setattr(packed_rows, "_laid_out", changed)
+
+
 def _see_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = packed_rows._Layout.of
-    monkeypatch.setattr(
-        packed_rows._Layout,
-        "of",
-        lambda *given: replace(found := original(*given), segments_KS=found.segments_KS.clamp(max=1)),
-    )
+    def see(found: dict[str, Any]) -> None:
+        if "attention_mask" in found:  # a pack of one row has none
+            found["attention_mask"] = torch.ones_like(found["attention_mask"]).tril()
+
+    _change_layout(monkeypatch, see)
 
 
 def _go_on_counting(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = packed_rows._Layout.of
-    monkeypatch.setattr(
-        packed_rows._Layout,
-        "of",
-        lambda *given: replace(
-            found := original(*given), positions_KS=torch.arange(found.ids_KS.size(1)).expand_as(found.ids_KS)
-        ),
-    )
+    def count(found: dict[str, Any]) -> None:
+        found["position_ids"] = torch.arange(found["input_ids"].size(1)).expand_as(found["input_ids"])
+
+    _change_layout(monkeypatch, count)
 
 
 @pytest.mark.parametrize("corrupt", [_see_neighbours, _go_on_counting])

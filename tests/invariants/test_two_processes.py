@@ -81,14 +81,6 @@ def test_a_guard_on_one_process_only_is_refused_on_both(ranks: Ranks) -> None:
     assert all("CR0710" in result["disagreeing"]["error"] for result in ranks[1])
 
 
-def test_both_forward_as_many_rows_where_one_has_chains(ranks: Ranks) -> None:
-    first, second = (result["chains"] for result in ranks[1])
-    whole = [6.0, 7.0, 8.0, 9.0, 10.0, 11.0]
-    assert (first["rows"], second["rows"]) == ([4], [4])
-    assert first["values"] == [[6.0, 7.0, 0.0, 9.0, 0.0, 11.0], whole]
-    assert second["values"] == [whole, whole]
-
-
 def test_a_resumed_pair_equals_an_uninterrupted_one(more_ranks: Ranks) -> None:
     first, second = (result["resumed"] for result in more_ranks[1])
     assert first["whole"] == first["resumed"] == first["kept"]

@@ -32,7 +32,6 @@ from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.output_head import head_of
 from composer_replication.trainer.preset_settings import PolicyOptions
 from composer_replication.trainer.processes import once
-from composer_replication.trainer.rollout_columns import score_chains
 
 
 def halting_run(folder: Path) -> dict[str, Any]:
@@ -177,21 +176,6 @@ def channel_run(folder: Path, channel: str) -> dict[str, bool]:
     return {"in_place": head_of(trainer.model)[1]["adds_to_weight_grad"]}
 
 
-def chains_on_one_process(folder: Path) -> dict[str, Any]:
-    """Rows of several conversations on the first process alone: with sharded weights each forward is a collective call."""
-    is_first = dist.get_rank() == 0
-    starts = torch.tensor([[2, 4], [0, 0]] if is_first else [[], []], dtype=torch.long)
-    forwarded: list[int] = []
-
-    def score(ids: torch.Tensor, mask: torch.Tensor, num_columns: int) -> Any:
-        forwarded.append(ids.size(0))
-        return ids[:, -num_columns:].float(), None, None
-
-    ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11], [5, 6, 7, 8, 9, 10, 11]])
-    values, _, _ = score_chains(score, ids, torch.ones_like(ids), 6, starts)
-    return {"rows": forwarded, "values": values.tolist()}
-
-
 def main(part: str, folder: Path) -> None:
     torch.set_num_threads(1)
     results: dict[str, Any] = {}
@@ -201,7 +185,6 @@ def main(part: str, folder: Path) -> None:
         results["disagreeing"] = disagreeing_processes(folder / "disagreeing")
         (folder / "channels").mkdir(exist_ok=True)
         results["channels"] = {channel: channel_run(folder / "channels", channel) for channel in CHANNELS}
-        results["chains"] = chains_on_one_process(folder / "chains")
     else:
         results["failing"] = failing_run(folder / "failing")
         results["joint"] = joint_failure()

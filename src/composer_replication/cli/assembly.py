@@ -350,9 +350,9 @@ def open_attempts(
 
     if config.agent is not None:
         from composer_replication.trainer.episode_rollouts import (
-            EpisodeReward,
             EpisodeRollouts,
             TrainedPolicy,
+            episode_reward_of,
         )
 
         kept = KeptEpisodes(
@@ -374,7 +374,7 @@ def open_attempts(
         policy, judge = TrainedPolicy(max_batch=config.agent.max_concurrent), open_one(is_evaluation=True)
         sampler = EpisodeSampler(judge, policy, keep=kept.keep_evaluation)
         rollouts = EpisodeRollouts(player, max_batch=config.agent.max_concurrent)
-        return EpisodeReward(player), rollouts, hinted(observed), sampler
+        return episode_reward_of(player), rollouts, hinted(observed), sampler
     from composer_replication.trainer.policy import end_token_ids
 
     reward = FeatureDeletionReward(

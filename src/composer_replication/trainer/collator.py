@@ -1,12 +1,12 @@
 """Hinted turns and preference pairs to tensors, and rollouts out of TRL's batch: which ids are forwarded, which carry loss.
 
-Prompts are padded on the left and completions on the right, so that completion column 0 follows the last prompt column in
-every row. The ids are those of the records: nothing is tokenised here. Loss lies on completions alone.
+Rows are padded on the right, so that under a causal mask no token sees padding. The ids are those of the records: nothing is
+tokenised here. Loss lies on completions alone.
 
 Whether they fit the model is asked before the first step: an id that the model has no row for ends in an index error from
 the depths of an embedding, and at positions that it was never trained at nothing would say anything.
 
-Letters: N rows, P prompt columns, T completion columns.
+Letters: N rows, S columns of prompt and completion, M ids that carry loss, P pairs.
 """
 
 from __future__ import annotations
@@ -27,37 +27,25 @@ from composer_replication.trainer.generation import SEGMENT_STARTS, loss_mask
 
 Ids = Sequence[int]
 Batch = dict[str, Any]
-_OTHER_CONTEXT = "the hinted prompt of a turn is not its prompt with one run of ids put in"
 
 
 class TokenRows(NamedTuple):
-    """Prompt and completion of each row; masks are 1 for tokens. ``loss_mask_NT`` is within ``completion_mask_NT``."""
+    """Prompt and completion of each row; ``loss_mask_NS`` is 1 on the ids of completions that carry loss."""
 
-    prompt_ids_NP: torch.Tensor
-    prompt_mask_NP: torch.Tensor
-    completion_ids_NT: torch.Tensor
-    completion_mask_NT: torch.Tensor
-    loss_mask_NT: torch.Tensor
+    ids_NS: torch.Tensor
+    loss_mask_NS: torch.Tensor
 
 
 class HintedRows(NamedTuple):
     """The same completions after two prompts: what the policy saw, and the same with a hint.
 
-    ``student`` and ``teacher`` share the very tensors of the completions, so that their positions are the same ids by
-    construction. ``sampled_logp_NT`` is NaN where the sampler's log-probability is not known.
+    For each id that carries loss, row by row: the sampler's log-probability, NaN where it is not known, and its turn's weight.
     """
 
     student: TokenRows
     teacher: TokenRows
-    sampled_logp_NT: torch.Tensor
-    weight_N: torch.Tensor
-
-
-class PairRows(NamedTuple):
-    """P preference pairs: the chosen answers, then the rejected ones to the same prompts, in 2 P rows."""
-
-    weight_P: torch.Tensor
-    answers: TokenRows
+    sampled_logp_M: torch.Tensor
+    weight_M: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,71 +60,54 @@ class SiblingPair(PreferencePair):
 
 
 def collate_hinted_turns(turns: Sequence[HintedTurn], *, pad_id: int) -> HintedRows:
-    """Rows of turns that went wrong, at least one. What cannot be scored is refused (CR0751, CR0722)."""
-    completions = [turn.completion_ids for turn in turns]
-    student = _token_rows([turn.prompt_ids for turn in turns], completions, pad_id=pad_id)
-    ids, mask = padded([turn.hinted_prompt_ids for turn in turns], pad_id=pad_id, on_left=True)
-    logp_NT = torch.full(student.completion_ids_NT.shape, math.nan)
-    for row, turn in enumerate(turns):
-        where = f"hinted turn {row}"
-        _check(where, turn.weight, turn.prompt_ids, turn.hinted_prompt_ids, turn.completion_ids)
-        num_ids, num_logps = len(turn.completion_ids), len(turn.sampled_logp)
-        if num_logps not in (0, num_ids):
-            raise misaligned(f"{num_ids} sampled ids have {num_logps} log-probabilities", where)
-        logp_NT[row, :num_logps] = torch.tensor(turn.sampled_logp)
-    teacher = student._replace(prompt_ids_NP=ids, prompt_mask_NP=mask)
-    weight_N = torch.tensor([turn.weight for turn in turns], dtype=torch.float32)
-    return HintedRows(student, teacher, logp_NT, weight_N)
+    """Rows of turns that went wrong, at least one."""
+    logps = [logp for turn in turns for logp in turn.sampled_logp or [math.nan] * len(turn.completion_ids)]
+    weights = [turn.weight for turn in turns for _ in turn.completion_ids]
+    return HintedRows(
+        _token_rows([(turn.prompt_ids, turn.completion_ids) for turn in turns], pad_id=pad_id),
+        _token_rows([(turn.hinted_prompt_ids, turn.completion_ids) for turn in turns], pad_id=pad_id),
+        torch.tensor(logps),
+        torch.tensor(weights, dtype=torch.float32),
+    )
 
 
-def collate_pairs(pairs: Sequence[PreferencePair], *, pad_id: int) -> PairRows:
-    """Rows of preference pairs; errors as ``check_pairs``."""
-    check_pairs(pairs)
-    completions = [pair.chosen_ids for pair in pairs] + [pair.rejected_ids for pair in pairs]
-    answers = _token_rows([pair.prompt_ids for pair in pairs] * 2, completions, pad_id=pad_id)
-    masks = [
-        (pair.chosen_mask, pair.rejected_mask)
-        if isinstance(pair, SiblingPair)
-        else ((1,) * len(pair.chosen_ids), (1,) * len(pair.rejected_ids))
-        for pair in pairs
-    ]
-    loss_mask, _ = padded([chosen for chosen, _ in masks] + [rejected for _, rejected in masks], pad_id=0)
-    answers = answers._replace(loss_mask_NT=loss_mask)
-    return PairRows(torch.tensor([pair.weight for pair in pairs], dtype=torch.float32), answers)
+def collate_pairs(pairs: Sequence[PreferencePair], *, pad_id: int) -> TokenRows:
+    """The chosen answers of P pairs, at least one, then the rejected ones to the same prompts, in 2 P rows."""
+    rows = [(pair.prompt_ids, pair.chosen_ids) for pair in pairs]
+    rows += [(pair.prompt_ids, pair.rejected_ids) for pair in pairs]
+    own = [pair for pair in pairs if isinstance(pair, SiblingPair)]  # all of them, or none
+    masks = [pair.chosen_mask for pair in own] + [pair.rejected_mask for pair in own]
+    return _token_rows(rows, masks, pad_id=pad_id)
 
 
-def _token_rows(prompts: Sequence[Ids], completions: Sequence[Ids], *, pad_id: int) -> TokenRows:
-    """Pad ids to rows; every completion id carries loss."""
-    ids, mask = padded(completions, pad_id=pad_id)
-    return TokenRows(*padded(prompts, pad_id=pad_id, on_left=True), ids, mask, mask)
-
-
-def padded(rows: Sequence[Ids], *, pad_id: int, on_left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and their mask, both (N, longest row), int64, on the CPU."""
-    parts = [torch.tensor(tokens, dtype=torch.long) for tokens in rows]
-    side = "left" if on_left else "right"
-    ids = pad_sequence(parts, batch_first=True, padding_value=pad_id, padding_side=side)
-    mask = pad_sequence([torch.ones_like(part) for part in parts], batch_first=True, padding_side=side)
-    return ids, mask
+def _token_rows(rows: Sequence[tuple[Ids, Ids]], loss_masks: Sequence[Ids] = (), *, pad_id: int) -> TokenRows:
+    """Pad prompts and completions to rows; without masks every completion id carries loss."""
+    masks = loss_masks or [[1] * len(completion) for _, completion in rows]
+    ids = [torch.tensor([*prompt, *completion]) for prompt, completion in rows]
+    loss = [torch.tensor([0] * len(prompt) + [*mask]) for (prompt, _), mask in zip(rows, masks, strict=True)]
+    return TokenRows(
+        pad_sequence(ids, batch_first=True, padding_value=pad_id), pad_sequence(loss, batch_first=True)
+    )
 
 
 def check_pairs(pairs: Sequence[PreferencePair]) -> None:
     """Refuse pairs that say nothing: nothing to score, twice the same answer (CR0751), or an odd weight (CR0722)."""
     for row, pair in enumerate(pairs):
-        where = f"pair {row}"
-        _check(where, pair.weight, pair.prompt_ids, pair.chosen_ids, pair.rejected_ids)
+        if not (pair.prompt_ids and pair.chosen_ids and pair.rejected_ids):
+            words = "a prompt or an answer has no ids"
+            raise misaligned(words, f"pair {row}", fix="leave the pair out: there is nothing to score.")
         if tuple(pair.chosen_ids) == tuple(pair.rejected_ids):
             words = "the chosen and the rejected answer are the same ids"
-            raise misaligned(words, where, fix="leave the pair out: nothing is preferred in it.")
+            raise misaligned(words, f"pair {row}", fix="leave the pair out: nothing is preferred in it.")
+        _refuse_odd_weight(pair.weight, f"pair {row}")
 
 
-def _check(where: str, weight: float, *parts: Ids) -> None:
-    if not all(parts):
-        words = "a prompt or a completion has no ids"
-        raise misaligned(words, where, fix="leave the record out: there is nothing to score.")
-    if not (math.isfinite(weight) and weight >= 0.0):
-        words = f"the weight {weight} is not a finite number of at least 0."
-        fix = "give a weight of 0 or above."
+def _refuse_odd_weight(weight: float, where: str) -> None:
+    if not 0.0 <= weight < math.inf:
+        words, fix = (
+            f"the weight {weight} is not a finite number of at least 0.",
+            "give a weight of 0 or above.",
+        )
         raise InputError("CR0722", words, where=where, fix=fix)
 
 
@@ -158,26 +129,6 @@ def refuse_unfit_pairs(
             _refuse_unfit((*pair.prompt_ids, *answer), model, name(idx))
 
 
-def turns_that_fit(
-    turns_by_row: Sequence[Sequence[HintedTurn]], model: Any
-) -> tuple[list[list[HintedTurn]], int]:
-    """Turns of a generation without those that their hint makes longer than the context, and how many these are.
-
-    A run does not end because one hint met a conversation that was nearly full; an id outside the vocabulary does end it.
-    """
-    most = num_positions(model)
-    kept: list[list[HintedTurn]] = []
-    for turns in turns_by_row:
-        kept.append([])
-        for idx, turn in enumerate(turns):
-            longer = max(turn.prompt_ids, turn.hinted_prompt_ids, key=len)
-            if most is None or len(longer) + len(turn.completion_ids) <= most:
-                for prompt in (turn.prompt_ids, turn.hinted_prompt_ids):
-                    _refuse_unfit((*prompt, *turn.completion_ids), model, f"hinted turn {idx}")
-                kept[-1].append(turn)
-    return kept, sum(map(len, turns_by_row)) - sum(map(len, kept))
-
-
 def _refuse_unfit(ids: Ids, model: Any, where: str) -> None:
     num_ids = int(model.config.get_text_config().vocab_size)  # rows of the embedding
     most = num_positions(model)
@@ -187,8 +138,7 @@ def _refuse_unfit(ids: Ids, model: Any, where: str) -> None:
         raise misaligned(words, where, fix=fix)
     if most is not None and len(ids) > most:
         words = f"prompt and answer take {len(ids)} tokens; the model has {most} positions."
-        fix = "shorten the record or leave it out."
-        raise InputError("CR0705", words, where=where, fix=fix)
+        raise InputError("CR0705", words, where=where, fix="shorten the record or leave it out.")
 
 
 def num_positions(model: Any) -> int | None:
@@ -240,25 +190,40 @@ def rollouts_of(
     return rollouts
 
 
-def matched_turns(turns_by_row: Any, rollouts: Sequence[Rollout]) -> list[list[HintedTurn]]:
-    """The hint source's answer to ``rollouts``: each turn must be one of its row, id for id, whose log-probabilities it gets."""
+def matched_turns(
+    turns_by_row: Any, rollouts: Sequence[Rollout], model: Any
+) -> tuple[list[list[HintedTurn]], int]:
+    """The hint source's answer to ``rollouts``: each turn must be one of its row, id for id, whose log-probabilities it gets.
+
+    Turns that their hint makes longer than the model's context are left out; how many these are comes along. A run does not end
+    because one hint met a conversation that was nearly full; an id outside the vocabulary does end it.
+    """
     has_rows = isinstance(turns_by_row, Sequence) and len(turns_by_row) == len(rollouts)
     if not has_rows or not all(isinstance(turn, HintedTurn) for turns in turns_by_row for turn in turns):
         words = "the hint source gave something else than one list of HintedTurn a rollout"
         raise misaligned(words, "hint_source")
-    matched: list[list[HintedTurn]] = []
+    matched: list[list[HintedTurn]] = [[] for _ in rollouts]
+    num_too_long, most = 0, num_positions(model) or math.inf
     for row, (turns, rollout) in enumerate(zip(turns_by_row, rollouts, strict=True)):
+        where = f"row {row}"
         known = {(t.prompt_ids, t.completion.token_ids): t.completion.token_logp for t in rollout.turns}
-        matched.append([])
         for turn in turns:
-            key = tuple(turn.prompt_ids), tuple(turn.completion_ids)
-            if key not in known:
-                raise misaligned("a hinted turn is not, id for id, a turn of its row", f"row {row}")
-            prompt, hinted = tuple(turn.prompt_ids), tuple(turn.hinted_prompt_ids)
+            prompt, hinted, ids = map(tuple, (turn.prompt_ids, turn.hinted_prompt_ids, turn.completion_ids))
+            if (prompt, ids) not in known:
+                raise misaligned("a hinted turn is not, id for id, a turn of its row", where)
             if prompt != hinted and insertion(prompt, hinted) is None:
-                raise misaligned(_OTHER_CONTEXT, f"row {row}")
-            matched[row].append(replace(turn, sampled_logp=known[key] or turn.sampled_logp))
-    return matched
+                words = "the hinted prompt of a turn is not its prompt with one run of ids put in"
+                raise misaligned(words, where)
+            logps = known[prompt, ids] or turn.sampled_logp
+            if len(logps) not in (0, len(ids)):
+                raise misaligned(f"{len(ids)} sampled ids have {len(logps)} log-probabilities", where)
+            _refuse_odd_weight(turn.weight, where)
+            if len(hinted) + len(ids) > most:
+                num_too_long += 1
+                continue
+            _refuse_unfit((*hinted, *ids), model, where)
+            matched[row].append(replace(turn, sampled_logp=logps))
+    return matched, num_too_long
 
 
 def sibling_pairs(

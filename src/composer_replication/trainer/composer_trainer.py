@@ -64,12 +64,7 @@ from composer_replication.trainer.processes import (
     wait_for_all,
     wait_for_gloo_at_exit,
 )
-from composer_replication.trainer.rollout_columns import (
-    CheckedRollouts,
-    counting_load,
-    replaying,
-    score_chains,
-)
+from composer_replication.trainer.rollout_columns import CheckedRollouts, counting_load, replaying
 from composer_replication.trainer.run_callback import InterruptOnce
 from composer_replication.trainer.setting_errors import (
     TrainerSettingError,
@@ -103,7 +98,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         prefix_sharing: forward each distinct prompt once (exact; see ``packed_rows``).
         is_finished: the text so far of one row is complete, so the row stops. Only with prefix sharing.
         policy_options: what the policy-gradient channel does beyond TRL (``preset_settings`` makes it of a recipe).
-        prompt_source: gives fresh prompts to dynamic sampling; by default the training data in shuffled order.
+        prompt_source: gives fresh prompts to dynamic sampling; by default the training data in random order.
             A ``PromptChooser`` also chooses the prompts of every generation, in the place of the data order.
         checks: the checks that speak, with their thresholds; False is none.
         run_folder: where ``metrics.jsonl`` and ``verdicts.jsonl`` go (a run that begins anew empties them); None: nowhere.
@@ -262,20 +257,27 @@ class ComposerReplicationTrainer(GRPOTrainer):
     ) -> Any:
         """As TRL's; with prefix sharing each distinct prompt is forwarded once, and chained rows come apart."""
         routing_BWLK, starts_BS = self.generation.routing_BWLK, self.generation.starts_BS
-        has_images = any(value is not None for value in multimodal.values())
+        given = (model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy)
+        has_chains = starts_BS is not None and bool((starts_BS > 0).any())
+        if has_chains and compute_aux_loss:
+            words = (
+                "rows of several conversations are scored without the auxiliary loss of routers, which is on."
+            )
+            fix = (
+                "set agent.summary_tokens = 0, or output_router_logits of the model's configuration to false."
+            )
+            raise TrainerSettingError("CR0757", words, where="agent.summary_tokens", fix=fix)
         with replaying(self, model, attention_mask, routing_BWLK) as is_replayed:
-            reason = "the routing of the rollouts is replayed." if is_replayed else ""
-            reason = reason or ("the auxiliary router loss is on." if compute_aux_loss else "")
-
-            def score(ids: torch.Tensor, mask: torch.Tensor, num_columns: int) -> Any:
-                given = (model, ids, mask, num_columns, batch_size, compute_entropy)
-                against: dict[str, Any] = {"has_images": has_images, "other_reason": reason}
-                if self.prefix_sharing and self.shared_prompts.may_score(model, **against):
-                    return self.shared_prompts.logps(*given)
-                plain = super(ComposerReplicationTrainer, self)._get_per_token_logps_and_entropies
-                return plain(*given, compute_aux_loss, **multimodal)
-
-            answer: Any = score_chains(score, input_ids, attention_mask, logits_to_keep, starts_BS)
+            against = {
+                "the routing of the rollouts is replayed.": is_replayed,
+                "the auxiliary router loss is on.": compute_aux_loss,
+                "the rows carry images.": any(value is not None for value in multimodal.values()),
+            }
+            packs = self.prefix_sharing and self.shared_prompts.may_score(model, against)
+            if packs or has_chains:
+                answer: Any = self.shared_prompts.logps(*given, starts_BS, packs=packs)
+            else:
+                answer = super()._get_per_token_logps_and_entropies(*given, compute_aux_loss, **multimodal)
         if self.checks is not None:
             self.checks.take_logps(answer)
         return answer

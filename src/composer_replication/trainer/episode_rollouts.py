@@ -2,6 +2,9 @@
 
 ``rollout_func`` and not ``environment_factory``: TRL then takes ids, mask and log-probabilities as they are, where its own
 tool loop decodes every answer, drives turns in lockstep and knows no deadline, budget or retry.
+
+The model samples in this process, or by vLLM: on a server that each process asks itself, or in an engine of its process
+(``vllm_mode`` ``colocate``). TRL keeps vLLM's weights those of the trainer.
 """
 
 from __future__ import annotations
@@ -16,19 +19,19 @@ from composer_replication.config import RunConfig
 from composer_replication.errors import UsageError
 from composer_replication.interfaces import TokenPolicy
 from composer_replication.model_endpoint import Endpoint
+from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes import policies
 from composer_replication.rollouts.episodes.episode import rollout_row, trl_columns
 from composer_replication.rollouts.episodes.episode_player import EpisodePlayer
-from composer_replication.rollouts.episodes.policies import BatchingPolicy, SampleBatch
-from composer_replication.trainer.model_modes import weights_are_sharded
-from composer_replication.trainer.policy import (
-    ColocatedSampler,
-    ModelSampler,
-    end_token_ids,
-    load_weights,
-    served_policy,
-    server_endpoint,
+from composer_replication.rollouts.episodes.policies import (
+    BatchingPolicy,
+    SampleBatch,
+    SampleOptions,
+    ServedPolicy,
 )
+from composer_replication.trainer.model_modes import weights_are_sharded
+from composer_replication.trainer.policy import end_token_ids, load_weights, server_endpoint
+from composer_replication.trainer.prefix_generation import ModelSampler, filters_of
 from composer_replication.trainer.preset_settings import sampling_settings
 from composer_replication.trainer.processes import process_rank
 from composer_replication.trainer.setting_errors import spread_weights
@@ -39,6 +42,40 @@ def model_sampler(model: Any, trainer: Any) -> SampleBatch:
     if weights_are_sharded(trainer.model):
         raise spread_weights("ComposerReplicationTrainer(rollout_func=EpisodeRollouts)")
     return ModelSampler(model, trainer.args, trainer.processing_class, eos_token_ids=trainer.eos_token_ids)
+
+
+class ColocatedSampler:
+    """A ``SampleBatch`` over the engine that TRL has made in this process."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.engine, self.stop_token_ids = trainer.vllm_generation.llm, list(trainer.eos_token_ids)
+        self.filters = {name: value for name, value in filters_of(trainer.args).items() if value is not None}
+
+    def __call__(self, prompts: list[tuple[int, ...]], options: list[SampleOptions]) -> Sequence[Completion]:
+        """One completion for each prompt."""
+        from vllm import SamplingParams
+
+        asked = [
+            SamplingParams(
+                max_tokens=each.max_new_tokens,
+                temperature=each.temperature,
+                seed=each.seed,
+                logprobs=0,
+                stop_token_ids=self.stop_token_ids,
+                **self.filters,
+            )
+            for each in options
+        ]
+        prompt_ids = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        return [_served_completion(each) for each in self.engine.generate(prompt_ids, asked, use_tqdm=False)]
+
+
+def _served_completion(output: Any) -> Completion:
+    [answer] = output.outputs
+    ids = tuple(answer.token_ids)
+    logp = tuple(float(of[token].logprob) for token, of in zip(ids, answer.logprobs, strict=True))
+    reason = StopReason.LENGTH if answer.finish_reason == "length" else StopReason.FINISHED
+    return Completion(ids, answer.text, reason, logp)
 
 
 @dataclass(eq=False)
@@ -70,7 +107,8 @@ class TrainedPolicy:
             if trainer.args.vllm_mode == "server":
                 endpoint = policies.find_server(server_endpoint(trainer.args)).endpoint
         if endpoint is not None:
-            yield served_policy(endpoint, trainer)
+            filters, ends = filters_of(trainer.args), trainer.eos_token_ids
+            yield ServedPolicy(endpoint, filters=filters, stop_token_ids=ends)
             return
         with nullcontext(trainer.model) if model is None or uses_vllm else model as at_hand:
             sampler: SampleBatch = ColocatedSampler(trainer) if uses_vllm else model_sampler(at_hand, trainer)
@@ -134,15 +172,10 @@ class EpisodeRollouts:
         return f"{'train' if is_training else 'eval'}/{self._num_at_place}/{process_rank()}"
 
 
-class EpisodeReward:
+def episode_reward_of(player: EpisodePlayer) -> Callable[..., list[float | None]]:
     """``reward_funcs`` beside ``EpisodeRollouts``: what each episode was worth, and the figures of its generation."""
 
-    def __init__(self, player: EpisodePlayer) -> None:
-        self.__name__ = "episode"
-        self._player = player
-
-    def __call__(
-        self,
+    def episode(
         prompts: Sequence[Any],
         completions: Sequence[Any],
         *,
@@ -153,6 +186,8 @@ class EpisodeReward:
         """One value a row; None moves no weight, and TRL leaves it out of its group's mean."""
         del prompts, completions, columns
         if log_metric is not None:
-            for name, value in self._player.figures.items():
+            for name, value in player.figures.items():
                 log_metric(name, value)
         return list(episode_reward)
+
+    return episode

@@ -20,8 +20,6 @@ SEGMENT_STARTS = "segment_starts"
 """Under this name a rollout function returns, for each row, where in its completion the later conversations begin."""
 ROUTED_EXPERTS = "routed_experts"
 """Under this name a rollout function returns, for each row, an array (tokens, layers, K) of expert numbers, or None."""
-PROMPT_PART, COMPLETION_PART = f"prompt_{ROUTED_EXPERTS}", f"completion_{ROUTED_EXPERTS}"
-"""Two columns of the batch, so that prompts stay padded on the left where rows of two generations are merged."""
 
 
 @dataclass(slots=True)
@@ -57,19 +55,12 @@ class Generation:
     @classmethod
     def of_batch(cls, batch: Mapping[str, Any]) -> Generation:
         """What a batch carries of the one that it is of."""
-        routing_BWLK = None
-        if batch.get(PROMPT_PART) is not None:
-            routing_BWLK = torch.cat([batch[PROMPT_PART], batch[COMPLETION_PART]], dim=1)
-        return cls(starts_BS=batch.get(SEGMENT_STARTS), routing_BWLK=routing_BWLK)
+        return cls(starts_BS=batch.get(SEGMENT_STARTS), routing_BWLK=batch.get(ROUTED_EXPERTS))
 
     def travel_with(self, batch: dict[str, Any]) -> None:
         """Put beside TRL's tensors what ``of_batch`` finds again."""
-        if self.starts_BS is not None:
-            batch[SEGMENT_STARTS] = self.starts_BS
-        if self.routing_BWLK is not None:
-            num_prompt = batch["prompt_ids"].size(1)
-            batch[PROMPT_PART] = self.routing_BWLK[:, :num_prompt]
-            batch[COMPLETION_PART] = self.routing_BWLK[:, num_prompt:]
+        columns = {SEGMENT_STARTS: self.starts_BS, ROUTED_EXPERTS: self.routing_BWLK}
+        batch.update({name: column for name, column in columns.items() if column is not None})
 
 
 def loss_mask(batch: Mapping[str, Any]) -> torch.Tensor:

@@ -38,8 +38,8 @@ from composer_replication.losses.preferences import preference_loss, sequence_lo
 from composer_replication.records import HintedTurn, PreferencePair
 from composer_replication.trainer.collator import (
     HintedRows,
-    PairRows,
     SiblingPair,
+    TokenRows,
     check_pairs,
     collate_hinted_turns,
     collate_pairs,
@@ -47,7 +47,6 @@ from composer_replication.trainer.collator import (
     refuse_unfit_pairs,
     rollouts_of,
     sibling_pairs,
-    turns_that_fit,
 )
 from composer_replication.trainer.model_modes import WeightCopy, evaluation_mode
 from composer_replication.trainer.output_head import completion_states, scored_ids, states_problem
@@ -192,7 +191,7 @@ def hint_loss(
     ``num_tokens`` are those of the whole optimizer step; under ``teacher`` the model is the teacher; the ids were sampled at
     ``sampling_temperature``, which their log-probabilities belong to.
     """
-    mask_NT, ids_M = rows.student.loss_mask_NT.bool(), scored_ids(rows.student)
+    ids_M = scored_ids(rows.student)
     with autocast():
         states_MH, weight_VH, options = completion_states(model, rows.student)
         top_k = min(TOP_K, weight_VH.size(0))
@@ -208,10 +207,9 @@ def hint_loss(
         hidden_MH, teacher_weight_VH, options = completion_states(model, rows.teacher)
         teacher_MK = logp_at(hidden_MH, teacher_weight_VH, top_index_MK, **options)
     divergence_M = support_divergence(top_logp_MK, teacher_MK, jsd_alpha=settings.jsd_alpha)
-    sampled_M = rows.sampled_logp_NT[mask_NT].to(now_M.dtype)
+    sampled_M = rows.sampled_logp_M.to(now_M.dtype)
     ratio_M, _ = truncated_importance_weights(now_M, sampled_M, torch.ones_like(now_M))
-    turn_weight_M = rows.weight_N[:, None].expand(mask_NT.shape)[mask_NT]
-    loss = (turn_weight_M * ratio_M * divergence_M).sum() / num_tokens
+    loss = (rows.weight_M * ratio_M * divergence_M).sum() / num_tokens
     return loss, {
         "divergence": float(divergence_M.detach().mean()),
         "importance_weight": float(ratio_M.mean()),
@@ -257,8 +255,8 @@ class HintChannel(LossChannel):
         tokenizer, ends = self._trainer._tokenizer, self._trainer.eos_token_ids  # noqa: SLF001 - TRL's only name
         rollouts = rollouts_of(rows, batch, rewards, tokenizer, step=self._step, eos_token_ids=ends)
         source, before = self.source, Counter(getattr(self.source, "counts", {}))
-        matched = together(lambda: matched_turns(source.hinted_turns(rollouts), rollouts))
-        turns, num_too_long = together(lambda: turns_that_fit(matched, self._model))
+        answer = together(lambda: matched_turns(source.hinted_turns(rollouts), rollouts, self._model))
+        turns, num_too_long = answer
         self._keep(turns, batch)
         num_tokens = sum(len(turn.completion_ids) for of_row in turns for turn in of_row)
         batch["hint_num_tokens"] = self._gathered_sum(num_tokens)
@@ -308,13 +306,13 @@ class HintChannel(LossChannel):
 # ---- replayed preferences -------------------------------------------------------------------------------
 
 
-def pair_logps(model: Any, rows: PairRows) -> tuple[torch.Tensor, torch.Tensor]:
+def pair_logps(model: Any, rows: TokenRows) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean log-probability a token of each chosen and each rejected answer, nats: two tensors (P,), at temperature 1."""
-    states_MH, weight_VH, options = completion_states(model, rows.answers)
-    logp_M = sampled_logp(states_MH, weight_VH, scored_ids(rows.answers), **options)
-    mask = rows.answers.loss_mask_NT.bool()
-    logp_NT = torch.zeros(mask.shape, dtype=logp_M.dtype, device=mask.device).masked_scatter(mask, logp_M)
-    logp_N = sequence_logp(logp_NT, mask, length_normalised=True)
+    states_MH, weight_VH, options = completion_states(model, rows)
+    logp_M = sampled_logp(states_MH, weight_VH, scored_ids(rows), **options)
+    mask = rows.loss_mask_NS.bool()
+    logp_NS = torch.zeros(mask.shape, dtype=logp_M.dtype, device=mask.device).masked_scatter(mask, logp_M)
+    logp_N = sequence_logp(logp_NS, mask, length_normalised=True)
     chosen_P, rejected_P = logp_N.chunk(2)
     return chosen_P, rejected_P
 
@@ -415,7 +413,7 @@ class ReplayChannel(LossChannel):
                 *reference_2P,
                 kind=settings.kind,
                 beta=self._beta,
-                weight_P=rows.weight_P,
+                weight_P=torch.tensor([float(pair.weight) for pair in pairs], device=self._device),
             )
             total = total + loss * (metrics.total_weight if own else 0.0)
             counted += [metrics] if own else []

@@ -115,31 +115,27 @@ class WeightCopy:
     @torch.no_grad()
     def move_towards(self, model: nn.Module, rate: float) -> None:
         """copy = (1 - rate) copy + rate weights, for each trained parameter."""
-        for name, parameter in self._trained(model).items():
-            weight = self._weights[name]
+        for parameter, weight in self._pairs(model):
             _own_part(weight).lerp_(_own_part(parameter).to(weight.dtype), rate)
 
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
-        """Inside, the model has this copy's weights; no gradient may be asked for through them."""
-        trained = self._trained(model)
-        plain = {name: parameter for name, parameter in trained.items() if not is_spread(parameter)}
-        spread = {name: parameter for name, parameter in trained.items() if is_spread(parameter)}
-        originals = {name: parameter.data for name, parameter in plain.items()}
-        own_parts = {name: _own_part(parameter).clone() for name, parameter in spread.items()}
+        """Inside, the model has this copy's weights; no gradient may be asked for through them.
+
+        They are written into the memory that autograd has seen, unnoticed by it, and so are the originals afterwards: FSDP2
+        gathers from there, and what a forward before this one has saved is whole again when its backward comes.
+        """
+        pairs = self._pairs(model)
+        kept = [_own_part(parameter).clone() for parameter, _ in pairs]
         torch.clear_autocast_cache()  # it keeps casts by parameter, whatever data that holds
         try:
-            for name, parameter in plain.items():
-                parameter.data = self._weights[name].to(parameter.dtype)
-            for name, parameter in spread.items():
-                _own_part(parameter).copy_(_own_part(self._weights[name]))  # FSDP2 gathers from this memory
+            for parameter, weight in pairs:
+                _own_part(parameter).copy_(_own_part(weight))
             yield
         finally:
             spread_again(model)
-            for name, parameter in plain.items():
-                parameter.data = originals[name]
-            for name, parameter in spread.items():
-                _own_part(parameter).copy_(own_parts[name])
+            for (parameter, _), own in zip(pairs, kept, strict=True):
+                _own_part(parameter).copy_(own)
             torch.clear_autocast_cache()
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -152,18 +148,17 @@ class WeightCopy:
         for name, weight in self._weights.items():
             _own_part(weight).copy_(_own_part(_spread_as(weight, tensors[name])))
 
-    def _trained(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        """The parameters that the copy is of; spread since the copy was made, it is spread alike."""
+    def _pairs(self, model: nn.Module) -> list[tuple[nn.Parameter, torch.Tensor]]:
+        """Each parameter and its copy; where weights were spread since the copy was made, it is spread alike."""
         spread_again(model)
-        trained = {name: parameter for name, parameter in model.named_parameters() if name in self._weights}
-        for name, parameter in trained.items():
-            self._weights[name] = _spread_as(parameter, self._weights[name])
-        return trained
+        trained = [(name, each) for name, each in model.named_parameters() if name in self._weights]
+        self._weights |= {name: _spread_as(each, self._weights[name]) for name, each in trained}
+        return [(each, self._weights[name]) for name, each in trained]
 
 
 def _own_part(tensor: Any) -> torch.Tensor:
-    """The memory of a tensor, or of this process's part of it."""
-    part: torch.Tensor = tensor.detach().to_local() if is_spread(tensor) else tensor.detach()
+    """The memory of a tensor, or of this process's part of it; autograd does not see what is written there."""
+    part: torch.Tensor = (tensor.to_local() if is_spread(tensor) else tensor).data
     return part
 
 
@@ -173,6 +168,5 @@ def _spread_as(weight: Any, whole: torch.Tensor) -> torch.Tensor:
         return whole
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(
-        whole.to(weight.device), weight.device_mesh, weight.placements, src_data_rank=None
-    )
+    mesh, placements = weight.device_mesh, weight.placements
+    return distribute_tensor(whole.to(weight.device), mesh, placements, src_data_rank=None)

@@ -1,25 +1,25 @@
 """A chat server over a model of this process, as OpenAI-compatible clients expect one: a teacher of one's own.
 
-Tools go through the model's chat template; where it knows none, the model acts by code blocks, as in training. Answers carry
-their log-probabilities and token counts, and so do ids that are given (``prompt_logprobs``, as of vLLM). One request at a time.
+Tools go through the model's chat template. Answers carry their log-probabilities and token counts, and so do ids that are
+given (``prompt_logprobs``, as of vLLM). One request at a time.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import torch
 
 from composer_replication.errors import InputError
-from composer_replication.records import Completion, StopReason, ToolCall, ToolSpec
-from composer_replication.rollouts.episodes.agent_loop import SHELL_RULES
+from composer_replication.records import StopReason, ToolCall, ToolSpec
 from composer_replication.rollouts.episodes.policies import SampleOptions
 from composer_replication.rollouts.tokens.call_dialects import dialect_of, read_completion
-from composer_replication.trainer.policy import ModelSampler, chat_prompt_ids, end_token_ids
+from composer_replication.trainer.policy import chat_prompt_ids, end_token_ids
+from composer_replication.trainer.prefix_generation import ModelSampler
 
 MAX_REQUEST_BYTES = 64 * 1024**2
 _UNKNOWN = {"error": {"message": "known are /v1/models, /v1/chat/completions and /v1/completions"}}
@@ -45,25 +45,49 @@ class ChatModel:
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """A chat completion."""
-        messages, tools = request.get("messages"), request.get("tools") or []
-        if not isinstance(messages, list) or not messages or not isinstance(tools, list):
-            raise ValueError("messages has to be a list of messages, tools a list of functions")
+        tokenizer = self._tokenizer
         try:
+            messages = [_for_template(each) for each in request["messages"]]
+            tools = request.get("tools") or []
+            functions = [tool["function"] for tool in tools]
+            specs = tuple(ToolSpec(of["name"], of.get("parameters", {})) for of in functions)
             limit = int(request.get("max_tokens") or request.get("max_completion_tokens") or 1024)
             temperature, seed = float(request.get("temperature", 1.0)), int(request.get("seed") or 0)
-            prompt = self._prompt(messages, tools)
+            if limit < 1 or not 0 <= temperature < 100:
+                raise ValueError("max_tokens has to be at least 1, temperature from 0 to 100")
+            if self._dialect == "fenced" and (tools or any(each["role"] == "tool" for each in messages)):
+                raise ValueError(f"the chat template of {self.name} knows no tools: serve another model")
+            prompt = chat_prompt_ids(tokenizer, messages, tools=tools or None)
         except (InputError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise ValueError(f"the request cannot be read: {error}") from error
+            raise ValueError(f"the request cannot be read: {type(error).__name__}: {error}") from error
         room = self._max_tokens - len(prompt)
-        if room < 1 or limit < 1 or not 0 <= temperature < 100:
+        if room < 1:
             raise ValueError(
                 f"no room for an answer: the prompt has {len(prompt)} of {self._max_tokens} tokens"
             )
+        options = SampleOptions(min(limit, room), temperature, seed % 2**63)
         with self._lock:
-            (completion,) = self._sampler(
-                [tuple(prompt)], [SampleOptions(min(limit, room), temperature, seed % 2**63)]
-            )
-        return self._body(request, prompt, completion, tools)
+            (completion,) = self._sampler([tuple(prompt)], [options])
+        ids, text = completion.token_ids, completion.text
+        calls: tuple[ToolCall, ...] = ()
+        if tools:
+            calls = read_completion(tokenizer, prompt, ids, self._dialect, tools=specs)
+        said = text.split("<tool_call>")[0].strip() if calls else text
+        message: dict[str, Any] = {"role": "assistant", "content": said or None}
+        reason = "stop" if completion.stop_reason is StopReason.FINISHED else "length"
+        if calls:
+            reason = "tool_calls"
+            named = [
+                (call.call_id or f"call_{number}", {"name": call.name, "arguments": call.arguments})
+                for number, call in enumerate(calls)
+            ]
+            message["tool_calls"] = [{"id": each, "type": "function", "function": of} for each, of in named]
+        choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": reason}
+        if request.get("logprobs"):
+            pairs = zip(ids, completion.token_logp, strict=True)
+            tokens = [{"token": tokenizer.decode([n]), "token_id": n, "logprob": logp} for n, logp in pairs]
+            choice["logprobs"] = {"content": tokens}
+        return self._told("chatcmpl-local", "chat.completion", choice, len(prompt), len(ids))
 
     def score(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """A completion without text, which says of each id of its prompt but the first what the model gave it, at temperature 1."""
@@ -84,42 +108,6 @@ class ChatModel:
     def _told(self, name: str, kind: str, choice: Any, num_in: int, num_out: int) -> dict[str, Any]:
         usage = {"prompt_tokens": num_in, "completion_tokens": num_out, "total_tokens": num_in + num_out}
         return {"id": name, "object": kind, "model": self.name, "choices": [choice], "usage": usage}
-
-    def _prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> list[int]:
-        if self._dialect == "fenced":
-            return chat_prompt_ids(self._tokenizer, _without_tools(messages, has_tools=bool(tools)))
-        found = [_with_objects(each) for each in messages]
-        return chat_prompt_ids(self._tokenizer, found, tools=list(tools) or None)
-
-    def _body(
-        self, request: Mapping[str, Any], prompt: Sequence[int], completion: Completion, tools: Sequence[Any]
-    ) -> dict[str, Any]:
-        functions = [each["function"] for each in tools]
-        specs = tuple(ToolSpec(each["name"], each.get("parameters", {})) for each in functions)
-        calls: tuple[ToolCall, ...] = ()
-        if tools:
-            calls = read_completion(self._tokenizer, prompt, completion.token_ids, self._dialect, tools=specs)
-        content = completion.text.split("<tool_call>")[0].strip() if calls else completion.text
-        message: dict[str, Any] = {"role": "assistant", "content": content or None}
-        reason = "stop" if completion.stop_reason is StopReason.FINISHED else "length"
-        if calls:
-            reason = "tool_calls"
-            message["tool_calls"] = [
-                {
-                    "id": call.call_id or f"call_{number}",
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for number, call in enumerate(calls)
-            ]
-        choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": reason}
-        if request.get("logprobs"):
-            pairs = zip(completion.token_ids, completion.token_logp, strict=True)
-            decode = self._tokenizer.decode
-            said = [{"token": decode([n]), "token_id": n, "logprob": logp} for n, logp in pairs]
-            choice["logprobs"] = {"content": said}
-        sizes = len(prompt), len(completion.token_ids)
-        return self._told("chatcmpl-local", "chat.completion", choice, *sizes)
 
 
 class ModelServer(ThreadingHTTPServer):
@@ -174,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
+def _for_template(message: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of calls as objects, which templates want, and no content as an empty text."""
     found = {**message, "content": message.get("content") or ""}
     if calls := message.get("tool_calls"):
@@ -188,18 +176,3 @@ def _object(arguments: Any) -> Any:
         return json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
         return arguments
-
-
-def _without_tools(messages: Sequence[Mapping[str, Any]], *, has_tools: bool) -> list[dict[str, str]]:
-    """The chat for a template that knows no tools: results come as the user's words, and the rules in the first of them."""
-    found: list[dict[str, str]] = []
-    for message in messages:
-        role = {"tool": "user", "developer": "system"}.get(message["role"], message["role"])
-        text = str(message.get("content") or "")
-        if has_tools and role == "user" and not any(each["role"] == "user" for each in found):
-            text = f"{text}\n\n{SHELL_RULES}"
-        if found and found[-1]["role"] == role:
-            found[-1]["content"] += f"\n{text}"
-        else:
-            found.append({"role": role, "content": text})
-    return found

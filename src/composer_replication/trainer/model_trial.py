@@ -19,7 +19,7 @@ from composer_replication.config import ModelSection, RunConfig
 from composer_replication.errors import MissingError
 from composer_replication.trainer.model_loading import load_model
 from composer_replication.trainer.packed_rows import shared_prefix_logps
-from composer_replication.trainer.prefix_generation import sample_shared
+from composer_replication.trainer.prefix_generation import ModelSampler
 from composer_replication.trainer.prefix_support import inner_model, packing_reason
 from composer_replication.trainer.run_setup import lora_config
 
@@ -116,13 +116,12 @@ def measure_step(
     """
     is_shared = packing_reason(model) is None
     add_fused_lm_head(inner_model(model))
-    of_prompt = prompt[:_MOST_TRIED_PROMPT]
+    of_prompt, sampler = prompt[:_MOST_TRIED_PROMPT], ModelSampler(model, None, tokenizer, eos_token_ids=())
     for num_tried in (2, min(completion_tokens, _MOST_TRIED_TOKENS)):
         held = torch.cuda.memory_allocated() if model.device.type == "cuda" else resident_bytes()
-        generator = torch.Generator(device=model.device).manual_seed(0)
-        ends: dict[str, Any] = {"eos_token_ids": (), "pad_token_id": tokenizer.pad_token_id}
-        options = {"max_new_tokens": num_tried, "temperature": 1.0, "generator": generator, **ends}
-        sample = partial(sample_shared, model, [of_prompt], group_size, **options)
+        options: dict[str, Any] = {"max_new_tokens": num_tried, "temperature": 1.0}
+        options["generator"] = torch.Generator(device=model.device).manual_seed(0)
+        sample = partial(sampler.sample, [of_prompt], group_size, **options)
         [sampled], sampling_seconds, sampling_bytes = _taken(model, sample)
         train = partial(_train, model, of_prompt, [row.ids for row in sampled], is_shared=is_shared)
         _, training_seconds, training_bytes = _taken(model, train)
@@ -144,12 +143,8 @@ def _train(
     completions_GC = torch.tensor(completions, device=model.device)
 
     def logps() -> torch.Tensor:
-        if is_shared:
-            masks = torch.ones_like(prompts_GP), torch.ones_like(completions_GC)
-            return shared_prefix_logps(model, prompts_GP, masks[0], completions_GC, masks[1])[0]
-        ids = torch.cat([prompts_GP, completions_GC], dim=1)
-        of_rows: torch.Tensor = model(input_ids=ids, labels=ids, fused_lm_head=True).log_probs
-        return of_rows
+        masks = torch.ones_like(prompts_GP), torch.ones_like(completions_GC)
+        return shared_prefix_logps(model, prompts_GP, masks[0], completions_GC, masks[1], packs=is_shared)[0]
 
     with torch.no_grad():
         logps()

@@ -7,35 +7,48 @@ for its last token, then, for each completion, that last token and the completio
 
 By a mask each token sees the prompt and what stands before it in its own part, and each token of a part scores the one behind it.
 Attention is computed between all tokens of a pack, though, so long completions are packed few at a time (``rows_of_a_pack``).
+A row that is a chain of conversations is taken apart: each is a completion of its own, behind its own prompt.
 ``SharedPrompts`` puts this, and the sampler of ``prefix_generation``, in the place of TRL's own wherever both are exact.
 
-Letters: B rows, P prompt columns, T completion columns, K packs, S columns of a pack, N scored tokens of some packs.
+Letters: B rows, P prompt columns, T completion columns, K packs, S columns of a pack, N scored tokens.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 
 from composer_replication.errors import InputError
 from composer_replication.trainer.model_modes import weights_are_sharded
-from composer_replication.trainer.policy import ModelSampler
+from composer_replication.trainer.prefix_generation import ModelSampler
 from composer_replication.trainer.prefix_support import inner_model, packing_reason, sampling_reason
-from composer_replication.trainer.processes import gathered, num_processes
+from composer_replication.trainer.processes import gathered
 from composer_replication.trainer.setting_errors import refuse_masked_stops
 
 logger = logging.getLogger(__name__)
 
 MAX_COLUMNS = 16_384
 """Of a pack of several rows: its mask has the square of that many entries."""
-_PADDING, _UNSCORED = -1, -100
-Pack = tuple[tuple[int, ...], list[int]]
-"""The ids of a prompt, without padding, and the rows that follow it."""
+_UNSCORED = -100
+
+
+class Part(NamedTuple):
+    """A completion, or one conversation of it, and where its first id stands in the batch."""
+
+    ids: list[int]
+    row: int
+    column: int
+
+
+Pack = tuple[tuple[int, ...], list[Part]]
+"""The ids of a prompt, without padding, and the completions that follow it."""
 
 
 def shared_prefix_logps(
@@ -44,6 +57,9 @@ def shared_prefix_logps(
     prompt_mask_BP: torch.Tensor,
     completion_ids_BT: torch.Tensor,
     completion_mask_BT: torch.Tensor,
+    starts_BS: torch.Tensor | None = None,
+    *,
+    packs: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probability of each completion token, and the entropy where it was drawn, if the model's head gives it.
 
@@ -60,6 +76,9 @@ def shared_prefix_logps(
             group, wherever they stand in the batch.
         completion_ids_BT: token ids, padded on the right.
         completion_mask_BT: 1 for tokens, 0 for padding; a row of zeros is allowed.
+        starts_BS: completion columns at which later conversations of a row begin, rising; 0 for none. The first id of one
+            is its prompt, and has no value: 0.
+        packs: without, for a model that has a ``packing_reason``, every conversation is forwarded by itself.
 
     Departs from TRL: positions count from the first unmasked token, as in generation, where TRL's
     plain forward counts padding too. The two agree for relative positions (RoPE, ALiBi); a model
@@ -69,127 +88,99 @@ def shared_prefix_logps(
     Raises:
         InputError: CR0722, a prompt without a token.
     """
-    rows_of: dict[tuple[int, ...], list[int]] = {}
+    parts_of: dict[tuple[int, ...], list[Part]] = {}
+    lengths = (
+        completion_mask_BT.bool().sum(1).tolist()
+    )  # 0 where TRL has emptied the mask of a row that was cut
+    starts: list[list[int]] = [[]] * len(lengths) if starts_BS is None else starts_BS.tolist()
     for row, (ids_P, mask_P) in enumerate(zip(prompt_ids_BP, prompt_mask_BP.bool(), strict=True)):
         prompt = tuple(ids_P[mask_P].tolist())
         if not prompt:
-            raise InputError(
-                "CR0722", "a prompt has no unmasked token.", where=f"row {row}", fix="drop empty prompts."
-            )
-        rows_of.setdefault(prompt, []).append(row)
-    mask_BT = completion_mask_BT.bool()
-    ids = [
-        of_row[:length]
-        for of_row, length in zip(completion_ids_BT.tolist(), mask_BT.sum(1).tolist(), strict=True)
-    ]
+            words, fix = "a prompt has no unmasked token.", "drop empty prompts."
+            raise InputError("CR0722", words, where=f"row {row}", fix=fix)
+        ids = completion_ids_BT[row, : lengths[row]].tolist()
+        edges = [0, *(start for start in starts[row] if 0 < start < len(ids)), len(ids)]
+        parts_of.setdefault(prompt, []).append(Part(ids[: edges[1]], row, 0))
+        for start, end in pairwise(edges[1:]):
+            parts_of.setdefault((ids[start],), []).append(Part(ids[start + 1 : end], row, start + 1))
+    hidden_size = inner_model(model).config.get_text_config().hidden_size
+    of_packs: list[Pack] = []
+    for prompt, parts in parts_of.items():
+        longest = max(len(part.ids) for part in parts)
+        step = rows_of_a_pack(len(parts), len(prompt), longest, hidden_size) if packs else 1
+        of_packs += [(prompt, parts[at : at + step]) for at in range(0, len(parts), step)]
+    # One pack a forward is faster on a processor; processes that share the weights forward equally often.
+    forwards = [of_packs] if weights_are_sharded(model) else [[pack] for pack in of_packs]
     logp_parts: list[torch.Tensor] = []
     entropy_parts: list[torch.Tensor] = []
-    places: list[torch.Tensor] = []
-    for packs in _forwards(model, rows_of, [len(each) for each in ids]):
-        layout = _Layout.of(packs, ids, completion_ids_BT.device)
-        output: Any = model(**_arguments(model, layout), shift_labels=layout.targets_KS, fused_lm_head=True)
-        is_scored_KS = layout.targets_KS != _UNSCORED
+    for together in forwards:
+        arguments = _laid_out(model, together, completion_ids_BT.device)
+        if not packs:
+            del arguments["position_ids"]  # which the model counts itself, if it knows any
+        is_scored_KS = arguments["shift_labels"] != _UNSCORED
+        output: Any = model(**arguments, use_cache=False, fused_lm_head=True)
         logp_parts.append(output.log_probs[is_scored_KS])
         entropy_parts += [] if output.entropy is None else [output.entropy[is_scored_KS]]
-        places.append(layout.places_N2)
-    rows_N, columns_N = torch.cat(places).unbind(-1)
+    placed = [part for _, parts in of_packs for part in parts]
+    places = [(part.row, part.column + place) for part in placed for place in range(len(part.ids))]
+    places_N2 = torch.tensor(places, dtype=torch.long, device=completion_ids_BT.device).reshape(-1, 2)
 
     def in_rows(parts: list[torch.Tensor]) -> torch.Tensor:
         values_N = torch.cat(parts)
-        return values_N.new_zeros(mask_BT.shape).index_put((rows_N, columns_N), values_N)
+        return values_N.new_zeros(completion_ids_BT.shape).index_put(places_N2.unbind(-1), values_N)
 
     return in_rows(logp_parts), in_rows(entropy_parts) if entropy_parts else None
-
-
-def _forwards(
-    model: nn.Module, rows_of: dict[tuple[int, ...], list[int]], lengths: Sequence[int]
-) -> Iterator[list[Pack]]:
-    """The packs of each forward.
-
-    One a forward is faster on a processor; of several processes, whose weights may be sharded, each forwards once. Where the
-    mask of all packs together would be too large, and weights are whole, it is one a forward there, too.
-    """
-    hidden_size = inner_model(model).config.get_text_config().hidden_size
-    packs: list[Pack] = []
-    for prompt, rows in rows_of.items():
-        step = rows_of_a_pack(len(rows), len(prompt), max(lengths[row] for row in rows), hidden_size)
-        packs += [(prompt, rows[at : at + step]) for at in range(0, len(rows), step)]
-    width = max(len(prompt) + sum(lengths[row] for row in rows) for prompt, rows in packs)
-    fits = weights_are_sharded(model) or len(packs) * width**2 <= MAX_COLUMNS**2
-    yield from [packs] if num_processes() > 1 and fits else [[pack] for pack in packs]
 
 
 def rows_of_a_pack(num_rows: int, prompt_length: int, completion_length: int, hidden_size: int) -> int:
     """How many rows to pack behind a prompt, by the least cost of all its packs.
 
     A layer of hidden size h costs some 24 h^2 operations a token and 4 h a pair of tokens, so a pack of S columns costs
-    as S (6 h + S).
+    as S (6 h + S), and one row of R behind a prompt of P tokens, S = P + R T, the least where R T = sqrt(P (6 h + P)).
     """
-
-    def width(rows: int) -> int:
-        return prompt_length + rows * completion_length
-
-    def cost(rows: int) -> int:
-        packs = [rows] * (num_rows // rows) + [num_rows % rows]
-        return sum(width(each) * (6 * hidden_size + width(each)) for each in packs if each)
-
-    fits = [rows for rows in range(1, num_rows + 1) if width(rows) <= MAX_COLUMNS]
-    return min(fits, key=cost, default=1)
+    best_length = math.sqrt(prompt_length * (6 * hidden_size + prompt_length))
+    num_packs = max(1, round(num_rows * completion_length / best_length))
+    most = (MAX_COLUMNS - prompt_length) // max(completion_length, 1)
+    return max(1, min(most, math.ceil(num_rows / num_packs)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Packs side by side, padded on the right."""
-
-    ids_KS: torch.Tensor
-    positions_KS: torch.Tensor
-    """As in generation."""
-    segments_KS: torch.Tensor
-    """0 for the prompt, 1 and up for the completions, -1 for padding."""
-    targets_KS: torch.Tensor
-    """The token that each position scores, -100 for none."""
-    places_N2: torch.Tensor
-    """Row and column (B, T) of each of these tokens."""
-
-    @classmethod
-    def of(cls, packs: Sequence[Pack], completions: Sequence[Sequence[int]], device: torch.device) -> _Layout:
-        columns: list[list[list[int]]] = [[], [], [], []]
-        places: list[tuple[int, int]] = []
-        for prompt, rows in packs:
-            *ids, last = prompt
-            positions, segments, targets = list(range(len(ids))), [0] * len(ids), [_UNSCORED] * len(ids)
-            for segment, row in enumerate(rows, start=1):
-                tokens = completions[row]
-                ids += [last, *tokens][: len(tokens)]  # the last token is only predicted
-                positions += range(len(prompt) - 1, len(prompt) - 1 + len(tokens))
-                segments += [segment] * len(tokens)
-                targets += tokens
-                places += [(row, column) for column in range(len(tokens))]
-            for column, values in zip(columns, (ids, positions, segments, targets), strict=True):
-                column.append(values)
-        width = max(1, *map(len, columns[0]))  # a forward wants a column
-        padded = [
-            torch.tensor([values + [filler] * (width - len(values)) for values in column], device=device)
-            for column, filler in zip(columns, (0, 0, _PADDING, _UNSCORED), strict=True)
-        ]
-        ids_KS, positions_KS, segments_KS, targets_KS = padded
-        places_N2 = torch.tensor(places, dtype=torch.long, device=device).reshape(-1, 2)
-        return cls(ids_KS, positions_KS, segments_KS, targets_KS, places_N2)
-
-
-def _arguments(model: nn.Module, layout: _Layout) -> dict[str, Any]:
-    arguments = {"input_ids": layout.ids_KS, "position_ids": layout.positions_KS, "use_cache": False}
-    if int(layout.segments_KS.max()) <= 1:
-        return arguments  # one row behind each prompt: causality is all, and nothing sees the padding on the right
-    inner, num_columns = inner_model(model), layout.ids_KS.size(1)
-    causal_SS = torch.ones(num_columns, num_columns, dtype=torch.bool, device=layout.ids_KS.device).tril()
-    of_query, of_key = layout.segments_KS[:, :, None], layout.segments_KS[:, None, :]
+def _laid_out(model: nn.Module, packs: Sequence[Pack], device: torch.device) -> dict[str, Any]:
+    """Packs side by side, padded on the right, as arguments of a forward; positions are those of generation."""
+    columns: dict[str, list[torch.Tensor]] = {}
+    for prompt, parts in packs:
+        *ids, last = prompt
+        positions, segments, labels = list(range(len(ids))), [0] * len(ids), [_UNSCORED] * len(ids)
+        for segment, (tokens, _, _) in enumerate(parts, start=1):
+            ids += [last, *tokens][: len(tokens)]  # the last token is only predicted
+            positions += range(len(prompt) - 1, len(prompt) - 1 + len(tokens))
+            segments += [segment] * len(tokens)
+            labels += tokens
+        pack = {"input_ids": ids, "position_ids": positions, "segments": segments, "shift_labels": labels}
+        for name, values in pack.items():
+            columns.setdefault(name, []).append(torch.tensor(values, dtype=torch.long, device=device))
+    fillers = {"segments": -1, "shift_labels": _UNSCORED}
+    padded = {
+        name: pad_sequence(values, batch_first=True, padding_value=fillers.get(name, 0))
+        for name, values in columns.items()
+    }
+    if padded["input_ids"].size(1) == 0:  # a forward wants a column
+        padded = {
+            name: nn.functional.pad(values_KS, (0, 1), value=fillers.get(name, 0))
+            for name, values_KS in padded.items()
+        }
+    segments_KS = padded.pop("segments")
+    if int(segments_KS.max()) <= 1:
+        return (
+            padded  # one row behind each prompt: causality is all, and nothing sees the padding on the right
+        )
+    of_query, of_key = segments_KS[:, :, None], segments_KS[:, None, :]
     # padding sees padding, so that no line is empty
-    mask = (causal_SS & ((of_key == 0) | (of_key == of_query)))[:, None]
+    mask = (((of_key == 0) | (of_key == of_query)).tril())[:, None]
+    inner = inner_model(model)
     if inner.config.get_text_config()._attn_implementation == "eager":  # noqa: SLF001 - transformers' only name
         zeros = torch.zeros_like(mask, dtype=inner.dtype)
         mask = zeros.masked_fill(~mask, torch.finfo(inner.dtype).min)
-    return {**arguments, "attention_mask": mask}
+    return {**padded, "attention_mask": mask}
 
 
 class SharedPrompts:
@@ -213,10 +204,9 @@ class SharedPrompts:
             words += "part of the sharing. Where memory allows, raise per_device_train_batch_size until steps_per_generation is 1."
             logger.warning(words, args.steps_per_generation, args.per_device_train_batch_size)
 
-    def may_score(self, model: Any, *, has_images: bool, other_reason: str) -> bool:
-        """Whether rows are scored with shared prompts; a reason against it, ``other_reason`` among them, is logged once."""
-        reason = other_reason or ("the rows carry images." if has_images else packing_reason(model))
-        return self._may_share("log-probabilities", reason)
+    def may_score(self, model: Any, against: Mapping[str, Any]) -> bool:
+        """Whether rows are scored with shared prompts; the first reason against it that holds is logged once."""
+        return self._may_share("log-probabilities", against, packing_reason, model)
 
     def may_sample(self, images: Any, multimodal_fields: Mapping[str, Any]) -> bool:
         """Whether TRL's model samples with shared prompts; a reason against it is logged once."""
@@ -227,10 +217,12 @@ class SharedPrompts:
             "tools are in use.": trainer.tools,
             "generation_kwargs are set, which only transformers' generate reads.": trainer.args.generation_kwargs,
         }
-        known = next((reason for reason, holds in against.items() if holds), None)
-        return self._may_share("sampling", known or sampling_reason(trainer.model_wrapped))
+        return self._may_share("sampling", against, sampling_reason, trainer.model_wrapped)
 
-    def _may_share(self, what: str, reason: str | None) -> bool:
+    def _may_share(
+        self, what: str, against: Mapping[str, Any], judge: Callable[[Any], str | None], model: Any
+    ) -> bool:
+        reason = next((reason for reason, holds in against.items() if holds), None) or judge(model)
         sentence = f"{what}: {reason}"
         if reason is not None and sentence not in self.off_reasons:
             self.off_reasons = (*self.off_reasons, sentence)
@@ -245,24 +237,25 @@ class SharedPrompts:
         logits_to_keep: int,
         batch_size: int | None,
         compute_entropy: bool,
+        starts_BS: torch.Tensor | None,
+        *,
+        packs: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
-        """TRL's return value of ``_get_per_token_logps_and_entropies``, prompts forwarded once.
+        """TRL's return value of ``_get_per_token_logps_and_entropies``, by ``shared_prefix_logps``.
 
-        ``batch_size`` bounds the rows of one forward, as in TRL; rows of a prompt are put side by side
-        first, so that a bound which is a multiple of the group size costs no sharing.
+        ``batch_size`` bounds the rows of one forward, as in TRL, and a group that it cuts shares its prompt by parts.
         """
-        num_rows, split = input_ids.size(0), input_ids.size(1) - logits_to_keep
-        order = torch.argsort(torch.unique(input_ids[:, :split], dim=0, return_inverse=True)[1], stable=True)
-        answers = []
-        for rows in torch.split(order, batch_size or num_rows):
-            ids, mask = input_ids[rows], attention_mask[rows]
-            parts = (ids[:, :split], mask[:, :split], ids[:, split:], mask[:, split:])
+        split, num_rows = input_ids.size(1) - logits_to_keep, len(input_ids)
+        answers: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        step = batch_size or num_rows
+        for rows in (slice(start, start + step) for start in range(0, num_rows, step)):
+            ids_BW, mask_BW = input_ids[rows], attention_mask[rows]
+            parts = ids_BW[:, :split], mask_BW[:, :split], ids_BW[:, split:], mask_BW[:, split:]
+            chains = None if starts_BS is None else starts_BS[rows]
             with self._trainer.accelerator.autocast():
-                answers.append(shared_prefix_logps(model, *parts))
-        back = torch.argsort(order)
-        entropies = [entropies for _, entropies in answers if compute_entropy and entropies is not None]
-        logps = torch.cat([logps for logps, _ in answers])[back]
-        return logps, torch.cat(entropies)[back] if entropies else None, None
+                answers.append(shared_prefix_logps(model, *parts, chains, packs=packs))
+        entropies = [values for _, values in answers if compute_entropy and values is not None]
+        return torch.cat([logps for logps, _ in answers]), torch.cat(entropies) if entropies else None, None
 
     def completions(
         self, model: Any, prompt_ids: list[list[int]]
@@ -275,7 +268,7 @@ class SharedPrompts:
         trainer = self._trainer
         args, is_sharded = trainer.args, weights_are_sharded(trainer.model)
         sampler = ModelSampler(model, args, trainer._tokenizer, eos_token_ids=trainer.eos_token_ids)  # noqa: SLF001
-        samples = sampler.rows(
+        samples = sampler.sample(
             prompt_ids,
             max_new_tokens=args.max_completion_length,
             temperature=args.temperature,

@@ -1,7 +1,4 @@
-"""The model being trained as it samples, for evaluation, episodes and TRL: in this process, or by vLLM.
-
-vLLM samples on a server that each process asks itself, or in an engine of its process (``vllm_mode`` ``colocate``).
-"""
+"""The model being trained as it samples in this process, for evaluation, episodes and TRL."""
 
 from __future__ import annotations
 
@@ -13,70 +10,10 @@ import torch
 
 from composer_replication.errors import ComposerError
 from composer_replication.model_endpoint import Endpoint
-from composer_replication.records import Completion, StopReason
+from composer_replication.records import Completion
 from composer_replication.rollouts.episodes import policies
-from composer_replication.rollouts.episodes.policies import SampleOptions, ServedPolicy
 from composer_replication.rollouts.tokens.token_ledger import unwilling_template
-from composer_replication.trainer.prefix_generation import SampledRow, sample_shared, text_rule
-
-_NO_FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-
-
-def filters_of(sampling: Any) -> dict[str, Any]:
-    """The filters of TRL's arguments, as ``sample_shared`` takes them; None has none."""
-    given = _NO_FILTERS if sampling is None else {name: getattr(sampling, name) for name in _NO_FILTERS}
-    return {**given, "top_k": given["top_k"] or 0}
-
-
-class ModelSampler:
-    """Continues token ids by a causal language model in this process: a ``SampleBatch``, each of its rows by a generator of its own.
-
-    What a row says depends on its prompt and seed, and but for the last bits of arithmetic on nothing else of its batch.
-    ``sampling`` are TRL's arguments, for the filters (None: none); the tokenizer writes the text of an answer, for people and
-    hints, and its ids stay as they were sampled.
-    """
-
-    def __init__(self, model: Any, sampling: Any, tokenizer: Any, *, eos_token_ids: Sequence[int]) -> None:
-        self.model, self.tokenizer, self.eos_token_ids = model, tokenizer, tuple(eos_token_ids)
-        self.filters = filters_of(sampling)
-        self.has_logps = self.filters == _NO_FILTERS
-        """Those of a distribution that filters reshape are not the model's own."""
-
-    def __call__(self, prompts: list[tuple[int, ...]], options: list[SampleOptions]) -> Sequence[Completion]:
-        (temperature,) = {each.temperature for each in options}
-        rows = self.rows(
-            prompts,
-            max_new_tokens=max(each.max_new_tokens for each in options),
-            temperature=temperature,
-            generator=[torch.Generator().manual_seed(each.seed) for each in options],
-            row_limits=[each.max_new_tokens for each in options],
-        )
-        return [self._completion(row, has_logps=self.has_logps) for (row,) in rows]
-
-    def rows(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_samples: int = 1,
-        *,
-        is_finished: Callable[[str], bool] | None = None,
-        **options: Any,
-    ) -> list[list[SampledRow]]:
-        """As ``sample_shared``, which takes the options; a row ends where its text ``is_finished``, too."""
-        return sample_shared(
-            self.model,
-            prompts,
-            num_samples,
-            **self.filters,
-            eos_token_ids=self.eos_token_ids,
-            pad_token_id=self.tokenizer.pad_token_id,
-            stop=text_rule(self.tokenizer, is_finished),
-            **options,
-        )
-
-    def _completion(self, row: SampledRow, *, has_logps: bool) -> Completion:
-        text = str(self.tokenizer.decode(row.ids, skip_special_tokens=True))
-        return Completion(tuple(row.ids), text, row.stop_reason, tuple(row.logps) if has_logps else ())
-
+from composer_replication.trainer.prefix_generation import ModelSampler
 
 NUM_PROMPTS_AT_ONCE = 8
 
@@ -145,11 +82,12 @@ class InProcessPolicy(ModelSampler):
         self.eos_token_ids = tuple(end_token_ids(self.model, self.tokenizer))
         generator = torch.Generator(device=self.model.device).manual_seed(seed)
         options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
+        options |= {"is_finished": is_finished, "generator": generator}
         answers: list[list[Completion]] = []
         for start in range(0, len(prompts), NUM_PROMPTS_AT_ONCE):
             chunk = [self.prompt_ids(prompt) for prompt in prompts[start : start + NUM_PROMPTS_AT_ONCE]]
-            sampled = self.rows(chunk, num_samples, is_finished=is_finished, generator=generator, **options)
-            answers += [[self._completion(row, has_logps=False) for row in rows] for rows in sampled]
+            sampled = self.sample(chunk, num_samples, **options)
+            answers += [[self._completion(row) for row in rows] for rows in sampled]
             if self.on_prompts is not None:
                 self.on_prompts(len(answers), len(prompts))
         return answers
@@ -160,7 +98,7 @@ class InProcessPolicy(ModelSampler):
         return chat_prompt_ids(self.tokenizer, [{"role": "user", "content": prompt}])
 
 
-# ---- by vLLM: TRL keeps its weights those of the trainer, our loop asks it for tokens ---------------------
+# ---- weights of vLLM, which episode_rollouts asks --------------------------------------------------------
 
 
 def server_endpoint(args: Any) -> Endpoint:
@@ -188,42 +126,3 @@ def load_weights(trainer: Any) -> None:
             f"it did not take the weights of step {step} ({str(error)[:200]})"
         ) from error
     trainer._last_loaded_step = step  # noqa: SLF001
-
-
-def served_policy(endpoint: Endpoint, trainer: Any) -> ServedPolicy:
-    """A server that is asked as TRL's arguments say."""
-    return ServedPolicy(endpoint, filters=filters_of(trainer.args), stop_token_ids=trainer.eos_token_ids)
-
-
-class ColocatedSampler:
-    """A ``SampleBatch`` over the engine that TRL has made in this process."""
-
-    def __init__(self, trainer: Any) -> None:
-        self.engine, self.stop_token_ids = trainer.vllm_generation.llm, list(trainer.eos_token_ids)
-        self.filters = {name: value for name, value in filters_of(trainer.args).items() if value is not None}
-
-    def __call__(self, prompts: list[tuple[int, ...]], options: list[SampleOptions]) -> Sequence[Completion]:
-        """One completion for each prompt."""
-        from vllm import SamplingParams
-
-        asked = [
-            SamplingParams(
-                max_tokens=each.max_new_tokens,
-                temperature=each.temperature,
-                seed=each.seed,
-                logprobs=0,
-                stop_token_ids=self.stop_token_ids,
-                **self.filters,
-            )
-            for each in options
-        ]
-        prompt_ids = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        return [_served_completion(each) for each in self.engine.generate(prompt_ids, asked, use_tqdm=False)]
-
-
-def _served_completion(output: Any) -> Completion:
-    [answer] = output.outputs
-    ids = tuple(answer.token_ids)
-    logp = tuple(float(of[token].logprob) for token, of in zip(ids, answer.logprobs, strict=True))
-    reason = StopReason.LENGTH if answer.finish_reason == "length" else StopReason.FINISHED
-    return Completion(ids, answer.text, reason, logp)

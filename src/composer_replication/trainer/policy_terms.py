@@ -9,8 +9,10 @@ Letters: B rollouts, T completion tokens, N rollouts of all processes, K groups,
 from __future__ import annotations
 
 import inspect
+import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeGuard
 
 import torch
@@ -26,10 +28,8 @@ from composer_replication.losses.policy_terms import (
     truncated_importance_weights,
 )
 from composer_replication.trainer.generation import ROUTED_EXPERTS, Generation, loss_mask, temporarily
-from composer_replication.trainer.loss_channels import records_of_step
 from composer_replication.trainer.preset_settings import EFFORT_COLUMN, effort_units
 from composer_replication.trainer.processes import from_first, gathered, num_processes, process_rank
-from composer_replication.trainer.rollout_columns import UNKNOWN
 from composer_replication.trainer.setting_errors import TrainerSettingError, refuse_split_groups
 
 Batch = dict[str, Any]
@@ -69,17 +69,15 @@ class PolicyTerms:
             self.kl_beta, self._trainer.beta = float(self._trainer.beta), 0.0
 
     def check_settings(self) -> None:
-        """Make the default source of prompts; refuse what dynamic sampling cannot do."""
+        """Refuse what dynamic sampling cannot do."""
         trainer = self._trainer
         if not trainer.policy_options.dynamic_sampling_rounds:
             return
-        if trainer.prompt_source is None:
-            if not hasattr(trainer.train_dataset, "__len__"):
-                words = "dynamic sampling needs a prompt_source where the training data is a stream."
-                fix = "pass a PromptSource, or set trainer.dynamic_sampling_rounds = 0."
-                where = "ComposerReplicationTrainer(prompt_source=)"
-                raise TrainerSettingError("CR0760", words, where=where, fix=fix)
-            trainer.prompt_source = ShuffledPrompts(trainer.train_dataset, int(trainer.args.seed))
+        if trainer.prompt_source is None and not hasattr(trainer.train_dataset, "__len__"):
+            words = "dynamic sampling needs a prompt_source where the training data is a stream."
+            fix = "pass a PromptSource, or set trainer.dynamic_sampling_rounds = 0."
+            where = "ComposerReplicationTrainer(prompt_source=)"
+            raise TrainerSettingError("CR0760", words, where=where, fix=fix)
         refuse_split_groups(trainer.args, trainer.num_generations, num_processes=num_processes())
 
     def apply(self, generate: Generate, inputs: Any) -> Batch:
@@ -142,7 +140,7 @@ class PolicyTerms:
         num_replaced = num_rounds = 0
         while any(is_dull_K) and num_rounds < trainer.policy_options.dynamic_sampling_rounds:
             dull_here = [k for k in range(num_local) if is_dull_K[rank * num_local + k]]
-            rows = self._fresh_rows(gathered([dict(inputs[k * group]) for k in dull_here]))
+            rows = self._fresh_rows(gathered([dict(inputs[k * group]) for k in dull_here]), num_rounds)
             if not rows:
                 break
             num_rounds += 1
@@ -168,12 +166,18 @@ class PolicyTerms:
             self._metrics[f"dynamic_sampling/{name}"].append(float(count))
         return batch, is_dull_K
 
-    def _fresh_rows(self, dull_by_process: list[list[dict[str, Any]]]) -> list[list[Mapping[str, Any]]]:
+    def _fresh_rows(
+        self, dull_by_process: list[list[dict[str, Any]]], num_rounds: int
+    ) -> list[list[Mapping[str, Any]]]:
         """For each process equally many fresh rows, as its collectives need; empty when there are no more."""
-        each = max(len(rows) for rows in dull_by_process)
-        dull = [row for rows in dull_by_process for row in rows]
-        source = self._trainer.prompt_source
-        rows = from_first(list(source.fresh_rows(each * len(dull_by_process), without_signal=dull)))
+        trainer, each = self._trainer, max(len(rows) for rows in dull_by_process)
+        dull, num_rows = [row for rows in dull_by_process for row in rows], each * len(dull_by_process)
+        if trainer.prompt_source is not None:
+            found = list(trainer.prompt_source.fresh_rows(num_rows, without_signal=dull))
+        else:
+            place = f"{trainer.args.seed} {trainer.state.global_step} {num_rounds}"
+            found = other_rows(trainer.train_dataset, num_rows, without_signal=dull, place=place)
+        rows = from_first(found)
         each = min(each, len(rows) // len(dull_by_process))
         return [rows[n * each : (n + 1) * each] for n in range(len(dull_by_process))] if each else []
 
@@ -271,13 +275,13 @@ def merge_rows(
     """``old`` with row ``a`` replaced by row ``b`` of ``new`` for each ``(a, b)`` of ``places``.
 
     Both are as TRL's ``_generate_and_score_completions`` gives them: prompts padded on the left and everything else on the
-    right, ids with ``pad_token_id``, routed experts with -1, masks and numbers with 0. ``num_items_in_batch`` stays as it was
-    and is for the caller to count again.
+    right, ids with ``pad_token_id``, masks and numbers with 0. ``num_items_in_batch`` stays as it was and is for the caller
+    to count again.
     """
     merged = dict(old)
     for name in (old.keys() | new.keys()) - {NOT_BY_ROW}:
         mine, theirs = old.get(name), new.get(name)
-        if not (_is_by_row(mine, old) and _is_by_row(theirs, new)):
+        if name == ROUTED_EXPERTS or not (_is_by_row(mine, old) and _is_by_row(theirs, new)):
             words = f"dynamic sampling cannot replace rollouts whose batches carry {name}."
             fix = "set trainer.dynamic_sampling_rounds = 0 for such data."
             raise TrainerSettingError("CR0760", words, where="trainer.dynamic_sampling_rounds", fix=fix)
@@ -287,7 +291,7 @@ def merge_rows(
         if mine.dim() == 1:
             merged[name] = torch.stack(rows)
             continue
-        fill = pad_token_id if name.endswith("_ids") else UNKNOWN if name.endswith(ROUTED_EXPERTS) else 0
+        fill = pad_token_id if name.endswith("_ids") else 0
         side = "left" if name.startswith("prompt_") else "right"
         merged[name] = pad(rows, padding_value=fill, padding_side=side)
     return merged
@@ -296,6 +300,19 @@ def merge_rows(
 def _is_by_row(part: Any, batch: Mapping[str, Any]) -> TypeGuard[torch.Tensor]:
     num_rows = batch["prompt_ids"].size(0)
     return isinstance(part, torch.Tensor) and part.dim() >= 1 and part.size(0) == num_rows
+
+
+def other_rows(
+    dataset: Any, num_rows: int, *, without_signal: Sequence[Mapping[str, Any]], place: str
+) -> list[Mapping[str, Any]]:
+    """Rows of the training data with other prompts than those, fewer where there are no more.
+
+    Their order depends on the ``place`` in the run alone, so that a resumed one draws the same.
+    """
+    dull = [row.get("prompt", row) for row in without_signal]
+    order = random.Random(place).sample(range(len(dataset)), len(dataset))  # noqa: S311  an order, no secret
+    others = (row for row in map(dataset.__getitem__, order) if row.get("prompt", row) not in dull)
+    return list(islice(others, num_rows))
 
 
 def chosen_inputs(
@@ -322,35 +339,3 @@ def learn_outcomes(chooser: PromptSource | None, *, is_training: bool) -> None:
         outcomes = chooser.take_outcomes()
         if is_training:
             chooser.learn([outcome for part in gathered(outcomes) for outcome in part])
-
-
-class ShuffledPrompts:
-    """Rows of a data set in shuffled order, epoch after epoch: the default ``PromptSource``.
-
-    A row whose prompt has just given no signal is passed over, as long as there are others. The order depends on the seed alone.
-    """
-
-    def __init__(self, rows: Sequence[Mapping[str, Any]], seed: int) -> None:
-        self._rows, self._seed, self._position = rows, seed, 0
-
-    def fresh_rows(
-        self, num_rows: int, *, without_signal: Sequence[Mapping[str, Any]]
-    ) -> list[Mapping[str, Any]]:
-        """See ``PromptSource``; fewer than ``num_rows`` where all others were passed over."""
-        dull = [row.get("prompt", row) for row in without_signal]
-        found: list[Mapping[str, Any]] = []
-        for _ in range(len(self._rows)):
-            if len(found) == num_rows:
-                break
-            [idx] = records_of_step(self._position, len(self._rows), per_step=1, seed=self._seed)
-            row = self._rows[idx]
-            self._position += 1
-            if row.get("prompt", row) not in dull:
-                found.append(row)
-        return found
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"position": self._position}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._position = int(state["position"])

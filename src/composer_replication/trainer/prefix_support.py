@@ -60,13 +60,9 @@ def accepts(model: nn.Module, argument: str) -> bool:
 
 def has_virtual_tokens(model: nn.Module) -> bool:
     """Whether a prompt-learning adapter of PEFT, maybe inside a data-parallel wrapper, puts tokens before the prompt."""
-    return any(getattr(config, "is_prompt_learning", False) for config in _adapters(model))
-
-
-def _adapters(model: nn.Module) -> Iterator[Any]:
-    for module in model.modules():
-        configs = getattr(module, "peft_config", None)
-        yield from configs.values() if isinstance(configs, dict) else ()
+    adapters = (getattr(module, "peft_config", None) for module in model.modules())
+    configs = (config for each in adapters if isinstance(each, dict) for config in each.values())
+    return any(config.is_prompt_learning for config in configs)
 
 
 def _structure(model: nn.Module) -> Iterator[str]:
@@ -75,8 +71,6 @@ def _structure(model: nn.Module) -> Iterator[str]:
     if config is None or not hasattr(config, "get_text_config"):
         yield f"{name} is not a transformers model, so its cache is unknown."
         return
-    if getattr(config, "is_encoder_decoder", False):
-        yield f"{name} is an encoder-decoder: the prompt is not a prefix of what it decodes."
     if getattr(inner, "_is_stateful", False):
         yield f"{name} has recurrent or convolution layers, whose state cannot be copied exactly."
     for argument in ("past_key_values", "logits_to_keep"):
@@ -86,8 +80,6 @@ def _structure(model: nn.Module) -> Iterator[str]:
         yield f"{name} attends in both directions, so a prompt's states depend on the completion."
     if has_virtual_tokens(model):
         yield VIRTUAL_TOKENS
-    if any(getattr(config, "alora_invocation_tokens", None) for config in _adapters(model)):
-        yield "an activated LoRA changes weights at an invocation token inside the sequence."
 
 
 def _cache_layers(model: nn.Module) -> Iterator[str]:

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 import torch
 from full_vocabulary import token_logps
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_trainer import build_trainer, tiny_model, tiny_tokenizer
+from trl.trainer.utils import add_fused_lm_head
 
 from composer_replication.errors import InputError
 from composer_replication.records import Rollout
 from composer_replication.trainer.collator import rollouts_of, sibling_pairs
 from composer_replication.trainer.generation import SEGMENT_STARTS, Generation, temporarily
-from composer_replication.trainer.rollout_columns import CheckedRollouts, one_conversation_rows, starts_tensor
-from composer_replication.trainer.rollout_columns import chained as chained_values
+from composer_replication.trainer.packed_rows import shared_prefix_logps
+from composer_replication.trainer.rollout_columns import CheckedRollouts, starts_tensor
 
 Conversation = tuple[list[int], list[int]]  # prompt, completion
 PAD = 0
@@ -65,52 +66,47 @@ def whole_rows(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tens
     return ids, mask, batch["completion_ids"].size(1)
 
 
-def seen_before(ids: torch.Tensor, mask: torch.Tensor, num_columns: int) -> torch.Tensor:
-    """A number of all unmasked ids up to each completion id, as different for different pasts as a forward is."""
-    values = torch.zeros(ids.size(0), num_columns, dtype=torch.float64)
-    for row in range(ids.size(0)):
-        state = 1
-        for column in range(ids.size(1)):
-            if mask[row, column]:
-                state = (state * 31 + int(ids[row, column])) % 1_000_003
-            if column >= ids.size(1) - num_columns:
-                values[row, column - (ids.size(1) - num_columns)] = state
-    return values
-
-
-@given(st.lists(chains, min_size=1, max_size=4), st.integers(0, 20))
-def test_each_token_has_the_past_of_its_own_conversation(
-    rows: list[list[Conversation]], num_rows: int
-) -> None:
-    batch = batch_of(rows)
-    ids, mask, num_columns = whole_rows(batch)
-    ids_NW, mask_NW, place = one_conversation_rows(
-        ids, mask, num_columns, batch[SEGMENT_STARTS], num_rows=num_rows
-    )
-    assert ids_NW.size(0) == max(sum(map(len, rows)), num_rows)
-    assert mask_NW.any(-1).all()  # no row of padding alone: a softmax over nothing is not a number
-    columns = ids_NW.size(1) - batch["prompt_ids"].size(1)
-    got = chained_values(seen_before(ids_NW, mask_NW, columns), place)
+def values_alone(model: Any, rows: list[list[Conversation]], num_columns: int) -> torch.Tensor:
+    """Log-probabilities of what each conversation sampled, of a forward of that conversation alone; 0 elsewhere."""
+    values = torch.zeros(len(rows), num_columns)
     for row, chain in enumerate(rows):
         column = 0
         for number, (prompt, answer) in enumerate(chain):
             column += len(prompt) if number else 0
-            for count in range(1, len(answer) + 1):
-                state = 1
-                for token in [*prompt, *answer[:count]]:
-                    state = (state * 31 + token) % 1_000_003
-                assert got[row, column + count - 1] == state
+            logps = token_logps(model, prompt, answer)[range(len(answer)), answer]
+            values[row, column : column + len(answer)] = logps
             column += len(answer)
-        assert (got[row, column:] == 0).all()
+    return values
 
 
-def test_a_row_whose_mask_was_emptied_has_no_value() -> None:
+@pytest.fixture(scope="module")
+def scorer() -> Any:
+    model = tiny_model()
+    add_fused_lm_head(model)
+    return model.eval()
+
+
+@settings(max_examples=25)
+@given(st.lists(chains, min_size=1, max_size=4), st.booleans())
+def test_each_token_has_the_past_of_its_own_conversation(
+    scorer: Any, rows: list[list[Conversation]], packs: bool
+) -> None:
+    batch = batch_of(rows)
+    parts = [batch[f"{part}_{kind}"] for part in ("prompt", "completion") for kind in ("ids", "mask")]
+    with torch.no_grad():
+        logps, _ = shared_prefix_logps(scorer, *parts, batch[SEGMENT_STARTS], packs=packs)
+        expected = values_alone(scorer, rows, logps.size(1))
+    torch.testing.assert_close(logps * batch["tool_mask"], expected, rtol=1e-5, atol=1e-5)
+    assert (logps[batch["completion_mask"] == 0] == 0).all()
+
+
+def test_a_row_whose_mask_was_emptied_has_no_value(scorer: Any) -> None:
     batch = batch_of(ROWS)
     batch["completion_mask"][2] = 0
-    ids, mask, num_columns = whole_rows(batch)
-    ids_NW, mask_NW, place = one_conversation_rows(ids, mask, num_columns, batch[SEGMENT_STARTS], num_rows=9)
-    assert (place[2] == -1).all() and (place[[0, 1, 3]] >= 0).any(-1).all()
-    assert mask_NW.any(-1).all() and ids_NW.size(0) == 9
+    parts = [batch[f"{part}_{kind}"] for part in ("prompt", "completion") for kind in ("ids", "mask")]
+    with torch.no_grad():
+        logps, _ = shared_prefix_logps(scorer, *parts, batch[SEGMENT_STARTS])
+    assert (logps[2] == 0).all() and (logps[[0, 1, 3]] != 0).any(-1).all()
 
 
 ROWS: list[list[Conversation]] = [
@@ -131,14 +127,7 @@ def test_values_and_gradients_are_those_of_the_conversations_alone(
     weights = torch.linspace(-1, 1, batch["tool_mask"].numel()).reshape(batch["tool_mask"].shape)
     weights = weights * batch["tool_mask"]
     oracle = tiny_model()
-    expected = torch.zeros(())
-    for row, chain in enumerate(ROWS):
-        column = 0
-        for number, (prompt, answer) in enumerate(chain):
-            column += len(prompt) if number else 0
-            logps = token_logps(oracle, prompt, answer)[range(len(answer)), answer]
-            expected = expected + (logps * weights[row, column : column + len(answer)]).sum()
-            column += len(answer)
+    expected = (values_alone(oracle, ROWS, num_columns) * weights).sum()
     expected.backward()
     with temporarily(trainer, generation=Generation.of_batch(batch)):
         logps, entropies, _ = trainer._get_per_token_logps_and_entropies(
@@ -252,8 +241,8 @@ def test_chains_are_in_no_pair_of_siblings() -> None:
         ([[2], [4]], [[1, 1, 0, 1], [1, 1, 1, 1]], "[4] of row 1 does not rise"),
         ([[2, 2], []], [[1, 1, 0, 1], [1, 1, 1, 1]], "[2, 2] of row 0 does not rise"),
         ([[0], []], [[0, 1, 0, 1], [1, 1, 1, 1]], "[0] of row 0 does not rise"),
-        ([[1], []], [[1, 1, 0, 1], [1, 1, 1, 1]], "row 0 begins with an id that carries loss"),
-        ([[2], []], None, "there is no env_mask"),
+        ([[1], []], [[1, 1, 0, 1], [1, 1, 1, 1]], "[1] of row 0 does not rise"),
+        ([[2], []], None, "over places that env_mask leaves without loss"),
     ],
 )
 def test_starts_that_cannot_be_followed_are_refused(starts: Any, masks: Any, words: str) -> None:

@@ -19,7 +19,6 @@ from composer_replication.report import read_run
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.checks import CheckThresholds
 from composer_replication.trainer.model_modes import parameter_sha256
-from composer_replication.trainer.prefix_generation import NonFiniteSamplingError
 from composer_replication.trainer.preset_settings import PolicyOptions
 
 MakeTrainer = Callable[..., Any]
@@ -355,7 +354,7 @@ def test_weights_that_are_not_finite_while_sampling_stop_the_run_at_its_step(
                     kwargs["model"].model.norm.weight.mul_(math.inf)
 
     trainer = make(max_steps=3, prefix_sharing=shares, callbacks=[Overflow()])
-    with pytest.raises(NonFiniteSamplingError, match="not finite while sampling for step 2") as caught:
+    with pytest.raises(InputError, match=r"not finite while sampling \(step 2\)") as caught:
         trainer.train()
     assert (caught.value.code, caught.value.exit_code, caught.value.where) == ("CR0770", 4, "step 2")
     assert trainer.state.global_step == 1

@@ -12,11 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.interfaces import PromptSource
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl
 from composer_replication.trainer.checkpoints import STATE_NAME
 from composer_replication.trainer.model_modes import parameter_sha256
-from composer_replication.trainer.policy_terms import ShuffledPrompts, merge_rows
+from composer_replication.trainer.policy_terms import merge_rows, other_rows
 from composer_replication.trainer.preset_settings import PolicyOptions
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
@@ -31,29 +30,24 @@ def rows(*prompts: str) -> list[dict[str, Any]]:
 # ---- who gives fresh prompts ------------------------------------------------------------------------
 
 
-def test_an_epoch_gives_each_prompt_once_and_passes_over_the_dull() -> None:
-    source = ShuffledPrompts(rows("a", "b", "c", "d"), seed=3)
-    assert isinstance(source, PromptSource)
-    drawn = [row["prompt"] for _ in range(2) for row in source.fresh_rows(2, without_signal=[])]
-    assert sorted(drawn) == ["a", "b", "c", "d"]
-    assert source.fresh_rows(4, without_signal=rows("a", "c")) in (rows("b", "d"), rows("d", "b"))
-    assert source.fresh_rows(3, without_signal=rows("a", "b", "c", "d")) == []
-    assert ShuffledPrompts([], seed=0).fresh_rows(1, without_signal=[]) == []
-
-
-@given(st.integers(1, 7), st.lists(st.integers(1, 5), max_size=6), st.integers(0, 6), st.integers(0, 9))
-def test_the_order_is_the_seeds_and_survives_its_state(
-    num_rows: int, draws: list[int], split: int, seed: int
+@given(st.integers(0, 7), st.integers(1, 8), st.sets(st.integers(0, 6)), st.text(max_size=4))
+def test_other_rows_are_each_drawn_once_and_pass_over_the_dull(
+    num_data: int, num_rows: int, dull: set[int], place: str
 ) -> None:
-    data = rows(*(f"p{n}" for n in range(num_rows)))
-    whole = ShuffledPrompts(data, seed)
-    expected = [whole.fresh_rows(num, without_signal=[]) for num in draws]
-    first = ShuffledPrompts(data, seed)
-    found = [first.fresh_rows(num, without_signal=[]) for num in draws[:split]]
-    second = ShuffledPrompts(data, seed)
-    second.load_state_dict(first.state_dict())
-    found += [second.fresh_rows(num, without_signal=[]) for num in draws[split:]]
-    assert found == expected
+    data = rows(*(f"p{n}" for n in range(num_data)))
+    without = rows(*(f"p{n}" for n in dull))
+    found = other_rows(data, num_rows, without_signal=without, place=place)
+    others = [row for row in data if row not in without]
+    assert len(found) == min(num_rows, len(others))
+    assert all(found.count(row) == 1 and row in others for row in found)
+    assert found == other_rows(data, num_rows, without_signal=without, place=place)
+
+
+def test_another_place_in_the_run_draws_in_another_order() -> None:
+    data = rows(*map(str, range(20)))
+    assert other_rows(data, 20, without_signal=[], place="0 1 0") != other_rows(
+        data, 20, without_signal=[], place="0 2 0"
+    )
 
 
 # ---- merging ------------------------------------------------------------------------------------------
@@ -239,12 +233,13 @@ def test_a_resumed_run_draws_the_same_prompts(
     replaced = [row.get("dynamic_sampling/replaced_groups", 0) for row in whole.state.log_history]
     assert sum(replaced) > 2
     checkpoint = tmp_path / "whole" / "checkpoint-2"
-    assert read_json(checkpoint / STATE_NAME)["prompt_source"] is not None
+    assert (read_json(checkpoint / STATE_NAME)["prompt_source"] is not None) is own_source
     resumed_folder = tmp_path / "resumed" / "checkpoint-2"
     shutil.copytree(checkpoint, resumed_folder)
     resumed = run("resumed", resume_from_checkpoint=str(resumed_folder))
     assert parameter_sha256(resumed.model) == parameter_sha256(whole.model)
-    assert resumed.prompt_source.state_dict() == whole.prompt_source.state_dict()
+    if own_source:
+        assert resumed.prompt_source.state_dict() == whole.prompt_source.state_dict()
     again = [row.get("dynamic_sampling/replaced_groups", 0) for row in resumed.state.log_history]
     assert sum(again) == sum(replaced)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
 from composer_replication.records import Completion, HintedTurn, Rollout, StopReason, Turn
-from composer_replication.trainer.collator import matched_turns
+from composer_replication.trainer.collator import matched_turns as matched_and_left_out
 
 PROMPT, ANSWER, LOGPS = (5, 6, 7), (40, 41), (-1.0, -20.1)
+MODEL = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=100)))
 few_ids = st.lists(st.integers(0, 2), max_size=6).map(tuple)
 
 
@@ -24,6 +26,12 @@ def rollout(logps: tuple[float, ...] = LOGPS) -> Rollout:
 
 def hinted(prompt: tuple[int, ...] = (5, 90, 6, 7), logps: tuple[float, ...] = ()) -> HintedTurn:
     return HintedTurn(PROMPT, prompt, ANSWER, logps)
+
+
+def matched_turns(turns: list[list[HintedTurn]], rollouts: list[Rollout]) -> list[list[HintedTurn]]:
+    matched, num_too_long = matched_and_left_out(turns, rollouts, MODEL)
+    assert num_too_long == 0
+    return matched
 
 
 def refusal(action: Callable[[], object]) -> InputError:
@@ -57,3 +65,17 @@ def test_the_rows_log_probabilities_win_where_they_are_known() -> None:
     other = [[hinted(logps=(-50.0, -60.0))]]
     assert matched_turns(other, [rollout()]) == [[hinted(logps=LOGPS)]]
     assert matched_turns(other, [rollout(())]) == other
+
+
+@pytest.mark.parametrize(
+    ("turn", "code"),
+    [
+        (replace(hinted(), weight=-1.0), "CR0722"),
+        (replace(hinted(), weight=float("nan")), "CR0722"),
+        (hinted(logps=(-1.0,)), "CR0751"),
+    ],
+)
+def test_turns_that_cannot_be_weighed_are_refused(turn: HintedTurn, code: str) -> None:
+    with pytest.raises(InputError) as caught:
+        matched_turns([[turn]], [rollout(())])
+    assert (caught.value.code, caught.value.where) == (code, "row 0")

@@ -15,7 +15,7 @@ import transformers as tf
 from composer_replication.records import StopReason
 from composer_replication.trainer import prefix_generation
 from composer_replication.trainer.policy import InProcessPolicy
-from composer_replication.trainer.prefix_generation import SampledRow, sample_shared
+from composer_replication.trainer.prefix_generation import ModelSampler, SampledRow, filters_of
 from composer_replication.trainer.tiny_models import make_tiny_model
 
 T = TypeVar("T")
@@ -61,15 +61,21 @@ def build(name: str) -> Any:
     return MODELS[name]().train()
 
 
-def sample(model: Any, num_samples: int = 3, **changes: Any) -> list[list[SampledRow]]:
+def sample(
+    model: Any, num_samples: int = 3, prompts: Any = PROMPTS, eos_token_ids: Any = (2,), **changes: Any
+) -> list[list[SampledRow]]:
+    """The text of an answer is its ids here."""
+    filters = {name: changes.pop(name, off) for name, off in filters_of(None).items()}
+    tokenizer = SimpleNamespace(
+        pad_token_id=0, decode=lambda ids, skip_special_tokens: " ".join(map(str, ids))
+    )
+    sampler = ModelSampler(model, SimpleNamespace(**filters), tokenizer, eos_token_ids=eos_token_ids)
     arguments: dict[str, Any] = {
         "max_new_tokens": 9,
         "temperature": 1.0,
-        "eos_token_ids": [2],
-        "pad_token_id": 0,
         "generator": torch.Generator().manual_seed(4),
     }
-    return sample_shared(model, PROMPTS, num_samples, **arguments | changes)
+    return sampler.sample(prompts, num_samples, **arguments | changes)
 
 
 def flat(groups: Iterable[Iterable[T]]) -> list[T]:
@@ -86,7 +92,7 @@ def refuse_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
         {},
         {"temperature": 0.0},
         {"temperature": 0.7, "top_k": 12, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.3},
-        {"stop": lambda row: len(row.ids) == 5},
+        {"is_finished": lambda text: len(text.split()) == 5},
         {"eos_token_ids": range(12)},
     ],
 )
@@ -109,16 +115,7 @@ def test_a_row_of_its_own_generator_says_the_same_beside_any_others(monkeypatch:
     together = sample(model, 1, generator=[torch.Generator().manual_seed(seed) for seed in range(4)])
     for place, prompt in enumerate(PROMPTS):
         own = [torch.Generator().manual_seed(place)]
-        [[alone]] = sample_shared(
-            model,
-            [prompt],
-            1,
-            max_new_tokens=9,
-            temperature=1.0,
-            eos_token_ids=[2],
-            pad_token_id=0,
-            generator=own,
-        )
+        [[alone]] = sample(model, 1, [prompt], generator=own)
         assert alone.ids == together[place][0].ids
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from composer_replication.config import load_config
+from composer_replication.errors import InputError
 from composer_replication.records import StopReason
 from composer_replication.trainer.policy import InProcessPolicy, end_token_ids, take_end_of_template
-from composer_replication.trainer.prefix_generation import NonFiniteSamplingError, SampledRow, text_rule
 from composer_replication.trainer.preset_settings import sampling_settings
 from composer_replication.trainer.tiny_models import make_tiny_tools_model
 
@@ -64,30 +64,21 @@ def test_samples_are_filtered_as_in_training() -> None:
     assert distinct(InProcessPolicy(model.eval(), tokenizer)) > 1
 
 
-def test_a_stop_rule_reads_the_whole_text_and_decodes_only_what_is_new() -> None:
-    _, tokenizer = make_tiny_tools_model(0)
-    texts, decoded = [], []
+def test_an_answer_ends_where_its_text_is_finished() -> None:
+    model, tokenizer = make_tiny_tools_model(0)
+    texts: list[str] = []
 
-    class Counting:
-        def decode(self, ids: list[int], **options: object) -> str:
-            decoded.append(len(ids))
-            return str(tokenizer.decode(ids, **options))
+    def is_finished(text: str) -> bool:
+        texts.append(text)
+        return len(texts) == 3
 
-    rule = text_rule(Counting(), lambda text: bool(texts.append(text)))
-    assert rule is not None
-    rows = [
-        tokenizer("def f():\n    return '\u00e9\u4e2d\U0001f600' # " + "x y " * n)["input_ids"]
-        for n in (40, 20, 20)
-    ]
-    expected, sampled = [], [SampledRow() for _ in rows]
-    for end in range(1, len(rows[0]) + 1):
-        for ids, row in zip(rows, sampled, strict=True):
-            if end <= len(ids):
-                row.ids.append(ids[end - 1])
-                assert not rule(row)
-                expected.append(tokenizer.decode(row.ids, skip_special_tokens=True))
-    assert texts == expected
-    assert max(decoded) <= 12
+    options = {"num_samples": 1, "max_new_tokens": 6, "temperature": 0, "seed": 0}
+    [[said]] = InProcessPolicy(model.eval(), tokenizer).generate(
+        ["def f"], is_finished=is_finished, **options
+    )
+    assert said.stop_reason is StopReason.STOP_RULE
+    ids = said.token_ids
+    assert texts == [tokenizer.decode(ids[:end], skip_special_tokens=True) for end in range(1, 4)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -96,6 +87,6 @@ def test_weights_that_are_not_finite_are_no_wrong_answers(temperature: float) ->
     with torch.no_grad():
         next(model.parameters()).fill_(math.inf)
     policy = InProcessPolicy(model.eval(), tokenizer)
-    with pytest.raises(NonFiniteSamplingError) as caught:
+    with pytest.raises(InputError) as caught:
         policy.generate(["def f():"], num_samples=2, max_new_tokens=3, temperature=temperature, seed=0)
     assert (caught.value.code, caught.value.where) == ("CR0770", "sampling")

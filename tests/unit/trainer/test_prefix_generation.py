@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import transformers as tf
 from peft import LoraConfig, get_peft_model
 
 from composer_replication.records import StopReason
-from composer_replication.trainer.prefix_generation import SampledRow, sample_shared
+from composer_replication.trainer.prefix_generation import ModelSampler, SampledRow, filters_of
 
 SIZES: dict[str, Any] = {
     "vocab_size": 41,
@@ -47,16 +48,26 @@ def llama() -> Any:
     return build("llama")
 
 
-def sample(model: Any, prompts: list[list[int]], num_samples: int, **changes: Any) -> list[list[SampledRow]]:
+def sample(
+    model: Any, prompts: list[list[int]], num_samples: int, eos_token_ids: Any = (EOS,), **changes: Any
+) -> list[list[SampledRow]]:
+    """The text of an answer is its ids here."""
+    filters = {name: changes.pop(name, off) for name, off in filters_of(None).items()}
+    tokenizer = SimpleNamespace(
+        pad_token_id=PAD, decode=lambda ids, skip_special_tokens: " ".join(map(str, ids))
+    )
+    sampler = ModelSampler(model, SimpleNamespace(**filters), tokenizer, eos_token_ids=eos_token_ids)
     seed = changes.pop("seed", 0)
     arguments: dict[str, Any] = {
         "max_new_tokens": 9,
         "temperature": 1.0,
-        "eos_token_ids": [EOS],
-        "pad_token_id": PAD,
         "generator": torch.Generator().manual_seed(seed),
     }
-    return sample_shared(model, prompts, num_samples, **arguments | changes)
+    return sampler.sample(prompts, num_samples, **arguments | changes)
+
+
+def ids_of(text: str) -> list[int]:
+    return list(map(int, text.split()))
 
 
 def greedy_by_transformers(model: Any, prompt: list[int], **settings: Any) -> list[int]:
@@ -180,10 +191,9 @@ def test_a_row_does_not_depend_on_when_its_neighbours_stop(llama: Any) -> None:
     free = sample(llama, PROMPTS, 3, eos_token_ids=[])
     first_row = free[0][0].ids
 
-    def stop(row: SampledRow) -> bool:
-        return row.ids == first_row[:2]
-
-    stopped = sample(llama, PROMPTS, 3, eos_token_ids=[], stop=stop)
+    stopped = sample(
+        llama, PROMPTS, 3, eos_token_ids=[], is_finished=lambda text: ids_of(text) == first_row[:2]
+    )
     assert stopped[0][0].ids == first_row[:2]
     assert stopped[0][0].stop_reason is StopReason.STOP_RULE
     others = [(a, b) for one, two in zip(free, stopped, strict=True) for a, b in zip(one, two, strict=True)]
@@ -226,11 +236,12 @@ def test_one_prefill_for_each_distinct_prompt_and_finished_rows_leave_the_batch(
     try:
         calls: list[int] = []
 
-        def stop(row: SampledRow) -> bool:
-            calls.append(len(row.ids))
-            return calls.count(len(row.ids)) > 6 - 2 * len(row.ids)
+        def is_finished(text: str) -> bool:
+            length = len(ids_of(text))
+            calls.append(length)
+            return calls.count(length) > 6 - 2 * length
 
-        rows = sample(llama, PROMPTS[:3], 2, eos_token_ids=[], stop=stop)
+        rows = sample(llama, PROMPTS[:3], 2, eos_token_ids=[], is_finished=is_finished)
     finally:
         handle.remove()
     # Three prompts, two of them equal; of the six rows two end after the first token, two after the second.
@@ -243,13 +254,13 @@ def test_end_of_sequence_is_kept_and_ends_the_row(llama: Any) -> None:
     end = free[1][0].ids[2]
     asked: list[list[int]] = []
 
-    def watch(row: SampledRow) -> bool:
-        asked.append(list(row.ids))
+    def watch(text: str) -> bool:
+        asked.append(ids_of(text))
         return False
 
     for before, row in zip(
         [row for group in free for row in group],
-        [row for group in sample(llama, PROMPTS, 2, eos_token_ids={end}, stop=watch) for row in group],
+        [row for group in sample(llama, PROMPTS, 2, eos_token_ids={end}, is_finished=watch) for row in group],
         strict=True,
     ):
         place = before.ids.index(end) + 1 if end in before.ids else len(before.ids)
@@ -260,14 +271,14 @@ def test_end_of_sequence_is_kept_and_ends_the_row(llama: Any) -> None:
     assert not any(end in ids for ids in asked)
 
 
-def test_the_stop_rule_sees_each_prefix(llama: Any) -> None:
+def test_the_text_is_asked_about_at_each_prefix(llama: Any) -> None:
     seen: list[list[int]] = []
 
-    def watch(row: SampledRow) -> bool:
-        seen.append(list(row.ids))
+    def watch(text: str) -> bool:
+        seen.append(ids_of(text))
         return len(seen) == 4
 
-    ((row,),) = sample(llama, PROMPTS[:1], 1, eos_token_ids=[], stop=watch)
+    ((row,),) = sample(llama, PROMPTS[:1], 1, eos_token_ids=[], is_finished=watch)
     ((free,),) = sample(llama, PROMPTS[:1], 1, eos_token_ids=[])
     assert seen == [free.ids[:count] for count in range(1, 5)]
     assert (row.ids, row.logps, row.stop_reason) == (free.ids[:4], free.logps[:4], StopReason.STOP_RULE)
@@ -280,11 +291,11 @@ def test_every_module_gets_its_mode_back_even_after_an_error() -> None:
     sample(model, PROMPTS[:1], 1)
     assert {name: module.training for name, module in model.named_modules()} == before
 
-    def explode(_row: SampledRow) -> bool:
+    def explode(_text: str) -> bool:
         raise KeyError("stop")
 
     with pytest.raises(KeyError):
-        sample(model, PROMPTS[:1], 1, stop=explode)
+        sample(model, PROMPTS[:1], 1, is_finished=explode)
     assert {name: module.training for name, module in model.named_modules()} == before
     assert not model.eval().training
     sample(model, PROMPTS[:1], 1)

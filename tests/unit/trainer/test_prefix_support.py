@@ -54,12 +54,6 @@ def with_config(**settings: Any) -> torch.nn.Module:
 
 STRUCTURE: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
     "not transformers": (lambda: torch.nn.Linear(2, 2), "not a transformers model"),
-    "encoder-decoder": (
-        lambda: tf.T5ForConditionalGeneration(
-            tf.T5Config(vocab_size=23, d_model=16, d_ff=16, d_kv=8, num_layers=1, num_heads=2)
-        ),
-        "encoder-decoder",
-    ),
     "recurrent": (
         lambda: tf.MambaForCausalLM(tf.MambaConfig(vocab_size=23, hidden_size=16, num_hidden_layers=1)),
         "recurrent or convolution layers",

@@ -15,36 +15,28 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "invariants"))
 
 from tiny_architectures import tiny_model
 
-from composer_replication.trainer.rollout_columns import counting_load, largest_load, routers_of
+from composer_replication.trainer.rollout_columns import counting_load, routers_of
 
 MakeTrainer = Callable[..., Any]
 
 
 def test_the_load_by_hand() -> None:
-    # 6 of 8 on one of four; one expert alone
-    assert largest_load(torch.tensor([[6, 2, 0, 0], [2, 2, 2, 2]])) == 3.0
-    assert largest_load(torch.tensor([[7]])) == 1.0
-
-
-def test_layers_of_different_numbers_of_experts_say_nothing() -> None:
-    def chose(num_experts: int) -> torch.nn.Module:
-        output = torch.zeros(3, num_experts), torch.zeros(3, 1), torch.zeros(3, 1, dtype=torch.long)
+    def chose(num_experts: int, experts: list[int]) -> torch.nn.Module:
+        index_NK = torch.tensor(experts)[:, None]
         router: Any = torch.nn.Module()
-        router.forward = lambda: output
+        router.forward = lambda: (torch.zeros(len(experts), num_experts), None, index_NK)
         return router
 
-    trainer: Any = SimpleNamespace(
-        accelerator=SimpleNamespace(reduce=lambda counts, reduction: counts),
-        _metrics={"train": {"router/max_load": []}},
-    )
-    for sizes in ((2, 3), (4, 4)):
-        model: Any = torch.nn.ModuleList([chose(size) for size in sizes])
+    trainer: Any = SimpleNamespace(_metrics={"train": {"router/max_load": []}})
+    for routers in ([chose(4, [0] * 6 + [1] * 2), chose(2, [0, 1])], [chose(1, [0])]):
+        model: Any = torch.nn.ModuleList(routers)
         model._can_record_outputs = {"router_logits": SimpleNamespace(target_class=torch.nn.Module, index=0)}
         model.modules = lambda model=model: iter(model)
         with counting_load(trainer, model):
             for router in model:
                 router()
-    assert trainer._metrics["train"]["router/max_load"] == [4.0]
+                router()
+    assert trainer._metrics["train"]["router/max_load"] == [3.0, 1.0]
 
 
 @pytest.mark.parametrize(("name", "checkpointing"), [("mixtral", True), ("deepseek-v3-latent", False)])

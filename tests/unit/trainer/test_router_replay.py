@@ -22,8 +22,6 @@ from tiny_architectures import tiny_model
 
 from composer_replication.errors import InputError
 from composer_replication.trainer.generation import (
-    COMPLETION_PART,
-    PROMPT_PART,
     ROUTED_EXPERTS,
     SEGMENT_STARTS,
     Generation,
@@ -34,13 +32,13 @@ from composer_replication.trainer.preset_settings import PolicyOptions
 from composer_replication.trainer.rollout_columns import (
     UNKNOWN,
     CheckedRollouts,
-    Routers,
+    Replay,
     laid_out,
     routers_of,
 )
+from composer_replication.trainer.setting_errors import TrainerSettingError
 
 MakeTrainer = Callable[..., Any]
-SIZES = Routers(num_routers=2, num_experts=6, top_k=2)
 
 
 # ---- the column ---------------------------------------------------------------------------------------
@@ -71,7 +69,10 @@ def test_each_choice_stands_in_the_column_of_its_token(
     rows: tuple[list[list[int]], list[list[int]], list[Any]], multiple: int | None
 ) -> None:
     prompts, completions, routing = rows
-    laid = laid_out(routing, prompts, completions, SIZES, pad_to_multiple_of=multiple)
+    laid = laid_out(routing, prompts, completions, pad_to_multiple_of=multiple)
+    if laid is None:
+        assert routing == [None] * len(routing)
+        return
     widths = [max(map(len, part)) for part in (prompts, completions)]
     if multiple:
         widths = [-(-width // multiple) * multiple for width in widths]
@@ -102,28 +103,29 @@ def changed(token: int, layer: int, experts: list[int]) -> list[list[list[int]]]
     ("routing", "words"),
     [
         ([good_row()], "1 arrays for 2 completions"),
-        ([good_row(), [[0, 1]] * 5], "row 1 is int64 (5, 2), and should be"),
+        ([good_row(), [[0, 1]] * 5], "row 1 is torch.int64 (5, 2), and should be"),
         ([good_row(), [*good_row()[:-1], [[0, 1]]]], "row 1 is no array"),
         (
             [good_row(), np.zeros((5, 2, 2), dtype=np.float32)],
-            "row 1 is float32 (5, 2, 2), and should be whole numbers",
+            "row 1 is torch.float32 (5, 2, 2), and should be whole numbers",
         ),
         (
             [good_row()[:3], good_row()],
-            "row 0 is int64 (3, 2, 2), and should be whole numbers (5, 2, 2)",
+            "row 0 is torch.int64 (3, 2, 2), and should be whole numbers (5, layers, experts)",
         ),
-        ([[*good_row(), [[0, 1], [2, 3]]], good_row()], "row 0 is int64 (6, 2, 2)"),
-        ([[[[0, 1]] * 4] * 5, good_row()], "row 0 is int64 (5, 4, 2)"),
-        ([[[[0, 1, 2]] * 2] * 5, good_row()], "row 0 is int64 (5, 2, 3)"),
-        ([changed(2, 1, [0, 6]), good_row()], "row 0 has the experts [0, 6] at token 2"),
-        ([changed(2, 1, [0, -2]), good_row()], "row 0 has the experts [0, -2] at token 2"),
-        ([changed(2, 1, [0, -1]), good_row()], "row 0 has the experts [0, -1] at token 2"),
-        ([changed(0, 0, [3, 3]), good_row()], "row 0 has the experts [3, 3] at token 0"),
+        ([[*good_row(), [[0, 1], [2, 3]]], good_row()], "row 0 is torch.int64 (6, 2, 2)"),
+        (
+            [[[[0, 1]] * 4] * 5, good_row()],
+            "layers and experts a token of different numbers: [(2, 2), (4, 2)]",
+        ),
+        ([changed(2, 1, [0, -2]), good_row()], "row 0 sends a token to [0, -2]"),
+        ([changed(2, 1, [0, -1]), good_row()], "row 0 sends a token to [0, -1]"),
+        ([changed(0, 0, [3, 3]), good_row()], "row 0 sends a token to [3, 3]"),
     ],
 )
 def test_a_column_that_cannot_be_followed_is_refused(routing: list[Any], words: str) -> None:
     with pytest.raises(InputError) as caught:
-        laid_out(routing, [[2, 2], [2, 2]], [[3, 3, 3], [3, 3, 3]], SIZES)
+        laid_out(routing, [[2, 2], [2, 2]], [[3, 3, 3], [3, 3, 3]])
     assert caught.value.code == "CR0777"
     assert words in caught.value.message
 
@@ -131,25 +133,43 @@ def test_a_column_that_cannot_be_followed_is_refused(routing: list[Any], words: 
 def test_what_engines_leave_for_the_last_token_is_not_looked_at() -> None:
     row = np.zeros((5, 2, 2), dtype=np.uint8)  # zeros are an expert twice
     row[:4] = [4, 5]
-    laid = laid_out([row], [[2, 2]], [[3, 3, 3]], SIZES)
-    assert laid[0, :4].flatten(0, 1).tolist() == [[4, 5]] * 8
+    laid = laid_out([row], [[2, 2]], [[3, 3, 3]])
+    assert laid is not None and laid[0, :4].flatten(0, 1).tolist() == [[4, 5]] * 8
     assert (laid[0, 4] == UNKNOWN).all()
 
 
-def test_models_whose_routing_cannot_be_replayed_are_refused(make_trainer: MakeTrainer) -> None:
-    with pytest.raises(InputError, match=r"CR0777.*transformers names no router of Qwen2ForCausalLM"):
-        Routers.of(make_trainer(max_steps=1).model)
+MASK = torch.ones(1, 3, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("routing", "code", "words"),
+    [
+        (
+            torch.ones(1, 3, 2, 1),
+            "CR0777",
+            "they are of 2 layers, and MixtralForCausalLM has 3 with a router",
+        ),
+        (torch.full((1, 3, 3, 1), 4), "CR0777", "they name the expert 4 of a router that has 4"),
+        (torch.ones(1, 3, 3, 1), "CR0757", "does not choose 1 of all its experts"),
+    ],
+)
+def test_routing_that_is_not_the_models_is_refused(routing: torch.Tensor, code: str, words: str) -> None:
     model = tiny_model("mixtral", 258)
-    routers_of(model)[1].top_k = 3
-    with pytest.raises(InputError, match=r"CR0777.*choose \[2, 3\] of \[4\] experts a token"):
-        Routers.of(model)
-    del routers_of(model)[0].num_experts
-    with pytest.raises(InputError, match="CR0757"):
-        Routers.of(model)
+    with pytest.raises(InputError) as caught, Replay(model, routing.long(), MASK).in_forwards():
+        model(input_ids=torch.tensor([[5, 6, 7]]))
+    assert caught.value.code == code
+    assert words in caught.value.message
+
+
+def test_a_model_without_routers_is_refused(make_trainer: MakeTrainer) -> None:
+    with pytest.raises(InputError, match=r"CR0777.*Qwen2ForCausalLM has 0 with a router"):
+        Replay(make_trainer(max_steps=1).model, torch.ones(1, 3, 2, 1).long(), MASK)
 
 
 def test_layers_without_experts_do_not_count() -> None:
-    assert Routers.of(tiny_model("deepseek-v3-latent", 258)) == Routers(2, 4, 2)
+    assert (
+        len(Replay(tiny_model("deepseek-v3-latent", 258), torch.ones(1, 3, 2, 2).long(), MASK).routers) == 2
+    )
 
 
 def test_chains_with_routing_are_refused() -> None:
@@ -163,17 +183,10 @@ def test_chains_with_routing_are_refused() -> None:
         CheckedRollouts(lambda prompts, trainer: output)([], None)
 
 
-def test_rows_of_two_generations_are_merged_with_unknown_in_the_padding() -> None:
-    def batch(prompt: int, completion: int, expert: int) -> dict[str, torch.Tensor]:
-        return {
-            "prompt_ids": torch.full((2, prompt), 5),
-            PROMPT_PART: torch.full((2, prompt, 1, 1), expert),
-            COMPLETION_PART: torch.full((2, completion, 1, 1), expert),
-        }
-
-    merged = merge_rows(batch(2, 3, 7), batch(3, 1, 8), [(1, 0)], pad_token_id=0)
-    assert merged[PROMPT_PART][..., 0, 0].tolist() == [[UNKNOWN, 7, 7], [8, 8, 8]]
-    assert merged[COMPLETION_PART][..., 0, 0].tolist() == [[7, 7, 7], [8, UNKNOWN, UNKNOWN]]
+def test_rows_with_routing_are_not_merged() -> None:
+    batch = {"prompt_ids": torch.full((2, 2), 5), ROUTED_EXPERTS: torch.full((2, 4, 1, 1), 7)}
+    with pytest.raises(TrainerSettingError, match=r"CR0760.*routed_experts"):
+        merge_rows(batch, batch, [(1, 0)], pad_token_id=0)
 
 
 # ---- real steps -----------------------------------------------------------------------------------------
@@ -253,8 +266,6 @@ def test_a_replayed_run_drifts_from_nothing(make_trainer: MakeTrainer, settings:
     trainer.train()
     drifts = logged(trainer, "checks/token_drift_max")
     assert len(drifts) == 2 and max(drifts) < 1e-4
-    assert logged(trainer, "router/replayed_share") == [1.0, 1.0]
-    assert all(0.1 < share < 0.9 for share in logged(trainer, "router/replay_changed_share"))
     if "num_iterations" in settings:  # the older weights' probabilities are replayed, too
         assert logged(trainer, "clip_ratio/region_mean") == [0.0, 0.0]
     if "policy_options" in settings:
@@ -289,7 +300,6 @@ def test_without_replay_the_same_run_drifts_far(make_trainer: MakeTrainer) -> No
     )
     trainer.train()
     assert min(logged(trainer, "checks/token_drift_max")) > 0.1
-    assert not logged(trainer, "router/replayed_share")
 
 
 def test_a_generation_without_the_column_takes_none_from_the_one_before(make_trainer: MakeTrainer) -> None:
@@ -306,7 +316,6 @@ def test_a_generation_without_the_column_takes_none_from_the_one_before(make_tra
     trainer.train()
     drifts = logged(trainer, "checks/token_drift_max")
     assert drifts[0] < 1e-4 and drifts[1] > 0.1
-    assert logged(trainer, "router/replayed_share") == [1.0]
 
 
 def test_each_micro_batch_has_the_routing_of_its_own_rows(make_trainer: MakeTrainer) -> None:
@@ -319,13 +328,11 @@ def test_each_micro_batch_has_the_routing_of_its_own_rows(make_trainer: MakeTrai
     def looking(model: Any, inputs: Any) -> Any:
         nonlocal seen
         for row in range(inputs["prompt_ids"].size(0)):
-            ids, routing = [], []
-            for part, column in (("prompt", PROMPT_PART), ("completion", COMPLETION_PART)):
-                kept = inputs[f"{part}_mask"][row].bool()
-                ids += inputs[f"{part}_ids"][row][kept].tolist()
-                routing.append(inputs[column][row][kept])
-                assert (inputs[column][row][~kept] == UNKNOWN).all()
-            assert torch.equal(torch.cat(routing)[:-1].long(), engine.routing_of[tuple(ids)][:-1])
+            kept = torch.cat([inputs[f"{part}_mask"][row].bool() for part in ("prompt", "completion")])
+            ids = torch.cat([inputs[f"{part}_ids"][row] for part in ("prompt", "completion")])[kept].tolist()
+            routing = inputs[ROUTED_EXPERTS][row]
+            assert (routing[~kept] == UNKNOWN).all()
+            assert torch.equal(routing[kept][:-1].long(), engine.routing_of[tuple(ids)][:-1])
             seen += 1
         return plain(model, inputs)
 
@@ -355,7 +362,7 @@ def test_which_forwards_are_replayed(make_trainer: MakeTrainer, lora_adapter: bo
     mask = torch.ones_like(ids)
 
     def score(model: Any, routing: Any) -> Any:
-        batch = {} if routing is None else {PROMPT_PART: routing[:, :2], COMPLETION_PART: routing[:, 2:]}
+        batch = {} if routing is None else {ROUTED_EXPERTS: routing}
         with torch.no_grad(), temporarily(trainer, generation=Generation.of_batch(batch)):
             return trainer._get_per_token_logps_and_entropies(model, ids, mask, 3)[0]
 

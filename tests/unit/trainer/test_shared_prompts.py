@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from composer_replication.trainer import packed_rows, policy
+from composer_replication.trainer import packed_rows
 from composer_replication.trainer.model_modes import parameter_sha256
+from composer_replication.trainer.prefix_generation import ModelSampler
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
 MakeTrainer = Callable[..., Any]
@@ -34,19 +35,20 @@ def test_the_recipes_sampling_settings_reach_the_sampler(
     make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, Any]] = []
-    real = policy.sample_shared
+    real = ModelSampler.sample
 
-    def spy(model: Any, prompts: Any, num_samples: int, **settings: Any) -> Any:
-        seen.append({"num_prompts": len(prompts), "num_samples": num_samples, **settings})
-        return real(model, prompts, num_samples, **settings)
+    def spy(sampler: ModelSampler, prompts: Any, num_samples: int = 1, **settings: Any) -> Any:
+        seen.append({"num_prompts": len(prompts), "num_samples": num_samples, **sampler.filters, **settings})
+        assert (sampler.eos_token_ids, sampler.tokenizer.pad_token_id) == ((1,), 0)
+        return real(sampler, prompts, num_samples, **settings)
 
-    monkeypatch.setattr(policy, "sample_shared", spy)
+    monkeypatch.setattr(ModelSampler, "sample", spy)
     wanted = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.01, "repetition_penalty": 1.1}
     make_trainer(max_steps=1, prefix_sharing=True, max_completion_length=5, **wanted).train()
     (call,) = seen
     assert {name: call[name] for name in wanted} == wanted
     assert (call["num_prompts"], call["num_samples"], call["max_new_tokens"]) == (4, 1, 5)
-    assert (call["eos_token_ids"], call["pad_token_id"], call["stop"]) == ((1,), 0, None)
+    assert call["is_finished"] is None
     assert "generator" not in call  # torch's own, whose state is in every checkpoint
 
 
@@ -131,11 +133,17 @@ def test_images_and_an_auxiliary_loss_stand_against_sharing(make_trainer: MakeTr
         assert not shared.may_sample(images, fields)
         return shared.off_reasons[-1]
 
-    assert shared.may_score(model, has_images=False, other_reason="")
-    assert not shared.may_score(model, has_images=True, other_reason="")
+    assert shared.may_score(model, {"the router.": False})
+    assert not shared.may_score(model, {"the router.": False, "the images.": True})
     assert "images" in shared.off_reasons[-1]
-    assert not shared.may_score(model, has_images=False, other_reason="the router.")
-    assert "router" in shared.off_reasons[-1]
+    ids = torch.full((4, 6), 7)
+    trainer._get_per_token_logps_and_entropies(model, ids, torch.ones_like(ids), 3, pixel_values=None)
+    assert len(shared.off_reasons) == 1
+    with pytest.raises(TypeError):  # TRL hands images on to this model, which takes none
+        trainer._get_per_token_logps_and_entropies(
+            model, ids, torch.ones_like(ids), 3, pixel_values=torch.zeros(4)
+        )
+    assert "the rows carry images." in shared.off_reasons[-1]
     assert shared.may_sample(None, {})
     assert "images" in against_sampling([None], {})
     assert "images" in against_sampling(None, {"pixel_values": object()})

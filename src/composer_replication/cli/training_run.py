@@ -54,7 +54,6 @@ class _Run:
     sampler: Any = None
     evaluator: PatientEvaluation[HeldoutReading] | None = None
     trainer: Any = None
-    view: Any = None
 
     def tell(self, text: str) -> None:
         """Progress, unless nobody wants any."""
@@ -216,9 +215,8 @@ def _open_parts(run: _Run, cluster: RolloutCluster | None = None) -> None:
         replica.attach(trainer, folder, identity)
     if trainer.channels is not None:
         trainer.channels.check_model()
-    run.view = show_own_progress(trainer, quiet=run.quiet, guard=run.guard, rollouts=rollouts)
-    if reason := trainer.guard_hook.choose_kl_path():
-        run.tell(f"guard: KL path off: {reason}")
+    show_own_progress(trainer, quiet=run.quiet, guard=run.guard, rollouts=rollouts)
+    trainer.guard_hook.choose_kl_path()
     run.sampler.follow(trainer)
 
 
@@ -252,11 +250,8 @@ def _train(run: _Run) -> bool:
     try:
         run.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except CollapseStopError as error:
-        run.view.close()
         run.tell(str(error))
         return True
-    finally:  # whatever ended it: a terminal gets its cursor back
-        run.view.close()
     guard = run.trainer.heldout_guard
     has_halted = run.trainer.halted_at is not None  # also by missed evaluations, where no guard fires
     return has_halted or bool(guard is not None and guard.should_halt())

@@ -2,13 +2,13 @@
 
     checkpoint-12/
         …                      what transformers saves: weights, optimizer, RNG, trainer state
-        composer_state.json    guard, extra states, counters, split fingerprint
+        composer_state.json    guard, extra states, counters, split fingerprint, and the digest of the run's recipe
         buffered_inputs_0.pt   rollouts still to be trained on, and what channels learn of them (one file a process), if any
+        loss_channels.pt       the teacher and the reference of the two loss channels, if any
         MANIFEST.json          size of every other file, sha256 of all but large shards
 
-A folder without a manifest is half-written and is never chosen. Under ``run`` the state says which run it is of, so that
-one of another run in this run's folder is never gone on from: ``recipe`` is a digest that the caller gives, ``model`` the
-architecture in words. The same recipe gives the same weights wherever it runs, so a folder may be copied or moved.
+A folder without a manifest is half-written and is never chosen. The same recipe gives the same weights wherever it runs, so a
+folder may be copied or moved.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ import torch
 from accelerate.utils import send_to_device
 
 from composer_replication.errors import InputError
-from composer_replication.interfaces import PromptChooser, Stateful
+from composer_replication.interfaces import Stateful
+from composer_replication.records import HintedTurn
 from composer_replication.run_folder import read_json, write_json
-from composer_replication.trainer.guard import GuardHook, refuse_foreign_split
-from composer_replication.trainer.loss_channels import refuse_other_channels
+from composer_replication.trainer.collator import SiblingPair
+from composer_replication.trainer.guard import refuse_foreign_split
+from composer_replication.trainer.loss_channels import read_channels
 from composer_replication.trainer.metrics_log import InLoopSignals
 from composer_replication.trainer.processes import process_rank
 from composer_replication.trainer.setting_errors import TrainerSettingError
@@ -107,8 +109,8 @@ def check_manifest(checkpoint: Path) -> None:
         raise _unusable(words, checkpoint, fix)
     try:
         files = read_json(manifest)["files"].items()
-        wanted = {str(name): (int(entry["size_bytes"]), str(entry["sha256"])) for name, entry in files}
-    except (InputError, AttributeError, KeyError, TypeError, ValueError) as error:
+        wanted = {name: (entry["size_bytes"], entry["sha256"]) for name, entry in files}
+    except (InputError, AttributeError, KeyError, TypeError) as error:
         raise _damaged(manifest, checkpoint) from error
     for name, (size_bytes, sha256) in wanted.items():
         path = checkpoint / name
@@ -146,15 +148,13 @@ def _unusable(words: str, path: Path, fix: str) -> InputError:
     return InputError("CR0706", words, where=str(path), fix=fix)
 
 
-def refuse_foreign_run(saved: Mapping[str, Any], own: Mapping[str, str], checkpoint: Path) -> None:
-    """Compare a checkpoint's entry ``run`` with this run's, as far as both say something."""
-    found = saved.get("run", {})
-    for part, wanted in own.items():
-        if wanted and found.get(part) and found[part] != wanted:
-            is_model = part == "model"
-            what = f"its model is {found[part]}, not {wanted}" if is_model else "its recipe is not this run's"
-            fix = "move that folder away and resume: the run goes on from its own newest checkpoint."
-            raise _foreign(f"{checkpoint.name} is a checkpoint of another run: {what}.", checkpoint, fix)
+def refuse_foreign_run(saved: Mapping[str, Any], recipe: str, checkpoint: Path) -> None:
+    """Go on from checkpoints of the same recipe alone, as far as both say which (CR0884)."""
+    found = saved.get("run", {}).get("recipe")
+    if found and recipe and found != recipe:
+        words = f"{checkpoint.name} is a checkpoint of another run: its recipe is not this run's."
+        fix = "move that folder away and resume: the run goes on from its own newest checkpoint."
+        raise _foreign(words, checkpoint, fix)
 
 
 def refuse_foreign_checkpoints(folder: Path, recipe: str) -> None:
@@ -164,18 +164,11 @@ def refuse_foreign_checkpoints(folder: Path, recipe: str) -> None:
             saved = read_json(checkpoint / STATE_NAME)
         except InputError:
             continue
-        refuse_foreign_run(saved, {"recipe": recipe}, checkpoint)
+        refuse_foreign_run(saved, recipe, checkpoint)
 
 
 def _foreign(words: str, checkpoint: Path, fix: str) -> InputError:
     return InputError("CR0884", words, where=str(checkpoint), fix=fix)
-
-
-_WRITTEN = (
-    *(*GuardHook.KEPT, "guard", "split_fingerprint", "stateful"),
-    *("micro_step", "has_buffered_inputs", "num_permutations_done"),
-)
-"""What a checkpoint of this version has in any case."""
 
 
 class OwnState:
@@ -195,15 +188,14 @@ class OwnState:
         if trainer.channels is not None:
             trainer.channels.write(checkpoint)
         if is_inside:
-            of_rows = None if trainer.channels is None else trainer.channels.of_rows()
-            torch.save({"inputs": buffered, "of_rows": of_rows}, _buffer(checkpoint))
+            torch.save({"buffered": buffered}, _buffer(checkpoint))
         if process_rank() != 0:
             return
         trainer.step_lines.signals.read(trainer._metrics["train"])  # noqa: SLF001 - TRL's only name
         parts = self._parts().items()
         state: dict[str, Any] = {name: None if part is None else part.state_dict() for name, part in parts}
         state |= trainer.guard_hook.state_dict() | {
-            "run": self._identity(),
+            "run": {"recipe": trainer.run_identity},
             "global_step": trainer.state.global_step,
             "micro_step": trainer._step,  # noqa: SLF001
             "has_buffered_inputs": is_inside,
@@ -214,38 +206,48 @@ class OwnState:
         write_json(checkpoint / STATE_NAME, state)
 
     def read(self, checkpoint: Path) -> None:
-        """Restore what ``write`` wrote; another version's files are refused (CR0884)."""
-        trainer, saved = self._trainer, read_json(checkpoint / STATE_NAME)
-        if missing := [name for name in _WRITTEN if name not in saved]:
-            words = f"the checkpoint was written by another version: it has no {missing[0]}."
-            raise _foreign(words, checkpoint, "go on with the version that wrote it, or begin a new run.")
-        self._check_belongs(saved, checkpoint)
+        """Restore what ``write`` wrote; another run's, or another version's, is refused (CR0884)."""
+        saved = read_json(checkpoint / STATE_NAME)
+        try:
+            self._check_belongs(saved, checkpoint)
+            self._restore(saved, checkpoint)
+        except KeyError as error:
+            words = f"the checkpoint was written by another version: it has no {error.args[0]}."
+            fix = "go on with the version that wrote it, or begin a new run."
+            raise _foreign(words, checkpoint, fix) from error
+
+    def _check_belongs(self, saved: Mapping[str, Any], checkpoint: Path) -> None:
+        trainer = self._trainer
+        refuse_foreign_run(saved, trainer.run_identity, checkpoint)
+        refuse_foreign_split(saved["split_fingerprint"], trainer.split_fingerprint, where=str(checkpoint))
+        if saved["guard"] is not None and trainer.heldout_guard is None:
+            words = "the checkpoint was written under a guard, and this trainer has none."
+            fix = "pass heldout_guard and heldout_eval_fn again."
+            raise TrainerSettingError("CR0884", words, where=str(checkpoint), fix=fix)
+        had, has = sorted(saved["stateful"]), sorted(trainer.stateful or {})
+        if had != has:
+            words = f"the checkpoint has extra states {had}, this trainer {has}."
+            raise _foreign(words, checkpoint, "pass the same stateful parts as in the run that saved it.")
+        read_channels(trainer.channels, checkpoint)
+
+    def _restore(self, saved: Mapping[str, Any], checkpoint: Path) -> None:
+        trainer = self._trainer
         trainer.guard_hook.load_state_dict(saved)
-        trainer._step = saved["micro_step"]  # noqa: SLF001 - TRL's only name
-        trainer._buffered_inputs = None  # noqa: SLF001
-        kept = _read_buffer(_buffer(checkpoint), trainer.args.device) if saved["has_buffered_inputs"] else {}
-        if kept:
-            trainer._buffered_inputs = kept["inputs"]  # noqa: SLF001
-        if not trainer.args.ignore_data_skip:
-            self.num_permutations_to_skip = saved["num_permutations_done"]
         trainer.step_lines.signals = InLoopSignals()
         for name, part in self._parts().items():
             if part is not None and saved.get(name) is not None:
                 part.load_state_dict(saved[name])
+            elif part is not None:
+                logger.warning("%s has no state of the %s, which starts afresh from here.", checkpoint, name)
         trainer._metrics["train"].clear()  # noqa: SLF001 - of an earlier run of this trainer
         trainer.step_lines.signals.num_rewards_read = 0
         for name, part in (trainer.stateful or {}).items():
             part.load_state_dict(saved["stateful"][name])
-        refuse_other_channels(checkpoint, has_channels=trainer.channels is not None)
-        if trainer.channels is not None:
-            trainer.channels.read(checkpoint)
-            if kept and "of_rows" not in kept:
-                words = "the checkpoint was written by another version, amid a generation."
-                raise _foreign(words, checkpoint, "go on with the version that wrote it, or begin a new run.")
-            if kept:
-                trainer.channels.load_of_rows(kept["of_rows"])
-        if isinstance(trainer.prompt_source, PromptChooser) and saved.get("prompt_source") is None:
-            logger.warning("%s has no state of the prompt source: it starts afresh from here.", checkpoint)
+        trainer._step = saved["micro_step"]  # noqa: SLF001 - TRL's only name
+        is_inside = saved["has_buffered_inputs"]
+        trainer._buffered_inputs = _read_buffer(checkpoint, trainer.args.device) if is_inside else None  # noqa: SLF001
+        if not trainer.args.ignore_data_skip:
+            self.num_permutations_to_skip = saved["num_permutations_done"]
 
     def _parts(self) -> dict[str, Stateful | None]:
         trainer = self._trainer
@@ -255,32 +257,6 @@ class OwnState:
             "checks": None if trainer.checks is None else trainer.checks.judgement,
             "prompt_source": trainer.prompt_source,
         }
-
-    def _identity(self) -> dict[str, str]:
-        """``model`` is as ``qwen2, hidden_size 32, num_hidden_layers 2, vocab_size 258, with adapters``."""
-        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        config = model.config.get_text_config()
-        sizes = {
-            name: getattr(config, name, None) for name in ("hidden_size", "num_hidden_layers", "vocab_size")
-        }
-        words = [config.model_type, *(f"{name} {size}" for name, size in sizes.items() if size is not None)]
-        words += ["with adapters"] if hasattr(model, "peft_config") else []
-        return {"recipe": self._trainer.run_identity, "model": ", ".join(words)}
-
-    def _check_belongs(self, saved: Mapping[str, Any], checkpoint: Path) -> None:
-        trainer = self._trainer
-        refuse_foreign_run(saved, self._identity(), checkpoint)
-        refuse_foreign_split(saved["split_fingerprint"], trainer.split_fingerprint, where=str(checkpoint))
-        if saved["guard"] is not None and trainer.heldout_guard is None:
-            words = "the checkpoint was written under a guard, and this trainer has none."
-            fix = "pass heldout_guard and heldout_eval_fn again."
-            raise TrainerSettingError("CR0884", words, where=str(checkpoint), fix=fix)
-        if saved["guard"] is None and trainer.heldout_guard is not None:
-            logger.warning("%s has no guard state: the guard starts afresh from here.", checkpoint)
-        had, has = sorted(saved["stateful"]), sorted(trainer.stateful or {})
-        if had != has:
-            words = f"the checkpoint has extra states {had}, this trainer {has}."
-            raise _foreign(words, checkpoint, "pass the same stateful parts as in the run that saved it.")
 
     def _num_epochs_done(self) -> int:
         """How many permutations the sampler has used up, by transformers' own count of epochs."""
@@ -298,10 +274,12 @@ def _buffer(checkpoint: Path) -> Path:
     return checkpoint / f"buffered_inputs_{process_rank()}.pt"
 
 
-def _read_buffer(path: Path, device: Any) -> dict[str, Any]:
+def _read_buffer(checkpoint: Path, device: Any) -> Any:
+    path = _buffer(checkpoint)
     if not path.is_file():
         words = "the checkpoint has no buffered rollouts for this process."
         raise _unusable(words, path, "resume with as many processes as the run had.")
     # Storages go to the CPU whatever their tag: a process group tags CPU tensors "cpu:0", which loads nowhere.
-    kept: dict[str, Any] = torch.load(path, map_location=lambda storage, _tag: storage, weights_only=True)
-    return {**kept, "inputs": send_to_device(kept["inputs"], device)}
+    with torch.serialization.safe_globals([HintedTurn, SiblingPair]):
+        kept = torch.load(path, map_location=lambda storage, _tag: storage, weights_only=True)
+    return send_to_device(kept["buffered"], device)

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -94,8 +94,7 @@ class Judgement:
             "said": [],
             "entropy": [[], []],  # the first values, and the newest
             "length": [[], []],
-            "dull": [],
-            "truncated": [],
+            "generations": [],  # of each: its groups, those with equal rewards, those with every completion cut off
             "zero_steps": {},
         }
 
@@ -105,10 +104,8 @@ class Judgement:
         return int(self._memory["num_bad_in_a_row"])
 
     def note_generation(self, *, num_groups: float, num_dull: float, num_truncated: float) -> None:
-        """One generation: its groups, those with equal rewards, those with every completion cut off."""
-        window = self.thresholds.window
-        for name, number in (("dull", num_dull), ("truncated", num_truncated)):
-            self._memory[name] = [*self._memory[name], [number, num_groups]][-window:]
+        known = [*self._memory["generations"], [num_groups, num_dull, num_truncated]]
+        self._memory["generations"] = known[-self.thresholds.window :]
 
     def judge(
         self, step: int, micro_steps: Sequence[Mapping[str, float]], facts: Mapping[str, Any]
@@ -184,22 +181,23 @@ class Judgement:
 
     def _groups(self) -> Iterator[Said]:
         """Shares of the groups of the last generations, once there are as many as the window."""
-        limits = self.thresholds
-        dull, truncated = self._memory["dull"], self._memory["truncated"]
+        limits, generations = self.thresholds, self._memory["generations"]
+        if len(generations) < limits.window:
+            return
+        num_groups, num_dull, num_truncated = map(math.fsum, zip(*generations, strict=True))
         cut = "in {} every completion met the length limit."
-        for name, pairs, most, words in (
-            ("groups_without_signal", dull, limits.max_dull_share, "{} had equal rewards."),
-            ("truncated_groups", truncated, limits.max_truncated_groups, cut),
+        for name, number, most, words in (
+            ("groups_without_signal", num_dull, limits.max_dull_share, "{} had equal rewards."),
+            ("truncated_groups", num_truncated, limits.max_truncated_groups, cut),
         ):
-            total = math.fsum(num_groups for _, num_groups in pairs)
-            share = math.fsum(number for number, _ in pairs) / total if total else 0.0
-            if len(pairs) >= limits.window and share > most:
-                groups = f"{share:.0%} of the groups of the last {len(pairs)} generations"
+            share = number / num_groups if num_groups else 0.0
+            if share > most:
+                groups = f"{share:.0%} of the groups of the last {len(generations)} generations"
                 yield name, words.format(groups), {"share": share}
 
     def _trends(self, rows: Sequence[Mapping[str, float]]) -> Iterator[Said]:
-        """Length and entropy of the last steps beside those of the first."""
-        limits = self.thresholds
+        """Length and entropy of the last steps beside those of the first; nothing while the two ends would overlap."""
+        limits, num_steps = self.thresholds, self.thresholds.trend_steps
         num_tokens, num_rows = _sum(rows, "num_tokens"), _sum(rows, "num_rows")
         if not num_tokens:
             return
@@ -208,27 +206,21 @@ class Judgement:
             entropy = _sum(rows, "entropy_sum") / num_tokens
             measured.append(("entropy", "entropy a token", entropy, limits.min_entropy_share))
         for name, what, value, floor in measured:
-            share = self._share_of_first(name, value)
-            if share is not None and share < floor:
-                words = f"{what} of the last {limits.trend_steps} steps is {share:.1%} of that of the first."
+            first, newest = self._memory[name]
+            if len(first) < num_steps:
+                first.append(value)
+                continue
+            newest[:] = [*newest, value][-num_steps:]
+            start = math.fsum(first)
+            if len(newest) == num_steps and start > 0 and (share := math.fsum(newest) / start) < floor:
+                words = f"{what} of the last {num_steps} steps is {share:.1%} of that of the first."
                 yield f"{name}_collapse", words, {"share": share, "newest": value}
-
-    def _share_of_first(self, name: str, value: float) -> float | None:
-        """Mean of the newest values over the mean of the first; None while the two ends would overlap."""
-        num_steps = self.thresholds.trend_steps
-        first, newest = self._memory[name]
-        if len(first) < num_steps:
-            first.append(value)
-            return None
-        newest[:] = [*newest, value][-num_steps:]
-        start = math.fsum(first)
-        return math.fsum(newest) / start if len(newest) == num_steps and start > 0 else None
 
     def state_dict(self) -> dict[str, Any]:
         return deepcopy(self._memory)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._memory = deepcopy(dict(state))
+        self._memory |= deepcopy({name: state[name] for name in self._memory if name in state})
 
 
 def _sum(rows: Sequence[Mapping[str, float]], key: str) -> float:
@@ -237,16 +229,6 @@ def _sum(rows: Sequence[Mapping[str, float]], key: str) -> float:
 
 def _max(rows: Sequence[Mapping[str, float]], key: str) -> float:
     return max((row[key] for row in rows if key in row), default=0.0)
-
-
-@dataclass(slots=True)
-class _Measured:
-    """What was measured of the optimizer step under way, in this process."""
-
-    figures: list[dict[str, float]] = field(default_factory=list)
-    bad_cause: str = ""
-    first_part: str = ""
-    inputs: Any = None
 
 
 class ChecksThatSpeak(TrainerCallback):
@@ -265,7 +247,13 @@ class ChecksThatSpeak(TrainerCallback):
         """Forget what an earlier run of this trainer left; a checkpoint is read afterwards."""
         self.judgement = Judgement(self._thresholds)
         self.findings: tuple[Finding, ...] = ()
-        self._under_way = _Measured()
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        """Forget what was measured of the optimizer step before, in this process."""
+        self._figures: list[dict[str, float]] = []
+        self._inputs: Mapping[str, Any] = {}
+        self._bad_cause = self._first_part = ""
 
     def take_logps(self, answer: Any) -> None:
         """What TRL's ``_get_per_token_logps_and_entropies`` gave; with gradient it is for the policy loss."""
@@ -287,11 +275,11 @@ class ChecksThatSpeak(TrainerCallback):
             channels=channels,
             parting=limit,
         )
-        self._under_way.figures.append(figures)
-        self._under_way.inputs = inputs
+        self._figures.append(figures)
+        self._inputs = inputs
         num_drift = figures.get("num_drift_tokens", 0.0)
-        if not self._under_way.first_part and num_drift and figures["drift_sum"] > limit * num_drift:
-            self._under_way.first_part = self._words_on_drift(inputs, logps, int(figures["parts_at"]))
+        if not self._first_part and num_drift and figures["drift_sum"] > limit * num_drift:
+            self._first_part = self._words_on_drift(inputs, logps, int(figures["parts_at"]))
         if not figures["is_finite"]:
             self._note_bad("the loss")
 
@@ -307,17 +295,15 @@ class ChecksThatSpeak(TrainerCallback):
 
     @property
     def _bad_batches(self) -> Path:
-        root = Path(str(self._trainer.args.output_dir)) if self._run_folder is None else self._run_folder.root
-        return root / "bad_batches"
+        return (self._run_folder or RunFolder(Path(str(self._trainer.args.output_dir)))).bad_batches
 
     def _note_bad(self, cause: str) -> None:
         """Keep the batch; at most ``MAX_BAD_BATCHES`` files, the newest: a run must not fill a disk with its troubles."""
-        if self._under_way.bad_cause:
+        if self._bad_cause:
             return
-        self._under_way.bad_cause, inputs = cause, self._under_way.inputs or {}
-        folder = self._bad_batches
+        self._bad_cause, folder = cause, self._bad_batches
         folder.mkdir(parents=True, exist_ok=True)
-        kept = {name: part.cpu() for name, part in inputs.items() if isinstance(part, torch.Tensor)}
+        kept = {name: part.cpu() for name, part in self._inputs.items() if isinstance(part, torch.Tensor)}
         torch.save(kept, folder / f"step-{self._step:06d}-process-{process_rank()}.pt")
         for path in sorted(folder.glob("step-*.pt"))[:-MAX_BAD_BATCHES]:
             path.unlink(missing_ok=True)
@@ -358,12 +344,12 @@ class ChecksThatSpeak(TrainerCallback):
     def note_importance(self, *, truncated_share: float, effective_share: float) -> None:
         """What importance weights did to the newest generation."""
         row = {"truncated_share": truncated_share, "sampling_effective_share": effective_share}
-        self._under_way.figures.append(row)
+        self._figures.append(row)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """All micro-steps of the step are done, its update is not: judge it, and skip it where it is bad."""
-        own, self._under_way = self._under_way, _Measured()
-        processes = gathered((own.figures, own.bad_cause, own.first_part))
+        processes = gathered((self._figures, self._bad_cause, self._first_part))
+        self._begin_step()
         bad = next((cause for _, cause, _ in processes if cause), "")
         if bad and (self._trainer.accelerator.scaler is None or self._trainer.args.max_grad_norm > 0):
             # Without gradients an optimizer leaves weights and moments alone. A scaler that has not looked at them yet,

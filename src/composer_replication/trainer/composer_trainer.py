@@ -123,11 +123,11 @@ class ComposerReplicationTrainer(GRPOTrainer):
     _buffered_inputs: Any
 
     channels: LossChannels | None = None
+    checks: ChecksThatSpeak | None = None
     generation: Generation = Generation()
     """Of the rows that are sampled or scored right now."""
     has_sharded_weights: bool = False
     has_trackers: bool = False
-    _check_thresholds: CheckThresholds | None = None
     _in_evaluation: bool = False
     _halt_is_saved: bool = False
 
@@ -162,15 +162,14 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.policy_options, self.prompt_source = policy_options, prompt_source
         self.run_folder, self.stateful, self.run_identity = run_folder, stateful, run_identity
         if heldout_guard is not None and heldout_eval_fn is None:
-            words = (
-                "heldout_guard needs heldout_eval_fn: without the held-out score it has no truth to compare."
-            )
+            words = "heldout_guard needs heldout_eval_fn: without the held-out score there is no truth."
             fix = "pass a function that returns the held-out score."
             where = "ComposerReplicationTrainer(heldout_eval_fn=)"
             raise TrainerSettingError("CR0710", words, where=where, fix=fix)
         check_policy_options(policy_options, kwargs.get("args", args[2] if len(args) > 2 else None))
         if checks:
-            self._check_thresholds = checks if isinstance(checks, CheckThresholds) else CheckThresholds()
+            limits = checks if isinstance(checks, CheckThresholds) else CheckThresholds()
+            self.checks = ChecksThatSpeak(self, limits)
         refuse_bad_weights(alpha_sdpo=alpha_sdpo, beta_replay=beta_replay)
         hints, replay = hints or HintsSection(), replay or ReplaySection()
         distils = HintChannel(self, hints, hint_source) if alpha_sdpo else None
@@ -191,11 +190,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
     shared_prompts = cached_property(SharedPrompts)
     interrupt = cached_property(lambda _trainer: InterruptOnce())
 
-    @cached_property
-    def checks(self) -> ChecksThatSpeak | None:
-        """The checks that speak, None where they are off."""
-        return None if self._check_thresholds is None else ChecksThatSpeak(self, self._check_thresholds)
-
     @property
     def halted_at(self) -> int | None:
         """``global_step`` of the fold that fired, or None."""
@@ -215,15 +209,16 @@ class ComposerReplicationTrainer(GRPOTrainer):
         load = nullcontext() if self._in_evaluation else counting_load(self, model)
         with temporarily(self, generation=Generation.of_batch(inputs)), load:
             loss = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]
-        of_trl: Any = loss
-        others: dict[str, Any] = {}
-        if self.alpha_sdpo != 0.0 and not self._in_evaluation:
+        if self._in_evaluation:
+            return loss
+        of_trl, others = loss, dict[str, Any]()
+        if self.alpha_sdpo != 0.0:
             others["sdpo"] = self._compute_sdpo_loss(model, inputs)
             loss = loss + self.alpha_sdpo * others["sdpo"]
-        if self.beta_replay != 0.0 and not self._in_evaluation:
+        if self.beta_replay != 0.0:
             others["trace_replay"] = self._compute_trace_replay_loss(model, inputs)
             loss = loss + self.beta_replay * others["trace_replay"]
-        if self.checks is not None and not self._in_evaluation:
+        if self.checks is not None:
             self.checks.after_loss(inputs, loss, others)
         if is_open and others:
             metrics: Any = self._metrics
@@ -384,7 +379,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         signals, metrics = self.step_lines.signals, self._metrics["train"]
         signals.read(metrics)
         super().log(logs, start_time)
-        signals.after_clearing(metrics)
+        signals.read(metrics)  # empty now, as a rule
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """As transformers'; a norm that is not finite makes the step a bad one."""
@@ -503,21 +498,15 @@ class ComposerReplicationTrainer(GRPOTrainer):
             raise TrainerSettingError("CR0710", words, where="trl.logging_steps", fix=fix)
         if isinstance(self.train_dataset, Sized):
             refuse_few_prompts(self.args, self.num_generations, len(self.train_dataset))
-        if len(set(gathered(self.heldout_guard is None))) > 1:
-            words = "some processes have a guard and some have none."
-            fix = "construct the trainer alike on every process."
-            where = "ComposerReplicationTrainer(heldout_guard=)"
-            raise TrainerSettingError("CR0710", words, where=where, fix=fix)
 
     def _begin_run(self, checkpoint: Path | None) -> None:
         """Set our own state to the run's start, or to the checkpoint."""
         self.guard_hook.begin()
         self._halt_is_saved, self.own_state.num_permutations_to_skip = False, 0
         self.step_lines.begin(has_run_folder=any(gathered(self.run_folder is not None)))
-        if self.step_lines not in self.callback_handler.callbacks:
-            self.add_callback(self.step_lines)
-            if self.checks is not None:
-                self.add_callback(self.checks)
+        for part in (self.step_lines, self.checks, self.channels):
+            if part is not None and part not in self.callback_handler.callbacks:
+                self.add_callback(part)
         self.has_trackers = bool(self.args.report_to)
         if self.checks is not None:
             self.checks.begin()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import fmean
 from typing import Any, NoReturn
 
 import torch
@@ -25,7 +26,6 @@ from composer_replication.trainer.metrics_log import InLoopSignals
 from composer_replication.trainer.processes import from_first, gathered, once, process_rank
 
 logger = logging.getLogger(__name__)
-kl_logger = logger.getChild("kl_path")  # a command says the same itself, and silences it
 
 
 class KlPath(StrEnum):
@@ -58,16 +58,12 @@ def _adapter_reason(model: Any) -> str:
     configs = getattr(model, "peft_config", None)
     if not isinstance(configs, dict):
         return "full fine-tuning at beta 0 keeps no copy of the initial weights"
-    for config in configs.values():
-        kind = str(getattr(config.peft_type, "value", config.peft_type))
-        if kind != "LORA":
-            return f"a {kind} adapter is not known to be the identity before training"
-        if getattr(config, "bias", "none") != "none":
-            return "the adapter trains biases of the base model, which stay when it is switched off"
-    for name, parameter in model.named_parameters():
-        if ("lora_B" in name or "lora_embedding_B" in name) and bool(parameter.detach().any()):
-            return "the adapter is not zero before training, so without it the policy is not the initial one"
-    return ""
+    kinds = {str(getattr(config.peft_type, "value", config.peft_type)) for config in configs.values()}
+    biases = {getattr(config, "bias", "none") for config in configs.values()}  # they stay when it is off
+    starts = [p for name, p in model.named_parameters() if "lora_B" in name or "lora_embedding_B" in name]
+    if kinds == {"LORA"} and biases == {"none"} and not any(bool(p.detach().any()) for p in starts):
+        return ""
+    return "without the adapter the policy is the initial one only for LoRA that is zero before training and trains no biases"
 
 
 HeldoutEval = Callable[[], float | HeldoutReading | None]
@@ -88,48 +84,16 @@ _UNKNOWN |= dict.fromkeys(("proxy_real_gap", "decline_streak", "num_updates"), 0
 class Fold:
     """What the guard said of one reading, and how it is written.
 
-    ``status`` may be that of an evaluation which gave up; ``reading`` is None then, as nobody knows the truth. ``kl`` is to the
-    initial policy, nats per token; ``seconds`` are evaluation and update together.
+    ``verdict`` is a line of ``verdicts.jsonl`` but for its ``kl_path``. ``said`` has ``killswitch/fire`` (1.0 or 0.0), the
+    averages that there are and the figures of the evidence; ``measured`` what the evaluation was and took. Without a reading
+    the evaluation gave up: the status is its own, and nobody knows the truth.
     """
 
     status: GuardStatus
-    reading: float | HeldoutReading | None
-    kl: float | None
-    seconds: float
-
-    def fields(self) -> dict[str, float]:
-        return {**self.log_row(), "killswitch/eval_seconds": self.seconds, **self.measured()}
-
-    def log_row(self) -> dict[str, float]:
-        """``killswitch/fire`` (1.0 or 0.0), the averages that there are, and the figures of the evidence."""
-        names = ("in_loop_ema", "heldout_ema", "proxy_real_gap", "kl_ema")
-        figures = {name: getattr(self.status, name, None) for name in names} | self._evidence()
-        known = {f"killswitch/{name}": float(value) for name, value in figures.items() if value is not None}
-        return {"killswitch/fire": 1.0 if self.status.fire else 0.0, **known}
-
-    def measured(self) -> dict[str, float]:
-        fields: dict[str, float] = {} if self.reading is None else {"heldout/score": score_of(self.reading)}
-        if self.kl is not None:
-            fields["killswitch/kl_to_init"] = self.kl
-        if isinstance(self.reading, HeldoutReading):
-            fields["heldout/evaluation_idx"] = self.reading.evaluation_idx
-            fields["heldout/infrastructure_failures"] = self.reading.infrastructure_failures
-            if pairs := self.reading.pairs:
-                fields["heldout/visible"] = sum(visible for visible, _ in pairs) / len(pairs)
-                fields["heldout/hidden"] = sum(hidden for _, hidden in pairs) / len(pairs)
-        return fields
-
-    def verdict(self, round_idx: int, *, split_fingerprint: str, kl_path: str) -> dict[str, Any]:
-        """A line of ``verdicts.jsonl``; a guard of another make may know less than ours."""
-        said = {name: getattr(self.status, name, other) for name, other in _UNKNOWN.items()}
-        said |= {"round_idx": round_idx, "fire": bool(self.status.fire)}
-        said["reason"] = str(getattr(self.status, "reason", ""))
-        said["split_fingerprint"] = split_fingerprint or getattr(self.reading, "split_fingerprint", "")
-        return {**said, "kl_path": kl_path, **self._evidence()}
-
-    def _evidence(self) -> dict[str, float]:
-        figures = getattr(self.status, "evidence_figures", None) or {}
-        return {f"evidence_{name}": value for name, value in figures.items()}
+    verdict: dict[str, Any]
+    said: dict[str, float]
+    measured: dict[str, float]
+    has_reading: bool
 
 
 def fold(
@@ -146,33 +110,59 @@ def fold(
 
     On several processes the evaluation runs once in total, and each process folds the same numbers. A ``ReadingGuard`` gets
     the whole reading, any other guard the score. ``evaluate`` runs without gradient; what it raises is raised, but a
-    ``CollapseStopError`` is its own halt. ``kl`` is asked only when a reading is there. ``every_process_joins``: weights are
-    sharded, so that each has to take part in the evaluation.
+    ``CollapseStopError`` is its own halt. ``kl`` (to the initial policy, nats a token) is asked only when a reading is there.
+    ``every_process_joins``: weights are sharded, so that each has to take part in the evaluation.
 
     A score that was measured on another split is refused (CR0884); the guard refuses odd numbers (``ValueError``).
     """
     start = time.monotonic()
+    reading: float | HeldoutReading | None = None
+    kl_to_init: float | None = None
     try:
         with torch.no_grad():
             reading = once(evaluate, every_process_joins=every_process_joins)
     except CollapseStopError as error:
-        return Fold(error.status, None, None, time.monotonic() - start)
-    if reading is None:
-        return None
-    found = getattr(reading, "split_fingerprint", "")
-    refuse_foreign_split(found, split_fingerprint, where="the held-out reading")
-    kl_to_init = kl()
-    measured: dict[str, Any] = {"in_loop_reward": reward, "kl_to_init": kl_to_init}
-    if isinstance(reading, HeldoutReading) and isinstance(guard, ReadingGuard):
-        status = guard.update_from_reading(round_idx, reading, **measured)
+        status: GuardStatus = error.status
     else:
-        status = guard.update(round_idx, heldout_score=score_of(reading), **measured)
-    return Fold(status, reading, kl_to_init, time.monotonic() - start)
+        if reading is None:
+            return None
+        found = getattr(reading, "split_fingerprint", "")
+        refuse_foreign_split(found, split_fingerprint, where="the held-out reading")
+        split_fingerprint = split_fingerprint or found
+        kl_to_init = kl()
+        signals: dict[str, Any] = {"in_loop_reward": reward, "kl_to_init": kl_to_init}
+        if isinstance(reading, HeldoutReading) and isinstance(guard, ReadingGuard):
+            status = guard.update_from_reading(round_idx, reading, **signals)
+        else:
+            status = guard.update(round_idx, heldout_score=_score_of(reading), **signals)
+    figures = getattr(status, "evidence_figures", None) or {}
+    evidence = {f"evidence_{name}": value for name, value in figures.items()}
+    verdict = {name: getattr(status, name, other) for name, other in _UNKNOWN.items()} | evidence
+    verdict |= {"round_idx": round_idx, "fire": bool(status.fire), "split_fingerprint": split_fingerprint}
+    verdict["reason"] = str(getattr(status, "reason", ""))
+    names = ("in_loop_ema", "heldout_ema", "proxy_real_gap", "kl_ema")
+    known = {name: getattr(status, name, None) for name in names} | evidence
+    said = {f"killswitch/{name}": float(value) for name, value in known.items() if value is not None}
+    measured = {"killswitch/eval_seconds": time.monotonic() - start, **_fields_of(reading)}
+    if kl_to_init is not None:
+        measured["killswitch/kl_to_init"] = kl_to_init
+    said["killswitch/fire"] = 1.0 if status.fire else 0.0
+    return Fold(status, verdict, said, measured, has_reading=reading is not None)
 
 
-def score_of(reading: float | HeldoutReading) -> float:
-    """The score alone."""
+def _score_of(reading: float | HeldoutReading) -> float:
     return float(reading.score if isinstance(reading, HeldoutReading) else reading)
+
+
+def _fields_of(reading: float | HeldoutReading | None) -> dict[str, float]:
+    fields: dict[str, float] = {} if reading is None else {"heldout/score": _score_of(reading)}
+    if isinstance(reading, HeldoutReading):
+        fields["heldout/evaluation_idx"] = reading.evaluation_idx
+        fields["heldout/infrastructure_failures"] = reading.infrastructure_failures
+        if reading.pairs:
+            fields["heldout/visible"] = fmean(visible for visible, _ in reading.pairs)
+            fields["heldout/hidden"] = fmean(hidden for _, hidden in reading.pairs)
+    return fields
 
 
 def refuse_foreign_split(found: str | None, expected: str, *, where: str) -> None:
@@ -193,15 +183,15 @@ class GuardHook:
 
     KEPT = ("gate_step", "last_round_idx", "num_cadence_hits_without_new_reward", "last_verdict")
     """What a checkpoint has of it."""
+    batch: Mapping[str, Any] | None = None
+    num_cadence_hits_without_new_reward = 0
+    last_verdict: dict[str, Any] | None = None
+    kl_path = KlPath.LOGGED
+    kl_path_off_reason: str | None = None
+    _kl_path_is_chosen = False
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self.batch: Mapping[str, Any] | None = None
-        self.num_cadence_hits_without_new_reward = 0
-        self.kl_path = KlPath.LOGGED
-        self.kl_path_off_reason: str | None = None
-        self._kl_path_is_chosen = False
-        self.last_verdict: dict[str, Any] | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -241,11 +231,17 @@ class GuardHook:
         reward, is_new = from_first((signals.reward, signals.is_reward_new))
         if reward is None:
             return
+        round_idx = trainer.state.global_step
         if not is_new:
-            self._count_stale_reward(reward)
+            self.num_cadence_hits_without_new_reward += 1
+            logger.warning(
+                "killswitch: no new in-loop reward at step %d: the %.4g of before the fold at step %s stands in (%d time(s) so "
+                "far). One generation serves steps_per_generation x num_iterations micro-steps: choose logging_steps no "
+                "shorter than that.",
+                *(round_idx, reward, self.last_round_idx, self.num_cadence_hits_without_new_reward),
+            )
         if (evaluate := trainer.heldout_eval_fn) is None:  # only on an instance that skipped the constructor
             raise ValueError("heldout_guard is set but heldout_eval_fn is not")
-        round_idx = trainer.state.global_step
         folded = fold(
             guard,
             evaluate,
@@ -257,13 +253,12 @@ class GuardHook:
         )
         if folded is None:
             return
-        if folded.reading is not None:
+        if folded.has_reading:
             signals.is_reward_new, self.last_round_idx = False, round_idx
         off = f" ({self.kl_path_off_reason})" if self.kl_path_off_reason else ""
-        kl_path = f"{self.kl_path.value}{off}"
-        verdict = folded.verdict(round_idx, split_fingerprint=trainer.split_fingerprint, kl_path=kl_path)
-        self._write_verdict(verdict, folded.fields())
-        trainer.log(folded.log_row() | (folded.measured() if trainer.has_trackers else {}))
+        verdict = {**folded.verdict, "kl_path": f"{self.kl_path.value}{off}"}
+        self._write_verdict(verdict, folded.said | folded.measured)
+        trainer.log(folded.said | (folded.measured if trainer.has_trackers else {}))
         if folded.status.fire:
             self.halted_at = round_idx
             if trainer.strict_killswitch:
@@ -286,22 +281,10 @@ class GuardHook:
         halted = {"halted": True} if verdict["fire"] else {}
         lines.noted |= {**fields, "killswitch/round_idx": verdict["round_idx"], **halted}
 
-    def _count_stale_reward(self, reward: float) -> None:
-        self.num_cadence_hits_without_new_reward += 1
-        logger.warning(
-            "killswitch: global step %d is on the guard's cadence, but no in-loop reward came since the fold "
-            "at step %s; the remembered reward %.4g stands in (%d time(s) so far). One generation serves "
-            "steps_per_generation x num_iterations micro-steps: choose logging_steps no shorter than that.",
-            self._trainer.state.global_step,
-            self.last_round_idx,
-            reward,
-            self.num_cadence_hits_without_new_reward,
-        )
-
     # ---- KL to the initial policy -------------------------------------------------------------------
 
-    def choose_kl_path(self) -> str | None:
-        """Decide, once, where the guard's KL comes from; the reason where it comes from nowhere, for a start screen."""
+    def choose_kl_path(self) -> None:
+        """Decide, once, where the guard's KL comes from, and say why where it comes from nowhere."""
         trainer = self._trainer
         if trainer.heldout_guard is not None and not self._kl_path_is_chosen:
             self.kl_path, reason = kl_path_of(
@@ -312,8 +295,7 @@ class GuardHook:
             )
             self.kl_path_off_reason, self._kl_path_is_chosen = reason or None, True
             if reason and process_rank() == 0:
-                kl_logger.warning("KL path off: %s.", reason)
-        return self.kl_path_off_reason
+                logger.warning("guard: KL path off: %s.", reason)
 
     def _kl_to_init(self, signals: InLoopSignals) -> float | None:
         """Mean KL to the initial policy, nats per token, over all processes; None where there is none.
@@ -344,9 +326,9 @@ class GuardHook:
     def as_initial_policy(self) -> AbstractContextManager[None]:
         """Inside, the model is the policy as it was before the first step."""
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        scope: AbstractContextManager[None] = (
-            model.disable_adapter()
-            if self.kl_path is KlPath.ADAPTER_OFF
-            else self._trainer.channels.channel_of_first_weights.weights.in_place_of(model)
-        )
+        scope: AbstractContextManager[None]
+        if self.kl_path is KlPath.ADAPTER_OFF:
+            scope = model.disable_adapter()
+        else:
+            scope = self._trainer.channels.channel_of_first_weights.weights.in_place_of(model)
         return scope

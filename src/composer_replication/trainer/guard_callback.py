@@ -17,12 +17,11 @@ from transformers import TrainerCallback
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Guard, GuardStatus, Stateful
 from composer_replication.records import HeldoutReading
-from composer_replication.run_folder import append_jsonl, read_jsonl, rewrite_jsonl
+from composer_replication.run_folder import append_jsonl
 from composer_replication.trainer.guard import Fold, HeldoutEval, fold, raise_halt, refuse_foreign_split
-from composer_replication.trainer.metrics_log import finite, json_row
+from composer_replication.trainer.metrics_log import finite, json_row, keep_rows
 from composer_replication.trainer.model_modes import evaluation_mode, weights_are_sharded
 from composer_replication.trainer.processes import from_first, process_rank, wait_for_gloo_at_exit
-from composer_replication.trainer.setting_errors import TrainerSettingError
 
 logger = logging.getLogger(__name__)
 
@@ -37,22 +36,13 @@ class HeldOutGuardCallback(TrainerCallback):
     """Asks a guard whenever the trainer logs its reward, and ends the run when it fires.
 
     At a logged row with ``proxy_key``, at least ``every`` steps after the fold before: the truth is measured on the present
-    weights, the guard folds (proxy, truth, KL) under ``global_step``, the verdict is written, then acted on. The row's proxy
-    is the trainer's mean since its last row, so it is older than the truth by at most ``logging_steps`` steps. A row without
-    a finite proxy is counted and folds nothing; no value is ever invented.
-
-    Written: the fields ``killswitch/…`` and ``heldout/score`` into the logged row itself (so into ``trainer_state.json``, and
-    into every reporter that comes after this callback; for those before it, insert it at
-    ``trainer.callback_handler.callbacks[0]``), and a line of ``verdicts.jsonl`` in ``args.output_dir``.
+    weights, the guard folds (proxy, truth, KL) under ``global_step``, the verdict is written (into the row, and as a line of
+    ``verdicts.jsonl`` in ``args.output_dir``), then acted on. A row without a finite proxy is counted and folds nothing.
 
     When it fires: the step is finished, a checkpoint is saved (whatever ``save_strategy`` says), training stops, and with
-    ``strict`` ``train()`` raises ``CollapseStopError`` at its end.
-
-    The guard's state is in every checkpoint, and a resumed run goes on with it exactly; that of ``heldout_eval_fn`` too,
-    where it is ``Stateful``. A checkpoint under a fired guard is not trained on.
-
-    Several processes: the trainer must log on each of them, as transformers and TRL do. The first one evaluates, all fold its
-    numbers; where weights are sharded (FSDP, ZeRO-3) each takes part in the evaluation.
+    ``strict`` ``train()`` raises ``CollapseStopError`` at its end. The guard's state is in every checkpoint, and that of
+    ``heldout_eval_fn`` where it is ``Stateful``; a checkpoint under a fired guard is not trained on. Reporters that come before
+    the callback, several processes: docs/guard-anywhere.md.
 
     Args:
         guard: ``HeldOutGuard`` or anything with its methods (``interfaces.Guard``).
@@ -82,12 +72,6 @@ class HeldOutGuardCallback(TrainerCallback):
         strict: bool = True,
         split_fingerprint: str = "",
     ) -> None:
-        given: tuple[Any, Any] = (heldout_eval_fn, every)
-        if not callable(given[0]) or type(given[1]) is not int or every < 1:
-            words = "heldout_eval_fn must be a function without arguments, and every a whole number of at least 1."
-            fix = "see docs/guard-anywhere.md."
-            where = "HeldOutGuardCallback(heldout_eval_fn=, every=)"
-            raise TrainerSettingError("CR0722", words, where=where, fix=fix)
         wait_for_gloo_at_exit()
         self.guard, self.heldout_eval_fn, self.split_fingerprint = guard, heldout_eval_fn, split_fingerprint
         self.proxy_key, self.kl_key, self.every, self.strict = proxy_key, kl_key, every, strict
@@ -111,11 +95,8 @@ class HeldOutGuardCallback(TrainerCallback):
             logger.warning("the checkpoint has no guard state: the guard starts afresh from here.")
         if self.guard.should_halt():
             raise_halt(self.guard)
-        if process_rank() == 0:
-            path = Path(args.output_dir) / VERDICTS_NAME
-            if path.is_file():  # what a resumed run writes again; a run that begins anew writes all
-                kept = [row for row in read_jsonl(path) if row["round_idx"] <= state.global_step > 0]
-                rewrite_jsonl(path, kept)
+        if process_rank() == 0:  # a resumed run writes later rows again, one that begins anew all
+            keep_rows(Path(args.output_dir) / VERDICTS_NAME, "round_idx", state.global_step or -1)
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Any = None, model: Any = None, **kwargs: Any
@@ -127,7 +108,11 @@ class HeldOutGuardCallback(TrainerCallback):
             value = finite(logs.get(self.proxy_key[1:]))
             reward = None if value is None else -value
         if reward is None:
-            self._count_row_without_proxy(logs)
+            if "loss" in logs and not any(name.startswith("eval_") for name in logs):  # a row of training
+                self.num_rows_without_proxy += 1
+                if self.num_rows_without_proxy == 1:
+                    words = "killswitch: a logged row has no finite %r, so the guard was not asked; the row has %s"
+                    logger.warning(words, self.proxy_key, ", ".join(sorted(map(str, logs))))
             return
         step = state.global_step
         if self._last_round_idx is not None and step - self._last_round_idx < self.every:
@@ -174,42 +159,24 @@ class HeldOutGuardCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The run is over and saved: a strict guard that fired now raises."""
-        if self._last_round_idx is None and self.num_rows_without_proxy:
-            logger.warning(
-                "killswitch: the guard was never asked: none of %d logged rows had a finite %r.",
-                self.num_rows_without_proxy,
-                self.proxy_key,
-            )
         if self._halting_status is not None and self.strict:
             raise_halt(self.guard, self._halting_status)
 
     def _write(self, args: Any, state: Any, logs: dict[str, Any], folded: Fold) -> None:
         """Into the logged row, whose copy the trainer has kept already, and into ``verdicts.jsonl``."""
-        row = folded.fields()
+        row = folded.said | folded.measured
         logs.update(row)
         if state.log_history and state.log_history[-1].get("step") == state.global_step:
             state.log_history[-1].update(row)
-        is_off = getattr(folded.status, "kl_ema", None) is None
+        is_off = folded.verdict["kl_ema"] is None
         if is_off and not self._has_said_kl_is_off:
             self._has_said_kl_is_off = True
             why = f"no row has {self.kl_key!r} (TRL logs none at beta 0)" if self.kl_key else "kl_key is None"
             logger.warning("killswitch: the KL path is off: %s.", why)
         kl_path = "off (no row has had a finite KL)" if is_off else f"logged as {self.kl_key}"
-        split = self.split_fingerprint
-        self.last_verdict = folded.verdict(state.global_step, split_fingerprint=split, kl_path=kl_path)
+        self.last_verdict = {**folded.verdict, "kl_path": kl_path}
         if process_rank() == 0:
             append_jsonl(Path(args.output_dir) / VERDICTS_NAME, json_row(self.last_verdict))
-
-    def _count_row_without_proxy(self, logs: Mapping[str, Any]) -> None:
-        if "loss" not in logs or any(name.startswith("eval_") for name in logs):
-            return  # no row of training
-        self.num_rows_without_proxy += 1
-        if self.num_rows_without_proxy == 1:
-            logger.warning(
-                "killswitch: a logged row has no finite %r, so the guard was not asked; the row has %s",
-                self.proxy_key,
-                ", ".join(sorted(map(str, logs))),
-            )
 
     def _state(self) -> dict[str, Any]:
         evaluator: object = self.heldout_eval_fn

@@ -56,8 +56,8 @@ from composer_replication.trainer.setting_errors import TrainerSettingError, not
 STATE_FILE = "loss_channels.pt"
 ROW_REWARD = "row_reward"
 """Under this name a batch has each row's weighted reward (B,), NaN where nothing scored it."""
-ROW = "generation_row"
-"""Under this name a batch says which row of its generation each row (B,) is: TRL shuffles and splits them."""
+HINTED_TURNS, SIBLING_PAIRS = "hinted_turns", "sibling_pairs"
+"""Under these names a batch has a list with the records of each row, which TRL shuffles and splits as it does tensors."""
 TOP_K, EMA_RATE = 100, 0.05
 """Tokens of the student's support, and how far a step moves the teacher that is an average: the reference's."""
 R = TypeVar("R")
@@ -85,19 +85,15 @@ def records_of_step(step: int, num_records: int, *, per_step: int, seed: int) ->
 class LossChannel:
     """What both channels need of the step under way, and what they keep.
 
-    ``records`` were given to the trainer; ``of_row`` has those that each row of the newest generation brought, in the order of
-    sampling. ``weights`` is a copy of the trained weights: the teacher, or the policy as it was; None where none is needed.
+    ``records`` were given to the trainer. ``weights`` is a copy of the trained weights: the teacher, or the policy as it was;
+    None where none is needed.
     """
 
     settings: HintsSection | ReplaySection
     records: Sequence[Any] = ()
-    of_row: Sequence[Sequence[Any]] = ()
-    kind_of_row: type
     weights: WeightCopy | None = None
-    weights_name = ""
-    """Of the copy in a checkpoint."""
-    keeps_first_weights = False
-    """The copy stays as the weights are before the first step."""
+    weights_name = ""  # of the copy in a checkpoint
+    keeps_first_weights = False  # the copy stays as the weights are before the first step
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -111,15 +107,6 @@ class LossChannel:
     def state_dict(self) -> dict[str, Any]:
         """A collective call where weights are spread over processes."""
         return {self.weights_name: None if self.weights is None else self.weights.tensors()}
-
-    def of_batch(self, inputs: Mapping[str, Any]) -> list[Any]:
-        """The records of the rows of a micro-batch."""
-        rows = inputs[ROW].tolist() if self.of_row and ROW in inputs else []
-        return [one for row in rows for one in self.of_row[row]]
-
-    def _keep(self, of_row: Sequence[Sequence[Any]], batch: dict[str, Any]) -> None:
-        self.of_row = of_row
-        batch[ROW] = torch.arange(len(of_row), device=self._device)
 
     @property
     def _step(self) -> int:
@@ -223,7 +210,6 @@ class HintChannel(LossChannel):
     """
 
     settings: HintsSection
-    kind_of_row = HintedTurn
     weights_name = "teacher"
 
     def __init__(self, trainer: Any, settings: HintsSection, source: HintGenerator | None) -> None:
@@ -232,15 +218,6 @@ class HintChannel(LossChannel):
             raise nothing_to_learn("alpha_sdpo")
         self.settings, self.source = settings, source
         self.keeps_first_weights = settings.teacher == "frozen"
-
-    def check_model(self, model: Any) -> None:
-        """Refuse a model that has no such teacher."""
-        configs = getattr(model, "peft_config", None) or {}
-        kinds = {str(getattr(config.peft_type, "value", config.peft_type)) for config in configs.values()}
-        if self.settings.teacher == "lora-off" and "LORA" not in kinds:
-            words = 'the teacher "lora-off" is the model without its adapter, and this model has none.'
-            fix = 'add a [model.lora] table, or take the teacher "ema" or "frozen".'
-            raise TrainerSettingError("CR0755", words, where="hints.teacher", fix=fix)
 
     def begin(self, saved: Mapping[str, Any] | None) -> None:
         if self.settings.teacher != "lora-off":
@@ -257,7 +234,7 @@ class HintChannel(LossChannel):
         source, before = self.source, Counter(getattr(self.source, "counts", {}))
         answer = together(lambda: matched_turns(source.hinted_turns(rollouts), rollouts, self._model))
         turns, num_too_long = answer
-        self._keep(turns, batch)
+        batch[HINTED_TURNS] = list(turns)
         num_tokens = sum(len(turn.completion_ids) for of_row in turns for turn in of_row)
         batch["hint_num_tokens"] = self._gathered_sum(num_tokens)
         self._note("sdpo", turns_left_out=float(num_too_long))
@@ -273,7 +250,7 @@ class HintChannel(LossChannel):
         The mean is over the step's tokens and not the micro-batch's, so that the gradient does not depend on how
         a step is split.
         """
-        own, pad_id = self.of_batch(inputs), self._pad_id
+        own, pad_id = [turn for turns in inputs.get(HINTED_TURNS, ()) for turn in turns], self._pad_id
         self._note("sdpo", turns=float(len(own)))
         turns = self._to_forward(own, HintedTurn((pad_id,), (pad_id, pad_id), (pad_id,)))
         if not turns:
@@ -342,7 +319,6 @@ class ReplayChannel(LossChannel):
     """
 
     settings: ReplaySection
-    kind_of_row = SiblingPair
     weights_name = "first"
     reference_P2: torch.Tensor | None = None
     _newest_part = (-1, 0)
@@ -355,10 +331,6 @@ class ReplayChannel(LossChannel):
         self.settings, self.records = settings, pairs or ()
         self.keeps_first_weights = settings.sibling_pairs and settings.kind != "simpo"
         self._beta = settings.beta or _BETAS[settings.kind]
-
-    def check_model(self, model: Any) -> None:
-        """Refuse pairs that the model cannot read."""
-        refuse_unfit_pairs(self.records, model)
 
     def begin(self, saved: Mapping[str, Any] | None) -> None:
         self._newest_part = (-1, 0)
@@ -385,14 +357,14 @@ class ReplayChannel(LossChannel):
                 logps_P2 = self._logps_of([*own, *[self._stand_in] * (num_pairs - len(own))], at_once)
             logps = iter(logps_P2.tolist())
             of_row = [[replace(pair, reference=tuple(next(logps))) for pair in pairs] for pairs in of_row]
-        self._keep(of_row, batch)
+        batch[SIBLING_PAIRS] = of_row
 
     def loss(self, model: Any, inputs: Any) -> torch.Tensor:
         """Weighted mean over all pairs of the optimizer step of the preference loss; this micro-batch's part."""
         settings = self.settings
         of_step, share = self._drawn()
         drawn = [idx for idx in share if self.records[idx].weight > 0]
-        siblings: list[SiblingPair] = self.of_batch(inputs)
+        siblings: list[SiblingPair] = [pair for pairs in inputs.get(SIBLING_PAIRS, ()) for pair in pairs]
         total_weight = sum(self.records[idx].weight for idx in of_step)
         total_weight += float(inputs.get("sibling_total", 0.0)) * self._window_share()
         references = [] if self.reference_P2 is None else self.reference_P2[drawn].tolist()
@@ -464,27 +436,29 @@ class LossChannels(TrainerCallback):
         self._trainer, self.hints, self.replay = trainer, hints, replay
         both: dict[str, HintChannel | ReplayChannel | None] = {"hints": hints, "replay": replay}
         self._channels = {name: channel for name, channel in both.items() if channel is not None}
-        self._saved: dict[str, Any] | None = None
+        self.saved: dict[str, Any] | None = None  # of the checkpoint that the run goes on from
 
     def check_model(self) -> None:
         """Refuse a model that the channels cannot train, or not on these records."""
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        if (problem := states_problem(model)) is not None:
+        problem = states_problem(model)
+        needs_adapter = self.hints is not None and self.hints.settings.teacher == "lora-off"
+        if needs_adapter and not hasattr(model, "disable_adapter"):
+            problem = 'hints.teacher = "lora-off" is the model without its adapter, and this model has none.'
+        if problem is not None:
             words = f"hint distillation and replay cannot train this model: {problem}"
             fix = "set both weights to 0, or change what the sentence names."
             where = "trainer.alpha_sdpo, trainer.beta_replay"
             raise TrainerSettingError("CR0757", words, where=where, fix=fix)
-        for channel in self._channels.values():
-            channel.check_model(model)
+        if self.replay is not None:
+            refuse_unfit_pairs(self.replay.records, model)
 
     def begin(self) -> None:
-        """Set both channels to the run's start, or to the checkpoint that ``read`` has read. Errors as ``check_model``."""
-        saved, self._saved = self._saved, None
+        """Set both channels to the run's start, or to the checkpoint's state. Errors as ``check_model``."""
+        saved, self.saved = self.saved, None
         self.check_model()
         for channel in self._channels.values():
             channel.begin(saved)
-        if self not in self._trainer.callback_handler.callbacks:
-            self._trainer.add_callback(self)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The weights have moved; a checkpoint of the step is written after it."""
@@ -506,31 +480,13 @@ class LossChannels(TrainerCallback):
 
     def write(self, checkpoint: Path) -> None:
         """Weights and numbers in a file of their own."""
-        state: dict[str, Any] = {"fingerprint": self._fingerprint()}
+        state: dict[str, Any] = {"fingerprint": self.fingerprint()}
         for channel in self._channels.values():
             state |= channel.state_dict()
         if process_rank() == 0:
             torch.save(state, checkpoint / STATE_FILE)
 
-    def of_rows(self) -> dict[str, Any]:
-        """What is still to be trained on amid a generation, in this process."""
-        return {
-            name: [[asdict(one) for one in of_row] for of_row in channel.of_row]
-            for name, channel in self._channels.items()
-        }
-
-    def load_of_rows(self, saved: Mapping[str, Any]) -> None:
-        for name, channel in self._channels.items():
-            channel.of_row = [[channel.kind_of_row(**one) for one in of_row] for of_row in saved[name]]
-
-    def read(self, checkpoint: Path) -> None:
-        """What the channels kept waits for ``begin``."""
-        path = checkpoint / STATE_FILE
-        self._saved = torch.load(path, map_location=lambda storage, _tag: storage, weights_only=True)
-        if self._saved["fingerprint"] != self._fingerprint():
-            raise _other_channels("its hints or pairs, or their settings, are not this trainer's", path)
-
-    def _fingerprint(self) -> str:
+    def fingerprint(self) -> str:
         """Of both tables (also keys that have left: older checkpoints know them), records and the seed of their order."""
         digest = hashlib.sha256(str(self._trainer.args.seed).encode())
         for name, channel in self._channels.items():
@@ -540,6 +496,20 @@ class LossChannels(TrainerCallback):
         return digest.hexdigest()
 
 
+def read_channels(channels: LossChannels | None, checkpoint: Path) -> None:
+    """What the channels kept waits for ``begin``. A run goes on with the channels that it began with (CR0884)."""
+    path, saved = checkpoint / STATE_FILE, None
+    if path.is_file():
+        saved = torch.load(path, map_location=lambda storage, _tag: storage, weights_only=True)
+    found = None if saved is None else saved["fingerprint"]
+    if found != (None if channels is None else channels.fingerprint()):
+        words = "the checkpoint belongs to another run: its loss channels, or what they learn from, are not this trainer's."
+        fix = "resume with the same weights, hints, pairs, tables and seed, or start a new run."
+        raise InputError("CR0884", words, where=str(checkpoint), fix=fix)
+    if channels is not None:
+        channels.saved = saved
+
+
 def refuse_bad_weights(**weights: Any) -> None:
     """A channel's weight is a finite number of at least 0; True would silently be 1."""
     for name, weight in weights.items():
@@ -547,18 +517,3 @@ def refuse_bad_weights(**weights: Any) -> None:
             words = f"{name} is {weight!r} and must be a finite number of at least 0."
             fix = f"set trainer.{name} to 0 or above."
             raise TrainerSettingError("CR0722", words, where=f"trainer.{name}", fix=fix)
-
-
-def refuse_other_channels(checkpoint: Path, *, has_channels: bool) -> None:
-    """A run goes on with the channels that it began with."""
-    path = checkpoint / STATE_FILE
-    if path.is_file() is not has_channels:
-        had = "has" if path.is_file() else "has no"
-        words = f"the checkpoint {had} state of loss channels, and this trainer is otherwise"
-        raise _other_channels(words, path)
-
-
-def _other_channels(sentence: str, path: Path) -> InputError:
-    words = f"the checkpoint belongs to another run: {sentence}."
-    fix = "resume with the same hints, pairs, tables and seed, or start a new run."
-    return InputError("CR0884", words, where=str(path), fix=fix)

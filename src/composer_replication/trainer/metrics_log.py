@@ -20,41 +20,27 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, append_jsonl, read_jsonl, rewrite_jsonl
 
 _ROLLOUT_FILE = re.compile(r"(?:step|episodes|findings)-(\d+)(?:-process-\d+)?\.jsonl")
 
 
 def cut_back(folder: RunFolder, step: int, last_round_idx: int | None) -> None:
-    """Drop what a resumed run will write again: lines, verdicts and rollouts after ``step``."""
-    if folder.metrics.is_file():
-        rows = _up_to(folder.metrics, "step", step)
-        if [row["step"] for row in rows] != list(range(1, step + 1)):
-            raise _not_ours(folder.metrics, f"its lines are not those of steps 1 to {step}")
-        rewrite_jsonl(folder.metrics, rows)
-    if folder.verdicts.is_file():
-        last = -1 if last_round_idx is None else last_round_idx
-        rewrite_jsonl(folder.verdicts, _up_to(folder.verdicts, "round_idx", last))
-    if folder.checks.is_file():  # step 0 is before the first step, and begins anew with the run
-        rewrite_jsonl(folder.checks, _up_to(folder.checks, "step", step or -1))
+    """Drop what a resumed run will write again: lines, verdicts, findings and rollouts after ``step``."""
+    keep_rows(folder.metrics, "step", step)
+    keep_rows(folder.verdicts, "round_idx", -1 if last_round_idx is None else last_round_idx)
+    # Findings of step 0 are those before the first step, which begin anew with the run.
+    keep_rows(folder.checks, "step", step or -1)
     for path in folder.rollouts.glob("*.jsonl"):
         match = _ROLLOUT_FILE.fullmatch(path.name)
         if match is not None and int(match[1]) > step:
             path.unlink()
 
 
-def _up_to(path: Path, key: str, last: int) -> list[dict[str, Any]]:
-    rows: list[Any] = read_jsonl(path)  # by hand somebody may have written anything
-    if not all(isinstance(row, dict) and type(row.get(key)) is int for row in rows):
-        raise _not_ours(path, f"a line has no integer {key}")
-    return [row for row in rows if row[key] <= last]
-
-
-def _not_ours(path: Path, problem: str) -> InputError:
-    words = f"the run's log is not as it was written: {problem}."
-    fix = "restore that file from a copy, or begin in a new folder with --out."
-    return InputError("CR0401", words, where=str(path), fix=fix)
+def keep_rows(path: Path, key: str, last: int) -> None:
+    """Drop the rows of a file whose ``key`` is above ``last``."""
+    if path.is_file():
+        rewrite_jsonl(path, [row for row in read_jsonl(path) if row[key] <= last])
 
 
 def json_row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,7 +58,7 @@ def json_row(row: Mapping[str, Any]) -> dict[str, Any]:
 class InLoopSignals:
     """The newest finite ``reward`` (TRL has one a generation) and ``kl`` (one a micro-step, nats) of training.
 
-    TRL collects them in lists that ``log()`` empties, so ``read`` is called before each emptying and at each fold.
+    TRL collects them in lists that ``log()`` empties, so ``read`` is called around each emptying and at each fold.
     ``is_reward_new``: one arrived since the last fold; ``num_rewards_read`` entries of the present list were read already.
     """
 
@@ -91,9 +77,6 @@ class InLoopSignals:
         self.num_rewards_read = len(rewards)
         if (newest_kl := _newest_finite(metrics.get("kl", ()))) is not None:
             self.kl = newest_kl
-
-    def after_clearing(self, metrics: Mapping[str, Sequence[float]]) -> None:
-        self.num_rewards_read = min(self.num_rewards_read, len(metrics.get("reward", ())))
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)

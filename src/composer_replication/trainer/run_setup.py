@@ -1,16 +1,20 @@
-"""From a recipe to what TRL wants: its arguments, its data set, its adapters."""
+"""From a recipe to what TRL wants: its arguments, its data set, its adapters; and what a person reads meanwhile."""
 
 from __future__ import annotations
 
 import difflib
-import importlib
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
+from datetime import timedelta
 from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import PrinterCallback
+from transformers import PrinterCallback, TrainerCallback
+from transformers.integrations import get_available_reporting_integrations
 from trl.trainer.grpo_config import GRPOConfig
 
 from composer_replication.config import LoraSection, RunConfig
@@ -18,21 +22,17 @@ from composer_replication.errors import InputError, MissingError
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.collator import num_positions
 from composer_replication.trainer.episode_rollouts import EpisodeRollouts
-from composer_replication.trainer.live_view import LiveView
 from composer_replication.trainer.policy import chat_prompt_ids
 from composer_replication.trainer.preset_settings import resolve_method
+from composer_replication.trainer.processes import process_rank
 from composer_replication.trainer.setting_errors import refusals, refuse_bad_values, refused
 
 OWN_KEYS = frozenset(
-    {"output_dir", "save_strategy", "save_steps", "seed", "remove_unused_columns"}
+    {"output_dir", "save_strategy", "save_steps", "seed", "remove_unused_columns", "model_init_kwargs"}
     | {"save_only_model", "ignore_data_skip", "resume_from_checkpoint"}  # a resumed run would be another one
-    | {"model_init_kwargs"}
+    | {"push_to_hub", "log_completions_hub_repo"}  # a run sends nothing to a hub
 )
-"""Keys of ``GRPOConfig`` that a recipe may not set: the run folder, exact resume and ``[model]`` decide them."""
-TRACKERS = {name: name for name in ("trackio", "wandb", "mlflow")} | {
-    "tensorboard": "torch.utils.tensorboard"
-}
-"""What ``trl.report_to`` may name, by the module that transformers' own integration needs."""
+"""Keys of ``GRPOConfig`` that a recipe may not set, as well as those that begin with hub_."""
 
 
 def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
@@ -49,12 +49,10 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
     known = {field.name for field in fields(GRPOConfig) if field.init}
     for key in config.trl:
         where = f"trl.{key}"
-        if key == "push_to_hub" or key.startswith("hub_") or key == "log_completions_hub_repo":
-            fix = "take the key out, and upload the folder model/ of the run yourself."
-            raise refused(f"{where} has no use here: a run sends nothing to a hub", where=where, fix=fix)
-        if key in OWN_KEYS:
+        if key in OWN_KEYS or key.startswith("hub_"):
+            words = f"{where} is decided by the run itself, and it sends nothing to a hub"
             fix = "take the key out: seed, folder, checkpoints and model have keys and flags of their own."
-            raise refused(f"{where} is set by the run itself", where=where, fix=fix)
+            raise refused(words, where=where, fix=fix)
         if key not in known:
             near = f"trl.{difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]}"
             words, fix = f"the nearest known key is {near}", f"write {near}, or take the key out."
@@ -87,17 +85,13 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
 
 def _trackers(named: str | Sequence[str]) -> list[str]:
     names = [name for name in ([named] if isinstance(named, str) else named) if name != "none"]
-    where = "trl.report_to"
+    known = get_available_reporting_integrations()
     for name in names:
-        if name not in TRACKERS:
-            fix = "name one of them, or take the key out: metrics.jsonl has the same numbers."
-            words = f"{where} is {named!r}, and the trackers are {', '.join(TRACKERS)}"
-            raise refused(words, where=where, fix=fix)
-        try:
-            importlib.import_module(TRACKERS[name])
-        except ImportError as error:
-            problem = f"{where} names {name}, which is not installed."
-            raise MissingError("CR0101", problem, where=where, fix=f"pip install {name}") from error
+        if name not in known:
+            here = ", ".join(known) or "none"
+            problem = f"trl.report_to names {name}; of transformers' trackers those here are: {here}."
+            fix = f"pip install {name} if it is one, or take it out: metrics.jsonl has the same numbers."
+            raise MissingError("CR0101", problem, where="trl.report_to", fix=fix)
     return names
 
 
@@ -154,16 +148,67 @@ def refuse_long_prompts(
             raise InputError("CR0705", words, where=row["task_id"], fix=fix)
 
 
+_FIGURES = {
+    "reward": "reward",
+    "held out": "killswitch/heldout_ema",
+    "gap": "killswitch/proxy_real_gap",
+    "KL": "killswitch/kl_ema",
+}
+_SECONDS_BETWEEN = 10.0
+
+
+class ProgressLines(TrainerCallback):
+    """Says on standard error where training stands, every ten seconds at most, and at its end.
+
+    Time left, reward and held-out score, the guard's margins, groups without signal; within a step, how many of its episodes
+    have ended. ``ceilings`` are what the guard halts above, by the key of its figure in a step's row.
+    """
+
+    def __init__(self, ceilings: Mapping[str, float]) -> None:
+        self._ceilings = ceilings
+        self._row: dict[str, Any] = {}
+        self._said = self._began = 0.0
+        self._first_step = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._began, self._first_step = time.monotonic(), state.global_step
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        self._row |= logs or {}
+        step, last = state.global_step, state.max_steps
+        parts = [f"step {step} of {last}"]
+        if num_steps := step - self._first_step:
+            each = (time.monotonic() - self._began) / num_steps
+            parts.append(f"left {timedelta(seconds=round(each * (last - step)))}, {each:.3g} s a step")
+        for name, key in _FIGURES.items():
+            if key in self._row:
+                most = f" of {self._ceilings[key]:g}" if key in self._ceilings else ""
+                parts.append(f"{name} {self._row[key]:.3f}{most}")
+        if "frac_reward_zero_std" in self._row:
+            parts.append(f"groups {self._row['frac_reward_zero_std']:.0%} without signal")
+        self._say(", ".join(parts), is_last="train_runtime" in (logs or {}))
+
+    def show_episodes(self, num_ended: int, num_all: int) -> None:
+        self._say(f"{num_ended} of {num_all} episodes of the step have ended")
+
+    def _say(self, text: str, *, is_last: bool = False) -> None:
+        now = time.monotonic()
+        if process_rank() == 0 and (is_last or now - self._said >= _SECONDS_BETWEEN):
+            self._said = now
+            with suppress(OSError):  # its reader has gone; the run goes on
+                sys.stderr.write(f"train: {text}\n")
+                sys.stderr.flush()
+
+
 def show_own_progress(
     trainer: Any, *, quiet: bool, guard: Any = None, rollouts: EpisodeRollouts | None = None
-) -> LiveView:
-    """Our view on standard error in place of transformers' printed rows; episodes are counted in it as they end."""
+) -> None:
+    """Our lines on standard error in place of transformers' printed rows; episodes are counted in them as they end."""
     held = getattr(guard, "heldout", guard)
     names = {"killswitch/proxy_real_gap": "max_proxy_real_gap", "killswitch/kl_ema": "kl_hard_stop"}
-    ceilings = {key: getattr(held, name) for key, name in names.items() if hasattr(held, name)}
-    view = LiveView(quiet=quiet, ceilings=ceilings)
+    lines = ProgressLines({key: getattr(held, name) for key, name in names.items() if hasattr(held, name)})
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(view)
-    if rollouts is not None:
-        rollouts.player.on_ended = view.show_episodes
-    return view
+    if not quiet:
+        trainer.add_callback(lines)
+        if rollouts is not None:
+            rollouts.player.on_ended = lines.show_episodes

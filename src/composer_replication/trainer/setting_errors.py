@@ -86,45 +86,37 @@ def contradiction(sentence: str, *, where: str, fix: str) -> TrainerSettingError
 
 def nothing_to_learn(weight: Literal["alpha_sdpo", "beta_replay"]) -> TrainerSettingError:
     """The error for a loss channel whose weight is not 0, and that has no hint source, or no pair that weighs something."""
-    if weight == "alpha_sdpo":
-        missing, remedy = "hint_source", "pass a hint_source"
-        where = "ComposerReplicationTrainer(hint_source=)"
-    else:
-        missing, remedy = "preference pair", "pass replay_pairs, set replay.sibling_pairs = true"
-        where = "ComposerReplicationTrainer(replay_pairs=), replay.sibling_pairs"
-    words = f"{weight} is not 0, but there is no {missing} to learn from."
-    return TrainerSettingError("CR0755", words, where=where, fix=f"{remedy}, or set {weight} to 0.")
+    words = f"{weight} is not 0, but there is nothing to learn from."
+    sources = {"alpha_sdpo": "hint_source", "beta_replay": "replay_pairs, or replay.sibling_pairs = true"}
+    fix = f"give it {sources[weight]}, or set {weight} to 0."
+    return TrainerSettingError("CR0755", words, where=f"trainer.{weight}", fix=fix)
 
 
 def refuse_masked_stops(arguments: Any, *, stops_rows: bool) -> None:
     """A rule that ends single rows leaves them without an end-of-sequence token, so all would be masked."""
     if stops_rows and arguments.mask_truncated_completions:
-        raise contradiction(
-            "mask_truncated_completions takes the rows that is_finished (the end of the function) stopped for truncated ones",
-            where="trl.mask_truncated_completions, trainer.prefix_sharing",
-            fix="set trl.mask_truncated_completions = false, or trainer.prefix_sharing = false.",
-        )
+        words = "mask_truncated_completions takes the rows that is_finished (the end of the function) stopped for truncated ones"
+        fix = "set trl.mask_truncated_completions = false, or trainer.prefix_sharing = false."
+        where = "trl.mask_truncated_completions, trainer.prefix_sharing"
+        raise contradiction(words, where=where, fix=fix)
 
 
 def refuse_few_prompts(arguments: Any, num_generations: int, num_prompts: int) -> None:
     """A data set that does not fill one generation trains not one step."""
     per_generation = arguments.generation_batch_size // num_generations
     if num_prompts < per_generation:
-        raise contradiction(
-            f"one generation takes {per_generation} prompts, but there are only {num_prompts}: "
-            "not one step could be trained",
-            where="trl.per_device_train_batch_size, trl.steps_per_generation, trl.num_generations",
-            fix="lower the batch size or steps_per_generation, raise num_generations, or add tasks.",
-        )
+        words = f"one generation takes {per_generation} prompts, but there are only {num_prompts}: not one step could be trained"
+        where = "trl.per_device_train_batch_size, trl.steps_per_generation, trl.num_generations"
+        fix = "lower the batch size or steps_per_generation, raise num_generations, or add tasks."
+        raise contradiction(words, where=where, fix=fix)
 
 
 def refuse_split_groups(arguments: Any, num_generations: int, *, num_processes: int) -> None:
     """Dynamic sampling replaces groups, each within one process."""
     num_rows = arguments.per_device_train_batch_size * arguments.steps_per_generation
     if num_processes > 1 and num_rows % num_generations:
-        raise contradiction(
-            f"dynamic sampling needs whole groups on each process, and {num_rows} rows are not a "
-            f"multiple of {num_generations} generations",
-            where="trl.per_device_train_batch_size, trl.num_generations",
-            fix="make their product with steps_per_generation a multiple of num_generations.",
-        )
+        words = "dynamic sampling needs whole groups on each process, and "
+        words += f"{num_rows} rows are not a multiple of {num_generations} generations"
+        fix = "make their product with steps_per_generation a multiple of num_generations."
+        where = "trl.per_device_train_batch_size, trl.num_generations"
+        raise contradiction(words, where=where, fix=fix)

@@ -15,7 +15,6 @@ from composer_replication.errors import UsageError
 from composer_replication.rollouts.heldout_evaluation import TaskResult
 from composer_replication.run_folder import RunFolder
 from composer_replication.safety import HeldOutGuard
-from composer_replication.trainer.live_view import LiveView
 
 
 @pytest.mark.parametrize(("halted_at", "halted"), [(None, False), (6, True)])
@@ -24,9 +23,7 @@ def test_a_halt_by_missed_evaluations_counts_though_no_guard_fired(
 ) -> None:
     """With ``strict_killswitch = false`` the trainer stops without an error."""
     trainer = SimpleNamespace(heldout_guard=HeldOutGuard(), halted_at=halted_at, train=lambda **_: None)
-    run: Any = SimpleNamespace(
-        folder=RunFolder(tmp_path), trainer=trainer, tell=print, view=LiveView(quiet=True)
-    )
+    run: Any = SimpleNamespace(folder=RunFolder(tmp_path), trainer=trainer, tell=print)
     assert _train(run) is halted
 
 

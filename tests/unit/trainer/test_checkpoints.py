@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -144,5 +145,8 @@ def test_the_step_is_in_the_name(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_version_is_named(tmp_path: Path) -> None:
     write_json(tmp_path / checkpoints.STATE_NAME, {"gate_step": 1})
-    with pytest.raises(InputError, match="written by another version: it has no last_round_idx"):
-        checkpoints.OwnState(None).read(tmp_path)
+    trainer = SimpleNamespace(run_identity="", split_fingerprint="")
+    with pytest.raises(
+        InputError, match="CR0884: the checkpoint was written by another version: it has no split_f"
+    ):
+        checkpoints.OwnState(trainer).read(tmp_path)

@@ -20,7 +20,7 @@ from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn, Rollout, StopReason
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer import loss_channels
-from composer_replication.trainer.loss_channels import ROW
+from composer_replication.trainer.loss_channels import HINTED_TURNS
 from composer_replication.trainer.preset_settings import PolicyOptions
 
 TURNS = (
@@ -74,9 +74,8 @@ def ready(make_trainer: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
-def batch_of(trainer: Any, turns: Sequence[HintedTurn]) -> dict[str, Any]:
-    trainer.channels.hints.of_row = [[turn] for turn in turns]
-    batch = {ROW: torch.arange(len(turns))}
+def batch_of(turns: Sequence[HintedTurn]) -> dict[str, Any]:
+    batch = {"prompt_ids": torch.arange(len(turns)), HINTED_TURNS: [[turn] for turn in turns]}
     return {**batch, "hint_num_tokens": torch.tensor(float(sum(len(t.completion_ids) for t in turns)))}
 
 
@@ -94,7 +93,7 @@ def test_value_and_gradient_equal_the_whole_vocabulary_in_float64(
     teacher = plain_copy(trainer.model)
     with trainer.channels.hints.weights.in_place_of(trainer.model):
         teacher.load_state_dict(trainer.model.state_dict())
-    loss = trainer._compute_sdpo_loss(trainer.model, batch_of(trainer, TURNS))
+    loss = trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS))
     loss.backward()
     found = gradients(trainer.model)
     trainer.model.zero_grad()
@@ -109,7 +108,7 @@ def test_teacher_and_student_swap_back_and_the_teacher_gets_no_gradient(ready: C
     trainer = ready(hints=HintsSection(teacher="frozen"))
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     kept = {name: weight.clone() for name, weight in trainer.channels.hints.weights.tensors().items()}
-    trainer._compute_sdpo_loss(trainer.model, batch_of(trainer, TURNS)).backward()
+    trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS)).backward()
     assert all(torch.equal(before[name], p) for name, p in trainer.model.named_parameters())
     assert all(
         torch.equal(kept[name], weight) for name, weight in trainer.channels.hints.weights.tensors().items()
@@ -126,7 +125,7 @@ def test_one_batch_of_eight_equals_eight_of_one(ready: Callable[..., Any]) -> No
     for micro_steps in (1, 8):
         trainer = ready(hints=settings, micro_steps=micro_steps)
         torch.manual_seed(5)
-        parts = split_tensor_dict(shuffle_sequence_dict(batch_of(trainer, turns)), micro_steps)
+        parts = split_tensor_dict(shuffle_sequence_dict(batch_of(turns)), micro_steps)
         losses = [trainer._compute_sdpo_loss(trainer.model, part) for part in parts]
         sum(losses).backward()
         results.append((sum(loss.item() for loss in losses), gradients(trainer.model)))
@@ -134,13 +133,11 @@ def test_one_batch_of_eight_equals_eight_of_one(ready: Callable[..., Any]) -> No
     assert_same_gradients(results[0][1], results[1][1], tolerance=1e-6)
 
 
-def test_turns_travel_with_their_row_through_shuffle_and_split(ready: Callable[..., Any]) -> None:
-    trainer = ready(hints=HintsSection(teacher="frozen"))
-    trainer.channels.hints.of_row = [[TURNS[0]], [], [TURNS[1], TURNS[2]], []]
-    found: dict[int, list[HintedTurn]] = {}
-    for part in split_tensor_dict(shuffle_sequence_dict({ROW: torch.arange(4)}), 4):
-        found[int(part[ROW])] = trainer.channels.hints.of_batch(part)
-    assert found == {0: [TURNS[0]], 1: [], 2: [TURNS[1], TURNS[2]], 3: []}
+def test_turns_travel_with_their_row_through_shuffle_and_split() -> None:
+    batch = {"row": torch.arange(4), HINTED_TURNS: [[TURNS[0]], [], [TURNS[1], TURNS[2]], []]}
+    parts = split_tensor_dict(shuffle_sequence_dict(batch), 4)
+    found = {int(part["row"]): part[HINTED_TURNS] for part in parts}
+    assert found == {0: [[TURNS[0]]], 1: [[]], 2: [[TURNS[1], TURNS[2]]], 3: [[]]}
 
 
 @pytest.mark.parametrize("teacher", ["ema", "lora-off"])
@@ -153,10 +150,8 @@ def test_a_teacher_that_is_the_student_under_an_empty_hint_has_nothing_to_say(
     trainer.channels.begin()
     trainer.current_gradient_accumulation_steps = 1
     same = [replace(turn, hinted_prompt_ids=turn.prompt_ids) for turn in TURNS]
-    assert trainer._compute_sdpo_loss(trainer.model, batch_of(trainer, same)).item() == pytest.approx(
-        0.0, abs=1e-6
-    )
-    assert trainer._compute_sdpo_loss(trainer.model, batch_of(trainer, TURNS)).item() > 0.0
+    assert trainer._compute_sdpo_loss(trainer.model, batch_of(same)).item() == pytest.approx(0.0, abs=1e-6)
+    assert trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS)).item() > 0.0
 
 
 def test_lora_off_is_the_model_without_its_adapter(ready: Callable[..., Any]) -> None:
@@ -166,7 +161,7 @@ def test_lora_off_is_the_model_without_its_adapter(ready: Callable[..., Any]) ->
     for module in without.modules():
         if isinstance(module, BaseTunerLayer):
             module.enable_adapters(enabled=False)
-    loss = trainer._compute_sdpo_loss(trainer.model, batch_of(trainer, TURNS))
+    loss = trainer._compute_sdpo_loss(trainer.model, batch_of(TURNS))
     expected = expected_hint_loss(trainer.model, without, TURNS, settings)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert loss.item() > 1e-5
@@ -213,7 +208,7 @@ def test_a_source_sees_the_rows_as_they_were_sampled_and_its_turns_are_trained_o
         ids = output["completion_ids"][row][output["completion_mask"][row].bool()].tolist()
         assert turn.completion.token_ids == tuple(ids)
         assert rollout.task_id == turn.prompt_text == batch[row]["prompt"]
-        hinted = trainer.channels.hints.of_row[row]
+        hinted = output[HINTED_TURNS][row]
         assert bool(hinted) is (rollout.reward is not None and rollout.reward < 0.3)
         if hinted:  # num_iterations 2: TRL has the sampling log-probabilities
             kept = torch.tensor(hinted[0].sampled_logp)
@@ -298,7 +293,8 @@ def test_fresh_prompts_bring_their_own_rewards_and_hints(make_trainer: Callable[
     assert trainer._metrics["train"]["dynamic_sampling/replaced_groups"] == [1.0]
     assert [rollout.reward for rollout in source.seen] == [1.0, 0.0, 1.0, 0.0]
     assert {rollout.task_id for rollout in source.seen} == {batch[0]["prompt"]}
-    assert [bool(turns) for turns in trainer.channels.hints.of_row] == [False, True, False, True]
-    for turn, row in zip(trainer.channels.hints.of_batch(output), (1, 3), strict=True):
+    assert [bool(turns) for turns in output[HINTED_TURNS]] == [False, True, False, True]
+    for row in (1, 3):
+        (turn,) = output[HINTED_TURNS][row]
         kept = output["completion_ids"][row][output["completion_mask"][row].bool()]
         assert turn.completion_ids == tuple(kept.tolist())

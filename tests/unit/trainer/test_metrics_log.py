@@ -7,10 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
-from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.metrics_log import StepLines, cut_back, json_row
 
@@ -60,29 +58,3 @@ def test_cutting_back_keeps_what_the_checkpoint_knows(tmp_path: Path) -> None:
         "step-000003.jsonl",
     ]
     assert log.folder.metrics.read_text().count("\n") == 3
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("metrics.jsonl", '{"step": 1}\n{}\n', "a line has no integer step"),
-        ("metrics.jsonl", '{"step": 1}\n3\n', "a line has no integer step"),
-        ("metrics.jsonl", '{"step": 2}\n', "not those of steps 1 to 2"),
-        ("metrics.jsonl", '{"step": 1}\n{"step": 1}\n{"step": 2}\n', "not those of steps 1 to 2"),
-        ("verdicts.jsonl", '{"round_idx": "0"}\n', "a line has no integer round_idx"),
-    ],
-)
-def test_a_log_that_was_changed_is_not_gone_on_with(tmp_path: Path, name: str, text: str, words: str) -> None:
-    (tmp_path / name).write_text(text)
-    with pytest.raises(InputError, match=words) as caught:
-        cut_back(RunFolder(tmp_path), 2, 1)
-    assert (caught.value.code, caught.value.where) == ("CR0401", str(tmp_path / name))
-    assert (tmp_path / name).read_text() == text
-
-
-def test_cutting_back_to_the_start_keeps_nothing(tmp_path: Path) -> None:
-    log = lines_in(tmp_path)
-    log.finish_step(1, {})
-    log.verdict({"round_idx": 0})
-    cut_back(RunFolder(tmp_path), 0, None)
-    assert (read_jsonl(log.folder.metrics), read_jsonl(log.folder.verdicts)) == ([], [])

@@ -104,7 +104,7 @@ def test_the_recipes_keys_win(tmp_path: Path) -> None:
     ("trainer", "trl", "words"),
     [
         ({"preset": "gspo"}, {"importance_sampling_level": "token"}, "gspo"),
-        ({"preset": "gspo"}, {"loss_type": "dapo"}, "trl.loss_type = 'grpo'"),
+        ({"preset": "gspo"}, {"loss_type": "dapo"}, 'trl.loss_type = "grpo"'),
         ({"preset": "dr_grpo"}, {"scale_rewards": True}, "scale_rewards"),
         ({"preset": "composer"}, {"scale_rewards": "group"}, "scale_rewards"),
         ({"preset": "composer"}, {"num_iterations": 2}, "num_iterations"),

@@ -77,8 +77,8 @@ def test_a_hint_that_makes_a_turn_too_long_is_left_out_and_counted(make_trainer:
     trainer = make_trainer(alpha_sdpo=0.5, hint_source=HintsOfLength(LONG))
     trainer.model.train()
     batch = next(iter(trainer.get_train_dataloader()))
-    trainer._generate_and_score_completions(batch)
-    assert [bool(turns) for turns in trainer.channels.hints.of_row] == [False, True, True, True]
+    output = trainer._generate_and_score_completions(batch)
+    assert [bool(turns) for turns in output["hinted_turns"]] == [False, True, True, True]
     assert trainer._metrics["train"]["sdpo/turns_left_out"] == [1.0]
     trainer.channels.hints.source = HintsOfLength((300,))
     with pytest.raises(InputError, match=r"CR0751.*the id 300 is outside"):

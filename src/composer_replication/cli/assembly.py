@@ -8,61 +8,37 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import math
-import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.cluster import (
-    check_cluster,
-    file_part,
-    launched_rank,
-    launched_size,
-    shards_weights,
-)
+from composer_replication.cli.cluster import check_cluster, launched_size, shards_weights
 from composer_replication.cli.machine_troubles import package_version
 from composer_replication.cli.task_division import RunTasks, read_split
-from composer_replication.cli.terminal import Report, note
+from composer_replication.cli.terminal import Report
 from composer_replication.config import AgentSection, RunConfig
-from composer_replication.errors import InputError, MissingError, UsageError, needs_extra
-from composer_replication.interfaces import HintGenerator
-from composer_replication.records import HeldoutReading, PreferencePair, Task
-from composer_replication.rollouts.curriculum import Curriculum, recorded_standings
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, first_message
-from composer_replication.rollouts.episodes.agent_loop import LedgerTalk
-from composer_replication.rollouts.episodes.episode_player import (
-    EpisodePlayer,
-    EpisodeSampler,
-    Listener,
-    outcome_of_episode,
-)
-from composer_replication.rollouts.episodes.policies import ServedModel, find_server, open_server, require_fit
+from composer_replication.errors import MissingError, UsageError, needs_extra
+from composer_replication.records import Task
+from composer_replication.rollouts.environment.feature_deletion_env import first_message
+from composer_replication.rollouts.episodes.policies import ServedModel, find_server, open_server
 from composer_replication.rollouts.episodes.shortcut_judge import open_judge
-from composer_replication.rollouts.episodes.trajectories import KeptEpisodes
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator, PolicySampler, TaskSampler
-from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
-from composer_replication.rollouts.hints.task_observer import ObservedEpisodes, TaskObserver
-from composer_replication.rollouts.patient_evaluation import PatientEvaluation
-from composer_replication.rollouts.rewards import FeatureDeletionReward, load_reward_rule
+from composer_replication.rollouts.rewards import load_reward_rule
 from composer_replication.rollouts.single_turn import build_prompt, refuse_leaking_prompt
-from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.run_folder import RunFolder, write_json
-from composer_replication.safety import CombinedGuard, EvaluationJournal, EvidenceGuard, HeldOutGuard
+from composer_replication.safety import CombinedGuard, EvidenceGuard, HeldOutGuard
 from composer_replication.sandbox import accept, accepted, choose_backend
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.build_state import GATES_VERSION
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold
 from composer_replication.tasks.intake.sources import is_pinned, needs_no_path, open_source
-from composer_replication.tasks.sentinels import make_canaries
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import STORE_VERSION
-from composer_replication.traces.pairs import PairRow, pair_sources, read_pair_rows, tokenised_pairs
+from composer_replication.traces.pairs import PairRow, pair_sources, read_pair_rows
+from composer_replication.trainer.library_notices import calm_libraries
 
 if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
@@ -70,7 +46,6 @@ if TYPE_CHECKING:
 
 MANY_GRADINGS = 64
 """At a time on a cluster, where single answers are graded and nobody says how many."""
-POOL_PER_SAMPLE = 10
 
 # --------------------------------------------------------------------------- what is refused at once
 
@@ -120,10 +95,19 @@ def check_agent(config: RunConfig) -> None:
     open_judge(config.agent.judge)
 
 
+@contextmanager
+def training_packages(purpose: str, *, quiet: bool) -> Iterator[None]:
+    """Inside, the training packages are loaded and say only what is an error; a missing one is refused (CR0101)."""
+    with ExitStack() as stack:
+        with needs_extra("train", purpose):
+            stack.enter_context(calm_libraries(quiet=quiet))
+            import composer_replication.trainer.composer_trainer  # noqa: F401  # the heaviest import of all
+        yield
+
+
 def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
     """What the training packages say: TRL's arguments and the method of the recipe."""
     with needs_extra("train", "training"):
-        import composer_replication.trainer.composer_trainer  # noqa: F401  # the heaviest import of all
         from composer_replication.trainer.preset_settings import check_arguments, resolve_method
         from composer_replication.trainer.run_setup import lora_config, trl_arguments
 
@@ -133,18 +117,22 @@ def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
     return arguments, method
 
 
+def find_trl_server(config: RunConfig) -> ServedModel:
+    """The server that ``[trl]`` names, as it describes itself; waited for ``trl.vllm_server_timeout`` where that is set."""
+    of = config.trl
+    url = of.get("vllm_server_base_url")
+    url = url or f"http://{of.get('vllm_server_host', '0.0.0.0')}:{of.get('vllm_server_port', 8000)}"  # noqa: S104  TRL's
+    return find_server(open_server(url), wait_seconds=float(of.get("vllm_server_timeout", 0.0)))
+
+
 def make_guard(config: RunConfig) -> HeldOutGuard | CombinedGuard | None:
     """The guard of ``[guard]``, with that of ``[evidence]`` where there is one."""
     if config.guard is None:
         return None
-    try:
-        guard = HeldOutGuard(**config.guard.model_dump())
-        if config.evidence is None:
-            return guard
-        return CombinedGuard(guard, EvidenceGuard(**config.evidence.model_dump()))
-    except ValueError as error:
-        fix = "see docs/recipe-keys.md."
-        raise UsageError("CR0204", f"guard: {error}.", where="[guard], [evidence]", fix=fix) from error
+    guard = HeldOutGuard(**config.guard.model_dump())
+    if config.evidence is None:
+        return guard
+    return CombinedGuard(guard, EvidenceGuard(**config.evidence.model_dump()))
 
 
 def identity_table(config: RunConfig) -> dict[str, Any]:
@@ -177,17 +165,7 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
         return TaskStore.open(folder, backend=config.sandbox.backend or None)
 
     def located(source: str) -> str:
-        if needs_no_path(source):
-            return source
-        path = (recipe_folder / source).resolve()
-        if source in section.source and not os.path.exists(path):  # noqa: PTH110 - false for a name that is too long
-            raise InputError(
-                "CR0402",
-                f"there is no {source!r} beside the recipe.",
-                where=f"tasks.source = {source}",
-                fix="give a path relative to the recipe's folder.",
-            )
-        return str(path)
+        return source if needs_no_path(source) else str((recipe_folder / source).resolve())
 
     sources = [located(source) for source in section.source]
     key = _tasks_key(config, sources)
@@ -235,37 +213,11 @@ def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) ->
     return rows
 
 
-def open_curriculum(
-    config: RunConfig, store: TaskStore, rows: Sequence[Mapping[str, Any]], model: Any
-) -> Curriculum | None:
-    """Who chooses the tasks of each generation; None without a ``[curriculum]`` table.
-
-    ``model`` as it was loaded, before adapters: its weights say which recorded pass rates are its own.
-    """
-    from composer_replication.trainer.model_modes import parameter_sha256
-
-    if config.curriculum is None:
-        return None
-    recorded = recorded_standings(store.root, parameter_sha256=partial(parameter_sha256, model))
-    return Curriculum(rows, seed=config.seed, fingerprint=store.fingerprint, recorded=recorded)
-
-
 def pair_rows(config: RunConfig, recipe_folder: Path) -> dict[str, PairRow]:
     """The rows of ``replay.pairs`` by their places; none where it is not set, or the channel is off."""
     if config.trainer.beta_replay == 0.0 or config.replay is None or not config.replay.pairs:
         return {}
     return read_pair_rows(recipe_folder / config.replay.pairs)
-
-
-def open_pairs(rows: Mapping[str, PairRow], tokenizer: Any, model: Any) -> tuple[PreferencePair, ...] | None:
-    """The same as token ids, None without any; each fits the model that is trained."""
-    if not rows:
-        return None
-    from composer_replication.trainer.collator import refuse_unfit_pairs
-
-    pairs = tokenised_pairs(rows, tokenizer)
-    refuse_unfit_pairs(pairs, model, name=list(rows).__getitem__)
-    return pairs
 
 
 # --------------------------------------------------------------------------- sandboxes, here or on a cluster
@@ -298,9 +250,8 @@ def cluster_options(config: RunConfig) -> ClusterOptions:
 
     assert config.ray is not None
     most = MANY_GRADINGS if config.agent is None else config.agent.max_concurrent
-    placing = config.ray.model_dump(exclude={"address"}) | {"num_actors": config.ray.num_actors or most}
     return ClusterOptions(
-        **placing,
+        num_actors=config.ray.num_actors or most,
         fits_nodes=config.ray.num_actors == 0,
         num_drivers=launched_size(),
         attempt=attempt_options(config),
@@ -321,256 +272,7 @@ def open_actors(config: RunConfig, store: TaskStore) -> Iterator[RolloutCluster 
         yield cluster
 
 
-# --------------------------------------------------------------------------- attempts
-
-
-def open_attempts(
-    config: RunConfig,
-    grader: Grader,
-    model: Any,
-    tokenizer: Any,
-    folder: RunFolder,
-    *,
-    tasks: RunTasks,
-    curriculum: Curriculum | None,
-    cluster: RolloutCluster | None,
-) -> tuple[Any, Any, HintGenerator | None, TaskSampler]:
-    """The recipe's attempts: episodes where it has an ``[agent]`` table, else single answers. A curriculum hears of every outcome.
-
-    Returns:
-        What a trainer takes as reward, rollout function (None for single answers) and source of hints, and who samples
-        for evaluation.
-    """
-
-    def hinted(observer: Any) -> HintGenerator | None:
-        if config.trainer.alpha_sdpo == 0.0:
-            return None
-        return HintedTurnMaker(tokenizer, observe=observer)
-
-    if config.agent is not None:
-        from composer_replication.trainer.episode_rollouts import (
-            EpisodeReward,
-            EpisodeRollouts,
-            TrainedPolicy,
-        )
-
-        kept = KeptEpisodes(
-            folder.rollouts, part=file_part(), session_id=folder.root.name, model_name=config.model.name
-        )
-        observed = ObservedEpisodes(grader.store)
-        listeners: list[Listener] = [kept.keep]
-        if curriculum is not None:
-            listeners.append(lambda played: curriculum.note(list(map(outcome_of_episode, played))))
-        if config.trainer.alpha_sdpo != 0.0:
-            listeners.append(observed.note)
-        if config.trl.get("use_vllm") and config.trl.get("vllm_mode") == "server":
-            require_server(config, find_trl_server(config), model, tokenizer)
-        open_one = partial(
-            open_player, config, grader, tokenizer, num_ids=num_model_ids(model), cluster=cluster
-        )
-        player = open_one(listeners=listeners)
-        refuse_long_conversations(config, player, (*tasks.train, *tasks.heldout), model)
-        policy, judge = TrainedPolicy(max_batch=config.agent.max_concurrent), open_one(is_evaluation=True)
-        sampler = EpisodeSampler(judge, policy, keep=kept.keep_evaluation)
-        rollouts = EpisodeRollouts(player, max_batch=config.agent.max_concurrent)
-        return EpisodeReward(player), rollouts, hinted(observed), sampler
-    from composer_replication.trainer.policy import end_token_ids
-
-    reward = FeatureDeletionReward(
-        {task.task_id: task for task in tasks.train},
-        grader,
-        load_reward_rule(config.reward.function),
-        prompt_style=config.rollouts.prompt_style,
-        tests=config.reward.tests,
-        folder=folder.rollouts,
-        part=file_part(),
-        on_outcomes=None if curriculum is None else curriculum.note,
-        end_token_ids=end_token_ids(model, tokenizer),
-        shuffle_seed=config.seed if config.reward.is_shuffled else None,
-    )
-    observer = TaskObserver(grader, tests=config.reward.tests, options=config.rollouts)
-    return reward, None, hinted(observer), open_sampler(config, grader, model, tokenizer)
-
-
-def open_sampler(config: RunConfig, grader: Grader, model: Any, tokenizer: Any) -> PolicySampler:
-    """Fresh samples of the model as it is now, asked as in training."""
-    from composer_replication.trainer.policy import InProcessPolicy
-    from composer_replication.trainer.preset_settings import sampling_settings
-
-    sampling = sampling_settings(config)
-    as_chat = config.rollouts.prompt_style == "chat"
-    policy = InProcessPolicy(model, tokenizer, as_chat=as_chat, sampling=sampling)
-    sampler = PolicySampler(
-        policy,
-        grader,
-        config.rollouts,
-        max_new_tokens=sampling.max_completion_length,
-        temperature=float(sampling.temperature),
-    )
-    policy.on_prompts = sampler.note_prompts
-    return sampler
-
-
-# --------------------------------------------------------------------------- episodes
-
-
-def open_player(
-    config: RunConfig,
-    grader: Grader,
-    tokenizer: Any,
-    *,
-    listeners: Sequence[Listener] = (),
-    num_ids: int | None = None,
-    is_evaluation: bool = False,
-    cluster: RolloutCluster | None = None,
-) -> EpisodePlayer:
-    """Who plays episodes as ``[agent]`` says; with ``is_evaluation`` those that ``EpisodeSampler`` takes.
-
-    With ``cluster`` attempts are made in its actors, and no more of them at a time than it has. ``num_ids`` as
-    ``LedgerTalk``.
-    """
-    options = config.agent or AgentSection()
-    attempt = attempt_options(config) | ({"monitor": "off"} if is_evaluation else {})
-    open_environment: Callable[[], Any] = partial(FeatureDeletionEnv, grader, **attempt)
-    if cluster is not None:
-        from composer_replication.rollouts.cluster.rollout_cluster import RayEnvironment
-
-        open_environment = partial(RayEnvironment, cluster)
-        fewer = min(options.max_concurrent, cluster.options.num_actors)
-        options = options.model_copy(update={"max_concurrent": fewer})
-    return EpisodePlayer(
-        grader,
-        open_environment,
-        LedgerTalk(tokenizer, options, num_ids=num_ids),
-        options,
-        seed=config.seed,
-        temperature=float(config.trl.get("temperature", 1.0)),
-        judge=None if is_evaluation else open_judge(options.judge),
-        listeners=listeners,
-        keeps_trees=is_evaluation,
-        num_places=None if cluster is None else lambda: len(cluster.places()),
-    )
-
-
-def open_episode_sampler(
-    config: RunConfig,
-    grader: Grader,
-    model: Any,
-    tokenizer: Any,
-    tasks: Sequence[Task],
-    *,
-    cluster: RolloutCluster | None = None,
-    served: ServedModel | None = None,
-) -> EpisodeSampler:
-    """Who attempts ``tasks`` by episodes of a model that nobody trains now; tools, limits and sampling are the recipe's.
-
-    With ``served`` that server samples, and ``model`` needs no weights.
-    """
-    from composer_replication.trainer.episode_rollouts import TrainedPolicy, still_trainer
-
-    judge = open_player(
-        config, grader, tokenizer, num_ids=num_model_ids(model), is_evaluation=True, cluster=cluster
-    )
-    refuse_long_conversations(config, judge, tasks, model)
-    if served is not None:
-        require_server(config, served, model, tokenizer)
-    endpoint = None if served is None else served.endpoint
-    policy = TrainedPolicy(max_batch=(config.agent or AgentSection()).max_concurrent, endpoint=endpoint)
-    policy.trainer = still_trainer(config, model, tokenizer)
-    return EpisodeSampler(judge, policy)
-
-
-def find_trl_server(config: RunConfig) -> ServedModel:
-    """The server that ``[trl]`` names, as it describes itself; waited for ``trl.vllm_server_timeout`` where that is set."""
-    of = config.trl
-    url = of.get("vllm_server_base_url")
-    url = url or f"http://{of.get('vllm_server_host', '0.0.0.0')}:{of.get('vllm_server_port', 8000)}"  # noqa: S104  TRL's
-    return find_server(open_server(url), wait_seconds=float(of.get("vllm_server_timeout", 0.0)))
-
-
-def require_server(config: RunConfig, served: ServedModel, model: Any, tokenizer: Any) -> None:
-    """Stop where a server cannot sample the recipe's episodes; ``model`` may have no weights."""
-    require_fit(
-        served,
-        tokenizer,
-        max_context_tokens=(config.agent or AgentSection()).max_context_tokens,
-        model_name=config.model.name,
-        model_config=model.config.get_text_config().to_dict(),
-    )
-
-
-def num_model_ids(model: Any) -> int:
-    """How many ids the model has a row for, often some more than its tokenizer."""
-    return int(model.config.get_text_config().vocab_size)
-
-
-def checks_of(config: RunConfig) -> Any:
-    """The trainer's ``checks``: with ``[agent]`` its table says what is done where trainer and sampler disagree."""
-    if config.agent is None:
-        return True
-    from composer_replication.trainer.checks import CheckThresholds
-
-    if config.agent.log_prob_check == "off":
-        return CheckThresholds(max_token_drift=math.inf)
-    return CheckThresholds(stops_at_drift=config.agent.log_prob_check == "error")
-
-
-def refuse_long_conversations(
-    config: RunConfig, player: EpisodePlayer, tasks: Sequence[Task], model: Any
-) -> None:
-    """Stop before the first step when a first message leaves no room for an answer."""
-    min_new_tokens, limit = (config.agent or AgentSection()).min_new_tokens, player.options.max_context_tokens
-    positions = getattr(model.config, "max_position_embeddings", None)
-    if positions is not None and positions < limit:
-        problem = f"agent.max_context_tokens is {limit}, and the model has {positions} positions."
-        fix = f"set it to at most {positions}."
-        raise InputError("CR0705", problem, where="agent.max_context_tokens", fix=fix)
-    for task in tasks:
-        length = player.talk.open(first_message(player.grader.store, task), TOOLS).num_tokens
-        if length + min_new_tokens > limit:
-            problem = f"the first prompt takes {length} of {limit} tokens and leaves no room for an answer."
-            fix = "raise agent.max_context_tokens, or leave the task out."
-            raise InputError("CR0705", problem, where=task.task_id, fix=fix)
-
-
 # --------------------------------------------------------------------------- the truth, and what is written of a run
-
-
-def open_evaluator(
-    config: RunConfig, folder: RunFolder, sampler: TaskSampler, tasks: RunTasks
-) -> tuple[PatientEvaluation[HeldoutReading] | None, Callable[[], Any] | None]:
-    """The guard's truth, and how it is asked: with ``[evidence]`` every score is on disk before the evidence is told, and a
-    sentinel says whether the grader itself can be believed.
-
-    Both are None where the recipe holds nothing out.
-    """
-    section = config.heldout
-    if section is None or tasks.split is None:
-        return None, None
-    canaries, refused = make_canaries(sampler.grader.store, tasks.heldout if section.num_canaries else ())
-    if refused:
-        note(f"canaries: {len(canaries)} made, {len(refused)} held-out tasks cannot be one")
-    evaluator = HeldoutEvaluator(
-        sampler,
-        tasks.heldout,
-        section,
-        split_fingerprint=tasks.split.fingerprint,
-        seed=config.seed,
-        canaries=canaries,
-        has_sentinel=config.evidence is not None,
-        # a reward that is a share of tests needs a truth that is one, too
-        counts_shares=config.agent is not None and config.agent.reward.rule != "all_or_nothing",
-    )
-    if config.evidence is not None and len(tasks.heldout) < POOL_PER_SAMPLE * section.sample_size:
-        pool = f"a pool of {len(tasks.heldout)} tasks for samples of {section.sample_size}"
-        note(f"evidence: {pool} is small; its guarantee speaks of these tasks only")
-    # Where weights are sharded every process evaluates, and an alarm in one would leave the others waiting.
-    patience = None if shards_weights() else section.timeout_seconds
-    evaluation = PatientEvaluation(evaluator, timeout_seconds=patience)
-    if config.evidence is None or launched_rank():  # the process that evaluates keeps the journal
-        return evaluation, evaluation
-    journal = EvaluationJournal(folder.evaluations, run=f"{tasks.split.fingerprint}/{config.seed}")
-    return evaluation, lambda: (reading := evaluation()) and journal.settled(reading)  # None: not due
 
 
 def write_environment(

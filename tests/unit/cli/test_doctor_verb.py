@@ -8,7 +8,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from policy_server import PolicyServer
 
 from composer_replication.cli import doctor_verb
 from composer_replication.cli.main import main
@@ -72,33 +71,6 @@ def test_on_this_machine_every_check_answers(
     assert len(names) == len(set(names))
     assert all(check["detail"] for check in result["checks"])
     assert all(check["fix"] for check in result["checks"] if not check["ok"])
-
-
-def test_a_server_is_asked_what_it_is(
-    findings: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    findings(GOOD)
-
-    def said(url: str, exit_code: int) -> str:
-        assert main(["doctor", "--json", "--endpoint", url]) == exit_code
-        (check,) = [c for c in json.loads(capsys.readouterr().out)["checks"] if c["name"] == "server"]
-        assert check["ok"] is not bool(exit_code)
-        assert check["fix"]
-        return str(check["detail"])
-
-    with PolicyServer.running() as server:
-        assert "does not say that it is vLLM" in said(server.url, 3)
-        server.told["/version"] = {"version": "0.32.0"}
-        assert "vLLM 0.32.0, model tiny, context 4096, log-probabilities not told" in said(server.url, 0)
-        config = {"model_config": {"logprobs_mode": "raw_logprobs"}}
-        server.told["/server_info"] = {"vllm_config": config}
-        assert "log-probabilities raw_logprobs" in said(server.url, 3)
-        config["model_config"]["logprobs_mode"] = "processed_logprobs"
-        assert "log-probabilities processed_logprobs" in said(server.url, 0)
-        url = server.url
-    assert "nobody answers" in said(url, 3)
-    assert main(["doctor", "--endpoint-key-env", "KEY"]) == 2
-    assert "CR0206" in capsys.readouterr().err
 
 
 def test_elsewhere_than_linux_it_is_said_first() -> None:

@@ -12,7 +12,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -239,11 +239,14 @@ class RaySection(Section):
     """Attempts and gradings as actors of a Ray cluster, and a build of ``tasks.source`` too; docs/rollouts_on_ray.md has more.
 
     ``address`` as ``tasks build --ray`` takes it; ``train --ray ADDRESS`` sets it. ``num_actors`` 0 is one for each episode
-    that runs at a time, or as many as the nodes have room for where that is less. A run may be resumed with another table.
+    that runs at a time, or as many as the nodes have room for where that is less; each asks Ray for ``num_cpus`` and
+    ``resources``. A run may be resumed with another table.
     """
 
     address: str
     num_actors: int = Field(0, ge=0)
+    num_cpus: float = Field(1.0, ge=0.0)
+    resources: dict[str, Annotated[float, Field(ge=0.0)]] = {}
 
 
 OuterPrecision = Literal["fp32", "bf16", "int8", "int4"]
@@ -418,7 +421,6 @@ DEPARTED: Final[dict[str, dict[str, Any]]] = {
     },
     "replay": {"margin": 0.0, "length_normalised": True},
     "curriculum": {"half_life": 100.0, "recorded": "any"},
-    "ray": {"num_cpus": 1.0, "resources": {}},
     "replicas": {"lighthouse": "", "interface": "127.0.0.1"},
     "agent": {"dialect": "", "max_summaries": 4, "system": ""},
 }

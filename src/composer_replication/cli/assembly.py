@@ -39,6 +39,8 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import STORE_VERSION
 from composer_replication.traces.pairs import PairRow, pair_sources, read_pair_rows
 from composer_replication.trainer.library_notices import calm_libraries
+from composer_replication.trainer.preset_settings import check_arguments, resolve_method
+from composer_replication.trainer.setting_errors import spread_weights
 
 if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
@@ -74,8 +76,6 @@ def check_agent(config: RunConfig) -> None:
         return
     uses_vllm, is_server = config.trl.get("use_vllm"), config.trl.get("vllm_mode") == "server"
     if shards_weights() and not uses_vllm:
-        from composer_replication.trainer.setting_errors import spread_weights
-
         raise spread_weights("agent")
     refused = ["use_transformers_continuous_batching"]
     if uses_vllm and not is_server:
@@ -108,7 +108,6 @@ def training_packages(purpose: str, *, quiet: bool) -> Iterator[None]:
 def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
     """What the training packages say: TRL's arguments and the method of the recipe."""
     with needs_extra("train", "training"):
-        from composer_replication.trainer.preset_settings import check_arguments, resolve_method
         from composer_replication.trainer.run_setup import lora_config, trl_arguments
 
         lora_config(config.model.lora)
@@ -250,8 +249,9 @@ def cluster_options(config: RunConfig) -> ClusterOptions:
 
     assert config.ray is not None
     most = MANY_GRADINGS if config.agent is None else config.agent.max_concurrent
+    placing = config.ray.model_dump(exclude={"address"}) | {"num_actors": config.ray.num_actors or most}
     return ClusterOptions(
-        num_actors=config.ray.num_actors or most,
+        **placing,
         fits_nodes=config.ray.num_actors == 0,
         num_drivers=launched_size(),
         attempt=attempt_options(config),

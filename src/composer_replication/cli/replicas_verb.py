@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import DEVNULL, Popen, TimeoutExpired
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from composer_replication.cli.task_division import RunTasks
 from composer_replication.config import ReplicasSection, RunConfig, load_config, parse_override, read_table
@@ -29,11 +29,11 @@ from composer_replication.errors import (
     UsageError,
     needs_extra,
 )
+from composer_replication.replicas.object_store import open_store
+from composer_replication.replicas.rounds import Rounds
+from composer_replication.replicas.store_rounds import StoreRounds
 from composer_replication.report.page import merged_outer_steps
 from composer_replication.run_folder import RunFolder, append_jsonl, read_json, read_jsonl, write_json
-
-if TYPE_CHECKING:
-    from composer_replication.replicas.rounds import Rounds
 
 _CHILD_PATIENCE_SECONDS = 30.0
 
@@ -221,9 +221,6 @@ def _open_rounds(options: ReplicasSection, number: int) -> Rounds:
         return rounds
     with needs_extra("replicas", "an object store for replicas"):
         import obstore  # noqa: F401
-
-    from composer_replication.replicas.object_store import open_store
-    from composer_replication.replicas.store_rounds import StoreRounds
 
     store = open_store(options.transport, patience_seconds=options.deadline_seconds)
     store.probe()

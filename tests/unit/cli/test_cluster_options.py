@@ -9,6 +9,7 @@ import pytest
 from composer_replication.cli.assembly import MANY_GRADINGS, attempt_options, cluster_options
 from composer_replication.cli.cluster import placed_at
 from composer_replication.config import RunConfig, parse_config
+from composer_replication.errors import UsageError
 
 
 def recipe(**tables: Any) -> RunConfig:
@@ -41,10 +42,15 @@ def test_how_many_actors_there_are(tables: dict[str, Any], num_actors: int, *, f
     assert (options.num_actors, options.fits_nodes) == (num_actors, fits)
 
 
+def test_a_share_of_a_resource_that_cannot_be() -> None:
+    with pytest.raises(UsageError, match=r"ray\.resources"):
+        recipe(ray={"address": "auto", "resources": {"jail": -1.0}})
+
+
 def test_an_evaluation_is_placed_by_its_flag_alone() -> None:
-    trained = recipe(ray={"address": "old:1", "num_actors": 5})
+    trained = recipe(ray={"address": "old:1", "num_cpus": 0.5})
     assert placed_at(trained, None).ray is None
     moved = placed_at(trained, "new:2").ray
-    assert moved is not None and (moved.address, moved.num_actors) == ("new:2", 5)
+    assert moved is not None and (moved.address, moved.num_cpus) == ("new:2", 0.5)
     plain = placed_at(recipe(ray=None), "new:2").ray
-    assert plain is not None and (plain.address, plain.num_actors) == ("new:2", 0)
+    assert plain is not None and (plain.address, plain.num_cpus) == ("new:2", 1.0)

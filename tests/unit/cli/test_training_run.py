@@ -40,7 +40,7 @@ def test_a_run_goes_on_at_another_cluster_and_not_with_another_seed(tmp_path: Pa
     first = recipe(ray={"address": "auto"})
     _keep_recipe(first, folder)
     folder.metrics.write_text("{}\n")  # it has begun
-    for same in (first, recipe(), recipe(ray={"address": "h:6379", "num_actors": 3})):
+    for same in (first, recipe(), recipe(ray={"address": "h:6379", "resources": {"jail": 1.0}})):
         _keep_recipe(same, folder)
     with pytest.raises(UsageError, match=r"CR0208.*seed is 1 now and was not set"):
         _keep_recipe(recipe(seed=1, ray={"address": "h:6379"}), folder)

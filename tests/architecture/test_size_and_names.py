@@ -15,7 +15,7 @@ MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
     "src": 60184,
-    "src/composer_replication/cli": 4187,
+    "src/composer_replication/cli": 4163,
     "src/composer_replication/engines": 639,
     "src/composer_replication/launch": 1300,
     "src/composer_replication/losses": 863,
@@ -114,7 +114,7 @@ def test_a_line_too_many_and_a_folder_without_a_ceiling_are_named(tmp_path: Path
     (tmp_path / "src/composer_replication/cli/explanations/a.toml").write_text("a = 1\nb = 1\n")
     ceilings = {
         "src": 6,
-        "src/composer_replication/cli": 4187,
+        "src/composer_replication/cli": 4163,
         "src/composer_replication/cli/explanations": 1,
         "tests": 5,
     }

@@ -52,14 +52,12 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         check_cluster(args.ray, "an evaluation on a Ray cluster")
     with ExitStack() as stack:
         stack.enter_context(assembly.training_packages("evaluating a model", quiet=args.quiet))
-        from composer_replication.cli.attempts import Attempts
-
         model, tokenizer = _open_model(args, recipe)
         config = placed_at(recipe, args.ray)
         cluster = stack.enter_context(assembly.open_actors(config, store))
         grader = assembly.open_grader(config, store, cluster=cluster)
         stack.callback(grader.close)
-        attempts = Attempts(config, grader, tokenizer, model, cluster)
+        attempts = assembly.Attempts(config, grader, tokenizer, model, cluster)
         sampler: TaskSampler = attempts.episodes(tasks, served) if config.agent else attempts.answers()
         report = stack.enter_context(progress_bar(quiet=args.quiet))
         with sampler.reporting(report, "eval"):

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from composer_replication import __version__
 from composer_replication.cli import assembly
 from composer_replication.cli.assembly import recipe_sha256
-from composer_replication.cli.attempts import Attempts, open_curriculum, open_evaluator, open_pairs
 from composer_replication.cli.cluster import launched_rank
 from composer_replication.cli.replicas_verb import Replica
 from composer_replication.cli.task_division import RunTasks, divide_tasks
@@ -125,10 +124,10 @@ class TrainingRun:
         self.tell(loading_note(config.model))
         model, tokenizer = self._load_model(rows)
         model_sha = model_modes.parameter_sha256(model) if replica is not None else ""
-        curriculum = open_curriculum(config, store, rows, model)
-        attempts = Attempts(config, grader, tokenizer, model, cluster)
+        curriculum = assembly.open_curriculum(config, store, rows, model)
+        attempts = assembly.Attempts(config, grader, tokenizer, model, cluster)
         reward, rollouts, hint_source, self.sampler = attempts.for_training(folder, tasks, curriculum)
-        self.evaluator, evaluate = open_evaluator(config, folder, self.sampler, tasks)
+        self.evaluator, evaluate = assembly.open_evaluator(config, folder, self.sampler, tasks)
         with refusals("[trl], [model.lora]"):
             trainer = self.trainer = ComposerReplicationTrainer(
                 model=model,
@@ -145,7 +144,7 @@ class TrainingRun:
                 hint_source=hint_source,
                 beta_replay=config.trainer.beta_replay,
                 replay=config.replay,
-                replay_pairs=open_pairs(self.pairs, tokenizer, model),
+                replay_pairs=assembly.open_pairs(self.pairs, tokenizer, model),
                 prefix_sharing=config.trainer.prefix_sharing,
                 policy_options=method.options,
                 prompt_source=curriculum,

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from composer_replication.cli.assembly import make_guard, open_grader
+from composer_replication.cli.assembly import Attempts, make_guard, open_grader
 from composer_replication.config import RunConfig, load_config
 from composer_replication.engines.verl_agent_loop import AgentLoopParts, VerlPolicy, attempt, verl_output
 from composer_replication.engines.verl_export import FOLDER_VARIABLE
@@ -74,10 +74,6 @@ def _folder() -> Path:
 
 @lru_cache(maxsize=1)
 def _parts(folder: Path, tokenizer: Any) -> tuple[RunConfig, AgentLoopParts]:
-    from composer_replication.cli.attempts import (
-        Attempts,  # with torch, which not every process of verl needs
-    )
-
     config = load_config(folder / "run.toml")
     store = TaskStore.open(Path(config.tasks.store))
     grader = open_grader(config, store)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from composer_replication.cli import assembly, attempts
-from composer_replication.cli.assembly import open_tasks, training_rows
-from composer_replication.cli.attempts import open_curriculum
+from composer_replication.cli import assembly
+from composer_replication.cli.assembly import open_curriculum, open_tasks, training_rows
 from composer_replication.cli.task_division import divide_tasks
 from composer_replication.config import RunConfig, load_config, parse_config
 from composer_replication.errors import InputError
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy, record_difficulty
 from composer_replication.tasks.store import TaskStore
+from composer_replication.trainer import model_modes
 from composer_replication.trainer.model_modes import parameter_sha256
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
@@ -97,7 +97,7 @@ def test_it_belongs_to_the_store_and_the_seed(sized_store: TaskStore, model: tor
 def test_a_model_is_not_hashed_for_nothing(
     sized_store: TaskStore, model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "parameter_sha256", lambda _: pytest.fail("nothing to read"))
+    monkeypatch.setattr(model_modes, "parameter_sha256", lambda _: pytest.fail("nothing to read"))
     assert open_curriculum(recipe(curriculum={}), sized_store, ROWS, model) is not None
 
 

@@ -12,7 +12,7 @@ import pytest
 from scripted_tools import ASSISTANT, END, ScriptedSampler, said
 from stored_episodes import stored_episodes
 
-from composer_replication.cli.attempts import Attempts
+from composer_replication.cli.assembly import Attempts
 from composer_replication.cli.train_verb import run_recipe
 from composer_replication.config import load_config
 from composer_replication.errors import HALTED_EXIT_CODE, SandboxFailure

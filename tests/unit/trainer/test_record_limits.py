@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from tiny_trainer import tiny_model, tiny_tokenizer
 
-from composer_replication.cli.assembly import pair_rows
-from composer_replication.cli.attempts import open_pairs
+from composer_replication.cli.assembly import open_pairs, pair_rows
 from composer_replication.config import parse_config
 from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn, PreferencePair, Rollout

@@ -67,7 +67,12 @@ def all_checks(progress: Callable[[str], None]) -> list[Check]:
         check_platform(),
         Check("python", True, f"{platform.python_version()} at {sys.executable}"),
         Check("cores", True, f"{num_cores} usable"),
-        check_memory(available_memory_bytes()),
+        check_room(
+            "memory",
+            available_memory_bytes(),
+            QUICKSTART_MEMORY_BYTES,
+            "close other programs or use a larger machine",
+        ),
         *check_cache(),
         *map(check_package, TRAINING_PACKAGES),
         *check_vllm(),
@@ -100,13 +105,13 @@ def available_memory_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path =
     return min(rooms, default=None)
 
 
-def check_memory(available_bytes: int | None) -> Check:
-    """Room for the quick start."""
-    needs = f"the quick start needs {QUICKSTART_MEMORY_BYTES / GIGABYTE:.0f} GB"
-    if available_bytes is None:
-        return Check("memory", True, f"unknown on this system; {needs}")
-    fix = "" if available_bytes >= QUICKSTART_MEMORY_BYTES else "close other programs or use a larger machine"
-    return Check("memory", not fix, f"{available_bytes / GIGABYTE:.1f} GB free, {needs}", fix)
+def check_room(name: str, free_bytes: int | None, needed_bytes: int, fix: str) -> Check:
+    """Whether the quick start has room: for the model in memory; for environments, models and checkpoints beside the cache."""
+    needs = f"the quick start needs {needed_bytes / GIGABYTE:.0f} GB"
+    if free_bytes is None:
+        return Check(name, True, f"unknown on this system; {needs}")
+    is_enough = free_bytes >= needed_bytes
+    return Check(name, is_enough, f"{free_bytes / GIGABYTE:.1f} GB free, {needs}", "" if is_enough else fix)
 
 
 def check_cache() -> Iterator[Check]:
@@ -121,14 +126,8 @@ def check_cache() -> Iterator[Check]:
         return
     is_writable = os.access(folder, os.W_OK | os.X_OK)
     yield Check("cache", is_writable, str(folder), "" if is_writable else fix)
-    yield check_disk(shutil.disk_usage(folder).free)
-
-
-def check_disk(free_bytes: int) -> Check:
-    """Room for environments, models and checkpoints."""
-    detail = f"{free_bytes / GIGABYTE:.1f} GB free beside the cache, {CACHE_DISK_BYTES / GIGABYTE:.0f} GB are needed"
-    fix = "" if free_bytes >= CACHE_DISK_BYTES else "free some space, or move COMPOSER_RL_CACHE"
-    return Check("disk", not fix, detail, fix)
+    free_bytes = shutil.disk_usage(folder).free
+    yield check_room("disk", free_bytes, CACHE_DISK_BYTES, f"free some space, or move {CACHE_VARIABLE}")
 
 
 def check_package(name: str) -> Check:

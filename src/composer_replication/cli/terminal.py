@@ -49,6 +49,7 @@ def columns(result: Mapping[str, Any]) -> str:
     for name, value in result.items():
         if text := words(value) or ("none" if isinstance(value, list | tuple) else ""):
             below = _below(value, text)
+            lines += [""] if below and isinstance(value, str) else []
             lines += [f"{name.replace('_', ' '):<{width}} {'' if below else text}".rstrip(), *below]
     return "\n".join(lines)
 

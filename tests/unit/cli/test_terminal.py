@@ -161,5 +161,5 @@ def test_texts_and_what_is_long_have_lines_of_their_own() -> None:
     result: dict[str, object] = {"unusable": {"a": why}, "long": {f"m.py::f{n}": why for n in range(4)}}
     result |= {"text": "one\n  two\n", "written": {"model": "m", "text": "one\ntwo\n"}}
     lines = [f"unusable   a {why}", "long", *(f"  m.py::f{n}: {why}" for n in range(4))]
-    lines += ["text", "one", "  two", "written", "  model: m", "  text: one", "  two"]
+    lines += ["", "text", "one", "  two", "written", "  model: m", "  text: one", "  two"]
     assert columns(result).split("\n") == lines

@@ -15,6 +15,8 @@ from typing import Any
 
 from composer_replication.errors import UsageError
 
+Reader = Callable[[str], Any]
+
 
 @cache
 def declared_verbs() -> dict[str, Any]:
@@ -80,10 +82,9 @@ def _add_argument(parser: argparse.ArgumentParser, row: list[Any]) -> None:
     parser.add_argument(name, **options | more)
 
 
-def _type_of(kind: str) -> Callable[[str], Any]:
+def _type_of(kind: str) -> Reader:
     """The function that reads a type of the file, as its first lines have them; infinity and NaN are no number here."""
-    simple: dict[str, Callable[[str], Any]] = {"path": Path, "int": int, "float": float}
-    simple |= {"named": _named, "price": price}
+    simple: dict[str, Reader] = {"path": Path, "int": int, "float": float, "named": _named, "price": price}
     if kind in simple:
         return simple[kind]
     read: Callable[[str], float] = float

@@ -58,7 +58,7 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
 
 def _make_guard(args: argparse.Namespace) -> HeldOutGuard:
     """The guard's defaults, then the recipe's ``[guard]``, then the flags."""
-    table = {"guard": {}} if args.recipe is None else read_table(args.recipe)
+    table: dict[str, Any] = {"guard": {}} if args.recipe is None else read_table(args.recipe)
     if "guard" not in table:
         fix = "leave out --recipe, or give the settings by flags such as --max-proxy-real-gap 0.35."
         raise UsageError("CR0204", "the recipe has no [guard] table.", where=str(args.recipe), fix=fix)

@@ -111,8 +111,9 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
         summary = import_swebench(args.file, args.out, repositories=repositories, progress=report, **settings)
     rows = read_journal(summary.folder / "journal.jsonl")
     refused = {row["pin"]: f"{row['reason']}: {row['detail']}" for row in rows if row["reason"]}
-    for name, why in {} if args.quiet else refused.items():
-        note(f"{name}: {why}")
+    if not args.quiet:
+        for name, why in refused.items():
+            note(f"{name}: {why}")
     return finish_build(summary, {"refused_rows": refused}, quiet=args.quiet)
 
 

@@ -17,7 +17,7 @@ TIMEOUT_SECONDS = 120.0
 """For one answer; a large model on a slow machine needs a minute."""
 _CHAT = "/chat/completions"
 _ADDRESS = re.compile(
-    r"(?P<server>https?://(?:\[[\da-fA-F:.]+\]|[^\s/?#@:\[\]]+)(?::(?P<port>\d{1,5}))?)(?P<path>(?:/[^\s?#]*)?)"
+    r"(?P<server>(?i:https?)://(?:\[[\da-fA-F:.]+\]|[^\s/?#@:\[\]]+)(?::(?P<port>\d{1,5}))?)(?P<path>(?:/[^\s?#]*)?)"
 )
 _OF_OPENAI = ("OpenAI-Organization", "OpenAI-Project")
 """Headers that the client takes from variables meant for OpenAI's own server."""

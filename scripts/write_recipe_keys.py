@@ -23,7 +23,7 @@ Made from `src/composer_replication/config.py` by `make docs`; a test checks tha
 
 A recipe is a TOML file. An unknown key is an error that names the nearest known one; values are not
 converted (`"3"` is not `3`). `--set KEY=VALUE` overrides one key for one run: `--set trl.max_steps=2`.
-Paths are relative to the recipe's own folder. A key without a default must be given.
+Paths are relative to the recipe's own folder. A key stands with its type, its default and its range.
 """
 TRL_NOTE = """
 These keys go unchanged to TRL's `GRPOConfig`; see TRL's own documentation for all of them. A key that TRL does
@@ -47,7 +47,7 @@ def page_text() -> str:
 
 
 def _tables_text(name: str, kind: type[Section], *, is_optional: bool) -> str:
-    note = "\nOff unless the table is there.\n" if is_optional else ""
+    note = " Off unless the table is there." if is_optional else ""
     text = _section_text(f"`[{name}]`", kind, note)
     for key, field in kind.model_fields.items():
         inner = _section_of(field.annotation)
@@ -57,15 +57,13 @@ def _tables_text(name: str, kind: type[Section], *, is_optional: bool) -> str:
 
 
 def _section_text(title: str, kind: type[Section], note: str) -> str:
-    rows = [
-        f"| `{key}` | {_type_text(field.annotation)} | {_default_text(field)} | {_range_text(field)} |"
+    keys = [
+        f"`{key}` ({', '.join(filter(None, (_type_text(field.annotation), _default_text(field), _range_text(field))))})"
         for key, field in kind.model_fields.items()
         if _section_of(field.annotation) is None and key != "trl"
     ]
     about = inspect.cleandoc(kind.__doc__ or "").replace("``", "`")
-    head = ["| key | type | default | range |", "|---|---|---|---|"]
-    table = "\n".join([*head, *rows]) if rows else "It has no keys."
-    return f"## {title}\n\n{about}\n{note}\n{table}\n"
+    return f"## {title}\n\n{about}{note}\n\n**Keys:** {' · '.join(keys) or 'none'}\n"
 
 
 def _section_of(annotation: Any) -> type[Section] | None:
@@ -93,7 +91,7 @@ def _default_text(field: Any) -> str:
     if field.is_required():
         return "**required**"
     if field.default is None:
-        return "none"
+        return "not set"
     shown = (
         str(field.default).lower()
         if isinstance(field.default, bool)

@@ -12,7 +12,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -26,32 +26,12 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    departed: ClassVar[dict[str, Any]] = {}
-    """Keys that were removed, each with its last default: the run.toml of an older run still has them, and is still read."""
-    instead: ClassVar[dict[str, str]] = {}
-    """By such a key, how the sentence that refuses it ends, where that is not just to take the line out."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_an_older_run(cls, table: Any) -> Any:
-        if not isinstance(table, dict):
-            return table
-        for key, last in cls.departed.items():
-            if table.get(key, last) != last:
-                constant = f" (it is always {json.dumps(last)} now)" if isinstance(last, int | float) else ""
-                raise ValueError(
-                    f"the key {key} has left: {cls.instead.get(key, f'take the line out{constant}')}"
-                )
-        return {key: value for key, value in table.items() if key not in cls.departed}
-
 
 class LoraSection(Section):
     """Low-rank adapters of all linear layers, instead of full fine-tuning (needs peft)."""
 
     rank: int = Field(16, ge=1)
     lora_alpha: int = Field(32, ge=1)
-
-    departed: ClassVar[dict[str, Any]] = {"target_modules": "all-linear"}
 
 
 class ModelSection(Section):
@@ -94,8 +74,6 @@ class RolloutsSection(Section):
     context_lines: int = Field(12, ge=0)
     grading_jobs: int = Field(2, ge=1)
 
-    departed: ClassVar[dict[str, Any]] = {"test_timeout_seconds": 20.0}
-
 
 class RewardSection(Section):
     """In-loop reward: a dotted path ``package.module:function`` of (text, answer, score) -> float.
@@ -113,25 +91,22 @@ class RewardSection(Section):
 class GuardSection(Section):
     """``HeldOutGuard``'s own arguments and defaults; without this table there is no guard."""
 
-    min_steps: int = 5
-    decline_patience: int = 8
-    ema_alpha: float = 0.8
-    kl_hard_stop: float = 0.08
-    max_proxy_real_gap: float = 0.35
+    min_steps: int = Field(5, ge=1)
+    decline_patience: int = Field(8, ge=1)
+    ema_alpha: float = Field(0.8, ge=0.0, lt=1.0)
+    kl_hard_stop: float = Field(0.08, gt=0.0)
+    max_proxy_real_gap: float = Field(0.35, gt=0.0)
 
 
 class EvidenceSection(Section):
-    """``EvidenceGuard`` beside the ``[guard]``: a halt with a guaranteed false-alarm rate.
+    """``EvidenceGuard`` beside the ``[guard]``: a halt that is false in at most 1% of honest runs (docs/safety.md).
 
-    ``planned_evaluations`` is how many held-out evaluations the run plans; ``tolerated_gap`` the
-    visible-minus-hidden gap that honest policies have, measured before the run (see
-    docs/safety.md). Needs ``heldout.sample_size``, fresh draws from a large pool. With it the golden code of each drawn task
-    runs first, so that an outage of the grader is not taken for a fall of the truth.
+    ``planned_evaluations`` is how many held-out evaluations the run plans; ``tolerated_gap`` the visible-minus-hidden gap
+    that honest policies have, measured before the run. Needs ``heldout.sample_size``, fresh draws from a large pool.
     """
 
     planned_evaluations: int = Field(ge=1)
     tolerated_gap: float = Field(gt=0.0, lt=1.0)
-    alpha: float = Field(0.01, gt=0.0, lt=1.0)
 
 
 class SandboxSection(Section):
@@ -143,12 +118,6 @@ class SandboxSection(Section):
 
     backend: str = ""
     accept_no_isolation: list[str] = []
-
-    departed: ClassVar[dict[str, Any]] = {
-        "memory_bytes": 2 * 1024**3,
-        "num_processes": 64,
-        "disk_bytes": 256 * 1024**2,
-    }
 
 
 def _method(loss_type: str, scale_rewards: str, level: str = "token", **more: Any) -> dict[str, Any]:
@@ -177,22 +146,17 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
 
 
 class TrainerSection(Section):
-    """What ``ComposerReplicationTrainer`` takes beyond TRL's own arguments.
+    """What ``ComposerReplicationTrainer`` takes beyond TRL's own arguments; docs/trainer.md has formulas and the table of presets.
 
-    ``preset`` names a method of the GRPO family; docs/trainer.md has its table. Keys that are
-    set here or in ``[trl]`` win over it, unless they contradict it (CR0760). The three keys after it are as
-    the preset says where they are not set, and off without one:
-    ``kl_in_reward`` folds ``beta`` times the summed log-ratio to the reference into the reward, centred in
-    the group, in place of TRL's term in the loss. ``dynamic_sampling_rounds``: how often groups whose rewards
-    are all equal are replaced by fresh prompts, at most, in one generation. ``effort_weight`` takes
-    ``effort_weight * x / (1 + x / 1000)`` off the reward, compared within the group: x adds up the tokens of a rollout (a
-    tenth of those of tool output), and 20 for each tool call and turn. It is at most 1000 times the weight, 0.1 in the preset
-    ``composer``, so that no saving outweighs a passed test.
+    ``preset`` names a method of the GRPO family. Keys that are set here or in ``[trl]`` win over it, unless they contradict
+    it (CR0760). The three keys after it are as the preset says where they are not set, and off without one:
+    ``kl_in_reward`` takes ``beta`` times the KL to the reference off the reward, in place of TRL's term in the loss;
+    ``dynamic_sampling_rounds`` is how often groups of equal rewards are replaced by fresh prompts in one generation;
+    ``effort_weight`` prices tokens, calls and turns, within the group.
 
-    ``cpu_threads`` is for training on the CPU: threads of the model's arithmetic, 0 for
-    torch's own choice. On a busy or small machine 1 is much faster than one a core:
-    threads that wait for each other burn the time that grading needs.
-    ``save_model`` writes the trained model with its card to ``model/`` at the end of a run that was not halted.
+    ``cpu_threads`` of the model's arithmetic on the CPU, 0 for torch's own choice. On a small machine 1 is much faster than
+    one a core: threads that wait for each other burn the time that grading needs. ``save_model`` writes the trained model
+    with its card to ``model/`` at the end of a run that was not halted.
     """
 
     preset: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "composer"] | None = None
@@ -206,26 +170,16 @@ class TrainerSection(Section):
     cpu_threads: int = Field(0, ge=0)
     save_model: bool = True
 
-    departed: ClassVar[dict[str, Any]] = {"importance_clip": None, "effort": None, "checks": True}
-    instead: ClassVar[dict[str, str]] = {
-        "importance_clip": "take the line out (it is always 2.0 now)",
-        "effort": "write trainer.effort_weight in place of the table",
-    }
-
 
 class HeldoutSection(Section):
-    """How the truth is measured; tasks here are never trained on.
+    """How the truth is measured; tasks here are never trained on. docs/rollouts.md explains readings.
 
-    ``repositories`` names the repositories (without version) whose tasks are held out.
-    ``split`` is a file that ``composer-rl tasks split`` wrote; the tasks must be those that it
-    was made of. ``fraction`` draws so many of the tasks, grouped by repository where there are
-    several. Without all three the ``split.json`` of ``tasks.store`` counts, or else 0.3 are drawn.
-    ``every`` guard folds share one evaluation: at the others it is not due. Each draws
-    ``sample_size`` tasks afresh (0: all), and ``num_canaries`` tasks that cannot be solved
-    honestly. One longer than ``timeout_seconds`` is missed, and the third in a row halts.
-    With ``[agent]`` an attempt is an episode within its limits, and the score the share of hidden tests
-    that pass, unless ``agent.reward.rule`` is ``all_or_nothing``. ``before_and_after_samples`` measures all tasks
-    twice, trained ones with ``before_and_after_trained_samples`` where that is given.
+    ``repositories`` (without version) names whose tasks are held out; ``split`` is a file of ``composer-rl tasks split``, made
+    of these very tasks; ``fraction`` draws so many, by repository where there are several. Without all three the
+    ``split.json`` of ``tasks.store`` counts, or else 0.3 are drawn. ``every`` guard folds share one reading, which draws
+    ``sample_size`` tasks afresh (0: all) and ``num_canaries`` that cannot be solved honestly. One longer than
+    ``timeout_seconds`` is missed, and the third in a row halts. ``before_and_after_samples`` measures all tasks twice, trained
+    ones with ``before_and_after_trained_samples`` where that is given.
     """
 
     repositories: list[str] = []
@@ -239,11 +193,6 @@ class HeldoutSection(Section):
     before_and_after_samples: int = Field(0, ge=0)
     before_and_after_trained_samples: int | None = Field(None, ge=1)
 
-    departed: ClassVar[dict[str, Any]] = {"has_sentinel": False}
-    instead: ClassVar[dict[str, str]] = {
-        "has_sentinel": "take the line out (with [evidence] it is always true now)"
-    }
-
     @model_validator(mode="after")
     def _one_division(self) -> HeldoutSection:
         if self.split and (self.repositories or self.fraction is not None):
@@ -252,33 +201,22 @@ class HeldoutSection(Section):
 
 
 class HintsSection(Section):
-    """Hint distillation (``trainer.alpha_sdpo``): the policy under a hint teaches the policy without it.
+    """Hint distillation (``trainer.alpha_sdpo``): the policy under a hint teaches the policy without it (docs/hints.md).
 
-    ``teacher`` is a moving average of the policy (``ema``, by 0.05 a step), its first weights (``frozen``)
-    or the model without its adapter (``lora-off``). ``jsd_alpha``: 0 forward KL, 1 reverse KL, between them
-    Jensen-Shannon, over the student's likeliest 100 tokens and one tail class. A token weighs
-    min(exp(logp - sampled logp), 2). The run ends where a hint does not fit its prompt exactly.
+    ``teacher`` is a moving average of the policy (``ema``, by 0.05 a step), its first weights (``frozen``) or the model without
+    its adapter (``lora-off``). ``jsd_alpha``: 0 forward KL, 1 reverse KL, between them Jensen-Shannon.
     """
 
     teacher: Literal["ema", "frozen", "lora-off"] = "ema"
     jsd_alpha: float = Field(0.5, ge=0.0, le=1.0)
-
-    departed: ClassVar[dict[str, Any]] = {
-        "writing": {"layers": ["template", "environment"]},
-        "turns_per_step": 4,
-        "ema_rate": 0.05,
-        "top_k": 100,
-        "strict": True,
-    }
 
 
 class ReplaySection(Section):
     """Preference pairs (``trainer.beta_replay``), mixed into every step: ``pairs_per_step`` of those given.
 
     ``kind`` is the loss, on mean log-probabilities a token; ``beta`` is its own (without one: dpo 5.0; ipo 0.1; simpo 2.0).
-    ``pairs`` is a file of pairs, one JSON object a line with prompt, chosen and rejected (texts, messages or ids), its path
-    seen from the recipe.
-    ``sibling_pairs`` also pairs, inside each group, rollouts that reach ``pass_reward`` with those that do not.
+    ``pairs`` is a file of JSON lines with prompt, chosen and rejected (texts, messages or ids). ``sibling_pairs`` also pairs,
+    inside each group, rollouts that reach ``pass_reward`` with those that do not.
     """
 
     kind: Literal["dpo", "ipo", "simpo"] = "dpo"
@@ -288,28 +226,21 @@ class ReplaySection(Section):
     sibling_pairs: bool = False
     pass_reward: float = 1.0
 
-    departed: ClassVar[dict[str, Any]] = {"margin": 0.0, "length_normalised": True}
-
 
 class CurriculumSection(Section):
-    """Draws the tasks of each generation by what is known of their pass rates; without this table the data order counts.
+    """Draws the tasks of each generation by what is known of their pass rates (docs/curriculum.md); without this table the data order counts.
 
-    A task weighs E[p(1-p)] under what it did so far. An attempt counts half after 100 generations, since the
-    policy moves on. Pass rates that ``eval --update-difficulty`` kept beside the tasks come first, as at most
-    eight attempts each: those of the very weights, and where there are none those of other policies. A tenth of the draws
-    is spread evenly over all active tasks; docs/curriculum.md says how tasks are retired and come back.
+    A task weighs E[p(1-p)] under what it did so far. Pass rates that ``eval --update-difficulty`` kept beside the tasks come
+    first, as at most eight attempts each; a tenth of the draws is spread evenly over all active tasks.
     """
-
-    departed: ClassVar[dict[str, Any]] = {"half_life": 100.0, "recorded": "any"}
 
 
 class RaySection(Section):
     """Attempts and gradings as actors of a Ray cluster, and a build of ``tasks.source`` too; docs/rollouts_on_ray.md has more.
 
-    ``address`` as ``tasks build --ray`` takes it; ``train --ray ADDRESS`` sets it. There are ``num_actors`` actors, each of which
-    asks Ray for ``num_cpus`` and ``resources``; 0 is one for each episode that runs at a time, or as many as the nodes have room
-    for where that is less; several processes of a run share the room. No more episodes run at a time than there are actors.
-    A run may be resumed with another table, or without one.
+    ``address`` as ``tasks build --ray`` takes it; ``train --ray ADDRESS`` sets it. ``num_actors`` 0 is one for each episode
+    that runs at a time, or as many as the nodes have room for where that is less; each asks Ray for ``num_cpus`` and
+    ``resources``. A run may be resumed with another table.
     """
 
     address: str
@@ -325,12 +256,7 @@ class ReplicasSection(Section):
     """Several trainers of one run (DiLoCo), each with its share of the tasks; docs/replicas.md explains each key.
 
     ``transport`` is the address of an object store (``s3://``, ``gs://``, ``az://``, ``file:///``), or for replicas on one
-    network ``torchft://HOST:PORT`` of ``composer-rl replicas lighthouse``. ``num_replicas`` replicas train ``sync_every`` steps each and then take one outer
-    step (Nesterov, 0.7 and momentum 0.9); what they learned is sent as ``precision`` says, and what rounding takes
-    away is sent the next time. ``fragments`` of the weights take turns, so that ``sync_every / fragments`` steps lie between two outer
-    steps; ``delay`` steps are trained while one is under way. ``min_replicas`` have to take part; the others are waited
-    for ``grace_seconds`` more, and ``min_replicas`` for ``deadline_seconds`` at most, as are all in the first outer step.
-    With one replica nothing of this is built.
+    network ``torchft://HOST:PORT`` of ``composer-rl replicas lighthouse``. With one replica nothing of this is built.
     """
 
     transport: str
@@ -342,9 +268,6 @@ class ReplicasSection(Section):
     min_replicas: int = Field(1, ge=1)
     grace_seconds: float = Field(60.0, gt=0.0)
     deadline_seconds: float = Field(600.0, gt=0.0)
-
-    departed: ClassVar[dict[str, Any]] = {"interface": "127.0.0.1", "lighthouse": ""}
-    instead: ClassVar[dict[str, str]] = {"lighthouse": 'write transport = "torchft://HOST:PORT"'}
 
     @property
     def is_torchft(self) -> bool:
@@ -401,14 +324,12 @@ class AgentToolsSection(Section):
 class AgentSection(Section):
     """Rollouts of several turns with tools; without this table a rollout is one answer. docs/agentic_training.md has more.
 
-    An answer has at most ``max_new_tokens``, a whole conversation ``max_context_tokens``; from ``summary_tokens`` on (0:
-    never) the policy sums up and goes on in a new one, four times at most. docs/episodes.md tells of the other
-    limits. ``template_options`` are variables of the chat template. ``monitor`` pays rollouts
-    with a finding 0 at most (``mask``), as docs/monitor.md says by class, or only counts findings (``report``). ``judge``
-    (``URL#MODEL``) is a server whose model is asked about a tenth of the paid ones, for a report.
-    ``log_prob_check`` compares trainer and sampler at each step: over 0.05 nats on average it tells
-    (``report``) or stops (``error``). At most ``max_concurrent`` episodes run at a time. Answers are sampled when every running episode
-    waits for one, so that the same seed gives the same bits.
+    An answer has at most ``max_new_tokens``, a whole conversation ``max_context_tokens``; from ``summary_tokens`` on (0: never)
+    the policy sums up and goes on in a new one, four times at most. docs/episodes.md tells of the other limits; at most
+    ``max_concurrent`` episodes run at a time. ``template_options`` are variables of the chat template. ``monitor`` pays rollouts
+    with a finding 0 at most (``mask``), as docs/monitor.md says, or only counts findings (``report``). ``judge`` (``URL#MODEL``)
+    is a server whose model is asked about a tenth of the paid ones, for a report. ``log_prob_check`` tells (``report``) or stops
+    (``error``) where trainer and sampler are more than 0.05 nats apart on average.
     """
 
     max_turns: int = Field(20, ge=1)
@@ -418,7 +339,6 @@ class AgentSection(Section):
     max_concurrent: int = Field(32, ge=1)
     summary_tokens: int = Field(0, ge=0)
     reminder: str = ""
-    system: str = ""
     template_options: dict[str, Any] = {}
     monitor: MonitorMode = "mask"
     judge: str = ""
@@ -426,18 +346,13 @@ class AgentSection(Section):
     reward: AgentRewardSection = AgentRewardSection()
     tools: AgentToolsSection = AgentToolsSection()
 
-    departed: ClassVar[dict[str, Any]] = {"dialect": "", "max_summaries": 4}
-
     @model_validator(mode="after")
     def _limits_fit(self) -> AgentSection:
         if self.min_new_tokens > self.max_new_tokens:
             raise ValueError("min_new_tokens is above max_new_tokens")
-        if self.max_new_tokens >= self.max_context_tokens:
-            raise ValueError(
-                "max_new_tokens leaves no room for a prompt: it has to be below max_context_tokens"
-            )
-        if self.summary_tokens >= self.max_context_tokens:
-            raise ValueError("summary_tokens is never reached: it has to be below max_context_tokens")
+        for name in ("max_new_tokens", "summary_tokens"):
+            if getattr(self, name) >= self.max_context_tokens:
+                raise ValueError(f"{name} has to be below max_context_tokens: a prompt needs room, too")
         return self
 
 
@@ -461,20 +376,6 @@ class RunConfig(Section):
     ray: RaySection | None = None
     replicas: ReplicasSection | None = None
     trl: dict[str, Any] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_older_run(cls, table: Any) -> Any:
-        """The sentinel with [evidence] and the lighthouse of torchft get their last defaults, with which ``departed`` takes them out."""
-        if not isinstance(table, dict):
-            return table
-        heldout, replicas = table.get("heldout"), table.get("replicas")
-        if "evidence" in table and isinstance(heldout, dict) and heldout.get("has_sentinel") is True:
-            table = {**table, "heldout": {**heldout, **HeldoutSection.departed}}
-        if isinstance(replicas, dict) and replicas.get("transport") == "torchft" and "lighthouse" in replicas:
-            transport = f"torchft://{replicas['lighthouse']}"
-            table = {**table, "replicas": {**replicas, **ReplicasSection.departed, "transport": transport}}
-        return table
 
     @model_validator(mode="after")
     def _tables_fit(self) -> RunConfig:
@@ -502,6 +403,35 @@ class RunConfig(Section):
             if is_so:
                 raise ValueError(problem)
         return self
+
+
+DEPARTED: Final[dict[str, dict[str, Any]]] = {
+    "model.lora": {"target_modules": "all-linear"},
+    "rollouts": {"test_timeout_seconds": 20.0},
+    "sandbox": {"memory_bytes": 2 * 1024**3, "num_processes": 64, "disk_bytes": 256 * 1024**2},
+    "trainer": {"importance_clip": None, "effort": None, "checks": True},
+    "heldout": {"has_sentinel": False},
+    "evidence": {"alpha": 0.01},
+    "hints": {
+        "writing": {"layers": ["template", "environment"]},
+        "turns_per_step": 4,
+        "ema_rate": 0.05,
+        "top_k": 100,
+        "strict": True,
+    },
+    "replay": {"margin": 0.0, "length_normalised": True},
+    "curriculum": {"half_life": 100.0, "recorded": "any"},
+    "replicas": {"lighthouse": "", "interface": "127.0.0.1"},
+    "agent": {"dialect": "", "max_summaries": 4, "system": ""},
+}
+"""Keys that have left, by table, with their last defaults: the run.toml of an older run has them, and is still read."""
+_INSTEAD = {
+    "trainer.importance_clip": "take the line out (it is always 2.0 now)",
+    "trainer.effort": "write trainer.effort_weight in place of the table",
+    "heldout.has_sentinel": "take the line out (with [evidence] it is always true now)",
+    "replicas.lighthouse": 'write transport = "torchft://HOST:PORT"',
+}
+"""How the sentence ends that refuses another value, where that is not just to take the line out."""
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -537,13 +467,34 @@ def parse_config(
 
     An error in one of ``overrides`` names the flag instead of ``where``.
     """
-    try:
-        return RunConfig.model_validate(dict(table))
-    except ValidationError as error:
-        key, sentence = _first_problem(error)
-        flag = next((name for name in overrides or {} if _is_within(key, name) or _is_within(name, key)), "")
-        fix = "see docs/recipe-keys.md for every key."
-        raise UsageError("CR0204", sentence, where=f"--set {flag}" if flag else where, fix=fix) from error
+    current, problem = _without_departed(table)
+    if problem is None:
+        try:
+            return RunConfig.model_validate(current)
+        except ValidationError as error:
+            problem = _first_problem(error)
+    key, sentence = problem
+    flag = next((name for name in overrides or {} if _is_within(key, name) or _is_within(name, key)), "")
+    fix = "see docs/recipe-keys.md for every key."
+    raise UsageError("CR0204", sentence, where=f"--set {flag}" if flag else where, fix=fix)
+
+
+def _without_departed(table: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, str] | None]:
+    """The recipe without keys that have left, and the first one that had another value than its last default, if any."""
+    current: dict[str, Any] = copy.deepcopy(dict(table))
+    for section, keys in DEPARTED.items():
+        *outer, name = section.split(".")
+        inner = (current.get(outer[0]) or {}) if outer else current
+        found = inner.get(name) if isinstance(inner, dict) else None
+        if not isinstance(found, dict):
+            continue
+        for key, last in keys.items():
+            value, dotted = found.pop(key, last), f"{section}.{key}"
+            if value != last and not (dotted == "heldout.has_sentinel" and "evidence" in current):
+                constant = f" (it is always {json.dumps(last)} now)" if isinstance(last, int | float) else ""
+                cure = _INSTEAD.get(dotted, f"take the line out{constant}")
+                return current, (dotted, f"the key {dotted} has left: {cure}.")
+    return current, None
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -589,17 +540,15 @@ def _first_problem(error: ValidationError) -> tuple[str, str]:
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     path = [str(part) for part in problem["loc"]]
     key = ".".join(path) or "the recipe"
-    if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(path[-1], _known_keys(path[:-1]), n=1, cutoff=0.0)
-        hint = (
-            f"; the nearest known key is {'.'.join([*path[:-1], *near])}"
-            if near
-            else ": its table has no keys"
-        )
-        return key, f"unknown key {key}{hint}."
     if problem["type"] == "missing":
         return key, f"the key {key} is missing."
-    return key, f"{key}: {problem['msg'].removeprefix('Value error, ')}."
+    if problem["type"] != "extra_forbidden":
+        return key, f"{key}: {problem['msg'].removeprefix('Value error, ')}."
+    near = difflib.get_close_matches(path[-1], _known_keys(path[:-1]), n=1, cutoff=0.0)
+    known = (
+        f"; the nearest known key is {'.'.join([*path[:-1], *near])}" if near else ": its table has no keys"
+    )
+    return key, f"unknown key {key}{known}."
 
 
 def _known_keys(path: list[str]) -> list[str]:
@@ -610,6 +559,6 @@ def _known_keys(path: list[str]) -> list[str]:
         options = [annotation, *getattr(annotation, "__args__", ())]
         inner = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
         if inner is None:
-            return list(kind.model_fields)
+            break
         kind = inner
     return list(kind.model_fields)

@@ -17,6 +17,8 @@ The number is the exit code of ``composer-rl``. Exit code 1 is a bug of ours and
 
 from __future__ import annotations
 
+import copyreg
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -51,15 +53,8 @@ class ComposerError(Exception):
         return f"{self.code}: {self.message}{place}{next_step}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.args, self.__dict__.copy())
-
-
-def _rebuild(kind: type[ComposerError], args: tuple[Any, ...], state: dict[str, Any]) -> ComposerError:
-    """Restore an error from its pickle without calling a keyword-only constructor."""
-    error = kind.__new__(kind, *args)
-    error.args = args
-    error.__dict__.update(state)
-    return error
+        """From a pickle it comes back without a call of a constructor that takes keywords, or other arguments."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class UsageError(ComposerError):
@@ -109,11 +104,10 @@ class SplitOverlapError(InputError, ValueError):
 
     def __init__(self, pairs: list[tuple[str, str, str]]) -> None:
         kinds: dict[tuple[str, str], list[str]] = {}
-        counts: dict[str, int] = {}
         for kind, train, heldout in pairs:
             kinds.setdefault((train, heldout), []).append(kind)
-            counts[kind] = counts.get(kind, 0) + 1
         shown = [f"{' and '.join(found)}: {train} and {heldout}" for (train, heldout), found in kinds.items()]
+        counts = Counter(kind for kind, _, _ in pairs)
         by_kind = ", ".join(f"{count} by {kind}" for kind, count in counts.items())
         more = f"; and {len(kinds) - 5} more" if len(kinds) > 5 else ""
         super().__init__(

@@ -11,7 +11,6 @@ from composer_replication.records import (
     Completion,
     ExecResult,
     FileEntry,
-    HeldoutReading,
     HintedTurn,
     Rollout,
     SandboxSpec,
@@ -183,7 +182,11 @@ class GuardStatus(Protocol):
 
 
 class Guard(Stateful, Protocol):
-    """The run-level kill switch, as the trainer sees it."""
+    """The run-level kill switch, as the trainer sees it.
+
+    A guard that judges whole readings also has ``update_from_reading(round_idx, reading, *, in_loop_reward, kl_to_init)``,
+    which is called in the place of ``update`` where ``heldout_eval_fn`` gives a ``HeldoutReading``.
+    """
 
     def update(
         self, round_idx: int, *, in_loop_reward: float, heldout_score: float, kl_to_init: float | None = None
@@ -192,24 +195,6 @@ class Guard(Stateful, Protocol):
     def should_halt(self) -> bool: ...
 
     def raise_if_fired(self, status: Any = None) -> None: ...
-
-
-@runtime_checkable
-class ReadingGuard(Guard, Protocol):
-    """A guard that judges whole readings.
-
-    Where ``heldout_eval_fn`` gives a ``HeldoutReading`` the trainer calls ``update_from_reading``
-    in the place of ``update``.
-    """
-
-    def update_from_reading(
-        self,
-        round_idx: int,
-        reading: HeldoutReading,
-        *,
-        in_loop_reward: float,
-        kl_to_init: float | None = None,
-    ) -> GuardStatus: ...
 
 
 class HintGenerator(Protocol):

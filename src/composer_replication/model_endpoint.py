@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from composer_replication.errors import UsageError, needs_extra
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 120.0
 """For one answer; a large model on a slow machine needs a minute."""
 _CHAT = "/chat/completions"
+_ADDRESS = re.compile(
+    r"(?P<server>(?i:https?)://(?:\[[\da-fA-F:.]+\]|[^\s/?#@:\[\]]+)(?::(?P<port>\d{1,5}))?)(?P<path>(?:/[^\s?#]*)?)"
+)
 _OF_OPENAI = ("OpenAI-Organization", "OpenAI-Project")
 """Headers that the client takes from variables meant for OpenAI's own server."""
 
@@ -120,22 +123,15 @@ def open_endpoint(url: str, model: str, key_variable: str = "") -> Endpoint:
         UsageError: an address that is none, no model, or an empty variable (CR0206).
     """
     key = os.environ.get(key_variable, "").strip() if key_variable else ""
-    problem, where = "", "--instructions-from"
-    try:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
-            problem = "the address is not http://HOST or https://HOST"
-        elif parts.username or parts.password or parts.query or parts.fragment:
-            problem = "the address holds a user, a password or a query"
-    except ValueError:  # of a port that is no number, or half of an IPv6 address
-        problem = "the address is not http://HOST or https://HOST"
-    if not problem and not model:
+    problem, where, address = "", "--instructions-from", _ADDRESS.fullmatch(url)
+    if address is None or (address["port"] and not 0 < int(address["port"]) < 2**16):
+        problem = "the address is not http://HOST or https://HOST, without user, password and query"
+    elif not model:
         problem, where = "no model is named", "--instructions-model"
-    elif not problem and key_variable and not (key and key.isascii() and key.isprintable()):
-        problem = f"the environment variable {key_variable!r} holds no key"
-        where = "--instructions-key-env"
-    if problem:
+    elif key_variable and not (key and key.isascii() and key.isprintable()):
+        problem, where = f"the environment variable {key_variable!r} holds no key", "--instructions-key-env"
+    if problem or address is None:
         fix = "--instructions-from http://127.0.0.1:8000/v1 --instructions-model NAME [--instructions-key-env VARIABLE]"
         raise UsageError("CR0206", f"{problem}.", where=where, fix=fix)
-    path = parts.path.rstrip("/").removesuffix(_CHAT)
-    return Endpoint(f"{parts.scheme}://{parts.netloc}{path.removesuffix('/v1')}/v1", model, key)
+    path = address["path"].rstrip("/").removesuffix(_CHAT).removesuffix("/v1")
+    return Endpoint(f"{address['server']}{path}/v1", model, key)

@@ -67,7 +67,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for one process; the lock dies with the process. Torn writes of dead ones are removed.
+        """Hold the folder for one process; the lock dies with the process.
 
         Raises:
             UsageError: another live process holds it (CR0203).
@@ -83,23 +83,7 @@ class RunFolder:
                     where=str(self.root),
                     fix="wait for it to end, or choose another folder with --out RUN.",
                 ) from error
-            _remove_torn_writes(self.root)
-            _remove_torn_writes(self.rollouts)
             yield
-
-
-def _remove_torn_writes(folder: Path) -> None:
-    """Delete what ``write_atomic`` had not renamed yet when its process was killed."""
-    for path in folder.glob(".*.tmp"):
-        match = _TORN_WRITE.fullmatch(path.name)
-        if match is None:
-            continue
-        try:
-            os.kill(int(match[1]), 0)  # `report` writes without the lock, and may be at it
-        except ProcessLookupError:
-            path.unlink(missing_ok=True)
-        except (OverflowError, PermissionError):
-            continue  # no process number, or another user's process
 
 
 def write_atomic(path: Path, data: str | bytes) -> None:

@@ -124,11 +124,11 @@ def test_the_page_of_recipe_keys_is_up_to_date(recipe_keys: ModuleType) -> None:
 def test_the_page_of_recipe_keys_names_every_key(recipe_keys: ModuleType) -> None:
     text = recipe_keys.page_text()
     for expected in (
-        "| `every` | integer | `1` | >= 1 |",
-        '| `dtype` | `"float32"` or `"bfloat16"` | `"float32"` |  |',
-        "| `name` | string | **required** |  |",
+        "`every` (integer, `1`, >= 1)",
+        '`dtype` (`"float32"` or `"bfloat16"`, `"float32"`)',
+        "`name` (string, **required**)",
         "## `[model.lora]`",
-        "| `prefix_sharing` | true or false | `false` |  |",
+        "`prefix_sharing` (true or false, `false`)",
     ):
         assert expected in text
 

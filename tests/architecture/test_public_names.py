@@ -64,7 +64,6 @@ PROTOCOLS = {
     "Policy",
     "PromptChooser",
     "PromptSource",
-    "ReadingGuard",
     "Sandbox",
     "SandboxBackend",
     "Stateful",

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
 
 from scripted_tools import END, ThinkingSampler, said, sampler_of
 
-from composer_replication.cli.training_run import run_recipe
+from composer_replication.cli.train_verb import run_recipe
 from composer_replication.records import Completion
 from composer_replication.rollouts.episodes.policies import SampleOptions
 from composer_replication.trainer import episode_rollouts

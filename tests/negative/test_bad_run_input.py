@@ -59,9 +59,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_model_that_cannot_be_used(
-    command: Command, store: Path, models: Path, name: str, code: str, words: str
+    command: Command, store: Path, models: Path, tmp_path: Path, name: str, code: str, words: str
 ) -> None:
-    answer = command("eval", models / name, "--tasks", store, "--prompt-style", "chat")
+    chat = tmp_path / "chat.toml"
+    chat.write_text('[model]\nname = "-"\n[tasks]\nstore = "-"\n[rollouts]\nprompt_style = "chat"\n')
+    answer = command("eval", models / name, "--tasks", store, "--recipe", chat)
     assert (answer.exit_code, answer.error["code"]) == (4, code)
     assert words in answer.error["message"]
     assert name in answer.error["where"]

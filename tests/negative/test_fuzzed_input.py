@@ -114,7 +114,7 @@ def test_recipes(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     def reach(*_: Any, **__: Any) -> Any:
         raise Reached
 
-    monkeypatch.setattr(training_run, "_go", reach)
+    monkeypatch.setattr(training_run.TrainingRun, "go", reach)
     draw, num_passed = random.Random(0), 0
     for number in range(NUM_RECIPES):
         recipe = tmp_path / "run.toml"

@@ -71,10 +71,11 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
         ({"heldout": {}, "guard": {}, "evidence": EVIDENCE}, "needs heldout.sample_size"),
         (
             {"hints": {"top_k": 20}, **SDPO},
-            "hints: the key top_k has left: take the line out (it is always 100 now)",
+            "the key hints.top_k has left: take the line out (it is always 100 now)",
         ),
         ({"heldout": {"has_sentinel": True}}, "(with [evidence] it is always true now)"),
-        ({"trainer": {"effort": {"q": 1.0}}}, "the key effort has left: write trainer.effort_weight"),
+        ({"evidence": {"alpha": 0.05}}, "the key evidence.alpha has left: take the line out"),
+        ({"trainer": {"effort": {"q": 1.0}}}, "the key trainer.effort has left: write trainer.effort_weight"),
     ],
 )
 def test_a_wrong_recipe_is_one_sentence_that_names_the_key(change: dict[str, Any], said: str) -> None:

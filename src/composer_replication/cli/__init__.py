@@ -5,8 +5,8 @@ Through one command, ``composer-rl VERB``. This is the only folder that joins th
     main.py                 the frame: parse first, import a verb's parts only once it is chosen
     command_line.toml       the verbs and their arguments
     NAME_verb.py            one file per verb: run -> (result, exit code), render -> text
-    training_run.py         one run from recipe to report
-    assembly.py             the parts of a run, joined
+    assembly.py             the parts of a run, joined: checks, tasks, guard, sandboxes, attempts
+    training_run.py         one run from its tasks to its report
     task_division.py        which tasks are trained on, and which are held out
     machine_troubles.py     what this machine refused, and what is written down when the fault is ours
     explanations/*.toml     what each error code means

@@ -8,12 +8,11 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import math
-import os
 import platform
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +63,9 @@ from composer_replication.tasks.sentinels import make_canaries
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import STORE_VERSION
 from composer_replication.traces.pairs import pair_sources, read_pair_rows
+from composer_replication.trainer.library_notices import calm_libraries
+from composer_replication.trainer.preset_settings import check_arguments, resolve_method, sampling_settings
+from composer_replication.trainer.setting_errors import spread_weights
 
 if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
@@ -100,8 +102,6 @@ def check_agent(config: RunConfig) -> None:
         return
     uses_vllm, is_server = config.trl.get("use_vllm"), config.trl.get("vllm_mode") == "server"
     if shards_weights() and not uses_vllm:
-        from composer_replication.trainer.setting_errors import spread_weights
-
         raise spread_weights("agent")
     refused = ["use_transformers_continuous_batching"]
     if uses_vllm and not is_server:
@@ -121,11 +121,19 @@ def check_agent(config: RunConfig) -> None:
     open_judge(config.agent.judge)
 
 
+@contextmanager
+def training_packages(purpose: str, *, quiet: bool) -> Iterator[None]:
+    """Inside, the training packages are loaded and say only what is an error; a missing one is refused (CR0101)."""
+    with ExitStack() as stack:
+        with needs_extra("train", purpose):
+            stack.enter_context(calm_libraries(quiet=quiet))
+            import composer_replication.trainer.composer_trainer  # noqa: F401  # the heaviest import of all
+        yield
+
+
 def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
     """What the training packages say: TRL's arguments and the method of the recipe."""
     with needs_extra("train", "training"):
-        import composer_replication.trainer.composer_trainer  # noqa: F401  # the heaviest import of all
-        from composer_replication.trainer.preset_settings import check_arguments, resolve_method
         from composer_replication.trainer.run_setup import lora_config, trl_arguments
 
         lora_config(config.model.lora)
@@ -134,18 +142,22 @@ def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
     return arguments, method
 
 
+def find_trl_server(config: RunConfig) -> ServedModel:
+    """The server that ``[trl]`` names, as it describes itself; waited for ``trl.vllm_server_timeout`` where that is set."""
+    of = config.trl
+    url = of.get("vllm_server_base_url")
+    url = url or f"http://{of.get('vllm_server_host', '0.0.0.0')}:{of.get('vllm_server_port', 8000)}"  # noqa: S104  TRL's
+    return find_server(open_server(url), wait_seconds=float(of.get("vllm_server_timeout", 0.0)))
+
+
 def make_guard(config: RunConfig) -> HeldOutGuard | CombinedGuard | None:
     """The guard of ``[guard]``, with that of ``[evidence]`` where there is one."""
     if config.guard is None:
         return None
-    try:
-        guard = HeldOutGuard(**config.guard.model_dump())
-        if config.evidence is None:
-            return guard
-        return CombinedGuard(guard, EvidenceGuard(**config.evidence.model_dump()))
-    except ValueError as error:
-        fix = "see docs/recipe-keys.md."
-        raise UsageError("CR0204", f"guard: {error}.", where="[guard], [evidence]", fix=fix) from error
+    guard = HeldOutGuard(**config.guard.model_dump())
+    if config.evidence is None:
+        return guard
+    return CombinedGuard(guard, EvidenceGuard(**config.evidence.model_dump()))
 
 
 def identity_table(config: RunConfig) -> dict[str, Any]:
@@ -178,17 +190,7 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
         return TaskStore.open(folder, backend=config.sandbox.backend or None)
 
     def located(source: str) -> str:
-        if needs_no_path(source):
-            return source
-        path = (recipe_folder / source).resolve()
-        if source in section.source and not os.path.exists(path):  # noqa: PTH110 - false for a name that is too long
-            raise InputError(
-                "CR0402",
-                f"there is no {source!r} beside the recipe.",
-                where=f"tasks.source = {source}",
-                fix="give a path relative to the recipe's folder.",
-            )
-        return str(path)
+        return source if needs_no_path(source) else str((recipe_folder / source).resolve())
 
     sources = [located(source) for source in section.source]
     key = _tasks_key(config, sources)
@@ -325,213 +327,158 @@ def open_actors(config: RunConfig, store: TaskStore) -> Iterator[RolloutCluster 
 # --------------------------------------------------------------------------- attempts
 
 
-def open_attempts(
-    config: RunConfig,
-    grader: Grader,
-    model: Any,
-    tokenizer: Any,
-    folder: RunFolder,
-    *,
-    tasks: RunTasks,
-    curriculum: Curriculum | None,
-    cluster: RolloutCluster | None,
-) -> tuple[Any, Any, HintGenerator | None, TaskSampler]:
-    """The recipe's attempts: episodes where it has an ``[agent]`` table, else single answers. A curriculum hears of every outcome.
+@dataclass(frozen=True)
+class Attempts:
+    """How a recipe's attempts are made: episodes where it has an ``[agent]`` table, else single answers.
 
-    Returns:
-        What a trainer takes as reward, rollout function (None for single answers) and source of hints, and who samples
-        for evaluation.
+    With ``cluster`` its actors make them, and no more of them at a time than it has. ``model`` may have no weights where a
+    server samples, and is None where only conversations are opened.
     """
 
-    def hinted(observer: Any) -> HintGenerator | None:
-        if config.trainer.alpha_sdpo == 0.0:
-            return None
-        return HintedTurnMaker(tokenizer, observe=observer)
+    config: RunConfig
+    grader: Grader
+    tokenizer: Any
+    model: Any = None
+    cluster: RolloutCluster | None = None
 
-    if config.agent is not None:
-        from composer_replication.trainer.episode_rollouts import (
-            EpisodeRollouts,
-            TrainedPolicy,
-            episode_reward_of,
+    @property
+    def agent(self) -> AgentSection:
+        return self.config.agent or AgentSection()
+
+    def player(self, *listeners: Listener, is_evaluation: bool = False) -> EpisodePlayer:
+        """Who plays episodes as ``[agent]`` says; with ``is_evaluation`` those that ``EpisodeSampler`` takes."""
+        options, cluster, grader = self.agent, self.cluster, self.grader
+        attempt = attempt_options(self.config) | ({"monitor": "off"} if is_evaluation else {})
+        open_environment: Callable[[], Any] = partial(FeatureDeletionEnv, grader, **attempt)
+        if cluster is not None:
+            from composer_replication.rollouts.cluster.rollout_cluster import RayEnvironment
+
+            open_environment = partial(RayEnvironment, cluster)
+            fewer = min(options.max_concurrent, cluster.options.num_actors)
+            options = options.model_copy(update={"max_concurrent": fewer})
+        # often some more ids than the tokenizer has
+        num_ids = None if self.model is None else int(self.model.config.get_text_config().vocab_size)
+        return EpisodePlayer(
+            grader,
+            open_environment,
+            LedgerTalk(self.tokenizer, options, num_ids=num_ids),
+            options,
+            seed=self.config.seed,
+            temperature=float(self.config.trl.get("temperature", 1.0)),
+            judge=None if is_evaluation else open_judge(options.judge),
+            listeners=listeners,
+            keeps_trees=is_evaluation,
+            num_places=None if cluster is None else lambda: len(cluster.places()),
         )
 
-        kept = KeptEpisodes(
-            folder.rollouts, part=file_part(), session_id=folder.root.name, model_name=config.model.name
+    def for_training(
+        self, folder: RunFolder, tasks: RunTasks, curriculum: Curriculum | None
+    ) -> tuple[Any, Any, HintGenerator | None, TaskSampler]:
+        """What a trainer takes as reward, rollout function (None for single answers) and source of hints, and who samples for
+        evaluation. A curriculum hears of every outcome.
+        """
+        config = self.config
+        reward: Any
+        rollouts: Any = None
+        sampler: TaskSampler
+        observer: ObservedEpisodes | TaskObserver
+        has_hints = config.trainer.alpha_sdpo != 0.0
+        if config.agent is None:
+            reward, sampler = self._answers_reward(folder, tasks, curriculum), self.answers()
+            observer = TaskObserver(self.grader, tests=config.reward.tests, options=config.rollouts)
+        else:
+            from composer_replication.trainer import episode_rollouts
+
+            name, most = config.model.name, self.agent.max_concurrent
+            kept = KeptEpisodes(
+                folder.rollouts, part=file_part(), session_id=folder.root.name, model_name=name
+            )
+            observer = ObservedEpisodes(self.grader.store)
+            listeners: list[Listener] = [kept.keep]
+            if curriculum is not None:
+                listeners.append(lambda played: curriculum.note(list(map(outcome_of_episode, played))))
+            if has_hints:
+                listeners.append(observer.note)
+            if config.trl.get("use_vllm") and config.trl.get("vllm_mode") == "server":
+                self.require_server(find_trl_server(config))
+            player = self.player(*listeners)
+            self.refuse_long_conversations(player, (*tasks.train, *tasks.heldout))
+            judge = self.player(is_evaluation=True)
+            sampler = EpisodeSampler(
+                judge, episode_rollouts.TrainedPolicy(max_batch=most), keep=kept.keep_evaluation
+            )
+            reward = episode_rollouts.episode_reward_of(player)
+            rollouts = episode_rollouts.EpisodeRollouts(player, max_batch=most)
+        hints = HintedTurnMaker(self.tokenizer, observe=observer) if has_hints else None
+        return reward, rollouts, hints, sampler
+
+    def _answers_reward(self, folder: RunFolder, tasks: RunTasks, curriculum: Curriculum | None) -> Any:
+        from composer_replication.trainer.policy import end_token_ids
+
+        config = self.config
+        return FeatureDeletionReward(
+            {task.task_id: task for task in tasks.train},
+            self.grader,
+            load_reward_rule(config.reward.function),
+            prompt_style=config.rollouts.prompt_style,
+            tests=config.reward.tests,
+            folder=folder.rollouts,
+            part=file_part(),
+            on_outcomes=None if curriculum is None else curriculum.note,
+            end_token_ids=end_token_ids(self.model, self.tokenizer),
+            shuffle_seed=config.seed if config.reward.is_shuffled else None,
         )
-        observed = ObservedEpisodes(grader.store)
-        listeners: list[Listener] = [kept.keep]
-        if curriculum is not None:
-            listeners.append(lambda played: curriculum.note(list(map(outcome_of_episode, played))))
-        if config.trainer.alpha_sdpo != 0.0:
-            listeners.append(observed.note)
-        if config.trl.get("use_vllm") and config.trl.get("vllm_mode") == "server":
-            require_server(config, find_trl_server(config), model, tokenizer)
-        open_one = partial(
-            open_player, config, grader, tokenizer, num_ids=num_model_ids(model), cluster=cluster
+
+    def answers(self) -> TaskSampler:
+        """Fresh single answers of the model as it is now, asked as in training."""
+        from composer_replication.trainer.policy import InProcessPolicy
+
+        sampling, options = sampling_settings(self.config), self.config.rollouts
+        as_chat = options.prompt_style == "chat"
+        policy = InProcessPolicy(self.model, self.tokenizer, as_chat=as_chat, sampling=sampling)
+        length, temperature = sampling.max_completion_length, float(sampling.temperature)
+        sampler = PolicySampler(policy, self.grader, options, max_new_tokens=length, temperature=temperature)
+        policy.on_prompts = sampler.note_prompts
+        return sampler
+
+    def episodes(self, tasks: Sequence[Task], served: ServedModel | None) -> EpisodeSampler:
+        """Who attempts ``tasks`` by episodes of a model that nobody trains now, sampled by a server where one is ``served``."""
+        from composer_replication.trainer.episode_rollouts import TrainedPolicy, still_trainer
+
+        judge = self.player(is_evaluation=True)
+        self.refuse_long_conversations(judge, tasks)
+        if served is not None:
+            self.require_server(served)
+        endpoint = None if served is None else served.endpoint
+        still = still_trainer(self.config, self.model, self.tokenizer)
+        return EpisodeSampler(judge, TrainedPolicy(self.agent.max_concurrent, endpoint, still))
+
+    def require_server(self, served: ServedModel) -> None:
+        """Stop where a server cannot sample the recipe's episodes."""
+        require_fit(
+            served,
+            self.tokenizer,
+            max_context_tokens=self.agent.max_context_tokens,
+            model_name=self.config.model.name,
+            model_config=self.model.config.get_text_config().to_dict(),
         )
-        player = open_one(listeners=listeners)
-        refuse_long_conversations(config, player, (*tasks.train, *tasks.heldout), model)
-        policy, judge = TrainedPolicy(max_batch=config.agent.max_concurrent), open_one(is_evaluation=True)
-        sampler = EpisodeSampler(judge, policy, keep=kept.keep_evaluation)
-        rollouts = EpisodeRollouts(player, max_batch=config.agent.max_concurrent)
-        return episode_reward_of(player), rollouts, hinted(observed), sampler
-    from composer_replication.trainer.policy import end_token_ids
 
-    reward = FeatureDeletionReward(
-        {task.task_id: task for task in tasks.train},
-        grader,
-        load_reward_rule(config.reward.function),
-        prompt_style=config.rollouts.prompt_style,
-        tests=config.reward.tests,
-        folder=folder.rollouts,
-        part=file_part(),
-        on_outcomes=None if curriculum is None else curriculum.note,
-        end_token_ids=end_token_ids(model, tokenizer),
-        shuffle_seed=config.seed if config.reward.is_shuffled else None,
-    )
-    observer = TaskObserver(grader, tests=config.reward.tests, options=config.rollouts)
-    return reward, None, hinted(observer), open_sampler(config, grader, model, tokenizer)
-
-
-def open_sampler(config: RunConfig, grader: Grader, model: Any, tokenizer: Any) -> PolicySampler:
-    """Fresh samples of the model as it is now, asked as in training."""
-    from composer_replication.trainer.policy import InProcessPolicy
-    from composer_replication.trainer.preset_settings import sampling_settings
-
-    sampling = sampling_settings(config)
-    as_chat = config.rollouts.prompt_style == "chat"
-    policy = InProcessPolicy(model, tokenizer, as_chat=as_chat, sampling=sampling)
-    sampler = PolicySampler(
-        policy,
-        grader,
-        config.rollouts,
-        max_new_tokens=sampling.max_completion_length,
-        temperature=float(sampling.temperature),
-    )
-    policy.on_prompts = sampler.note_prompts
-    return sampler
-
-
-# --------------------------------------------------------------------------- episodes
-
-
-def open_player(
-    config: RunConfig,
-    grader: Grader,
-    tokenizer: Any,
-    *,
-    listeners: Sequence[Listener] = (),
-    num_ids: int | None = None,
-    is_evaluation: bool = False,
-    cluster: RolloutCluster | None = None,
-) -> EpisodePlayer:
-    """Who plays episodes as ``[agent]`` says; with ``is_evaluation`` those that ``EpisodeSampler`` takes.
-
-    With ``cluster`` attempts are made in its actors, and no more of them at a time than it has. ``num_ids`` as
-    ``LedgerTalk``.
-    """
-    options = config.agent or AgentSection()
-    attempt = attempt_options(config) | ({"monitor": "off"} if is_evaluation else {})
-    open_environment: Callable[[], Any] = partial(FeatureDeletionEnv, grader, **attempt)
-    if cluster is not None:
-        from composer_replication.rollouts.cluster.rollout_cluster import RayEnvironment
-
-        open_environment = partial(RayEnvironment, cluster)
-        fewer = min(options.max_concurrent, cluster.options.num_actors)
-        options = options.model_copy(update={"max_concurrent": fewer})
-    return EpisodePlayer(
-        grader,
-        open_environment,
-        LedgerTalk(tokenizer, options, num_ids=num_ids),
-        options,
-        seed=config.seed,
-        temperature=float(config.trl.get("temperature", 1.0)),
-        judge=None if is_evaluation else open_judge(options.judge),
-        listeners=listeners,
-        keeps_trees=is_evaluation,
-        num_places=None if cluster is None else lambda: len(cluster.places()),
-    )
-
-
-def open_episode_sampler(
-    config: RunConfig,
-    grader: Grader,
-    model: Any,
-    tokenizer: Any,
-    tasks: Sequence[Task],
-    *,
-    cluster: RolloutCluster | None = None,
-    served: ServedModel | None = None,
-) -> EpisodeSampler:
-    """Who attempts ``tasks`` by episodes of a model that nobody trains now; tools, limits and sampling are the recipe's.
-
-    With ``served`` that server samples, and ``model`` needs no weights.
-    """
-    from composer_replication.trainer.episode_rollouts import TrainedPolicy, still_trainer
-
-    judge = open_player(
-        config, grader, tokenizer, num_ids=num_model_ids(model), is_evaluation=True, cluster=cluster
-    )
-    refuse_long_conversations(config, judge, tasks, model)
-    if served is not None:
-        require_server(config, served, model, tokenizer)
-    endpoint = None if served is None else served.endpoint
-    policy = TrainedPolicy(max_batch=(config.agent or AgentSection()).max_concurrent, endpoint=endpoint)
-    policy.trainer = still_trainer(config, model, tokenizer)
-    return EpisodeSampler(judge, policy)
-
-
-def find_trl_server(config: RunConfig) -> ServedModel:
-    """The server that ``[trl]`` names, as it describes itself; waited for ``trl.vllm_server_timeout`` where that is set."""
-    of = config.trl
-    url = of.get("vllm_server_base_url")
-    url = url or f"http://{of.get('vllm_server_host', '0.0.0.0')}:{of.get('vllm_server_port', 8000)}"  # noqa: S104  TRL's
-    return find_server(open_server(url), wait_seconds=float(of.get("vllm_server_timeout", 0.0)))
-
-
-def require_server(config: RunConfig, served: ServedModel, model: Any, tokenizer: Any) -> None:
-    """Stop where a server cannot sample the recipe's episodes; ``model`` may have no weights."""
-    require_fit(
-        served,
-        tokenizer,
-        max_context_tokens=(config.agent or AgentSection()).max_context_tokens,
-        model_name=config.model.name,
-        model_config=model.config.get_text_config().to_dict(),
-    )
-
-
-def num_model_ids(model: Any) -> int:
-    """How many ids the model has a row for, often some more than its tokenizer."""
-    return int(model.config.get_text_config().vocab_size)
-
-
-def checks_of(config: RunConfig) -> Any:
-    """The trainer's ``checks``: with ``[agent]`` its table says what is done where trainer and sampler disagree."""
-    if config.agent is None:
-        return True
-    from composer_replication.trainer.checks import CheckThresholds
-
-    if config.agent.log_prob_check == "off":
-        return CheckThresholds(max_token_drift=math.inf)
-    return CheckThresholds(stops_at_drift=config.agent.log_prob_check == "error")
-
-
-def refuse_long_conversations(
-    config: RunConfig, player: EpisodePlayer, tasks: Sequence[Task], model: Any
-) -> None:
-    """Stop before the first step when a first message leaves no room for an answer."""
-    min_new_tokens, limit = (config.agent or AgentSection()).min_new_tokens, player.options.max_context_tokens
-    positions = getattr(model.config, "max_position_embeddings", None)
-    if positions is not None and positions < limit:
-        problem = f"agent.max_context_tokens is {limit}, and the model has {positions} positions."
-        fix = f"set it to at most {positions}."
-        raise InputError("CR0705", problem, where="agent.max_context_tokens", fix=fix)
-    for task in tasks:
-        length = player.talk.open(first_message(player.grader.store, task), TOOLS).num_tokens
-        if length + min_new_tokens > limit:
-            problem = f"the first prompt takes {length} of {limit} tokens and leaves no room for an answer."
-            fix = "raise agent.max_context_tokens, or leave the task out."
-            raise InputError("CR0705", problem, where=task.task_id, fix=fix)
+    def refuse_long_conversations(self, player: EpisodePlayer, tasks: Sequence[Task]) -> None:
+        """Stop before the first step when a first message leaves no room for an answer."""
+        limit = player.options.max_context_tokens
+        positions = getattr(self.model.config, "max_position_embeddings", None)
+        if positions is not None and positions < limit:
+            problem = f"agent.max_context_tokens is {limit}, and the model has {positions} positions."
+            fix = f"set it to at most {positions}."
+            raise InputError("CR0705", problem, where="agent.max_context_tokens", fix=fix)
+        for task in tasks:
+            length = player.talk.open(first_message(self.grader.store, task), TOOLS).num_tokens
+            if length + self.agent.min_new_tokens > limit:
+                problem = (
+                    f"the first prompt takes {length} of {limit} tokens and leaves no room for an answer."
+                )
+                fix = "raise agent.max_context_tokens, or leave the task out."
+                raise InputError("CR0705", problem, where=task.task_id, fix=fix)
 
 
 # --------------------------------------------------------------------------- the truth, and what is written of a run

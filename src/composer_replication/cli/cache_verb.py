@@ -8,11 +8,10 @@ from typing import Any
 
 from composer_replication.cli.terminal import progress_bar
 from composer_replication.errors import UsageError
+from composer_replication.tasks.intake.cache import CACHE_VARIABLE, cache_folder, prune
 
 
 def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    from composer_replication.tasks.intake.cache import CACHE_VARIABLE, cache_folder, prune
-
     try:
         folder = cache_folder()
     except OSError as error:

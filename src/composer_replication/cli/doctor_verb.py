@@ -1,6 +1,6 @@
 """``composer-rl doctor``: what this machine has, what it lacks, and what to type about it.
 
-Each check is a small function; none imports torch, none goes to the network.
+No check imports torch, none goes to the network.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.machine_troubles import package_version
-from composer_replication.errors import ComposerError, MissingError, UsageError
+from composer_replication.cli.terminal import note
+from composer_replication.errors import ComposerError, MissingError
 from composer_replication.records import Check
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ CACHE_DISK_BYTES = 4 * GIGABYTE
 TRAINING_PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets", "peft", "gguf")
 VLLM_PAIR = "pip install vllm==0.25.1 transformers==5.23.0 trl==1.16.0"
 """They keep every bound of each other and of this package, and have run on a GPU."""
-_INSTALL = "pip install 'composer-replication[quickstart]'"
 _LINUX = "run inside a Linux container: docker or podman with the python:3.12 image"
 _CGROUP = Path("/sys/fs/cgroup")
 _OPTIONAL = ("vllm", "git", "make", "gpu")
@@ -42,12 +41,7 @@ _OPTIONAL = ("vllm", "git", "make", "gpu")
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """All checks; exit code 0 when all that are required hold, else 3. A failing check is a result, not an error."""
-    if args.endpoint_key_env and not args.endpoint:
-        fix = "give --endpoint URL, too."
-        raise UsageError("CR0206", "a key without a server.", where="--endpoint-key-env", fix=fix)
-    checks = all_checks((lambda _: None) if args.quiet else partial(print, file=sys.stderr, flush=True))
-    if args.endpoint:
-        checks.append(check_server(args.endpoint, args.endpoint_key_env))
+    checks = all_checks((lambda _: None) if args.quiet else note)
     is_ok = all(check.ok or check.name in _OPTIONAL or check.name.startswith("sandbox ") for check in checks)
     return {"ok": is_ok, "checks": list(map(asdict, checks))}, 0 if is_ok else MISSING_EXIT_CODE
 
@@ -73,7 +67,12 @@ def all_checks(progress: Callable[[str], None]) -> list[Check]:
         check_platform(),
         Check("python", True, f"{platform.python_version()} at {sys.executable}"),
         Check("cores", True, f"{num_cores} usable"),
-        check_memory(available_memory_bytes()),
+        check_room(
+            "memory",
+            available_memory_bytes(),
+            QUICKSTART_MEMORY_BYTES,
+            "close other programs or use a larger machine",
+        ),
         *check_cache(),
         *map(check_package, TRAINING_PACKAGES),
         *check_vllm(),
@@ -95,29 +94,24 @@ def check_platform(system: str = sys.platform) -> Check:
 
 def available_memory_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int | None:
     """Memory that can be used now: of the machine, or of this container when that is less; None when unknown."""
-    lines = _text(meminfo).splitlines()
-    rooms = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    limit, used = _text(cgroup / "memory.max"), _text(cgroup / "memory.current")
+
+    def text(path: Path) -> str:
+        return path.read_text().strip() if path.is_file() else ""  # outside Linux there is no such file
+
+    rooms = [int(x.split()[1]) * 1024 for x in text(meminfo).splitlines() if x.startswith("MemAvailable:")]
+    limit, used = text(cgroup / "memory.max"), text(cgroup / "memory.current")
     if limit.isdigit() and used.isdigit():
         rooms.append(max(0, int(limit) - int(used)))
-    return min(rooms) if rooms else None
+    return min(rooms, default=None)
 
 
-def _text(path: Path) -> str:
-    """Empty where there is no such file, as outside Linux."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-
-def check_memory(available_bytes: int | None) -> Check:
-    """Room for the quick start."""
-    needs = f"the quick start needs {QUICKSTART_MEMORY_BYTES / GIGABYTE:.0f} GB"
-    if available_bytes is None:
-        return Check("memory", True, f"unknown on this system; {needs}")
-    fix = "" if available_bytes >= QUICKSTART_MEMORY_BYTES else "close other programs or use a larger machine"
-    return Check("memory", not fix, f"{available_bytes / GIGABYTE:.1f} GB free, {needs}", fix)
+def check_room(name: str, free_bytes: int | None, needed_bytes: int, fix: str) -> Check:
+    """Whether the quick start has room: for the model in memory; for environments, models and checkpoints beside the cache."""
+    needs = f"the quick start needs {needed_bytes / GIGABYTE:.0f} GB"
+    if free_bytes is None:
+        return Check(name, True, f"unknown on this system; {needs}")
+    is_enough = free_bytes >= needed_bytes
+    return Check(name, is_enough, f"{free_bytes / GIGABYTE:.1f} GB free, {needs}", "" if is_enough else fix)
 
 
 def check_cache() -> Iterator[Check]:
@@ -132,38 +126,31 @@ def check_cache() -> Iterator[Check]:
         return
     is_writable = os.access(folder, os.W_OK | os.X_OK)
     yield Check("cache", is_writable, str(folder), "" if is_writable else fix)
-    yield check_disk(shutil.disk_usage(folder).free)
-
-
-def check_disk(free_bytes: int) -> Check:
-    """Room for environments, models and checkpoints."""
-    detail = f"{free_bytes / GIGABYTE:.1f} GB free beside the cache, {CACHE_DISK_BYTES / GIGABYTE:.0f} GB are needed"
-    fix = "" if free_bytes >= CACHE_DISK_BYTES else "free some space, or move COMPOSER_RL_CACHE"
-    return Check("disk", not fix, detail, fix)
+    free_bytes = shutil.disk_usage(folder).free
+    yield check_room("disk", free_bytes, CACHE_DISK_BYTES, f"free some space, or move {CACHE_VARIABLE}")
 
 
 def check_package(name: str) -> Check:
     """An installed distribution, looked up without importing it."""
     if version := package_version(name):
         return Check(name, True, version)
-    return Check(name, False, "not installed; training needs it", _INSTALL)
+    fix = "pip install 'composer-replication[quickstart]'"
+    return Check(name, False, "not installed; training needs it", fix)
 
 
 def check_vllm() -> Iterator[Check]:
     """Whether an installed vLLM goes with the installed transformers, which it bounds; nothing where there is no vLLM."""
     from packaging.requirements import Requirement
 
-    vllm, transformers, trl = map(check_package, ("vllm", "transformers", "trl"))
-    if not vllm.ok:
+    vllm, transformers, trl = map(package_version, ("vllm", "transformers", "trl"))
+    if not vllm:
         return
-    detail = f"{vllm.detail} beside transformers {transformers.detail} and trl {trl.detail}"
     bounds = [Requirement(text) for text in importlib.metadata.requires("vllm") or ()]
-    bounds = [each for each in bounds if each.name == "transformers" and each.marker is None]
-    if transformers.ok and all(each.specifier.contains(transformers.detail) for each in bounds):
-        yield Check("vllm", True, detail)
-    else:
-        wanted = ", ".join(str(each.specifier) for each in bounds)
-        yield Check("vllm", False, f"{detail}; it needs transformers {wanted}", VLLM_PAIR)
+    wanted = [each.specifier for each in bounds if each.name == "transformers" and each.marker is None]
+    fits = bool(transformers) and all(each.contains(transformers) for each in wanted)
+    detail = f"{vllm} beside transformers {transformers or 'that is not installed'} and trl {trl}"
+    needs = f"{detail}; it needs transformers {', '.join(map(str, wanted))}"
+    yield Check("vllm", fits, detail if fits else needs, "" if fits else VLLM_PAIR)
 
 
 def check_sandboxes(progress: Callable[[str], None]) -> Iterator[Check]:
@@ -196,23 +183,21 @@ def check_sandboxes(progress: Callable[[str], None]) -> Iterator[Check]:
     yield Check("sandbox", False, detail, fix)
 
 
-def check_server(url: str, key_variable: str = "") -> Check:
-    """What a sampling server says of itself; that it fits a recipe, ``train`` asks before its first step."""
-    from composer_replication.rollouts.episodes.policies import find_server, open_server
+def _check_backend(name: str, backend: SandboxBackend) -> Check:
+    from composer_replication.sandbox.selftest import run_selftest
 
+    label = f"sandbox {name}"
     try:
-        served = find_server(open_server(url, key_variable=key_variable))
+        available = backend.is_available()
+        if not available.ok:
+            return Check(label, False, f"optional: {available.detail}", available.fix)
+        guards = run_selftest(backend)
     except ComposerError as error:
-        return Check("server", False, error.message, error.fix)
-    if not served.version:
-        problem = f"what answers at {url} does not say that it is vLLM"
-        return Check("server", False, problem, "give the address of vllm serve")
-    length = "unknown" if served.max_context_tokens is None else served.max_context_tokens
-    mode = served.logprobs_mode or "not told without VLLM_SERVER_DEV_MODE=1"
-    detail = (
-        f"vLLM {served.version}, model {served.endpoint.model}, context {length}, log-probabilities {mode}"
-    )
-    return Check("server", served.has_sampled_logps, detail, "serve with --logprobs-mode processed_logprobs")
+        return Check(label, False, f"optional: {error.message}", error.fix)
+    if broken := [f"{guard.name}: {guard.detail}" for guard in guards if not guard.ok]:
+        fix = f"composer-rl sandbox selftest --backend {name}"
+        return Check(label, False, f"optional: {'; '.join(broken)}", fix)
+    return Check(label, True, f"all {len(guards)} guards hold; {available.detail}")
 
 
 def check_loopback() -> Check:
@@ -242,20 +227,3 @@ def check_gpu() -> Check:
         fix = "check the driver; the quick start needs no GPU"
         return Check("gpu", False, f"nvidia-smi fails: {error}", fix)
     return Check("gpu", True, "; ".join(done.stdout.split("\n")).strip("; ") or "none found")
-
-
-def _check_backend(name: str, backend: SandboxBackend) -> Check:
-    from composer_replication.sandbox.selftest import run_selftest
-
-    label = f"sandbox {name}"
-    try:
-        available = backend.is_available()
-        if not available.ok:
-            return Check(label, False, f"optional: {available.detail}", available.fix)
-        guards = run_selftest(backend)
-    except ComposerError as error:
-        return Check(label, False, f"optional: {error.message}", error.fix)
-    if broken := [f"{guard.name}: {guard.detail}" for guard in guards if not guard.ok]:
-        fix = f"composer-rl sandbox selftest --backend {name}"
-        return Check(label, False, f"optional: {'; '.join(broken)}", fix)
-    return Check(label, True, f"all {len(guards)} guards hold; {available.detail}")

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import Any
 
+from composer_replication.cli import assembly
+from composer_replication.cli.assembly import recipe_sha256
 from composer_replication.cli.cluster import check_cluster, placed_at
 from composer_replication.cli.flags import refuse_unwritable
+from composer_replication.cli.task_division import one_hole_tasks, stored_tasks
 from composer_replication.cli.terminal import columns, note, progress_bar
-from composer_replication.errors import UsageError, needs_extra
-
-if TYPE_CHECKING:
-    from composer_replication.config import RunConfig
-    from composer_replication.rollouts.episodes.policies import ServedModel
-    from composer_replication.rollouts.heldout_evaluation import TaskResult
-    from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
+from composer_replication.config import ModelSection, RunConfig, load_config, parse_config
+from composer_replication.errors import UsageError
+from composer_replication.rollouts.episodes.episode_player import EpisodeSampler
+from composer_replication.rollouts.episodes.policies import ServedModel, find_server, open_server
+from composer_replication.rollouts.heldout_evaluation import TaskResult, TaskSampler, summarise
+from composer_replication.run_folder import RunFolder
+from composer_replication.safety import upper_confidence_gap
+from composer_replication.tasks.difficulty import (
+    Difficulty,
+    MeasuredPolicy,
+    read_difficulty,
+    record_difficulty,
+)
+from composer_replication.tasks.store import TaskStore
 
 _SINGLE_ANSWER = {"max_completion_length": 64, "temperature": 1.0}
 """How a model alone is asked; a recipe says otherwise."""
@@ -26,17 +38,10 @@ _SIDES = ("shown", "paid", "visible", "hidden")
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    from composer_replication.cli import assembly
-    from composer_replication.cli.assembly import check_agent, open_actors, open_episode_sampler
-    from composer_replication.cli.task_division import one_hole_tasks, stored_tasks
-    from composer_replication.rollouts.episodes.episode_player import EpisodeSampler
-    from composer_replication.tasks.difficulty import read_difficulty, record_difficulty
-    from composer_replication.tasks.store import TaskStore
-
     _check_words(args)
     store = TaskStore.open(args.tasks)
     recipe = _recipe(args)
-    check_agent(recipe)
+    assembly.check_agent(recipe)
     served = _find_server(args, recipe)
     tell = (lambda _: None) if args.quiet else note
     tasks = stored_tasks(store) if recipe.agent else one_hole_tasks(store, tell)
@@ -46,21 +51,14 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     if args.ray is not None:
         check_cluster(args.ray, "an evaluation on a Ray cluster")
     with ExitStack() as stack:
-        with needs_extra("train", "evaluating a model"):
-            from composer_replication.trainer.library_notices import calm_libraries
-
-            stack.enter_context(calm_libraries(quiet=args.quiet))
-            import composer_replication.trainer.policy  # noqa: F401  # what is missing shows here
+        stack.enter_context(assembly.training_packages("evaluating a model", quiet=args.quiet))
         model, tokenizer = _open_model(args, recipe)
         config = placed_at(recipe, args.ray)
-        cluster = stack.enter_context(open_actors(config, store))
+        cluster = stack.enter_context(assembly.open_actors(config, store))
         grader = assembly.open_grader(config, store, cluster=cluster)
         stack.callback(grader.close)
-        sampler = (
-            open_episode_sampler(config, grader, model, tokenizer, tasks, cluster=cluster, served=served)
-            if config.agent
-            else assembly.open_sampler(config, grader, model, tokenizer)
-        )
+        attempts = assembly.Attempts(config, grader, tokenizer, model, cluster)
+        sampler: TaskSampler = attempts.episodes(tasks, served) if config.agent else attempts.answers()
         report = stack.enter_context(progress_bar(quiet=args.quiet))
         with sampler.reporting(report, "eval"):
             results, dropped = sampler.sample(tasks, num_samples=args.samples, seed=args.seed)
@@ -78,7 +76,6 @@ def _find_server(args: argparse.Namespace, recipe: RunConfig) -> ServedModel | N
     """The server of ``--endpoint``, as it describes itself."""
     if args.endpoint is None:
         return None
-    from composer_replication.rollouts.episodes.policies import find_server, open_server
 
     if recipe.agent is None:
         fix = "name a run with one, or a recipe by --recipe."
@@ -87,8 +84,6 @@ def _find_server(args: argparse.Namespace, recipe: RunConfig) -> ServedModel | N
 
 
 def _result(results: Sequence[TaskResult], num_dropped: int) -> dict[str, object]:
-    from composer_replication.rollouts.heldout_evaluation import summarise
-
     rates = summarise(results, infrastructure_failures=num_dropped)
     same = ("visible_pass", "hidden_pass", "shown_pass", "paid_pass", "gap", "pass_at_k")
     return {
@@ -113,8 +108,6 @@ def _result(results: Sequence[TaskResult], num_dropped: int) -> dict[str, object
 
 def difficulty_of(policy: MeasuredPolicy, results: Sequence[TaskResult]) -> list[Difficulty]:
     """What each task's samples say of it; a task whose samples were all dropped says nothing."""
-    from composer_replication.tasks.difficulty import Difficulty
-
     return [
         Difficulty(r.task_id, policy, len(r.visible), sum(r.visible), sum(r.hidden) if r.hidden else None)
         for r in results
@@ -124,9 +117,6 @@ def difficulty_of(policy: MeasuredPolicy, results: Sequence[TaskResult]) -> list
 
 def _measured_policy(args: argparse.Namespace, config: RunConfig, model: Any) -> MeasuredPolicy:
     """The model by its weights, under a name without this machine's folders; other settings of episodes are another policy."""
-    import hashlib
-
-    from composer_replication.tasks.difficulty import MeasuredPolicy
     from composer_replication.trainer.model_modes import parameter_sha256
 
     path = Path(args.model)
@@ -143,25 +133,17 @@ def _measured_policy(args: argparse.Namespace, config: RunConfig, model: Any) ->
 
 def _gap_bound(results: Sequence[TaskResult]) -> float | None:
     """99% upper bound on visible minus hidden, for ``evidence.tolerated_gap``; None without hidden tests."""
-    from statistics import fmean
-
-    from composer_replication.safety import upper_confidence_gap
-
     pairs = [(fmean(r.visible), fmean(r.hidden)) for r in results if r.visible and r.hidden]
     return upper_confidence_gap(pairs, 0.99) if pairs else None
 
 
 def _check_words(args: argparse.Namespace) -> None:
     """Refuse flags that contradict each other or the run."""
-    from composer_replication.run_folder import RunFolder
-
     is_run, problem = RunFolder(Path(args.model)).recipe.is_file(), ""
     if is_run and args.recipe is not None:
         problem = "--recipe is for a model: this run has a recipe of its own."
     elif args.endpoint is not None and args.update_difficulty:
         problem = "--update-difficulty is for weights that are here: a server's are not known."
-    elif args.prompt_style is not None and (is_run or args.recipe is not None):
-        problem = f"--prompt-style is for a model alone: {'a run' if is_run else '--recipe'} says how attempts are made."
     if problem:
         raise UsageError("CR0206", problem, fix="composer-rl eval MODEL --tasks DIR --samples 4")
 
@@ -174,9 +156,6 @@ def render(result: dict[str, Any]) -> str:
 
 def _recipe(args: argparse.Namespace) -> RunConfig:
     """How attempts are made: the run's own recipe, that of ``--recipe`` with this model, or one answer by the flags."""
-    from composer_replication.config import ModelSection, load_config, parse_config
-    from composer_replication.run_folder import RunFolder
-
     recipe = RunFolder(Path(args.model)).recipe
     if recipe.is_file():
         return load_config(recipe)
@@ -188,7 +167,6 @@ def _recipe(args: argparse.Namespace) -> RunConfig:
     table = {
         "model": {"name": args.model},
         "tasks": {"store": str(args.tasks)},
-        "rollouts": {"prompt_style": args.prompt_style or "completion"},
         "trl": _SINGLE_ANSWER,
     }
     return parse_config(table, where="composer-rl eval")
@@ -196,8 +174,6 @@ def _recipe(args: argparse.Namespace) -> RunConfig:
 
 def _open_model(args: argparse.Namespace, config: RunConfig) -> tuple[Any, Any]:
     """The model of a run's newest whole checkpoint, or the model as it is; with its tokenizer."""
-    from composer_replication.cli.assembly import recipe_sha256
-    from composer_replication.run_folder import RunFolder
     from composer_replication.trainer.checkpoints import refuse_foreign_checkpoints
     from composer_replication.trainer.model_loading import load_checkpoint, load_model
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import tomllib
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import Any
 
 from composer_replication.errors import UsageError
@@ -11,9 +13,6 @@ from composer_replication.errors import UsageError
 
 def load_explanations() -> dict[str, dict[str, Any]]:
     """Every entry of ``explanations/*.toml`` by code, in order."""
-    import tomllib
-    from importlib.resources import files
-
     entries: dict[str, dict[str, Any]] = {}
     folder = files("composer_replication.cli") / "explanations"
     for file in sorted(folder.iterdir(), key=lambda entry: entry.name):

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from composer_replication.cli.assembly import check_recipe, open_tasks
 from composer_replication.cli.flags import refuse_unwritable
+from composer_replication.cli.task_division import RunTasks, divide_tasks
 from composer_replication.cli.terminal import progress_bar
+from composer_replication.config import (
+    AgentSection,
+    RunConfig,
+    TasksSection,
+    dump_config,
+    load_config,
+    parse_override,
+)
+from composer_replication.engines.verl_export import rows_of, verl_arguments, write_rows, write_start
 from composer_replication.errors import UsageError, needs_extra
-
-if TYPE_CHECKING:
-    from composer_replication.cli.task_division import RunTasks
-    from composer_replication.config import RunConfig
+from composer_replication.rollouts.environment.feature_deletion_env import first_message
+from composer_replication.rollouts.episodes.agent_loop import LedgerTalk
+from composer_replication.rollouts.tools.toolbox import TOOLS
+from composer_replication.run_folder import write_atomic, write_json
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    from composer_replication.cli.assembly import check_recipe, open_tasks
-    from composer_replication.cli.task_division import divide_tasks
-    from composer_replication.config import TasksSection, dump_config, load_config, parse_override
-    from composer_replication.run_folder import write_atomic, write_json
-
     config = load_config(args.recipe, dict(parse_override(text) for text in args.overrides))
     recipe_folder, out = args.recipe.resolve().parent, args.out.resolve()
     if out.exists() and any(out.iterdir()):
@@ -71,11 +76,6 @@ def _not_carried(config: RunConfig) -> list[str]:
 
 
 def _write(config: RunConfig, store: Any, tasks: RunTasks, out: Path) -> None:
-    from composer_replication.cli.assembly import open_grader, open_player
-    from composer_replication.engines.verl_export import rows_of, verl_arguments, write_rows, write_start
-    from composer_replication.rollouts.environment.feature_deletion_env import first_message
-    from composer_replication.rollouts.tools.toolbox import TOOLS
-
     with needs_extra("train", "writing rows for verl"):
         from composer_replication.trainer.model_loading import load_model
 
@@ -85,8 +85,7 @@ def _write(config: RunConfig, store: Any, tasks: RunTasks, out: Path) -> None:
             name = str(out / "model")
             model.save_pretrained(name)
             tokenizer.save_pretrained(name)
-        with closing(open_grader(config, store)) as grader:
-            talk = open_player(config, grader, tokenizer).talk
+        talk = LedgerTalk(tokenizer, config.agent or AgentSection())
         longest = 0
         for side, is_heldout in (("train", False), ("heldout", True)):
             chosen = tasks.heldout if is_heldout else tasks.train

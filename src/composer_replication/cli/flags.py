@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import math
 import os
-import re
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import UsageError
+
+Reader = Callable[[str], Any]
 
 
 @cache
@@ -80,24 +82,30 @@ def _add_argument(parser: argparse.ArgumentParser, row: list[Any]) -> None:
     parser.add_argument(name, **options | more)
 
 
-def _type_of(kind: str) -> Callable[[str], Any]:
+def _type_of(kind: str) -> Reader:
     """The function that reads a type of the file, as its first lines have them; infinity and NaN are no number here."""
-    simple: dict[str, Callable[[str], Any]] = {
-        "path": Path,
-        "int": int,
-        "float": float,
-        "named": _named,
-        "price": price,
-    }
+    simple: dict[str, Reader] = {"path": Path, "int": int, "float": float, "named": _named, "price": price}
     if kind in simple:
         return simple[kind]
-    if bounds := re.fullmatch(r"(\d+)\.\.(\d*)", kind):
-        least, most = int(bounds[1]), int(bounds[2] or 2**32 - 1)
-        return _checked(int, lambda value: least <= value <= most, f"a whole number in {least} … {most}")
-    lowest = float(kind.lstrip(">="))
-    if "=" in kind:
-        return _checked(float, lambda value: lowest <= value < math.inf, f"a number of at least {lowest:g}")
-    return _checked(float, lambda value: lowest < value < math.inf, f"a number above {lowest:g}")
+    read: Callable[[str], float] = float
+    least: float
+    most: float
+    if ".." in kind:
+        read = int
+        least, most = (int(bound or 2**32 - 1) for bound in kind.split(".."))
+        wanted = f"a whole number in {least} … {most}"
+    else:  # above N, or of at least N
+        limit, most = float(kind.lstrip(">=")), sys.float_info.max
+        least = limit if "=" in kind else math.nextafter(limit, math.inf)
+        wanted = f"a number {'of at least' if '=' in kind else 'above'} {limit:g}"
+
+    def convert(text: str) -> Any:
+        with contextlib.suppress(ValueError):
+            if least <= (value := read(text)) <= most:
+                return value
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+
+    return convert
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -112,16 +120,6 @@ def price(text: str) -> tuple[str, tuple[float, float]]:
     name, value = _named(text)
     dollars_in, dollars_out = map(_type_of(">=0"), value.split("/"))
     return name, (dollars_in, dollars_out)
-
-
-def _checked(read: Callable[[str], Any], fits: Callable[[Any], bool], wanted: str) -> Callable[[str], Any]:
-    def convert(text: str) -> Any:
-        with contextlib.suppress(ValueError):
-            if fits(value := read(text)):
-                return value
-        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
-
-    return convert
 
 
 def load(dotted: str) -> Any:

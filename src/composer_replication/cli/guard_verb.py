@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from composer_replication.cli.terminal import progress_bar
+from composer_replication.config import GuardSection, parse_config, read_table
 from composer_replication.errors import HALTED_EXIT_CODE, UsageError, needs_extra
-
-if TYPE_CHECKING:
-    from composer_replication.safety import HeldOutGuard
+from composer_replication.report.guard_scan import choose_columns, columns_sentence, readings_of, replay
+from composer_replication.report.run_logs import read_log
+from composer_replication.safety import HeldOutGuard
 
 _TOO_LITTLE = 6
 _QUICK_RUNS = 400
@@ -25,9 +26,6 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
         The result and the exit code: 0 nothing fired, 5 the guard fired, 6 fewer updates than
         ``min_steps``. ``fired_at`` is the step of the first update that fired; ``updates`` counts all.
     """
-    from composer_replication.report.guard_scan import choose_columns, columns_sentence, readings_of, replay
-    from composer_replication.report.run_logs import read_log
-
     guard = _make_guard(args)
     with needs_extra("tensorboard", "reading TensorBoard event files"):
         log = read_log(args.log, step=args.step, resumed=args.resumed)
@@ -60,22 +58,16 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
 
 def _make_guard(args: argparse.Namespace) -> HeldOutGuard:
     """The guard's defaults, then the recipe's ``[guard]``, then the flags."""
-    from composer_replication.config import GuardSection, parse_config, read_table
-    from composer_replication.safety import HeldOutGuard
-
-    table = {"guard": GuardSection().model_dump()} if args.recipe is None else read_table(args.recipe)
+    table: dict[str, Any] = {"guard": {}} if args.recipe is None else read_table(args.recipe)
     if "guard" not in table:
         fix = "leave out --recipe, or give the settings by flags such as --max-proxy-real-gap 0.35."
         raise UsageError("CR0204", "the recipe has no [guard] table.", where=str(args.recipe), fix=fix)
-    only_guard = {"model": {"name": "-"}, "tasks": {"store": "-"}, "heldout": {}, "guard": table["guard"]}
-    section = parse_config(only_guard, where=str(args.recipe)).guard or GuardSection()
     flags = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
-    try:
-        return HeldOutGuard(**section.model_dump() | flags)
-    except ValueError as error:
-        name = next((name for name in flags if name in str(error)), "")
-        where = f"--{name.replace('_', '-')}" if name else f"{args.recipe}, [guard]"
-        raise UsageError("CR0204", f"guard: {error}.", where=where, fix="see docs/safety.md.") from error
+    guard = {**table["guard"], **flags} if isinstance(table["guard"], dict) else table["guard"]
+    only_guard = {"model": {"name": "-"}, "tasks": {"store": "-"}, "heldout": {}, "guard": guard}
+    where = "the flags" if args.recipe is None else str(args.recipe)
+    section = parse_config(only_guard, where=where).guard or GuardSection()
+    return HeldOutGuard(**section.model_dump())
 
 
 def render_scan(result: Result) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from composer_replication.cli.terminal import columns
+from composer_replication.config import load_config, parse_override, read_table
 from composer_replication.errors import HALTED_EXIT_CODE, UsageError, needs_extra
-
-if TYPE_CHECKING:
-    from composer_replication.launch.job import Job
+from composer_replication.launch.job import Job, Resources, checked, recipe_files
+from composer_replication.launch.job_folder import read_record, write_files, write_record
+from composer_replication.launch.job_status import joined
+from composer_replication.launch.targets import open_target, option_error
 
 _QUESTIONS = ("status", "logs", "stop")
 _FAILED = 4
@@ -34,9 +36,6 @@ def run(args: argparse.Namespace) -> tuple[Result, int]:
 
 
 def _launch(args: argparse.Namespace) -> tuple[Result, int]:
-    from composer_replication.launch.job_folder import write_files, write_record
-    from composer_replication.launch.targets import open_target
-
     name = args.name or Path(args.recipe).resolve().parent.name.lower().replace("_", "-")
     folder = args.jobs / name
     target = open_target(args.to, _options(args), folder.resolve())
@@ -56,18 +55,12 @@ def _launch(args: argparse.Namespace) -> tuple[Result, int]:
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
     """The target's table of ``--options``, then each ``--option``."""
-    from composer_replication.config import read_table
-
     table = {} if args.options is None else read_table(args.options).get(args.to, {})
     return {**table, **dict(args.option)}
 
 
 def _job(args: argparse.Namespace, name: str, target: Any) -> Job:
     """The recipe as a job: checked whole, before anything is rendered."""
-    from composer_replication.config import load_config, parse_override
-    from composer_replication.launch.job import Job, Resources, checked, recipe_files
-    from composer_replication.launch.targets import option_error
-
     options = target.options
     recipe = Path(args.recipe).resolve()
     files = recipe_files(recipe)
@@ -86,10 +79,6 @@ def _job(args: argparse.Namespace, name: str, target: Any) -> Job:
 
 
 def _answer(question: str, folder: Path) -> tuple[Result, int]:
-    from composer_replication.launch.job_folder import read_record
-    from composer_replication.launch.job_status import joined
-    from composer_replication.launch.targets import open_target
-
     record = read_record(folder)
     name, job_id = str(record["target"]), str(record["id"])
     each = job_id.split(",")  # several replicas may be a job each

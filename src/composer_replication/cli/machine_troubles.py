@@ -96,27 +96,22 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def write_crash_bundle(error: BaseException, argv: Sequence[str]) -> Path | None:
-    """Write one text file, readable by its owner alone: in ``crash/`` of the cache folder, else in the temporary folder.
+    """Write one text file into the temporary folder, readable by its owner alone.
 
     Returns:
-        Its path; None when neither can be written.
+        Its path; None when it cannot be written.
     """
     versions = [f"{name} {version}" for name in _PACKAGES if (version := package_version(name))]
     head = f"composer-replication {__version__}\npython {platform.python_version()}, {platform.platform()}"
     lines = [head, *versions, f"arguments {' '.join(argv)}", "", *traceback.format_exception(error)]
     text = redact("\n".join(lines)).encode(errors="backslashreplace")
-    prefix = time.strftime("composer-rl-crash-%Y%m%dT%H%M%S-")
-    for folder_of in (_cache_crash_folder, lambda: Path(tempfile.gettempdir())):
-        name = None
-        try:
-            descriptor, name = tempfile.mkstemp(".txt", prefix, folder_of())
-            with open(descriptor, "wb") as handle:
-                handle.write(text)
-            return Path(name)
-        except (OSError, ImportError):  # the next folder is tried; the caller says so when none is left
-            if name is not None:  # the disk is full
-                Path(name).unlink(missing_ok=True)
-    return None
+    try:
+        descriptor, name = tempfile.mkstemp(".txt", time.strftime("composer-rl-crash-%Y%m%dT%H%M%S-"))
+        with open(descriptor, "wb") as handle:
+            handle.write(text)
+    except OSError:
+        return None
+    return Path(name)
 
 
 def redact(text: str) -> str:
@@ -135,11 +130,3 @@ def package_version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def _cache_crash_folder() -> Path:
-    from composer_replication.tasks.intake.cache import cache_folder
-
-    folder = cache_folder() / "crash"
-    folder.mkdir(exist_ok=True)
-    return folder

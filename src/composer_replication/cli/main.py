@@ -27,10 +27,7 @@ from composer_replication.cli.terminal import columns, visible
 from composer_replication.errors import INTERRUPTED_EXIT_CODE, ComposerError, UsageError
 
 PROGRAM = "composer-rl"
-VERBS = (
-    *("doctor", "quickstart", "tasks", "recipe", "train", "launch", "replicas", "eval", "export-verl"),
-    *("report", "guard", "sandbox", "traces", "serve-env", "serve-model", "cache", "explain"),
-)
+VERBS = tuple(name for name in declared_verbs() if name != "shared")
 """In the order in which ``--help`` lists them."""
 
 BUG_EXIT_CODE = 1

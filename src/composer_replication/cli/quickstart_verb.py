@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from composer_replication.cli.train_verb import render
+from composer_replication.cli.train_verb import render, run_recipe
 from composer_replication.errors import MissingError, needs_extra
 
 __all__ = ["render", "run", "shipped_recipe"]
@@ -13,8 +13,6 @@ __all__ = ["render", "run", "shipped_recipe"]
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Run the shipped recipe in the type that this machine multiplies fast; errors as ``run_recipe``."""
-    from composer_replication.cli.training_run import run_recipe
-
     with needs_extra("quickstart", "the quick start"):
         from composer_replication.trainer.model_trial import fast_dtype
     given = {"trl.max_steps": args.steps, "seed": args.seed, "model.dtype": fast_dtype()}

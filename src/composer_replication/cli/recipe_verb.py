@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import time
+import tomllib
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
+from importlib.resources import files
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import tomli_w
+
+from composer_replication.cli.assembly import check_recipe, open_grader, training_packages, training_rows
+from composer_replication.cli.doctor_verb import available_memory_bytes
 from composer_replication.cli.flags import refuse_unwritable
+from composer_replication.cli.task_division import FILE_NAME, RunTasks, divide_tasks
 from composer_replication.cli.terminal import columns, note
-from composer_replication.errors import UsageError, needs_extra
-
-if TYPE_CHECKING:
-    from composer_replication.cli.task_division import RunTasks
-    from composer_replication.config import RunConfig
-    from composer_replication.tasks.store import TaskStore
+from composer_replication.config import GuardSection, RunConfig, parse_config
+from composer_replication.errors import UsageError
+from composer_replication.tasks.store import TaskStore
 
 GROUP_SIZE, PROMPTS_PER_STEP = 8, 2
 """Completions of one prompt, whose mean is the baseline, and prompts of a step: the sizes of the quick start."""
@@ -40,13 +45,6 @@ def run_new(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     with R completions a step, g the measured seconds of one test run, j test runs at a time; held-out evaluations
     come on top. Every completion is taken for as long as allowed and for different from all others.
     """
-    import tomllib
-
-    from composer_replication.cli.assembly import check_recipe
-    from composer_replication.cli.task_division import divide_tasks
-    from composer_replication.config import parse_config
-    from composer_replication.tasks.store import TaskStore
-
     if os.path.lexists(args.out):
         fix = "choose another --out FILE, or move it away."
         raise UsageError("CR0231", "the file exists already.", where=str(args.out), fix=fix)
@@ -56,66 +54,38 @@ def run_new(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     check_recipe(config, folder)
     store = TaskStore.open(args.tasks)
     tasks = divide_tasks(config, store, folder, tell)
-    with ExitStack() as stack:
-        tell("loading torch, transformers and trl")
-        with needs_extra("train", "trying the model"):
-            from composer_replication.trainer.library_notices import calm_libraries
-
-            stack.enter_context(calm_libraries(quiet=args.quiet))
-            import composer_replication.trainer.composer_trainer  # noqa: F401  # what a run would hold in memory too
+    tell("loading torch, transformers and trl")
+    with training_packages("trying the model", quiet=args.quiet):
         tell(f"model: trying {args.model}")
         sizes, estimate = _try_model(config, store, tasks)
         tell("sandbox: trying the tests")
         grading = _grading_seconds(config, store, tasks)
     text = recipe_text(args, folder, **sizes)
-    written = parse_config(tomllib.loads(text), where=str(args.out))
-    rows, jobs = written.trl["per_device_train_batch_size"], config.rollouts.grading_jobs
-    estimate["seconds_per_step"] = round(estimate["seconds_per_step"] + rows * grading / jobs, 3)
+    trl = parse_config(tomllib.loads(text), where=str(args.out)).trl
+    graded = trl["per_device_train_batch_size"] * grading / config.rollouts.grading_jobs
+    estimate["seconds_per_step"] = round(estimate["seconds_per_step"] + graded, 3)
     folder.mkdir(parents=True, exist_ok=True)
     with args.out.open("x") as handle:
         handle.write(text)
     tell(f"Next: composer-rl train {quote(str(args.out))} --out {quote(f'runs/{folder.name}')}")
-    return {
-        "recipe": str(args.out.resolve()),
-        **estimate,
-        "steps": written.trl["max_steps"],
-        "train_tasks": len(tasks.train),
-        "heldout_tasks": len(tasks.heldout),
-    }, 0
+    counts = {"train_tasks": len(tasks.train), "heldout_tasks": len(tasks.heldout)}
+    return {"recipe": str(args.out.resolve()), **estimate, "steps": trl["max_steps"], **counts}, 0
 
 
 def render_new(result: dict[str, Any]) -> str:
-    free, step = result["free_memory_bytes"], result["seconds_per_step"]
-    memory = f"{result['memory_bytes'] / 1e9:.1f} GB on {result['device']}"
-    text = columns(
-        {
-            "recipe": result["recipe"],
-            "tasks": f"{result['train_tasks']} to train on, {result['heldout_tasks']} held out",
-            "memory": memory + (f", {free / 1e9:.1f} GB are free" if free else ""),
-            "a step": f"about {step:.1f} s, without held-out evaluations",
-            "the run": f"{result['steps']} steps, about {result['steps'] * step / 60:.0f} minutes",
-        }
-    )
+    """The figures, and whether they fit."""
     too_large = "It does not fit: take a smaller model, or a machine with more memory."
-    return text if result["fits"] else f"{text}\n{too_large}"
+    return "\n".join([columns(result), *([] if result["fits"] else [too_large])])
 
 
 def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[dict[str, Any], dict[str, Any]]:
     """The sizes of the recipe, and what a step of it costs: load, sample one group and train on it."""
-    from composer_replication.cli.assembly import training_rows
-    from composer_replication.cli.doctor_verb import available_memory_bytes
-    from composer_replication.trainer.model_trial import (
-        cpu_threads,
-        device_and_free_bytes,
-        load_for_trial,
-        measure_step,
-        within_memory,
-    )
+    from composer_replication.trainer import model_trial
     from composer_replication.trainer.policy import InProcessPolicy
     from composer_replication.trainer.run_setup import refuse_long_prompts
 
-    device, free = device_and_free_bytes(available_memory_bytes())
-    model, tokenizer, num_parameters = load_for_trial(config)
+    device, free = model_trial.device_and_free_bytes(available_memory_bytes())
+    model, tokenizer, num_parameters = model_trial.load_for_trial(config)
     as_chat = config.rollouts.prompt_style == "chat"
     rows = training_rows(config, store, tasks.train)
     golden = [len(tokenizer(text=store.golden_body(task))["input_ids"]) for task in tasks.train]
@@ -126,8 +96,8 @@ def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[di
     num_prompts = min(PROMPTS_PER_STEP, len(tasks.train))
     longest = max(map(policy.prompt_ids, texts), key=len)
     step = {"num_prompts": num_prompts, "group_size": GROUP_SIZE, "completion_tokens": num_tokens}
-    with within_memory(config.model.name):
-        cost = measure_step(model, tokenizer, longest, **step)
+    with model_trial.within_memory(config.model.name):
+        cost = model_trial.measure_step(model, tokenizer, longest, **step)
     sizes = {
         "num_train": len(tasks.train),
         "num_heldout": len(tasks.heldout),
@@ -135,22 +105,16 @@ def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[di
         "num_tokens": num_tokens,
         "num_parameters": num_parameters,
         "is_shared": cost.is_shared,
-        "cpu_threads": cpu_threads(),
+        "cpu_threads": model_trial.cpu_threads(),
         "dtype": str(model.dtype).removeprefix("torch."),
     }
-    return sizes, {
-        "memory_bytes": cost.memory_bytes,
-        "free_memory_bytes": free,
-        "fits": free is None or cost.memory_bytes <= MEMORY_SHARE * free,
-        "device": device,
-        "seconds_per_step": cost.seconds,
-    }
+    fits = free is None or cost.memory_bytes <= MEMORY_SHARE * free
+    memory = {"memory_bytes": cost.memory_bytes, "free_memory_bytes": free, "fits": fits, "device": device}
+    return sizes, {**memory, "seconds_per_step": cost.seconds}
 
 
 def _grading_seconds(config: RunConfig, store: TaskStore, tasks: RunTasks) -> float:
     """Wall seconds of one test run of a golden body."""
-    from composer_replication.cli.assembly import open_grader
-
     task = tasks.train[0]
     with closing(open_grader(config, store)) as grader:
         store.environment(task)  # made now, if ever
@@ -191,14 +155,6 @@ def recipe_text(
     held-out tasks: each evaluation draws 16 afresh. Up to 40 tasks: pass rates are measured before and after with four
     samples each. The learning rates are rules of thumb.
     """
-    import json
-    from importlib.resources import files
-
-    import tomli_w
-
-    from composer_replication.cli.task_division import FILE_NAME
-    from composer_replication.config import GuardSection
-
     store, model = args.tasks.resolve(), Path(args.model)
     name = {"name": str(model.resolve()) if model.is_dir() else args.model}
     template = (files("composer_replication.cli") / "new_recipe.template").read_text()

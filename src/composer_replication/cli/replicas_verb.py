@@ -18,8 +18,10 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import DEVNULL, Popen, TimeoutExpired
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from composer_replication.cli.task_division import RunTasks
+from composer_replication.config import ReplicasSection, RunConfig, load_config, parse_override, read_table
 from composer_replication.errors import (
     HALTED_EXIT_CODE,
     MissingError,
@@ -27,21 +29,17 @@ from composer_replication.errors import (
     UsageError,
     needs_extra,
 )
-
-if TYPE_CHECKING:
-    from composer_replication.cli.task_division import RunTasks
-    from composer_replication.config import ReplicasSection, RunConfig
-    from composer_replication.replicas.rounds import Rounds
-    from composer_replication.run_folder import RunFolder
+from composer_replication.replicas.object_store import open_store
+from composer_replication.replicas.rounds import Rounds
+from composer_replication.replicas.store_rounds import StoreRounds
+from composer_replication.report.page import merged_outer_steps
+from composer_replication.run_folder import RunFolder, append_jsonl, read_json, read_jsonl, write_json
 
 _CHILD_PATIENCE_SECONDS = 30.0
 
 
 def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """Start all, wait for all; none outlives this process."""
-    from composer_replication.config import load_config, parse_override, read_table
-    from composer_replication.run_folder import RunFolder, write_json
-
     out = (args.out or Path("runs") / args.recipe.resolve().parent.name).resolve()
     overrides = dict(parse_override(text) for text in args.overrides) | {"replicas.num_replicas": args.local}
     if "replicas" not in read_table(args.recipe) and "replicas.transport" not in overrides:
@@ -60,9 +58,9 @@ def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
         stack.callback(_end_all, children)
         children.extend(_child(args, number, out, overrides, environment) for number in range(args.local))
         codes = [child.wait() for child in children]
-    folders = [RunFolder(out / f"replica-{number}") for number in range(args.local)]
     code = HALTED_EXIT_CODE if HALTED_EXIT_CODE in codes else next((code for code in codes if code), 0)
     verdict = {0: "clean", HALTED_EXIT_CODE: "halted"}.get(code, "unfinished")
+    folders = [RunFolder(out / f"replica-{number}") for number in range(args.local)]
     rows = [_row(folder, own) for folder, own in zip(folders, codes, strict=True)]
     result = {"runs": str(out), "replicas": rows, "verdict": verdict, **_together(folders)}
     write_json(out / "summary.json", result)
@@ -71,8 +69,6 @@ def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 def run_lighthouse(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """Serve until interrupted."""
-    from composer_replication.config import ReplicasSection
-
     options = ReplicasSection(
         transport=f"torchft://{args.bind}",
         num_replicas=max(args.min_replicas, 1),
@@ -119,9 +115,6 @@ def _end_all(children: list[Popen[bytes]]) -> None:
 
 def _together(folders: list[RunFolder]) -> dict[str, Any]:
     """Outer steps that were taken, whether all weights were equal after each of them, and what all sent."""
-    from composer_replication.report.page import merged_outer_steps
-    from composer_replication.run_folder import read_jsonl
-
     steps = merged_outer_steps([folder.root for folder in folders])
     newest = [rows[-1]["bytes"] for folder in folders if (rows := read_jsonl(folder.outer_steps))]
     return {
@@ -132,8 +125,6 @@ def _together(folders: list[RunFolder]) -> dict[str, Any]:
 
 
 def _row(run: RunFolder, code: int) -> dict[str, Any]:
-    from composer_replication.run_folder import read_json, read_jsonl
-
     summary = read_json(run.summary) if run.summary.is_file() else {}
     return {
         "run": str(run.root),
@@ -185,7 +176,6 @@ class Replica:
         """Compare with the others' run, and tie the trainer to it; ``identity`` is what every replica must share."""
         from composer_replication.replicas.outer_step import OuterState
         from composer_replication.replicas.replica_loop import ReplicaLoop
-        from composer_replication.run_folder import append_jsonl
         from composer_replication.trainer.run_callback import ReplicaCallback
 
         self.rounds.records.agree(identity)
@@ -231,9 +221,6 @@ def _open_rounds(options: ReplicasSection, number: int) -> Rounds:
         return rounds
     with needs_extra("replicas", "an object store for replicas"):
         import obstore  # noqa: F401
-
-    from composer_replication.replicas.object_store import open_store
-    from composer_replication.replicas.store_rounds import StoreRounds
 
     store = open_store(options.transport, patience_seconds=options.deadline_seconds)
     store.probe()

@@ -9,19 +9,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from composer_replication import sandbox
 from composer_replication.cli.flags import given_up, isolation_lines
 from composer_replication.cli.terminal import progress_bar
 from composer_replication.errors import InputError, MissingError
 from composer_replication.records import SandboxSpec
+from composer_replication.sandbox import accept, choose_backend, open_sandbox
+from composer_replication.sandbox.acceptance import EVERYTHING
+from composer_replication.sandbox.folders import copy_file, door_in
+from composer_replication.sandbox.process_folder import process_folder
 
 _SELFTEST_FAILED = 3
 
 
 def run_selftest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Try every guard; where some were given up, the result names them, and ``ok`` is about the others."""
-    from composer_replication import sandbox
-    from composer_replication.sandbox.acceptance import EVERYTHING
-
     sandbox.accept(args.accepted)
     backend = sandbox.choose_backend(args.backend)
     works = backend.is_available()
@@ -35,9 +37,6 @@ def run_selftest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
 
 def run_exec(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    from composer_replication.sandbox import accept, choose_backend, open_sandbox
-    from composer_replication.sandbox.process_folder import process_folder
-
     accept(args.accepted)
     backend = choose_backend(args.backend)
     with TemporaryDirectory(dir=process_folder(), ignore_cleanup_errors=True) as folder:
@@ -50,9 +49,6 @@ def run_exec(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
 
 def _copy(source: Path | None, tree: Path) -> None:
-    from composer_replication.sandbox.folders import copy_file, door_in
-    from composer_replication.sandbox.process_folder import process_folder
-
     if source is None:
         tree.mkdir()
         return

@@ -7,6 +7,9 @@ import argparse
 from composer_replication.cli.flags import chosen_backend
 from composer_replication.cli.terminal import note
 from composer_replication.errors import INTERRUPTED_EXIT_CODE, needs_extra
+from composer_replication.rollouts.environment.hosted_attempt import listen, url_of
+from composer_replication.rollouts.grading import Grader
+from composer_replication.tasks.store import TaskStore
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
@@ -16,10 +19,6 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         ``url``, ``signal``, ``tasks``, ``attempts``, ``infrastructure_failures``, ``flagged``, ``masked``; exit code 0
         after SIGTERM, else 130.
     """
-    from composer_replication.rollouts.environment.hosted_attempt import listen, url_of
-    from composer_replication.rollouts.grading import Grader
-    from composer_replication.tasks.store import TaskStore
-
     chosen_backend(args)
     store = TaskStore.open(args.tasks, backend=args.backend)
     num_tasks = len(store.require_task_ids())

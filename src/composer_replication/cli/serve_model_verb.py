@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 
+from composer_replication.config import ModelSection
 from composer_replication.errors import UsageError, needs_extra
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    from composer_replication.config import parse_config
-
     with needs_extra("train", "serving a model"):
         from composer_replication.trainer.model_loading import load_model
         from composer_replication.trainer.model_server import ChatModel, ModelServer
-    table = {"model": {"name": args.model, "dtype": args.dtype}, "tasks": {"store": "."}}
-    section = parse_config(table, where="composer-rl serve-model").model
+    section = ModelSection(name=args.model, dtype=args.dtype)
     model, tokenizer = load_model(section, seed=args.seed, needs_chat_template=True)
     try:
         server = ModelServer(ChatModel(model.eval(), tokenizer, args.model), args.host, args.port)

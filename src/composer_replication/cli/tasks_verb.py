@@ -4,41 +4,45 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from composer_replication.cli.cluster import check_cluster
-from composer_replication.cli.flags import (
-    chosen_backend,
-    given_up,
-    refuse_unwritable,
-    refuse_without_jail,
-)
-from composer_replication.cli.terminal import Report, progress_bar, visible, words
+from composer_replication.cli.flags import chosen_backend, given_up, refuse_unwritable, refuse_without_jail
+from composer_replication.cli.task_division import FILE_NAME
+from composer_replication.cli.terminal import Report, columns, note, progress_bar, visible
 from composer_replication.errors import UsageError
-
-if TYPE_CHECKING:
-    from composer_replication.model_endpoint import Endpoint
-    from composer_replication.records import Task, TaskContent
-    from composer_replication.tasks.build import BuildSummary
-    from composer_replication.tasks.store import TaskStore
+from composer_replication.model_endpoint import Endpoint, open_endpoint
+from composer_replication.records import Task, TaskContent
+from composer_replication.run_folder import RunFolder, write_json
+from composer_replication.safety import HeldoutSplit
+from composer_replication.tasks.build import BuildSummary, build_tasks, restricted_licences
+from composer_replication.tasks.build_state import read_journal
+from composer_replication.tasks.difficulty import read_difficulty
+from composer_replication.tasks.harbor_tasks import write_harbor_tasks
+from composer_replication.tasks.instructions.writing import (
+    broken_regions,
+    first_broken_line,
+    write_instruction,
+)
+from composer_replication.tasks.instructions.written_instructions import (
+    write_instructions,
+    written_instruction,
+)
+from composer_replication.tasks.leaks.leak_scan import scan_store
+from composer_replication.tasks.repository import read_unused, slug_of
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import NAME, read_manifest
+from composer_replication.tasks.subject import golden_patch
+from composer_replication.tasks.swebench.swebench_files import write_instances
+from composer_replication.tasks.swebench.swebench_import import import_swebench
+from composer_replication.tasks.validate import validate_store
 
 _NOT_PASSED = 4
 """Exit code of a store with a task that does not pass a gate, or with a leak."""
-
-_TEXTS = (
-    "broken_region",
-    "visible_tests",
-    "paid_tests",
-    "instruction",
-    "written_instruction",
-    "golden_patch",
-)
-"""What has a heading of its own on the page of a task."""
 
 Result = dict[str, object]
 
@@ -47,14 +51,8 @@ Result = dict[str, object]
 
 
 def run_build(args: argparse.Namespace) -> tuple[Result, int]:
-    from composer_replication.model_endpoint import open_endpoint
-    from composer_replication.tasks.build import build_tasks
-
-    endpoint = None
-    if args.instructions_from is not None or args.instructions_model or args.instructions_key_env:
-        endpoint = open_endpoint(
-            args.instructions_from or "", args.instructions_model, args.instructions_key_env
-        )
+    written_by = (args.instructions_from or "", args.instructions_model, args.instructions_key_env)
+    endpoint = open_endpoint(*written_by) if any(written_by) or args.instructions_from is not None else None
     backend = chosen_backend(args)  # said now, not after the packages have been fetched
     refuse_unwritable(args.out)
     if args.symbol and len(args.sources) > 1:
@@ -98,10 +96,6 @@ def _build_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def have_written(folder: Path, endpoint: Endpoint, report: Report | None) -> dict[str, Any]:
     """Have instructions written for a finished store; the keys of ``tasks build`` that change."""
-    from composer_replication.run_folder import RunFolder
-    from composer_replication.tasks.instructions.written_instructions import write_instructions
-    from composer_replication.tasks.store import TaskStore
-
     with RunFolder(folder).locked():
         store = TaskStore.open(folder)
         counts = dict(sorted(write_instructions(store, store.task_ids(), endpoint, progress=report).items()))
@@ -110,9 +104,6 @@ def have_written(folder: Path, endpoint: Endpoint, report: Report | None) -> dic
 
 def run_import(args: argparse.Namespace) -> tuple[Result, int]:
     """Import a task set; the keys are those of ``build``, and ``refused_rows`` says of each why it is no task."""
-    from composer_replication.tasks.build_state import read_journal
-    from composer_replication.tasks.swebench.swebench_import import import_swebench
-
     chosen_backend(args)
     refuse_unwritable(args.out)
     with progress_bar(quiet=args.quiet) as report:
@@ -121,15 +112,13 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
     rows = read_journal(summary.folder / "journal.jsonl")
     refused = {row["pin"]: f"{row['reason']}: {row['detail']}" for row in rows if row["reason"]}
     if not args.quiet:
-        sys.stderr.writelines(f"{name}: {why}\n" for name, why in refused.items())
+        for name, why in refused.items():
+            note(f"{name}: {why}")
     return finish_build(summary, {"refused_rows": refused}, quiet=args.quiet)
 
 
 def finish_build(summary: BuildSummary, more: Mapping[str, object], *, quiet: bool) -> tuple[Result, int]:
     """Keep the summary of a build with ``more`` keys, say what comes next, and give what is printed."""
-    from composer_replication.run_folder import write_json
-    from composer_replication.tasks.build import restricted_licences
-
     not_told = {"folder", "examples", "licences"}
     result: Result = {
         **{name: value for name, value in asdict(summary).items() if name not in not_told},
@@ -142,9 +131,8 @@ def finish_build(summary: BuildSummary, more: Mapping[str, object], *, quiet: bo
     summary.require_tasks()
     if not quiet:
         if summary.unrecorded:
-            sys.stderr.write("Behaviour that could not be recorded is tried again by the same command.\n")
-        folder = shlex.quote(str(summary.folder))
-        sys.stderr.write(f"Next: composer-rl recipe new --tasks {folder} --model MODEL\n")
+            note("Behaviour that could not be recorded is tried again by the same command.")
+        note(f"Next: composer-rl recipe new --tasks {shlex.quote(str(summary.folder))} --model MODEL")
     return result, 0
 
 
@@ -152,8 +140,6 @@ def finish_build(summary: BuildSummary, more: Mapping[str, object], *, quiet: bo
 
 
 def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
-    from composer_replication.tasks.validate import validate_store
-
     chosen_backend(args)
     warn_unfinished(args.folder, quiet=args.quiet)
     with progress_bar(quiet=args.quiet) as report:
@@ -169,8 +155,6 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
 
 
 def run_leakscan(args: argparse.Namespace) -> tuple[Result, int]:
-    from composer_replication.tasks.leaks.leak_scan import scan_store
-
     why = "what it runs sees this whole machine, the store and the sources with all deleted code among it"
     refuse_without_jail(chosen_backend(args), why)
     warn_unfinished(args.folder, quiet=args.quiet)
@@ -188,15 +172,14 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
     With ``--golden`` the one task has its ``golden_patch``: the unified diff that turns the broken sources into
     the original ones, as the gates had git apply it. Tests are no part of it.
     """
-    from composer_replication.tasks.store import TaskStore
-    from composer_replication.tasks.subject import golden_patch
-
     if args.golden and not args.task_id:
-        problem = "--golden shows the patch of one task, and no ID is given."
-        fix = f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs."
-        raise UsageError("CR0206", problem, where="--golden", fix=fix)
-    store = TaskStore.open(args.folder)
-    warn_unfinished(args.folder, quiet=args.quiet)
+        raise UsageError(
+            "CR0206",
+            "--golden shows the patch of one task, and no ID is given.",
+            where="--golden",
+            fix=f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs.",
+        )
+    store = _open(args)
     tasks = [store.get(args.task_id)] if args.task_id else list(store.tasks())
     rows = [_row(store, task) for task in tasks]
     if args.task_id:
@@ -207,8 +190,6 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
 
 
 def _row(store: TaskStore, task: Task) -> Result:
-    from composer_replication.tasks.instructions.writing import first_broken_line
-
     same = ("task_id", "repository", "symbol", "granularity", "removal", "path")
     return {
         **{name: getattr(task, name) for name in same},
@@ -227,33 +208,29 @@ def _row(store: TaskStore, task: Task) -> Result:
 
 def _details(store: TaskStore, task: Task) -> Result:
     """What is looked up for one task only."""
-    from composer_replication.tasks.difficulty import read_difficulty
-    from composer_replication.tasks.instructions.writing import broken_regions, write_instruction
-    from composer_replication.tasks.instructions.written_instructions import written_instruction
-
     measured = read_difficulty(store.root, only=[task.task_id])
     written = written_instruction(store, task.task_id)
     records = (store.record(task.task_id), store.secret(task.task_id))
     strength = next((found for record in records if (found := getattr(record, "strength", None))), None)
     kept = ("mutants", "killed_visible", "killed_all")
     return {
-        "instruction": write_instruction(store, task),
-        "written_instruction": None if written is None else {"model": written.model, "text": written.text},
-        "broken_region": broken_regions(store, task),
         "strength": strength and {name: int(strength[name]) for name in kept},
         "difficulty": [row.to_json() for row in measured.get(task.task_id, ())],
+        "broken_region": broken_regions(store, task),
+        "instruction": write_instruction(store, task),
+        "written_instruction": None if written is None else {"model": written.model, "text": written.text},
     }
 
 
 def _counts(store: TaskStore, tasks: Sequence[Task]) -> Result:
-    def by(values: list[str]) -> dict[str, int]:
-        return dict(sorted(Counter(values).items()))
+    def by(name: str) -> dict[str, int]:
+        return dict(sorted(Counter(str(getattr(task, name)) for task in tasks).items()))
 
     return {
         "proved_by": [str(sandbox) for sandbox in store.proved_by],
-        "by_repo": by([task.repository for task in tasks]),
-        "by_granularity": by([task.granularity for task in tasks]),
-        "by_removal": by([task.removal for task in tasks]),
+        "by_repo": by("repository"),
+        "by_granularity": by("granularity"),
+        "by_removal": by("removal"),
         "fail_to_pass": sum(len(task.fail_to_pass) for task in tasks),
         "hidden": sum(task.has_hidden_tests for task in tasks),
         "recorded": sum(task.num_twins > 0 for task in tasks),
@@ -261,34 +238,19 @@ def _counts(store: TaskStore, tasks: Sequence[Task]) -> Result:
 
 
 def render_show(result: dict[str, Any]) -> str:
-    """One line a task; for one that was asked for by name, the whole of what may be known."""
+    """One task is all that may be known of it; several are a line each. Without ``golden_patch`` no row holds golden code or
+    the name of a hidden test, so this does not.
+    """
     rows = result["tasks"]
     if len(rows) == 1 and "instruction" in rows[0]:
-        return _page(rows[0])
+        return columns(rows[0])
     lines = []
     for row in rows:
         place = row["path"] if row["line"] is None else f"{row['path']}:{row['line']}"
         tests = f"{len(row['visible_tests'])} visible and {row['num_hidden_tests']} hidden tests"
         lines.append(f"{row['task_id']}\n    {place}  {row['num_body_lines']} lines deleted, {tests}")
-    if proved := result.get("proved_by"):
-        lines.append(f"proven in {' and '.join(proved)}")
+    lines += [f"proven in {' and '.join(result['proved_by'])}"] if lines and result["proved_by"] else []
     return "\n".join(lines) or "The store holds no task."
-
-
-def _page(row: dict[str, Any]) -> str:
-    """One task; without ``golden_patch`` the row holds neither golden code nor the name of a hidden test, so the page does not."""
-    lines = [row["task_id"], ""]
-    for name, value in row.items():
-        if value and name not in _TEXTS and name != "task_id":
-            each = value if name == "difficulty" else [value]
-            lines += [f"  {name.replace('_', ' '):<20} {words(one)}" for one in each]
-    for name in _TEXTS:
-        if value := row.get(name):
-            heading = name.replace("_", " ").capitalize()
-            if isinstance(value, dict):
-                heading, value = f"{heading}, by {value['model']}", value["text"]
-            lines += ["", heading, "\n".join(value) if isinstance(value, list) else value.rstrip("\n")]
-    return visible("\n".join(lines))
 
 
 # --------------------------------------------------------------------------- stats
@@ -299,34 +261,26 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
     latter, ``flaky`` names left-out tests.
 
     ``unfinished`` is a sentence where the build was cut off. ``licences`` says under which licence each repository comes,
-    ``spdx`` null where that is unknown; ``restricted_licences`` is as in ``build``; ``unused_tests`` says what became of the
-    tests of each repository (``UnusedTests``). ``proved_by`` names the sandboxes in which the tasks were proven.
+    ``spdx`` null where that is unknown; ``unused_tests`` says what became of the tests of each repository (``UnusedTests``).
+    ``proved_by`` names the sandboxes in which the tasks were proven.
     """
-    from composer_replication.tasks.build import restricted_licences
-    from composer_replication.tasks.repository import read_unused, slug_of
-    from composer_replication.tasks.store import TaskStore
-
     store = TaskStore.open(args.folder)
-    tasks, repositories = store.tasks(), store.repositories()
-    licences = {record.repository: record.licence for record in repositories}
+    tasks, repositories = store.tasks(), {record.repository: record for record in store.repositories()}
+    licences = {name: record.licence for name, record in repositories.items()}
+    unused = {name: read_unused(store.root, slug_of(name), record) for name, record in repositories.items()}
     return {
         "tasks": len(tasks),
         "unfinished": unfinished(args.folder),
         **_counts(store, tasks),
         "licences": {name: licence.to_json() for name, licence in licences.items()},
         "restricted_licences": restricted_licences(licences),
-        "flaky": {r.repository: None if r.flaky is None else list(r.flaky) for r in repositories},
-        "unused_tests": {
-            record.repository: asdict(read_unused(store.root, slug_of(record.repository), record))
-            for record in repositories
-        },
+        "flaky": {name: None if r.flaky is None else list(r.flaky) for name, r in repositories.items()},
+        "unused_tests": {name: asdict(tests) for name, tests in unused.items()},
     }, 0
 
 
 def unfinished(folder: Path) -> str:
     """One sentence for a build that was cut off, with what finishes it; empty where it came to its end, or nobody noted it."""
-    from composer_replication.tasks.store_manifest import NAME, read_manifest
-
     mark = read_manifest(folder).build if (folder / NAME).is_file() else None
     if mark is None or mark.is_complete:
         return ""
@@ -338,7 +292,14 @@ def warn_unfinished(folder: Path, *, quiet: bool) -> None:
     """Print the sentence, if there is one, on standard error."""
     sentence = "" if quiet else unfinished(folder)
     if sentence:
-        sys.stderr.write(f"{sentence}\n")
+        note(sentence)
+
+
+def _open(args: argparse.Namespace) -> TaskStore:
+    """The store of ``args.folder``; that its build was cut off is said."""
+    store = TaskStore.open(args.folder)
+    warn_unfinished(args.folder, quiet=args.quiet)
+    return store
 
 
 # --------------------------------------------------------------------------- export
@@ -350,28 +311,25 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     ``restricted_licences`` has the repositories of what was written whose licence is not permissive or
     unknown; their lines go to standard error, also with ``--quiet``, which is about progress.
     """
-    from composer_replication.tasks.build import restricted_licences
-    from composer_replication.tasks.store import TaskStore
-
     is_set, is_file = args.format != "tree", args.format in ("swebench", "parquet")
     if is_set is (args.task_id is not None):
-        problem = (
-            "a tree is that of one task, and needs its ID; the other formats write all tasks, and take none."
+        raise UsageError(
+            "CR0206",
+            "a tree is that of one task, and needs its ID; the other formats write all tasks, and take none.",
+            where=args.task_id or "composer-rl tasks export",
+            fix=f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs; --format swebench writes all tasks.",
         )
-        fix = f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs; --format swebench writes all tasks."
-        raise UsageError("CR0206", problem, where=args.task_id or "composer-rl tasks export", fix=fix)
     if args.out.exists() and (is_file or not args.out.is_dir() or any(args.out.iterdir())):
         problem = "the file exists already." if is_file else "the folder is not empty."
         raise UsageError("CR0231", problem, where=str(args.out), fix="choose another --out.")
     refuse_unwritable(args.out.absolute().parent if is_file else args.out)
-    store = TaskStore.open(args.folder)
+    store = _open(args)
     task_ids = store.require_task_ids() if is_set else [store.get(args.task_id).task_id]
-    warn_unfinished(args.folder, quiet=args.quiet)
     written = _write_set(store, args) if is_set else _write_tree(store, args)
     records = [store.repository(slug) for slug in {store.record(one).repository_record for one in task_ids}]
     restricted = restricted_licences({record.repository: record.licence for record in records})
-    said = "  look at the licence before you pass these tasks on"
-    sys.stderr.writelines(f"{visible(f'{said}: {name}: {what}')}\n" for name, what in restricted.items())
+    for name, what in restricted.items():
+        note(visible(f"  look at the licence before you pass these tasks on: {name}: {what}"))
     return {**written, "restricted_licences": restricted}, 0
 
 
@@ -384,9 +342,6 @@ def _write_tree(store: TaskStore, args: argparse.Namespace) -> Result:
 
 
 def _write_set(store: TaskStore, args: argparse.Namespace) -> Result:
-    from composer_replication.tasks.harbor_tasks import write_harbor_tasks
-    from composer_replication.tasks.swebench.swebench_files import write_instances
-
     with progress_bar(quiet=args.quiet) as report:
         if args.format == "harbor":
             tasks = write_harbor_tasks(store, args.out, progress=report)
@@ -402,13 +357,7 @@ def _write_set(store: TaskStore, args: argparse.Namespace) -> Result:
 
 def run_split(args: argparse.Namespace) -> tuple[Result, int]:
     """Write ``split.json`` into the store's folder."""
-    from composer_replication.cli.task_division import FILE_NAME
-    from composer_replication.run_folder import write_json
-    from composer_replication.safety import HeldoutSplit
-    from composer_replication.tasks.store import TaskStore
-
-    store = TaskStore.open(args.folder)
-    warn_unfinished(args.folder, quiet=args.quiet)
+    store = _open(args)
     tasks = store.tasks()
 
     def told(report: Report | None) -> Iterator[TaskContent]:

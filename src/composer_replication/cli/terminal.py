@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,8 @@ if TYPE_CHECKING:
 Report = Callable[[int, int, str], None]
 """Takes (done, total, what is done now)."""
 
-_FEW = 3
-"""So many values still fit one line."""
 _LONG = 150
-"""Characters of what stands in one line below a name; the parts of longer ones have lines of their own."""
+"""Characters of what stands in one line beside a name; the parts of what is longer have lines of their own below it."""
 _KEPT = "\n\t"
 _DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
@@ -43,39 +41,32 @@ def note(text: str) -> None:
 
 
 def columns(result: Mapping[str, Any]) -> str:
-    """What a person reads of a result: a line for each name with its value; rows, texts and more than three values below it.
+    """What a person reads of a result: a line for each name with its value; rows, long values and texts of several lines below it.
 
-    What is empty is left out, and so is a count of 0 among many; that a list is empty is said.
+    What is empty is left out; that a list is empty is said.
     """
     width, lines = max([10, *map(len, result)]), []
     for name, value in result.items():
-        below = _below(value)
         if text := words(value) or ("none" if isinstance(value, list | tuple) else ""):
+            below = _below(value, text)
+            lines += [""] if below and isinstance(value, str) else []
             lines += [f"{name.replace('_', ' '):<{width}} {'' if below else text}".rstrip(), *below]
     return "\n".join(lines)
 
 
-def _below(value: Any) -> list[str]:
-    """A line for each part of a value that does not fit the line of its name; none for one that does."""
-    parts = list(value.values()) if isinstance(value, Mapping) else value
-    if not isinstance(parts, list | tuple):
+def _below(value: Any, text: str) -> list[str]:
+    """The lines of a value that does not fit the one of its name: a text as it stands, else one for each part."""
+    if isinstance(value, str):
+        return text.rstrip("\n").split("\n") if "\n" in text else []
+    if not isinstance(value, Mapping | list | tuple):
         return []
-    kinds = (Mapping, list, tuple, *([str] if isinstance(value, Mapping) and len(parts) > 1 else []))
-    are_rows = any(isinstance(part, kinds) for part in parts)
-    if not are_rows and len(parts) <= _FEW:
+    parts: Sequence[Any] = list(value.values()) if isinstance(value, Mapping) else value
+    are_rows = any(isinstance(part, Mapping | list | tuple) for part in parts)
+    if not are_rows and "\n" not in text and len(text) <= _LONG:
         return []
-    if not isinstance(value, Mapping):
-        return [f"  {words(part)}" for part in parts]
-    if not are_rows:
-        return [
-            f"{words(part):>9}  {name}" for name, part in value.items() if part or isinstance(part, float)
-        ]
-    lines = list[str]()
-    for name, part in value.items():
-        below = _below(part) if len(text := words(part)) > _LONG else []
-        if text:
-            lines += [f"  {name}: {'' if below else text}".rstrip(), *(f"  {line}" for line in below)]
-    return lines
+    if isinstance(value, Mapping):
+        parts = [f"{name}: {said}" for name, part in value.items() if (said := words(part))]
+    return [f"  {line}" for part in parts for line in words(part).rstrip("\n").split("\n")]
 
 
 def words(value: Any) -> str:

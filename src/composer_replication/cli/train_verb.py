@@ -1,18 +1,26 @@
-"""``composer-rl train RECIPE.toml``."""
+"""``composer-rl train RECIPE.toml``: what can be refused is refused, the folder is locked, then ``training_run`` trains."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from composer_replication.cli.terminal import columns
+from composer_replication.cli.assembly import check_recipe, check_training, identity_table, training_packages
+from composer_replication.cli.cluster import launched_rank
+from composer_replication.cli.flags import refuse_unwritable
+from composer_replication.cli.replicas_verb import open_replica
+from composer_replication.cli.terminal import columns, note
+from composer_replication.config import RunConfig, dump_config, load_config, parse_override
+from composer_replication.errors import HALTED_EXIT_CODE, UsageError
+from composer_replication.report import write_report
+from composer_replication.run_folder import RunFolder, read_json, write_atomic
+from composer_replication.sandbox.process_folder import sweep
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    from composer_replication.cli.training_run import run_recipe
-    from composer_replication.config import parse_override
-
     out = args.out or Path("runs") / args.recipe.resolve().parent.name
     if args.replica is not None and args.out is None:
         out /= f"replica-{args.replica}"
@@ -20,6 +28,90 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     overrides = dict(parse_override(text) for text in args.overrides)
     overrides |= {key: value for key, value in flags.items() if value is not None}
     return run_recipe(args.recipe, overrides, out, resume=args.resume, quiet=args.quiet, replica=args.replica)
+
+
+def run_recipe(
+    recipe: Path,
+    overrides: dict[str, Any],
+    out: Path,
+    *,
+    resume: bool,
+    quiet: bool,
+    replica: int | None = None,
+) -> tuple[dict[str, object], int]:
+    """Train by a recipe into a run folder; returns the summary and the exit code.
+
+    ``replica`` says which of several replicas this is. Where several processes were launched, each calls this with the same
+    arguments: the first locks and writes the folder, all build, measure and train.
+    """
+    is_first = launched_rank() == 0
+    config, recipe_folder, folder = load_config(recipe, overrides), recipe.resolve().parent, RunFolder(out)
+    is_quiet = quiet or not is_first
+    tell = (lambda _: None) if is_quiet else note
+    if is_first:
+        _refuse_occupied(folder, resume=resume)
+        refuse_unwritable(out)
+    with ExitStack() as stack:
+        checked: dict[str, Any] = {}
+        if not folder.summary.is_file():  # the cheap things first
+            checked["guard"], checked["pairs"] = check_recipe(config, recipe_folder)
+            tell("loading torch, transformers and trl")
+            stack.enter_context(training_packages("training", quiet=is_quiet))
+            checked["arguments"], checked["method"] = check_training(config, folder)
+        checked["replica"] = stack.enter_context(open_replica(config, replica))
+        if is_first:
+            stack.enter_context(folder.locked())
+            sweep()  # scratch folders of killed runs, which otherwise the first sandbox removes
+            _keep_recipe(config, folder)
+        if folder.summary.is_file():  # since before, or since the lock is ours
+            tell("this run is finished; here is its summary.")
+            return _stored_summary(folder)
+        from composer_replication.cli.training_run import TrainingRun
+
+        return TrainingRun(config, recipe_folder, folder, is_quiet, **checked).go()
+
+
+def _refuse_occupied(folder: RunFolder, *, resume: bool) -> None:
+    """A folder with anything in it is only gone on with where a run is in it, and only when asked."""
+    if not folder.is_occupied or (resume and folder.recipe.is_file()):
+        return
+    problem, fix = "no run is in it, and the folder is not empty.", "choose another --out."
+    if folder.recipe.is_file():
+        problem, fix = "the run folder is not empty.", f"the same command with --resume goes on; or {fix}"
+    raise UsageError("CR0231", problem, where=str(folder.root), fix=fix)
+
+
+def _keep_recipe(config: RunConfig, folder: RunFolder) -> None:
+    """Write the recipe; one that trains differently from what was begun is refused. Where attempts run changes none of them."""
+    resolved = dump_config(config)
+    begun = (folder.metrics, folder.root / "before.json", *folder.checkpoints.glob("checkpoint-*"))
+    if not folder.recipe.is_file() or not any(path.exists() for path in begun):
+        write_atomic(folder.recipe, resolved)
+        (folder.root / "split.json").unlink(missing_ok=True)  # of a recipe by which nothing was trained
+        return
+    was, now = (_flat(identity_table(each)) for each in (load_config(folder.recipe), config))
+    key = next((key for key in sorted(was.keys() | now.keys()) if was.get(key) != now.get(key)), None)
+    if key is not None:
+        before, after = (repr(table[key]) if key in table else "not set" for table in (was, now))
+        problem = f"this folder was begun with another recipe: {key} is {after} now and was {before}."
+        fix = "resume with the same recipe and --set values, or choose another --out."
+        raise UsageError("CR0208", problem, where=str(folder.recipe), fix=fix)
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys to values."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _stored_summary(folder: RunFolder) -> tuple[dict[str, object], int]:
+    summary: dict[str, object] = read_json(folder.summary)
+    del summary["schema_version"]
+    if not folder.report.is_file():
+        write_report(folder.root)
+    return summary, HALTED_EXIT_CODE if summary.get("verdict") == "halted" else 0
 
 
 def render(result: dict[str, Any]) -> str:

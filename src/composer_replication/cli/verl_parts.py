@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from composer_replication.cli.assembly import make_guard, open_grader, open_player
+from composer_replication.cli.assembly import Attempts, make_guard, open_grader
 from composer_replication.config import RunConfig, load_config
 from composer_replication.engines.verl_agent_loop import AgentLoopParts, VerlPolicy, attempt, verl_output
 from composer_replication.engines.verl_export import FOLDER_VARIABLE
@@ -77,10 +77,8 @@ def _parts(folder: Path, tokenizer: Any) -> tuple[RunConfig, AgentLoopParts]:
     config = load_config(folder / "run.toml")
     store = TaskStore.open(Path(config.tasks.store))
     grader = open_grader(config, store)
-    training = open_player(config, grader, tokenizer)
-    return config, AgentLoopParts(
-        training, open_player(config, grader, tokenizer, is_evaluation=True), grader
-    )
+    attempts = Attempts(config, grader, tokenizer)
+    return config, AgentLoopParts(attempts.player(), attempts.player(is_evaluation=True), grader)
 
 
 def _end_token_ids(model: str, tokenizer: Any) -> list[int]:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from composer_replication.errors import CollapseStopError, InputError
-from composer_replication.interfaces import Guard, GuardStatus, ReadingGuard
+from composer_replication.interfaces import Guard, GuardStatus
 from composer_replication.losses.policy_terms import k1_per_rollout
 from composer_replication.records import HeldoutReading
 from composer_replication.trainer.generation import Generation, loss_mask
@@ -108,8 +108,8 @@ def fold(
 ) -> Fold | None:
     """Measure the truth and update the guard; None where no evaluation is due. A collective call.
 
-    On several processes the evaluation runs once in total, and each process folds the same numbers. A ``ReadingGuard`` gets
-    the whole reading, any other guard the score. ``evaluate`` runs without gradient; what it raises is raised, but a
+    On several processes the evaluation runs once in total, and each process folds the same numbers. A guard that has
+    ``update_from_reading`` gets the whole reading, any other the score. ``evaluate`` runs without gradient; what it raises is raised, but a
     ``CollapseStopError`` is its own halt. ``kl`` (to the initial policy, nats a token) is asked only when a reading is there.
     ``every_process_joins``: weights are sharded, so that each has to take part in the evaluation.
 
@@ -131,7 +131,7 @@ def fold(
         split_fingerprint = split_fingerprint or found
         kl_to_init = kl()
         signals: dict[str, Any] = {"in_loop_reward": reward, "kl_to_init": kl_to_init}
-        if isinstance(reading, HeldoutReading) and isinstance(guard, ReadingGuard):
+        if isinstance(reading, HeldoutReading) and hasattr(guard, "update_from_reading"):
             status = guard.update_from_reading(round_idx, reading, **signals)
         else:
             status = guard.update(round_idx, heldout_score=_score_of(reading), **signals)

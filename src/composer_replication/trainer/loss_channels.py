@@ -28,7 +28,7 @@ import torch
 from accelerate.utils import send_to_device
 from transformers import TrainerCallback
 
-from composer_replication.config import HintsSection, ReplaySection
+from composer_replication.config import DEPARTED, HintsSection, ReplaySection
 from composer_replication.errors import InputError
 from composer_replication.interfaces import HintGenerator
 from composer_replication.losses.chunked_head import logp_at, sampled_and_top_k_logp, sampled_logp
@@ -491,7 +491,7 @@ class LossChannels(TrainerCallback):
         digest = hashlib.sha256(str(self._trainer.args.seed).encode())
         for name, channel in self._channels.items():
             records = [asdict(record) for record in channel.records]
-            settings = {**channel.settings.departed, **channel.settings.model_dump()}
+            settings = {**DEPARTED[name], **channel.settings.model_dump()}
             digest.update(json.dumps([name, settings, records], sort_keys=True).encode())
         return digest.hexdigest()
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from composer_replication.cli.assembly import attempt_options
-from composer_replication.config import AgentSection, HintsSection, load_config
+from composer_replication.config import AgentSection, HintsSection, RunConfig, load_config, parse_config
+from composer_replication.errors import UsageError
 from composer_replication.rollouts.episodes.agent_loop import CALL_SECONDS
 from composer_replication.rollouts.tools import toolbox as tools
 
@@ -38,10 +39,19 @@ def test_the_monitor_is_asked_in_one_place() -> None:
 
 def test_a_recipe_of_an_older_run_is_read() -> None:
     """Its run.toml names keys that have left, at what was their default."""
-    assert AgentSection.model_validate({"dialect": "", "max_turns": 3}) == AgentSection(max_turns=3)
-    with pytest.raises(ValidationError, match="the key dialect has left: take the line out"):
-        AgentSection.model_validate({"dialect": "hermes"})
+
+    def read(**tables: Any) -> RunConfig:
+        table = {
+            "model": {"name": "tiny-random"},
+            "tasks": {"store": "tasks"},
+            "trainer": {"alpha_sdpo": 1.0},
+        }
+        return parse_config({**table, **tables}, where="here")
+
+    assert read(agent={"dialect": "", "max_turns": 3}).agent == AgentSection(max_turns=3)
+    with pytest.raises(UsageError, match=r"CR0204: the key agent\.dialect has left: take the line out"):
+        read(agent={"dialect": "hermes"})
     left = {"writing": {"layers": ["template", "environment"]}, "turns_per_step": 4}
-    assert HintsSection.model_validate(left) == HintsSection()
-    with pytest.raises(ValidationError, match="writing"):
-        HintsSection.model_validate({"writing": {"layers": ["template"]}})
+    assert read(hints=left).hints == HintsSection()
+    with pytest.raises(UsageError, match="writing"):
+        read(hints={"writing": {"layers": ["template"]}})

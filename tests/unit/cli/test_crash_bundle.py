@@ -11,9 +11,9 @@ from composer_replication.cli.machine_troubles import STRUCK_OUT, redact, write_
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
 
 
 def bundle_of(*argv: str, message: str = "broken") -> Path:
@@ -22,14 +22,14 @@ def bundle_of(*argv: str, message: str = "broken") -> Path:
     return path
 
 
-def test_versions_arguments_and_traceback_are_there(own_cache: Path) -> None:
+def test_versions_arguments_and_traceback_are_there(own_folder: Path) -> None:
     try:
         {}["missing key"]  # type: ignore[index]
     except KeyError as error:
         path = write_crash_bundle(error, ["train", "run.toml"])
     assert path is not None
     text = path.read_text()
-    assert path.parent == own_cache / "crash"
+    assert path.parent == own_folder
     assert f"python {sys.version.split()[0]}" in text
     assert "composer-replication 0." in text
     assert "arguments train run.toml" in text
@@ -77,14 +77,7 @@ def test_ordinary_text_stays() -> None:
     assert redact(text) == text
 
 
-def test_without_a_cache_it_goes_to_the_temporary_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("not a folder")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "file" / "cache"))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "elsewhere"))
-    assert bundle_of().parent == tmp_path / "elsewhere"
+def test_where_nothing_can_be_written_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     assert write_crash_bundle(ValueError("x"), []) is None
 

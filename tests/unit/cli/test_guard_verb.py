@@ -142,7 +142,7 @@ def test_settings_come_from_the_recipe_and_flags_win(scan: Scan, log: Path, tmp_
             "unknown key guard.min_stps; the nearest known key is guard.min_steps",
         ),
         ("[guard]\nmin_steps = 'x'\n", "CR0204", "guard.min_steps"),
-        ("[guard]\nema_alpha = 1.5\n", "CR0204", "ema_alpha must be in [0, 1)"),
+        ("[guard]\nema_alpha = 1.5\n", "CR0204", "guard.ema_alpha: Input should be less than 1"),
         ("[guard\n", "CR0201", "not valid TOML"),
     ],
 )
@@ -156,11 +156,8 @@ def test_a_bad_recipe(scan: Scan, log: Path, tmp_path: Path, text: str, code: st
 
 def test_a_bad_flag(scan: Scan, log: Path, tmp_path: Path) -> None:
     exit_code, result, _ = scan(log, "--decline-patience", 0)
-    assert (exit_code, result["error"]["code"], result["error"]["where"]) == (
-        2,
-        "CR0204",
-        "--decline-patience",
-    )
+    assert (exit_code, result["error"]["code"], result["error"]["where"]) == (2, "CR0204", "the flags")
+    assert "guard.decline_patience: Input should be greater than or equal to 1" in result["error"]["message"]
     assert scan(log, "--recipe", tmp_path / "absent.toml")[1]["error"]["code"] == "CR0201"
     assert scan(log, "--min-steps", "few")[0] == 2
 

@@ -4,6 +4,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -42,7 +43,7 @@ def verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Act], Non
         monkeypatch.setattr(frame, "VERBS", ("explain", "fake"))
         declared = {**frame.declared_verbs(), "fake": table}
         monkeypatch.setattr(frame, "declared_verbs", lambda: declared)
-        monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     return register
 
@@ -144,7 +145,7 @@ def test_a_bug_is_written_down_and_named(
     out, err = capsys.readouterr()
     assert "Traceback" not in err
     assert err.count("\n") == 1
-    (bundle,) = (tmp_path / "cache" / "crash").iterdir()
+    (bundle,) = tmp_path.glob("composer-rl-crash-*")
     assert str(bundle) in err
     assert "ZeroDivisionError: deep inside" in bundle.read_text()
     assert "arguments fake" in bundle.read_text()

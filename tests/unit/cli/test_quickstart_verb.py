@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from composer_replication.cli import quickstart_verb, training_run
+from composer_replication.cli import quickstart_verb
 from composer_replication.cli.main import build_parser
 from composer_replication.config import ModelSection
 from composer_replication.trainer.model_trial import fast_dtype, loading_note
@@ -40,7 +40,7 @@ def test_what_is_given_and_the_type_go_to_the_recipe(monkeypatch: pytest.MonkeyP
         seen.append(overrides)
         return {}, 0
 
-    monkeypatch.setattr(training_run, "run_recipe", run_recipe)
+    monkeypatch.setattr(quickstart_verb, "run_recipe", run_recipe)
     for words in ([], ["--seed", "0", "--steps", "3"]):
         quickstart_verb.run(build_parser(only="quickstart").parse_args(["quickstart", *words]))
     assert seen == [

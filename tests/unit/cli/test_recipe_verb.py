@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli import doctor_verb
+from composer_replication.cli import recipe_verb
 from composer_replication.cli.main import main
 from composer_replication.cli.recipe_verb import completion_tokens, recipe_text
 from composer_replication.config import load_config, parse_config
@@ -127,7 +127,7 @@ def test_errors_are_those_of_train(store: Path, tmp_path: Path, capsys: pytest.C
 def test_where_it_does_not_fit_that_is_said(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_verb, "available_memory_bytes", lambda: 1)
+    monkeypatch.setattr(recipe_verb, "available_memory_bytes", lambda: 1)
     out = tmp_path / "run.toml"
     words = ("recipe", "new", "--tasks", str(store), "--model", "tiny-random", "--out", str(out))
     assert main(words) == 0

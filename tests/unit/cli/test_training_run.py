@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.training_run import _keep_recipe, _measure_once, _train
+from composer_replication.cli.train_verb import _keep_recipe
+from composer_replication.cli.training_run import TrainingRun
 from composer_replication.config import HeldoutSection, parse_config
 from composer_replication.errors import UsageError
 from composer_replication.rollouts.heldout_evaluation import TaskResult
@@ -24,7 +25,7 @@ def test_a_halt_by_missed_evaluations_counts_though_no_guard_fired(
     """With ``strict_killswitch = false`` the trainer stops without an error."""
     trainer = SimpleNamespace(heldout_guard=HeldOutGuard(), halted_at=halted_at, train=lambda **_: None)
     run: Any = SimpleNamespace(folder=RunFolder(tmp_path), trainer=trainer, tell=print)
-    assert _train(run) is halted
+    assert TrainingRun._train(run) is halted
 
 
 def test_a_run_goes_on_at_another_cluster_and_not_with_another_seed(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_trained_tasks_have_a_number_of_samples_of_their_own(
         quiet=True,
         tell=print,
     )
-    rates = _measure_once(run, "before")
+    rates = TrainingRun._measure_once(run, "before")
     assert rates is not None
     assert (rates["train"]["num_samples"], rates["heldout"]["num_samples"]) == counts
     assert rates["heldout"]["by_task"] == {"c": {"visible": 3, "hidden": 3, "samples": 3}}

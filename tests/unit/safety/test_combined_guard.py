@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer_replication.interfaces import Guard, ReadingGuard, Stateful
+from composer_replication.interfaces import Guard, Stateful
 from composer_replication.records import HeldoutReading
 from composer_replication.safety import (
     INSUFFICIENT_DATA,
@@ -53,9 +53,9 @@ def fold(
 
 def test_it_is_a_guard_of_the_trainer() -> None:
     guard: Guard = make()
-    assert isinstance(guard, ReadingGuard)
+    assert callable(guard.update_from_reading)
     assert isinstance(guard, Stateful)
-    assert not isinstance(HeldOutGuard(), ReadingGuard)
+    assert not hasattr(HeldOutGuard(), "update_from_reading")
 
 
 def test_each_guard_gets_its_part_of_a_reading() -> None:

@@ -49,6 +49,9 @@ def test_they_are_counted_and_explained(built: BuildSummary) -> None:
     result, _ = finish_build(built, {}, quiet=True)
     stats, _ = run_stats(argparse.Namespace(folder=built.folder))
     assert stats["unused_tests"] == result["unused_tests"]
-    told = {"planted==1.0:", "never_green: 2", "broken_files: 1", f"first_reason: {found.first_reason}"}
+    told = ("never_green 2", "broken_files 1", f"first_reason {found.first_reason}")
     for shown in (result, stats):
-        assert told <= {line.strip() for line in columns(shown).splitlines()}
+        (line,) = [
+            line for line in columns(shown).splitlines() if line.startswith("  planted==1.0: collected 6")
+        ]
+        assert all(words in line for words in told)

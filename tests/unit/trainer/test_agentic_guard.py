@@ -12,8 +12,8 @@ import pytest
 from scripted_tools import ASSISTANT, END, ScriptedSampler, said
 from stored_episodes import stored_episodes
 
-from composer_replication.cli.assembly import open_player
-from composer_replication.cli.training_run import run_recipe
+from composer_replication.cli.assembly import Attempts
+from composer_replication.cli.train_verb import run_recipe
 from composer_replication.config import load_config
 from composer_replication.errors import HALTED_EXIT_CODE, SandboxFailure
 from composer_replication.records import Completion, StopReason
@@ -181,7 +181,7 @@ def speaking(store: TaskStore) -> Iterator[Callable[[list[str]], EpisodeSampler]
     config = load_config(RECIPE, {"agent.max_new_tokens": 2048})
 
     def sampler(words: list[str]) -> EpisodeSampler:
-        player = open_player(config, grader, tokenizer, is_evaluation=True)
+        player = Attempts(config, grader, tokenizer).player(is_evaluation=True)
         return EpisodeSampler(player, Speaker(tokenizer, words))
 
     yield sampler

@@ -17,7 +17,7 @@ from scripted_tools import ASSISTANT, END, ScriptedSampler, said, sampler_of
 from stored_episodes import stored_episodes
 
 from composer_replication.cli.main import main
-from composer_replication.cli.training_run import run_recipe
+from composer_replication.cli.train_verb import run_recipe
 from composer_replication.config import AgentRewardSection, dump_config, load_config
 from composer_replication.errors import ComposerError, InputError, SandboxFailure, UsageError
 from composer_replication.records import StopReason, Turn

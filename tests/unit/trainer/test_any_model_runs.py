@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers as tf
 
-from composer_replication.cli.training_run import run_recipe
+from composer_replication.cli.train_verb import run_recipe
 from composer_replication.config import LoraSection, ModelSection
 from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, read_jsonl

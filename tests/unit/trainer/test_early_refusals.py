@@ -13,7 +13,6 @@ from composer_replication.cli.assembly import check_training
 from composer_replication.config import RunConfig, load_config
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder
-from composer_replication.trainer import model_loading
 from composer_replication.trainer.setting_errors import refuse_split_groups
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
@@ -49,18 +48,19 @@ def test_the_tasks_are_counted_before_the_model_is_loaded(
     def load(*_: Any, **__: Any) -> Any:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr(model_loading, "load_model", load)
+    monkeypatch.setattr(training_run, "load_model", load)
     rows = [{"prompt": f"def f{number}():", "task_id": str(number)} for number in range(12)]
     parts = training_run.assembly
     monkeypatch.setattr(parts, "training_rows", lambda *_: rows)
     for name in ("open_grader", "write_environment"):
         monkeypatch.setattr(parts, name, lambda *_, **__: SimpleNamespace())
     config: RunConfig = load_config(RECIPE, {"trl.per_device_train_batch_size": 128})
-    run = training_run._Run(config, RECIPE.parent, RunFolder(tmp_path), quiet=True)
-    run.tasks = SimpleNamespace(train=(), split=None)
-    run.arguments, run.method = check_training(config, run.folder)
+    folder = RunFolder(tmp_path)
+    checked: Any = (None, {}, *check_training(config, folder), None)
+    run = training_run.TrainingRun(config, RECIPE.parent, folder, True, *checked)
+    run.store, run.tasks = parts, SimpleNamespace(train=(), split=None)  # type: ignore[assignment]
     with pytest.raises(UsageError, match="CR0760"):
-        training_run._open_parts(run)
+        run._open_parts()
 
 
 def test_no_run_sends_its_model_to_a_hub(tmp_path: Path) -> None:

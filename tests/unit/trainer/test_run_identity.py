@@ -7,12 +7,13 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from composer_replication.cli import eval_verb, training_run
+from composer_replication.cli import eval_verb, train_verb, training_run
 from composer_replication.cli.assembly import recipe_sha256
 from composer_replication.config import load_config, parse_config
 from composer_replication.errors import InputError
@@ -47,6 +48,10 @@ def test_only_the_checkpoint_of_the_same_run_is_gone_on_from(make_trainer: MakeT
     )
 
 
+class Reached(Exception):
+    """The run would go on with its tasks."""
+
+
 def checkpoint_of(folder: Path, step: int, recipe: str) -> Path:
     checkpoint = folder / f"checkpoint-{step}"
     checkpoint.mkdir(parents=True)
@@ -67,26 +72,32 @@ def test_all_whole_checkpoints_of_a_folder_are_looked_at(tmp_path: Path) -> None
 
 
 def test_train_refuses_it_before_tasks_and_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_run, "_prepare", lambda *_: None)
-    monkeypatch.setattr(training_run, "_go", lambda _: ({}, 0))
-    folder, config = RunFolder(tmp_path / "run"), load_config(RECIPE)
-    training_run._keep_recipe(config, folder)
+    def reach(*_: Any) -> NoReturn:
+        raise Reached
 
-    def resume() -> tuple[dict[str, object], int]:
-        return training_run.run_recipe(RECIPE, {}, folder.root, resume=True, quiet=True)
+    monkeypatch.setattr(train_verb, "check_recipe", lambda *_: (None, {}))
+    monkeypatch.setattr(train_verb, "training_packages", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(train_verb, "check_training", lambda *_: (None, None))
+    monkeypatch.setattr(training_run.assembly, "open_tasks", reach)
+    folder, config = RunFolder(tmp_path / "run"), load_config(RECIPE)
+    train_verb._keep_recipe(config, folder)
+
+    def resume() -> None:
+        with pytest.raises(Reached):
+            train_verb.run_recipe(RECIPE, {}, folder.root, resume=True, quiet=True)
 
     checkpoint_of(folder.checkpoints, 2, recipe_sha256(config))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     left = tmp_path / f"{PREFIX}of-a-killed-run"
     left.mkdir()
-    assert resume() == ({}, 0)
+    resume()
     assert not left.exists()  # although nothing here opened a sandbox
     foreign = checkpoint_of(folder.checkpoints, 4, recipe_sha256(load_config(RECIPE, {"seed": 99})))
     with pytest.raises(InputError) as caught:
-        resume()
+        train_verb.run_recipe(RECIPE, {}, folder.root, resume=True, quiet=True)
     assert (caught.value.code, caught.value.where) == ("CR0884", str(foreign))
     shutil.rmtree(foreign)
-    assert resume() == ({}, 0)
+    resume()
 
 
 def test_eval_of_a_run_refuses_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +106,7 @@ def test_eval_of_a_run_refuses_it_too(tmp_path: Path, monkeypatch: pytest.Monkey
         RunFolder(tmp_path / "run"),
         argparse.Namespace(model=str(tmp_path / "run"), endpoint=None),
     )
-    training_run._keep_recipe(load_config(RECIPE), folder)
+    train_verb._keep_recipe(load_config(RECIPE), folder)
     config = eval_verb._recipe(asked)
     checkpoint_of(folder.checkpoints, 2, recipe_sha256(load_config(RECIPE)))
     assert eval_verb._open_model(asked, config) == ("model", "tokenizer")
@@ -111,7 +122,7 @@ def test_another_cluster_is_the_same_run() -> None:
     assert recipe_sha256(parse_config({**table, "seed": 1}, where="here")) != plain
 
 
-TORCHFT = {"transport": "torchft", "lighthouse": "node:2", "interface": "10.0.0.3", "num_replicas": 2}
+TORCHFT = {"transport": "torchft://node:2", "num_replicas": 2}
 HELD = {"sample_size": 4, "has_sentinel": True}
 OLDER: dict[str, dict[str, Any]] = {
     "ff282516": {"guard": {}, "heldout": HELD, "evidence": {"planned_evaluations": 9, "tolerated_gap": 0.1}},

@@ -59,8 +59,7 @@ class LedgerTalk:
     results come back as the user's words.
 
     Args:
-        options: for ``system``, the text of a system message (empty: none), and ``template_options``, further variables of the
-            template (``enable_thinking``).
+        options: for ``template_options``, further variables of the template (``enable_thinking``).
         num_ids: as ``TokenLedger``.
 
     Raises (from ``open`` on):
@@ -77,9 +76,8 @@ class LedgerTalk:
         """Begin a conversation."""
         is_fenced = self._dialect == "fenced"
         first = f"{message}\n\n{SHELL_RULES}" if is_fenced and tools else message
-        system = [{"role": "system", "content": self.options.system}] if self.options.system else []
         schemas = [function_schema(tool) for tool in tools] if tools and not is_fenced else None
-        chat = Chat([*system, {"role": "user", "content": first}], schemas, self.options.template_options)
+        chat = Chat([{"role": "user", "content": first}], schemas, self.options.template_options)
         ledger = TokenLedger(self.tokenizer, chat, has_tool_messages=not is_fenced, num_ids=self.num_ids)
         if tools and not self._has_fit:
             ledger.require_results(ToolCall(tools[0].name, "{}"))

@@ -107,7 +107,7 @@ class Author:
         """What the model writes behind each; what it has written once it knows."""
         import torch
 
-        from composer_replication.trainer.prefix_generation import ModelSampler
+        from composer_replication.trainer.policy import ModelSampler
 
         keys = [(*each, temperature) for each in zip(excerpts, seeds, strict=True)]
         how: dict[str, Any] = {"temperature": temperature, "is_finished": is_finished}

@@ -45,7 +45,7 @@ from composer_replication.rollouts.episodes import policies
 from composer_replication.rollouts.episodes.agent_loop import EpisodeParts, LedgerTalk, run_episodes
 from composer_replication.rollouts.episodes.policies import BatchingPolicy, ServedPolicy
 from composer_replication.rollouts.tools.tool_context import function_schema
-from composer_replication.trainer.prefix_generation import ModelSampler
+from composer_replication.trainer.policy import ModelSampler
 from composer_replication.trainer.tiny_models import make_tiny_tools_model
 
 TASK = "Look around until you know enough."

@@ -86,7 +86,7 @@ def heldout_reading() -> dict[str, float]:
     """Sampling 64 answers of 128 tokens behind shared prompts, as a held-out reading does."""
     import torch
 
-    from composer_replication.trainer.prefix_generation import ModelSampler
+    from composer_replication.trainer.policy import ModelSampler
 
     model = _model().eval()
     prompts = [tuple(range(first, first + NUM_TOKENS)) for first in (1, 2)]

@@ -26,7 +26,7 @@ CEILINGS = {
     "src/composer_replication/sandbox": 7500,
     "src/composer_replication/tasks": 18814,
     "src/composer_replication/traces": 2755,
-    "src/composer_replication/trainer": 6959,
+    "src/composer_replication/trainer": 6958,
     "src/composer_replication/cli/explanations": 434,
     "benchmarks": 7003,
     "tests": 66822,

@@ -11,11 +11,11 @@ loss channels: hints at the turns that went wrong, and replayed preferences.
     guard_callback     the guard for any other trainer of transformers or TRL
     checkpoints        whole, half-written or damaged, whose they are, and what we keep in them
     metrics_log        metrics.jsonl and verdicts.jsonl
-    packed_rows        each prompt forwarded once in training; prefix_generation in sampling
+    packed_rows        each prompt forwarded once in training; policy in sampling
     preset_settings    a recipe's method of the GRPO family; policy_terms carries it out
     setting_errors     what settings alone are refused for, before a model is loaded
     checks             what speaks when a run no longer trains what it says
-    policy, model_loading, run_setup
+    model_loading, run_setup
     collator           hinted turns and pairs to tensors, which ids carry loss, rollouts out of a batch
     loss_channels      hint distillation, replayed preferences, and what both keep
     rollout_columns    what a rollout function may bring: chains of conversations, routing to replay

@@ -46,14 +46,13 @@ from composer_replication.trainer.loss_channels import (
 from composer_replication.trainer.metrics_log import StepLines, cut_back
 from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.packed_rows import SharedPrompts
-from composer_replication.trainer.policy import load_weights
+from composer_replication.trainer.policy import load_weights, sampling_for_step
 from composer_replication.trainer.policy_terms import (
     PolicyTerms,
     chosen_inputs,
     learn_outcomes,
     without_lone_punishments,
 )
-from composer_replication.trainer.prefix_generation import sampling_for_step
 from composer_replication.trainer.preset_settings import PolicyOptions, check_policy_options
 from composer_replication.trainer.processes import (
     gathered,

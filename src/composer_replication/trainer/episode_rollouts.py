@@ -30,8 +30,13 @@ from composer_replication.rollouts.episodes.policies import (
     ServedPolicy,
 )
 from composer_replication.trainer.model_modes import weights_are_sharded
-from composer_replication.trainer.policy import end_token_ids, load_weights, server_endpoint
-from composer_replication.trainer.prefix_generation import ModelSampler, filters_of
+from composer_replication.trainer.policy import (
+    ModelSampler,
+    end_token_ids,
+    filters_of,
+    load_weights,
+    server_endpoint,
+)
 from composer_replication.trainer.preset_settings import sampling_settings
 from composer_replication.trainer.processes import process_rank
 from composer_replication.trainer.setting_errors import spread_weights

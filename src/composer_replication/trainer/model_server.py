@@ -18,8 +18,7 @@ from composer_replication.errors import InputError
 from composer_replication.records import StopReason, ToolCall, ToolSpec
 from composer_replication.rollouts.episodes.policies import SampleOptions
 from composer_replication.rollouts.tokens.call_dialects import dialect_of, read_completion
-from composer_replication.trainer.policy import chat_prompt_ids, end_token_ids
-from composer_replication.trainer.prefix_generation import ModelSampler
+from composer_replication.trainer.policy import ModelSampler, chat_prompt_ids, end_token_ids
 
 MAX_REQUEST_BYTES = 64 * 1024**2
 _UNKNOWN = {"error": {"message": "known are /v1/models, /v1/chat/completions and /v1/completions"}}

@@ -19,7 +19,7 @@ from composer_replication.config import ModelSection, RunConfig
 from composer_replication.errors import MissingError
 from composer_replication.trainer.model_loading import load_model
 from composer_replication.trainer.packed_rows import shared_prefix_logps
-from composer_replication.trainer.prefix_generation import ModelSampler
+from composer_replication.trainer.policy import ModelSampler
 from composer_replication.trainer.prefix_support import inner_model, packing_reason
 from composer_replication.trainer.run_setup import lora_config
 
@@ -141,14 +141,11 @@ def _train(
     """Forward and backward of a group, as the trainer computes them, and a forward without gradient."""
     prompts_GP = torch.tensor([list(prompt)] * len(completions), device=model.device)
     completions_GC = torch.tensor(completions, device=model.device)
-
-    def logps() -> torch.Tensor:
-        masks = torch.ones_like(prompts_GP), torch.ones_like(completions_GC)
-        return shared_prefix_logps(model, prompts_GP, masks[0], completions_GC, masks[1], packs=is_shared)[0]
-
+    parts = prompts_GP, torch.ones_like(prompts_GP), completions_GC, torch.ones_like(completions_GC)
     with torch.no_grad():
-        logps()
-    torch.autograd.backward(logps().sum())
+        shared_prefix_logps(model, *parts, packs=is_shared)
+    logps_GC, _ = shared_prefix_logps(model, *parts, packs=is_shared)
+    torch.autograd.backward(logps_GC.sum())
     model.zero_grad(set_to_none=True)
 
 

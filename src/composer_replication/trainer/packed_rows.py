@@ -8,7 +8,7 @@ for its last token, then, for each completion, that last token and the completio
 By a mask each token sees the prompt and what stands before it in its own part, and each token of a part scores the one behind it.
 Attention is computed between all tokens of a pack, though, so long completions are packed few at a time (``rows_of_a_pack``).
 A row that is a chain of conversations is taken apart: each is a completion of its own, behind its own prompt.
-``SharedPrompts`` puts this, and the sampler of ``prefix_generation``, in the place of TRL's own wherever both are exact.
+``SharedPrompts`` puts this, and the sampler of ``policy``, in the place of TRL's own wherever both are exact.
 
 Letters: B rows, P prompt columns, T completion columns, K packs, S columns of a pack, N scored tokens.
 """
@@ -27,9 +27,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from composer_replication.errors import InputError
 from composer_replication.trainer.model_modes import weights_are_sharded
-from composer_replication.trainer.prefix_generation import ModelSampler
+from composer_replication.trainer.policy import ModelSampler
 from composer_replication.trainer.prefix_support import inner_model, packing_reason, sampling_reason
-from composer_replication.trainer.processes import gathered
+from composer_replication.trainer.processes import gathered, num_processes
 from composer_replication.trainer.setting_errors import refuse_masked_stops
 
 logger = logging.getLogger(__name__)
@@ -88,29 +88,18 @@ def shared_prefix_logps(
     Raises:
         InputError: CR0722, a prompt without a token.
     """
-    parts_of: dict[tuple[int, ...], list[Part]] = {}
-    lengths = (
-        completion_mask_BT.bool().sum(1).tolist()
-    )  # 0 where TRL has emptied the mask of a row that was cut
-    starts: list[list[int]] = [[]] * len(lengths) if starts_BS is None else starts_BS.tolist()
-    for row, (ids_P, mask_P) in enumerate(zip(prompt_ids_BP, prompt_mask_BP.bool(), strict=True)):
-        prompt = tuple(ids_P[mask_P].tolist())
-        if not prompt:
-            words, fix = "a prompt has no unmasked token.", "drop empty prompts."
-            raise InputError("CR0722", words, where=f"row {row}", fix=fix)
-        ids = completion_ids_BT[row, : lengths[row]].tolist()
-        edges = [0, *(start for start in starts[row] if 0 < start < len(ids)), len(ids)]
-        parts_of.setdefault(prompt, []).append(Part(ids[: edges[1]], row, 0))
-        for start, end in pairwise(edges[1:]):
-            parts_of.setdefault((ids[start],), []).append(Part(ids[start + 1 : end], row, start + 1))
+    parts_of = _parts_of(prompt_ids_BP, prompt_mask_BP, completion_ids_BT, completion_mask_BT, starts_BS)
     hidden_size = inner_model(model).config.get_text_config().hidden_size
     of_packs: list[Pack] = []
     for prompt, parts in parts_of.items():
         longest = max(len(part.ids) for part in parts)
         step = rows_of_a_pack(len(parts), len(prompt), longest, hidden_size) if packs else 1
         of_packs += [(prompt, parts[at : at + step]) for at in range(0, len(parts), step)]
-    # One pack a forward is faster on a processor; processes that share the weights forward equally often.
-    forwards = [of_packs] if weights_are_sharded(model) else [[pack] for pack in of_packs]
+    # One pack a forward is faster on a processor. Of several processes each forwards once: hooks of their wrappers are collective
+    # calls. Where the mask of all packs together would be too large, and weights are whole, it is one a forward there, too.
+    width = max(len(prompt) + sum(len(part.ids) for part in parts) for prompt, parts in of_packs)
+    fits = not packs or weights_are_sharded(model) or len(of_packs) * width**2 <= MAX_COLUMNS**2
+    forwards = [of_packs] if num_processes() > 1 and fits else [[pack] for pack in of_packs]
     logp_parts: list[torch.Tensor] = []
     entropy_parts: list[torch.Tensor] = []
     for together in forwards:
@@ -130,6 +119,31 @@ def shared_prefix_logps(
         return values_N.new_zeros(completion_ids_BT.shape).index_put(places_N2.unbind(-1), values_N)
 
     return in_rows(logp_parts), in_rows(entropy_parts) if entropy_parts else None
+
+
+def _parts_of(
+    prompt_ids_BP: torch.Tensor,
+    prompt_mask_BP: torch.Tensor,
+    completion_ids_BT: torch.Tensor,
+    completion_mask_BT: torch.Tensor,
+    starts_BS: torch.Tensor | None,
+) -> dict[tuple[int, ...], list[Part]]:
+    """What follows each distinct prompt."""
+    parts_of: dict[tuple[int, ...], list[Part]] = {}
+    # 0 where TRL has emptied the mask of a row that was cut
+    lengths = completion_mask_BT.bool().sum(1).tolist()
+    starts: list[list[int]] = [[]] * len(lengths) if starts_BS is None else starts_BS.tolist()
+    for row, (ids_P, mask_P) in enumerate(zip(prompt_ids_BP, prompt_mask_BP.bool(), strict=True)):
+        prompt = tuple(ids_P[mask_P].tolist())
+        if not prompt:
+            words, fix = "a prompt has no unmasked token.", "drop empty prompts."
+            raise InputError("CR0722", words, where=f"row {row}", fix=fix)
+        ids = completion_ids_BT[row, : lengths[row]].tolist()
+        edges = [0, *(start for start in starts[row] if 0 < start < len(ids)), len(ids)]
+        parts_of.setdefault(prompt, []).append(Part(ids[: edges[1]], row, 0))
+        for start, end in pairwise(edges[1:]):
+            parts_of.setdefault((ids[start],), []).append(Part(ids[start + 1 : end], row, start + 1))
+    return parts_of
 
 
 def rows_of_a_pack(num_rows: int, prompt_length: int, completion_length: int, hidden_size: int) -> int:
@@ -155,6 +169,8 @@ def _laid_out(model: nn.Module, packs: Sequence[Pack], device: torch.device) -> 
             positions += range(len(prompt) - 1, len(prompt) - 1 + len(tokens))
             segments += [segment] * len(tokens)
             labels += tokens
+        if not ids:  # nothing is scored, and a forward wants a column
+            ids, positions, segments, labels = [last], [0], [0], [_UNSCORED]
         pack = {"input_ids": ids, "position_ids": positions, "segments": segments, "shift_labels": labels}
         for name, values in pack.items():
             columns.setdefault(name, []).append(torch.tensor(values, dtype=torch.long, device=device))
@@ -163,19 +179,13 @@ def _laid_out(model: nn.Module, packs: Sequence[Pack], device: torch.device) -> 
         name: pad_sequence(values, batch_first=True, padding_value=fillers.get(name, 0))
         for name, values in columns.items()
     }
-    if padded["input_ids"].size(1) == 0:  # a forward wants a column
-        padded = {
-            name: nn.functional.pad(values_KS, (0, 1), value=fillers.get(name, 0))
-            for name, values_KS in padded.items()
-        }
     segments_KS = padded.pop("segments")
     if int(segments_KS.max()) <= 1:
-        return (
-            padded  # one row behind each prompt: causality is all, and nothing sees the padding on the right
-        )
+        # one row behind each prompt: causality is all, and nothing sees the padding on the right
+        return padded
     of_query, of_key = segments_KS[:, :, None], segments_KS[:, None, :]
     # padding sees padding, so that no line is empty
-    mask = (((of_key == 0) | (of_key == of_query)).tril())[:, None]
+    mask = ((of_key == 0) | (of_key == of_query)).tril()[:, None]
     inner = inner_model(model)
     if inner.config.get_text_config()._attn_implementation == "eager":  # noqa: SLF001 - transformers' only name
         zeros = torch.zeros_like(mask, dtype=inner.dtype)

@@ -272,7 +272,8 @@ class Replay:
             raise refusal(f"they name the expert {largest} of a router that has {fewest}")
         matters_BW = mask_BW.bool() & mask_BW.bool().roll(-1, dims=1)
         matters_BW[:, -1] = False
-        self.routing_BWLK = routing_BWLK.masked_fill(~matters_BW[:, :, None, None], UNKNOWN)
+        forced_BWLK = routing_BWLK.to(mask_BW.device)
+        self.routing_BWLK = forced_BWLK.masked_fill(~matters_BW[:, :, None, None], UNKNOWN)
         self._num_rows = 0
 
     @contextmanager

@@ -11,7 +11,7 @@ import torch
 
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes.policies import SampleOptions
-from composer_replication.trainer.prefix_generation import ModelSampler
+from composer_replication.trainer.policy import ModelSampler
 
 END = "<|im_end|>"
 ASSISTANT = "<|im_start|>assistant"

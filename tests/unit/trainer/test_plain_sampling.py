@@ -13,9 +13,8 @@ import torch
 import transformers as tf
 
 from composer_replication.records import StopReason
-from composer_replication.trainer import prefix_generation
-from composer_replication.trainer.policy import InProcessPolicy
-from composer_replication.trainer.prefix_generation import ModelSampler, SampledRow, filters_of
+from composer_replication.trainer import policy
+from composer_replication.trainer.policy import InProcessPolicy, ModelSampler, SampledRow, filters_of
 from composer_replication.trainer.tiny_models import make_tiny_model
 
 T = TypeVar("T")
@@ -83,7 +82,7 @@ def flat(groups: Iterable[Iterable[T]]) -> list[T]:
 
 
 def refuse_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_generation, "sampling_reason", lambda model: "it may not.")
+    monkeypatch.setattr(policy, "sampling_reason", lambda model: "it may not.")
 
 
 @pytest.mark.parametrize(

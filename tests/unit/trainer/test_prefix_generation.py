@@ -12,7 +12,7 @@ import transformers as tf
 from peft import LoraConfig, get_peft_model
 
 from composer_replication.records import StopReason
-from composer_replication.trainer.prefix_generation import ModelSampler, SampledRow, filters_of
+from composer_replication.trainer.policy import ModelSampler, SampledRow, filters_of
 
 SIZES: dict[str, Any] = {
     "vocab_size": 41,

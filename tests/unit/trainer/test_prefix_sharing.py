@@ -10,6 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from trl.trainer.utils import add_fused_lm_head
 
 from composer_replication.errors import InputError
+from composer_replication.trainer import packed_rows
 from composer_replication.trainer.packed_rows import MAX_COLUMNS, rows_of_a_pack, shared_prefix_logps
 
 PROMPT = [5, 6, 7, 8]
@@ -142,6 +143,21 @@ def test_one_row_behind_each_prompt_needs_no_mask(model: LlamaForCausalLM) -> No
         shared_prefix_logps(model, *tensors(prompts, [[1, 2], [3, 4]]))
     hook.remove()
     assert [mask is None for mask in masks] == [True, True, False]
+
+
+def test_masks_that_would_be_too_large_together_are_made_one_by_one(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = tensors([PROMPT, PROMPT, [9, 10], [9, 10]], [[1, 2], [3], [4, 5], [6]])
+    monkeypatch.setattr(packed_rows, "num_processes", lambda: 2)
+    shapes = []
+    for columns in (MAX_COLUMNS, 7):
+        monkeypatch.setattr(packed_rows, "MAX_COLUMNS", columns)
+        monkeypatch.setattr(packed_rows, "rows_of_a_pack", lambda rows, *_: rows)
+        with Spy(model) as spy:
+            shared_prefix_logps(model, *batch)
+        shapes.append([len(ids) for ids in spy.inputs])
+    assert shapes == [[2], [1, 1]]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 
 from composer_replication.trainer import packed_rows
 from composer_replication.trainer.model_modes import parameter_sha256
-from composer_replication.trainer.prefix_generation import ModelSampler
+from composer_replication.trainer.policy import ModelSampler
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
 MakeTrainer = Callable[..., Any]

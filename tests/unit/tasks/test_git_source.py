@@ -217,9 +217,10 @@ def test_unreachable_and_unknown_are_told_apart(tmp_path: Path, repository: Path
 
 
 def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, repository: Path) -> None:
-    monkeypatch.setattr(git_source, "_ASK_SECONDS", 0.0)
-    with pytest.raises(InputError, match="in time"):
-        open_source(f"git+file://{repository}")
+    for name in ("_FETCH_SECONDS", "_ASK_SECONDS"):  # a slow fetch, and no answer at all
+        monkeypatch.setattr(git_source, name, 0.0)
+        with pytest.raises(InputError, match="in time"):
+            open_source(f"git+file://{repository}")
 
 
 def test_too_large_to_fetch(monkeypatch: pytest.MonkeyPatch, repository: Path, private_cache: Path) -> None:

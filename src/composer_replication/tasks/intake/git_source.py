@@ -168,13 +168,8 @@ def _resolve(address: GitAddress) -> str:
     asked = [*names, *(f"{name}^{{}}" for name in names)]
     try:
         listed = run_git(["ls-remote", "--quiet", "--", address.url, *asked], seconds=_ASK_SECONDS)
-    except GitFailed as error:  # whose own words may hold an address with a secret
-        problem = f"git cannot reach the repository{' in time' if error.is_late else ''}."
-        fix = (
-            f"GIT_CONFIG_GLOBAL=/dev/null git ls-remote {address.url} says why; git is given no password here, no settings "
-            "of yours, and no key but those of an ssh agent: clone it yourself and give the folder."
-        )
-        raise InputError("CR0407", problem, where=address.source, fix=fix) from error
+    except GitFailed as error:
+        raise _unreachable(address, error) from error
     rows = (row.partition("\t") for row in listed.decode().splitlines())
     found = {name: commit for commit, _, name in rows}
     for name in names:
@@ -204,6 +199,8 @@ def _fetch(tree: Path, repository: Path, address: GitAddress, commit: str) -> No
             # The pack is written by a child of git, whose end is not always told.
             if error.is_too_large or tree_bytes(repository) >= MAX_FETCH_BYTES:
                 raise _refused(address, _TOO_MUCH) from error
+            if error.is_late:
+                raise _unreachable(address, error) from error
             failure = error
         else:
             _archive(tree, repository, address, commit)
@@ -229,6 +226,16 @@ def _archive(tree: Path, repository: Path, address: GitAddress, commit: str) -> 
 def list_commit(found: GitCommit, *, skip: Callable[[PurePosixPath], bool] = lambda _: False) -> Listing:
     """The files of a fetched commit but those to ``skip``; links and submodules are left out."""
     return list_archive(found.folder / _TREE, skip=skip, refused=partial(_refused, found.address))
+
+
+def _unreachable(address: GitAddress, error: GitFailed) -> InputError:
+    """Git's own words are not repeated: they may hold an address with a secret."""
+    problem = f"git cannot reach the repository{' in time' if error.is_late else ''}."
+    fix = (
+        f"GIT_CONFIG_GLOBAL=/dev/null git ls-remote {address.url} says why; git is given no password here, no settings "
+        "of yours, and no key but those of an ssh agent: clone it yourself and give the folder."
+    )
+    return InputError("CR0407", problem, where=address.source, fix=fix)
 
 
 def _unknown(address: GitAddress) -> InputError:

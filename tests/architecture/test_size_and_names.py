@@ -24,7 +24,7 @@ CEILINGS = {
     "src/composer_replication/rollouts": 8432,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 7500,
-    "src/composer_replication/tasks": 18814,
+    "src/composer_replication/tasks": 18752,
     "src/composer_replication/traces": 2755,
     "src/composer_replication/trainer": 6958,
     "src/composer_replication/cli/explanations": 434,

@@ -209,9 +209,10 @@ _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr,
     ast.BitXor: ast.BitOr, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
 }  # fmt: skip
-_STATEMENTS: dict[type[ast.AST], str] = {ast.Break: "continue", ast.Continue: "break"} | dict.fromkeys(
-    (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Raise, ast.Delete, ast.Assert), "pass"
-)
+_STATEMENTS: dict[type[ast.AST], str] = {
+    ast.Break: "continue", ast.Continue: "break", ast.Assign: "pass", ast.AnnAssign: "pass", ast.AugAssign: "pass",
+    ast.Raise: "pass", ast.Delete: "pass", ast.Assert: "pass",
+}  # fmt: skip
 _Change = tuple[ast.stmt | ast.expr, str]
 """The node whose text is replaced, and the new text."""
 
@@ -258,7 +259,8 @@ def _changes(body: Sequence[ast.stmt]) -> Iterator[_Change]:
     todo: list[ast.AST] = list(reversed(body))
     while todo:
         node = todo.pop()
-        yield from ((node, new) for new in _faults_of(node) if isinstance(node, ast.stmt | ast.expr))
+        if isinstance(node, ast.stmt | ast.expr):
+            yield from ((node, new) for new in _faults_of(node))
         if isinstance(node, ast.If | ast.While | ast.IfExp) and not isinstance(node.test, ast.Constant):
             yield node.test, f"(not ({ast.unparse(node.test)}))"
         if isinstance(node, ast.JoinedStr):

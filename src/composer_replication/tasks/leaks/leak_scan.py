@@ -225,7 +225,8 @@ def installed_copies(store: TaskStore, task: Task) -> list[Leak]:
     lines = [line.encode() for line in search.places]
     shown = base_interpreter()
     masked = tuple(map(str, shown.masked))
-    folders = [(store.environment(task).root, ()), *((folder, masked) for folder in shown.read_only)]
+    folders: list[tuple[Path, tuple[str, ...]]] = [(store.environment(task).root, ())]
+    folders += [(folder, masked) for folder in shown.read_only]
     leaks: set[Leak] = set()
     for folder, left_out in folders if lines else ():
         with _read_lock:  # threads that want the same folder wait for the one that reads it

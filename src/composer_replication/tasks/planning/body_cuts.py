@@ -76,7 +76,7 @@ def find_body_cuts(path: str, text: str) -> list[BodyCut]:
     """All functions and methods of a file whose body can be deleted, in file order.
 
     Left out: nested functions, overloads, abstract methods and protocols, bodies that are
-    already empty, and forms whose body cannot be cut out without touching its surroundings.
+    already empty, functions on one line, and what shares a line with its surroundings.
     A file that does not parse, or that starts with a byte order mark, has none.
     """
     if "def" not in text:  # a table of a million words takes seconds to parse
@@ -153,7 +153,8 @@ def _cut(path: str, symbol: str, node: _Function, lines: Lines) -> BodyCut | Non
 def _colon_end(node: _Function, lines: Lines) -> int:
     """The offset after the colon that ends the signature: the first one after all that may hold another."""
     nodes = [*ast.walk(node.args), *getattr(node, "type_params", []), node.returns]
-    ends = [(one.end_lineno, one.end_col_offset) for one in nodes if isinstance(one, ast.expr | ast.arg)]
+    inner = [one for one in nodes if isinstance(one, ast.expr | ast.arg)]
+    ends = [(one.end_lineno or 0, one.end_col_offset or 0) for one in inner]
     start = lines.offset(*max(ends, default=(node.lineno, node.col_offset)))
     found = _TO_COLON.match(lines.text, start)
     assert found is not None, "a function without a colon"

@@ -18,7 +18,7 @@ from composer_replication.tasks.planning.body_cuts import (
     body_deletion,
     find_body_cuts,
 )
-from composer_replication.tasks.planning.source_file import Function, SourceFile
+from composer_replication.tasks.planning.source_file import SourceFile
 from composer_replication.tasks.planning.symbol_graph import Name, Needs, Selection, SymbolGraph
 from composer_replication.tasks.planning.whole_removal import WholeRemoval, remove_whole
 from composer_replication.tasks.syntax_trees import parse_syntax
@@ -93,13 +93,13 @@ class _Plan:
             if granularity == "module":
                 yield file, file.module, Selection(modules=frozenset({file.module}))
                 continue
-            kind = Function if granularity == "function" else ast.ClassDef
+            is_function = granularity == "function"
             found = [
                 (nodes[0].lineno, name, Selection(names=frozenset({(file.module, name)})))
                 for name, nodes in file.definitions.items()
-                if all(isinstance(node, kind) for node in nodes)
+                if all(isinstance(node, ast.ClassDef) != is_function for node in nodes)
             ]
-            for (owner, method), methods in file.methods.items() if granularity == "function" else ():
+            for (owner, method), methods in file.methods.items() if is_function else ():
                 name = f"{owner}.{method}"
                 found.append((methods[0].lineno, name, Selection(methods=frozenset({(file.module, name)}))))
             yield from ((file, name, selection) for _, name, selection in sorted(found, key=itemgetter(0)))

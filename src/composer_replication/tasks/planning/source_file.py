@@ -307,8 +307,11 @@ class _Reader(ast.NodeVisitor):
         """``[…]``, ``(…)``, ``[…] + other.__all__``, ``sorted([…])``: literal lists are exports, the rest are uses."""
         if isinstance(value, Items):
             self._found.exports.append(value)
-        elif isinstance(value, ast.BinOp | ast.Call):
-            for part in ast.iter_child_nodes(value):
+        elif isinstance(value, ast.BinOp):
+            self._export(value.left)
+            self._export(value.right)
+        elif isinstance(value, ast.Call):
+            for part in (value.func, *value.args, *(keyword.value for keyword in value.keywords)):
                 self._export(part)
         else:
             self._visit_all([value])

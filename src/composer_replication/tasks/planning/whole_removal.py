@@ -74,8 +74,8 @@ def _insertions(file: SourceFile, moved: list[ImportedName]) -> list[Edit] | Non
     for function in _outer_functions(file.tree.body):
         nodes = [node for child in function.body for node in ast.walk(child)]
         inside.update(map(id, nodes))
-        parameters = {argument.arg for argument in arguments_of(function)}
-        wanted = [one for one in moved if one.bound in _names_used(nodes) - parameters]
+        used = _names_used(nodes) - {argument.arg for argument in arguments_of(function)}
+        wanted = [imported for imported in moved if imported.bound in used]
         if wanted:
             after_docstring = function.body[1:] if docstring_of(function.body) else []
             row = (after_docstring or function.body)[0]
@@ -118,16 +118,15 @@ def _statements(wanted: list[ImportedName]) -> list[str]:
     return statements
 
 
-# --- Take whole definitions out of the source files of a repository, with every way to reach them.
-
+# --- Take the definitions themselves out of the source files.
 
 WholeRemoval = tuple[tuple[Edit, ...], tuple[str, ...], tuple[Edit, ...]]
 """All edits of source files, the files that go altogether, and the edits that move imports in tests."""
 
 
 def remove_whole(graph: SymbolGraph, selection: Selection) -> WholeRemoval | None:
-    """None when what remains needs the definitions to be imported, when a name has other bindings at module level, when two
-    definitions differ only by a condition that is not theirs, or when a file would not parse any more.
+    """None when what remains needs the definitions to be imported, when a name has other bindings at module level, or when
+    a file could not be cut cleanly.
     """
     removal = _Removal(graph, selection)
     edits = removal.edits()

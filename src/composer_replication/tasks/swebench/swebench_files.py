@@ -144,10 +144,13 @@ def _instance(row: Any) -> Instance:
 
 def _tests(value: Any) -> Any:
     """A list of tests, or what the text of one says; nothing is an empty one."""
-    for read in (json.loads, ast.literal_eval) if isinstance(value, str) else ():
-        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            return read(value.strip())
-    return [] if value is None else value
+    if not isinstance(value, str):
+        return [] if value is None else value
+    with suppress(ValueError, RecursionError):
+        return json.loads(value)
+    with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+        return ast.literal_eval(value.strip())
+    return value
 
 
 # --- Our own tasks as rows.

@@ -222,7 +222,8 @@ def _inside(patch: str, files: Mapping[str, bytes]) -> str:
     if not patch.startswith("diff --git ") and "\ndiff --git " not in patch:
         return patch  # a plain diff is taken as a whole
     sections = [part for part in _SECTION.split(patch) if part.startswith("diff --git ")]
-    names = [{found[1], found[2]} if (found := _HEADER.match(part)) else set() for part in sections]
+    headers = map(_HEADER.match, sections)
+    names: list[set[str]] = [{found[1], found[2]} if found else set() for found in headers]
     for name in set[str]().union(*names):
         if name.startswith("/") or ".." in name.split("/"):
             raise InputError("CR0446", f"the path {name[:80]!r} leaves the tree.")

@@ -36,7 +36,7 @@ _FUNCTIONS = (
     types.MethodDescriptorType,
 )
 _ORDERED = (list, tuple, collections.deque)
-_UNORDERED = (set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+_UNORDERED: tuple[type, ...] = (set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
 _MAPPINGS = (dict, collections.Counter, collections.OrderedDict)
 
 

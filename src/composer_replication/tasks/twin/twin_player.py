@@ -162,7 +162,7 @@ class Job:
             try:
                 bound = inspect.signature(self.function, follow_wrapped=False).bind(*args, **kwargs)
                 bound.apply_defaults()
-                values = dict(bound.arguments)
+                values: Any = dict(bound.arguments)
             except (TypeError, ValueError):
                 values = [args, kwargs]
             return self.digest(self.encode(values, is_result=False, with_code=True))
@@ -319,8 +319,7 @@ def _run_child(work, steps, cpu_seconds, deadline):
     if child == 0:
         try:
             os.setsid()
-            limit = math.ceil(cpu_seconds)
-            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+            lower_limit(resource.RLIMIT_CPU, math.ceil(cpu_seconds))
             work(steps)
             steps.shared[NOW] = DONE
         finally:
@@ -333,6 +332,13 @@ def _run_child(work, steps, cpu_seconds, deadline):
             return
         time.sleep(wait)
         wait = min(0.02, wait * 1.5)
+
+
+def lower_limit(kind, most):
+    """Lower a limit of this process; one that is lower already stays."""
+    _, hard = resource.getrlimit(kind)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (most, most))
 
 
 def _used_by_children():
@@ -389,10 +395,7 @@ def main(request, send):
     load_cloudpickle(request["cloudpickle"])
     sys.path[:0] = [os.path.normpath(os.path.join(root, path)) for path in request["import_roots"]]
     # Below what the sandbox may use: past that limit the run of all is over, past this one a call is.
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = request["memory_bytes"]
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    lower_limit(resource.RLIMIT_DATA, request["memory_bytes"])
     send("ready")
     for number in range(len(request["jobs"])):
         run_job(request, number, send)

@@ -376,9 +376,11 @@ def play_apart(bench: Bench, jobs: Sequence[Job], **options: Any) -> list[JobRep
     """
     if not jobs:
         return []
-    seconds = max(_PLAY_SECONDS, _JOB_WALL_SECONDS * len(jobs))
-    limits = {"backend": bench.backend, "limits": _OWN_LIMITS, "timeout_seconds": seconds}
-    reports, problem = play(bench.original, bench.environment, jobs, **limits, **options)
+    reports, problem = play(
+        bench.original, bench.environment, jobs,
+        backend=bench.backend, limits=_OWN_LIMITS,
+        timeout_seconds=max(_PLAY_SECONDS, _JOB_WALL_SECONDS * len(jobs)), **options,
+    )  # fmt: skip
     if not problem:
         return reports
     if len(jobs) == 1:
@@ -499,8 +501,11 @@ def judge_twin(
         InputError: the twin needs another cloudpickle than this installation has (CR0411).
     """
     _check_pickler(twin)
-    seconds = {"timeout_seconds": WALL_FACTOR * timeout_seconds, "job_seconds": timeout_seconds}
-    reports, problem = play(tree_files, environment, [Job(twin)], backend=backend, limits=limits, **seconds)
+    reports, problem = play(
+        tree_files, environment, [Job(twin)],
+        backend=backend, limits=limits,
+        timeout_seconds=WALL_FACTOR * timeout_seconds, job_seconds=timeout_seconds,
+    )  # fmt: skip
     return score_digests(twin, reports[0].digests, problem or reports[0].error)
 
 

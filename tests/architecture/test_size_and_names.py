@@ -26,7 +26,7 @@ CEILINGS = {
     "src/composer_replication/sandbox": 7500,
     "src/composer_replication/tasks": 19380,
     "src/composer_replication/traces": 2761,
-    "src/composer_replication/trainer": 7025,
+    "src/composer_replication/trainer": 7019,
     "src/composer_replication/cli/explanations": 434,
     "benchmarks": 7003,
     "tests": 66822,

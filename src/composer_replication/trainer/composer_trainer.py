@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerState
+from transformers import TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 from trl.models.utils import unwrap_model_for_generation
@@ -503,7 +503,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.guard_hook.begin()
         self._halt_is_saved, self.own_state.num_permutations_to_skip = False, 0
         self.step_lines.begin(has_run_folder=any(gathered(self.run_folder is not None)))
-        for part in (self.step_lines, self.checks, self.channels):
+        parts: tuple[TrainerCallback | None, ...] = (self.step_lines, self.checks, self.channels)
+        for part in parts:
             if part is not None and part not in self.callback_handler.callbacks:
                 self.add_callback(part)
         self.has_trackers = bool(self.args.report_to)

@@ -498,7 +498,8 @@ class LossChannels(TrainerCallback):
 
 def read_channels(channels: LossChannels | None, checkpoint: Path) -> None:
     """What the channels kept waits for ``begin``. A run goes on with the channels that it began with (CR0884)."""
-    path, saved = checkpoint / STATE_FILE, None
+    path = checkpoint / STATE_FILE
+    saved: dict[str, Any] | None = None
     if path.is_file():
         saved = torch.load(path, map_location=lambda storage, _tag: storage, weights_only=True)
     found = None if saved is None else saved["fingerprint"]

@@ -16,8 +16,10 @@ from composer_replication.trainer.setting_errors import (
     refuse_split_groups,
 )
 
-_DEFINING = ("trl.loss_type", "trl.scale_rewards", "trl.importance_sampling_level", "trl.num_iterations")
-_DEFINING += ("trl.beta", "trainer.kl_in_reward")
+_DEFINING = (
+    *("trl.loss_type", "trl.scale_rewards", "trl.importance_sampling_level", "trl.num_iterations"),
+    *("trl.beta", "trainer.kl_in_reward"),
+)
 """Keys without which a method is another one, where its preset has them; ``trl.beta`` where it is 0: that method has no KL."""
 _OWN_KEYS = ("kl_in_reward", "effort_weight", "dynamic_sampling_rounds")
 _OVERLONG_SHARE = {"dapo": 0.2}

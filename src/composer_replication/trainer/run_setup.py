@@ -85,7 +85,7 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
 
 def _trackers(named: str | Sequence[str]) -> list[str]:
     names = [name for name in ([named] if isinstance(named, str) else named) if name != "none"]
-    known = get_available_reporting_integrations()
+    known = get_available_reporting_integrations()  # type: ignore[no-untyped-call]
     for name in names:
         if name not in known:
             here = ", ".join(known) or "none"

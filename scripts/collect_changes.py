@@ -46,6 +46,8 @@ def collected(changelog: str, paths: list[Path]) -> str:
 
 def main() -> None:
     """Check the fragments; without ``--check`` move them into the change log."""
+    if unknown := set(sys.argv[1:]) - {"--check"}:
+        sys.exit(f"{min(unknown)} is no option; --check is the only one.")
     paths, changelog = fragments(ROOT / "changes"), ROOT / "CHANGELOG.md"
     if problems := [f"{path}: {problem}." for path in paths if (problem := problem_of(path))]:
         sys.exit("\n".join(problems))

@@ -37,7 +37,7 @@ from composer_replication.tasks.workers import Workers
 
 # --- What was decided about each candidate, kept so that a build that was cut off goes on.
 
-GATES_VERSION = 14
+GATES_VERSION = 15
 """Raised when the gates judge otherwise, so that older answers are not taken over."""
 _UNDECIDED = ("truth-unknown",)
 """Reasons that say nothing of the candidate; a later build judges it again."""

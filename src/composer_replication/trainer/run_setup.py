@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
-from transformers.integrations import get_available_reporting_integrations
+from transformers.integrations.integration_utils import get_available_reporting_integrations
 from trl.trainer.grpo_config import GRPOConfig
 
 from composer_replication.config import LoraSection, RunConfig

@@ -24,7 +24,7 @@ CEILINGS = {
     "src/composer_replication/rollouts": 8324,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 7500,
-    "src/composer_replication/tasks": 19021,
+    "src/composer_replication/tasks": 19014,
     "src/composer_replication/traces": 2761,
     "src/composer_replication/trainer": 7313,
     "src/composer_replication/cli/explanations": 434,

@@ -254,6 +254,12 @@ def test_groups_of_tests_and_developers_are_wanted(table: str) -> None:
     assert texts(read({"pyproject.toml": table})) == {"respx"}
 
 
+def test_extras_that_ask_for_one_another_are_each_read_once() -> None:
+    rows = "".join(f'e{n} = ["thing[e{n + 1}]", "thing[e{n + 2}]"]\n' for n in range(60))
+    table = f'[project]\nname = "thing"\n[project.optional-dependencies]\n{rows}e60 = ["alpha"]\ntest = ["thing[e0]"]\n'
+    assert texts(read({"pyproject.toml": table})) == {"alpha"}
+
+
 def test_a_module_of_the_package_that_is_called_like_a_library_hides_nothing() -> None:
     metadata = {"pyproject.toml": '[project.optional-dependencies]\nasyncio = ["anyio"]'}
     files = {"thing/backends/anyio.py": "", "tests/test_a.py": "import anyio\n"}

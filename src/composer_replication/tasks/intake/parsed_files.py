@@ -196,14 +196,7 @@ def _of_package_info(text: str) -> dict[str, Any]:
 
 def _of_poetry(poetry: Mapping[str, Any]) -> dict[str, Any]:
     """What Poetry's own tables say, by keyword: its groups are extras, too."""
-    own = {
-        name: given if isinstance(given, list) else [given]
-        for name, given in inner_table(poetry, "dependencies").items()
-    }
-    needed = {
-        name: [one for one in given if inner_table(one).get("optional") is not True]
-        for name, given in own.items()
-    }
+    own = inner_table(poetry, "dependencies")
     groups = {"dev": inner_table(poetry, "dev-dependencies")}
     for name, group in inner_table(poetry, "group").items():
         groups[name] = inner_table(group, "dependencies")
@@ -214,7 +207,7 @@ def _of_poetry(poetry: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{key: poetry.get(key) for key in ("name", "version", "license", "classifiers")},
         "python_requires": [str(poetry_range(text)) for text in texts(own.get("python"))],
-        "install_requires": poetry_lines(needed),
+        "install_requires": poetry_lines(own, with_optional=False),
         "extras_require": {name: poetry_lines(group) for name, group in groups.items()},
         "entry_points": {"console_scripts": poetry.get("scripts"), **inner_table(poetry, "plugins")},
     }

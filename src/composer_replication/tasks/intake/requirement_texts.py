@@ -95,7 +95,7 @@ def table_address(value: Mapping[str, Any]) -> str:
     return next((f"{'file' if key == 'path' else key}:{place}" for key, place in bound), "")
 
 
-def poetry_lines(table: Mapping[str, Any]) -> list[str]:
+def poetry_lines(table: Mapping[str, Any], *, with_optional: bool = True) -> list[str]:
     """What Poetry's table of dependencies asks for on this machine, as lines in PEP 508; ``python`` is none of them."""
     found = []
     for name, given in table.items():
@@ -107,9 +107,9 @@ def poetry_lines(table: Mapping[str, Any]) -> list[str]:
             python = poetry_range(str(value.get("python", "")))
             markers = [f"python_full_version {one.operator} '{one.version}'" for one in python]
             markers += [f"sys_platform == '{value['platform']}'"] if "platform" in value else []
-            if canonicalize_name(name) != "python" and all(
-                map(holds, [*markers, str(value.get("markers", ""))])
-            ):
+            markers.append(str(value.get("markers", "")))
+            is_asked = with_optional or value.get("optional") is not True
+            if is_asked and canonicalize_name(name) != "python" and all(map(holds, markers)):
                 bounds = poetry_range(str(value.get("version", "")))
                 found.append(f"{asked} @ {address}" if address else f"{asked}{bounds}")
     return found

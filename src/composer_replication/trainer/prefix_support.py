@@ -60,9 +60,12 @@ def accepts(model: nn.Module, argument: str) -> bool:
 
 def has_virtual_tokens(model: nn.Module) -> bool:
     """Whether a prompt-learning adapter of PEFT, maybe inside a data-parallel wrapper, puts tokens before the prompt."""
-    adapters = (getattr(module, "peft_config", None) for module in model.modules())
-    configs = (config for each in adapters if isinstance(each, dict) for config in each.values())
-    return any(config.is_prompt_learning for config in configs)
+    return any(config.is_prompt_learning for config in _adapters(model))
+
+
+def _adapters(model: nn.Module) -> Iterator[Any]:
+    found = (getattr(module, "peft_config", None) for module in model.modules())
+    return (config for each in found if isinstance(each, dict) for config in each.values())
 
 
 def _structure(model: nn.Module) -> Iterator[str]:
@@ -80,6 +83,8 @@ def _structure(model: nn.Module) -> Iterator[str]:
         yield f"{name} attends in both directions, so a prompt's states depend on the completion."
     if has_virtual_tokens(model):
         yield VIRTUAL_TOKENS
+    if any(getattr(config, "alora_invocation_tokens", None) for config in _adapters(model)):
+        yield "an activated LoRA changes weights at an invocation token inside the sequence."
 
 
 def _cache_layers(model: nn.Module) -> Iterator[str]:

@@ -94,6 +94,6 @@ def test_two_files_may_not_explain_one_code(tmp_path: Path, monkeypatch: pytest.
         (tmp_path / "explanations" / name).write_text(
             '[CR0100]\nmeaning = "x."\ncauses = ["a"]\nfixes = ["b"]\n'
         )
-    monkeypatch.setattr("importlib.resources.files", lambda package: tmp_path)
+    monkeypatch.setattr(explain_verb, "files", lambda package: tmp_path)
     with pytest.raises(ValueError, match="CR0100 is explained twice"):
         explain_verb.load_explanations()

@@ -14,8 +14,8 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
-    "src": 56874,
-    "src/composer_replication/cli": 4156,
+    "src": 57058,
+    "src/composer_replication/cli": 4164,
     "src/composer_replication/engines": 639,
     "src/composer_replication/launch": 1300,
     "src/composer_replication/losses": 863,
@@ -24,12 +24,12 @@ CEILINGS = {
     "src/composer_replication/rollouts": 8425,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 7500,
-    "src/composer_replication/tasks": 17010,
+    "src/composer_replication/tasks": 17120,
     "src/composer_replication/traces": 2755,
-    "src/composer_replication/trainer": 6664,
+    "src/composer_replication/trainer": 6730,
     "src/composer_replication/cli/explanations": 434,
     "benchmarks": 7003,
-    "tests": 66372,
+    "tests": 66571,
 }
 BANNED = {"utils", "util", "common", "core", "helpers", "helper", "manager", "handler", "base", "misc"}
 
@@ -113,10 +113,10 @@ def test_a_line_too_many_and_a_folder_without_a_ceiling_are_named(tmp_path: Path
         (tmp_path / place / "__init__.py").write_text("X = 1\n" * number)
     (tmp_path / "src/composer_replication/cli/explanations/a.toml").write_text("a = 1\nb = 1\n")
     ceilings = {
-        "src": 56874,
-        "src/composer_replication/cli": 4156,
-        "src/composer_replication/cli/explanations": 434,
-        "tests": 66372,
+        "src": 6,
+        "src/composer_replication/cli": 4,
+        "src/composer_replication/cli/explanations": 1,
+        "tests": 5,
     }
     assert folders_over(ceilings, tmp_path) == [
         "src/composer_replication/cli: 5, at most 4",

@@ -51,7 +51,7 @@ def test_a_guard_out_of_range(command: Command, recipe: Path, tmp_path: Path) ->
     recipe.write_text(recipe.read_text() + "[heldout]\n[guard]\nema_alpha = 7.0\n")
     answer = command("train", recipe, "--out", tmp_path / "run")
     assert (answer.exit_code, answer.error["code"]) == (2, "CR0204")
-    assert "ema_alpha must be in [0, 1)" in answer.error["message"]
+    assert answer.error["message"] == "guard.ema_alpha: Input should be less than 1."
     assert not (tmp_path / "run").exists()
 
 

@@ -101,6 +101,12 @@ def test_training_without_its_packages(recipe: Path, tmp_path: Path, module: str
     assert not (tmp_path / "run").exists()
 
 
+def test_a_recipe_is_refused_before_packages_are_missed(recipe: Path, tmp_path: Path) -> None:
+    done = without("torch", "export-verl", recipe, "--out", tmp_path / "verl")
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["code"]) == (2, "CR0951"), done.stderr
+
+
 def test_no_sandbox_at_all(recipe: Path, tmp_path: Path) -> None:
     for words in (("tasks", "build", TINY), ("train", recipe)):
         done = without("sandlock", *words, "--out", tmp_path / "out", PATH=str(tmp_path))

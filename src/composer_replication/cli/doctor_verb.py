@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,7 +97,9 @@ def available_memory_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path =
     """Memory that can be used now: of the machine, or of this container when that is less; None when unknown."""
 
     def text(path: Path) -> str:
-        return path.read_text().strip() if path.is_file() else ""  # outside Linux there is no such file
+        with suppress(OSError):  # outside Linux there is no such file
+            return path.read_text().strip()
+        return ""
 
     rooms = [int(x.split()[1]) * 1024 for x in text(meminfo).splitlines() if x.startswith("MemAvailable:")]
     limit, used = text(cgroup / "memory.max"), text(cgroup / "memory.current")

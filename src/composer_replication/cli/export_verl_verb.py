@@ -18,7 +18,6 @@ from composer_replication.config import (
     load_config,
     parse_override,
 )
-from composer_replication.engines.verl_export import rows_of, verl_arguments, write_rows, write_start
 from composer_replication.errors import UsageError, needs_extra
 from composer_replication.rollouts.environment.feature_deletion_env import first_message
 from composer_replication.rollouts.episodes.agent_loop import LedgerTalk
@@ -77,6 +76,7 @@ def _not_carried(config: RunConfig) -> list[str]:
 
 def _write(config: RunConfig, store: Any, tasks: RunTasks, out: Path) -> None:
     with needs_extra("train", "writing rows for verl"):
+        from composer_replication.engines.verl_export import rows_of, verl_arguments, write_rows, write_start
         from composer_replication.trainer.model_loading import load_model
 
         model, tokenizer = load_model(config.model, seed=config.seed, needs_chat_template=True)

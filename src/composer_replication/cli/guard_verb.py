@@ -63,11 +63,16 @@ def _make_guard(args: argparse.Namespace) -> HeldOutGuard:
         fix = "leave out --recipe, or give the settings by flags such as --max-proxy-real-gap 0.35."
         raise UsageError("CR0204", "the recipe has no [guard] table.", where=str(args.recipe), fix=fix)
     flags = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
-    guard = {**table["guard"], **flags} if isinstance(table["guard"], dict) else table["guard"]
-    only_guard = {"model": {"name": "-"}, "tasks": {"store": "-"}, "heldout": {}, "guard": guard}
-    where = "the flags" if args.recipe is None else str(args.recipe)
-    section = parse_config(only_guard, where=where).guard or GuardSection()
-    return HeldOutGuard(**section.model_dump())
+    for name, value in flags.items():  # each alone, so that the sentence about a bad one names it
+        _checked({name: value}, where=f"--{name.replace('_', '-')}")
+    settings = _checked(table["guard"], where=str(args.recipe)).model_dump()
+    return HeldOutGuard(**settings | flags)
+
+
+def _checked(guard: Any, *, where: str) -> GuardSection:
+    """A ``[guard]`` table by the rules of a recipe."""
+    table = {"model": {"name": "-"}, "tasks": {"store": "-"}, "heldout": {}, "guard": guard}
+    return parse_config(table, where=where).guard or GuardSection()
 
 
 def render_scan(result: Result) -> str:

@@ -10,7 +10,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import asdict, astuple, dataclass, field, replace
 from itertools import islice, product, zip_longest
 from pathlib import Path, PurePosixPath
@@ -395,23 +395,31 @@ class Build:
             self._judge_until_enough(candidates)
 
     def _judge_until_enough(self, candidates: Sequence[Candidate]) -> None:
-        """Decided in their order, so that the cut does not depend on timing; the next ones are judged meanwhile."""
+        """Decided in their order, so that the cut does not depend on timing; later ones are judged meanwhile."""
         most = math.inf if self.settings.max_tasks is None else self.settings.max_tasks
-        upcoming, running = iter(candidates), deque[Future[Decision]]()
+        upcoming, in_order = iter(candidates), deque[Future[Decision]]()
+        running: set[Future[Decision]] = set()
         self.decisions = []
-        num_valid = 0
+        num_valid = num_found = 0  # the second counts those that are decided before their turn, too
         while num_valid < most:
-            num_more = 2 * self.jobs - len(running)  # so a slow one keeps no thread of the pool idle
-            running.extend(self.pool.submit(self._decide, one) for one in islice(upcoming, num_more))
+            if num_found < most:  # else another one would most likely be dropped
+                begun = [
+                    self.pool.submit(self._decide, one) for one in islice(upcoming, self.jobs - len(running))
+                ]
+                in_order.extend(begun)
+                running.update(begun)
             self.progress(len(self.decisions), len(candidates), f"{num_valid} tasks")
             if not running:
                 break
-            decision = running.popleft().result()
-            self.decisions.append(decision)
-            num_valid += decision.is_valid
-        if begun := [future for future in running if not future.cancel()]:
+            finished, running = wait(running, return_when=FIRST_COMPLETED)
+            num_found += sum(future.result().is_valid for future in finished)
+            while in_order and in_order[0] not in running and num_valid < most:
+                decision = in_order.popleft().result()
+                self.decisions.append(decision)
+                num_valid += decision.is_valid
+        if running:
             with runs_interrupted():  # a killed run is no decision, and the journal never hears of it
-                wait(begun)
+                wait(running)
         self.progress(len(self.decisions), len(self.decisions), f"{num_valid} tasks")
 
     def _decide(self, candidate: Candidate) -> Decision:

@@ -112,11 +112,13 @@ def run_suite(
         if has_no_time and report.done:
             # What there was no time for says nothing against the suite.
             late = [test for test in report.collected if test not in report.done]
-            bad |= dict.fromkeys(late, f"not reached in {limit:g} s")
+            why = f": {report.running} ends the run, as ten others do" if report.broke else f" in {limit:g} s"
+            bad |= dict.fromkeys(late, f"not reached{why}")
             outcomes = {**report.done, **dict.fromkeys(late, Outcome.SKIPPED)}
             report = replace(report, outcomes=outcomes, error="")
             break
-        if not (report.running and report.broke) or report.ended is Ended.LIMIT or len(bad) == MAX_BAD_TESTS:
+        is_named = report.running and report.broke and report.running not in bad
+        if not is_named or report.ended is Ended.LIMIT or len(bad) == MAX_BAD_TESTS:
             raise cut_off(report, limit, "" if shuffle_seed is None else "in another order, ")
         bad[report.running] = report.broke
     report = _with_left_out(report, bad)

@@ -33,7 +33,7 @@ from composer_replication.tasks.planning.edits import Lines, edited_text
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import Subject, bench_of, subject_of
-from composer_replication.tasks.syntax_trees import docstring_of, first_line, parse_syntax
+from composer_replication.tasks.syntax_trees import first_line, parse_syntax
 from composer_replication.tasks.test_run import Trial
 
 # --- Copies of a test function under another name: as it is, or with one assertion that cannot hold.
@@ -81,17 +81,20 @@ class SourceOfTests:
         A "double" does the same, a "contrary" cannot pass: it changes the assertion of that number among ``sites_of``,
         or for -1 has one added at its end.
         """
-        node = deepcopy(place.node)
-        node.name = name
-        if kind == "contrary" and site >= 0:
-            _contradict(node, sites_of(node)[site], draw)
-        elif kind == "contrary":
-            node.body += parse_syntax(
-                f"assert {draw.randrange(10**6)} == {draw.randrange(10**6, 10**7)}"
-            ).body
         try:
+            node = deepcopy(place.node)
+            node.name = name
+            if kind == "contrary" and site >= 0:
+                _contradict(node, sites_of(node)[site], draw)
+            elif kind == "contrary":
+                node.body += parse_syntax(
+                    f"assert {draw.randrange(10**6)} == {draw.randrange(10**6, 10**7)}"
+                ).body
             text = ast.unparse(node)
-        except ValueError:  # some nested texts cannot be written before Python 3.12
+        except (
+            ValueError,
+            RecursionError,
+        ):  # very deep, or nested texts that cannot be written before Python 3.12
             return None
         begin = self.lines.starts[node.lineno - 1]
         return textwrap.indent(text, self.text[begin : self.lines.offset(node.lineno, node.col_offset)])
@@ -108,13 +111,21 @@ def _contradict(function: _Function, site: ast.stmt, draw: random.Random) -> Non
     chosen = _value_of(function, sides)
     leaves = [node for node in ast.walk(chosen) if isinstance(node, ast.Constant)] if chosen else []
     if isinstance(chosen, ast.Name):
-        begin = 1 if docstring_of(function.body) else 0
-        function.body[begin:begin] = parse_syntax(f"{chosen.id} = {_other('', draw)!r}").body
+        _put_before(function, site, parse_syntax(f"{chosen.id} = {_other('', draw)!r}").body[0])
     elif leaves:
         leaf = draw.choice(leaves)
         leaf.value = _other(leaf.value, draw)
     else:
         put(1, ast.Tuple([sides[1], ast.Constant(draw.randrange(10**6, 10**9))], ast.Load()))
+
+
+def _put_before(function: _Function, site: ast.stmt, new: ast.stmt) -> None:
+    """Not at the beginning: what the test made of its argument until the assertion stays, and so it cannot hold."""
+    for node in ast.walk(function):
+        for _, block in ast.iter_fields(node):
+            if isinstance(block, list) and site in block:
+                block.insert(block.index(site), new)
+                return
 
 
 def functions_by_file(node_ids: Sequence[str]) -> dict[str, dict[tuple[str, ...], list[str]]]:

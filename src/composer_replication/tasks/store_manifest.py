@@ -257,7 +257,14 @@ def _records_in(folder: Path) -> dict[str, str]:
     patterns = ("*.json", f"*.json{SUFFIX}")
     paths = (path for kind in FOLDERS for pattern in patterns for path in (folder / kind).glob(pattern))
     names = {f"{path.parent.name}/{path.name.removesuffix(SUFFIX)}": path for path in paths}
-    return {name: sha256_of(read_content(path)) for name, path in names.items()}
+    found: dict[str, str] = {}
+    for name, path in names.items():
+        try:
+            found[name] = sha256_of(read_content(path))
+        except InputError:
+            if path.exists():  # else the process that builds took it out meanwhile
+                raise
+    return found
 
 
 def is_unsettled(folder: Path) -> bool:

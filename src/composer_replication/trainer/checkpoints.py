@@ -19,19 +19,19 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
 
-from composer_replication.errors import InputError
+from composer_replication.errors import ComposerError, InputError
 from composer_replication.interfaces import Stateful
 from composer_replication.records import HintedTurn
 from composer_replication.run_folder import read_json, write_json
 from composer_replication.trainer.collator import SiblingPair
-from composer_replication.trainer.guard import refuse_foreign_split
+from composer_replication.trainer.guard import GuardHook, refuse_foreign_split
 from composer_replication.trainer.loss_channels import read_channels
 from composer_replication.trainer.metrics_log import InLoopSignals
 from composer_replication.trainer.processes import process_rank
@@ -167,8 +167,21 @@ def refuse_foreign_checkpoints(folder: Path, recipe: str) -> None:
         refuse_foreign_run(saved, recipe, checkpoint)
 
 
+def _refuse_other_version(saved: Mapping[str, Any], wanted: Sequence[str], checkpoint: Path) -> None:
+    if missing := [name for name in wanted if name not in saved]:
+        words = f"the checkpoint was written by another version: it has no {missing[0]}."
+        raise _foreign(words, checkpoint, "go on with the version that wrote it, or begin a new run.")
+
+
 def _foreign(words: str, checkpoint: Path, fix: str) -> InputError:
     return InputError("CR0884", words, where=str(checkpoint), fix=fix)
+
+
+_WRITTEN = (
+    *(*GuardHook.KEPT, "guard", "split_fingerprint", "stateful"),
+    *("micro_step", "has_buffered_inputs", "num_permutations_done"),
+)
+"""What a checkpoint of this version has in any case."""
 
 
 class OwnState:
@@ -208,13 +221,9 @@ class OwnState:
     def read(self, checkpoint: Path) -> None:
         """Restore what ``write`` wrote; another run's, or another version's, is refused (CR0884)."""
         saved = read_json(checkpoint / STATE_NAME)
-        try:
-            self._check_belongs(saved, checkpoint)
-            self._restore(saved, checkpoint)
-        except KeyError as error:
-            words = f"the checkpoint was written by another version: it has no {error.args[0]}."
-            fix = "go on with the version that wrote it, or begin a new run."
-            raise _foreign(words, checkpoint, fix) from error
+        _refuse_other_version(saved, _WRITTEN, checkpoint)
+        self._check_belongs(saved, checkpoint)
+        self._restore(saved, checkpoint)
 
     def _check_belongs(self, saved: Mapping[str, Any], checkpoint: Path) -> None:
         trainer = self._trainer
@@ -236,13 +245,13 @@ class OwnState:
         trainer.step_lines.signals = InLoopSignals()
         for name, part in self._parts().items():
             if part is not None and saved.get(name) is not None:
-                part.load_state_dict(saved[name])
+                _load(part, saved[name], name, checkpoint)
             elif part is not None:
                 logger.warning("%s has no state of the %s, which starts afresh from here.", checkpoint, name)
         trainer._metrics["train"].clear()  # noqa: SLF001 - of an earlier run of this trainer
         trainer.step_lines.signals.num_rewards_read = 0
         for name, part in (trainer.stateful or {}).items():
-            part.load_state_dict(saved["stateful"][name])
+            _load(part, saved["stateful"][name], name, checkpoint)
         trainer._step = saved["micro_step"]  # noqa: SLF001 - TRL's only name
         is_inside = saved["has_buffered_inputs"]
         trainer._buffered_inputs = _read_buffer(checkpoint, trainer.args.device) if is_inside else None  # noqa: SLF001
@@ -269,6 +278,19 @@ class OwnState:
         return int(trainer.state.global_step // max(steps_of_epoch, 1))
 
 
+def _load(part: Stateful, state: Mapping[str, Any], name: str, checkpoint: Path) -> None:
+    """What a part takes for no state of its own, as one of another version or of other settings, is refused (CR0884)."""
+    try:
+        part.load_state_dict(state)
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ComposerError):
+            raise
+        problem = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        words = f"the state of the {name} in the checkpoint cannot be used: {problem}."
+        fix = "go on with the version and the settings that wrote it, or begin a new run."
+        raise _foreign(words, checkpoint, fix) from error
+
+
 def _buffer(checkpoint: Path) -> Path:
     """Where this process keeps the rollouts that are still to be trained on."""
     return checkpoint / f"buffered_inputs_{process_rank()}.pt"
@@ -282,4 +304,5 @@ def _read_buffer(checkpoint: Path, device: Any) -> Any:
     # Storages go to the CPU whatever their tag: a process group tags CPU tensors "cpu:0", which loads nowhere.
     with torch.serialization.safe_globals([HintedTurn, SiblingPair]):
         kept = torch.load(path, map_location=lambda storage, _tag: storage, weights_only=True)
+    _refuse_other_version(kept, ("buffered",), checkpoint)
     return send_to_device(kept["buffered"], device)

@@ -491,6 +491,11 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if self.rollout_func is not None and not isinstance(self.rollout_func, CheckedRollouts):
             self.rollout_func = CheckedRollouts(self.rollout_func)
         self.policy_terms.check_settings()
+        if len(set(gathered(self.heldout_guard is None))) > 1:  # they would wait for each other for ever
+            words = "some processes have a guard and some have none."
+            fix = "construct the trainer alike on every process."
+            where = "ComposerReplicationTrainer(heldout_guard=)"
+            raise TrainerSettingError("CR0710", words, where=where, fix=fix)
         if self.heldout_guard is not None and not self.args.logging_steps > 0:
             words = "logging_steps is the guard's cadence and must be above 0."
             fix = "set trl.logging_steps = 1."

@@ -20,6 +20,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, append_jsonl, read_jsonl, rewrite_jsonl
 
 _ROLLOUT_FILE = re.compile(r"(?:step|episodes|findings)-(\d+)(?:-process-\d+)?\.jsonl")
@@ -38,9 +39,15 @@ def cut_back(folder: RunFolder, step: int, last_round_idx: int | None) -> None:
 
 
 def keep_rows(path: Path, key: str, last: int) -> None:
-    """Drop the rows of a file whose ``key`` is above ``last``."""
-    if path.is_file():
-        rewrite_jsonl(path, [row for row in read_jsonl(path) if row[key] <= last])
+    """Drop the rows of a file whose ``key`` is above ``last``; a file with other rows is not ours (CR0401)."""
+    if not path.is_file():
+        return
+    rows: list[Any] = read_jsonl(path)
+    if not all(isinstance(row, dict) and isinstance(row.get(key), int) for row in rows):
+        words = f"the run's log is not as it was written: a line has no whole number as {key}."
+        fix = "restore that file from a copy, or move it away."
+        raise InputError("CR0401", words, where=str(path), fix=fix)
+    rewrite_jsonl(path, [row for row in rows if row[key] <= last])
 
 
 def json_row(row: Mapping[str, Any]) -> dict[str, Any]:

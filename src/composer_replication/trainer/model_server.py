@@ -57,7 +57,7 @@ class ChatModel:
             if self._dialect == "fenced" and (tools or any(each["role"] == "tool" for each in messages)):
                 raise ValueError(f"the chat template of {self.name} knows no tools: serve another model")
             prompt = chat_prompt_ids(tokenizer, messages, tools=tools or None)
-        except (InputError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except (InputError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"the request cannot be read: {type(error).__name__}: {error}") from error
         room = self._max_tokens - len(prompt)
         if room < 1:

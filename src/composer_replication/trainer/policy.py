@@ -79,6 +79,25 @@ class SampledRow:
     stop_reason: StopReason = StopReason.LENGTH
 
 
+class GrowingText:
+    """The text of a row, asked for after each of its ids; only what is new is decoded.
+
+    The newest ids are decoded behind those before, since a token may write nothing until the next one completes its character.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._written = ""  # for good, of all ids before the end
+        self._start = self._end = 0  # of the ids that were the last to be decoded for it
+
+    def of(self, ids: Sequence[int]) -> str:
+        known, longer = self._decode(ids[self._start : self._end]), self._decode(ids[self._start :])
+        text = self._written + longer[len(known) :] if longer.startswith(known) else self._decode(ids)
+        if not longer.endswith("\ufffd"):
+            self._written, self._start, self._end = text, self._end, len(ids)
+        return text
+
+
 Generators = torch.Generator | Sequence[torch.Generator] | None
 _NO_FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
 
@@ -121,10 +140,10 @@ class ModelSampler:
 
     def _completion(self, row: SampledRow) -> Completion:
         logps = tuple(row.logps) if self.has_logps else ()
-        return Completion(tuple(row.ids), self._text(row), row.stop_reason, logps)
+        return Completion(tuple(row.ids), self._text(row.ids), row.stop_reason, logps)
 
-    def _text(self, row: SampledRow) -> str:
-        return str(self.tokenizer.decode(row.ids, skip_special_tokens=True))
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def sample(
         self,
@@ -160,7 +179,7 @@ class ModelSampler:
                 where weights are spread over processes, whose forwards are collective calls.
         """
         given = [tuple(ids) for ids in prompts for _ in range(num_samples)]
-        rows = [SampledRow() for _ in given]
+        rows, texts = [SampledRow() for _ in given], [GrowingText(self._text) for _ in given]
         limits, processors = row_limits or [max_new_tokens] * len(rows), self._processors(temperature)
         with torch.no_grad(), evaluation_mode(self.model):
             batch = _Batch(self.model, given, self.tokenizer.pad_token_id)
@@ -176,7 +195,7 @@ class ModelSampler:
                     row.logps.append(logp)
                     if token in self.eos_token_ids:
                         row.stop_reason = StopReason.FINISHED
-                    elif is_finished is not None and is_finished(self._text(row)):
+                    elif is_finished is not None and is_finished(texts[number].of(row.ids)):
                         row.stop_reason = StopReason.STOP_RULE
                     elif len(row.ids) < limits[number]:
                         running.append(place)
@@ -267,12 +286,13 @@ class _Batch:
         is_greedy: bool,
     ) -> list[tuple[int, int, float]]:
         """Number, token id and log-probability of each running row, drawn by a random number of its own in [0, 1)."""
-        scores_AV = logits_AV.float()
-        if processors:  # whose first one may be a penalty for the ids so far
-            # Padding repeats a row's first id, so that the padding id itself (often the end) is not penalised.
+        context: list[list[int]] = [[]]
+        if any(isinstance(each, RepetitionPenaltyLogitsProcessor) for each in processors):
+            # It alone reads them. Padding repeats a row's first id, so that the padding id itself (often the end) is not penalised.
             width = max(map(len, self.ids))
             context = [[ids[0]] * (width - len(ids)) + ids for ids in self.ids]
-            scores_AV = processors(cast("Any", torch.tensor(context, device=self.device)), scores_AV)
+        ids_AC = torch.tensor(context, dtype=torch.long, device=self.device)
+        scores_AV = processors(cast("Any", ids_AC), logits_AV.float())
         if is_greedy:
             drawn_A = scores_AV.argmax(-1)
         else:

@@ -175,7 +175,8 @@ class PolicyTerms:
         if trainer.prompt_source is not None:
             found = list(trainer.prompt_source.fresh_rows(num_rows, without_signal=dull))
         else:
-            place = f"{trainer.args.seed} {trainer.state.global_step} {num_rounds}"
+            # by micro-step: a step may have several generations
+            place = f"{trainer.args.seed} {trainer._step} {num_rounds}"  # noqa: SLF001 - TRL's only name
             found = other_rows(trainer.train_dataset, num_rows, without_signal=dull, place=place)
         rows = from_first(found)
         each = min(each, len(rows) // len(dull_by_process))

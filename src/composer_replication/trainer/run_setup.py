@@ -14,7 +14,10 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
-from transformers.integrations.integration_utils import get_available_reporting_integrations
+from transformers.integrations.integration_utils import (
+    INTEGRATION_TO_CALLBACK,
+    get_available_reporting_integrations,
+)
 from trl.trainer.grpo_config import GRPOConfig
 
 from composer_replication.config import LoraSection, RunConfig
@@ -50,9 +53,8 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
     for key in config.trl:
         where = f"trl.{key}"
         if key in OWN_KEYS or key.startswith("hub_"):
-            words = f"{where} is decided by the run itself, and it sends nothing to a hub"
-            fix = "take the key out: seed, folder, checkpoints and model have keys and flags of their own."
-            raise refused(words, where=where, fix=fix)
+            fix = "take the key out: seed, folder, checkpoints and model have keys of their own, and nothing goes to a hub."
+            raise refused(f"{where} is set by the run itself", where=where, fix=fix)
         if key not in known:
             near = f"trl.{difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]}"
             words, fix = f"the nearest known key is {near}", f"write {near}, or take the key out."
@@ -85,13 +87,16 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
 
 def _trackers(named: str | Sequence[str]) -> list[str]:
     names = [name for name in ([named] if isinstance(named, str) else named) if name != "none"]
-    known = get_available_reporting_integrations()  # type: ignore[no-untyped-call]
+    installed: list[str] = get_available_reporting_integrations()  # type: ignore[no-untyped-call]
+    where, instead = "trl.report_to", "take it out: metrics.jsonl has the same numbers."
     for name in names:
-        if name not in known:
-            here = ", ".join(known) or "none"
-            problem = f"trl.report_to names {name}; of transformers' trackers those here are: {here}."
-            fix = f"pip install {name} if it is one, or take it out: metrics.jsonl has the same numbers."
-            raise MissingError("CR0101", problem, where="trl.report_to", fix=fix)
+        if name not in INTEGRATION_TO_CALLBACK:
+            known = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
+            words = f"{where} names {name!r}, and the trackers are {known}"
+            raise refused(words, where=where, fix=f"name one of these, or {instead}")
+        if name not in installed:
+            problem = f"{where} names {name}, which is not installed."
+            raise MissingError("CR0101", problem, where=where, fix=f"install {name} here, or {instead}")
     return names
 
 

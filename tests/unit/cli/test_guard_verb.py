@@ -155,9 +155,12 @@ def test_a_bad_recipe(scan: Scan, log: Path, tmp_path: Path, text: str, code: st
 
 
 def test_a_bad_flag(scan: Scan, log: Path, tmp_path: Path) -> None:
-    exit_code, result, _ = scan(log, "--decline-patience", 0)
-    assert (exit_code, result["error"]["code"], result["error"]["where"]) == (2, "CR0204", "the flags")
-    assert "guard.decline_patience: Input should be greater than or equal to 1" in result["error"]["message"]
+    recipe = tmp_path / "run.toml"
+    recipe.write_text("[guard]\nmin_steps = 3\n")
+    exit_code, result, _ = scan(log, "--recipe", recipe, "--decline-patience", 0)
+    error = result["error"]
+    assert (exit_code, error["code"], error["where"]) == (2, "CR0204", "--decline-patience")
+    assert "guard.decline_patience: Input should be greater than or equal to 1" in error["message"]
     assert scan(log, "--recipe", tmp_path / "absent.toml")[1]["error"]["code"] == "CR0201"
     assert scan(log, "--min-steps", "few")[0] == 2
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,6 +19,7 @@ from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, SandboxSpec
 from composer_replication.tasks import build_state, repository
 from composer_replication.tasks.build import BuildSummary, build_tasks
+from composer_replication.tasks.build_state import Build, Decision, Settings
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.leaks.leak_scan import scan_store
 from composer_replication.tasks.store import TaskStore
@@ -152,6 +156,24 @@ def test_an_interrupted_build_goes_on_and_ends_with_the_same_bytes(
 
 
 @pytest.mark.long
+def test_once_enough_are_found_no_candidate_is_begun() -> None:
+    begun: list[str] = []
+
+    def decide(name: str) -> Decision:
+        begun.append(name)
+        time.sleep(0.1)
+        return Decision(name, "r==1", name, task_id=name)
+
+    with ThreadPoolExecutor(2) as pool:
+        run: Any = SimpleNamespace(
+            settings=Settings(max_tasks=3), jobs=2, pool=pool, _decide=decide, progress=lambda *_: None
+        )
+        candidates: Any = [f"r.py::f{number}" for number in range(9)]
+        Build._judge_until_enough(run, candidates)
+    assert [decision.pin for decision in run.decisions] == ["r.py::f0", "r.py::f1", "r.py::f2"]
+    assert len(begun) <= 4  # one beside the last of three
+
+
 def test_max_tasks_does_not_depend_on_jobs_and_can_grow(make_project: MakeProject, tmp_path: Path) -> None:
     source = str(make_project(PLANTED))
     one = build_tasks([source], tmp_path / "a", max_tasks=1, jobs=1)

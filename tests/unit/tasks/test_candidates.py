@@ -391,6 +391,14 @@ def test_a_chain_of_re_exports_goes():
         pytest.param(
             FUNCTION, "try:\n    from .a import gone\nexcept ImportError:\n    gone = None\n", id="guarded"
         ),
+        pytest.param(
+            FUNCTION,
+            "try:\n    from .a import gone\nexcept ImportError:\n    def gone(x):\n        return 2\n",
+            id="defined again",
+        ),
+        pytest.param(
+            FUNCTION, "from .a import gone\n__all__ = ['y', gone.__name__]\n", id="in a list of names"
+        ),
     ],
 )
 def test_what_is_needed_at_import_time_is_no_whole_candidate(own, other):
@@ -471,6 +479,30 @@ def test_a_method_that_its_class_body_names_stays(use):
     text = f"class C:\n    def m(self):\n        return 1\n    {use}\n"
     assert "pkg/a.py::C.m@function/whole" not in every(module(text))
     assert "pkg/a.py::C.m@function/whole" in every(module("class C:\n    def m(self):\n        return 1\n"))
+
+
+@pytest.mark.parametrize(
+    "other", ["from .a import C\ny = C.m\n", "from . import a as here\ny = [here.C.m]\n"]
+)
+def test_a_method_that_a_module_names_stays(other):
+    own = "class C:\n    def m(self):\n        return 1\n"
+    assert "pkg/a.py::C.m@function/whole" not in every(module(own, b=other))
+    assert "pkg/a.py::C.m@function/whole" not in every(module(f"{own}y = C.m\n"))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"pkg/b.py": b"from .a import pi\n"},
+        {"pkg/b.py": b"from .a import *\n"},
+        {"pkg/b.py": b"from . import a\ndef f():\n    return a.pi\n"},
+        {"tests/test_b.py": b"from pkg.a import pi\ndef test(): assert pi\n"},
+    ],
+)
+def test_an_import_that_others_take_from_the_module_stays(other):
+    own = "from math import pi\ndef gone(x):\n    return x * pi\n"
+    assert whole(module(own), PIN) == {"pkg/a.py": ""}
+    assert whole({**module(own), **other}, PIN) == {"pkg/a.py": "from math import pi\n"}
 
 
 TESTS = "tests/test_a.py"

@@ -186,10 +186,18 @@ def test_what_git_may_not_be_given_is_refused(source: str) -> None:
         open_source(source)
 
 
+def test_a_damaged_copy_in_the_cache_says_what_to_remove(repository: Path, private_cache: Path) -> None:
+    open_source(f"git+file://{repository}")
+    (kept,) = (private_cache / "git").iterdir()
+    (kept / "tree.tar").write_bytes(b"x" * 1000)
+    with pytest.raises(InputError, match=f"CR0402.*remove .*{kept.name}"):
+        open_source(f"git+file://{repository}")
+
+
 def test_a_password_is_not_repeated() -> None:
-    for source in ("git+https://me:s3cret@example.org/o/thing", "git+https://s3cret@example.org/o/thing"):
+    for start in ("git+https://me:s3cret", "git+https://s3cret", "git+HTTPS://s3cret"):
         with pytest.raises(InputError) as caught:
-            open_source(source)
+            open_source(f"{start}@example.org/o/thing")
         assert "s3cret" not in str(caught.value)
         assert "password" in str(caught.value)
 

@@ -224,6 +224,7 @@ def test_what_lies_in_the_tree_is_used_from_there(line: str) -> None:
             "setup.py": "def needs():\n    with open('requirements.txt') as f:\n        return f.readlines()\nsetup(install_requires=needs())",
             "requirements.txt": "alpha>=1\n",
         },
+        {"setup.py": "setup(install_requires=open('deps.txt').readlines())", "deps.txt": "alpha>=1\n"},
         {
             "setup.py": "settings.update(install_requires=read('reqs/base.txt'), tests_require=read('reqs/tests.txt'))\nsetup(**settings)",
             "reqs/base.txt": "alpha>=1\n",

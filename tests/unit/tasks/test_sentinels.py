@@ -137,6 +137,23 @@ def test_what_equals_everything_passes_contraries() -> None:
         assert run(text, sentinel, lambda _: EqualToEverything()) is None
 
 
+def test_an_argument_is_exchanged_no_earlier_than_its_assertion() -> None:
+    """What is there and back again would equal any value that it began with."""
+    text = "def test_back(value=3):\n    for _ in range(1):\n        there = double(value)\n        assert there[0] == value\n"
+    copy = Copy("t.py::test_back", "contrary", 0, has_value=True)
+    plan = make_plan({"t.py": text.encode()}, [copy.node_id], [copy], random.Random(0))
+    (sentinel,) = plan.contraries
+    assert isinstance(run(plan.files["t.py"].decode(), sentinel, lambda n: [n]), AssertionError)
+
+
+def test_a_test_that_is_too_deep_has_no_copies() -> None:
+    text = f"def test_deep():\n    assert {' + '.join(['1'] * 900)} == 900\n".encode()
+    plan = make_plan(
+        {"t.py": text}, ["t.py::test_deep"], [Copy("t.py::test_deep", "double")], random.Random(0)
+    )
+    assert dict(plan.doubles) == {}
+
+
 def test_names_and_values_are_drawn_anew() -> None:
     copies = possible_copies(FILES, IDS)
     plans = [make_plan(FILES, IDS, copies, random.SystemRandom()) for _ in range(20)]

@@ -383,6 +383,18 @@ def test_a_bomb_behind_the_members_takes_no_memory(tmp_path: Path, monkeypatch: 
         tracemalloc.stop()
 
 
+def test_the_files_of_a_tar_are_in_memory_once(tmp_path: Path) -> None:
+    data = os.urandom(8 * MIB)
+    path = tar_of(tmp_path / "a.tar.gz", {"a.bin": data, "b.py": b"x"})
+    tracemalloc.start()
+    try:
+        listing = list_archive(path)
+        assert tracemalloc.get_traced_memory()[1] < 14 * MIB
+    finally:
+        tracemalloc.stop()
+    assert listing.read() == {"a.bin": data, "b.py": b"x"}
+
+
 def test_a_sparse_member_that_claims_to_be_large_takes_no_memory(tmp_path: Path) -> None:
     """Its header says four GiB of holes, in a file of a few hundred bytes."""
     info = tarfile.TarInfo("thing/a.py")

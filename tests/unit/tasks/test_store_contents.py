@@ -169,6 +169,22 @@ def test_while_it_is_written_a_store_is_what_lies_in_its_folders(store: TaskStor
     assert TaskStore.open(store.root).record("t-class-body").strength is None
 
 
+def test_a_store_can_be_opened_while_another_process_takes_a_task_out(
+    store: TaskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_manifest.unsettle(store.root)
+    real = store_manifest.read_content
+
+    def read_content(path: Path) -> bytes:
+        if path.name.startswith("t-class-body"):
+            path.unlink()
+        return real(path)
+
+    monkeypatch.setattr(store_manifest, "read_content", read_content)
+    seen = TaskStore.open(store.root)
+    assert seen.task_ids() == ["t-feature-body", "t-function-body"]
+
+
 def test_a_list_of_changes_that_an_earlier_version_left_says_the_same(store: TaskStore) -> None:
     store.settle()
     store.put_task(replace(store.record("t-class-body"), strength=STRENGTH), store.secret("t-class-body"))

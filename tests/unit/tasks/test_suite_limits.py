@@ -72,6 +72,18 @@ def test_what_ended_a_suite_is_said_first() -> None:
     assert dict(whole.collect_errors) == {"u.py": "left out: importing it ends the run"}
 
 
+def test_a_test_that_ends_the_suite_though_it_was_left_out_is_met_twice_at_most(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose name is longer than what is kept of it."""
+    broken = replace(report("the run ended"), running="t.py::a", broke="it ends the process")
+    runs = iter([broken, broken])
+    monkeypatch.setattr(repository, "run_alone", lambda *_, **__: next(runs))
+    with pytest.raises(repository.UnusableRepository) as found:
+        run_suite(Bench({}, environment, None, 60.0, 20.0))
+    assert found.value.detail == "the run ended; t.py::a was running"
+
+
 @pytest.mark.long  # one of them is given up after ten seconds
 def test_what_ends_a_suite_or_is_not_reached_is_left_out_by_name(environment: Environment) -> None:
     files = {

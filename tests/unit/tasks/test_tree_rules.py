@@ -170,6 +170,8 @@ def test_what_is_left_out_is_told_the_likeliest_first() -> None:
         "tests/data/a.zip",
         "tools/a.py",
     )
+    # A project may be an environment itself: python -m venv .
+    assert TreeRules({*names, "pyvenv.cfg"}).left_out(BASE) == TreeRules(names).left_out(BASE)
 
 
 LINKS = {

@@ -7,6 +7,7 @@ import json
 import pickle
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import zstandard
@@ -16,6 +17,7 @@ from composer_replication.tasks.intake.environment import Environment, open_envi
 from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.twin.build_twins import build_twins, is_candidate
+from composer_replication.tasks.twin.twin_player import find_function
 from composer_replication.tasks.twin.twin_run import (
     Job,
     Twin,
@@ -528,6 +530,19 @@ def test_paths(tmp_path):
     path = pickle.loads(in_order[1])[0][1]
     assert path.endswith("/test_paths0")
     assert "/0000" in path
+
+
+def test_a_namesake_of_another_file_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of the same module that an installed package brings along has the same file and function names."""
+    text = "import functools\n\n\n@functools.lru_cache\ndef parse():\n    return __name__\n"
+    for name, first in (
+        ("vendored_copies/versions_of_it.py", ""),
+        ("versions_of_it.py", "import vendored_copies.versions_of_it\n"),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(first + text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_function("versions_of_it.py", "parse", "versions_of_it")() == "versions_of_it"
 
 
 def test_who_may_be_a_candidate() -> None:

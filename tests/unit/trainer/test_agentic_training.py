@@ -438,8 +438,8 @@ def test_a_judge_is_asked_about_what_was_paid(
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"trl.use_vllm": True}, "CR0101", "vllm is not installed here"),
     ({"trl.use_transformers_continuous_batching": True}, "CR0211", "the agent loop does not sample so"),
-    ({"trl.report_to": "excel"}, "CR0101", "trl.report_to names excel; of transformers' trackers"),
-    ({"trl.report_to": "trackio"}, "CR0101", "trl.report_to names trackio; of transformers' trackers those here are: tensorboard"),
+    ({"trl.report_to": "excel"}, "CR0211", "trl.report_to names 'excel', and the trackers are azure_ml, "),
+    ({"trl.report_to": "trackio"}, "CR0101", "trl.report_to names trackio, which is not installed"),
     ({"agent.judge": "host#model"}, "CR0206", "the judge cannot be asked: the address is not http://HOST"),
     ({"agent.max_context_tokens": 40_000}, "CR0705", "32768 positions"),
     ({"agent.max_context_tokens": 1000, "agent.max_new_tokens": 100}, "CR0705", "leaves no room for an answer"),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import write_json
+from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer import checkpoints
 from composer_replication.trainer.checkpoints import (
     MANIFEST_NAME,
@@ -146,7 +149,18 @@ def test_the_step_is_in_the_name(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_version_is_named(tmp_path: Path) -> None:
     write_json(tmp_path / checkpoints.STATE_NAME, {"gate_step": 1})
     trainer = SimpleNamespace(run_identity="", split_fingerprint="")
-    with pytest.raises(
-        InputError, match="CR0884: the checkpoint was written by another version: it has no split_f"
-    ):
+    with pytest.raises(InputError, match=r"CR0884: .*written by another version: it has no last_round_idx\."):
         checkpoints.OwnState(trainer).read(tmp_path)
+
+
+def test_a_state_that_its_part_does_not_take_is_refused_by_its_name(tmp_path: Path) -> None:
+    class Broken:
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            raise state["error"]
+
+    for part, error, words in (
+        (HeldOutGuard(), {"version": 0}, r"of the guard in .*: the state is version 0 of None"),
+        (Broken(), {"error": KeyError("seed")}, r"of the guard in .*: KeyError: 'seed'"),
+    ):
+        with pytest.raises(InputError, match=f"CR0884: the state {words}"):
+            checkpoints._load(part, error, "guard", tmp_path)

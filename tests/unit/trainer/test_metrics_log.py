@@ -7,8 +7,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.metrics_log import StepLines, cut_back, json_row
 
@@ -58,3 +60,12 @@ def test_cutting_back_keeps_what_the_checkpoint_knows(tmp_path: Path) -> None:
         "step-000003.jsonl",
     ]
     assert log.folder.metrics.read_text().count("\n") == 3
+
+
+@pytest.mark.parametrize("line", ['{"stepp": 1}', '{"step": "1"}', "5"])
+def test_a_log_with_rows_that_are_not_ours_is_refused_and_left_alone(tmp_path: Path, line: str) -> None:
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_text(f'{line}\n{{"step": 2}}\n')
+    with pytest.raises(InputError, match=r"CR0401.*no whole number as step"):
+        cut_back(folder, 1, None)
+    assert folder.metrics.read_text().startswith(line)

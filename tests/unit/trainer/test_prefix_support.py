@@ -73,6 +73,12 @@ STRUCTURE: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
         lambda: get_peft_model(llama(), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)),
         "virtual tokens",
     ),
+    "activated adapter": (
+        lambda: get_peft_model(
+            llama(), LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], alora_invocation_tokens=[3])
+        ),
+        "invocation token",
+    ),
 }
 MODE: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
     "flash": (lambda: with_attention("flash_attention_2"), "takes no mask of ours: set it to sdpa"),

@@ -106,7 +106,8 @@ MAX_PLACES = 50
 def line_of(broken_text: str, hole: Hole) -> int:
     """The line, counted from 1, of what stands in a hole."""
     marker = broken_text[hole.start : hole.end]
-    return broken_text.count("\n", 0, hole.start + len(marker) - len(marker.lstrip())) + 1
+    start = hole.start + len(marker) - len(marker.lstrip())
+    return sum(begin <= start for begin in Lines(broken_text).starts)
 
 
 def broken_regions(store: TaskStore, task: Task) -> str:

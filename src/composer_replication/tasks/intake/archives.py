@@ -154,26 +154,31 @@ def _read_bounded(stream: IO[bytes], most_bytes: int) -> bytes:
     return whole.getvalue()
 
 
-_Members = Iterator[tuple[str, str, bytes | None]]
+_Members = Iterator[tuple[str, str, bytes | memoryview | None]]
 """The path of each member, where it leads from the top if it is a link (else empty), and the bytes if it is a file."""
 
 
 def _tar_members(path: Path) -> _Members:
     left = MAX_TOTAL_BYTES
     with _OPENERS[path.suffix.lower()](path, "rb") as stream:
-        unpacked = _read_bounded(stream, left + MAX_MEMBERS * 1024)  # with the headers
-    with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as archive:
+        whole = _read_bounded(stream, left + MAX_MEMBERS * 1024)  # with the headers
+    unpacked = memoryview(whole)  # so that no file is in memory twice
+    with tarfile.open(fileobj=io.BytesIO(whole), mode="r:") as archive:
         for member in archive:
-            target, data = "", None
+            target = ""
+            data: bytes | memoryview | None = None
             if member.issym():
                 target = os.path.join(os.path.dirname(member.name), member.linkname)
             elif member.islnk():
                 target = member.linkname
             elif member.isfile():
-                if member.size > left:  # a sparse one is larger than what lies in the archive
+                if not 0 <= member.size <= left:  # a sparse one is larger than what lies in the archive
                     raise ValueError("it unpacks to too much data")
-                data = _read_bounded(cast("IO[bytes]", archive.extractfile(member)), left)
-                left -= len(data)
+                left -= member.size
+                if member.issparse():
+                    data = cast("IO[bytes]", archive.extractfile(member)).read()
+                else:
+                    data = unpacked[member.offset_data : member.offset_data + member.size]
             elif not member.isdir():
                 raise _not_a_file(member.name)
             yield member.name, target, data

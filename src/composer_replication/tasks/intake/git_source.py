@@ -55,7 +55,7 @@ _ADDRESS = re.compile(
     (?:{_REF})?""",
     re.VERBOSE,
 )
-_SECRET = re.compile(r"//[^/@]*:[^/@]*@|https://[^/@]*@")
+_SECRET = re.compile(r"//[^/@]*:[^/@]*@|https://[^/@]*@", re.IGNORECASE)
 _SYNTAX = (
     "git+https://HOST/OWNER/REPO@REF, git+ssh://…, git+file:///FOLDER@REF or git@HOST:OWNER/REPO.git@REF"
 )
@@ -225,7 +225,8 @@ def _archive(tree: Path, repository: Path, address: GitAddress, commit: str) -> 
 
 def list_commit(found: GitCommit, *, skip: Callable[[PurePosixPath], bool] = lambda _: False) -> Listing:
     """The files of a fetched commit but those to ``skip``; links and submodules are left out."""
-    return list_archive(found.folder / _TREE, skip=skip, refused=partial(_refused, found.address))
+    refused = partial(_refused, found.address, kept=found.folder)
+    return list_archive(found.folder / _TREE, skip=skip, refused=refused)
 
 
 def _unreachable(address: GitAddress, error: GitFailed) -> InputError:
@@ -244,8 +245,10 @@ def _unknown(address: GitAddress) -> InputError:
     return InputError("CR0407", f"the repository has {what}.", where=address.source, fix=fix)
 
 
-def _refused(address: GitAddress, detail: str) -> InputError:
-    fix = "clone it, remove what tests do not need, and give the folder."
+def _refused(address: GitAddress, detail: str, kept: Path | None = None) -> InputError:
+    """The error for its files; ``kept`` is where they lie in the cache, whose copy may be a damaged one."""
+    again = f", or remove {kept} to fetch it again" if kept else ""
+    fix = f"clone it, remove what tests do not need, and give the folder{again}."
     return InputError("CR0402", f"the repository is refused: {detail}.", where=address.source, fix=fix)
 
 

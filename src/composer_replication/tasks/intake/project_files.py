@@ -218,10 +218,12 @@ def _lists_in(table: Mapping[str, Any], name: str) -> Iterator[tuple[str, list[s
 
 
 def _requirement_files(read: ProjectFiles) -> Iterator[str]:
-    """Texts that are called requirements, or lie in a folder that is, by their path in the project."""
+    """Texts that are called requirements (or reqs, deps …), or lie in a folder that is, by their path in the project."""
     for path in read.files:
         name = path.removeprefix(read.start)
-        is_called_so = "requirement" in name or name.startswith("reqs/")
+        is_called_so = "requirement" in name or name.startswith(
+            ("reqs", "requires.", "deps.", "dependencies.")
+        )
         is_text = name.endswith(TEXT_SUFFIXES) and name.count("/") < _MAX_DEPTH
         if path.startswith(read.start) and is_called_so and is_text:
             yield name

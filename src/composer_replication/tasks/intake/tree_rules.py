@@ -142,7 +142,8 @@ class TreeRules:
         usual = set(map(PurePosixPath, ("src", "lib", "python")))
         # Folders whose data may be that of a package, namespace packages (no ``__init__.py``) too.
         self._with_modules = self._packages | usual | (self._with_sources - {PurePosixPath()})
-        self._environments = {path.parent for path in paths if path.name == _ENVIRONMENT_MARK}
+        marks = (path.parent for path in paths if path.name == _ENVIRONMENT_MARK)
+        self._environments = set(marks) - {PurePosixPath()}  # the folder of a project may be one, too
         self._of_tests = folders_of_tests([name for name in self.names if is_test_path(name)], self.names)
         self._known: dict[tuple[str, ...], bool] = {(): True}
 

@@ -340,9 +340,11 @@ def _has_a_name(line: str) -> bool:
 def _codes_of(restored: bytes, broken: bytes, path: str, task: Task) -> frozenset[str]:
     """Digests of the code objects that only the restored file compiles to, at each level of optimisation."""
     symbol = task.symbol.partition("#")[0]
-    found = _codes_in(restored, path).items() - _codes_in(broken, path).items()
+    new, old = _codes_in(restored, path), _codes_in(broken, path)
+    if not old:  # it cannot be compiled, so nothing says what was lost
+        return frozenset()
     is_own = re.compile(rf"{re.escape(symbol)}(\.<locals>\..*)?") if task.is_one_hole else re.compile(".*")
-    return frozenset(digest for digest, name in found if is_own.fullmatch(name))
+    return frozenset(digest for digest, name in new.items() if digest not in old and is_own.fullmatch(name))
 
 
 @lru_cache(maxsize=64)

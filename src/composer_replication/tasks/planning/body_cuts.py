@@ -153,8 +153,8 @@ def _cut(path: str, symbol: str, node: _Function, lines: Lines) -> BodyCut | Non
 def _colon_end(node: _Function, lines: Lines) -> int:
     """The offset after the colon that ends the signature: the first one after all that may hold another."""
     nodes = [*ast.walk(node.args), *getattr(node, "type_params", []), node.returns]
-    inner = [one for one in nodes if isinstance(one, ast.expr | ast.arg)]
-    ends = [(one.end_lineno or 0, one.end_col_offset or 0) for one in inner]
+    placed = [one for one in nodes if hasattr(one, "end_lineno")]
+    ends = [(one.end_lineno or 0, one.end_col_offset or 0) for one in placed]
     start = lines.offset(*max(ends, default=(node.lineno, node.col_offset)))
     found = _TO_COLON.match(lines.text, start)
     assert found is not None, "a function without a colon"

@@ -307,6 +307,7 @@ class _Reader(ast.NodeVisitor):
         """``[…]``, ``(…)``, ``[…] + other.__all__``, ``sorted([…])``: literal lists are exports, the rest are uses."""
         if isinstance(value, Items):
             self._found.exports.append(value)
+            self._visit_all(item for item in value.elts if not isinstance(item, ast.Constant))
         elif isinstance(value, ast.BinOp):
             self._export(value.left)
             self._export(value.right)

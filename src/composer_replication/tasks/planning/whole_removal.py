@@ -17,7 +17,7 @@ from composer_replication.tasks.planning.source_file import (
     arguments_of,
     is_type_checking,
 )
-from composer_replication.tasks.planning.symbol_graph import Reach, Selection, SymbolGraph
+from composer_replication.tasks.planning.symbol_graph import Name, Reach, Selection, SymbolGraph
 from composer_replication.tasks.planning.text_cuts import FileCut, parses_after
 from composer_replication.tasks.syntax_trees import blocks_of, docstring_of, first_line
 
@@ -220,6 +220,8 @@ class _Removal:
                 is_constant = (module, name) in self._selection.names and file.constant(name) is not None
                 if file.bindings.get(name) and not is_constant:
                     return True
+                if name in file.definitions and (module, name) not in self._selection.names:
+                    return True
                 others = [found for found in file.imports if found.bound == name and found.is_module_level]
                 if any(id(found) not in doomed for found in others):
                     return True
@@ -235,11 +237,18 @@ class _Removal:
                     continue
                 if (home, identifier) in self.reach.names:
                     return True
-        for module, dotted in self._selection.methods:  # an alias in the body of its class, or a decorator
-            owner, _, name = dotted.rpartition(".")
-            for file, use in self._left_at_import(name):
-                if use.kind == "name" and file.module == module and use.in_class == owner:
-                    return True
+        return any(self._is_method_needed(method) for method in self._selection.methods)
+
+    def _is_method_needed(self, method: Name) -> bool:
+        """Whether a class body or module level names the method: an alias, a decorator, ``Class.method``."""
+        module, dotted = method
+        owner, _, name = dotted.rpartition(".")
+        classes = {f"{where}.{bound}" for where, bound in self._graph.reach([(module, owner)]).names}
+        for file, use in self._left_at_import(name):
+            if use.kind == "name" and file.module == module and use.in_class == owner:
+                return True
+            if use.kind == "attribute" and use.chain and self._graph.resolve(file, use.chain) in classes:
+                return True
         return False
 
     def _left_at_import(self, identifier: str) -> Iterator[tuple[SourceFile, Use]]:
@@ -270,8 +279,19 @@ class _Removal:
         uses = [use for use in file.uses_by_identifier.get(bound, ()) if use.kind != "attribute"]
         inside = any(use.line in gone and use.kind == "name" for use in uses)
         outside = any(use.line not in gone for use in uses)
-        return inside and not (
-            outside or any(bound in words and line not in gone for line, words in file.phrases)
+        outside = outside or any(bound in words and line not in gone for line, words in file.phrases)
+        return inside and not outside and not self._is_taken_from(file.module, bound)
+
+    def _is_taken_from(self, module: str, bound: str) -> bool:
+        """Whether another file, or a test, has the name from this module, to which it was only imported."""
+        importers = self._graph.importers
+        if (module, bound) in importers:
+            return True
+        if (module, "*") in importers and self._graph.star_exports(module, bound):
+            return True
+        return any(
+            use.kind == "attribute" and use.chain and self._graph.resolve(file, use.chain) == module
+            for file, use in self._graph.uses_of(bound)
         )
 
 

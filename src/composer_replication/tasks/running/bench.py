@@ -154,10 +154,14 @@ def _run_part(
     for number, run in enumerate(runs):
         ended = replace(result, stderr=words[number]) if number < len(words) else result
         if number < len(ends):
-            said = {name: ends[number][name] for name in ("exit_code", "timed_out", "stopped", "seconds")}
-            ended = replace(ended, **said)
+            said: dict[str, Any] = {
+                name: ends[number][name] for name in ("exit_code", "timed_out", "stopped", "seconds")
+            }
             if len(runs) > 1:  # a limit that ended the batch is no fault of those before
-                ended = replace(ended, truncated=False, out_of_memory=False)
+                said |= {"truncated": False, "out_of_memory": False}
+            elif result.stopped:  # the sandbox may note a limit that ended the run alone
+                del said["stopped"]
+            ended = replace(ended, **said)
         elif len(runs) > 1:
             break
         reports.append(judge(ended, told[number], run))

@@ -63,12 +63,6 @@ def first_line_of(text):
     return str(text).strip().partition("\n")[0][:300]
 
 
-def tell_skip(send, report):
-    """Send why a test or a file is skipped."""
-    if report.skipped and isinstance(report.longrepr, tuple):  # file, line, reason
-        send("skip", id=report.nodeid, text=first_line_of(report.longrepr[-1]))
-
-
 def state_of(report, before):
     """What became of a test by this phase; ``before`` is what the phases so far say."""
     worst = ("", "passed", "skipped", "failed", "error")

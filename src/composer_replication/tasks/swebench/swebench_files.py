@@ -14,9 +14,11 @@ import ast
 import io
 import json
 import re
+import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,11 @@ def read_instances(path: Path) -> tuple[list[Instance], list[UnreadableRow]]:
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     """Each row with its place; those of JSON lines are not parsed yet."""
     try:
+        is_of_shell = str(path).startswith(
+            ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
+        )  # <(…), or standard input
+        if path.exists() and not (path.is_file() or is_of_shell):
+            raise ValueError("it is no regular file")  # a pipe or a device may never end
         data = path.read_bytes()
         text = "" if path.suffix == ".parquet" else data.decode("utf-8-sig")
         is_list = text.lstrip().startswith("[")
@@ -149,7 +156,12 @@ def _tests(value: Any) -> Any:
     with suppress(ValueError, RecursionError):
         return json.loads(value)
     with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-        return ast.literal_eval(value.strip())
+        found = ast.literal_eval(value.strip())
+        tokens = tokenize.generate_tokens(io.StringIO(value.strip()).readline)
+        kinds = [token.type for token in tokens if token.type != tokenize.NL]
+        if (tokenize.STRING, tokenize.STRING) in pairwise(kinds):  # Python would read them as one text
+            raise _Unreadable("a list of tests has no commas, as numpy prints one; write JSON")
+        return found
     return value
 
 

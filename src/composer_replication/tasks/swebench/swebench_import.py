@@ -107,10 +107,6 @@ def import_swebench(
     return summary_of(run)
 
 
-# Rows of one commit stand together; a thousand trees need not stay in memory.
-_opened = lru_cache(maxsize=1)(open_source)
-
-
 def _propose_all(
     instances: Sequence[Instance], repositories: Path | None, progress: Progress | None
 ) -> tuple[list[RepositorySource], list[tuple[str, Instance, Deletion]], list[Decision]]:
@@ -119,11 +115,13 @@ def _propose_all(
     proposals: list[tuple[str, Instance, Deletion]] = []
     refused: list[Decision] = []
     pool: dict[bytes, bytes] = {}
+    # Rows of one commit stand together; a thousand trees need not stay in memory.
+    open_once = lru_cache(maxsize=1)(open_source)
     for done, instance in enumerate(instances):
         if progress is not None:
             progress(done, len(instances), "rows")  # each may be fetched
         try:
-            source, deletion = propose(instance, _opened(base_source(instance, repositories)))
+            source, deletion = propose(instance, open_once(base_source(instance, repositories)))
         except InputError as error:
             detail = f"{error.message} ({error.where})"
             refused.append(_refusal(instance, instance.repo, instance.instance_id, "no-repository", detail))

@@ -37,7 +37,7 @@ _FUNCTIONS = (
 )
 _ORDERED = (list, tuple, collections.deque)
 _UNORDERED: tuple[type, ...] = (set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
-_MAPPINGS = (dict, collections.Counter, collections.OrderedDict)
+_MAPPINGS = (dict, collections.Counter, collections.OrderedDict, types.MappingProxyType)
 
 
 class OpaqueValue(Exception):
@@ -107,8 +107,9 @@ class _Encoder:
         if self.num_nodes > MAX_NODES or len(self.path) > MAX_DEPTH:
             raise OpaqueValue("too large")
         kind = type(value)
-        if kind in _SCALARS:
-            return node(type_name(kind), repr(repr(value)))
+        if kind in _SCALARS or kind is memoryview:
+            plain = value.tobytes() if kind is memoryview else value
+            return node(type_name(kind), repr(repr(plain)))
         if kind is int:
             return node("int", repr(repr(value) if value.bit_length() < 4000 else hex(value)))
         if kind is float:

@@ -168,6 +168,7 @@ WALL_FACTOR = 10
 many times as long."""
 MAX_CALL_BYTES = 30_000
 MAX_CALLS = 150
+ADDRESS_BYTES = 3 * 1024**3
 PLAYER_BYTES = 1024**3
 """Memory of the player: a mutated integer may ask for a list of any length. At most half of what its sandbox
 may use, so that such a call fails alone and not the sandbox."""
@@ -331,6 +332,7 @@ def play(
         "call_seconds": call_seconds,
         "job_seconds": job_seconds,
         "max_bytes": 4 * MAX_CALL_BYTES,
+        "address_bytes": ADDRESS_BYTES,
         "memory_bytes": min(PLAYER_BYTES, (limits or Limits()).memory_bytes // 2),
         "cloudpickle": _cloudpickle(),
     }

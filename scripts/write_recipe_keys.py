@@ -28,7 +28,7 @@ Paths are relative to the recipe's own folder. A key stands with its type, its d
 TRL_NOTE = """
 These keys go unchanged to TRL's `GRPOConfig`; see TRL's own documentation for all of them. A key that TRL does
 not know is an error (CR0211), and so are the few that the run folder decides: `output_dir`, `save_strategy`,
-`save_steps`, `save_only_model`, `ignore_data_skip`, `resume_from_checkpoint`, `seed`, `report_to`,
+`save_steps`, `save_only_model`, `ignore_data_skip`, `resume_from_checkpoint`, `seed`,
 `remove_unused_columns`, `model_init_kwargs` (the model is set under `[model]`);
 those of a hub have no use here. Values of another type, and those that TRL itself refuses, are refused before tasks are built or a
 model is loaded; settings of optimizer and schedule when training begins.

@@ -89,7 +89,7 @@ def test_a_resumed_pair_equals_an_uninterrupted_one(more_ranks: Ranks) -> None:
 
 def test_dull_groups_and_a_bad_step_are_the_same_decision_on_both(more_ranks: Ranks) -> None:
     first, second = (result["fresh"] for result in more_ranks[1])
-    assert first == second  # weights, replaced groups, the source's state and what the checks said
+    assert first == second  # weights, replaced groups and what the checks said
     assert first["is_finite"]
     assert [3, "non_finite"] in first["findings"]
     lines = read_jsonl(RunFolder(more_ranks[0] / "fresh").metrics)

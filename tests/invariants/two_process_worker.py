@@ -127,7 +127,7 @@ def fresh_groups_run(folder: Path) -> dict[str, Any]:
     trainer.train()
     return {
         "sha256": parameter_sha256(trainer.model),
-        "source": trainer.prompt_source.state_dict(),
+        "replaced": [row.get("dynamic_sampling/replaced_groups") for row in trainer.state.log_history],
         "findings": [[finding.step, finding.name] for finding in trainer.checks.findings],
         "is_finite": all(bool(weight.isfinite().all()) for weight in trainer.model.parameters()),
     }

@@ -7,6 +7,7 @@ Letters: N probe rows, T ids of each, V vocabulary.
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def save_model(
         if hasattr(model, "merge_and_unload"):
             with model.disable_adapter():
                 most_kl += _mean_kl(trained, probe_logps(model, tokenizer)) / 4
-            model = model.merge_and_unload()
+            model = _merged(model)
     try:
         shutil.rmtree(begun, ignore_errors=True)
         model.save_pretrained(begun, state_dict=weights)
@@ -132,6 +133,38 @@ def _loses_update(model: Any) -> bool:
                 lost += float((exact.to(weight.dtype).float() - exact).square().sum())
                 whole += float(delta.square().sum())
     return lost > MOST_ENERGY_LOST * whole
+
+
+def _merged(model: Any) -> Any:
+    """The model with its adapter added, and a configuration that says whether its head and embeddings are one.
+
+    An adapter on one of the two must not be added to both: tied weights are parted before, and are one again where they
+    have stayed equal.
+    """
+    configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
+    head, embeddings = (
+        _bare(layer) for layer in (model.get_output_embeddings(), model.get_input_embeddings())
+    )
+    was_tied = head is not None and head.weight is embeddings.weight
+    if was_tied:
+        head.weight = torch.nn.Parameter(embeddings.weight.detach().clone(), requires_grad=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft's, of weights that are no longer one
+        model = model.merge_and_unload()
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    if was_tied and torch.equal(head.weight, embeddings.weight):
+        head.weight = embeddings.weight
+    for config in configs if head is not None else ():
+        config.tie_word_embeddings = head.weight is embeddings.weight
+    return model
+
+
+def _bare(layer: Any) -> Any:
+    """The layer of the model itself under peft's."""
+    for name in ("base_layer", "original_module"):
+        while hasattr(layer, name):
+            layer = getattr(layer, name)
+    return layer
 
 
 def _mean_kl(logps_NTV: torch.Tensor, others_NTV: torch.Tensor) -> float:

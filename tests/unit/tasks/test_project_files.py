@@ -11,7 +11,8 @@ from small_trees import write_tree
 from composer_replication.tasks.intake.parsed_files import ProjectFiles
 from composer_replication.tasks.intake.project_files import find_projects, import_folders, read_project
 from composer_replication.tasks.intake.requirement_texts import poetry_range
-from composer_replication.tasks.intake.sources import open_source, version_files
+from composer_replication.tasks.intake.sources import open_source
+from composer_replication.tasks.intake.version_files import version_files
 
 
 def encoded(files: Mapping[str, str]) -> dict[str, bytes]:
@@ -131,10 +132,19 @@ def test_an_entry_point_cannot_bring_lines_of_its_own() -> None:
     "files",
     [
         {"pyproject.toml": '[tool.setuptools_scm]\nversion_file = "pkg/_version.py"'},
-        {"pyproject.toml": '[tool.setuptools_scm]\nwrite_to = "pkg/_version.py"'},
+        {
+            "pyproject.toml": '[tool.setuptools_scm]\nwrite_to = "pkg/_version.py"\n'
+            "write_to_template = '__version__ = version = \"{version}\"\\nversion_tuple = {version_tuple}'"
+        },
         {"setup.py": "scm = {'version_file': 'pkg/_version.py'}\nsetup(use_scm_version=scm)"},
         {"pyproject.toml": '[tool.hatch.build.hooks.vcs]\nversion-file = "pkg/_version.py"'},
         {"pyproject.toml": '[tool.pdm.version]\nsource = "scm"\nwrite_to = "pkg/_version.py"'},
+        {"pyproject.toml": '[tool.poetry-dynamic-versioning.files."pkg/_version.py"]\n'},
+        {"pyproject.toml": '[tool.versioneer]\nversionfile_source = "pkg/_version.py"'},
+        {"pyproject.toml": '[tool.versioningit.write]\nfile = "pkg/_version.py"'},
+        {"pyproject.toml": '[[tool.scikit-build.generate]]\npath = "pkg/_version.py"'},
+        {"setup.cfg": "[versioneer]\nversionfile_source = pkg/_version.py\n"},
+        {"pkg/meson.build": "custom_target('v', output: '_version.py', command: ['x'])"},
     ],
 )
 def test_a_version_file_of_a_build_is_written_with_version_0(files: Mapping[str, str]) -> None:
@@ -156,6 +166,14 @@ def test_a_version_file_that_is_there_stays_and_none_lies_outside() -> None:
         {"src/pkg/__init__.py": "", "pyproject.toml": '[tool.pdm.version]\nwrite_to = "pkg/VERSION"'}
     )
     assert version_files(ProjectFiles(text), "1.2") == {"src/pkg/VERSION": b"1.2\n"}
+
+
+@pytest.mark.parametrize("build_file", ["meson.build", "pkg/meson.build"])
+def test_a_template_of_meson_is_filled_where_it_is_imported_from(build_file: str) -> None:
+    template = "version.py.in" if build_file.startswith("pkg") else "pkg/version.py.in"
+    call = f"configure_file(input: '{template}', output: 'version.py', configuration: conf)"
+    files = encoded({build_file: call, "pkg/version.py.in": 'short = "@VERSION@"\n'})
+    assert version_files(ProjectFiles(files), "1.2")["pkg/version.py"] == b'short = "1.2"\n'
 
 
 def test_lines_of_requirement_files_are_read_as_pip_reads_them() -> None:

@@ -59,30 +59,35 @@ def adapted(model: Any, std: float, **config: Any) -> Any:
     return result
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "all linear": {"target_modules": "all-linear"},
+    "embeddings": {"target_modules": ["q_proj", "embed_tokens"]},
+    "head": {"target_modules": ["q_proj", "lm_head"]},
+    "embeddings and head as one": {"target_modules": ["embed_tokens"], "ensure_weight_tying": True},
+    "whole embeddings": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+    "whole head": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    "some tokens": {"target_modules": ["q_proj"], "trainable_token_indices": [5, 9]},
+    "dora": {"target_modules": ["q_proj", "embed_tokens"], "use_dora": True},
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("more", [{}, {"use_dora": True}], ids=["lora", "dora"])
-def test_with_an_adapter_the_saved_model_is_the_trained_one(
-    tiny: tuple[Any, Any], tmp_path: Path, more: dict[str, Any], dtype: torch.dtype
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_an_adapter_is_on_the_saved_model_is_the_trained_one(
+    tiny: tuple[Any, Any], tmp_path: Path, kind: str, dtype: torch.dtype
 ) -> None:
+    """The model's head and embeddings are one weight, which some of these adapters part."""
     model, tokenizer = tiny
+    assert model.config.tie_word_embeddings
     before = logits(model).float().log_softmax(-1)
-    trained = adapted(model.to(dtype), 0.05, target_modules="all-linear", **more)
+    trained = adapted(model.to(dtype), 0.05, **KINDS[kind])
     expected = logits(trained).float().log_softmax(-1)
     save_model(trained, tokenizer, tmp_path / "model", describe)
     assert not list((tmp_path / "model").glob("adapter*"))
     answer = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "model")).float().log_softmax(-1)
-    assert float((before - expected).abs().max()) > 0.2
+    assert float((before - expected).abs().max()) > 0.03
     assert float((answer - expected).abs().max()) < (1e-4 if dtype is torch.float32 else 0.1)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_an_adapter_that_parts_tied_weights_ends_in_no_other_model(
-    tiny: tuple[Any, Any], tmp_path: Path
-) -> None:
-    trained = adapted(tiny[0], 0.05, target_modules=["q_proj", "lm_head"])
-    with pytest.raises(InputError, match=r"CR0890.*would not be the trained one"):
-        save_model(trained, tiny[1], tmp_path / "model", describe)
-    assert not list(tmp_path.iterdir())
 
 
 def test_an_adapter_elsewhere_leaves_head_and_embeddings_one(tiny: tuple[Any, Any], tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ none of its links is followed.
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -26,9 +25,10 @@ from composer_replication.tasks.intake.archives import (
 from composer_replication.tasks.intake.cache import sha256_of, sha256_of_file
 from composer_replication.tasks.intake.environment import UnusableRepository
 from composer_replication.tasks.intake.index import fetch_sdist
-from composer_replication.tasks.intake.parsed_files import ProjectFiles, inner_table, texts
+from composer_replication.tasks.intake.parsed_files import ProjectFiles
 from composer_replication.tasks.intake.project_files import Project, find_projects, import_folders
 from composer_replication.tasks.intake.tree_rules import TreeRules, is_test_path, skips_folder
+from composer_replication.tasks.intake.version_files import version_files
 
 NOT_FETCHED = ("CR0407", "CR0408")
 """Codes of an index that cannot be reached or lacks a package."""
@@ -259,39 +259,3 @@ def _file_names(project: Project) -> tuple[str, str]:
 
 def _safe(name: str) -> str:
     return re.sub(r"[-_.]+", "-", re.sub(r"[^A-Za-z0-9._-]", "-", name)).strip("-").lower() or "repository"
-
-
-# --- version files that only a build writes ---
-
-_VERSION_MODULE = """\
-__version__ = version = "{version}"
-__version_tuple__ = version_tuple = {tuple}
-__commit_id__ = commit_id = None
-TYPE_CHECKING = False
-"""
-_SCM_KEYS = ("version_file", "write_to")
-_VERSION_FILES = (
-    *(f"tool.setuptools_scm.{key}" for key in _SCM_KEYS),
-    "tool.hatch.build.hooks.*.version-file",
-    "tool.hatch.build.targets.*.hooks.*.version-file",
-    "tool.pdm.version.write_to",
-)
-"""Where setuptools-scm, hatch-vcs and pdm name the file that they write."""
-
-
-def version_files(read: ProjectFiles, version: str) -> dict[str, bytes]:
-    """The missing files by path that a build would write; they say ``version``."""
-    folders = {posixpath.dirname(path) for path in read.files}
-    in_setup = inner_table(read.setup, "use_scm_version")
-    declared = [*read.strings(*_VERSION_FILES), *texts([in_setup.get(key) for key in _SCM_KEYS])]
-    # A path of pdm begins at the place of import.
-    declared += [f"src/{name}" for name in read.strings("tool.pdm.version.write_to")]
-    release = [int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3]] or [0]
-    found: dict[str, bytes] = {}
-    for name in declared:
-        path = read.path(name)
-        is_inside = ".." not in name.split("/") and not path.startswith("/")
-        if is_inside and path not in read.files and posixpath.dirname(path) in folders:
-            text = _VERSION_MODULE.format(version=version, tuple=(*release,))
-            found[path] = (text if path.endswith(".py") else f"{version}\n").encode()
-    return found

@@ -1,0 +1,99 @@
+"""Version files that only a build writes: where its tools name them, and what they would say. No code is run."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+
+from composer_replication.tasks.intake.parsed_files import ProjectFiles, inner_table, values_at
+from composer_replication.tasks.syntax_trees import parsed
+
+_PYTHON = """\
+__version__ = version = "{version}"
+__version_tuple__ = version_tuple = {tuple}
+__commit_id__ = commit_id = None
+__git_version__ = git_version = full_version = short_version = __version__
+release = True
+TYPE_CHECKING = False
+
+
+def get_versions():
+    return {{"version": version, "full-revisionid": None, "dirty": False, "error": None, "date": None}}
+"""
+_TABLES = (
+    "setuptools_scm", "setuptools-scm", "hatch.build.hooks.*", "hatch.build.targets.*.hooks.*", "pdm.version",
+    "versioningit.write", "scikit-build.generate.*", "versioneer",
+)  # fmt: skip
+"""Below ``tool``: where a tool names its file by one of the keys below, with a template by one of the others."""
+_KEYS = ("version_file", "write_to", "version-file", "file", "path", "versionfile_source")
+_TEMPLATES = ("version_file_template", "write_to_template", "write_template", "template")
+_PLACE = re.compile(r"\{(\w+)[^{}]*\}|\$\{\w+\}|@\w+@")
+_MESON_CALL = re.compile(r"\b(configure_file|vcs_tag|custom_target)\s*\(((?:[^()]|\([^()]*\))*)\)")
+_MESON_PATH = r"%s\s*:\s*\[?\s*(?:files\()?\s*'([^']+)'"
+
+
+def version_files(read: ProjectFiles, version: str) -> dict[str, bytes]:
+    """The missing files by path, for all tools that the project's files name; they say ``version``."""
+    folders = {posixpath.dirname(path) for path in read.files}
+    found: dict[str, bytes] = {}
+    for declared, template in _declared(read):
+        path = read.path(declared)
+        is_inside = declared.strip() and ".." not in declared.split("/") and not path.startswith("/")
+        if is_inside and path not in read.files and posixpath.dirname(path) in folders:
+            found[path] = _filled(path, template, version).encode()
+    return found
+
+
+def _filled(path: str, template: str, version: str) -> str:
+    release = [int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3]] or [0]
+    names = _PYTHON.format(version=version, tuple=(*release,))
+    if not template:
+        return names if path.endswith(".py") else f"{version}\n"
+
+    def value(match: re.Match[str]) -> str:
+        return str((*release,)) if match[1] == "version_tuple" else version
+
+    filled = _PLACE.sub(value, template.replace("{}", version)).replace("{{", "{").replace("}}", "}")
+    return names if path.endswith(".py") and parsed(filled) is None else filled
+
+
+def _declared(read: ProjectFiles) -> Iterator[tuple[str, str]]:
+    """Paths from the project's folder, each with its template (empty: the tool's own)."""
+    tables = [(name, table) for name in _TABLES for table in values_at(read.toml, f"tool.{name}")]
+    for name, table in [*tables, ("setup.py", read.setup.get("use_scm_version"))]:
+        if isinstance(table, Mapping):
+            template = next((table[key] for key in _TEMPLATES if isinstance(table.get(key), str)), "")
+            # These two count from the place of import.
+            is_shifted = name in ("pdm.version", "scikit-build.generate.*")
+            for base in ("", "src", "python")[: 3 if is_shifted else 1]:
+                yield from (
+                    (posixpath.join(base, table[key]), template)
+                    for key in _KEYS
+                    if isinstance(table.get(key), str)
+                )
+    for path, table in read.table("tool", "poetry-dynamic-versioning", "files").items():
+        yield path, str(inner_table(table).get("initial-content") or "")
+    for path in read.strings("tool.poetry-dynamic-versioning.substitution.files"):
+        if "*" not in path:
+            yield path, ""
+    yield read.config.get("versioneer", {}).get("versionfile_source", ""), ""
+    for path in sorted(read.files):
+        if path.startswith(read.start) and posixpath.basename(path) == "meson.build":
+            yield from _of_meson(read, posixpath.dirname(path.removeprefix(read.start)))
+
+
+def _of_meson(read: ProjectFiles, folder: str) -> Iterator[tuple[str, str]]:
+    """Python files that a ``meson.build`` makes: of a template with ``@NAMES@``, or a version by some command.
+
+    A build may write them elsewhere than where they are imported from: then beside the template.
+    """
+    for call in _MESON_CALL.finditer(read.text(posixpath.join(folder, "meson.build"))):
+        output, source = (re.search(_MESON_PATH % key, call[2]) for key in ("output", "input"))
+        if output is not None and output[1].endswith(".py") and "version" in output[1]:
+            has_template = source is not None and call[1] != "custom_target"
+            template_path = posixpath.join(folder, source[1]) if has_template and source else ""
+            template = read.text(template_path) if template_path else ""
+            yield posixpath.join(folder, output[1]), template
+            if posixpath.dirname(template_path) != folder:
+                yield posixpath.join(posixpath.dirname(template_path), output[1]), template

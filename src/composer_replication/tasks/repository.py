@@ -36,7 +36,7 @@ from composer_replication.tasks.running.bench import Bench, run_alone
 from composer_replication.tasks.running.context_recorder import EVERY_TEST
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RUN_FACTOR, SUITE_SECONDS, RepositoryRecord
-from composer_replication.tasks.suite_options import pytest_settings
+from composer_replication.tasks.suite_options import names_tried
 from composer_replication.tasks.test_run import Ended, TestReport, Trial
 from composer_replication.tasks.workers import OWN_THREADS, Workers
 
@@ -69,7 +69,7 @@ def cut_off(report: TestReport, suite_seconds: float, where: str = "") -> Unusab
 
 
 # --- Runs of the whole suite before anything is deleted: one bad test does not end them for the others.
-# A test that hangs or ends the process, or whose file does so when it is imported, is left out and named, and the suite
+# A test that hangs, ends or doubles the process, or whose file does so when it is imported, is left out and named, and the suite
 # is run again without it. What is not reached in the time of a suite is left out, too.
 
 MAX_BAD_TESTS = 10
@@ -123,9 +123,9 @@ def run_suite(
         bad[report.running] = report.broke
     report = _with_left_out(report, bad)
     if not (report.collected or report.collect_errors or report.skips):
-        settings, _ = pytest_settings(bench.original.get)
-        places = f"where {settings} says" if settings else "in files test_*.py and *_test.py"
-        raise UnusableRepository("red-baseline", f"no test is collected; pytest looked {places}")
+        raise UnusableRepository(
+            "red-baseline", f"no test is collected, looked for by {names_tried(bench.original)}"
+        )
     return report, bad
 
 

@@ -12,7 +12,7 @@ import configparser
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import product
 from pathlib import Path, PurePosixPath
@@ -59,6 +59,22 @@ def suite_arguments(tree: Path) -> list[str]:
         *_kept(_words(settings.get("addopts", ""))),
         *([] if "python_files" in settings else _unittest_files(read, map(str, tree.rglob("*.py")))),
     ]
+
+
+def names_tried(files: Mapping[str, bytes]) -> str:
+    """The names by which pytest looked for tests in files of a tree, for a sentence."""
+    _, settings = pytest_settings(files.get)
+    widened = [word.partition("=")[2] for word in _unittest_files(files.get, files)]
+    tried = {
+        "files": settings.get("python_files") or (widened or [" ".join(_USUAL)])[0],
+        "functions": settings.get("python_functions") or "test*",
+        "classes": settings.get("python_classes") or "Test*",
+        "below": settings.get("testpaths") or ".",
+    }
+    return "; ".join(
+        f"{kind} {' '.join(map(str, names)) if isinstance(names, list) else ' '.join(str(names).split())}"
+        for kind, names in tried.items()
+    )
 
 
 def pytest_settings(read: Callable[[str], bytes | None]) -> tuple[str, dict[str, Any]]:

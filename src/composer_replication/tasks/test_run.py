@@ -215,6 +215,8 @@ def judge(result: ExecResult, records: Sequence[dict[str, Any]], trial: Trial) -
         said, disorder = {"collected": (), "outcomes": {}}, "a record is malformed"
     collected, outcomes = said["collected"], said["outcomes"]
     problem = broken_off(result, trial.seconds)
+    if not problem and by_event["forked"]:
+        problem = "a test forks, and both processes go on"
     if not problem and (not records or records[-1]["event"] != "end"):
         problem = "the run ended without its closing record"
     if not problem and len(by_event["end"]) != 1:
@@ -280,7 +282,9 @@ def _where(by_event: Mapping[str, list[dict[str, Any]]], result: ExecResult) -> 
     """The test or file in which a run broke off, and how; empty where the records do not tell."""
     tests, says = by_event["test"], f" (exit code {result.exit_code})"
     leaving = [record for record in tests if record["outcome"] == Outcome.MISSING]
-    if leaving:
+    if by_event["forked"]:
+        running, how = by_event["forked"][0].get("id"), "it forks, and both processes go on"
+    elif leaving:
         running = leaving[0]["id"]
         how = f"it ends the whole run: {leaving[0].get('why') or 'no reason is given'}"
     elif not by_event["collected"]:

@@ -130,6 +130,7 @@ def test_metadata_of_any_shape_is_read(table: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("said", "reason", "words"),
     [
+        ("E   ImportError: cannot import name '_version' from 'pkg' (/x)", "generated-file", "pkg._version"),
         ("E   ModuleNotFoundError: No module named 'pkg._version'", "generated-file", "pkg._version"),
         ("E   ModuleNotFoundError: No module named 'numpy.linalg'", "missing-requirement", "module numpy"),
         ("E   ModuleNotFoundError: No module named 'wanted_one'", "missing-requirement", "wanted-one"),

@@ -331,6 +331,7 @@ BAD_TESTS = {
     "dies": ("import os", "os._exit(3)", "it ends the process (exit code 3)"),
     "leaves": ("import pytest", "pytest.exit('no server')", "it ends the whole run: Exit: no server"),
     "interrupts": ("", "raise KeyboardInterrupt", "it ends the whole run: KeyboardInterrupt"),
+    "doubles": ("import os, time", "os.fork()", "it forks, and both processes go on"),
 }
 
 

@@ -15,7 +15,7 @@ import ast
 import platform
 import re
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -66,6 +66,7 @@ _KNOWN_NAMES = {
 _SETUPTOOLS = dict.fromkeys(("setuptools", "pkg_resources", "distutils"), "setuptools<81")
 """Modules that stood in every environment when many a project was written: taken without being declared."""
 _MISSING = re.compile(r"No module named '?([\w.]+)")
+_NO_NAME = re.compile(r"cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'")
 _RUNNER = re.compile(
     r"pytest.*\b(has no attribute|unexpected keyword|Removed|no longer)|(cannot import|has no attribute).*pytest"
 )
@@ -333,8 +334,7 @@ def explain(
     likeliest = sorted(source.left_out, key=lambda path: path.rpartition("/")[2] not in error.detail)
     more = f" and {len(likeliest) - _NUM_NAMED} more" if len(likeliest) > _NUM_NAMED else ""
     missed = f"; left out: {', '.join(likeliest[:_NUM_NAMED])}{more}" if likeliest else ""
-    no_module = _MISSING.search(error.detail)
-    missing = no_module[1] if no_module else ""
+    missing = _missing_module(error.detail, source.files)
     top, path = missing.partition(".")[0], missing.replace(".", "/")
     is_own = top in own_modules(source.files)
     reason, cause = error.reason, ""
@@ -348,6 +348,22 @@ def explain(
         reason = "generated-file"
         cause = f"the repository has no file for its own module {missing}, which a build may write"
     return UnusableRepository(reason, "; ".join(filter(None, (cause, f"{error.detail}{missed}"))))
+
+
+def _missing_module(detail: str, files: Mapping[str, bytes]) -> str:
+    """The module that the first reason of a red baseline misses; empty where it says something else."""
+    if no_module := _MISSING.search(detail):
+        return no_module[1]
+    if no_name := _NO_NAME.search(detail):
+        name, package = no_name.groups()
+        inits = [
+            data
+            for path, data in files.items()
+            if f"/{path}".endswith(f"/{package.replace('.', '/')}/__init__.py")
+        ]
+        defined = re.compile(rf"^\s*(def|class)?\s*{name}\b".encode(), re.MULTILINE)
+        return f"{package}.{name}" if inits and not any(map(defined.search, inits)) else ""
+    return ""
 
 
 def _why_missing(module: str, source: RepositorySource, installed: Collection[str]) -> tuple[str, str]:

@@ -127,6 +127,7 @@ class Recorder:
             raise
         finally:
             if os.getpid() != self.home:  # a test forked, and here comes the child
+                self.send("forked", id=item.nodeid)
                 os._exit(0)
             outcome = self.states.pop(item.nodeid, "") or "missing"
             self.send("test", id=item.nodeid, outcome=outcome, why=self.why.pop(item.nodeid, ""))

@@ -258,12 +258,12 @@ def _imports(top: str, files: Iterable[tuple[str, bytes]]) -> bool:
 
 
 def is_metadata_path(path: PurePosixPath) -> bool:
-    """Whether a file may declare the project's name, version or requirements.
+    """Whether a file may declare the project's name, version or requirements, or where a build writes a version.
 
     Requirements may stand in any text that the project's tables name, so texts near the top are read; which
     of them count is not decided here.
     """
-    at_top = len(path.parts) == 1 and path.name in (*CONFIG_NAMES, "PKG-INFO", "setup.py")
+    at_top = len(path.parts) == 1 and path.name in (*CONFIG_NAMES, "PKG-INFO", "meson.build", "setup.py")
     is_text = path.suffix in (".txt", ".in") and len(path.parts) <= _MAX_TEXT_DEPTH
     return at_top or is_text
 

@@ -105,6 +105,16 @@ def test_members_of_a_workspace_and_projects_by_path_are_sources() -> None:
     assert import_folders(projects, files) == ["packages/one/src", "libs/two", "packages/three", "."]
 
 
+@pytest.mark.parametrize("table", ["rye.workspace", "hatch.envs.default.workspace"])
+def test_members_are_found_whichever_tool_names_them(table: str) -> None:
+    top = f'[project]\nname = "top"\n[tool.{table}]\nmembers = ["packages/*"]\n'
+    member = '[project]\nname = "one"'
+    files = encoded(
+        {"pyproject.toml": top, "packages/one/pyproject.toml": member, "packages/one/src/one/__init__.py": ""}
+    )
+    assert import_folders(find_projects(files), files) == ["packages/one/src", "."]
+
+
 POINT = {"pytest11": {"plug": "pkg.plugin"}}
 
 

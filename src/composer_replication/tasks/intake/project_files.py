@@ -117,8 +117,16 @@ def import_folders(projects: Iterable[Project], files: Collection[str]) -> list[
 
 
 def member_folders(top: ProjectFiles) -> list[str]:
-    """The folders of a workspace's members (uv), which all lie in the repository."""
-    members, excluded = (top.strings(f"tool.uv.workspace.{key}") for key in ("members", "exclude"))
+    """The folders of a workspace's members (uv, rye, hatch), which all lie in the repository."""
+    tables = (
+        "tool.uv.workspace",
+        "tool.rye.workspace",
+        "tool.hatch.envs.*.workspace",
+        "tool.hatch.workspace",
+    )
+    members, excluded = (
+        top.strings(*(f"{table}.{key}" for table in tables)) for key in ("members", "exclude")
+    )
     found = {posixpath.dirname(path) for path in top.files if posixpath.basename(path) in PROJECT_FILES}
     return [one for one in sorted(found) if _is_among(one, members) and not _is_among(one, excluded)]
 

@@ -28,10 +28,11 @@ class Section(BaseModel):
 
 
 class LoraSection(Section):
-    """Low-rank adapters of all linear layers, instead of full fine-tuning (needs peft)."""
+    """Low-rank adapters of all linear layers, or of those named, instead of full fine-tuning (needs peft)."""
 
     rank: int = Field(16, ge=1)
     lora_alpha: int = Field(32, ge=1)
+    target_modules: str | list[str] = "all-linear"
 
 
 class ModelSection(Section):
@@ -406,7 +407,6 @@ class RunConfig(Section):
 
 
 DEPARTED: Final[dict[str, dict[str, Any]]] = {
-    "model.lora": {"target_modules": "all-linear"},
     "rollouts": {"test_timeout_seconds": 20.0},
     "sandbox": {"memory_bytes": 2 * 1024**3, "num_processes": 64, "disk_bytes": 256 * 1024**2},
     "trainer": {"importance_clip": None, "effort": None, "checks": True},

@@ -18,6 +18,7 @@ from composer_replication.config import (
     parse_override,
 )
 from composer_replication.errors import UsageError
+from composer_replication.trainer.run_setup import lora_config
 
 EVIDENCE = {"planned_evaluations": 10, "tolerated_gap": 0.1}
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*/run.toml"))
@@ -104,13 +105,16 @@ def write(folder: Path, text: str) -> Path:
 
 def test_overrides_reach_into_tables(tmp_path: Path) -> None:
     path = write(tmp_path, '[model]\nname = "tiny-random"\n[tasks]\nstore = "s"\n[trl]\nmax_steps = 9\n')
-    config = load_config(path, {"trl.max_steps": 2, "seed": 7, "heldout.every": 3, "model.lora.rank": 4})
+    lora = {"model.lora.rank": 4, "model.lora.target_modules": ["q_proj", "embed_tokens"]}
+    config = load_config(path, {"trl.max_steps": 2, "seed": 7, "heldout.every": 3, **lora})
     assert config.trl["max_steps"] == 2
     assert config.seed == 7
     assert config.heldout is not None
     assert config.heldout.every == 3
     assert config.model.lora is not None
     assert config.model.lora.rank == 4
+    adapter = lora_config(config.model.lora)
+    assert (adapter.r, adapter.target_modules) == (4, {"q_proj", "embed_tokens"})
 
 
 def test_an_override_leaves_the_tables_of_its_caller_alone() -> None:

@@ -123,7 +123,7 @@ def lora_config(section: LoraSection | None) -> Any:
     return LoraConfig(
         r=section.rank,
         lora_alpha=section.lora_alpha,
-        target_modules="all-linear",
+        target_modules=section.target_modules,
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )

@@ -403,7 +403,7 @@ def test_a_sparse_member_that_claims_to_be_large_takes_no_memory(tmp_path: Path)
         archive.addfile(info)
     tracemalloc.start()
     try:
-        assert "unpacks to too much" in sentence(tmp_path / "a.tar")
+        assert "sparse" in sentence(tmp_path / "a.tar")
         assert tracemalloc.get_traced_memory()[1] < 2**24
     finally:
         tracemalloc.stop()

@@ -6,9 +6,9 @@ none of its links is followed.
 
 from __future__ import annotations
 
-import posixpath
+import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,8 +26,13 @@ from composer_replication.tasks.intake.archives import (
 from composer_replication.tasks.intake.cache import sha256_of, sha256_of_file
 from composer_replication.tasks.intake.environment import UnusableRepository
 from composer_replication.tasks.intake.index import fetch_sdist
-from composer_replication.tasks.intake.parsed_files import ProjectFiles, inner_table, texts
-from composer_replication.tasks.intake.project_files import Project, find_projects, import_folders
+from composer_replication.tasks.intake.parsed_files import ProjectFiles
+from composer_replication.tasks.intake.project_files import (
+    Project,
+    find_projects,
+    import_folders,
+    version_files,
+)
 from composer_replication.tasks.intake.tree_rules import TreeRules, is_test_path, skips_folder
 
 NOT_FETCHED = ("CR0407", "CR0408")
@@ -85,32 +90,27 @@ def open_source(source: str) -> RepositorySource:
         MissingError: a git address, and no git (CR0440).
     """
     if git_source.is_git_source(source):
-        fetched = git_source.fetch_commit(source)
-        listing = git_source.list_commit(fetched, skip=lambda path: any(map(skips_folder, path.parts[:-1])))
-        found = _read(source, listing, fetched.address.name, fetched.commit)
-        return replace(found, origin=git_source.public_address(fetched.address))
+        address, commit, listing = git_source.list_commit(source, skip=_in_skipped_folder)
+        return replace(_read(source, listing, address.name, commit), origin=address.public)
     if source.startswith("sdist:"):
         pin = _PIN.fullmatch(source.removeprefix("sdist:").strip())
         if pin is None:
             problem, fix = "the source is not sdist:NAME==VERSION.", "for example sdist:toolz==1.2.0"
             raise InputError("CR0402", problem, where=source, fix=fix)
         return replace(_read_archive(source, fetch_sdist(pin[1], pin[2])), origin=f"sdist:{pin[0]}")
-    try:
-        path = Path(source).expanduser()
-        is_folder, is_file = path.is_dir(), path.is_file()
-    except PermissionError:
-        raise  # its own sentence says so
-    except (OSError, RuntimeError) as error:  # too long, or in the home of nobody
-        problem = f"cannot be a path: {getattr(error, 'strerror', None) or error}"
-    else:
-        if is_folder and source.strip():
-            return _read(source, list_folder(path, skip=skips_folder), path.resolve().name)
-        if is_file and path.name.lower().endswith(ARCHIVE_SUFFIXES):
-            return _read_archive(source, path)
-        problem = "is not a folder or an archive that can be read" if path.exists() else "does not exist"
+    path = Path(os.path.expanduser(source))  # unlike the method it leaves the home of nobody as it is
+    if source.strip() and os.path.isdir(path):
+        return _read(source, list_folder(path, skip=skips_folder), path.resolve().name)
+    if os.path.isfile(path) and path.name.lower().endswith(ARCHIVE_SUFFIXES):
+        return _read_archive(source, path)
+    problem = "is not a folder or an archive that can be read" if os.path.exists(path) else "does not exist"
     kinds = f"give a folder, an archive ({', '.join(ARCHIVE_SUFFIXES)}), sdist:NAME==VERSION or git+URL@REF."
     problem = problem if source.strip() else "is empty"
     raise InputError("CR0402", f"the source {problem}.", where=source[:_SHOWN_CHARACTERS], fix=kinds)
+
+
+def _in_skipped_folder(path: PurePosixPath) -> bool:
+    return any(map(skips_folder, path.parts[:-1]))
 
 
 def _read_archive(source: str, path: Path) -> RepositorySource:
@@ -141,12 +141,8 @@ def open_sources(
     if len(refused) == len(futures):
         raise next(iter(refused.values()))
     opened = [future.result() for source, future in futures.items() if source not in refused]
-    return opened, {source: as_unusable(error) for source, error in refused.items()}
-
-
-def as_unusable(error: InputError) -> UnusableRepository:
-    """The error of one repository among several, which then only counts."""
-    return UnusableRepository(error.code, error.message)
+    unusable = {source: UnusableRepository(error.code, error.message) for source, error in refused.items()}
+    return opened, unusable
 
 
 def needs_no_path(source: str) -> bool:
@@ -165,12 +161,7 @@ def _read(source: str, listing: Listing, fallback: str, commit: str = "") -> Rep
     What content alone can choose is read behind the others: data that strings of its tests name, and packed data
     in which there is no code. ``fallback`` is its name where it says none.
     """
-
-    def named_by_text(names: Collection[str]) -> frozenset[str]:
-        """Those that a record can name: no bytes that are no text, no line break."""
-        return frozenset(name for name in names if _NO_TEXT.search(name) is None)
-
-    names = named_by_text(listing.files)
+    names, links = map(_named_by_text, (listing.files, listing.links))
     rules = TreeRules(names)
     in_tree = {name for name in names if rules.belongs(PurePosixPath(name))}
     about = {name for name in names if tree_rules.is_metadata_path(PurePosixPath(name))}
@@ -179,7 +170,7 @@ def _read(source: str, listing: Listing, fallback: str, commit: str = "") -> Rep
     with suppress(InputError):  # too large together: then they are among what is left out
         data = listing.read(named | packed)
         found |= {path: data[path] for path in data if path not in packed or not holds_code(data[path])}
-    left_out = rules.left_out(found, named_by_text(listing.links))
+    left_out = rules.left_out(found, links)
     found = dict(sorted(found.items()))
     sums = "\n".join(f"{sha256_of(data)} {name}" for name, data in found.items())
     files = {name: data for name, data in found.items() if name in in_tree | named | packed}
@@ -190,15 +181,20 @@ def _read(source: str, listing: Listing, fallback: str, commit: str = "") -> Rep
     files |= _written_by_builds(projects, everything, _safe(fallback), commit)
     name, version = _file_names(projects[0])
     return RepositorySource(
-        source=source,
-        name=_safe(name or fallback),
-        version=version or commit[:_SHORT_ID],
-        sha256=sha256_of(sums.encode()),
-        files=files,
-        metadata=metadata,
-        commit=commit,
-        left_out=left_out,
+        source,
+        _safe(name or fallback),
+        version or commit[:_SHORT_ID],
+        sha256_of(sums.encode()),
+        files,
+        metadata,
+        commit,
+        left_out,
     )
+
+
+def _named_by_text(names: Iterable[str]) -> frozenset[str]:
+    """Those that a record can name: no bytes that are no text, no line break."""
+    return frozenset(name for name in names if _NO_TEXT.search(name) is None)
 
 
 def _check_use(source: str, files: Mapping[str, bytes], metadata: Mapping[str, bytes]) -> None:
@@ -211,8 +207,10 @@ def _check_use(source: str, files: Mapping[str, bytes], metadata: Mapping[str, b
     names_its_files = any(b"python_files" in files.get(name, b"") for name in PYTEST_FILES)
     tests = [data for name, data in files.items() if is_test_path(name)]
     # A repository may call its tests otherwise (``python_functions``, pytest-describe): then what they assert tells.
-    has_tests = any(b"def test" in data or b"TestCase" in data for data in tests)
-    if not (names_its_files or has_tests or any(b"def " in data and b"assert" in data for data in tests)):
+    marks = ([b"def test"], [b"TestCase"], [b"def ", b"assert"])
+    if not names_its_files and not any(
+        all(word in data for word in mark) for data in tests for mark in marks
+    ):
         problem = (
             "the project has no tests: no file test_*.py, *_test.py, test.py or tests.py, and none below a folder tests, test or testing, "
             "holds a test function or a TestCase (examples in docstrings hide nothing)."
@@ -238,16 +236,15 @@ def _written_by_builds(
         folder = f"{_safe(name or fallback).replace('-', '_')}-{shown}.dist-info"
         if name:
             made[f"{folder}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {shown}\n".encode()
-            if project.entry_points:
-                groups = (
-                    f"[{group}]\n" + "".join(f"{point} = {value}\n" for point, value in points.items())
-                    for group, points in sorted(project.entry_points.items())
-                )
-                made[f"{folder}/entry_points.txt"] = "\n".join(groups).encode()
-        if project is projects[0]:
-            roots = import_folders(projects, files)
-            if roots != tree_rules.usual_folders(files):
-                made[f"{folder}/{tree_rules.FOLDERS_FILE}"] = "".join(f"{root}\n" for root in roots).encode()
+        if name and project.entry_points:
+            groups = (
+                f"[{group}]\n" + "".join(f"{point} = {value}\n" for point, value in points.items())
+                for group, points in sorted(project.entry_points.items())
+            )
+            made[f"{folder}/entry_points.txt"] = "\n".join(groups).encode()
+        roots = import_folders(projects, files) if project is projects[0] else []
+        if roots and roots != tree_rules.usual_folders(files):
+            made[f"{folder}/{tree_rules.FOLDERS_FILE}"] = "".join(f"{root}\n" for root in roots).encode()
     return made
 
 
@@ -259,39 +256,3 @@ def _file_names(project: Project) -> tuple[str, str]:
 
 def _safe(name: str) -> str:
     return re.sub(r"[-_.]+", "-", re.sub(r"[^A-Za-z0-9._-]", "-", name)).strip("-").lower() or "repository"
-
-
-# --- version files that only a build writes ---
-
-_VERSION_MODULE = """\
-__version__ = version = "{version}"
-__version_tuple__ = version_tuple = {tuple}
-__commit_id__ = commit_id = None
-TYPE_CHECKING = False
-"""
-_SCM_KEYS = ("version_file", "write_to")
-_VERSION_FILES = (
-    *(f"tool.setuptools_scm.{key}" for key in _SCM_KEYS),
-    "tool.hatch.build.hooks.*.version-file",
-    "tool.hatch.build.targets.*.hooks.*.version-file",
-    "tool.pdm.version.write_to",
-)
-"""Where setuptools-scm, hatch-vcs and pdm name the file that they write."""
-
-
-def version_files(read: ProjectFiles, version: str) -> dict[str, bytes]:
-    """The missing files by path that a build would write; they say ``version``."""
-    folders = {posixpath.dirname(path) for path in read.files}
-    in_setup = inner_table(read.setup, "use_scm_version")
-    declared = [*read.strings(*_VERSION_FILES), *texts([in_setup.get(key) for key in _SCM_KEYS])]
-    # A path of pdm begins at the place of import.
-    declared += [f"src/{name}" for name in read.strings("tool.pdm.version.write_to")]
-    release = [int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3]] or [0]
-    found: dict[str, bytes] = {}
-    for name in declared:
-        path = read.path(name)
-        is_inside = ".." not in name.split("/") and not path.startswith("/")
-        if is_inside and path not in read.files and posixpath.dirname(path) in folders:
-            text = _VERSION_MODULE.format(version=version, tuple=(*release,))
-            found[path] = (text if path.endswith(".py") else f"{version}\n").encode()
-    return found

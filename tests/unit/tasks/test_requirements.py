@@ -169,6 +169,7 @@ def test_imported_modules() -> None:
         '[project]\ndependencies = ["fromgit @ file:///elsewhere"]',
         '[tool.pdm.dev-dependencies]\ntest = ["-e file:///${PROJECT_ROOT}/../x#egg=fromgit"]',
         '[dependency-groups]\ndev = ["fromgit @ git+https://example.invalid/x"]',
+        '[dependency-groups]\ndev = ["fromgit==1"]\n[tool.uv.sources]\nfromgit = {git = "x"}',
     ],
 )
 def test_what_is_bound_to_an_address_is_never_asked_for_by_name(table: str) -> None:

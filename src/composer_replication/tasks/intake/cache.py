@@ -120,22 +120,19 @@ def refuse_full_disk(said: str, where: Path) -> None:
 _DOOMED = ".pruned-"
 _RELEASE = r"[a-z0-9]+(-[a-z0-9]+)*-[0-9][\w.+!]*"
 _ENTRIES = {
-    "task-stores": r"[0-9a-f]{16}",
-    "environments": r"[0-9a-f]{24}-[0-9a-f]{8}",
-    "models": r".+-[0-9a-f]{16}|\.unpack-\w+",
-    "resolutions": r"[0-9a-f]{64}\.json",
-    "validations": r"[0-9a-f]{32}\.jsonl",
-    "git": r"[0-9a-f]{16}-([0-9a-f]{40}|[0-9a-f]{64})|fetch-\w+",
-    "sdists": _RELEASE,
-    "wheels": _RELEASE,
-    "crash": r"composer-rl-crash-.+\.txt",
+    "task-stores": (r"[0-9a-f]{16}", "task-store-{}"),
+    "environments": (r"[0-9a-f]{24}-[0-9a-f]{8}", "environment-{}"),
+    "models": (r".+-[0-9a-f]{16}|\.unpack-\w+", "models"),
+    "resolutions": (r"[0-9a-f]{64}\.json", ""),
+    "validations": (r"[0-9a-f]{32}\.jsonl", ""),
+    "git": (r"[0-9a-f]{16}-([0-9a-f]{40}|[0-9a-f]{64})|fetch-\w+", "git-{}"),
+    "sdists": (_RELEASE, ""),
+    "wheels": (_RELEASE, ""),
+    "crash": (r"composer-rl-crash-.+\.txt", ""),
 }
-"""By folder of the cache the names that this package gives to entries; everything else in it stays."""
+"""By folder of the cache the names that this package gives to entries (everything else in it stays), and the lock that
+is held while one is made; ``{}`` is its name."""
 _SHELVES = ("sdists", "wheels")  # whose entries hold the file ``SHA256``; readers hold the shelf as a whole
-_LOCKS = {
-    "task-stores": "task-store-{}", "environments": "environment-{}", "models": "models", "git": "git-{}"
-}  # fmt: skip
-"""Held while an entry is made; ``{}`` is its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,16 +210,15 @@ def tree_bytes(path: Path) -> int:
 def _remove(path: Path, limit: float, *, include_reports: bool, is_dry_run: bool) -> str:
     """Remove one entry; the reason why it stays, or an empty string."""
     kind, is_doomed = path.parent.name, path.name.startswith(_DOOMED)
-    is_named = re.fullmatch(_ENTRIES[kind], path.name) and (
-        kind not in _SHELVES or (path / "SHA256").is_file()
-    )
+    pattern, lock = _ENTRIES[kind]
+    is_shelved = kind not in _SHELVES or (path / "SHA256").is_file()
+    is_named = re.fullmatch(pattern, path.name) is not None and is_shelved
     if path.is_symlink() or not (is_doomed or is_named):
         return "not made by composer-rl"
     if kind == "crash" and not include_reports:
         return "a crash report, which cannot be made again: --all"
     held = path.parent if kind in _SHELVES else path
-    locks = path.parents[1] / "locks"
-    makers = [locks / f"{_LOCKS[kind].format(path.name)}.lock"] if kind in _LOCKS else []
+    makers = [path.parents[1] / "locks" / f"{lock.format(path.name)}.lock"] if lock else []
     with ExitStack() as stack:
         try:
             if path.lstat().st_mtime > limit:

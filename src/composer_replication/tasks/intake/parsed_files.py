@@ -43,14 +43,6 @@ def parse_ini(text: str) -> dict[str, dict[str, str]]:
     return {name: dict(section) for name, section in parser.items()}
 
 
-def inner_table(table: object, *keys: str) -> dict[str, Any]:
-    """The table at a path of keys; empty when absent, or when something else stands there."""
-    value: Any = table
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return dict(value) if isinstance(value, Mapping) else {}
-
-
 def texts(value: object) -> list[str]:
     """The strings of a list, or one string as a list."""
     if isinstance(value, str):
@@ -69,6 +61,12 @@ def values_at(value: object, path: str) -> Iterator[Any]:
             yield from values_at(one, rest)
     elif isinstance(value, Mapping) and key in value:
         yield from values_at(value[key], rest)
+
+
+def inner_table(table: object, path: str = "") -> dict[str, Any]:
+    """The table at a path of keys; empty when absent, or when something else stands there."""
+    found = next(values_at(table, path), None)
+    return dict(found) if isinstance(found, Mapping) else {}
 
 
 class ProjectFiles:
@@ -104,13 +102,13 @@ class ProjectFiles:
         told = {key.replace("-", "_"): value for key, value in told.items()}
         for key in ("packages.find", "extras_require", "entry_points"):
             told[key.partition(".")[0]] = config.get(f"options.{key}")
-        poetry = _of_poetry(self.table("tool", "poetry"))
+        poetry = _of_poetry(self.table("tool.poetry"))
         told_by_setup = map(_of_setuptools, (told, self.setup))
         return _of_package_info(self.text("PKG-INFO")), self.toml, poetry, *told_by_setup
 
-    def table(self, *keys: str) -> dict[str, Any]:
+    def table(self, path: str) -> dict[str, Any]:
         """A table of ``pyproject.toml``."""
-        return inner_table(self.toml, *keys)
+        return inner_table(self.toml, path)
 
     def strings(self, *paths: str) -> list[str]:
         """The strings that are declared at some paths (``values_at``), in their order."""
@@ -174,11 +172,10 @@ def _of_poetry(poetry: Mapping[str, Any]) -> dict[str, Any]:
         wanted = set(map(canonicalize_name, texts(names)))
         of_extra = {name: given for name, given in own.items() if canonicalize_name(name) in wanted}
         groups[extra] = groups.get(extra, {}) | of_extra
-    needed = {name: given for name, given in own.items() if inner_table(given).get("optional") is not True}
     project = {
         **{key: poetry.get(key) for key in ("name", "version", "license", "classifiers")},
         "requires-python": [str(poetry_range(text)) for text in texts(own.get("python"))],
-        "dependencies": poetry_lines(needed),
+        "dependencies": poetry_lines(own, with_optional=False),
         "optional-dependencies": {name: poetry_lines(group) for name, group in groups.items()},
         "entry-points": {"console_scripts": poetry.get("scripts"), **inner_table(poetry, "plugins")},
     }
@@ -365,7 +362,7 @@ def table_address(value: Mapping[str, Any]) -> str:
     return ""
 
 
-def poetry_lines(table: Mapping[str, Any]) -> list[str]:
+def poetry_lines(table: Mapping[str, Any], *, with_optional: bool = True) -> list[str]:
     """What Poetry's table of dependencies asks for, as lines in PEP 508; ``python`` is none of them."""
     found = []
     for name, given in table.items():
@@ -376,13 +373,15 @@ def poetry_lines(table: Mapping[str, Any]) -> list[str]:
             address = table_address(value)
             asked += f" @ {address}" if address else str(poetry_range(str(value.get("version", ""))))
             ranges = [poetry_range(text) for text in re.split(r"\|\|?", str(value.get("python", "")))]
-            pythons = [
-                " and ".join(f"python_full_version {o.operator} '{o.version}'" for o in one) for one in ranges
+            bounds = [
+                [f"python_full_version {one.operator} '{one.version}'" for one in part] for part in ranges
             ]
+            pythons = list(map(" and ".join, bounds))
             markers = [str(value.get("markers", "")), " or ".join(pythons) if all(pythons) else ""]
             markers += [f"sys_platform == '{value['platform']}'"] if "platform" in value else []
             marker = " and ".join(f"({one})" for one in markers if one)
-            if canonicalize_name(name) != "python":
+            is_asked = with_optional or value.get("optional") is not True
+            if is_asked and canonicalize_name(name) != "python":
                 found.append(f"{asked} ; {marker}" if marker else asked)
     return found
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 _VERSION = re.compile(r"""^(?:__version__|VERSION|version)\b[^=\n]*=\s*['"]([^'"]+)['"]""", re.MULTILINE)
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,99}")
 _POINT = re.compile(r"[^\n=\[\]]+\n[^\n=\[\]]+\n[\w.]+(\s*:\s*[\w.]+)?(\s*\[[\w, .-]*\])?")
 """Group, name and object of an entry point."""
 _FOR_DEVELOPERS = re.compile(r"test|dev|doc|lint|build|extra|optional|tox|(^|\W)ci\b")
@@ -44,7 +45,8 @@ _MAX_DEPTH = 2  # how deep below a project its files of requirements lie at most
 class Project:
     """One project of a repository, as declared.
 
-    ``folder`` is where it lies (empty: at the top). ``groups`` are requirements: its own by the empty name, those of
+    ``folder`` is where it lies (empty: at the top). ``name`` and ``version`` are empty where they could be no part of
+    a file's name. ``groups`` are requirements: its own by the empty name, those of
     extras and groups of developers by theirs, those of files that are called so by path. ``source_folders`` are where
     the build backend takes modules from, relative to the top; empty where nothing is said. ``entry_points`` are by
     group and name. ``is_needed`` is for all but the members of a workspace that no other project asks for.
@@ -72,7 +74,7 @@ def find_projects(files: Mapping[str, bytes]) -> list[Project]:
     members = [one for one in sorted(folders) if _is_among(one, inside) and not _is_among(one, outside)]
     places = {
         canonicalize_name(name): f"{IN_TREE}{folder}"
-        for folder in members
+        for folder in reversed(members)
         for name in ProjectFiles(files, folder).strings("project.name")
     }
     found: dict[str, Project] = {}
@@ -81,11 +83,13 @@ def find_projects(files: Mapping[str, bytes]) -> list[Project]:
         if folder in found or not any(path.startswith(f"{folder}/") or not folder for path in files):
             return
         read = ProjectFiles(files, folder)
-        bound = _bound_names(top.table("tool", "uv", "sources") | read.table("tool", "uv", "sources"), places)
+        bound = _bound_names(top.table("tool.uv.sources") | read.table("tool.uv.sources"), places)
         name, python = (next(iter(read.strings(f"project.{key}")), "") for key in ("name", "requires-python"))
+        name, version = name.strip() if "\n" not in name.strip() else "", _version(read).strip()
+        version = version if _FILE_NAME.fullmatch(version) else ""
         groups = _groups(read, canonicalize_name(name), bound)
         sources, points = tuple(_source_folders(read)), _entry_points(read)
-        found[folder] = Project(folder, name, _version(read), python, groups, sources, points, is_needed)
+        found[folder] = Project(folder, name, version, python, groups, sources, points, is_needed)
         # What tox installs (an example, a plug-in of the tests) is none that the project needs.
         for requirement in (one for group, part in groups.items() for one in part if group != "tox"):
             if requirement.url is not None and requirement.url.startswith(IN_TREE):
@@ -187,7 +191,7 @@ def _declared_lines(read: ProjectFiles) -> Iterator[tuple[str, list[str]]]:
     """Lists that are named like dependencies anywhere in what is declared, then what tox installs."""
     for table in read.declared:
         yield from _lists_in(table, "")
-    dynamic = read.table("tool", "setuptools", "dynamic")
+    dynamic = read.table("tool.setuptools.dynamic")
     extras = inner_table(dynamic, "optional-dependencies")
     for name, value in {"": dynamic.get("dependencies"), **extras}.items():
         yield name, [f"-r {path}" for path in texts(inner_table(value).get("file"))]

@@ -98,19 +98,19 @@ class Requirements:
         keeps_pins = not group or (is_of_tests and not group.endswith(TEXT_SUFFIXES))
         for requirement in requirements:
             name = canonicalize_name(requirement.name)
-            plain = _without_pins(requirement)
             if requirement.url in self.folders:
                 self.own.add(name)
             elif requirement.url is not None:
                 self.bound.add(name)
                 self.refused += [requirement.name] if is_of_tests or part is self.required else []
             elif part is self.declared:
-                part.setdefault(name, plain)
+                part.setdefault(name, _without_pins(requirement))
             elif name == "pytest":
-                self.pytest &= plain.specifier
+                self.pytest &= _without_pins(requirement).specifier
             else:
                 is_tool = part is self.wanted and _TOOLING.fullmatch(name)
-                _merge(self.declared if is_tool else part, name, requirement if keeps_pins else plain)
+                kept = requirement if keeps_pins else _without_pins(requirement)
+                _merge(self.declared if is_tool else part, name, kept)
 
     def take(self, module: str) -> bool:
         """Want what is declared under the name of a module, or its name of the short list; what is bound is refused."""
@@ -297,7 +297,7 @@ def compiled_parts(source: RepositorySource) -> str:
     """
     read = ProjectFiles(source.metadata)
     backends = {name.partition(".")[0] for name in read.strings("build-system.build-backend")}
-    if not backends.isdisjoint(_COMPILING_BACKENDS) or read.table("tool", "setuptools").get("ext-modules"):
+    if not backends.isdisjoint(_COMPILING_BACKENDS) or read.table("tool.setuptools").get("ext-modules"):
         return "pyproject.toml"
     return "setup.py" if _COMPILING.search(read.text("setup.py")) else ""
 

@@ -152,7 +152,8 @@ def _tar_members(path: Path) -> _Members:
     unpacked = memoryview(whole)  # so that no file is in memory twice
     with tarfile.open(fileobj=io.BytesIO(whole), mode="r:") as archive:
         for member in archive:
-            target, data = "", None
+            target = ""
+            data: memoryview | None = None
             if member.issym():
                 target = os.path.join(os.path.dirname(member.name), member.linkname)
             elif member.islnk():
@@ -183,7 +184,8 @@ def _zip_members(path: Path) -> _Members:
                 raise ValueError(f"member {info.filename[:80]!r} is a device or a pipe")
             if info.compress_type not in BOUNDED_METHODS:
                 raise ValueError(f"member {info.filename[:80]!r} is neither stored nor deflated")
-            target, data = "", None
+            target = ""
+            data: bytes | None = None
             if not info.is_dir():
                 with archive.open(info) as member:
                     data = _read_bounded(member, left)

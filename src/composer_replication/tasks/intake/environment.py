@@ -48,6 +48,8 @@ TOOLCHAIN = {
 """The test runner: what every environment holds."""
 PYTESTS = (TOOLCHAIN["pytest"], "8.4.2", "7.4.4")
 """The newest is taken unless a repository says that its tests need an earlier one, or they show it."""
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+"""The minor version that wheels and environments are made for."""
 INSTALLER = ("pip", "26.2")
 """Installs the wheels inside the sandbox; not part of the environment."""
 _NAMES = re.compile(r"[a-z0-9][a-z0-9.-]*[a-z0-9]|[a-z]")
@@ -110,11 +112,6 @@ class EnvironmentLock:
         return cls(str(value["python"]), wheels, LockedWheel(*map(str, value["installer"])))
 
 
-def python_version() -> str:
-    """The minor version that wheels and environments are made for."""
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
 def wheel_path(wheel: LockedWheel) -> Path:
     """Where the cache keeps a wheel."""
     return cache_folder() / "wheels" / f"{wheel.name}-{wheel.version}" / wheel.filename
@@ -173,8 +170,8 @@ def _resolve(requirements: Sequence[Requirement], repository: str, pytest: str) 
 
     wanted = sorted(str(requirement) for requirement in requirements if not is_pinned(requirement))
     if not wanted and pins == TOOLCHAIN:
-        return EnvironmentLock(python_version(), tuple(toolchain), installer)
-    request = json.dumps([wanted, sorted(pins.items()), python_version(), sysconfig.get_platform()])
+        return EnvironmentLock(PYTHON, tuple(toolchain), installer)
+    request = json.dumps([wanted, sorted(pins.items()), PYTHON, sysconfig.get_platform()])
     key = sha256_of(request.encode())
     with cache.cache_lock(f"resolve-{key[:16]}"):
         answer = cache_folder() / "resolutions" / f"{key}.json"
@@ -186,7 +183,7 @@ def _resolve(requirements: Sequence[Requirement], repository: str, pytest: str) 
             if is_whole and known.names >= TOOLCHAIN.keys():
                 return known
         wheels = sorted(_download(wanted, repository, pins), key=lambda wheel: wheel.name)
-        lock = EnvironmentLock(python_version(), tuple(wheels), installer)
+        lock = EnvironmentLock(PYTHON, tuple(wheels), installer)
         cache.put_file(answer, json.dumps(lock.to_json()).encode())
     return lock
 
@@ -266,8 +263,8 @@ def open_environment(
         SandboxFailure: the sandbox broke.
     """
     misfit = [wheel.filename for wheel in lock.wheels if not index.fits_this_machine(wheel.filename)]
-    if lock.python != python_version() or misfit:
-        here = f"its wheel {misfit[0]} does not fit here" if misfit else f"this is Python {python_version()}"
+    if lock.python != PYTHON or misfit:
+        here = f"its wheel {misfit[0]} does not fit here" if misfit else f"this is Python {PYTHON}"
         problem = f"the environment was locked for Python {lock.python} and {here}."
         fix = "use that Python version, or build the tasks again on this machine: composer-rl tasks build."
         raise InputError("CR0413", problem, where=lock.fingerprint[:12], fix=fix)

@@ -195,7 +195,7 @@ def _named(value: object) -> list[str]:
 def setup_arguments(text: str) -> dict[str, Any]:
     """The arguments of ``setup``: strings, lists of strings, tables of these; None where only running would tell."""
     tree = parsed(text)
-    calls = (node for node in ast.walk(tree or ast.Module([])) if isinstance(node, ast.Call))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)] if tree else []
     words = [word for call in calls if _called(call) == "setup" for word in call.keywords]
     try:
         return _Values(tree).table((word.arg, word.value) for word in words) if tree and words else {}
@@ -372,18 +372,24 @@ def poetry_lines(table: Mapping[str, Any], *, with_optional: bool = True) -> lis
             asked = f"{name}[{','.join(map(str, extras))}]" if isinstance(extras, list) else name
             address = table_address(value)
             asked += f" @ {address}" if address else str(poetry_range(str(value.get("version", ""))))
-            ranges = [poetry_range(text) for text in re.split(r"\|\|?", str(value.get("python", "")))]
-            bounds = [
-                [f"python_full_version {one.operator} '{one.version}'" for one in part] for part in ranges
-            ]
-            pythons = list(map(" and ".join, bounds))
-            markers = [str(value.get("markers", "")), " or ".join(pythons) if all(pythons) else ""]
+            markers = [str(value.get("markers", "")), _python_marker(str(value.get("python", "")))]
             markers += [f"sys_platform == '{value['platform']}'"] if "platform" in value else []
             marker = " and ".join(f"({one})" for one in markers if one)
             is_asked = with_optional or value.get("optional") is not True
             if is_asked and canonicalize_name(name) != "python":
                 found.append(f"{asked} ; {marker}" if marker else asked)
     return found
+
+
+def _python_marker(text: str) -> str:
+    """The range of Pythons of a dependency as a marker; empty where one of its alternatives has no bounds."""
+    parts = [
+        " and ".join(
+            f"python_full_version {bound.operator} '{bound.version}'" for bound in poetry_range(part)
+        )
+        for part in re.split(r"\|\|?", text)
+    ]
+    return " or ".join(parts) if all(parts) else ""
 
 
 def poetry_range(text: str) -> SpecifierSet:

@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
+from composer_replication.tasks.intake import tree_rules
 from composer_replication.tasks.intake.environment import (
     PYTESTS,
     TOOLCHAIN,
@@ -35,13 +36,6 @@ from composer_replication.tasks.intake.environment import (
 from composer_replication.tasks.intake.parsed_files import IN_TREE, TEXT_SUFFIXES, ProjectFiles
 from composer_replication.tasks.intake.project_files import find_projects
 from composer_replication.tasks.intake.sources import RepositorySource
-from composer_replication.tasks.intake.tree_rules import (
-    below_root,
-    is_subject_path,
-    is_test_path,
-    own_modules,
-    recorded_folders,
-)
 from composer_replication.tasks.syntax_trees import parsed
 
 _DEV_GROUPS = frozenset({"dev", "develop", "development", "devel", "default"})
@@ -187,9 +181,9 @@ def _take_what_is_imported(found: Requirements, source: RepositorySource) -> Non
     Imports of the package itself do not count: an optional accelerator would bring a
     second implementation of what gets deleted.
     """
-    tests = [data for name, data in source.files.items() if is_test_path(name)]
+    tests = [data for name, data in source.files.items() if tree_rules.is_test_path(name)]
     imported = set[str]().union(*map(imported_modules, tests))
-    for module in sorted(imported - sys.stdlib_module_names - own_modules(source.files)):
+    for module in sorted(imported - sys.stdlib_module_names - tree_rules.own_modules(source.files)):
         if not found.take(module):
             for known in _WELL_KNOWN.intersection(_names_of(module)) - found.required.keys():
                 found.wanted.setdefault(known, Requirement(known))
@@ -203,11 +197,15 @@ def _take_what_is_missing(found: Requirements, source: RepositorySource, missing
 
     The latter bring modules of other names along: ``h2`` brings ``hpack``.
     """
-    left = [module for module in sorted(set(missing) - own_modules(source.files)) if not found.take(module)]
+    left = [
+        module
+        for module in sorted(set(missing) - tree_rules.own_modules(source.files))
+        if not found.take(module)
+    ]
     if not _OF_SETUPTOOLS.isdisjoint(left):
         found.wanted.setdefault("setuptools", Requirement("setuptools<81"))
     if set(left) - _OF_SETUPTOOLS - sys.stdlib_module_names:
-        sources = [data for name, data in source.files.items() if is_subject_path(name)]
+        sources = [data for name, data in source.files.items() if tree_rules.is_subject_path(name)]
         for module in sorted(set[str]().union(*map(imported_modules, sources))):
             name = _KNOWN_NAMES.get(module, canonicalize_name(module))
             if name in found.declared and not _TOOLING.fullmatch(name):
@@ -268,8 +266,8 @@ def refuse_second_copy(source: RepositorySource, environment: Environment) -> No
     Two portions of one namespace package (no ``__init__.py`` in either) may lie side by side,
     as long as no module has the same name in both.
     """
-    roots = recorded_folders(source.files)
-    own = {below_root(path, roots) for path in source.files if is_subject_path(path)}
+    roots = tree_rules.recorded_folders(source.files)
+    own = {tree_rules.below_root(path, roots) for path in source.files if tree_rules.is_subject_path(path)}
     for installed in environment.root.glob("lib/python*/site-packages"):
         for path in sorted(own):
             if clash := _clash(path, own, installed):
@@ -315,7 +313,7 @@ def explain(
         return error
     missing = next(iter(_MISSING.findall(error.detail)), "")
     top, path = missing.partition(".")[0], missing.replace(".", "/")
-    is_own = top in own_modules(source.files)
+    is_own = top in tree_rules.own_modules(source.files)
     ends = (f"/{path}.py", f"/{path}/__init__.py")
     reason, cause = error.reason, ""
     if missing and not is_own and top not in sys.stdlib_module_names:

@@ -52,15 +52,11 @@ SETUPTOOLS = "from setuptools import setup, find_packages\n"
         {"setup.py": SETUPTOOLS + "HERE = 'code'\nsetup(packages=find_packages(where=HERE))"},
         {"pyproject.toml": '[tool.poetry]\npackages = [{include = "pkg", from = "code"}]'},
         {"pyproject.toml": '[tool.hatch.build.targets.wheel]\npackages = ["code/pkg"]'},
-        {
-            "pyproject.toml": '[tool.hatch.build.targets.wheel]\nsources = ["code"]\nonly-include = ["code/pkg"]'
-        },
+        {"pyproject.toml": '[tool.hatch.build.targets.wheel]\nsources = ["code"]'},
         {"pyproject.toml": '[tool.hatch.build.targets.wheel.sources]\n"code" = ""'},
         {"pyproject.toml": '[tool.pdm.build]\npackage-dir = "code"'},
         {"pyproject.toml": '[tool.maturin]\npython-source = "code"'},
-        {
-            "pyproject.toml": '[build-system]\nbuild-backend = "uv_build"\n[tool.uv.build-backend]\nmodule-root = "code"'
-        },
+        {"pyproject.toml": '[tool.uv.build-backend]\nmodule-root = "code"'},
         {"pyproject.toml": '[tool.scikit-build]\nwheel.packages = ["code/pkg"]'},
     ],
 )
@@ -89,12 +85,8 @@ def test_members_of_a_workspace_and_projects_by_path_are_sources() -> None:
         }
     )
     projects = find_projects(files)
-    assert [(one.folder, one.is_needed) for one in projects] == [
-        ("", True),
-        ("packages/one", True),
-        ("libs/two", True),
-        ("packages/three", False),
-    ]
+    assert [one.folder for one in projects if one.is_needed] == ["", "packages/one", "libs/two"]
+    assert [one.folder for one in projects if not one.is_needed] == ["packages/three"]
     assert import_folders(projects, files) == ["packages/one/src", "libs/two", "packages/three", "."]
 
 

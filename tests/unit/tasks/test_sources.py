@@ -99,9 +99,8 @@ def test_what_macos_puts_beside_the_files_is_not_there(tmp_path: Path, pack: Pac
         "thing-2.1/tests/._test_thing.py": b"\0\5\26\7",
         "thing-2.1/thing/._data.json": b"\0\5\26\7",
     }
-    source = open_source(
-        str(pack(tmp_path / f"a{'.zip' if pack is zip_of else '.tar.gz'}", {**packed, **beside}, top=""))
-    )
+    name = "a.zip" if pack is zip_of else "a.tar.gz"
+    source = open_source(str(pack(tmp_path / name, {**packed, **beside}, top="")))
     assert {name: data for name, data in source.files.items() if "dist-info" not in name} == GOOD
     assert source.left_out == ()
     write_tree(tmp_path / "b", {**packed, **beside})
@@ -155,9 +154,8 @@ def test_an_unusable_project_is_one_sentence(tmp_path: Path, files: dict[str, by
 def test_tests_in_another_place_are_told_where_they_are_looked_for(tmp_path: Path) -> None:
     spec = b"import thing\n\n\ndef test_f():\n    assert thing.f() == 1\n"
     root = write_tree(tmp_path / "thing", {**without("tests/test_thing.py"), "spec/thing_spec.py": spec})
-    with pytest.raises(
-        InputError, match=r"CR0419.*test_\*\.py, \*_test\.py.*folder tests, test or testing"
-    ) as caught:
+    words = r"CR0419.*test_\*\.py, \*_test\.py.*folder tests, test or testing"
+    with pytest.raises(InputError, match=words) as caught:
         open_source(str(root))
     assert "archive" not in caught.value.message
     (root / "spec/thing_spec.py").rename(root / "tests/thing_spec.py")

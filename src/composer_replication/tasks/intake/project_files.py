@@ -72,7 +72,7 @@ def find_projects(files: Mapping[str, bytes]) -> list[Project]:
     folders = {posixpath.dirname(path) for path in files if posixpath.basename(path) in PROJECT_FILES}
     inside, outside = (top.strings(f"tool.uv.workspace.{key}") for key in ("members", "exclude"))
     members = [one for one in sorted(folders) if _is_among(one, inside) and not _is_among(one, outside)]
-    places = {
+    places: dict[str, str] = {
         canonicalize_name(name): f"{IN_TREE}{folder}"
         for folder in reversed(members)
         for name in ProjectFiles(files, folder).strings("project.name")

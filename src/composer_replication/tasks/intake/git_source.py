@@ -179,9 +179,9 @@ def _fetch(tree: Path, repository: Path, address: GitAddress, commit: str) -> No
             run_git(["cat-file", "-e", f"{commit}^{{commit}}"], repository=repository, seconds=_ASK_SECONDS)
         except GitFailed as error:
             # The pack is written by a child of git, whose end is not always told.
-            if error.is_too_large or cache.tree_bytes(repository) >= MAX_FETCH_BYTES:
+            if error.reason == "large" or cache.tree_bytes(repository) >= MAX_FETCH_BYTES:
                 raise _refused(address, None, _TOO_MUCH) from error
-            if error.is_late:
+            if error.reason == "late":
                 raise _unreachable(address, error) from error
             failure = error
         else:
@@ -201,14 +201,13 @@ def _archive(tree: Path, repository: Path, address: GitAddress, commit: str) -> 
             raise _refused(address, None, _TOO_MUCH)
         run_git(archive, repository=repository, seconds=_FETCH_SECONDS)
     except GitFailed as error:
-        is_large = error.is_too_large or error.is_late
-        detail = _TOO_MUCH if is_large else "git archive does not take its files"
+        detail = _TOO_MUCH if error.reason else "git archive does not take its files"
         raise _refused(address, None, detail) from error
 
 
 def _unreachable(address: GitAddress, error: GitFailed) -> InputError:
     """Git's own words are not repeated: they may hold an address with a secret."""
-    problem = f"git cannot reach the repository{' in time' if error.is_late else ''}."
+    problem = f"git cannot reach the repository{' in time' if error.reason == 'late' else ''}."
     fix = (
         f"GIT_CONFIG_GLOBAL=/dev/null git ls-remote {address.url} says why; git is given no password here, no settings "
         "of yours, and no key but those of an ssh agent: clone it yourself and give the folder."
@@ -265,12 +264,14 @@ _TOO_LARGE = re.compile(rf"File too large|died of signal {signal.SIGXFSZ}\b")
 
 
 class GitFailed(Exception):
-    """Git gave an error. Its text is not kept, because it may hold an address with a secret."""
+    """Git gave an error, whose text is not kept, because it may hold an address with a secret.
 
-    def __init__(self, *, is_late: bool = False, is_too_large: bool = False) -> None:
+    ``reason`` is ``late`` or ``large`` where it was ended for the time that it took or what it wrote, else empty.
+    """
+
+    def __init__(self, reason: str = "") -> None:
         super().__init__("git failed")
-        self.is_late = is_late
-        self.is_too_large = is_too_large
+        self.reason = reason
 
 
 def run_git(
@@ -312,11 +313,11 @@ def run_git(
                 process.kill()
                 process.communicate()
                 if isinstance(error, subprocess.TimeoutExpired):
-                    raise GitFailed(is_late=True) from None
+                    raise GitFailed("late") from None
                 raise
         if process.returncode != 0:
             text = err.decode("utf-8", "replace")
             cache.refuse_full_disk(text, repository or Path(folder))
             is_too_large = process.returncode == -signal.SIGXFSZ or bool(_TOO_LARGE.search(text))
-            raise GitFailed(is_too_large=is_too_large)
+            raise GitFailed("large" if is_too_large else "")
         return printed.read_bytes()

@@ -82,7 +82,7 @@ def find_projects(files: Mapping[str, bytes]) -> list[Project]:
     def take(folder: str, *, is_needed: bool) -> None:
         if folder in found or not any(path.startswith(f"{folder}/") or not folder for path in files):
             return
-        read = ProjectFiles(files, folder)
+        read = ProjectFiles(files, folder) if folder else top
         bound = _bound_names(top.table("tool.uv.sources") | read.table("tool.uv.sources"), places)
         name, python = (next(iter(read.strings(f"project.{key}")), "") for key in ("name", "requires-python"))
         name, version = name.strip() if "\n" not in name.strip() else "", _version(read).strip()

@@ -196,21 +196,14 @@ def test_tests_that_need_what_a_sandbox_has_not(
 
 
 COMPILED = "from setuptools import setup, Extension\nsetup(name='planted', version='1', ext_modules=[Extension('planted._fast', ['fast.c'])])\n"
-MATURIN = PYPROJECT + '[build-system]\nrequires = ["maturin"]\nbuild-backend = "maturin"\n'
 
 
-@pytest.mark.parametrize(("name", "text"), [("setup.py", COMPILED), ("pyproject.toml", MATURIN)])
-def test_a_package_that_needs_its_compiled_part(
-    make: Make, refused: Callable[..., str], name: str, text: str
-) -> None:
-    package = {
-        "planted.py": None,
-        "planted/__init__.py": "from planted._fast import f\n" + MODULE,
-        "fast.c": "int x;\n",
-    }
-    message = refused(make({**package, name: text}), "CR0419")
+def test_a_package_that_needs_its_compiled_part(make: Make, refused: Callable[..., str]) -> None:
+    code = "from planted._fast import f\n" + MODULE
+    package = {"planted.py": None, "planted/__init__.py": code, "fast.c": "int x;\n", "setup.py": COMPILED}
+    message = refused(make(package), "CR0419")
     assert "needs-compiling 1" in message
-    assert f"its {name} asks for compiled modules" in message
+    assert "its setup.py asks for compiled modules" in message
 
 
 def test_a_module_that_the_test_runner_has_too(make: Make, refused: Callable[..., str]) -> None:
@@ -225,24 +218,15 @@ def moved(
 ) -> tuple[dict[str, str | None], str]:
     """The good project with its module elsewhere: changes, and the pin."""
     text = TESTS.replace("import planted\n", f"import {module} as planted\n")
-    return {
-        "planted.py": None,
-        "tests/test_planted.py": None,
-        path: MODULE,
-        tests: text,
-        **more,
-    }, f"{path}::double"
+    old = {"planted.py": None, "tests/test_planted.py": None}
+    return {**old, path: MODULE, tests: text, **more}, f"{path}::double"
 
 
 LAYOUTS = {
     "src": moved("planted", "src/planted/__init__.py"),
-    "flat package": moved("planted", "planted/__init__.py"),
     "namespace in src": moved("space.planted", "src/space/planted/__init__.py"),
     "tests in the package": moved(
         "planted", "planted/__init__.py", "planted/tests/test_planted.py", **{"planted/tests/__init__.py": ""}
-    ),
-    "conftest at the top": moved(
-        "planted", "planted/__init__.py", **{"conftest.py": "import pytest\n@pytest.fixture(autouse=True)\ndef one():\n    yield\n"}
     ),
     "its own import mode": moved(
         "planted", "src/planted/__init__.py", **{"pytest.ini": "[pytest]\naddopts = --import-mode=importlib --no-such-option\n"}
@@ -310,11 +294,8 @@ def test_odd_files_beside_good_ones(make: Make, builds: Callable[..., TaskStore]
     store = builds(root)
     (task,) = store.tasks()
     (record,) = store.repositories()
-    assert "tests/test_ümlaut with spaces.py::test_six" in {
-        *task.tests.visible,
-        *task.tests.hidden,
-        *record.green,
-    }
+    tests = {*task.tests.visible, *task.tests.hidden, *record.green}
+    assert "tests/test_ümlaut with spaces.py::test_six" in tests
     assert "tests/data/a file with spaces é ü 漢.txt" in record.files
     assert not [
         name for name in record.files if "\n" in name or "loop" in name or "outside" in name or "pipe" in name
@@ -379,10 +360,7 @@ def test_the_trap_works(trap: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "a" / "b" / "c").mkdir(parents=True)
     (tmp_path / "a" / "b" / "c" / "run.py").write_text(TRIES.format(**trap))
     subprocess.run([sys.executable, tmp_path / "a" / "b" / "c" / "run.py"], check=True)
-    assert (
-        Path(trap["marker"]).read_text() == "written s3cret" * 2
-        or "s3cret" in Path(trap["marker"]).read_text()
-    )
+    assert "s3cret" in Path(trap["marker"]).read_text()
     assert (tmp_path / "climbed").exists()
     assert Path(trap["marker"] + "-link").is_symlink()
 
@@ -452,16 +430,8 @@ def start(*words: object, most_bytes: int = -1) -> subprocess.Popen[str]:
 def test_a_full_disk_leaves_the_tasks_of_before(make: Make, store_of_make: Path, tmp_path: Path) -> None:
     source, one, two = make(), PIN, "planted.py::triple"
     fingerprint = TaskStore.open(Path(shutil.copytree(store_of_make, tmp_path / "out"))).fingerprint
-    words = (
-        "tasks",
-        "build",
-        "--visible-only",
-        source,
-        "--out",
-        tmp_path / "out",
-        f"--symbol={one}",
-        f"--symbol={two}",
-    )
+    build = ("tasks", "build", "--visible-only", source, "--out", tmp_path / "out")
+    words = (*build, f"--symbol={one}", f"--symbol={two}")
     full = start(*words, most_bytes=400)
     out, err = full.communicate(timeout=500)
     assert (full.returncode, json.loads(out)["error"]["code"]) == (3, "CR0104"), err

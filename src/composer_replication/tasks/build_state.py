@@ -22,7 +22,7 @@ from composer_replication.sandbox import runs_interrupted
 from composer_replication.tasks.gates import check_secrecy, judge_deletion
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.environment import UnusableRepository
-from composer_replication.tasks.intake.sources import NOT_FETCHED, RepositorySource, as_unusable
+from composer_replication.tasks.intake.sources import NOT_FETCHED, RepositorySource
 from composer_replication.tasks.planning.body_cuts import Deletion, Granularity, Removal
 from composer_replication.tasks.planning.candidates import nothing_found
 from composer_replication.tasks.planning.edits import edited_files
@@ -320,7 +320,7 @@ class Build:
                 if error.code not in NOT_FETCHED:
                     raise
                 unfetched.append(error)
-                return source.source, as_unusable(error)
+                return source.source, UnusableRepository(error.code, error.message)
 
         found = dict(self._each(prepared, opened, "repositories"))
         if len(unfetched) == len(opened):

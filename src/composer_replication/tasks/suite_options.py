@@ -108,7 +108,7 @@ def _settings_in(name: str, data: bytes) -> dict[str, Any] | None:
             return None
         if is_own:
             return inner_table(table, "pytest")
-        options = inner_table(table, "tool", "pytest")
+        options = inner_table(table, "tool.pytest")
         return inner_table(options, "ini_options") or options or None
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     try:

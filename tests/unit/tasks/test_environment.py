@@ -75,7 +75,7 @@ def test_dependencies_are_resolved_locked_and_remembered(
     lock = resolve([Requirement("tinydep")], "x")
     assert lock.names == {*TOOLCHAIN, "tinydep", "tinydeeper"}
     shutil.rmtree(links)
-    monkeypatch.setattr(environment_module, "pip_command", lambda: ["/no/such/program"])
+    monkeypatch.setattr(environment_module.index, "pip_command", lambda: ["/no/such/program"])
     assert resolve([Requirement("tinydep")], "x") == lock
     environment = open_environment(lock)
     assert (environment.root / "lib").is_dir()

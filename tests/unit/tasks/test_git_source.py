@@ -78,10 +78,12 @@ def own_files(source: RepositorySource) -> dict[str, bytes]:
     return {name: data for name, data in source.files.items() if ".dist-info" not in name}
 
 
-def test_a_commit_gives_the_bytes_of_its_files(repository: Path) -> None:
-    found = open_source(f"git+file://{repository}@v1")
+def test_a_commit_gives_the_bytes_of_its_files_as_a_folder_does(repository: Path, tmp_path: Path) -> None:
+    write_tree(tmp_path / "folder", FILES)
+    folder, found = open_source(str(tmp_path / "folder")), open_source(f"git+file://{repository}@v1")
+    assert (found.files, found.metadata, found.sha256) == (folder.files, folder.metadata, folder.sha256)
     assert own_files(found) == FILES
-    assert found.commit == git(repository, "rev-parse", "v1^{commit}")
+    assert (found.commit, folder.commit) == (git(repository, "rev-parse", "v1^{commit}"), "")
     assert found.repository == "some-thing==2.1"
 
 
@@ -94,13 +96,6 @@ def test_every_way_to_name_a_commit(repository: Path, ref: str) -> None:
     wanted = head if ref == "ID" else ref
     found = open_source(f"git+file://{repository}" + (f"@{wanted}" if wanted else ""))
     assert (found.commit, found.files["thing/__init__.py"]) == (head, b"def f():\n    return 2\n")
-
-
-def test_a_commit_is_the_same_as_a_folder_of_its_files(repository: Path, tmp_path: Path) -> None:
-    write_tree(tmp_path / "folder", FILES)
-    folder, found = open_source(str(tmp_path / "folder")), open_source(f"git+file://{repository}@v1")
-    assert (found.files, found.metadata, found.sha256) == (folder.files, folder.metadata, folder.sha256)
-    assert folder.commit == ""
 
 
 def test_an_old_commit_that_no_ref_names(repository: Path) -> None:
@@ -287,13 +282,8 @@ def test_hooks_filters_and_attributes_are_not_run(repository: Path, marker: Path
         hook.parent.mkdir(exist_ok=True)
         hook.write_text(f"#!/bin/sh\necho {name} >> {marker}\n")
         hook.chmod(0o755)
-    for key in (
-        "filter.evil.smudge",
-        "diff.evil.textconv",
-        "uploadpack.packObjectsHook",
-        "core.fsmonitor",
-        "core.sshCommand",
-    ):
+    keys = "filter.evil.smudge diff.evil.textconv uploadpack.packObjectsHook core.fsmonitor core.sshCommand"
+    for key in keys.split():
         git(repository, "config", key, f"touch {marker}")
     attributes = b"*.py filter=evil diff=evil export-ignore\n*.toml export-subst ident\n"
     (repository / ".git" / "info" / "attributes").write_bytes(attributes)
@@ -367,16 +357,11 @@ def test_links_and_submodules_are_left_out(repository: Path, tmp_path: Path, mar
 
 def test_a_path_that_leaves_the_tree_is_refused(repository: Path) -> None:
     blob = git(repository, "hash-object", "-w", "pyproject.toml")
-    raw = b"100644 pyproject.toml\0" + bytes.fromhex(blob)
-    outer = b"40000 ..\0"
-    inner = subprocess.run(
-        ["git", "-C", str(repository), "hash-object", "-w", "-t", "tree", "--literally", "--stdin"],
-        input=raw, capture_output=True, check=True,
-    ).stdout.decode().strip()  # fmt: skip
-    tree = subprocess.run(
-        ["git", "-C", str(repository), "hash-object", "-w", "-t", "tree", "--literally", "--stdin"],
-        input=outer + bytes.fromhex(inner), capture_output=True, check=True,
-    ).stdout.decode().strip()  # fmt: skip
+    hash_tree = ["git", "-C", str(repository), "hash-object", "-w", "-t", "tree", "--literally", "--stdin"]
+    tree = blob
+    for row in (b"100644 pyproject.toml\0", b"40000 ..\0"):
+        raw = row + bytes.fromhex(tree)
+        tree = subprocess.run(hash_tree, input=raw, capture_output=True, check=True).stdout.decode().strip()
     head = git(repository, "commit-tree", tree, "-m", "climb")
     git(repository, "update-ref", "refs/heads/climb", head)
     assert code_of(f"git+file://{repository}@climb") == "CR0402"

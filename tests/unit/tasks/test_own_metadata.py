@@ -78,14 +78,11 @@ package-dir = {"" = "."}
 
 def test_places_of_import_stand_in_the_tree_where_no_attempt_can_change_them(tmp_path: Path) -> None:
     table = '[project]\nname = "thing"\n[tool.setuptools.package-dir]\n"" = "code"\n'
-    source = opened(
-        tmp_path, {"pyproject.toml": table, "code/thing/__init__.py": "", "lib/more/__init__.py": ""}
-    )
+    modules = {"code/thing/__init__.py": "", "lib/more/__init__.py": ""}
+    source = opened(tmp_path, {"pyproject.toml": table, **modules})
     assert recorded_folders(source.files) == ["code", "lib", "."]
-    assert folders_of_tree(tmp_path / "folder") == [
-        "lib",
-        ".",
-    ]  # the repository itself says nothing in that file
+    # The repository itself says nothing in that file.
+    assert folders_of_tree(tmp_path / "folder") == ["lib", "."]
     found_version(source, "thing", tmp_path / "tree")
     assert folders_of_tree(tmp_path / "tree") == ["code", "lib", "."]
     rule = TreeRule(frozenset(), frozenset({"thing"}), frozenset({"json"}), roots=("code", "lib"))

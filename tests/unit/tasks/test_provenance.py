@@ -9,7 +9,7 @@ import pytest
 from small_trees import commit_all, tar_bytes, write_tree
 
 from composer_replication.tasks.intake.cache import CACHE_VARIABLE, sha256_of
-from composer_replication.tasks.intake.git_source import parse_address, public_address
+from composer_replication.tasks.intake.git_source import parse_address
 from composer_replication.tasks.intake.sources import open_source
 
 ID = "0123456789abcdef0123456789abcdef01234567"
@@ -34,7 +34,7 @@ FILES = {
     ],
 )
 def test_what_is_kept_of_an_address(source: str, kept: str) -> None:
-    assert public_address(parse_address(source)) == kept
+    assert parse_address(source).public == kept
 
 
 def pack(path: Path) -> Path:

@@ -75,10 +75,6 @@ def test_a_second_copy(tmp_path: Path, own: str, installed: str, clash: str) -> 
         ({"setup_py": b"setup(name='ext_modules')"}, ""),
         ({"setup_py": b"def ("}, ""),
         ({"pyproject_toml": b'[build-system]\nbuild-backend = "maturin"\n'}, "pyproject.toml"),
-        (
-            {"pyproject_toml": b'[build-system]\nbuild-backend = "scikit_build_core.build"\n'},
-            "pyproject.toml",
-        ),
         ({"pyproject_toml": b'[[tool.setuptools.ext-modules]]\nname = "x"\n'}, "pyproject.toml"),
         ({"pyproject_toml": b'[build-system]\nbuild-backend = "hatchling.build"\n'}, ""),
         ({"pyproject_toml": b"build-system = 3\n"}, ""),
@@ -135,21 +131,17 @@ def test_metadata_of_any_shape_is_read(table: dict[str, Any]) -> None:
         ("E   ModuleNotFoundError: No module named 'numpy.linalg'", "missing-requirement", "module numpy"),
         ("E   ModuleNotFoundError: No module named 'wanted_one'", "missing-requirement", "wanted-one"),
         ("E   ModuleNotFoundError: No module named 'addressed'", "dependency-by-url", "addressed"),
-        ("E   ModuleNotFoundError: No module named 'other'", "missing-requirement", "another name, source"),
         ("E   ImportError: cannot import name 'helper' from 'pkg.core'", "red-baseline", "helper"),
         ("E   AssertionError", "red-baseline", "AssertionError"),
         (
-            "E   FileNotFoundError: '/tmp/tree/tests/data/b.zip'",
+            "E   FileNotFoundError: '/tree/tests/data/b.zip'",
             "red-baseline",
             "left out: tests/data/b.zip, a.py",
         ),
     ],
 )
 def test_a_red_baseline_is_told_by_its_first_cause(said: str, reason: str, words: str) -> None:
-    declared = (
-        b'[dependency-groups]\ntest = ["wanted-one"]\ndocs = ["addressed @ git+https://h/x"]\n'
-        b'[tool.setuptools.package-dir]\nother = "source"\n'
-    )
+    declared = b'[dependency-groups]\ntest = ["wanted-one"]\ndocs = ["addressed @ git+https://h/x"]\n'
     found = source("pkg/__init__.py", "pkg/core.py", pyproject_toml=declared)
     found = replace(found, left_out=("a.py", "tests/data/b.zip"))
     error = explain(
@@ -160,8 +152,5 @@ def test_a_red_baseline_is_told_by_its_first_cause(said: str, reason: str, words
 
 def test_a_setup_file_that_may_compute_requirements_is_named() -> None:
     found = source("pkg/__init__.py", setup_py=b"setup(install_requires=compute())")
-    said = "0 of 3 tests are green; the first says: No module named 'absent'"
-    assert (
-        "what a setup.py computes is not read"
-        in explain(UnusableRepository("red-baseline", said), found).detail
-    )
+    error = explain(UnusableRepository("red-baseline", "0 of 3 are green: No module named 'absent'"), found)
+    assert "what a setup.py computes is not read" in error.detail

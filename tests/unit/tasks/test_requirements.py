@@ -169,6 +169,7 @@ def test_imported_modules() -> None:
         '[project]\ndependencies = ["fromgit @ file:///elsewhere"]',
         '[tool.pdm.dev-dependencies]\ntest = ["-e file:///${PROJECT_ROOT}/../x#egg=fromgit"]',
         '[dependency-groups]\ndev = ["fromgit @ git+https://example.invalid/x"]',
+        '[dependency-groups]\ndev = ["fromgit==1"]\n[tool.uv.sources]\nfromgit = {git = "x"}',
     ],
 )
 def test_what_is_bound_to_an_address_is_never_asked_for_by_name(table: str) -> None:
@@ -314,10 +315,8 @@ def test_a_missing_module_brings_the_declared_one_that_the_package_imports(tmp_p
 
 
 def test_what_a_run_says_tells_what_it_misses() -> None:
-    said = [
-        "E   ModuleNotFoundError: No module named 'hpack.table'",
-        "could not import 'x': No module named 'x'",
-    ]
+    module = "E   ModuleNotFoundError: No module named 'hpack.table'"
+    said = [module, "could not import 'x': No module named 'x'"]
     assert modules_missing(said) == {"hpack", "x"}
     assert wants_older_pytest(["AttributeError: module '_pytest.monkeypatch' has no attribute 'notset'"])
     assert wants_older_pytest(["ImportError: cannot import name 'notset' from '_pytest.monkeypatch'"])

@@ -99,9 +99,8 @@ def test_what_macos_puts_beside_the_files_is_not_there(tmp_path: Path, pack: Pac
         "thing-2.1/tests/._test_thing.py": b"\0\5\26\7",
         "thing-2.1/thing/._data.json": b"\0\5\26\7",
     }
-    source = open_source(
-        str(pack(tmp_path / f"a{'.zip' if pack is zip_of else '.tar.gz'}", {**packed, **beside}, top=""))
-    )
+    name = "a.zip" if pack is zip_of else "a.tar.gz"
+    source = open_source(str(pack(tmp_path / name, {**packed, **beside}, top="")))
     assert {name: data for name, data in source.files.items() if "dist-info" not in name} == GOOD
     assert source.left_out == ()
     write_tree(tmp_path / "b", {**packed, **beside})
@@ -155,9 +154,8 @@ def test_an_unusable_project_is_one_sentence(tmp_path: Path, files: dict[str, by
 def test_tests_in_another_place_are_told_where_they_are_looked_for(tmp_path: Path) -> None:
     spec = b"import thing\n\n\ndef test_f():\n    assert thing.f() == 1\n"
     root = write_tree(tmp_path / "thing", {**without("tests/test_thing.py"), "spec/thing_spec.py": spec})
-    with pytest.raises(
-        InputError, match=r"CR0419.*test_\*\.py, \*_test\.py.*folder tests, test or testing"
-    ) as caught:
+    words = r"CR0419.*test_\*\.py, \*_test\.py.*folder tests, test or testing"
+    with pytest.raises(InputError, match=words) as caught:
         open_source(str(root))
     assert "archive" not in caught.value.message
     (root / "spec/thing_spec.py").rename(root / "tests/thing_spec.py")
@@ -214,41 +212,24 @@ def test_a_zip_link_out_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "value", "words"),
+    ("limit", "value", "packed", "in_folder"),
     [
-        ("MAX_MEMBERS", 3, "more than 3 members"),
-        ("MAX_MEMBER_BYTES", 20, "larger than"),
-        ("MAX_TOTAL_BYTES", 50, "unpacks to"),
+        ("MAX_MEMBERS", 3, "more than 3 members", "more than 3 of its files"),
+        ("MAX_MEMBER_BYTES", 20, "larger than", "is larger than"),
+        ("MAX_TOTAL_BYTES", 50, "unpacks to", "its files are larger than"),
     ],
 )
-@pytest.mark.parametrize("pack", [tar_of, zip_of])
-def test_bombs_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, words: str, pack: Pack
-) -> None:
-    suffix = {tar_of: ".tar.gz", zip_of: ".zip"}[pack]
-    path = pack(tmp_path / f"thing{suffix}", GOOD)
+@pytest.mark.parametrize("name", ["thing.tar.gz", "thing.zip", "thing"])
+def test_what_is_too_large_is_refused_and_a_folder_is_not_called_an_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, packed: str, in_folder: str, name: str
+) -> None:  # fmt: skip
+    pack: Pack = {"thing.tar.gz": tar_of, "thing.zip": zip_of, "thing": write_tree}[name]
+    path = pack(tmp_path / name, GOOD)
     monkeypatch.setattr(archives, limit, value)
-    with pytest.raises(InputError, match=f"CR0402.*{words}"):
+    words = f"folder is too large.*{in_folder}" if name == "thing" else packed
+    with pytest.raises(InputError, match=f"CR0402.*{words}") as caught:
         open_source(str(path))
-
-
-@pytest.mark.parametrize(
-    ("limit", "value", "words"),
-    [
-        ("MAX_MEMBERS", 3, "more than 3 of its files"),
-        ("MAX_MEMBER_BYTES", 20, "is larger than"),
-        ("MAX_TOTAL_BYTES", 50, "its files are larger than"),
-    ],
-)
-def test_a_folder_that_is_too_large_is_not_called_an_archive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, words: str
-) -> None:
-    path = write_tree(tmp_path / "thing", GOOD)
-    monkeypatch.setattr(archives, limit, value)
-    with pytest.raises(InputError, match=f"CR0402.*folder is too large.*{words}") as caught:
-        open_source(str(path))
-    assert "archive" not in str(caught.value)
-    assert "unpack" not in caught.value.fix
+    assert name != "thing" or ("archive" not in str(caught.value) and "unpack" not in caught.value.fix)
 
 
 @pytest.mark.parametrize("name", ["broken.tar.gz", "broken.zip", "broken.tar"])
@@ -319,8 +300,6 @@ def test_stored_and_deflated_members_come_whole(tmp_path: Path, method: int) -> 
         (patched(zip_bytes(zipfile.ZIP_DEFLATED), flags=1), "is encrypted"),
         (patched(zip_bytes(zipfile.ZIP_DEFLATED), method=9), "member 'thing/a.py' is neither stored nor deflated"),
         (zip_bytes(zipfile.ZIP_BZIP2), "neither stored nor deflated"),
-        (patched(zip_bytes(zipfile.ZIP_DEFLATED), flags=0x20), "compressed patched data"),
-        (patched(zip_bytes(zipfile.ZIP_DEFLATED), flags=0x40), "strong encryption"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, data: bytes, words: str) -> None:
@@ -403,7 +382,7 @@ def test_a_sparse_member_that_claims_to_be_large_takes_no_memory(tmp_path: Path)
         archive.addfile(info)
     tracemalloc.start()
     try:
-        assert "unpacks to too much" in sentence(tmp_path / "a.tar")
+        assert "sparse" in sentence(tmp_path / "a.tar")
         assert tracemalloc.get_traced_memory()[1] < 2**24
     finally:
         tracemalloc.stop()

@@ -55,7 +55,7 @@ from composer_replication.sandbox.process_folder import process_folder, remove_a
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.instructions.writing import write_instruction
 from composer_replication.tasks.intake.cache import sha256_of
-from composer_replication.tasks.intake.git_source import fetch_commit, list_commit
+from composer_replication.tasks.intake.git_source import list_commit
 from composer_replication.tasks.patches import readable_patch
 from composer_replication.tasks.planning.edits import write_files
 from composer_replication.tasks.store import TaskStore
@@ -402,7 +402,7 @@ def golden_classes(grader: Grader, task: Task) -> frozenset[str]:
 @contextmanager
 def tools_at(commit: str, backend: str) -> Iterator[Toolbox]:
     """The tools of an attempt without a task: over a sandbox with every file of a commit, and Python without packages."""
-    files = list_commit(fetch_commit(commit)).read()
+    files = list_commit(commit)[-1].read()
     jail = sandbox.choose_backend(backend)
     sandbox.require_selftest(jail)
     with tempfile.TemporaryDirectory(prefix="attempt-", dir=process_folder()) as folder:

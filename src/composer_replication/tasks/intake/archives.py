@@ -15,58 +15,38 @@ import re
 import stat
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from composer_replication.errors import InputError
-from composer_replication.tasks.intake.packed_forms import forms_of
+from composer_replication.tasks.intake.packed_forms import BOUNDED_METHODS, BROKEN, forms_of
 
-_CODE_SUFFIXES = (".py", ".pyc", ".pyo", ".pyi", ".ipynb", ".so", ".whl", ".egg", ".pkl", ".pickle")
-_NOT_LOOKED_INTO = (b"BZh", b"\xfd7zXZ")
-_DEFINITION = re.compile(rb"^[ \t+>-]*(async def|def|class) \w+.*:", re.MULTILINE)
 MAX_MEMBERS = 50_000
 MAX_TOTAL_BYTES = 512 * 1024**2
 MAX_MEMBER_BYTES = 64 * 1024**2
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
-_STEP_BYTES = 1024**2
 _OPENERS: dict[str, Callable[..., Any]] = {
-    ".gz": gzip.open,
-    ".tgz": gzip.open,
-    ".bz2": bz2.open,
-    ".xz": lzma.open,
-    ".tar": open,
-}
-_BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_BAD_ARCHIVE = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    EOFError,
-    OSError,
-    ValueError,
-    IndexError,  # zipfile: a member without a name
-    RuntimeError,  # zipfile: a password is needed; as NotImplementedError: a method or version that it lacks
-    zlib.error,
-    lzma.LZMAError,
-)
-Refused = Callable[[str], InputError]
-"""Makes the error for a source out of the part of a sentence that says what is wrong with it."""
-
-
-def _refusal(what: str, source: str, fix: str) -> Refused:
-    return lambda problem: InputError("CR0402", f"{what}: {problem}.", where=source, fix=fix)
+    ".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".tar": open
+}  # fmt: skip
+_STEP_BYTES = 1024**2
+_CODE_SUFFIXES = (".py", ".pyc", ".pyo", ".pyi", ".ipynb", ".so", ".whl", ".egg", ".pkl", ".pickle")
+_NOT_LOOKED_INTO = (b"BZh", b"\xfd7zXZ")
+_DEFINITION = re.compile(rb"^[ \t+>-]*(async def|def|class) \w+.*:", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a source by POSIX path, each with its size and what reads it; ``links`` are symbolic ones."""
+    """The files of a source by POSIX path, each with its size and what reads it; ``links`` are symbolic ones.
+
+    ``refused`` makes the error out of the part of a sentence that says what is wrong with the source.
+    """
 
     files: dict[str, tuple[int, Callable[[], bytes]]]
     links: set[str]
-    refused: Refused
+    refused: Callable[[str], InputError]
 
     def read(self, names: Iterable[str] | None = None) -> dict[str, bytes]:
         """Some of the files; None: all.
@@ -86,28 +66,35 @@ class Listing:
         return {name: content() for name, (_, content) in chosen.items()}
 
 
+def _refusal(what: str, where: Path, fix: str) -> Callable[[str], InputError]:
+    return lambda problem: InputError("CR0402", f"{what}: {problem}.", where=str(where), fix=fix)
+
+
 def list_folder(root: Path, *, skip: Callable[[str], bool]) -> Listing:
     """The files of a folder; links are neither followed nor read, and folders of a name to ``skip`` not looked into."""
     fix = "give a copy of the folder without what its tests do not need."
-    listing = Listing({}, set(), _refusal("the folder is too large for task trees", str(root), fix))
+    listing = Listing({}, set(), _refusal("the folder is too large for task trees", root, fix))
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = sorted(name for name in subfolders if not skip(name))
-        for name in (*subfolders, *sorted(files)):
-            path = Path(folder, name)
+        for path in (Path(folder, name) for name in (*subfolders, *sorted(files))):
+            name = path.relative_to(root).as_posix()
             if path.is_symlink():
-                listing.links.add(path.relative_to(root).as_posix())
+                listing.links.add(name)
             elif path.is_file():
-                listing.files[path.relative_to(root).as_posix()] = (path.stat().st_size, path.read_bytes)
+                listing.files[name] = (path.stat().st_size, path.read_bytes)
     return listing
 
 
 def list_archive(
-    path: Path, *, skip: Callable[[PurePosixPath], bool] = lambda _: False, refused: Refused | None = None
+    path: Path,
+    *,
+    skip: Callable[[PurePosixPath], bool] = lambda _: False,
+    refused: Callable[[str], InputError] | None = None,
 ) -> Listing:
-    """The files of an archive, all of them in memory.
+    """The files of an archive (``ARCHIVE_SUFFIXES``), all of them in memory.
 
     Args:
-        path: ``.tar``, ``.tar.gz``, ``.tgz``, ``.tar.bz2``, ``.tar.xz`` or ``.zip``.
+        path: where it lies.
         skip: whether a member counts as not there, also when the top folder is looked for.
         refused: makes the error, for an archive that git wrote here: its paths begin at the top of the
             repository, and its links may lead anywhere. Of a foreign one a single top folder is stripped.
@@ -118,7 +105,7 @@ def list_archive(
     """
     is_foreign = refused is None
     fix = "take the archive from its publisher, or unpack it yourself and give the folder."
-    listing = Listing({}, set(), refused or _refusal("the archive is refused", str(path), fix))
+    listing = Listing({}, set(), refused or _refusal("the archive is refused", path, fix))
     members = _zip_members if path.name.lower().endswith(".zip") else _tar_members
     try:
         for count, (name, target, data) in enumerate(members(path), start=1):
@@ -134,7 +121,7 @@ def list_archive(
                 listing.links.add(str(pure))
             elif data is not None and not skip(pure):
                 listing.files[str(pure)] = (len(data), partial(bytes, data))
-    except _BAD_ARCHIVE as error:
+    except (*BROKEN, lzma.LZMAError) as error:
         raise listing.refused(str(error).rstrip(".") or type(error).__name__) from error
     tops = {name.partition("/")[0] for name in listing.files}
     if not is_foreign or len(tops) != 1 or not all("/" in name for name in listing.files):
@@ -166,21 +153,20 @@ def _tar_members(path: Path) -> _Members:
     with tarfile.open(fileobj=io.BytesIO(whole), mode="r:") as archive:
         for member in archive:
             target = ""
-            data: bytes | memoryview | None = None
+            data: memoryview | None = None
             if member.issym():
                 target = os.path.join(os.path.dirname(member.name), member.linkname)
             elif member.islnk():
                 target = member.linkname
-            elif member.isfile():
-                if not 0 <= member.size <= left:  # a sparse one is larger than what lies in the archive
+            elif (
+                member.isfile() and not member.issparse()
+            ):  # a sparse one is larger than what lies in the archive
+                if not 0 <= member.size <= left:
                     raise ValueError("it unpacks to too much data")
                 left -= member.size
-                if member.issparse():
-                    data = cast("IO[bytes]", archive.extractfile(member)).read()
-                else:
-                    data = unpacked[member.offset_data : member.offset_data + member.size]
+                data = unpacked[member.offset_data : member.offset_data + member.size]
             elif not member.isdir():
-                raise _not_a_file(member.name)
+                raise ValueError(f"member {member.name[:80]!r} is a device or a pipe, or sparse")
             yield member.name, target, data
 
 
@@ -188,30 +174,25 @@ def _zip_members(path: Path) -> _Members:
     """Of a zip, in which stored and deflated members alone are read.
 
     ``ZipFile.read`` decompresses a member whole and then cuts it to the size in the header. Read in steps, one of these
-    is decompressed no further than asked for, and what is cut off gives a wrong checksum. For bzip2 and
-    lzma zipfile sets no bound in steps either.
+    is decompressed no further than asked for, and what is cut off gives a wrong checksum.
     """
     left = MAX_TOTAL_BYTES
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             kind = stat.S_IFMT(info.external_attr >> 16)
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
-                raise _not_a_file(info.filename)
-            if info.compress_type not in _BOUNDED_METHODS:
+                raise ValueError(f"member {info.filename[:80]!r} is a device or a pipe")
+            if info.compress_type not in BOUNDED_METHODS:
                 raise ValueError(f"member {info.filename[:80]!r} is neither stored nor deflated")
-            data = None
+            target = ""
+            data: bytes | None = None
             if not info.is_dir():
                 with archive.open(info) as member:
                     data = _read_bounded(member, left)
                 left -= len(data)
-            target = ""
-            if data is not None and kind == stat.S_IFLNK:
-                target = os.path.join(os.path.dirname(info.filename), data.decode("utf-8", "replace"))
+                if kind == stat.S_IFLNK:
+                    target = os.path.join(os.path.dirname(info.filename), data.decode("utf-8", "replace"))
             yield info.filename, target, data
-
-
-def _not_a_file(name: str) -> ValueError:
-    return ValueError(f"member {name[:80]!r} is a device or a pipe")
 
 
 def holds_code(data: bytes) -> bool:

@@ -22,8 +22,6 @@ import platformdirs
 from composer_replication.sandbox.process_folder import abandoned_folders, remove_abandoned
 
 CACHE_VARIABLE = "COMPOSER_RL_CACHE"
-_SAID = {os.strerror(number): number for number in (errno.ENOSPC, errno.EDQUOT)}
-"""What a program says on a full disk: ours run with LC_ALL=C."""
 _LEAST_BYTES = 256 * 1024
 """With less left a test run writes nothing to speak of; the disk limit of a sandbox is met long before."""
 _held: dict[Path, int] = {}
@@ -60,25 +58,21 @@ def hold(folder: Path) -> bool:
     with _held_lock:
         while True:
             try:
-                descriptor = _held.get(folder)
-                if descriptor is None:
+                if folder not in _held:
                     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
                     fcntl.flock(descriptor, fcntl.LOCK_SH)
                     _held[folder] = descriptor
-                if os.path.samestat(os.fstat(descriptor), folder.stat()):
+                if os.path.samestat(os.fstat(_held[folder]), folder.stat()):
                     with suppress(PermissionError):  # a cache that somebody else filled
-                        os.utime(descriptor)
+                        os.utime(_held[folder])
                     return True
+                is_there = True
             except (FileNotFoundError, NotADirectoryError):
-                _let_go(folder)
+                is_there = False
+            if folder in _held:  # it was pruned, or made anew, since it was opened
+                os.close(_held.pop(folder))
+            if not is_there:
                 return False
-            _let_go(folder)  # it was pruned, or made anew, since it was opened
-
-
-def _let_go(folder: Path) -> None:
-    descriptor = _held.pop(folder, None)
-    if descriptor is not None:
-        os.close(descriptor)
 
 
 def sha256_of(data: bytes) -> str:
@@ -104,57 +98,46 @@ def put_file(path: Path, data: bytes) -> None:
 
 
 def refuse_when_full(where: Path) -> None:
-    """Look at the disk that a test run used, before what it wrote is removed: on a full one its failures say nothing.
-
-    Raises:
-        OSError: nothing is left of the disk on which ``where`` lies.
-    """
+    """Raise ``OSError`` where nothing is left of the disk that a test run used, on which its failures say nothing."""
     disk = os.statvfs(where)
     if disk.f_bavail * disk.f_frsize < _LEAST_BYTES or (disk.f_files and not disk.f_favail):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(where))
 
 
 def refuse_full_disk(said: str, where: Path) -> None:
-    """Raise ``OSError`` where a program that failed has said that it had no space, or no quota, in the folder ``where``.
+    """Raise ``OSError`` where a program that failed has said (with LC_ALL=C) that it had no space, or no quota, in ``where``.
 
     Of its standard error ``said`` the lines of a server (``remote:``) speak of another machine's disk.
     """
-    own = "\n".join(line for line in said.splitlines() if not line.lstrip().startswith("remote:"))
-    for words, number in _SAID.items():
-        if words in own:
-            raise OSError(number, words, str(where))
+    own = [line for line in said.splitlines() if not line.lstrip().startswith("remote:")]
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        if any(os.strerror(number) in line for line in own):
+            raise OSError(number, os.strerror(number), str(where))
 
 
 # --- What lies in the cache, and its removal: only what is ours, and nothing that a living process uses.
 
-SECONDS_PER_DAY = 86400.0
 _DOOMED = ".pruned-"
-
-
 _RELEASE = r"[a-z0-9]+(-[a-z0-9]+)*-[0-9][\w.+!]*"
 _ENTRIES = {
-    "task-stores": r"[0-9a-f]{16}",
-    "environments": r"[0-9a-f]{24}-[0-9a-f]{8}",
-    "models": r".+-[0-9a-f]{16}|\.unpack-\w+",
-    "resolutions": r"[0-9a-f]{64}\.json",
-    "validations": r"[0-9a-f]{32}\.jsonl",
-    "git": r"[0-9a-f]{16}-([0-9a-f]{40}|[0-9a-f]{64})|fetch-\w+",
-    "sdists": _RELEASE,
-    "wheels": _RELEASE,
-    "crash": r"composer-rl-crash-.+\.txt",
+    "task-stores": (r"[0-9a-f]{16}", "task-store-{}"),
+    "environments": (r"[0-9a-f]{24}-[0-9a-f]{8}", "environment-{}"),
+    "models": (r".+-[0-9a-f]{16}|\.unpack-\w+", "models"),
+    "resolutions": (r"[0-9a-f]{64}\.json", ""),
+    "validations": (r"[0-9a-f]{32}\.jsonl", ""),
+    "git": (r"[0-9a-f]{16}-([0-9a-f]{40}|[0-9a-f]{64})|fetch-\w+", "git-{}"),
+    "sdists": (_RELEASE, ""),
+    "wheels": (_RELEASE, ""),
+    "crash": (r"composer-rl-crash-.+\.txt", ""),
 }
-"""By folder of the cache the names that this package gives to entries; everything else in it stays."""
-_SHELVES = ("sdists", "wheels")
-"""Whose entries hold the file ``SHA256``; readers hold the shelf as a whole."""
-_LOCKS = {
-    "task-stores": "task-store-{}", "environments": "environment-{}", "models": "models", "git": "git-{}"
-}  # fmt: skip
-"""Held while an entry is made; ``{}`` is its name."""
+"""By folder of the cache the names that this package gives to entries (everything else in it stays), and the lock that
+is held while one is made; ``{}`` is its name."""
+_SHELVES = ("sdists", "wheels")  # whose entries hold the file ``SHA256``; readers hold the shelf as a whole
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """Something in a known folder of the cache, or a scratch folder that a killed process left; ``reason`` is why it stays."""
+    """Something in a folder of the cache, or a scratch folder of a killed process; ``reason`` is why it stays."""
 
     kind: str
     path: Path
@@ -186,19 +169,18 @@ def prune(
 
     An entry is locked against its readers (``hold``) and its makers (``cache_lock``), renamed,
     and then removed, so that nobody ever sees half of it; an interrupted removal is finished by
-    the next call.
+    the next call. No symbolic link is followed.
 
     Args:
         folder: the cache.
         include_reports: crash reports too, which nothing brings back.
-        older_than_days: leave what was used since then. The time of last use is the time stamp
-            of the entry, which every use renews; scratch folders do not ask for it. No symbolic link is followed.
+        older_than_days: leave what was used since then, by the time stamp, which every use renews; but no scratch folders.
         is_dry_run: find out, remove nothing.
         progress: told (done, total, path).
     """
     shelves = [folder / kind for kind in _ENTRIES if not (folder / kind).is_symlink()]
     found = [path for shelf in shelves for path in sorted(shelf.glob("*"))]
-    limit = time.time() - older_than_days * SECONDS_PER_DAY if older_than_days else math.inf
+    limit = time.time() - older_than_days * 86400 if older_than_days else math.inf
     entries: list[CacheEntry] = []
     for done, path in enumerate(found, start=1):
         num_bytes = tree_bytes(path)
@@ -210,10 +192,8 @@ def prune(
         scratch = CacheEntry("scratch", path, tree_bytes(path))
         if is_dry_run or remove_abandoned(path):
             entries.append(scratch)
-    return Pruned(
-        tuple(entry for entry in entries if not entry.reason),
-        tuple(entry for entry in entries if entry.reason),
-    )
+    kept = tuple(entry for entry in entries if entry.reason)
+    return Pruned(tuple(entry for entry in entries if not entry.reason), kept)
 
 
 def tree_bytes(path: Path) -> int:
@@ -230,16 +210,15 @@ def tree_bytes(path: Path) -> int:
 def _remove(path: Path, limit: float, *, include_reports: bool, is_dry_run: bool) -> str:
     """Remove one entry; the reason why it stays, or an empty string."""
     kind, is_doomed = path.parent.name, path.name.startswith(_DOOMED)
-    is_named = re.fullmatch(_ENTRIES[kind], path.name) and (
-        kind not in _SHELVES or (path / "SHA256").is_file()
-    )
+    pattern, lock = _ENTRIES[kind]
+    is_shelved = kind not in _SHELVES or (path / "SHA256").is_file()
+    is_named = re.fullmatch(pattern, path.name) is not None and is_shelved
     if path.is_symlink() or not (is_doomed or is_named):
         return "not made by composer-rl"
     if kind == "crash" and not include_reports:
         return "a crash report, which cannot be made again: --all"
     held = path.parent if kind in _SHELVES else path
-    locks = path.parents[1] / "locks"
-    makers = [locks / f"{_LOCKS[kind].format(path.name)}.lock"] if kind in _LOCKS else []
+    makers = [path.parents[1] / "locks" / f"{lock.format(path.name)}.lock"] if lock else []
     with ExitStack() as stack:
         try:
             if path.lstat().st_mtime > limit:

@@ -18,6 +18,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -30,16 +31,8 @@ from composer_replication.errors import InputError
 from composer_replication.records import Limits, SandboxSpec
 from composer_replication.sandbox import base_interpreter, open_sandbox
 from composer_replication.sandbox.process_folder import process_folder
-from composer_replication.tasks.intake.cache import (
-    cache_folder,
-    cache_lock,
-    hold,
-    put_file,
-    refuse_full_disk,
-    sha256_of,
-    sha256_of_file,
-)
-from composer_replication.tasks.intake.index import check_hash, fetch_wheel, fits_this_machine, pip_command
+from composer_replication.tasks.intake import cache, index
+from composer_replication.tasks.intake.cache import cache_folder, sha256_of, sha256_of_file
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -55,6 +48,8 @@ TOOLCHAIN = {
 """The test runner: what every environment holds."""
 PYTESTS = (TOOLCHAIN["pytest"], "8.4.2", "7.4.4")
 """The newest is taken unless a repository says that its tests need an earlier one, or they show it."""
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+"""The minor version that wheels and environments are made for."""
 INSTALLER = ("pip", "26.2")
 """Installs the wheels inside the sandbox; not part of the environment."""
 _NAMES = re.compile(r"[a-z0-9][a-z0-9.-]*[a-z0-9]|[a-z]")
@@ -117,23 +112,14 @@ class EnvironmentLock:
         return cls(str(value["python"]), wheels, LockedWheel(*map(str, value["installer"])))
 
 
-def python_version() -> str:
-    """The minor version that wheels and environments are made for."""
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
 def wheel_path(wheel: LockedWheel) -> Path:
     """Where the cache keeps a wheel."""
     return cache_folder() / "wheels" / f"{wheel.name}-{wheel.version}" / wheel.filename
 
 
 def prefetch_toolchain() -> list[Path]:
-    """Put the wheels of the test runner and, last, of the installer into the cache; then folders build offline.
-
-    Raises:
-        InputError: the index has not got them, or cannot be reached (CR0407).
-    """
-    return [fetch_wheel(name, version) for name, version in (*sorted(TOOLCHAIN.items()), INSTALLER)]
+    """Put the wheels of the test runner and, last, of the installer into the cache; then folders build offline."""
+    return [index.fetch_wheel(name, version) for name, version in (*sorted(TOOLCHAIN.items()), INSTALLER)]
 
 
 def _locked(path: Path) -> LockedWheel:
@@ -147,14 +133,10 @@ def resolve(
     wanted: Sequence[Requirement] = (),
     pytest: str = TOOLCHAIN["pytest"],
 ) -> EnvironmentLock:
-    """The lock for the test runner plus ``requirements``; the same request is answered from the cache.
+    """The lock for the test runner (``pytest``: one of ``PYTESTS``) plus ``requirements``; cached by request.
 
-    Args:
-        requirements: what has to be there.
-        repository: who asks, for a sentence.
-        wanted: what would be good to have. Where all of it together is not to be had, its ranges are left out,
-            then one after the other what stands in the way.
-        pytest: one of ``PYTESTS``.
+    ``wanted`` would be good to have: where all of it together is not to be had, its ranges are left out, then one
+    after the other what stands in the way. ``repository`` is who asks, for a sentence.
 
     Raises:
         UnusableRepository: something is not to be had as a wheel (``dependency-without-wheel``).
@@ -178,7 +160,7 @@ def resolve(
 def _resolve(requirements: Sequence[Requirement], repository: str, pytest: str) -> EnvironmentLock:
     shelf = cache_folder() / "wheels"
     shelf.mkdir(exist_ok=True)
-    hold(shelf)  # the wheels that a lock names are read later
+    cache.hold(shelf)  # the wheels that a lock names are read later
     *toolchain, installer = map(_locked, prefetch_toolchain())
     pins = {**TOOLCHAIN, "pytest": pytest}
 
@@ -188,28 +170,22 @@ def _resolve(requirements: Sequence[Requirement], repository: str, pytest: str) 
 
     wanted = sorted(str(requirement) for requirement in requirements if not is_pinned(requirement))
     if not wanted and pins == TOOLCHAIN:
-        return EnvironmentLock(python_version(), tuple(toolchain), installer)
-    request = json.dumps([wanted, sorted(pins.items()), python_version(), sysconfig.get_platform()])
-    with cache_lock(f"resolve-{sha256_of(request.encode())[:16]}"):
-        answer = cache_folder() / "resolutions" / f"{sha256_of(request.encode())}.json"
-        if (known := _earlier_answer(answer)) is not None:
-            return known
+        return EnvironmentLock(PYTHON, tuple(toolchain), installer)
+    request = json.dumps([wanted, sorted(pins.items()), PYTHON, sysconfig.get_platform()])
+    key = sha256_of(request.encode())
+    with cache.cache_lock(f"resolve-{key[:16]}"):
+        answer = cache_folder() / "resolutions" / f"{key}.json"
+        with suppress(
+            OSError, ValueError, KeyError, TypeError, RecursionError
+        ):  # absent, broken or of an older format
+            known = EnvironmentLock.from_json(json.loads(answer.read_text()))
+            is_whole = all(sha256_of_file(wheel_path(wheel)) == wheel.sha256 for wheel in known.wheels)
+            if is_whole and known.names >= TOOLCHAIN.keys():
+                return known
         wheels = sorted(_download(wanted, repository, pins), key=lambda wheel: wheel.name)
-        lock = EnvironmentLock(python_version(), tuple(wheels), installer)
-        put_file(answer, json.dumps(lock.to_json()).encode())
+        lock = EnvironmentLock(PYTHON, tuple(wheels), installer)
+        cache.put_file(answer, json.dumps(lock.to_json()).encode())
     return lock
-
-
-def _earlier_answer(answer: Path) -> EnvironmentLock | None:
-    """What an earlier call found out, if it can be read and its wheels are still there and whole."""
-    try:
-        lock = EnvironmentLock.from_json(json.loads(answer.read_text()))
-        is_whole = lock.names >= TOOLCHAIN.keys() and all(
-            sha256_of_file(wheel_path(wheel)) == wheel.sha256 for wheel in lock.wheels
-        )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # absent, broken or of an older format
-        return None
-    return lock if is_whole else None
 
 
 def _download(wanted: Sequence[str], repository: str, pins: Mapping[str, str]) -> list[LockedWheel]:
@@ -222,21 +198,20 @@ def _download(wanted: Sequence[str], repository: str, pins: Mapping[str, str]) -
         for path in (cache_folder() / "wheels").glob("*/*.whl"):
             (known / path.name).symlink_to(path)
         command = [
-            *pip_command(), "--disable-pip-version-check", "--no-input", "download", "--quiet", "--only-binary=:all:",
+            *index.pip_command(), "--disable-pip-version-check", "--no-input", "download", "--quiet", "--only-binary=:all:",
             "--dest", f"{folder}/wheels", "--constraint", str(constraints),
             f"--find-links={known}", f"pytest=={pins['pytest']}", *wanted,
         ]  # fmt: skip
         environment = {**os.environ, "PATH": folder}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if done.returncode != 0:
-            refuse_full_disk(done.stderr, Path(folder))
+            cache.refuse_full_disk(done.stderr, Path(folder))
             raise _resolution_error(done.stderr, repository)
-        wheels = []
-        for path in sorted(Path(folder, "wheels").iterdir()):
-            wheel = _locked(path)
-            put_file(wheel_path(wheel).parent / "SHA256", f"{wheel.sha256}  {path.name}\n".encode())
-            put_file(wheel_path(wheel), path.read_bytes())
-            wheels.append(wheel)
+        paths = sorted(Path(folder, "wheels").iterdir())
+        wheels = list(map(_locked, paths))
+        for wheel, path in zip(wheels, paths, strict=True):
+            cache.put_file(wheel_path(wheel).parent / "SHA256", f"{wheel.sha256}  {path.name}\n".encode())
+            cache.put_file(wheel_path(wheel), path.read_bytes())
         return wheels
 
 
@@ -246,8 +221,7 @@ def _resolution_error(log: str, repository: str) -> Exception:
     # Nothing at all was found where nothing could be asked.
     if not asked or ("(from versions: none)" in log and "Retrying" in log):
         problem = f"pip could not fetch what the tests of {repository} need."
-        fix = "check the network and pip's index settings, or build once where there is a network."
-        return InputError("CR0407", problem, where=repository, fix=fix)
+        return InputError("CR0407", problem, where=repository, fix=index.FETCH_FIX)
     who = re.search(r"satisfies the requirement \S+ \((from [^)]+)\)", log.replace("(from versions:", ""))
     return UnusableRepository("dependency-without-wheel", f"{asked[0][:200]}{f' ({who[1]})' if who else ''}")
 
@@ -279,42 +253,31 @@ def open_environment(
     backend: str | None = None,
     read_wheel: Callable[[LockedWheel], bytes] = lambda wheel: wheel_path(wheel).read_bytes(),
 ) -> Environment:
-    """The environment of a lock, made first if this machine has not got it.
+    """The environment of a lock, made first, in a sandbox of ``backend``, if this machine has not got it.
 
-    Args:
-        lock: what it holds.
-        backend: sandbox backend in which the wheels are installed.
-        read_wheel: gives the bytes of a wheel (a task store has them); the cache by default.
+    ``read_wheel`` gives the bytes of a wheel (a task store has them); the cache by default.
 
     Raises:
         InputError: the lock is for another Python or machine (CR0413), a wheel's hash is
             wrong (CR0408), or the installation failed (CR0413).
         SandboxFailure: the sandbox broke.
     """
-    misfit = [wheel.filename for wheel in lock.wheels if not fits_this_machine(wheel.filename)]
-    if lock.python != python_version() or misfit:
-        here = f"its wheel {misfit[0]} does not fit here" if misfit else f"this is Python {python_version()}"
+    misfit = [wheel.filename for wheel in lock.wheels if not index.fits_this_machine(wheel.filename)]
+    if lock.python != PYTHON or misfit:
+        here = f"its wheel {misfit[0]} does not fit here" if misfit else f"this is Python {PYTHON}"
         problem = f"the environment was locked for Python {lock.python} and {here}."
-        fix = (
-            "use that Python version, or build the tasks again on this machine with composer-rl tasks build."
-        )
+        fix = "use that Python version, or build the tasks again on this machine: composer-rl tasks build."
         raise InputError("CR0413", problem, where=lock.fingerprint[:12], fix=fix)
     base = Path(getattr(sys, "_base_executable", "") or sys.executable).resolve()
     key = f"{lock.fingerprint[:24]}-{sha256_of(f'{base}{sys.version}'.encode())[:8]}"
     root = cache_folder() / "environments" / key
-    while not (hold(root) and (root / _READY).is_file()):
-        with cache_lock(f"environment-{key}"):
+    while not (cache.hold(root) and (root / _READY).is_file()):
+        with cache.cache_lock(f"environment-{key}"):
             if not (root / _READY).is_file():
                 _make(root, base, lock, backend, read_wheel)
-    interpreter = base_interpreter()
-    return Environment(
-        fingerprint=lock.fingerprint,
-        python=root / "bin" / "python",
-        root=root,
-        read_only=(root, *interpreter.read_only),
-        masked=interpreter.masked,
-        names=lock.names,
-    )
+    system = base_interpreter()
+    python, read_only = root / "bin" / "python", (root, *system.read_only)
+    return Environment(lock.fingerprint, python, root, read_only, system.masked, lock.names)
 
 
 def lock_of(environment: Environment) -> EnvironmentLock:
@@ -323,13 +286,18 @@ def lock_of(environment: Environment) -> EnvironmentLock:
 
 
 def _make(
-    root: Path,
-    base: Path,
-    lock: EnvironmentLock,
-    backend: str | None,
-    read_wheel: Callable[[LockedWheel], bytes],
-) -> None:
+    root: Path, base: Path, lock: EnvironmentLock, backend: str | None, read_wheel: Callable[[LockedWheel], bytes]
+) -> None:  # fmt: skip
     """Make the environment at its final place; ``READY.json`` comes last, so a torn one is made again."""
+
+    def require(*, is_done: bool, problem: str, said: str) -> None:
+        """Otherwise the error, on one line, with the end of what the program said; a full disk raises ``OSError``."""
+        if not is_done:
+            cache.refuse_full_disk(said, root)
+            why = " ".join(said.strip()[-300:].split()).rstrip(".") or "no reason is given"
+            where = lock.fingerprint[:12]
+            raise InputError("CR0413", f"{problem}: {why}.", where=where, fix="composer-rl doctor")
+
     shutil.rmtree(root, ignore_errors=True)
     root.parent.mkdir(parents=True, exist_ok=True)
     # Whatever umask is in force, a jail with a user id of its own must be able to read the files.
@@ -337,37 +305,28 @@ def _make(
         [str(base), "-I", "-m", "venv", "--without-pip", str(root)],
         check=False, capture_output=True, text=True, errors="replace", env={**os.environ, "LC_ALL": "C.UTF-8"}, umask=0o022,
     )  # fmt: skip
-    if made.returncode != 0:
-        said = made.stderr or made.stdout
-        raise _not_installed("the virtual environment could not be made", said, root, lock)
+    problem = "the virtual environment could not be made"
+    require(is_done=made.returncode == 0, problem=problem, said=made.stderr or made.stdout)
     wheels = root / ".wheels"
     wheels.mkdir()
     for wheel in (*lock.wheels, lock.installer):
         data = read_wheel(wheel)
-        check_hash(wheel.filename, wheel.sha256, sha256_of(data))
+        index.check_hash(wheel.filename, wheel.sha256, sha256_of(data))
         (wheels / wheel.filename).write_bytes(data)
-    interpreter = base_interpreter()
-    spec = SandboxSpec(
-        tree=root, read_only=interpreter.read_only, masked=interpreter.masked, limits=_INSTALL_LIMITS
-    )
+    system = base_interpreter()
+    spec = SandboxSpec(tree=root, read_only=system.read_only, masked=system.masked, limits=_INSTALL_LIMITS)
     install = [
         "/bin/sh", "-c", 'umask 022; exec "$@"', "sh",
         str(root / "bin" / "python"), "-I", f"{wheels / lock.installer.filename}/pip", "--no-input", "--disable-pip-version-check", "install",
         "--quiet", "--no-index", "--no-deps", "--no-cache-dir", "--no-warn-script-location",
         *(str(wheels / wheel.filename) for wheel in lock.wheels),
     ]  # fmt: skip
+    variables = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
     with open_sandbox(spec, backend) as sandbox:
-        variables = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
         done = sandbox.exec(install, timeout_seconds=_INSTALL_SECONDS, env=variables)
-    if done.exit_code != 0 or done.timed_out:
-        said = done.stderr.strip() or "timed out"
-        raise _not_installed("the wheels could not be installed", said, root, lock)
+    is_done = done.exit_code == 0 and not done.timed_out
+    require(
+        is_done=is_done, problem="the wheels could not be installed", said=done.stderr.strip() or "timed out"
+    )
     shutil.rmtree(wheels)
     (root / _READY).write_text(json.dumps(lock.to_json(), sort_keys=True))
-
-
-def _not_installed(problem: str, said: str, root: Path, lock: EnvironmentLock) -> InputError:
-    """The error, on one line, with the end of what the program said; a full disk raises ``OSError``."""
-    refuse_full_disk(said, root)
-    why = " ".join(said.strip()[-300:].split()).rstrip(".") or "no reason is given"
-    return InputError("CR0413", f"{problem}: {why}.", where=lock.fingerprint[:12], fix="composer-rl doctor")

@@ -23,15 +23,8 @@ from pathlib import Path, PurePosixPath
 from composer_replication.errors import InputError, MissingError
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.sandbox.process_tree import kill_descendants
+from composer_replication.tasks.intake import cache
 from composer_replication.tasks.intake.archives import MAX_MEMBERS, MAX_TOTAL_BYTES, Listing, list_archive
-from composer_replication.tasks.intake.cache import (
-    cache_folder,
-    cache_lock,
-    hold,
-    refuse_full_disk,
-    sha256_of,
-    tree_bytes,
-)
 
 MAX_FETCH_BYTES = MAX_TOTAL_BYTES
 MAX_LISTING_BYTES = 16 * 1024**2
@@ -56,9 +49,7 @@ _ADDRESS = re.compile(
     re.VERBOSE,
 )
 _SECRET = re.compile(r"//[^/@]*:[^/@]*@|https://[^/@]*@", re.IGNORECASE)
-_SYNTAX = (
-    "git+https://HOST/OWNER/REPO@REF, git+ssh://…, git+file:///FOLDER@REF or git@HOST:OWNER/REPO.git@REF"
-)
+_SYNTAX = "git+https://HOST/OWNER/REPO@REF, git+ssh://…, git+file:///FOLDER@REF or git@HOST:REPO.git@REF"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +65,14 @@ class GitAddress:
         """The last part of the address: what the repository is called when it does not say."""
         return re.split(r"[/:]", self.url.rstrip("/"))[-1].removesuffix(".git")
 
-
-@dataclass(frozen=True, slots=True)
-class GitCommit:
-    """A commit that lies in the cache: ``folder`` holds the archive of its files."""
-
-    address: GitAddress
-    commit: str
-    folder: Path
+    @property
+    def public(self) -> str:
+        """The address as a record may keep it: without the name of a user; empty for a folder of this machine."""
+        if self.url.startswith("file:"):
+            return ""
+        plain = re.sub(r"//[^/@]*@", "//", self.url)
+        plain = plain if "://" in plain else re.sub(r"^[^@]*@([^:]*):", r"ssh://\1/", plain)
+        return f"git+{plain}@{self.ref}" if self.ref else f"git+{plain}"
 
 
 def is_git_source(source: str) -> bool:
@@ -92,9 +83,8 @@ def is_git_source(source: str) -> bool:
 
 def is_bare(folder: Path) -> bool:
     """Whether a folder is a repository without a work tree (or the ``.git`` of one): objects and no files."""
-    return os.path.isfile(folder / "HEAD") and all(
-        os.path.isdir(folder / part) for part in ("objects", "refs")
-    )
+    parts = (os.path.isdir(folder / part) for part in ("objects", "refs"))
+    return os.path.isfile(folder / "HEAD") and all(parts)
 
 
 def names_commit(source: str) -> bool:
@@ -114,28 +104,19 @@ def parse_address(source: str) -> GitAddress:
         raise InputError("CR0402", message, where="", fix=_SYNTAX)
     found = _ADDRESS.fullmatch(source)
     if found is None or not (found["mark"] or found["url"].endswith(".git") or "://" not in found["url"]):
-        message = (
-            "git takes https, ssh and file with git+ before them, and at most @TAG, @BRANCH or @ID behind."
-        )
+        message = "git takes git+https, git+ssh and git+file, and at most @TAG, @BRANCH or @ID behind."
         raise InputError("CR0402", message, where=source, fix=_SYNTAX)
     if found["url"].startswith("file:") and Path(source.partition("://")[2]).is_dir():
         return GitAddress(source, source.removeprefix("git+"), "")  # a folder may have an @ in its name
     return GitAddress(source, found["url"], found["ref"] or "")
 
 
-def public_address(address: GitAddress) -> str:
-    """The address as a record may keep it: without the name of a user; empty for a folder of this machine."""
-    if address.url.startswith("file:"):
-        return ""
-    if "://" in address.url:
-        plain = re.sub(r"//[^/@]*@", "//", address.url)
-    else:
-        plain = re.sub(r"^[^@]*@([^:]*):", r"ssh://\1/", address.url)
-    return f"git+{plain}@{address.ref}" if address.ref else f"git+{plain}"
+def list_commit(
+    source: str, *, skip: Callable[[PurePosixPath], bool] = lambda _: False
+) -> tuple[GitAddress, str, Listing]:
+    """The address of a source, the id of its commit, and its files but those to ``skip``; links and submodules are left out.
 
-
-def fetch_commit(source: str) -> GitCommit:
-    """The commit that a source names, in the cache; a full id that is there needs no network.
+    The files are kept in the cache: a full id that is there needs no network.
 
     Raises:
         InputError: the source is wrong (CR0402), git cannot reach it (CR0407), it has no such
@@ -145,38 +126,39 @@ def fetch_commit(source: str) -> GitCommit:
     address = parse_address(source)
     commit = address.ref if _FULL_ID.fullmatch(address.ref) else _resolve(address)
     # By address as well as by commit: what one server may show is nobody else's answer.
-    folder = cache_folder() / "git" / f"{sha256_of(address.url.encode())[:16]}-{commit}"
-    with cache_lock(f"git-{folder.name}"):
-        if not (hold(folder) and (folder / _TREE).is_file()):
+    folder = cache.cache_folder() / "git" / f"{cache.sha256_of(address.url.encode())[:16]}-{commit}"
+    with cache.cache_lock(f"git-{folder.name}"):
+        if not (cache.hold(folder) and (folder / _TREE).is_file()):
             folder.parent.mkdir(exist_ok=True)
             with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder.parent) as temporary:
-                hold(Path(temporary))  # what a killed process leaves is pruned, what is being fetched is not
+                cache.hold(
+                    Path(temporary)
+                )  # what a killed process leaves is pruned, what is being fetched is not
                 made = Path(temporary) / "made"
                 made.mkdir()
                 _fetch(made / _TREE, Path(temporary) / "repository", address, commit)
                 shutil.rmtree(folder, ignore_errors=True)
                 made.rename(folder)
-            hold(folder)
-    return GitCommit(address, commit, folder)
+            cache.hold(folder)
+    refused = partial(_refused, address, folder)
+    return address, commit, list_archive(folder / _TREE, skip=skip, refused=refused)
 
 
 def _resolve(address: GitAddress) -> str:
     """The commit id of a ref; a tag wins over a branch of the same name, as in git."""
     ref = address.ref
     plain = (f"refs/tags/{ref}", f"refs/heads/{ref}") if ref else ("HEAD",)
-    names = (ref,) if ref.startswith("refs/") else plain
-    asked = [*names, *(f"{name}^{{}}" for name in names)]
+    names = [one for name in ((ref,) if ref.startswith("refs/") else plain) for one in (f"{name}^{{}}", name)]
     try:
-        listed = run_git(["ls-remote", "--quiet", "--", address.url, *asked], seconds=_ASK_SECONDS)
+        listed = run_git(["ls-remote", "--quiet", "--", address.url, *names], seconds=_ASK_SECONDS)
     except GitFailed as error:
         raise _unreachable(address, error) from error
     rows = (row.partition("\t") for row in listed.decode().splitlines())
     found = {name: commit for commit, _, name in rows}
-    for name in names:
-        commit = found.get(f"{name}^{{}}") or found.get(name, "")
-        if _FULL_ID.fullmatch(commit):
-            return commit
-    raise _unknown(address)
+    commit = next((found[name] for name in names if _FULL_ID.fullmatch(found.get(name, ""))), "")
+    if not commit:
+        raise _unknown(address)
+    return commit
 
 
 def _fetch(tree: Path, repository: Path, address: GitAddress, commit: str) -> None:
@@ -197,9 +179,9 @@ def _fetch(tree: Path, repository: Path, address: GitAddress, commit: str) -> No
             run_git(["cat-file", "-e", f"{commit}^{{commit}}"], repository=repository, seconds=_ASK_SECONDS)
         except GitFailed as error:
             # The pack is written by a child of git, whose end is not always told.
-            if error.is_too_large or tree_bytes(repository) >= MAX_FETCH_BYTES:
-                raise _refused(address, _TOO_MUCH) from error
-            if error.is_late:
+            if error.reason == "large" or cache.tree_bytes(repository) >= MAX_FETCH_BYTES:
+                raise _refused(address, None, _TOO_MUCH) from error
+            if error.reason == "late":
                 raise _unreachable(address, error) from error
             failure = error
         else:
@@ -216,22 +198,16 @@ def _archive(tree: Path, repository: Path, address: GitAddress, commit: str) -> 
     try:
         listed = run_git(names, repository=repository, seconds=_ASK_SECONDS, most_bytes=MAX_LISTING_BYTES)
         if listed.count(b"\0") > MAX_MEMBERS:
-            raise _refused(address, _TOO_MUCH)
+            raise _refused(address, None, _TOO_MUCH)
         run_git(archive, repository=repository, seconds=_FETCH_SECONDS)
     except GitFailed as error:
-        large = error.is_too_large or error.is_late
-        raise _refused(address, _TOO_MUCH if large else "git archive does not take its files") from error
-
-
-def list_commit(found: GitCommit, *, skip: Callable[[PurePosixPath], bool] = lambda _: False) -> Listing:
-    """The files of a fetched commit but those to ``skip``; links and submodules are left out."""
-    refused = partial(_refused, found.address, kept=found.folder)
-    return list_archive(found.folder / _TREE, skip=skip, refused=refused)
+        detail = _TOO_MUCH if error.reason else "git archive does not take its files"
+        raise _refused(address, None, detail) from error
 
 
 def _unreachable(address: GitAddress, error: GitFailed) -> InputError:
     """Git's own words are not repeated: they may hold an address with a secret."""
-    problem = f"git cannot reach the repository{' in time' if error.is_late else ''}."
+    problem = f"git cannot reach the repository{' in time' if error.reason == 'late' else ''}."
     fix = (
         f"GIT_CONFIG_GLOBAL=/dev/null git ls-remote {address.url} says why; git is given no password here, no settings "
         "of yours, and no key but those of an ssh agent: clone it yourself and give the folder."
@@ -245,7 +221,7 @@ def _unknown(address: GitAddress) -> InputError:
     return InputError("CR0407", f"the repository has {what}.", where=address.source, fix=fix)
 
 
-def _refused(address: GitAddress, detail: str, kept: Path | None = None) -> InputError:
+def _refused(address: GitAddress, kept: Path | None, detail: str) -> InputError:
     """The error for its files; ``kept`` is where they lie in the cache, whose copy may be a damaged one."""
     again = f", or remove {kept} to fetch it again" if kept else ""
     fix = f"clone it, remove what tests do not need, and give the folder{again}."
@@ -288,12 +264,14 @@ _TOO_LARGE = re.compile(rf"File too large|died of signal {signal.SIGXFSZ}\b")
 
 
 class GitFailed(Exception):
-    """Git gave an error. Its text is not kept, because it may hold an address with a secret."""
+    """Git gave an error, whose text is not kept, because it may hold an address with a secret.
 
-    def __init__(self, *, is_late: bool = False, is_too_large: bool = False) -> None:
+    ``reason`` is ``late`` or ``large`` where it was ended for the time that it took or what it wrote, else empty.
+    """
+
+    def __init__(self, reason: str = "") -> None:
         super().__init__("git failed")
-        self.is_late = is_late
-        self.is_too_large = is_too_large
+        self.reason = reason
 
 
 def run_git(
@@ -303,16 +281,10 @@ def run_git(
     repository: Path | None = None,
     most_bytes: int = MAX_TOTAL_BYTES,
 ) -> bytes:
-    """Run git and give what it printed.
+    """Run git without hooks, helpers, prompts and settings of user or system, and give what it printed.
 
-    No hook, no credential helper, no prompt, no configuration of user or system; the protocols
-    https, ssh and file alone.
-
-    Args:
-        arguments: sub-command and its arguments.
-        seconds: afterwards git and what it started are killed.
-        repository: the bare repository to work in.
-        most_bytes: the largest file that git may write; what it prints goes to a file, too.
+    After ``seconds`` git and what it started are killed. ``repository`` is the bare one to work in, ``most_bytes``
+    the largest file that git may write; what it prints goes to a file, too.
 
     Raises:
         MissingError: there is no git (CR0440).
@@ -341,11 +313,11 @@ def run_git(
                 process.kill()
                 process.communicate()
                 if isinstance(error, subprocess.TimeoutExpired):
-                    raise GitFailed(is_late=True) from None
+                    raise GitFailed("late") from None
                 raise
         if process.returncode != 0:
             text = err.decode("utf-8", "replace")
-            refuse_full_disk(text, repository or Path(folder))
+            cache.refuse_full_disk(text, repository or Path(folder))
             is_too_large = process.returncode == -signal.SIGXFSZ or bool(_TOO_LARGE.search(text))
-            raise GitFailed(is_too_large=is_too_large)
+            raise GitFailed("large" if is_too_large else "")
         return printed.read_bytes()

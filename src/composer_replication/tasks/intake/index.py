@@ -15,7 +15,7 @@ import sys
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
@@ -24,22 +24,14 @@ from packaging.tags import sys_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from composer_replication.errors import InputError, MissingError
-from composer_replication.tasks.intake.cache import (
-    cache_folder,
-    cache_lock,
-    hold,
-    put_file,
-    sha256_of,
-    sha256_of_file,
-)
+from composer_replication.tasks.intake import cache
+from composer_replication.tasks.intake.cache import sha256_of, sha256_of_file
 
 if TYPE_CHECKING:
     from unearth import PackageFinder
     from unearth.fetchers import Fetcher
 
-_DEFAULT_INDEX = "https://pypi.org/simple"
-_KEYS = ("index-url", "extra-index-url", "find-links", "cert", "trusted-host", "no-index")
-_CHUNK_BYTES = 1 << 20
+FETCH_FIX = "check the network and pip's index settings, or build once where there is a network."
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +54,7 @@ def pip_command() -> list[str]:
     return [sys.executable, "-m", "pip"]
 
 
-@cache
+@lru_cache
 def index_settings() -> IndexSettings:
     """Read pip's settings once: configuration files first, ``PIP_*`` variables over them."""
     command = [*pip_command(), "config", "list"]
@@ -72,16 +64,16 @@ def index_settings() -> IndexSettings:
         name, _, value = line.partition("=")
         section, _, key = name.strip().rpartition(".")
         value = value.strip().strip("'\"").replace("\\n", " ")
-        if value and key in _KEYS and section in ("global", "install", "download", ":env:"):
+        if value and section in ("global", "install", "download", ":env:"):
             found[key] = value  # pip passes over an empty one, too
     without_index = found.get("no-index", "").lower() in ("1", "true", "yes", "on")
-    indexes = [found.get("index-url", _DEFAULT_INDEX), *found.get("extra-index-url", "").split()]
+    indexes = [found.get("index-url", "https://pypi.org/simple"), *found.get("extra-index-url", "").split()]
     links = found.get("find-links", "").split()
     return IndexSettings(
-        index_urls=() if without_index else tuple(indexes),
-        find_links=tuple(link for link in links if "://" in link or Path(link).exists()),
-        trusted_hosts=tuple(found.get("trusted-host", "").split()),
-        certificates=found.get("cert", ""),
+        () if without_index else tuple(indexes),
+        tuple(link for link in links if "://" in link or Path(link).exists()),
+        tuple(found.get("trusted-host", "").split()),
+        found.get("cert", ""),
     )
 
 
@@ -94,15 +86,14 @@ def _finder(*, wheels: bool) -> PackageFinder:
     logging.getLogger("unearth").setLevel(logging.ERROR)
     settings = index_settings()
     context = ssl.create_default_context(cafile=settings.certificates or None)
-    session = PyPIClient(
-        trusted_hosts=settings.trusted_hosts, verify=context, timeout=60.0, follow_redirects=True
-    )
+    hosts = settings.trusted_hosts
+    session = PyPIClient(trusted_hosts=hosts, verify=context, timeout=60.0, follow_redirects=True)
     session.auth = MultiDomainBasicAuth(prompting=False, index_urls=settings.index_urls)
     return PackageFinder(
         session=cast("Fetcher", session),  # its own default session is of this very class
         index_urls=settings.index_urls,
         find_links=settings.find_links,
-        trusted_hosts=settings.trusted_hosts,
+        trusted_hosts=hosts,
         no_binary=() if wheels else (":all:",),
         only_binary=(":all:",) if wheels else (),
     )
@@ -116,25 +107,20 @@ def _download(label: str, *, wheels: bool) -> tuple[str, bytes]:
             finder = _finder(wheels=wheels)
             package = finder.find_best_match(label).best
         if package is not None:
-            link = package.link
-            if link.is_file:
-                data = link.file_path.read_bytes()
-            else:
-                with finder.session.get_stream(link.normalized.partition("#")[0]) as response:
-                    response.raise_for_status()
-                    data = b"".join(response.iter_bytes(_CHUNK_BYTES))
+            with finder.session.get_stream(package.link.normalized.partition("#")[0]) as response:
+                response.raise_for_status()
+                data = b"".join(response.iter_bytes())
     except Exception as error:  # whatever the transport raises: one sentence, the cause attached
         problem = f"{label} could not be fetched from the package index ({type(error).__name__})."
-        fix = "check the network and pip's index settings, or build once where there is a network."
-        raise InputError("CR0407", problem, where=label, fix=fix) from error
+        raise InputError("CR0407", problem, where=label, fix=FETCH_FIX) from error
     if package is None:
         problem = f"the package index has no {'wheel' if wheels else 'source distribution'} of {label}."
         fix = f"pip index versions {label.partition('==')[0]}"
         raise InputError("CR0407", problem, where=label, fix=fix)
-    promised = dict(link.hash_option or {}).get("sha256", [""])[0]
+    promised = dict(package.link.hash_option or {}).get("sha256", [""])[0]
     if promised:
         check_hash(label, promised, sha256_of(data))
-    return urlsplit(link.normalized).path.rpartition("/")[2], data
+    return urlsplit(package.link.normalized).path.rpartition("/")[2], data
 
 
 def check_hash(label: str, expected: str, found: str) -> None:
@@ -147,12 +133,12 @@ def check_hash(label: str, expected: str, found: str) -> None:
 
 def _fetch(name: str, version: str, sha256: str, *, wheels: bool) -> Path:
     label = f"{name}=={version}"
-    shelf = cache_folder() / ("wheels" if wheels else "sdists")
+    shelf = cache.cache_folder() / ("wheels" if wheels else "sdists")
     shelf.mkdir(exist_ok=True)
-    hold(shelf)  # the file is read after the lock below is free again
+    cache.hold(shelf)  # the file is read after the lock below is free again
     folder = shelf / f"{canonicalize_name(name)}-{version}"
     record = folder / "SHA256"
-    with cache_lock(f"fetch-{folder.name}"):
+    with cache.cache_lock(f"fetch-{folder.name}"):
         line = record.read_text().strip() if record.is_file() else ""
         recorded, _, filename = line.partition("  ")
         path, data = folder / filename, b""
@@ -163,8 +149,8 @@ def _fetch(name: str, version: str, sha256: str, *, wheels: bool) -> Path:
         if sha256:
             check_hash(label, sha256, recorded)
         if data:
-            put_file(record, f"{recorded}  {filename}\n".encode())
-            put_file(path, data)
+            cache.put_file(record, f"{recorded}  {filename}\n".encode())
+            cache.put_file(path, data)
         with suppress(PermissionError):
             os.utime(folder)  # the time of last use
     return path

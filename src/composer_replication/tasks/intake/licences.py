@@ -41,8 +41,7 @@ _WORDS = {
 """What metadata and classifiers (after the last `` :: ``) write for the common permissive licences; the last three are families."""
 _FILLERS = frozenset("the license licence version software".split())
 """Words that are not looked at in what is written there."""
-_LONGEST_NAME = 200
-"""Some write the whole text of the licence where its name belongs."""
+_LONGEST_NAME = 200  # some write the whole text of the licence where its name belongs
 
 
 @dataclass(frozen=True, slots=True)

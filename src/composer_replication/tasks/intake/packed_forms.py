@@ -21,24 +21,16 @@ MAX_DEPTH = 4
 MAX_UNPACKED_BYTES = 256 * 1024**2
 MAX_MEMBERS = 20_000
 MIN_ENCODED = 40
-# Everything but the letters of base64 becomes a space: a quick look whether there is a long run.
-_LETTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_")
-_ONLY_BASE64 = bytes(code if code in _LETTERS else 32 for code in range(256))
+_LONG_RUN = re.compile(rb"[A-Za-z0-9+/_-]{%d}" % MIN_ENCODED)
 _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/_-]{16,}+(?:\\n|[\r\n\"' ,])*+)++={0,2}")
 _NOT_BASE64 = re.compile(rb"\\n|[^A-Za-z0-9+/_-]")
-_BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # of the others zipfile unpacks all at once
+BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # of the others zipfile unpacks all at once
 _GZIP = b"\x1f\x8b"
 _ESCAPES = ((b"\\\\", b"\\"), (b"\\n", b"\n"), (b"\\t", b"\t"), (b'\\"', b'"'), (b"\\'", b"'"))
-_BROKEN = (
-    OSError,
-    EOFError,
-    ValueError,
-    KeyError,
-    RuntimeError,
-    zlib.error,
-    tarfile.TarError,
-    zipfile.BadZipFile,
-)
+BROKEN = (
+    OSError, EOFError, ValueError, LookupError, RuntimeError, zlib.error, tarfile.TarError, zipfile.BadZipFile
+)  # fmt: skip
+"""What the readers of archives raise for a damaged one, or for one with a password."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +61,7 @@ def forms_of(path: str, data: bytes) -> Iterator[Form]:
                     if inner not in budget.seen:  # two ways of unwrapping often end in the same text
                         budget.seen.add(inner)
                         waiting.append((inner, depth + 1))
-            except _BROKEN as error:  # what looked like an archive to one reader hides nothing from the other
+            except BROKEN as error:  # what looked like an archive to one reader hides nothing from the other
                 yield Form(form.path, form.kind, b"", f"{type(error).__name__}: {error}"[:200])
 
 
@@ -101,7 +93,7 @@ def _members(path: str, data: bytes, budget: _Budget) -> _Found:
         kind = "wheel" if path.endswith((".whl", ".egg")) else "archive"
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             for info in archive.infolist():
-                if info.compress_type not in _BOUNDED_METHODS:
+                if info.compress_type not in BOUNDED_METHODS:
                     raise ValueError(f"{info.filename} is neither stored nor deflated")
                 if not info.is_dir():
                     with archive.open(info) as stream:
@@ -121,7 +113,7 @@ def _in_text(path: str, data: bytes, _: _Budget) -> _Found:
         for escaped, character in _ESCAPES:
             plain = plain.replace(escaped, character)
         yield path, "escaped", plain
-    if any(len(run) >= MIN_ENCODED for run in data.translate(_ONLY_BASE64).split()):
+    if _LONG_RUN.search(data):  # a quick look
         for match in _BASE64.finditer(data):
             if len(match[0]) >= MIN_ENCODED:
                 yield from ((path, "base64", found) for found in _base64_of(match[0]))

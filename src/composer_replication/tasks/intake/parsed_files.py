@@ -1,6 +1,11 @@
 """The files that declare a Python project, each parsed once; a broken one is as good as empty. None is run.
 
-Of a ``setup.py`` the syntax tree is read: literals, names, sums and dictionaries are followed.
+Whichever file says it, it is told in tables as those of ``pyproject.toml``. Of a ``setup.py`` the syntax tree is read:
+literals, names, sums and dictionaries are followed.
+
+Each requirement becomes one of ``packaging`` without a marker: one whose marker does not hold on this machine is none.
+One that is bound to a place has ``url``: ``tree:FOLDER`` for a folder of this repository, else the address as it
+is written. Such a name is never asked for at the package index.
 """
 
 from __future__ import annotations
@@ -10,36 +15,22 @@ import configparser
 import posixpath
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from email.parser import Parser
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from urllib.parse import unquote
 
+from packaging.markers import InvalidMarker, Marker, UndefinedComparison
+from packaging.metadata import parse_email
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
-from composer_replication.tasks.intake.requirement_texts import (
-    as_lines,
-    holds,
-    parsed,
-    poetry_lines,
-    poetry_range,
-    requirement_of,
-)
-from composer_replication.tasks.syntax_trees import parsed as parse_file
-
-if TYPE_CHECKING:
-    from packaging.requirements import Requirement
+from composer_replication.tasks.syntax_trees import parsed
 
 TEXT_SUFFIXES = (".txt", ".in")
 _EXTRA = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
-
-
-def parse_toml(data: bytes) -> dict[str, Any]:
-    """A TOML file as a table; empty when broken."""
-    try:
-        return tomllib.loads(data.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError):
-        return {}
 
 
 def parse_ini(text: str) -> dict[str, dict[str, str]]:
@@ -50,14 +41,6 @@ def parse_ini(text: str) -> dict[str, dict[str, str]]:
     except configparser.Error:
         return {}
     return {name: dict(section) for name, section in parser.items()}
-
-
-def inner_table(table: object, *keys: str) -> dict[str, Any]:
-    """The table at a path of keys; empty when absent, or when something else stands there."""
-    value: Any = table
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return dict(value) if isinstance(value, Mapping) else {}
 
 
 def texts(value: object) -> list[str]:
@@ -80,32 +63,32 @@ def values_at(value: object, path: str) -> Iterator[Any]:
         yield from values_at(value[key], rest)
 
 
+def inner_table(table: object, path: str = "") -> dict[str, Any]:
+    """The table at a path of keys; empty when absent, or when something else stands there."""
+    found = next(values_at(table, path), None)
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
 class ProjectFiles:
-    """The files of one project, each parsed once."""
+    """The files of one project in a folder of a repository, each parsed once."""
 
     def __init__(self, files: Mapping[str, bytes], folder: str = "") -> None:
         self.files = files
         self.folder = folder
-        self.start = f"{folder}/" if folder else ""
 
     def path(self, name: str) -> str:
         return posixpath.normpath(posixpath.join(self.folder, name))
 
     def text(self, name: str) -> str:
-        """A text by its path in the project."""
-        return self.text_at(self.path(name))
-
-    def text_at(self, path: str) -> str:
-        """A text by its path from the top, without a byte order mark."""
-        return self.files.get(path, b"").decode("utf-8-sig", "replace")
+        """A text by its path in the project, without a byte order mark."""
+        return self.files.get(self.path(name), b"").decode("utf-8-sig", "replace")
 
     @cached_property
     def toml(self) -> dict[str, Any]:
-        return parse_toml(self.files.get(self.path("pyproject.toml"), b""))
-
-    @cached_property
-    def config(self) -> dict[str, dict[str, str]]:
-        return parse_ini(self.text("setup.cfg"))
+        try:
+            return tomllib.loads(self.files.get(self.path("pyproject.toml"), b"").decode())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError):
+            return {}
 
     @cached_property
     def setup(self) -> dict[str, Any]:
@@ -113,50 +96,34 @@ class ProjectFiles:
 
     @cached_property
     def declared(self) -> tuple[dict[str, Any], ...]:
-        """What ``PKG-INFO``, ``pyproject.toml``, ``setup.cfg`` and ``setup.py`` say, each in tables as those of the second."""
-        told: dict[str, Any] = {**self.config.get("metadata", {}), **self.config.get("options", {})}
+        """What ``PKG-INFO``, ``pyproject.toml``, Poetry, ``setup.cfg`` and ``setup.py`` say, each in tables as the second has them."""
+        config = parse_ini(self.text("setup.cfg"))
+        told: dict[str, Any] = {**config.get("metadata", {}), **config.get("options", {})}
         told = {key.replace("-", "_"): value for key, value in told.items()}
         for key in ("packages.find", "extras_require", "entry_points"):
-            told[key.partition(".")[0]] = self.config.get(f"options.{key}")
-        poetry = _of_poetry(inner_table(self.toml, "tool", "poetry"))
-        said = _of_package_info(self.text("PKG-INFO"))
-        return _as_tables(said), self.toml, *map(_as_tables, (poetry, told, self.setup))
+            told[key.partition(".")[0]] = config.get(f"options.{key}")
+        poetry = _of_poetry(self.table("tool.poetry"))
+        told_by_setup = map(_of_setuptools, (told, self.setup))
+        return _of_package_info(self.text("PKG-INFO")), self.toml, poetry, *told_by_setup
 
-    def table(self, *keys: str) -> dict[str, Any]:
+    def table(self, path: str) -> dict[str, Any]:
         """A table of ``pyproject.toml``."""
-        return inner_table(self.toml, *keys)
+        return inner_table(self.toml, path)
 
     def strings(self, *paths: str) -> list[str]:
         """The strings that are declared at some paths (``values_at``), in their order."""
         found = (value for path in paths for table in self.declared for value in values_at(table, path))
         return [text for value in found for text in texts(value) if text.strip()]
 
-    def lines(
-        self, value: object, folder: str | None = None, seen: frozenset[str] = frozenset()
-    ) -> list[Requirement]:
-        """Requirements of a list or a text, as pip reads its lines.
-
-        Args:
-            value: lines, or items that may be such lines.
-            folder: where they stand: included files are relative to it; by default the project's, as all other paths.
-            seen: files that are being read, so that two which include each other end.
-        """
-        found: list[Requirement] = []
-        for kind, line in as_lines("\n".join(texts(value))):
-            if kind == "r":
-                path = posixpath.normpath(posixpath.join(self.folder if folder is None else folder, line))
-                found += [] if path in seen else self.lines_of_file(path, seen)
-            elif (requirement := requirement_of(line, self.folder, is_address=kind == "e")) is not None:
-                found.append(requirement)
-        return found
-
-    def lines_of_file(self, path: str, seen: frozenset[str] = frozenset()) -> list[Requirement]:
-        """The requirements of a file by its path from the top."""
-        return self.lines(self.text_at(path), posixpath.dirname(path), seen | {path})
+    def lines(self, value: object, extra: str = "") -> list[Requirement]:
+        """Requirements of a list or a text, as pip reads its lines; ``extra`` is that for which their markers are asked."""
+        lines = as_lines("\n".join(texts(value)), self.text)
+        found = [requirement_of(line, self.folder, extra, is_address=sure) for line, sure in lines]
+        return [one for one in found if one is not None]
 
 
-def _as_tables(said: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said by the keywords of setuptools, as tables of ``pyproject.toml``."""
+def _of_setuptools(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said by the keywords of setuptools."""
     extras = {"tests-require": said.get("tests_require"), **inner_table(said.get("extras_require"))}
     folders, points = said.get("package_dir"), said.get("entry_points")
     if isinstance(folders, str):
@@ -169,33 +136,34 @@ def _as_tables(said: Mapping[str, Any]) -> dict[str, Any]:
             "optional-dependencies": {key: _named(value) for key, value in extras.items()},
             "entry-points": parse_ini(points) if isinstance(points, str) else points,
         },
-        "tool": {"setuptools": {"package-dir": folders, "packages": {"find": said.get("packages")}}},
+        "tool": {
+            "setuptools": {"package-dir": folders, "packages": {"find": said.get("packages")}},
+            "setuptools_scm": said.get("use_scm_version"),
+        },
     }
 
 
 def _of_package_info(text: str) -> dict[str, Any]:
-    """The header of ``PKG-INFO``, what an archive of sources says of itself, by keyword. The description stays out."""
-    header = Parser().parsestr(text, headersonly=True)
-    said = {name: [str(value) for value in header.get_all(name, [])] for name in header}
+    """The header of ``PKG-INFO``, what an archive of sources says of itself."""
+    said, _ = parse_email(text)
     groups: dict[str, list[str]] = {"": []}
-    for requirement in filter(None, map(parsed, said.get("Requires-Dist", []))):
-        marker, requirement.marker = requirement.marker, None
-        for extra in ("", *dict.fromkeys(_EXTRA.findall(str(marker or "")))):
-            if holds(marker, extra):
-                groups.setdefault(extra, []).append(str(requirement))
-    return {
-        "name": said.get("Name"),
-        "version": said.get("Version"),
-        "license": [*said.get("License-Expression", []), *said.get("License", [])],
-        "classifiers": said.get("Classifier"),
-        "python_requires": said.get("Requires-Python"),
-        "install_requires": groups.pop(""),
-        "extras_require": groups,
+    for line in said.get("requires_dist", []):
+        for extra in ("", *dict.fromkeys(_EXTRA.findall(line))):
+            groups.setdefault(extra, []).append(line)
+    project = {
+        "name": said.get("name"),
+        "version": said.get("version"),
+        "license": [said.get("license_expression"), said.get("license")],
+        "classifiers": said.get("classifiers"),
+        "requires-python": said.get("requires_python"),
+        "dependencies": groups.pop(""),
+        "optional-dependencies": groups,
     }
+    return {"project": project}
 
 
 def _of_poetry(poetry: Mapping[str, Any]) -> dict[str, Any]:
-    """What Poetry's own tables say, by keyword: its groups are extras, too."""
+    """What Poetry's own tables say: its groups are extras, too."""
     own = inner_table(poetry, "dependencies")
     groups = {"dev": inner_table(poetry, "dev-dependencies")}
     for name, group in inner_table(poetry, "group").items():
@@ -204,13 +172,14 @@ def _of_poetry(poetry: Mapping[str, Any]) -> dict[str, Any]:
         wanted = set(map(canonicalize_name, texts(names)))
         of_extra = {name: given for name, given in own.items() if canonicalize_name(name) in wanted}
         groups[extra] = groups.get(extra, {}) | of_extra
-    return {
+    project = {
         **{key: poetry.get(key) for key in ("name", "version", "license", "classifiers")},
-        "python_requires": [str(poetry_range(text)) for text in texts(own.get("python"))],
-        "install_requires": poetry_lines(own, with_optional=False),
-        "extras_require": {name: poetry_lines(group) for name, group in groups.items()},
-        "entry_points": {"console_scripts": poetry.get("scripts"), **inner_table(poetry, "plugins")},
+        "requires-python": [str(poetry_range(text)) for text in texts(own.get("python"))],
+        "dependencies": poetry_lines(own, with_optional=False),
+        "optional-dependencies": {name: poetry_lines(group) for name, group in groups.items()},
+        "entry-points": {"console_scripts": poetry.get("scripts"), **inner_table(poetry, "plugins")},
     }
+    return {"project": project}
 
 
 def _named(value: object) -> list[str]:
@@ -225,17 +194,13 @@ def _named(value: object) -> list[str]:
 
 def setup_arguments(text: str) -> dict[str, Any]:
     """The arguments of ``setup``: strings, lists of strings, tables of these; None where only running would tell."""
-    tree = parse_file(text)
-    found: dict[str, Any] = {}
-    if tree is None:
-        return found
+    tree = parsed(text)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)] if tree else []
+    words = [word for call in calls if _called(call) == "setup" for word in call.keywords]
     try:
-        for call in ast.walk(tree):
-            if isinstance(call, ast.Call) and _called(call) == "setup":
-                found |= _Values(tree).table((word.arg, word.value) for word in call.keywords)
+        return _Values(tree).table((word.arg, word.value) for word in words) if tree and words else {}
     except RecursionError:  # a sum of thousands
         return {}
-    return found
 
 
 class _Values:
@@ -247,8 +212,8 @@ class _Values:
         self._known: dict[str, Any] = {}
         for node in ast.walk(tree):
             match node:
-                case ast.Assign(targets=[ast.Name(id=name), *_], value=value):
-                    self._given[name] = value
+                case ast.Assign(targets=[ast.Name(id=name), *_]):
+                    self._given[name] = node.value
                 case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
                     self._given[name] = value
                 case ast.Assign(targets=[ast.Subscript(ast.Name(id=name), ast.Constant(value=str() as key))]):
@@ -268,28 +233,22 @@ class _Values:
         match node:
             case ast.Constant(value=str() as text):
                 found = text
-            case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
+            case ast.List(elts=parts) | ast.Tuple(elts=parts):
                 found = [text for part in parts for text in texts(self.value(part))]
             case ast.Starred(value=part):
                 found = self.value(part)
             case ast.BinOp(left=left, op=ast.Add(), right=right):
                 found = _sum(self.value(left), self.value(right))
             case ast.Dict(keys=keys, values=values):
-                names = [None if key is None else self.value(key) for key in keys]
-                items = zip(names, values, keys, strict=True)
-                found = self.table(
-                    (name, one) for name, one, key in items if key is None or isinstance(name, str)
-                )
+                names = (None if key is None else str(self.value(key)) for key in keys)
+                found = self.table(zip(names, values, strict=True))
             case ast.Subscript(value=table, slice=ast.Constant(value=str() as key)):
                 found = inner_table(self.value(table)).get(key)
             case ast.Name(id=name) if name in self._given:
                 found = self._follow(name)
             case ast.Call(func=ast.Name(id="dict"), keywords=words):
                 found = self.table((word.arg, word.value) for word in words)
-            case ast.Call(args=args, keywords=words) if _called(node) in (
-                "find_packages",
-                "find_namespace_packages",
-            ):
+            case ast.Call(args=args, keywords=words) if _called(node).startswith("find_"):
                 where = [*args, *(word.value for word in words if word.arg == "where")]
                 found = {"where": self.value(where[0])} if where else None
         return found
@@ -312,3 +271,149 @@ def _sum(*sides: Any) -> Any:
 
 def _called(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+# --- Requirements as the ecosystem writes them: PEP 508, lines of requirement files, Poetry's tables.
+
+IN_TREE = "tree:"
+"""Before the folder of a requirement that lies in this repository."""
+_NO_PART = re.compile(r"(^|\s)#.*|\s--?(hash|global-option|config-settings?|install-option|no-binary|C)\b.*")
+"""Of a line: comments, and options behind a requirement."""
+_OPTION = re.compile(r"-(r|e|-requirement|-editable)[\s=]*(.+)")
+_ADDRESS = re.compile(r"([\w+]+:|\.{1,2}(/|$)|/|git@|\.\[)|.*/|\S+\.(whl|zip|tar\.gz)$")
+_ELSEWHERE = re.compile(r"[\w+]+:|git@|/|~|.*\.(whl|zip|tar\.gz)$")
+_NAME = re.compile(r"(?:.*[#&]egg=|(?:[^#]*/)?\.*)(\w(?:(?!-\d|\.git|\.tar|\.zip)[\w.-])*)")
+"""What an address seems to lead to; only the folder or the archive tells for certain."""
+_EXTRAS = re.compile(r"\[([\w., -]+)\]\s*$")
+_LOCAL_FILE = re.compile(r"file:(?://(?:localhost)?)?(/?\.{1,2}(?:/.*)?|[^/].*)")
+_ROOT = re.compile(r"\$\{PROJECT_ROOT\}|\{toxinidir\}|\{tox_root\}|\{root:uri\}|\{root:parent:uri\}|\{here\}")
+
+
+def _parsed(text: str) -> Requirement | None:
+    try:
+        return Requirement(text)
+    except InvalidRequirement:
+        return None
+
+
+def holds(marker: Marker | str | None, extra: str = "") -> bool:
+    """Whether a marker is true on this machine for this Python, with an extra or without one; a broken one is."""
+    try:
+        marker = Marker(marker) if isinstance(marker, str) and marker.strip() else marker
+        return not isinstance(marker, Marker) or marker.evaluate({"extra": extra})
+    except (InvalidMarker, UndefinedComparison):
+        return True
+
+
+def as_lines(
+    text: str, read: Callable[[str], str], folder: str = "", seen: tuple[str, ...] = ()
+) -> Iterator[tuple[str, bool]]:
+    """The lines of a requirement file and of those that it includes, and whether each is an address for certain.
+
+    ``read`` gives a text by its path; ``folder`` is where the lines stand, and ``seen`` are files that are being read.
+    """
+    for raw in "\n".join(text.splitlines()).replace("\\\n", "").splitlines():
+        line = _ROOT.sub(".", _NO_PART.sub("", raw)).strip()
+        option = _OPTION.fullmatch(line)
+        word = option[2].strip("'\"") if option else line
+        if option is None or option[1] in ("e", "-editable"):
+            yield word, option is not None
+        elif (path := posixpath.normpath(posixpath.join(folder, word))) not in seen:
+            yield from as_lines(read(path), read, posixpath.dirname(path), (*seen, path))
+
+
+def requirement_of(
+    line: str, folder: str, extra: str = "", *, is_address: bool = False
+) -> Requirement | None:
+    """What a line asks for here, if anything; ``folder`` is that of the project, which paths are relative to."""
+    requirement = None if is_address else _parsed(line)
+    if requirement is None and (is_address or _ADDRESS.match(line)) and not line.startswith("-"):
+        address, _, marker = line.partition(";")
+        extras = _EXTRAS.search(address)
+        address = _EXTRAS.sub("", address).strip().rstrip("/")
+        name = _NAME.match(address)
+        text = f"{name[1].rstrip('.-') if name else 'unnamed'}{extras[0] if extras else ''}"
+        requirement = _parsed(f"{text};{marker}" if marker.strip() else text)
+        if requirement is not None:
+            requirement.url = address
+    if requirement is None or not holds(requirement.marker, extra):
+        return None
+    requirement.url = requirement.url and bound_to(requirement.url, folder)
+    requirement.marker = None
+    return requirement
+
+
+def bound_to(address: str, folder: str) -> str:
+    """``tree:FOLDER`` for a path inside the repository, else the address itself."""
+    text = _ROOT.sub(".", address).partition("#")[0]
+    local = _LOCAL_FILE.fullmatch(text)
+    text = local[1].lstrip("/") if local else text
+    path = posixpath.normpath(posixpath.join(folder, unquote(text)))
+    if _ELSEWHERE.match(text) or path.startswith(".."):
+        return address
+    return f"{IN_TREE}{'' if path == '.' else path}"
+
+
+def table_address(value: Mapping[str, Any]) -> str:
+    """Where a table of Poetry or uv binds a name to: a path, a repository, an address, another index; else empty."""
+    for key in ("path", "file", "git", "url", "hg", "svn", "source", "index"):
+        if value.get(key):
+            return f"{'file' if key == 'path' else key}:{value[key]}".replace(" ", "%20")
+    return ""
+
+
+def poetry_lines(table: Mapping[str, Any], *, with_optional: bool = True) -> list[str]:
+    """What Poetry's table of dependencies asks for, as lines in PEP 508; ``python`` is none of them."""
+    found = []
+    for name, given in table.items():
+        for one in given if isinstance(given, list) else [given]:
+            value = one if isinstance(one, Mapping) else {"version": one}
+            extras = value.get("extras")
+            asked = f"{name}[{','.join(map(str, extras))}]" if isinstance(extras, list) else name
+            address = table_address(value)
+            asked += f" @ {address}" if address else str(poetry_range(str(value.get("version", ""))))
+            markers = [str(value.get("markers", "")), _python_marker(str(value.get("python", "")))]
+            markers += [f"sys_platform == '{value['platform']}'"] if "platform" in value else []
+            marker = " and ".join(f"({one})" for one in markers if one)
+            is_asked = with_optional or value.get("optional") is not True
+            if is_asked and canonicalize_name(name) != "python":
+                found.append(f"{asked} ; {marker}" if marker else asked)
+    return found
+
+
+def _python_marker(text: str) -> str:
+    """The range of Pythons of a dependency as a marker; empty where one of its alternatives has no bounds."""
+    parts = [
+        " and ".join(
+            f"python_full_version {bound.operator} '{bound.version}'" for bound in poetry_range(part)
+        )
+        for part in re.split(r"\|\|?", text)
+    ]
+    return " or ".join(parts) if all(parts) else ""
+
+
+def poetry_range(text: str) -> SpecifierSet:
+    """Poetry's range as a set of bounds, the upper one kept: ``^1.2`` is ``>=1.2,<2``, ``~1.2`` is ``>=1.2,<1.3``.
+
+    Nothing for what cannot be read, or is no set of bounds because of alternatives (``||``).
+    """
+    bounds: list[str] = []
+    try:
+        for operator, version in re.findall(r"([\^~<>=!]*)\s*v?(\d[\w.*+!-]*)", "" if "|" in text else text):
+            lowest = version.removesuffix(".*")
+            release = Version(lowest).release
+            if operator in ("^", "^="):
+                place = next((at for at, number in enumerate(release) if number), len(release) - 1)
+            elif operator == "~":
+                place = min(1, len(release) - 1)
+            elif operator in ("", "=", "==") and lowest != version:
+                place = len(release) - 1
+            else:
+                bounds.append(f"{'==' if operator in ('', '=') else operator}{version}")
+                continue
+            # The version after all that are equal up to that place: of 1.2.3 and place 1 it is 1.3.
+            above = ".".join(map(str, (*release[:place], release[place] + 1)))
+            bounds += [f">={lowest}", f"<{above}"]
+        return SpecifierSet(",".join(bounds))
+    except (InvalidSpecifier, InvalidVersion):
+        return SpecifierSet()

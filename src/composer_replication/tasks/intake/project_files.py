@@ -1,7 +1,7 @@
 """What a Python project declares about itself, wherever its tools write it; none of its code is run.
 
-``read_project`` is the one reader of ``pyproject.toml``, ``setup.cfg``, ``setup.py`` (its syntax tree),
-``PKG-INFO`` and files of requirements. What the requirements are used for is decided in ``requirements``.
+``find_projects`` reads ``pyproject.toml``, ``setup.cfg``, ``setup.py`` (its syntax tree), ``PKG-INFO`` and files
+of requirements. What the requirements are used for is decided in ``requirements``.
 """
 
 from __future__ import annotations
@@ -9,25 +9,23 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 
 from composer_replication.tasks.intake.parsed_files import (
+    IN_TREE,
     TEXT_SUFFIXES,
     ProjectFiles,
-    inner_table,
-    parse_ini,
-    texts,
-    values_at,
-)
-from composer_replication.tasks.intake.requirement_texts import (
-    IN_TREE,
     bound_to,
     holds,
+    inner_table,
+    parse_ini,
     table_address,
+    texts,
+    values_at,
 )
 from composer_replication.tasks.intake.tree_rules import USUAL_FOLDERS, is_place
 
@@ -36,74 +34,97 @@ if TYPE_CHECKING:
 
 PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 _VERSION = re.compile(r"""^(?:__version__|VERSION|version)\b[^=\n]*=\s*['"]([^'"]+)['"]""", re.MULTILINE)
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,99}")
 _POINT = re.compile(r"[^\n=\[\]]+\n[^\n=\[\]]+\n[\w.]+(\s*:\s*[\w.]+)?(\s*\[[\w, .-]*\])?")
 """Group, name and object of an entry point."""
 _FOR_DEVELOPERS = re.compile(r"test|dev|doc|lint|build|extra|optional|tox|(^|\W)ci\b")
-_MAX_DEPTH = 2
-"""How deep below a project its files of requirements lie at most."""
+_MAX_DEPTH = 2  # how deep below a project its files of requirements lie at most
 
 
 @dataclass(slots=True)
 class Project:
     """One project of a repository, as declared.
 
-    ``folder`` is where it lies (empty: at the top). ``groups`` are requirements: its own by the empty name, those of
+    ``folder`` is where it lies (empty: at the top). ``name`` and ``version`` are empty where they could be no part of
+    a file's name. ``groups`` are requirements: its own by the empty name, those of
     extras and groups of developers by theirs, those of files that are called so by path. ``source_folders`` are where
     the build backend takes modules from, relative to the top; empty where nothing is said. ``entry_points`` are by
     group and name. ``is_needed`` is for all but the members of a workspace that no other project asks for.
     """
 
     folder: str
-    name: str = ""
-    version: str = ""
-    requires_python: str = ""
-    groups: dict[str, list[Requirement]] = field(default_factory=dict)
-    source_folders: tuple[str, ...] = ()
-    entry_points: dict[str, dict[str, str]] = field(default_factory=dict)
-    is_needed: bool = True
-
-
-def read_project(files: Mapping[str, bytes], folder: str = "") -> Project:
-    """All that the project in a folder declares, from whichever of its files do.
-
-    Args:
-        files: of the whole repository, paths from its top.
-        folder: where the project lies; empty for the top.
-    """
-    read = ProjectFiles(files, folder)
-    name, python = (next(iter(read.strings(f"project.{key}")), "") for key in ("name", "requires-python"))
-    return Project(
-        folder,
-        name,
-        _version(read),
-        python,
-        _groups(read, canonicalize_name(name)),
-        tuple(_source_folders(read)),
-        _entry_points(read),
-    )
+    name: str
+    version: str
+    requires_python: str
+    groups: dict[str, list[Requirement]]
+    source_folders: tuple[str, ...]
+    entry_points: dict[str, dict[str, str]]
+    is_needed: bool
 
 
 def find_projects(files: Mapping[str, bytes]) -> list[Project]:
-    """The project at the top, then those that it needs by path, then the other members of its workspace.
+    """The project at the top, then those that it needs by path, then the other members of its workspace (uv, rye, hatch).
 
-    A folder that is needed by path counts as a project even where nothing in it declares one.
+    A folder that is needed by path counts as a project even where nothing in it declares one. ``files`` are those of
+    the whole repository, with paths from its top.
     """
+    top = ProjectFiles(files)
+    folders = {posixpath.dirname(path) for path in files if posixpath.basename(path) in PROJECT_FILES}
+    inside, outside = (
+        top.strings(*(f"tool.{tool}.workspace.{key}" for tool in ("uv", "rye", "hatch", "hatch.envs.*")))
+        for key in ("members", "exclude")
+    )
+    members = [one for one in sorted(folders) if _is_among(one, inside) and not _is_among(one, outside)]
+    places: dict[str, str] = {
+        canonicalize_name(name): f"{IN_TREE}{folder}"
+        for folder in reversed(members)
+        for name in ProjectFiles(files, folder).strings("project.name")
+    }
     found: dict[str, Project] = {}
 
     def take(folder: str, *, is_needed: bool) -> None:
         if folder in found or not any(path.startswith(f"{folder}/") or not folder for path in files):
             return
-        project = found[folder] = read_project(files, folder)
-        project.is_needed = is_needed
+        read = ProjectFiles(files, folder) if folder else top
+        bound = _bound_names(top.table("tool.uv.sources") | read.table("tool.uv.sources"), places)
+        name, python = (next(iter(read.strings(f"project.{key}")), "") for key in ("name", "requires-python"))
+        name, version = name.strip() if "\n" not in name.strip() else "", _version(read).strip()
+        version = version if _FILE_NAME.fullmatch(version) else ""
+        groups = _groups(read, canonicalize_name(name), bound)
+        sources, points = tuple(_source_folders(read)), _entry_points(read)
+        found[folder] = Project(folder, name, version, python, groups, sources, points, is_needed)
         # What tox installs (an example, a plug-in of the tests) is none that the project needs.
-        for requirement in (one for name, part in project.groups.items() for one in part if name != "tox"):
+        for requirement in (one for group, part in groups.items() for one in part if group != "tox"):
             if requirement.url is not None and requirement.url.startswith(IN_TREE):
                 take(requirement.url.removeprefix(IN_TREE), is_needed=is_needed)
 
     take("", is_needed=True)
-    for folder in member_folders(ProjectFiles(files)):
+    for folder in members:
         take(folder, is_needed=False)
     return list(found.values())
+
+
+def _is_among(folder: str, patterns: Iterable[str]) -> bool:
+    """Whether a glob names a folder: a star stands for one part of a path, two for any number."""
+    return any(
+        fnmatchcase(folder, pattern.replace("**/", "*"))
+        and ("**" in pattern or folder.count("/") == pattern.count("/"))
+        for pattern in map(posixpath.normpath, patterns)
+    )
+
+
+def _bound_names(sources: Mapping[str, Any], members: Mapping[str, str]) -> dict[str, str]:
+    """What ``[tool.uv.sources]`` binds to a place: never by name from the index, whatever else names it."""
+    bound: dict[str, str] = {}
+    for name, value in sources.items():
+        tables = map(inner_table, value if isinstance(value, list) else [value])
+        here = next((one for one in tables if holds(str(one.get("marker", "")))), {})
+        own = canonicalize_name(name)
+        if here.get("workspace"):
+            bound[own] = members.get(own, "another member of its workspace")
+        elif address := table_address(here):
+            bound[own] = bound_to(address, "")
+    return bound
 
 
 def import_folders(projects: Iterable[Project], files: Collection[str]) -> list[str]:
@@ -116,30 +137,6 @@ def import_folders(projects: Iterable[Project], files: Collection[str]) -> list[
     return [*dict.fromkeys(filter(None, found)), "."]
 
 
-def member_folders(top: ProjectFiles) -> list[str]:
-    """The folders of a workspace's members (uv, rye, hatch), which all lie in the repository."""
-    tables = (
-        "tool.uv.workspace",
-        "tool.rye.workspace",
-        "tool.hatch.envs.*.workspace",
-        "tool.hatch.workspace",
-    )
-    members, excluded = (
-        top.strings(*(f"{table}.{key}" for table in tables)) for key in ("members", "exclude")
-    )
-    found = {posixpath.dirname(path) for path in top.files if posixpath.basename(path) in PROJECT_FILES}
-    return [one for one in sorted(found) if _is_among(one, members) and not _is_among(one, excluded)]
-
-
-def _is_among(folder: str, patterns: Iterable[str]) -> bool:
-    """Whether a glob names a folder: a star stands for one part of a path, two for any number."""
-    return any(
-        fnmatchcase(folder, pattern.replace("**/", "*"))
-        and ("**" in pattern or folder.count("/") == pattern.count("/"))
-        for pattern in map(posixpath.normpath, patterns)
-    )
-
-
 def _version(read: ProjectFiles) -> str:
     """The version that is written down, in the module that setuptools or hatch reads it from, or in the package (flit)."""
     said = next(iter(read.strings("project.version")), "")
@@ -147,15 +144,14 @@ def _version(read: ProjectFiles) -> str:
         return said
     attributes = [said.removeprefix("attr:").strip(), *read.strings("tool.setuptools.dynamic.version.attr")]
     modules = [attribute.rpartition(".")[0].replace(".", "/") for attribute in attributes]
-    modules += [
-        path.removesuffix(".py") for path in read.strings("tool.hatch.version.path", "tool.pdm.version.path")
-    ]
+    paths = read.strings("tool.hatch.version.path", "tool.pdm.version.path")
+    modules += [path.removesuffix(".py") for path in paths]
     if "flit" in "".join(read.strings("build-system.build-backend")):
         modules += [name.replace("-", "_") for name in read.strings("project.name")]
     ends = tuple(f"/{module}{end}" for module in modules if module for end in (".py", "/__init__.py"))
-    paths = (path for path in read.files if f"/{path}".endswith(ends))
-    found = (_VERSION.search(read.text_at(path)) for path in paths)
-    return next((match[1] for match in found if match), "")
+    found = (data for path, data in read.files.items() if f"/{path}".endswith(ends))
+    matches = (_VERSION.search(data.decode("utf-8-sig", "replace")) for data in found)
+    return next((match[1] for match in matches if match), "")
 
 
 # --- Requirements by group (empty: the project's own).
@@ -164,14 +160,14 @@ _NO_GROUP = ("project", "dependencies", "extra-dependencies", "deps")
 """Keys that give no name to the requirements below them: the table around them does."""
 
 
-def _groups(read: ProjectFiles, own: str) -> dict[str, list[Requirement]]:
+def _groups(read: ProjectFiles, own: str, bound: Mapping[str, str]) -> dict[str, list[Requirement]]:
     """All requirements, with what ``own`` asks of itself put in its place, and each bound to where a tool binds it."""
     groups: dict[str, list[Requirement]] = {"": []}
     for key, lines in _declared_lines(read):
         name, _, marker = key.partition(":")
         if holds(marker):
-            groups.setdefault(canonicalize_name(name), []).extend(read.lines(lines))
-    files = {path: read.lines_of_file(read.path(path)) for path in _requirement_files(read)}
+            groups.setdefault(canonicalize_name(name), []).extend(read.lines(lines, name))
+    files = {path: read.lines(f"-r {path}") for path in _requirement_files(read)}
     setup = read.text("setup.py")
     is_computed = "install_requires" in setup and read.setup.get("install_requires") is None
     if not groups[""] and (is_computed or "dependencies" in read.strings("project.dynamic")):
@@ -179,7 +175,6 @@ def _groups(read: ProjectFiles, own: str) -> dict[str, list[Requirement]]:
         named = [one for one in files if posixpath.basename(one) in setup and not _FOR_DEVELOPERS.search(one)]
         groups[""] = [one for path in named or ["requirements.txt"] for one in files.get(path, [])]
     groups = files | groups
-    bound = _bound_names(read)
     for requirement in (one for part in groups.values() for one in part):
         requirement.url = requirement.url or bound.get(canonicalize_name(requirement.name))
 
@@ -199,11 +194,9 @@ def _declared_lines(read: ProjectFiles) -> Iterator[tuple[str, list[str]]]:
     """Lists that are named like dependencies anywhere in what is declared, then what tox installs."""
     for table in read.declared:
         yield from _lists_in(table, "")
-    dynamic = read.table("tool", "setuptools", "dynamic")
-    for name, value in {
-        "": dynamic.get("dependencies"),
-        **inner_table(dynamic, "optional-dependencies"),
-    }.items():
+    dynamic = read.table("tool.setuptools.dynamic")
+    extras = inner_table(dynamic, "optional-dependencies")
+    for name, value in {"": dynamic.get("dependencies"), **extras}.items():
         yield name, [f"-r {path}" for path in texts(inner_table(value).get("file"))]
     for text in (read.text("tox.ini"), read.text("setup.cfg"), *read.strings("tool.tox.legacy_tox_ini")):
         for name, section in parse_ini(text).items():
@@ -227,36 +220,15 @@ def _lists_in(table: Mapping[str, Any], name: str) -> Iterator[tuple[str, list[s
 
 def _requirement_files(read: ProjectFiles) -> Iterator[str]:
     """Texts that are called requirements (or reqs, deps …), or lie in a folder that is, by their path in the project."""
-    for path in read.files:
-        name = path.removeprefix(read.start)
-        is_called_so = "requirement" in name or name.startswith(
-            ("reqs", "requires.", "deps.", "dependencies.")
-        )
+    start = f"{read.folder}/" if read.folder else ""
+    for name in (path.removeprefix(start) for path in read.files if path.startswith(start)):
+        usual = ("reqs", "requires.", "deps.", "dependencies.")
         is_text = name.endswith(TEXT_SUFFIXES) and name.count("/") < _MAX_DEPTH
-        if path.startswith(read.start) and is_called_so and is_text:
+        if is_text and ("requirement" in name or name.startswith(usual)):
             yield name
 
 
-def _bound_names(read: ProjectFiles) -> dict[str, str | None]:
-    """What ``[tool.uv.sources]`` binds to a place: never by name from the index, whatever else names it."""
-    top = ProjectFiles(read.files)
-    bound: dict[str, str | None] = {}
-    for name, value in (top.table("tool", "uv", "sources") | read.table("tool", "uv", "sources")).items():
-        sources = [inner_table(one) for one in (value if isinstance(value, list) else [value])]
-        here = next((one for one in sources if holds(str(one.get("marker", "")))), {})
-        address = table_address(here)
-        bound[canonicalize_name(name)] = (
-            _member(top, name) if here.get("workspace") else bound_to(address, "") if address else None
-        )
-    return bound
-
-
-def _member(top: ProjectFiles, name: str) -> str:
-    for folder in member_folders(top):
-        own = ProjectFiles(top.files, folder).strings("project.name")
-        if canonicalize_name(name) in map(canonicalize_name, own):
-            return f"{IN_TREE}{folder}"
-    return "another member of its workspace"
+# --- What an installation would show: entry points, source folders.
 
 
 def _entry_points(read: ProjectFiles) -> dict[str, dict[str, str]]:
@@ -272,8 +244,6 @@ def _entry_points(read: ProjectFiles) -> dict[str, dict[str, str]]:
                     found.setdefault(group.strip(), {})[name.strip()] = point.strip()
     return found
 
-
-# --- Source folders: what a build backend is told.
 
 _PLACES = (
     "tool.setuptools.package-dir", "tool.setuptools.packages.find.where", "tool.poetry.packages.*.from",
@@ -292,7 +262,7 @@ def _source_folders(read: ProjectFiles) -> Iterator[str]:
             # Of a table both sides: one is a folder, the other what is put in its place.
             given = texts([*value, *value.values()] if isinstance(value, dict) else value)
             for folder in filter(None, (part.strip() for text in given for part in re.split(r"[,\n]", text))):
-                path = posixpath.normpath(posixpath.join(read.folder, folder))
+                path = read.path(folder)
                 if place.endswith(".packages") or f"{path}/__init__.py" in read.files:
                     path = posixpath.dirname(path) or "."
                 start = "" if path == "." else f"{path}/"

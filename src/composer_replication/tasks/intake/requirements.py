@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
+from composer_replication.tasks.intake import tree_rules
 from composer_replication.tasks.intake.environment import (
     PYTESTS,
     TOOLCHAIN,
@@ -32,17 +33,9 @@ from composer_replication.tasks.intake.environment import (
     UnusableRepository,
     resolve,
 )
-from composer_replication.tasks.intake.parsed_files import TEXT_SUFFIXES, ProjectFiles, inner_table
-from composer_replication.tasks.intake.project_files import Project, find_projects
-from composer_replication.tasks.intake.requirement_texts import IN_TREE
+from composer_replication.tasks.intake.parsed_files import IN_TREE, TEXT_SUFFIXES, ProjectFiles
+from composer_replication.tasks.intake.project_files import find_projects
 from composer_replication.tasks.intake.sources import RepositorySource
-from composer_replication.tasks.intake.tree_rules import (
-    below_root,
-    is_subject_path,
-    is_test_path,
-    own_modules,
-    recorded_folders,
-)
 from composer_replication.tasks.syntax_trees import parsed
 
 _DEV_GROUPS = frozenset({"dev", "develop", "development", "devel", "default"})
@@ -63,7 +56,7 @@ _KNOWN_NAMES = {
     "OpenSSL": "pyopenssl", "sklearn": "scikit-learn", "yaml": "pyyaml", "zmq": "pyzmq", "attr": "attrs",
 }  # fmt: skip
 """Modules that are called otherwise than their distribution: looked up among what the project itself declares."""
-_SETUPTOOLS = dict.fromkeys(("setuptools", "pkg_resources", "distutils"), "setuptools<81")
+_OF_SETUPTOOLS = frozenset({"setuptools", "pkg_resources", "distutils"})
 """Modules that stood in every environment when many a project was written: taken without being declared."""
 _MISSING = re.compile(r"No module named '?([\w.]+)")
 _NO_NAME = re.compile(r"cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'")
@@ -92,24 +85,27 @@ class Requirements:
     pytest: SpecifierSet = field(default_factory=SpecifierSet)
     python: str = ""
 
-    def add(
-        self, part: dict[str, Requirement], requirements: Iterable[Requirement], *, refuse: bool = False
-    ) -> None:
-        """Put them into a part, wanted tools among the declared; ``refuse``: addresses are refused."""
+    def add(self, group: str, requirements: Iterable[Requirement], *, is_needed: bool) -> None:
+        """Put a group of a project where it belongs by its name, wanted tools among the declared."""
+        is_of_tests = group != "" and _OF_TESTS.search(group) is not None
+        is_wanted = not group or is_of_tests or group in _DEV_GROUPS
+        part = self.required if not group and is_needed else self.wanted if is_wanted else self.declared
+        keeps_pins = not group or (is_of_tests and not group.endswith(TEXT_SUFFIXES))
         for requirement in requirements:
             name = canonicalize_name(requirement.name)
             if requirement.url in self.folders:
                 self.own.add(name)
             elif requirement.url is not None:
                 self.bound.add(name)
-                self.refused += [requirement.name] if refuse else []
+                self.refused += [requirement.name] if is_of_tests or part is self.required else []
             elif part is self.declared:
                 part.setdefault(name, _without_pins(requirement))
             elif name == "pytest":
                 self.pytest &= _without_pins(requirement).specifier
             else:
                 is_tool = part is self.wanted and _TOOLING.fullmatch(name)
-                _merge(self.declared if is_tool else part, name, requirement)
+                kept = requirement if keeps_pins else _without_pins(requirement)
+                _merge(self.declared if is_tool else part, name, kept)
 
     def take(self, module: str) -> bool:
         """Want what is declared under the name of a module, or its name of the short list; what is bound is refused."""
@@ -143,15 +139,15 @@ def _without_pins(requirement: Requirement) -> Requirement:
 
 def read_requirements(source: RepositorySource, missing: Collection[str] = ()) -> Requirements:
     """Everything that the repository says its tests need, tooling left out; ``missing`` as in ``lock_repository``."""
-    files = {**source.metadata, **source.files}
-    projects = find_projects(files)
+    projects = find_projects({**source.metadata, **source.files})
     own = {source.name, *(project.name for project in projects)}
     found = Requirements(own={canonicalize_name(name) for name in own if name})
     found.folders = {f"{IN_TREE}{project.folder}" for project in projects}
     for project in projects:
         if project.is_needed and not found.python and not _accepts_this_python(project.requires_python):
             found.python = project.requires_python
-        _add_groups(found, project)
+        for group, requirements in project.groups.items():
+            found.add(group, requirements, is_needed=project.is_needed)
     _take_what_is_imported(found, source)
     _take_what_is_missing(found, source, missing)
     # Nothing is fetched by a name that is bound to an address, or that the tree itself has.
@@ -166,19 +162,6 @@ def _accepts_this_python(versions: str) -> bool:
         return SpecifierSet(versions).contains(platform.python_version(), prereleases=True)
     except InvalidSpecifier:
         return True
-
-
-def _add_groups(found: Requirements, project: Project) -> None:
-    for name, part in project.groups.items():
-        if not name:
-            found.add(found.required if project.is_needed else found.wanted, part, refuse=project.is_needed)
-        elif _OF_TESTS.search(name):
-            is_file = name.endswith(TEXT_SUFFIXES)
-            found.add(found.wanted, map(_without_pins, part) if is_file else part, refuse=True)
-        elif name in _DEV_GROUPS:
-            found.add(found.wanted, map(_without_pins, part))
-        else:
-            found.add(found.declared, part)
 
 
 def imported_modules(data: bytes) -> set[str]:
@@ -199,9 +182,9 @@ def _take_what_is_imported(found: Requirements, source: RepositorySource) -> Non
     Imports of the package itself do not count: an optional accelerator would bring a
     second implementation of what gets deleted.
     """
-    tests = [data for name, data in source.files.items() if is_test_path(name)]
+    tests = [data for name, data in source.files.items() if tree_rules.is_test_path(name)]
     imported = set[str]().union(*map(imported_modules, tests))
-    for module in sorted(imported - sys.stdlib_module_names - own_modules(source.files)):
+    for module in sorted(imported - sys.stdlib_module_names - tree_rules.own_modules(source.files)):
         if not found.take(module):
             for known in _WELL_KNOWN.intersection(_names_of(module)) - found.required.keys():
                 found.wanted.setdefault(known, Requirement(known))
@@ -215,19 +198,19 @@ def _take_what_is_missing(found: Requirements, source: RepositorySource, missing
 
     The latter bring modules of other names along: ``h2`` brings ``hpack``.
     """
-    unknown = False
-    for module in sorted(set(missing) - own_modules(source.files)):
-        if found.take(module):
-            continue
-        if module in _SETUPTOOLS:
-            found.wanted.setdefault("setuptools", Requirement(_SETUPTOOLS[module]))
-        else:
-            unknown = unknown or module not in sys.stdlib_module_names
-    sources = [data for name, data in source.files.items() if unknown and is_subject_path(name)]
-    imported = set[str]().union(*map(imported_modules, sources))
-    for name in sorted({_KNOWN_NAMES.get(module, canonicalize_name(module)) for module in imported}):
-        if name in found.declared and not _TOOLING.fullmatch(name):
-            _merge(found.wanted, name, found.declared[name])
+    left = [
+        module
+        for module in sorted(set(missing) - tree_rules.own_modules(source.files))
+        if not found.take(module)
+    ]
+    if not _OF_SETUPTOOLS.isdisjoint(left):
+        found.wanted.setdefault("setuptools", Requirement("setuptools<81"))
+    if set(left) - _OF_SETUPTOOLS - sys.stdlib_module_names:
+        sources = [data for name, data in source.files.items() if tree_rules.is_subject_path(name)]
+        for module in sorted(set[str]().union(*map(imported_modules, sources))):
+            name = _KNOWN_NAMES.get(module, canonicalize_name(module))
+            if name in found.declared and not _TOOLING.fullmatch(name):
+                _merge(found.wanted, name, found.declared[name])
 
 
 def modules_missing(said: Iterable[str]) -> frozenset[str]:
@@ -245,10 +228,8 @@ def lock_repository(
 ) -> EnvironmentLock:
     """The environment of a repository's tests.
 
-    Args:
-        source: the repository.
-        missing: modules that a first run did not find.
-        newer_than_needed: a version of pytest that is too new for its tests.
+    ``missing`` are modules that a first run did not find, ``newer_than_needed`` a version of pytest that is too new
+    for its tests.
 
     Raises:
         UnusableRepository: ``another-python``, ``runner-dependency``, ``dependency-by-url``,
@@ -286,8 +267,8 @@ def refuse_second_copy(source: RepositorySource, environment: Environment) -> No
     Two portions of one namespace package (no ``__init__.py`` in either) may lie side by side,
     as long as no module has the same name in both.
     """
-    roots = recorded_folders(source.files)
-    own = {below_root(path, roots) for path in source.files if is_subject_path(path)}
+    roots = tree_rules.recorded_folders(source.files)
+    own = {tree_rules.below_root(path, roots) for path in source.files if tree_rules.is_subject_path(path)}
     for installed in environment.root.glob("lib/python*/site-packages"):
         for path in sorted(own):
             if clash := _clash(path, own, installed):
@@ -315,7 +296,7 @@ def compiled_parts(source: RepositorySource) -> str:
     """
     read = ProjectFiles(source.metadata)
     backends = {name.partition(".")[0] for name in read.strings("build-system.build-backend")}
-    if not backends.isdisjoint(_COMPILING_BACKENDS) or read.table("tool", "setuptools").get("ext-modules"):
+    if not backends.isdisjoint(_COMPILING_BACKENDS) or read.table("tool.setuptools").get("ext-modules"):
         return "pyproject.toml"
     return "setup.py" if _COMPILING.search(read.text("setup.py")) else ""
 
@@ -331,23 +312,22 @@ def explain(
     """
     if error.reason != "red-baseline":
         return error
-    likeliest = sorted(source.left_out, key=lambda path: path.rpartition("/")[2] not in error.detail)
-    more = f" and {len(likeliest) - _NUM_NAMED} more" if len(likeliest) > _NUM_NAMED else ""
-    missed = f"; left out: {', '.join(likeliest[:_NUM_NAMED])}{more}" if likeliest else ""
     missing = _missing_module(error.detail, source.files)
     top, path = missing.partition(".")[0], missing.replace(".", "/")
-    is_own = top in own_modules(source.files)
+    is_own = top in tree_rules.own_modules(source.files)
+    ends = (f"/{path}.py", f"/{path}/__init__.py")
     reason, cause = error.reason, ""
     if missing and not is_own and top not in sys.stdlib_module_names:
         reason, cause = _why_missing(top, source, installed)
     elif file := compiled_parts(source):
         reason, cause = "needs-compiling", f"its {file} asks for compiled modules, which are not built"
-    elif is_own and not any(
-        f"/{file}".endswith((f"/{path}.py", f"/{path}/__init__.py")) for file in source.files
-    ):
+    elif is_own and not any(f"/{file}".endswith(ends) for file in source.files):
         reason = "generated-file"
         cause = f"the repository has no file for its own module {missing}, which a build may write"
-    return UnusableRepository(reason, "; ".join(filter(None, (cause, f"{error.detail}{missed}"))))
+    likeliest = sorted(source.left_out, key=lambda path: path.rpartition("/")[2] not in error.detail)
+    more = f" and {len(likeliest) - _NUM_NAMED} more" if len(likeliest) > _NUM_NAMED else ""
+    left_out = f"left out: {', '.join(likeliest[:_NUM_NAMED])}{more}" if likeliest else ""
+    return UnusableRepository(reason, "; ".join(filter(None, (cause, error.detail, left_out))))
 
 
 def _missing_module(detail: str, files: Mapping[str, bytes]) -> str:
@@ -356,11 +336,8 @@ def _missing_module(detail: str, files: Mapping[str, bytes]) -> str:
         return no_module[1]
     if no_name := _NO_NAME.search(detail):
         name, package = no_name.groups()
-        inits = [
-            data
-            for path, data in files.items()
-            if f"/{path}".endswith(f"/{package.replace('.', '/')}/__init__.py")
-        ]
+        end = f"/{package.replace('.', '/')}/__init__.py"
+        inits = [data for path, data in files.items() if f"/{path}".endswith(end)]
         defined = re.compile(rf"^\s*(def|class)?\s*{name}\b".encode(), re.MULTILINE)
         return f"{package}.{name}" if inits and not any(map(defined.search, inits)) else ""
     return ""
@@ -373,15 +350,7 @@ def _why_missing(module: str, source: RepositorySource, installed: Collection[st
     if found.refused:
         return "dependency-by-url", f"{found.refused[0]} is asked for by address"
     if named in found.wanted and named not in installed:
-        return (
-            "missing-requirement",
-            f"what its tests want, {named}, is not to be had as a wheel for this Python",
-        )
-    read = ProjectFiles(source.metadata)
-    told = (read.table("tool", "setuptools", "package-dir"), inner_table(read.setup, "package_dir"))
-    if otherwise := next((str(table[module]) for table in told if module in table), ""):
-        why = f"the package {module} lies in a folder of another name, {otherwise}, which cannot be imported from the tree"
-    else:
-        computed = " (what a setup.py computes is not read)" if "setup.py" in source.metadata else ""
-        why = f"nothing that is declared brings the module {module}{computed}"
-    return "missing-requirement", why
+        cause = f"what its tests want, {named}, is not to be had as a wheel for this Python"
+        return "missing-requirement", cause
+    computed = " (what a setup.py computes is not read)" if "setup.py" in source.metadata else ""
+    return "missing-requirement", f"nothing that is declared brings the module {module}{computed}"

@@ -6,27 +6,20 @@ none of its links is followed.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from composer_replication.errors import InputError
-from composer_replication.tasks.intake import git_source, tree_rules
-from composer_replication.tasks.intake.archives import (
-    ARCHIVE_SUFFIXES,
-    Listing,
-    holds_code,
-    list_archive,
-    list_folder,
-)
+from composer_replication.tasks.intake import archives, git_source, project_files, tree_rules
 from composer_replication.tasks.intake.cache import sha256_of, sha256_of_file
 from composer_replication.tasks.intake.environment import UnusableRepository
 from composer_replication.tasks.intake.index import fetch_sdist
 from composer_replication.tasks.intake.parsed_files import ProjectFiles
-from composer_replication.tasks.intake.project_files import Project, find_projects, import_folders
 from composer_replication.tasks.intake.tree_rules import TreeRules, is_test_path, skips_folder
 from composer_replication.tasks.intake.version_files import version_files
 
@@ -39,7 +32,6 @@ PYTEST_FILES = (
 _PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py", "PKG-INFO")
 _PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9._+!-]*)")
 _NO_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,99}")
 _SHORT_ID = 12
 _SHOWN_CHARACTERS = 200
 
@@ -85,39 +77,34 @@ def open_source(source: str) -> RepositorySource:
         MissingError: a git address, and no git (CR0440).
     """
     if git_source.is_git_source(source):
-        fetched = git_source.fetch_commit(source)
-        listing = git_source.list_commit(fetched, skip=lambda path: any(map(skips_folder, path.parts[:-1])))
-        found = _read(source, listing, fetched.address.name, fetched.commit)
-        return replace(found, origin=git_source.public_address(fetched.address))
+        address, commit, listing = git_source.list_commit(source, skip=_in_skipped_folder)
+        return replace(_read(source, listing, address.name, commit), origin=address.public)
     if source.startswith("sdist:"):
         pin = _PIN.fullmatch(source.removeprefix("sdist:").strip())
         if pin is None:
             problem, fix = "the source is not sdist:NAME==VERSION.", "for example sdist:toolz==1.2.0"
             raise InputError("CR0402", problem, where=source, fix=fix)
         return replace(_read_archive(source, fetch_sdist(pin[1], pin[2])), origin=f"sdist:{pin[0]}")
-    try:
-        path = Path(source).expanduser()
-        is_folder, is_file = path.is_dir(), path.is_file()
-    except PermissionError:
-        raise  # its own sentence says so
-    except (OSError, RuntimeError) as error:  # too long, or in the home of nobody
-        problem = f"cannot be a path: {getattr(error, 'strerror', None) or error}"
-    else:
-        if is_folder and source.strip():
-            return _read(source, list_folder(path, skip=skips_folder), path.resolve().name)
-        if is_file and path.name.lower().endswith(ARCHIVE_SUFFIXES):
-            return _read_archive(source, path)
-        problem = "is not a folder or an archive that can be read" if path.exists() else "does not exist"
-    kinds = f"give a folder, an archive ({', '.join(ARCHIVE_SUFFIXES)}), sdist:NAME==VERSION or git+URL@REF."
+    path = Path(os.path.expanduser(source))  # unlike the method it leaves the home of nobody as it is
+    if source.strip() and os.path.isdir(path):
+        return _read(source, archives.list_folder(path, skip=skips_folder), path.resolve().name)
+    if os.path.isfile(path) and path.name.lower().endswith(archives.ARCHIVE_SUFFIXES):
+        return _read_archive(source, path)
+    problem = "is neither a folder nor an archive" if os.path.exists(path) else "cannot be found"
+    kinds = f"give a folder, an archive ({', '.join(archives.ARCHIVE_SUFFIXES)}), sdist:NAME==VERSION or git+URL@REF."
     problem = problem if source.strip() else "is empty"
     raise InputError("CR0402", f"the source {problem}.", where=source[:_SHOWN_CHARACTERS], fix=kinds)
 
 
+def _in_skipped_folder(path: PurePosixPath) -> bool:
+    return any(map(skips_folder, path.parts[:-1]))
+
+
 def _read_archive(source: str, path: Path) -> RepositorySource:
     name = path.resolve().name
-    for suffix in ARCHIVE_SUFFIXES:
+    for suffix in archives.ARCHIVE_SUFFIXES:
         name = name.removesuffix(suffix)
-    found = _read(source, list_archive(path, skip=tree_rules.is_system_file), name)
+    found = _read(source, archives.list_archive(path, skip=tree_rules.is_system_file), name)
     return replace(found, sha256=sha256_of_file(path))
 
 
@@ -141,12 +128,8 @@ def open_sources(
     if len(refused) == len(futures):
         raise next(iter(refused.values()))
     opened = [future.result() for source, future in futures.items() if source not in refused]
-    return opened, {source: as_unusable(error) for source, error in refused.items()}
-
-
-def as_unusable(error: InputError) -> UnusableRepository:
-    """The error of one repository among several, which then only counts."""
-    return UnusableRepository(error.code, error.message)
+    unusable = {source: UnusableRepository(error.code, error.message) for source, error in refused.items()}
+    return opened, unusable
 
 
 def needs_no_path(source: str) -> bool:
@@ -159,18 +142,13 @@ def is_pinned(source: str) -> bool:
     return source.startswith("sdist:") or git_source.names_commit(source)
 
 
-def _read(source: str, listing: Listing, fallback: str, commit: str = "") -> RepositorySource:
+def _read(source: str, listing: archives.Listing, fallback: str, commit: str = "") -> RepositorySource:
     """The files that enter the tree of a source, and those that declare its project.
 
     What content alone can choose is read behind the others: data that strings of its tests name, and packed data
     in which there is no code. ``fallback`` is its name where it says none.
     """
-
-    def named_by_text(names: Collection[str]) -> frozenset[str]:
-        """Those that a record can name: no bytes that are no text, no line break."""
-        return frozenset(name for name in names if _NO_TEXT.search(name) is None)
-
-    names = named_by_text(listing.files)
+    names, links = map(_named_by_text, (listing.files, listing.links))
     rules = TreeRules(names)
     in_tree = {name for name in names if rules.belongs(PurePosixPath(name))}
     about = {name for name in names if tree_rules.is_metadata_path(PurePosixPath(name))}
@@ -178,41 +156,37 @@ def _read(source: str, listing: Listing, fallback: str, commit: str = "") -> Rep
     named, packed = rules.named_data(found), rules.packed_data()
     with suppress(InputError):  # too large together: then they are among what is left out
         data = listing.read(named | packed)
-        found |= {path: data[path] for path in data if path not in packed or not holds_code(data[path])}
-    left_out = rules.left_out(found, named_by_text(listing.links))
+        code = {path for path in packed & data.keys() if archives.holds_code(data[path])}
+        found |= {path: data[path] for path in data.keys() - code}
+    left_out = rules.left_out(found, links)
     found = dict(sorted(found.items()))
-    sums = "\n".join(f"{sha256_of(data)} {name}" for name, data in found.items())
+    sha256 = sha256_of("\n".join(f"{sha256_of(data)} {name}" for name, data in found.items()).encode())
     files = {name: data for name, data in found.items() if name in in_tree | named | packed}
     metadata = {name: data for name, data in found.items() if name in about}
     _check_use(source, files, metadata)
     everything = {**metadata, **files}
-    projects = find_projects(everything)
+    projects = project_files.find_projects(everything)
     files |= _written_by_builds(projects, everything, _safe(fallback), commit)
-    name, version = _file_names(projects[0])
-    return RepositorySource(
-        source=source,
-        name=_safe(name or fallback),
-        version=version or commit[:_SHORT_ID],
-        sha256=sha256_of(sums.encode()),
-        files=files,
-        metadata=metadata,
-        commit=commit,
-        left_out=left_out,
-    )
+    name, version = _safe(projects[0].name or fallback), projects[0].version or commit[:_SHORT_ID]
+    return RepositorySource(source, name, version, sha256, files, metadata, commit, left_out)
+
+
+def _named_by_text(names: Iterable[str]) -> frozenset[str]:
+    """Those that a record can name: no bytes that are no text, no line break."""
+    return frozenset(name for name in names if _NO_TEXT.search(name) is None)
 
 
 def _check_use(source: str, files: Mapping[str, bytes], metadata: Mapping[str, bytes]) -> None:
     """Refuse what is no Python project, or has no tests."""
     if metadata.keys().isdisjoint(_PROJECT_FILES) or not any(name.endswith(".py") for name in files):
-        problem = (
-            "this is not a Python project: no pyproject.toml, setup.cfg or setup.py with Python sources."
-        )
+        problem = "this is no Python project: no pyproject.toml, setup.cfg or setup.py with Python sources."
         raise InputError("CR0402", problem, where=source, fix="give the folder that holds pyproject.toml.")
     names_its_files = any(b"python_files" in files.get(name, b"") for name in PYTEST_FILES)
     tests = [data for name, data in files.items() if is_test_path(name)]
     # A repository may call its tests otherwise (``python_functions``, pytest-describe): then what they assert tells.
-    has_tests = any(b"def test" in data or b"TestCase" in data for data in tests)
-    if not (names_its_files or has_tests or any(b"def " in data and b"assert" in data for data in tests)):
+    marks = ([b"def test"], [b"TestCase"], [b"def ", b"assert"])
+    has_tests = any(all(word in data for word in mark) for data in tests for mark in marks)
+    if not (names_its_files or has_tests):
         problem = (
             "the project has no tests: no file test_*.py, *_test.py, test.py or tests.py, and none below a folder tests, test or testing, "
             "holds a test function or a TestCase (examples in docstrings hide nothing)."
@@ -222,7 +196,7 @@ def _check_use(source: str, files: Mapping[str, bytes], metadata: Mapping[str, b
 
 
 def _written_by_builds(
-    projects: Sequence[Project], files: Mapping[str, bytes], fallback: str, commit: str
+    projects: Sequence[project_files.Project], files: Mapping[str, bytes], fallback: str, commit: str
 ) -> dict[str, bytes]:
     """What an installation would add to the tree: metadata of each project, and version files.
 
@@ -231,30 +205,23 @@ def _written_by_builds(
     """
     made: dict[str, bytes] = {}
     for project in projects:
-        name, version = _file_names(project)
+        name, version = project.name, project.version
         made |= version_files(ProjectFiles(files, project.folder), version or "0")
         shown = version or (f"0+g{commit[:_SHORT_ID]}" if commit else "0")
         # The name of the folder is cut at its first hyphen by who looks it up.
         folder = f"{_safe(name or fallback).replace('-', '_')}-{shown}.dist-info"
         if name:
             made[f"{folder}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {shown}\n".encode()
-            if project.entry_points:
-                groups = (
-                    f"[{group}]\n" + "".join(f"{point} = {value}\n" for point, value in points.items())
-                    for group, points in sorted(project.entry_points.items())
-                )
-                made[f"{folder}/entry_points.txt"] = "\n".join(groups).encode()
-        if project is projects[0]:
-            roots = import_folders(projects, files)
-            if roots != tree_rules.usual_folders(files):
-                made[f"{folder}/{tree_rules.FOLDERS_FILE}"] = "".join(f"{root}\n" for root in roots).encode()
+        if name and project.entry_points:
+            groups = (
+                f"[{group}]\n" + "".join(f"{point} = {value}\n" for point, value in points.items())
+                for group, points in sorted(project.entry_points.items())
+            )
+            made[f"{folder}/entry_points.txt"] = "\n".join(groups).encode()
+        roots = project_files.import_folders(projects, files) if project is projects[0] else []
+        if roots and roots != tree_rules.usual_folders(files):
+            made[f"{folder}/{tree_rules.FOLDERS_FILE}"] = "".join(f"{root}\n" for root in roots).encode()
     return made
-
-
-def _file_names(project: Project) -> tuple[str, str]:
-    """Name and version of a project where both can be parts of file names; else empty."""
-    name, version = project.name.strip(), project.version.strip()
-    return name if "\n" not in name else "", version if _VERSION.fullmatch(version) else ""
 
 
 def _safe(name: str) -> str:

@@ -18,16 +18,15 @@ from pathlib import Path, PurePosixPath
 _OUT_FOLDERS = frozenset("__pycache__ node_modules htmlcov site-packages CVS __MACOSX".split())
 _OUT_UNLESS_PACKAGE = frozenset("venv env virtualenv eggs parts wheels wheelhouse".split())
 """Environments, and what buildout and pip leave behind; also words that packages are called by."""
-_ENVIRONMENT_MARK = "pyvenv.cfg"
 _OUT_TOP_FOLDERS = frozenset("doc docs build dist site notebooks _build typings".split())
 _OUT_TOP_UNLESS_IMPORTED = frozenset("examples benchmarks bench target out tools".split())
 _OUT_FOLDER_SUFFIXES = (".egg-info", ".dist-info", ".egg")
 _BYTECODE_SUFFIXES = (".pyc", ".pyo")
-PACKED_SUFFIXES = (".gz", ".tgz", ".bz2", ".xz", ".tar", ".zip")
+_PACKED_SUFFIXES = (".gz", ".tgz", ".bz2", ".xz", ".tar", ".zip")
 _OUT_SUFFIXES = frozenset(
     ".so .pyd .dll .dylib .a .o .obj .whl .egg .7z .ipynb .orig .rej .patch .diff .swp .bak .lock .pkl .pickle .log"
     " .cover".split()
-).union(_BYTECODE_SUFFIXES, PACKED_SUFFIXES)
+).union(_BYTECODE_SUFFIXES, _PACKED_SUFFIXES)
 _IN_TESTS_SUFFIXES = frozenset({".lock", ".log"})
 """Of texts that tests read; elsewhere they are what a tool left."""
 _TOOL_DOTFILES = ".coverage* .testmon* .noseids .lock* .*.sw? .*_history .fuse_hidden* .nfs*".split()
@@ -92,10 +91,9 @@ def _is_test_folder(name: str) -> bool:
 def is_test_path(path: str) -> bool:
     """Whether a Python file holds tests or their support by its place or name."""
     pure = PurePosixPath(path)
-    if pure.suffix != ".py":
-        return False
     is_named = pure.name.startswith("test_") or pure.stem.endswith("_test")
-    return is_named or pure.stem in ("tests", "test", "conftest") or in_test_folder(pure)
+    is_whole = pure.stem in ("tests", "test", "conftest")
+    return pure.suffix == ".py" and (is_named or is_whole or in_test_folder(pure))
 
 
 def folders_of_tests(tests: Collection[str], files: Collection[str]) -> frozenset[str]:
@@ -107,18 +105,18 @@ def folders_of_tests(tests: Collection[str], files: Collection[str]) -> frozense
     """
     paths = [PurePosixPath(path) for path in files]
     packages = [path.parent for path in paths if path.name == "__init__.py"]
-    others = {str(folder) for folder in (PurePosixPath(), *packages, *(one.parent for one in packages))}
-    stems: dict[str, set[str]] = {str(PurePosixPath(path).parent): set() for path in tests}
+    others = {PurePosixPath(), *packages, *(one.parent for one in packages)}
+    stems: dict[PurePosixPath, set[str]] = {PurePosixPath(path).parent: set() for path in tests}
     for path in paths:
-        if path.suffix == ".py" and str(path.parent) in stems:
-            stems[str(path.parent)].add(path.stem)
-    return frozenset(folder for folder, own in stems.items() if folder not in others and _are_tests(own))
+        if path.suffix == ".py" and path.parent in stems:
+            stems[path.parent].add(path.stem)
 
+    def are_tests(own: set[str]) -> bool:
+        plain = {stem for stem in own if not is_test_path(f"{stem}.py")}
+        is_tested = any(f"test_{stem}" in own or f"{stem}_test" in own for stem in plain)
+        return not is_tested and 2 * len(plain) <= len(own)
 
-def _are_tests(stems: Collection[str]) -> bool:
-    others = {stem for stem in stems if not is_test_path(f"{stem}.py")}
-    tested = any(f"test_{stem}" in stems or f"{stem}_test" in stems for stem in others)
-    return not tested and 2 * len(others) <= len(stems)
+    return frozenset(str(folder) for folder, own in stems.items() if folder not in others and are_tests(own))
 
 
 def is_subject_path(path: str) -> bool:
@@ -137,13 +135,15 @@ class TreeRules:
     def __init__(self, names: Iterable[str]) -> None:
         self.names = frozenset(names)
         paths = [PurePosixPath(name) for name in self.names]
-        self._packages = {path.parent for path in paths if path.name == "__init__.py" and path.parts[1:]}
-        self._with_sources = {path.parent for path in paths if path.suffix == ".py"}
-        usual = set(map(PurePosixPath, ("src", "lib", "python")))
+        top = PurePosixPath()
+        self._packages = {path.parent for path in paths if path.name == "__init__.py"} - {top}
+        self._with_sources = {path.parent for path in paths if path.suffix == ".py"} - {top}
         # Folders whose data may be that of a package, namespace packages (no ``__init__.py``) too.
-        self._with_modules = self._packages | usual | (self._with_sources - {PurePosixPath()})
-        marks = (path.parent for path in paths if path.name == _ENVIRONMENT_MARK)
-        self._environments = set(marks) - {PurePosixPath()}  # the folder of a project may be one, too
+        self._with_modules = (
+            self._packages | self._with_sources | set(map(PurePosixPath, ("src", "lib", "python")))
+        )
+        # The folder of a project may be an environment, too.
+        self._environments = {path.parent for path in paths if path.name == "pyvenv.cfg"} - {top}
         self._of_tests = folders_of_tests([name for name in self.names if is_test_path(name)], self.names)
         self._known: dict[tuple[str, ...], bool] = {(): True}
 
@@ -151,8 +151,7 @@ class TreeRules:
         """Whether a file belongs to a task tree."""
         if is_system_file(path) or not self._are_kept(path.parts[:-1]):
             return False
-        in_tests = self._in_tests(path)
-        suffix = path.suffix.lower()
+        in_tests, suffix = self._in_tests(path), path.suffix.lower()
         if suffix in _OUT_SUFFIXES and not (in_tests and suffix in _IN_TESTS_SUFFIXES):
             return False
         if path.suffix in _SOURCE_SUFFIXES or path.name in CONFIG_NAMES:
@@ -180,10 +179,8 @@ class TreeRules:
         is_top, is_package = len(folder.parts) == 1, folder in self._packages
         if skips_folder(folder.name) or folder in self._environments:
             return False
-        if is_top and folder.name in _OUT_TOP_FOLDERS:
-            return False
-        if is_top and folder.name in _OUT_TOP_UNLESS_IMPORTED:
-            return is_package
+        if is_top and folder.name in _OUT_TOP_FOLDERS | _OUT_TOP_UNLESS_IMPORTED:
+            return is_package and folder.name not in _OUT_TOP_FOLDERS
         is_portion = folder.parent in self._packages and folder in self._with_sources
         return folder.name not in _OUT_UNLESS_PACKAGE or is_package or is_portion or in_test_folder(folder)
 
@@ -207,7 +204,7 @@ class TreeRules:
 
     def packed_data(self) -> frozenset[str]:
         """Compressed files and archives in packages and folders of tests, which may be data; their content decides."""
-        paths = (PurePosixPath(name) for name in self.names if name.lower().endswith(PACKED_SUFFIXES))
+        paths = (PurePosixPath(name) for name in self.names if name.lower().endswith(_PACKED_SUFFIXES))
         return frozenset(
             str(path) for path in paths if self._are_kept(path.parts[:-1]) and self._is_data(path)
         )
@@ -224,15 +221,9 @@ class TreeRules:
             is_near = self._in_tests(path) or not self._packages.isdisjoint(path.parents)
             folders = path.parts if is_link else path.parts[:-1]  # a link may stand for a folder
             is_made = any(map(skips_folder, folders)) or path.suffix.lower() in _BYTECODE_SUFFIXES
-            in_environment = not self._environments.isdisjoint(path.parents)
-            if (
-                is_made
-                or in_environment
-                or is_system_file(path)
-                or not _OUT_TOP_FOLDERS.isdisjoint(folders[:1])
-            ):
-                continue
-            if is_near or path.suffix in _SOURCE_SUFFIXES or (is_link and not path.suffix):
+            is_foreign = is_system_file(path) or not self._environments.isdisjoint(path.parents)
+            is_asked = is_near or path.suffix in _SOURCE_SUFFIXES or (is_link and not path.suffix)
+            if is_asked and not (is_made or is_foreign) and _OUT_TOP_FOLDERS.isdisjoint(folders[:1]):
                 rank = 0 if is_link else 1 if is_near else 2
                 ranked.append((rank, f"{name} (a link)" if is_link else name))
         return tuple(name for _, name in sorted(ranked))
@@ -240,21 +231,24 @@ class TreeRules:
 
 def without_unused(found: Mapping[str, bytes]) -> dict[str, bytes]:
     """The files without those packages at the top that are tools, not parts: no test or source outside imports them."""
-    optional = {name.partition("/")[0] for name in found if "/" in name} & _OUT_TOP_UNLESS_IMPORTED
-    kept = {name: data for name, data in found.items() if name.partition("/")[0] not in optional}
-    while used := {top for top in sorted(optional) if _imports(top, kept.items())}:
+    tops = {name: name.partition("/")[0] for name in found if "/" in name}
+    optional = set(tops.values()) & _OUT_TOP_UNLESS_IMPORTED
+    while True:
+        kept = {name: data for name, data in found.items() if tops.get(name) not in optional}
+        used = {top for top in optional if _imports(top, kept)}
+        if not used:
+            return kept
         optional -= used
-        kept = {name: data for name, data in found.items() if name.partition("/")[0] not in optional}
-    return kept
 
 
-def _imports(top: str, files: Iterable[tuple[str, bytes]]) -> bool:
+def _imports(top: str, files: Mapping[str, bytes]) -> bool:
     statement = re.compile(
         rb"^[ \t]*(?:from[ \t]+%(top)b(?:\.[\w.]+)?[ \t]+import\b|import[ \t](?:[\w., \t]*[, \t])?%(top)b\b)"
         % {b"top": top.encode()},
         re.MULTILINE,
     )
-    return any(statement.search(data) for name, data in files if is_test_path(name) or is_subject_path(name))
+    code = (data for name, data in files.items() if is_test_path(name) or is_subject_path(name))
+    return any(map(statement.search, code))
 
 
 def is_metadata_path(path: PurePosixPath) -> bool:
@@ -303,22 +297,21 @@ def recorded_folders(files: Mapping[str, bytes]) -> list[str]:
 
 def folders_of_tree(tree: Path) -> list[str]:
     """The places of import of a task tree on disk, the top last as ``.``."""
-    for path in sorted(tree.glob(f"*.dist-info/{FOLDERS_FILE}")):
-        return path.read_text(encoding="utf-8").splitlines()
-    inside = [path for folder in USUAL_FOLDERS for path in (tree / folder).glob("*")]
-    return usual_folders([path.relative_to(tree).as_posix() for path in inside])
+    patterns = (f"*.dist-info/{FOLDERS_FILE}", *(f"{folder}/*" for folder in USUAL_FOLDERS))
+    paths = {path.relative_to(tree).as_posix(): path for one in patterns for path in sorted(tree.glob(one))}
+    record = folders_file(paths)
+    return paths[record].read_text(encoding="utf-8").splitlines() if record else usual_folders(paths)
 
 
 def own_modules(files: Mapping[str, bytes]) -> frozenset[str]:
     """The first names by which an import finds something in the tree: at its places of import, or beside a test."""
     roots = recorded_folders(files)
     found: set[str] = set()
-    for path in files:
-        if path.endswith(".py"):
-            parts = PurePosixPath(path).parts
-            found.add(below_root(path, roots).partition("/")[0].removesuffix(".py"))
-            if is_test_path(path):
-                found.add(parts[-2] if parts[-1] == "__init__.py" else parts[-1].removesuffix(".py"))
+    for path in map(PurePosixPath, files):
+        if path.suffix == ".py":
+            found.add(below_root(str(path), roots).partition("/")[0].removesuffix(".py"))
+            if is_test_path(str(path)):
+                found.add(path.parent.name if path.name == "__init__.py" else path.stem)
     return frozenset(found)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from itertools import product
 
-from composer_replication.tasks.intake.parsed_files import ProjectFiles, inner_table, values_at
+from composer_replication.tasks.intake.parsed_files import ProjectFiles, inner_table, parse_ini, values_at
 from composer_replication.tasks.syntax_trees import parsed
 
 _PYTHON = """\
@@ -60,9 +61,8 @@ def _filled(path: str, template: str, version: str) -> str:
 
 def _declared(read: ProjectFiles) -> Iterator[tuple[str, str]]:
     """Paths from the project's folder, each with its template (empty: the tool's own)."""
-    tables = [(name, table) for name in _TABLES for table in values_at(read.toml, f"tool.{name}")]
-    for name, table in [*tables, ("setup.py", read.setup.get("use_scm_version"))]:
-        if isinstance(table, Mapping):
+    for name, said in product(_TABLES, read.declared):
+        for table in filter(None, map(inner_table, values_at(said, f"tool.{name}"))):
             template = next((table[key] for key in _TEMPLATES if isinstance(table.get(key), str)), "")
             # These two count from the place of import.
             is_shifted = name in ("pdm.version", "scikit-build.generate.*")
@@ -72,15 +72,16 @@ def _declared(read: ProjectFiles) -> Iterator[tuple[str, str]]:
                     for key in _KEYS
                     if isinstance(table.get(key), str)
                 )
-    for path, table in read.table("tool", "poetry-dynamic-versioning", "files").items():
+    for path, table in read.table("tool.poetry-dynamic-versioning.files").items():
         yield path, str(inner_table(table).get("initial-content") or "")
     for path in read.strings("tool.poetry-dynamic-versioning.substitution.files"):
         if "*" not in path:
             yield path, ""
-    yield read.config.get("versioneer", {}).get("versionfile_source", ""), ""
+    yield parse_ini(read.text("setup.cfg")).get("versioneer", {}).get("versionfile_source", ""), ""
+    start = f"{read.folder}/" if read.folder else ""
     for path in sorted(read.files):
-        if path.startswith(read.start) and posixpath.basename(path) == "meson.build":
-            yield from _of_meson(read, posixpath.dirname(path.removeprefix(read.start)))
+        if path.startswith(start) and posixpath.basename(path) == "meson.build":
+            yield from _of_meson(read, posixpath.dirname(path.removeprefix(start)))
 
 
 def _of_meson(read: ProjectFiles, folder: str) -> Iterator[tuple[str, str]]:

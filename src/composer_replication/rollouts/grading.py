@@ -99,7 +99,8 @@ class Grader:
         unseen: folders that no sandbox may show, besides the store's own; the self-test tries them.
 
     ``places`` are the threads of its test runs; whoever runs tests by ``watched`` takes one, unless it has one already.
-    ``missing_guards`` are those that do not hold and that this process has accepted (``sandbox.accept``).
+    ``missing_guards`` are those that do not hold and that this process has accepted (``sandbox.accept``);
+    ``num_infrastructure_failures`` counts the runs that gave no score.
 
     Raises:
         SandboxFailure: the backend's self-test does not pass, so no reward is given.
@@ -132,6 +133,7 @@ class Grader:
         self._lock = Lock()
         self._attempt_backends: dict[bool, SandboxBackend] = {}
         self._choosing = Lock()
+        self.num_infrastructure_failures = 0
         self.missing_guards = self.require_guards()
 
     @property
@@ -231,6 +233,8 @@ class Grader:
         for _ in range(NUM_INFRASTRUCTURE_TRIES):
             with suppress(SandboxFailure):
                 return run()
+        with self._lock:
+            self.num_infrastructure_failures += 1
         return None
 
     def grade_once(self, request: GradeRequest) -> Score:

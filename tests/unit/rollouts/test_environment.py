@@ -94,9 +94,11 @@ def test_edits_of_tests_win_nothing(env: FeatureDeletionEnv, clamp: Task) -> Non
     ask(env, "write_file", path=test_file, content=fake)
     ask(env, "write_file", path="conftest.py", content="import os\nos._exit(0)\n")
     ask(env, "bash", command="echo 'import os; os._exit(0)' > sitecustomize.py")
+    assert (env.graded_reward, env.report) == (None, None)
     judged = env.finish()
     assert judged is not None and judged.reward == judged.graded_reward == 0.0
     assert judged.report is not None and "test-edit" in judged.report.counts
+    assert (env.reward(), env.graded_reward, env.report) == (0.0, 0.0, judged.report)
 
 
 def test_a_solution_that_breaks_something_else_is_paid_nothing_or_less(

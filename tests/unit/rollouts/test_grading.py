@@ -142,7 +142,7 @@ def test_original_code_that_does_not_pass_here_is_a_failure_of_the_sandbox_and_n
     try:
         for _ in range(2):
             assert grader.grade(clamp, golden["clamp"]) is None
-        assert len(runs) == 4
+        assert (len(runs), grader.num_infrastructure_failures) == (4, 2)
         (record,) = caplog.records
         assert record.getMessage().startswith(
             f"CR0494: the original code of {clamp.task_id} does not pass here, in "

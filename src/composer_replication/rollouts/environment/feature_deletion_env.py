@@ -295,6 +295,23 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         attempt.judgement = attempt.judgement or self._judged(attempt)
         return attempt.judgement
 
+    def reward(self) -> float | None:
+        """What the attempt is paid (``finish``); None where a sandbox failed."""
+        judgement = self.finish()
+        return None if judgement is None else judgement.reward
+
+    @property
+    def graded_reward(self) -> float | None:
+        """What the tests alone would pay; None before ``finish``, and where a sandbox failed."""
+        judgement = self._running.judgement
+        return None if judgement is None else judgement.graded_reward
+
+    @property
+    def report(self) -> MonitorReport | None:
+        """What the monitor found; None before ``finish``, where a sandbox failed, and where it is off."""
+        judgement = self._running.judgement
+        return None if judgement is None else judgement.report
+
     def candidate(self) -> dict[str, bytes] | None:
         """The policy's files as they are graded (``candidate_tree``), none where they are too many or too large: its tests
         fail then. None where the sandbox failed.

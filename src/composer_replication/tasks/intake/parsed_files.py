@@ -17,6 +17,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
+from itertools import chain
 from typing import Any
 from urllib.parse import unquote
 
@@ -395,11 +396,29 @@ def _python_marker(text: str) -> str:
 def poetry_range(text: str) -> SpecifierSet:
     """Poetry's range as a set of bounds, the upper one kept: ``^1.2`` is ``>=1.2,<2``, ``~1.2`` is ``>=1.2,<1.3``.
 
-    Nothing for what cannot be read, or is no set of bounds because of alternatives (``||``).
+    Of alternatives (``||``) it is the range from the lowest to the highest, since a set of bounds has no "or". Nothing
+    for what cannot be read.
     """
+    parts = [_bounds(part) for part in re.split(r"\|\|?", text)]
+    if len(parts) == 1:
+        return parts[0]
+    lows = [[Version(one.version) for one in part if one.operator in (">=", ">", "==")] for part in parts]
+    highs = [
+        [(Version(one.version), one.operator != "<") for one in part if one.operator in ("<", "<=", "==")]
+        for part in parts
+    ]
+    bounds = [f">={min(chain(*lows)).public}"] if all(lows) else []
+    if all(highs):
+        version, is_within = max(chain(*highs))
+        bounds.append(f"{'<=' if is_within else '<'}{version.public}")
+    return SpecifierSet(",".join(bounds))
+
+
+def _bounds(text: str) -> SpecifierSet:
+    """One alternative of a range."""
     bounds: list[str] = []
     try:
-        for operator, version in re.findall(r"([\^~<>=!]*)\s*v?(\d[\w.*+!-]*)", "" if "|" in text else text):
+        for operator, version in re.findall(r"([\^~<>=!]*)\s*v?(\d[\w.*+!-]*)", text):
             lowest = version.removesuffix(".*")
             release = Version(lowest).release
             if operator in ("^", "^="):

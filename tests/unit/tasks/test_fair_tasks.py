@@ -14,10 +14,9 @@ from composer_replication.rollouts.candidate_tree import rule_of
 from composer_replication.tasks import gates
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.build_state import Journal
-from composer_replication.tasks.fair_split import known_words
 from composer_replication.tasks.planning.edits import line_edits
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.test_functions import remove_functions
+from composer_replication.tasks.test_functions import known_words, remove_functions
 from composer_replication.tasks.validate import validate_store
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from composer_replication.errors import InputError
-from composer_replication.tasks import gates, validate
+from composer_replication.tasks import gates
 from composer_replication.tasks.instructions.written_instructions import WrittenInstruction
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
@@ -225,14 +225,14 @@ def test_a_hidden_test_in_the_visible_tree_fails(copy: Path) -> None:
 def test_a_suite_that_changes_its_mind_fails(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole suite without the code is run every time: what happens in the second run alone is seen."""
     (task,) = TaskStore.open(copy).tasks()
-    real, runs = validate.failing_of, 0
+    real, runs = gates.failing_of, 0
 
     def failing_of(*args: Any) -> frozenset[str]:
         nonlocal runs
         runs += 1
         return real(*args) | ({task.tests.pass_to_pass[0]} if runs == 2 else set())
 
-    monkeypatch.setattr(validate, "failing_of", failing_of)
+    monkeypatch.setattr(gates, "failing_of", failing_of)
     assert validate_store(copy, repeat=1).failed == ()
     runs = 0
     (failed,) = validate_store(copy, repeat=3).failed

@@ -36,12 +36,7 @@ from composer_replication.tasks.gates import check_secrecy, judge_deletion
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.environment import UnusableRepository
 from composer_replication.tasks.intake.licences import Licence
-from composer_replication.tasks.intake.sources import (
-    NOT_FETCHED,
-    RepositorySource,
-    as_unusable,
-    open_sources,
-)
+from composer_replication.tasks.intake.sources import NOT_FETCHED, RepositorySource, as_unusable, open_sources
 from composer_replication.tasks.planning.body_cuts import Deletion
 from composer_replication.tasks.planning.candidates import nothing_found
 from composer_replication.tasks.planning.edits import edited_files

@@ -9,14 +9,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.records import (
-    Completion,
-    Edit,
-    Outcome,
-    Score,
-    StopReason,
-    TestSplit,
-)
+from composer_replication.records import Completion, Edit, Outcome, Score, StopReason, TestSplit
 from composer_replication.rollouts.environment.feature_deletion_env import first_message
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn
 from composer_replication.rollouts.hints.hinted_turns import ObservedRollout, find_faults

@@ -15,12 +15,7 @@ from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_manifest import (
-    STORE_VERSION,
-    compress,
-    decompress,
-    read_content,
-)
+from composer_replication.tasks.store_manifest import STORE_VERSION, compress, decompress, read_content
 
 
 def find(store: TaskStore, symbol: str) -> Task:

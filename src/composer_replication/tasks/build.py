@@ -8,7 +8,7 @@ import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
@@ -165,9 +165,8 @@ class Build:
     slugs: set[str] = field(default_factory=set)
     unrecorded: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    @cached_property
-    def journal(self) -> Journal:
-        return Journal(self.store.root / "journal.jsonl")
+    def __post_init__(self) -> None:
+        self.journal = Journal(self.store.root / "journal.jsonl")
 
     # --- repositories and their candidates
 
@@ -192,14 +191,19 @@ class Build:
                     raise
                 return error
 
-        found = dict(self._each(lambda one: (one.source, prepared(one)), opened, "repositories"))
-        unfetched = {source: one for source, one in found.items() if isinstance(one, InputError)}
+        ready: dict[str, PreparedRepository] = {}
+        unfetched: list[InputError] = []
+        for source, one in zip(opened, self._each(prepared, opened, "repositories"), strict=True):
+            if isinstance(one, PreparedRepository):
+                ready[source.source] = one
+            elif isinstance(one, InputError):
+                unfetched.append(one)
+                self.unusable[source.source] = as_unusable(one)
+            else:
+                self.unusable[source.source] = one
         if len(unfetched) == len(opened):
-            raise next(iter(unfetched.values()))
-        self.unusable |= {source: one for source, one in found.items() if isinstance(one, UnusableRepository)}
-        self.unusable |= {source: as_unusable(error) for source, error in unfetched.items()}
-        in_order = ((one.source, found[one.source]) for one in opened)
-        return {source: one for source, one in in_order if isinstance(one, PreparedRepository)}
+            raise unfetched[0]
+        return ready
 
     def _check_repositories(self, opened: Sequence[RepositorySource]) -> None:
         first: dict[str, RepositorySource] = {}
@@ -364,11 +368,10 @@ class Build:
         return len(refused)
 
     def _each(self, work: Callable[[Item], Result], items: Collection[Item], what: str) -> Iterator[Result]:
-        futures = [self.pool.submit(work, item) for item in items]
-        self.progress(0, len(futures), what)
-        for done, future in enumerate(as_completed(futures), start=1):
-            yield future.result()
-            self.progress(done, len(futures), what)
+        self.progress(0, len(items), what)
+        for done, result in enumerate(self.pool.map(work, items), start=1):
+            yield result
+            self.progress(done, len(items), what)
 
     def finish(self) -> None:
         """Leave exactly what was asked for, no task beyond the cut or of an earlier setting, and note that nothing is left."""

@@ -403,7 +403,7 @@ TASKS_A_PART = 4
 """So many tasks are measured in the same sandboxes; a build that is cut off measures these again."""
 
 Each = Callable[[Callable[[Any], Any], Collection[Any], str], Iterator[Any]]
-"""Runs a function over items, several at a time, and says what is being done."""
+"""Runs a function over items, several at a time, in their order, and says what is being done."""
 Refuse = Callable[[str, str, str], None]
 """Takes a task out of the store: its id, the reason (``NO_TRUTH``, ``LOOKUP_PASSES``, ``TRUTH_UNKNOWN``), a detail."""
 
@@ -424,12 +424,9 @@ def add_truth(
     """
     unknown: dict[str, dict[str, str]] = {}
     left: set[str] = set()
-    recorded = each(
-        lambda own: (own, _attach_twins(store, own, seed, workers)),
-        _by_repository(tasks),
-        "twins of repositories",
-    )
-    for own, search in recorded:
+    rows = _by_repository(tasks)
+    searches = each(lambda own: _attach_twins(store, own, seed, workers), rows, "twins of repositories")
+    for own, search in zip(rows, searches, strict=True):
         unknown[_repository_of(own).record.repository] = search.unknown
         for task_id, one in own.items():
             if store.get(task_id).has_hidden_tests:
@@ -437,10 +434,9 @@ def add_truth(
             else:
                 refuse(task_id, *_why_refused(one.deletion, search))
     new = {one: tasks[one] for one in tasks if one in left and store.record(one).strength is None}
-    learned = each(
-        lambda own: (own, _learned(store, own, workers)), _by_repository(new), "calls of hidden tests"
-    )
-    for own, problems in learned:
+    rows = _by_repository(new)
+    learned = each(lambda own: _learned(store, own, workers), rows, "calls of hidden tests")
+    for own, problems in zip(rows, learned, strict=True):
         for task_id, pins in problems.items():
             del new[task_id]
             if pins:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import as_completed
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -89,22 +88,23 @@ def validate_store(
     store = TaskStore.open(path, backend=backend)
     task_ids = store.require_task_ids()
     require_selftest(choose_backend(backend), progress=progress)
-    failed: dict[str, ValidationFailure] = {}
+    failed: list[ValidationFailure] = []
+    without_truth: list[str] = []
     with interruptible_pool(jobs, "tasks-validate") as pool:
-        futures = {pool.submit(validate_task, store, one, max(1, repeat)): one for one in task_ids}
-        for num_done, future in enumerate(as_completed(futures), start=1):
-            if failure := future.result():  # a sandbox that broke ends it all
-                failed[failure.task_id] = failure
+        results = pool.map(lambda one: validate_task(store, one, max(1, repeat)), task_ids)
+        for num_done, failure in enumerate(results, start=1):  # a sandbox that broke ends it all
+            if failure is not None:
+                failed.append(failure)
             if progress is not None:
-                progress(num_done, len(task_ids), futures[future])
-    without_truth = []
+                progress(num_done, len(task_ids), task_ids[num_done - 1])
     for task_id in task_ids:
         with suppress(InputError):  # damaged: its own check says so
-            without_truth += [] if store.get(task_id).has_hidden_tests else [task_id]
+            if not store.get(task_id).has_hidden_tests:
+                without_truth.append(task_id)
     return ValidationSummary(
         tasks=len(task_ids),
         passed=len(task_ids) - len(failed),
-        failed=tuple(failed[task_id] for task_id in sorted(failed)),
+        failed=tuple(failed),
         validated_in=sandbox_in_force(backend),
         proved_by=store.proved_by,
         without_truth=tuple(without_truth),

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from composer_replication.records import Edit, Task, TestSplit
+from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.environment import Refused
 from composer_replication.tasks.patches import make_patch
 from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT
@@ -24,8 +25,8 @@ from composer_replication.tasks.test_functions import (
     Place,
     deleted_texts,
     deleted_words,
+    hold_back,
     names_elsewhere,
-    part_tests,
     places_to_show,
 )
 
@@ -190,29 +191,39 @@ class Parting:
         salt: str,
         gone: frozenset[Place] = frozenset(),
     ) -> tuple[frozenset[Place], Changes]:
-        """Some of the places, and the changes whose edits of that field are without them; those of ``gone`` are out already."""
+        """A share of the places, and the changes whose edits of that field are without them; ``gone`` are out already.
+
+        All parametrisations of a function stay on one side. At least one function is taken and never all, if they can
+        be taken out of their file cleanly; a single one stays.
+        """
+        moves, num_places = changes.test_edits, len(places)
+        at_most = (
+            max(1, min(num_places - 1, round(num_places * share))) if num_places > 1 and share > 0 else 0
+        )
         paths = {path for path, _, _ in places | gone} & set(self.original)
         texts = {path: self.original[path].decode("utf-8", "replace") for path in paths}
         needed = {path: names_elsewhere(self.original, path) for path in paths}
-        moved = {
-            path: data.decode() for path, data in edited_files(self.original, changes.test_edits).items()
-        }
-        now = {self._moved(place, changes.test_edits): place for place in places | gone}
+        moved = {path: data.decode() for path, data in edited_files(self.original, moves).items()}
+        now = {place: self._moved(place, moves) for place in places | gone}
+        back = {there: place for place, there in now.items()}
+
+        def rank(there: Place) -> str:
+            path, line, name = there
+            return sha256_of(f"{self._seed}/{salt}/{path}/{name}/{line}".encode())
+
+        in_order = sorted((now[place] for place in places), key=rank)
         shown: frozenset[Place] = frozenset()
         while True:
-            held_back, files = part_tests(
-                sorted(there for there, place in now.items() if place in places),
+            held_back, files = hold_back(
+                [there for there in in_order if back[there] not in shown],
                 {path: moved.get(path, text) for path, text in texts.items()},
-                hidden_share=share,
-                seed=self._seed,
-                salt=salt,
-                shown={there for there, place in now.items() if place in shown},
-                gone={there for there, place in now.items() if place in gone},
+                at_most,
+                gone={now[place] for place in gone},
                 needed=needed,
             )
             untouched = (edit for edit in changes.visible_edits if edit.path not in files)
             shorter = (edit for path in sorted(files) for edit in line_edits(path, texts[path], files[path]))
-            drawn = frozenset(now[place] for place in held_back)
+            drawn = frozenset(back[there] for there in held_back)
             found: Changes = replace(changes, **{field: (*untouched, *shorter)})
             more = self._to_show(drawn, found)
             if not more:

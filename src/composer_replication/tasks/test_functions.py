@@ -183,52 +183,36 @@ def count_functions(text: str) -> Counter[str]:
     return Counter() if module is None else Counter(node.name for node in _functions(module))
 
 
-def part_tests(
-    groups: Sequence[Place],
+def hold_back(
+    places: Sequence[Place],
     texts: Mapping[str, str],
+    at_most: int,
     *,
-    hidden_share: float,
-    seed: int,
-    salt: str,
-    shown: Collection[Place] = (),
     gone: Collection[Place] = (),
     needed: Mapping[str, Collection[str]] = MappingProxyType({}),
-) -> tuple[tuple[Place, ...], dict[str, str]]:
-    """Choose which test functions of a task are held back, and give the test files without them, by path.
+) -> tuple[frozenset[Place], dict[str, str]]:
+    """Take the first test functions that can go cleanly out of their files: they, and the files without them, by path.
 
-    All parametrisations of a function stay on one side. With N functions about
-    ``hidden_share`` of them are hidden, at least one and never all, if they can be taken
-    out of their file cleanly; a single function stays visible.
-
-    ``groups`` are the functions that fail without the deleted body, ``texts`` the repository's files. Another ``seed``
-    chooses other functions, ``salt`` makes the choice differ between tasks. ``shown`` stay visible; ``gone`` are held back
-    already, are none of ``groups``, and the files are without them, too. ``needed`` has, by path, names that other
-    files use: such functions and tables stay.
+    ``texts`` are the repository's files. Those of ``gone`` are none of ``places`` and are taken out, too. ``needed`` has,
+    by path, names that other files use: such functions and tables stay.
     """
-    if len(groups) < 2 or hidden_share <= 0:
-        return (), {}
-    wanted = max(1, min(len(groups) - 1, round(len(groups) * hidden_share)))
-
-    def rank(place: Place) -> str:
-        return hashlib.sha256(f"{seed}/{salt}/{place[0]}/{place[2]}/{place[1]}".encode()).hexdigest()
-
-    hidden: list[Place] = [*gone]
-    for place in sorted(groups, key=rank):
+    out: list[Place] = [*gone]
+    for place in places:
         path, line, name = place
-        if len(hidden) == wanted + len(gone):
+        if len(out) == at_most + len(gone):
             break
-        if place in shown or name in needed.get(path, ()) or path not in texts or not is_test_path(path):
+        if name in needed.get(path, ()) or path not in texts or not is_test_path(path):
             continue
-        file, others = _test_file(texts[path]), [one[1:] for one in hidden if one[0] == path]
+        file, others = _test_file(texts[path]), [one[1:] for one in out if one[0] == path]
         if file is not None and file.can_go((line, name), others):
-            hidden.append(place)
+            out.append(place)
     files: dict[str, str] = {}
-    for path in sorted({place[0] for place in hidden}):
-        own = [place[1:] for place in hidden if place[0] == path]
+    for path in sorted({place[0] for place in out}):
+        own = [place[1:] for place in out if place[0] == path]
         shorter = remove_functions(texts[path], own, needed=needed.get(path, ()))
         if shorter is not None:  # a file that does not parse without its functions keeps them all
             files[path] = shorter
-    return tuple(sorted(place for place in hidden if place[0] in files and place not in gone)), files
+    return frozenset(place for place in out if place[0] in files and place not in gone), files
 
 
 # --- Which tests must not be held back: nobody could meet what they ask, or everybody can read it.

@@ -15,10 +15,10 @@ from composer_replication.tasks.test_functions import (
     deleted_words,
     function_shapes,
     function_texts,
+    hold_back,
     is_named,
     known_words,
     names_elsewhere,
-    part_tests,
     places_to_show,
     remove_functions,
     words_of,
@@ -126,38 +126,20 @@ def places(*names: str) -> list[tuple[str, int, str]]:
     return [("tests/test_x.py", PLACES[name], name) for name in names]
 
 
-def test_split_is_repeatable_and_depends_on_seed_and_task() -> None:
-    groups = places("test_second", "test_third", "test_fourth", "test_fifth")
-    texts = {"tests/test_x.py": FILE}
-    made = [
-        part_tests(groups, texts, hidden_share=0.5, seed=seed, salt=salt)[0]
-        for seed in range(4)
-        for salt in ("a", "b")
-    ]
-    again = part_tests(list(reversed(groups)), texts, hidden_share=0.5, seed=0, salt="a")[0]
-    assert again == made[0]
-    assert len(set(made)) > 1
-    assert {len(hidden) for hidden in made} == {2}
-
-
-@pytest.mark.parametrize(
-    ("num_groups", "share", "expected"), [(3, 0.0, 0), (2, 0.01, 1), (2, 0.5, 1), (3, 0.99, 2), (1, 0.9, 0)]
-)
-def test_never_all_are_hidden(num_groups: int, share: float, expected: int) -> None:
-    groups = places("test_second", "test_third", "test_fourth")[:num_groups]
-    hidden, files = part_tests(groups, {"tests/test_x.py": FILE}, hidden_share=share, seed=0, salt="")
-    assert len(hidden) == expected
-    for path, text in files.items():
-        assert path == "tests/test_x.py"
-        assert not {name for _, _, name in hidden} & names_in(text)
-
-
-def test_functions_outside_test_files_stay_visible() -> None:
-    groups = [("package/code.py", PLACES["test_second"], "test_second"), *places("test_fourth")]
-    hidden, _ = part_tests(
-        groups, {"package/code.py": FILE, "tests/test_x.py": FILE}, hidden_share=0.9, seed=0, salt=""
-    )
-    assert {path for path, _, _ in hidden} <= {"tests/test_x.py"}
+def test_as_many_functions_are_held_back_as_are_wanted_and_can_go() -> None:
+    groups = places("test_first", "test_second", "test_third", "test_fifth")
+    texts = {"tests/test_x.py": FILE, "package/code.py": FILE}
+    for at_most in range(4):
+        hidden, files = hold_back(groups, texts, at_most)
+        assert hidden == frozenset(groups[:at_most])
+        assert not {name for _, _, name in hidden} & names_in("".join(files.values()))
+    outside = ("package/code.py", PLACES["test_second"], "test_second")  # no test file: it stays
+    assert hold_back([outside, *groups], texts, 1)[0] == frozenset(groups[:1])
+    needed = {"tests/test_x.py": {"test_first"}}
+    assert hold_back(groups, texts, 1, needed=needed)[0] == frozenset(groups[1:2])
+    hidden, files = hold_back(groups[1:], texts, 1, gone=groups[:1])
+    assert hidden == frozenset(groups[1:2])
+    assert not {"test_first", "test_second"} & names_in(files["tests/test_x.py"])
 
 
 def test_the_text_of_each_function_is_found_by_its_place() -> None:
@@ -394,19 +376,3 @@ def test_the_cases_of_hidden_tests_go_with_them() -> None:
         assert kept in shorter
     whole = remove_functions(TABLES, [(TABLES.count("\n") - 1, "test_second")])
     assert whole is not None and "CASES = [" in whole and "SHARED = " in whole
-
-
-def test_what_has_to_be_shown_or_is_needed_elsewhere_is_never_hidden() -> None:
-    groups = [place(name) for name in ("test_add", "test_rarity", "test_keyword")]
-    texts = {"tests/test_code.py": TESTS.decode()}
-    for seed in range(8):
-        hidden, _ = part_tests(
-            groups,
-            texts,
-            hidden_share=0.9,
-            seed=seed,
-            salt="",
-            shown=[groups[0]],
-            needed={"tests/test_code.py": {"test_rarity"}},
-        )
-        assert hidden == (groups[2],)

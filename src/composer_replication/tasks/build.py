@@ -353,19 +353,16 @@ class Build:
         """Give each task a truth that is not in its reward; how many were refused, because there is none."""
         by_key = {candidate.key: candidate for candidate in candidates}
         valid = {decision.task_id: decision for decision in self.decisions if decision.is_valid}
-        refused: list[str] = []
-
-        def refuse(task_id: str, reason: str, detail: str) -> None:
+        tasks = {task_id: by_key[decision.key] for task_id, decision in valid.items()}
+        seed, workers, num_refused = self.settings.seed, self.workers, 0
+        refused = add_truth(
+            self.store, tasks, seed, each=self._each, workers=workers, unknown=self.unrecorded
+        )
+        for task_id, reason, detail in refused:
             self.journal.add(replace(valid[task_id], task_id="", reason=reason, detail=detail))
             self.store.drop_task(task_id)
-            refused.append(task_id)
-
-        tasks = {task_id: by_key[decision.key] for task_id, decision in valid.items()}
-        seed, workers = self.settings.seed, self.workers
-        unknown = add_truth(self.store, tasks, seed, each=self._each, workers=workers, refuse=refuse)
-        for repository, pins in unknown.items():
-            self.unrecorded.setdefault(repository, {}).update(pins)
-        return len(refused)
+            num_refused += 1
+        return num_refused
 
     def _each(self, work: Callable[[Item], Result], items: Collection[Item], what: str) -> Iterator[Result]:
         self.progress(0, len(items), what)
@@ -518,5 +515,5 @@ def summary_of(run: Build) -> BuildSummary:
         licences={name: record.licence for name, record in records.items()},
         flaky={name: record.flaky or () for name, record in records.items()},
         unused_tests={name: read_unused(store.root, slug_of(name), one) for name, one in records.items()},
-        unrecorded={name: dict(sorted(own.items())) for name, own in sorted(run.unrecorded.items())},
+        unrecorded={name: dict(sorted(own.items())) for name, own in sorted(run.unrecorded.items()) if own},
     )

@@ -404,53 +404,55 @@ TASKS_A_PART = 4
 
 Each = Callable[[Callable[[Any], Any], Collection[Any], str], Iterator[Any]]
 """Runs a function over items, several at a time, in their order, and says what is being done."""
-Refuse = Callable[[str, str, str], None]
-"""Takes a task out of the store: its id, the reason (``NO_TRUTH``, ``LOOKUP_PASSES``, ``TRUTH_UNKNOWN``), a detail."""
 
 
 def add_truth(
-    store: TaskStore, tasks: Tasks, seed: int, *, each: Each, workers: Workers, refuse: Refuse
-) -> Mapping[str, Mapping[str, str]]:
+    store: TaskStore,
+    tasks: Tasks,
+    seed: int,
+    *,
+    each: Each,
+    workers: Workers,
+    unknown: dict[str, dict[str, str]],
+) -> Iterator[tuple[str, str, str]]:
     """Record what deleted functions do, and measure how strong the tests of each task are.
 
-    ``refuse`` is told of tasks that have neither hidden tests nor recorded behaviour, and of those that a table of
-    the visible tests' calls solves, as soon as that is known: a build that is cut off later does not ask again.
     Where the run that records failed, tasks with hidden tests stay as they are, with ``twins`` None; where calls
-    could not be compared, without figures of strength. Either way the next build looks again.
+    could not be compared, without figures of strength. Either way the next build looks again. ``unknown`` gets, by
+    repository and pin, why a function could not be looked at: it has no twin for that, or nobody knows whether a table
+    of answers would do for it.
 
-    Returns:
-        Why a function could not be looked at, by repository and pin: it has no twin for that, or nobody knows
-        whether a table of answers would do for it.
+    Yields:
+        The tasks that have neither hidden tests nor recorded behaviour, and those that a table of the visible tests'
+        calls solves, each with the reason and a detail, as soon as that is known. The caller takes them out of the
+        store before it goes on: a build that is cut off later does not ask again.
     """
-    unknown: dict[str, dict[str, str]] = {}
     left: set[str] = set()
     rows = _by_repository(tasks)
     searches = each(lambda own: _attach_twins(store, own, seed, workers), rows, "twins of repositories")
     for own, search in zip(rows, searches, strict=True):
-        unknown[_repository_of(own).record.repository] = search.unknown
+        unknown.setdefault(_repository_of(own).record.repository, {}).update(search.unknown)
         for task_id, one in own.items():
             if store.get(task_id).has_hidden_tests:
                 left.add(task_id)
             else:
-                refuse(task_id, *_why_refused(one.deletion, search))
+                yield task_id, *_why_refused(one.deletion, search)
     new = {one: tasks[one] for one in tasks if one in left and store.record(one).strength is None}
     rows = _by_repository(new)
     learned = each(lambda own: _learned(store, own, workers), rows, "calls of hidden tests")
     for own, problems in zip(rows, learned, strict=True):
         for task_id, pins in problems.items():
             del new[task_id]
-            if pins:
-                name = _repository_of(own).record.repository
-                unknown[name] = {**pins, **unknown[name]}
-            else:
-                refuse(task_id, LOOKUP_PASSES, "no hidden test asks what no visible test asks")
+            known = unknown[_repository_of(own).record.repository]
+            known |= {pin: problem for pin, problem in pins.items() if pin not in known}
+            if not pins:
+                yield task_id, LOOKUP_PASSES, "no hidden test asks what no visible test asks"
     parts = [
         dict(islice(own.items(), first, first + TASKS_A_PART))
         for own in _by_repository(new)
         for first in range(0, len(own), TASKS_A_PART)
     ]
     list(each(lambda own: _attach_strength(store, own, seed, workers), parts, "strength of tasks"))
-    return {name: pins for name, pins in unknown.items() if pins}
 
 
 def _by_repository(tasks: Tasks) -> list[Tasks]:

@@ -203,15 +203,11 @@ def read_manifest(folder: Path) -> Manifest:
         raise InputError("CR0411", problem, where=str(folder), fix=fix)
     try:
         value = json.loads(path.read_text())
-        versions = (
+        # Before anything else: a newer version may hold whatever it likes.
+        for kind, said, readable in (
             ("schema", value.get("schema_version"), (SCHEMA_VERSION,)),
             ("store", value.get("store_version", 1), READABLE_VERSIONS),
-        )
-        for (
-            kind,
-            said,
-            readable,
-        ) in versions:  # before anything else, for a newer one may hold whatever it likes
+        ):
             if said not in readable:
                 is_newer = type(said) is int and said > readable[-1]
                 again = f"build it again into a new folder: {_BUILD.format('NEW_DIR')}"

@@ -205,9 +205,10 @@ def read_difficulty(
             if (only is None or task_id in only) and row.tests == today(task_id):
                 by_task.setdefault(task_id, []).append(row)
         for task_id, rows in sorted(by_task.items()):
-            samples, passed, hidden, _ = zip(*rows, strict=True)
-            num_hidden = None if None in hidden else sum(hidden)
-            total = Difficulty(task_id, measured.policy, sum(samples), sum(passed), num_hidden)
+            samples, passed = sum(row.num_samples for row in rows), sum(row.num_passed for row in rows)
+            hidden = [row.num_hidden_passed for row in rows if row.num_hidden_passed is not None]
+            num_hidden = sum(hidden) if len(hidden) == len(rows) else None
+            total = Difficulty(task_id, measured.policy, samples, passed, num_hidden)
             found[task_id] = (*found.get(task_id, ()), total)
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from composer_replication.records import Edit, Task, TestSplit
 from composer_replication.tasks.intake.cache import sha256_of
@@ -224,7 +225,8 @@ class Parting:
             untouched = (edit for edit in changes.visible_edits if edit.path not in files)
             shorter = (edit for path in sorted(files) for edit in line_edits(path, texts[path], files[path]))
             drawn = frozenset(back[there] for there in held_back)
-            found: Changes = replace(changes, **{field: (*untouched, *shorter)})
+            new: dict[str, Any] = {field: (*untouched, *shorter)}
+            found: Changes = replace(changes, **new)
             more = self._to_show(drawn, found)
             if not more:
                 return drawn, found

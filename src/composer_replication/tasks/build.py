@@ -2,24 +2,61 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import astuple, dataclass, field, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
 
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.run_folder import RunFolder
-from composer_replication.sandbox import choose_backend, require_selftest
+from composer_replication.sandbox import choose_backend, require_selftest, runs_interrupted
 from composer_replication.sandbox.supervised_run import interruptible_pool
-from composer_replication.tasks.build_state import Build, Progress, Settings
+from composer_replication.tasks.build_state import (
+    Candidate,
+    Decision,
+    Instance,
+    Item,
+    Journal,
+    Progress,
+    Settings,
+    drawn,
+    in_turn,
+    pinned,
+)
+from composer_replication.tasks.gates import check_secrecy, judge_deletion
+from composer_replication.tasks.intake.cache import sha256_of
+from composer_replication.tasks.intake.environment import UnusableRepository
 from composer_replication.tasks.intake.licences import Licence
-from composer_replication.tasks.intake.sources import open_sources
-from composer_replication.tasks.repository import MAX_SUITE_SECONDS, UnusedTests, read_unused, slug_of
+from composer_replication.tasks.intake.sources import NOT_FETCHED, RepositorySource, open_sources
+from composer_replication.tasks.planning.body_cuts import Deletion
+from composer_replication.tasks.planning.candidates import nothing_found
+from composer_replication.tasks.planning.edits import edited_files
+from composer_replication.tasks.repository import (
+    MAX_SUITE_SECONDS,
+    PreparedRepository,
+    UnusedTests,
+    prepare,
+    read_unused,
+    slug_of,
+    sweep_unused,
+)
 from composer_replication.tasks.store import TaskStore, refuse_other_content
-from composer_replication.tasks.workers import open_workers
+from composer_replication.tasks.store_manifest import ProvingSandbox, sandbox_in_force
+from composer_replication.tasks.store_records import SecretRecord, TaskRecord
+from composer_replication.tasks.subject import GateFailed, Subject
+from composer_replication.tasks.truth import add_truth
+from composer_replication.tasks.workers import Workers, open_workers
+
+Result = TypeVar("Result")
 
 
 def build_tasks(
@@ -84,16 +121,9 @@ def open_build(
     with RunFolder(out).locked():
         store = TaskStore.create(out, backend=backend)
         store.verify()  # what lies there already is taken over unread
+        told = progress or (lambda _done, _total, _what: None)
         with open_workers(ray_address, store) as workers, interruptible_pool(jobs, "tasks-build") as pool:
-            run = Build(
-                store=store,
-                settings=settings,
-                pool=pool,
-                workers=workers,
-                jobs=jobs,
-                progress=progress or (lambda _done, _total, _what: None),
-                started=started,
-            )
+            run = Build(store, settings, pool, workers, jobs, told, started)
             yield run
         run.finish()
 
@@ -117,6 +147,289 @@ def check_arguments(sources: Sequence[str], settings: Settings, jobs: int) -> No
         if is_so:
             fix = "composer-rl tasks build --help, or tasks import --help"
             raise UsageError("CR0206", f"{problem}.", fix=fix)
+
+
+@dataclass
+class Build:
+    """The state of one build; ``unrecorded`` has, by repository and pin, why a run that records failed."""
+
+    store: TaskStore
+    settings: Settings
+    pool: ThreadPoolExecutor
+    workers: Workers
+    jobs: int
+    progress: Progress
+    started: float
+    unusable: dict[str, UnusableRepository] = field(default_factory=dict)
+    decisions: list[Decision] = field(default_factory=list)
+    slugs: set[str] = field(default_factory=set)
+    unrecorded: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.journal = Journal(self.store.root / "journal.jsonl")
+
+    # --- repositories and their candidates
+
+    def prepare_all(self, opened: Sequence[RepositorySource]) -> dict[str, PreparedRepository]:
+        """Prepare every repository; one that cannot be used is noted and left out."""
+        self._check_repositories(opened)
+        self.store.mark_build(is_complete=False)
+
+        def prepared(source: RepositorySource) -> PreparedRepository | UnusableRepository | InputError:
+            try:
+                return prepare(
+                    source,
+                    self.store,
+                    workers=self.workers,
+                    sizes=self.settings.sizes(source.source),
+                    map_calls=not self.settings.symbols.get(source.source),
+                    jobs=max(1, self.jobs // len(opened)),
+                    suite_seconds=self.settings.suite_seconds,
+                )
+            except (UnusableRepository, InputError) as error:
+                if isinstance(error, InputError) and error.code not in NOT_FETCHED:
+                    raise
+                return error
+
+        ready: dict[str, PreparedRepository] = {}
+        unfetched: list[InputError] = []
+        for source, one in zip(opened, self._each(prepared, opened, "repositories"), strict=True):
+            if isinstance(one, PreparedRepository):
+                ready[source.source] = one
+            elif isinstance(one, InputError):
+                unfetched.append(one)
+                self.unusable[source.source] = UnusableRepository(one.code, one.message)
+            else:
+                self.unusable[source.source] = one
+        if len(unfetched) == len(opened):
+            raise unfetched[0]
+        return ready
+
+    def _check_repositories(self, opened: Sequence[RepositorySource]) -> None:
+        first: dict[str, RepositorySource] = {}
+        for source in opened:
+            other = first.setdefault(slug_of(source.repository), source)
+            if other is not source:
+                problem = f"{other.source} and {source.source} are both the repository {source.repository}."
+                fix = "name one of them; the other can be built into a folder of its own."
+                raise UsageError("CR0206", problem, fix=fix)
+        self.slugs = set(first)
+        present = {self.store.record(task_id).repository_record for task_id in self.store.task_ids()}
+        if other_slugs := present - self.slugs:
+            missing = "; ".join(f"{source} cannot be used: {why}" for source, why in self.unusable.items())
+            raise UsageError(
+                "CR0231",
+                f"the folder holds tasks of {min(other_slugs)}, which is not among the sources"
+                f"{f' ({missing})' if missing else ''}.",
+                where=str(self.store.root),
+                fix="name that repository too, or choose another --out DIR.",
+            )
+
+    def candidates(self, ready: Mapping[str, PreparedRepository]) -> list[Candidate]:
+        """Pinned ones in the given order; drawn ones in turn from each repository, the doubtful ones of all last.
+
+        A repository that has none is noted as unusable.
+        """
+        columns: tuple[list[list[Candidate]], list[list[Candidate]]] = ([], [])
+        for source, repository in ready.items():
+            if pins := self.settings.symbols.get(source):
+                named = pinned(repository, pins)
+                columns[0].append([self.candidate(repository, one, is_pinned=True) for one in named])
+                continue
+            helps_tests = repository.record.helps_tests
+            in_tests = [one.path for one in repository.deletions if helps_tests(one.path)]
+            if len(in_tests) == len(repository.deletions):
+                detail = nothing_found(repository.bench.original, self.settings.sizes(source))
+                if in_tests:
+                    detail = f"all that can be deleted lies in folders of tests (first: {min(in_tests)})"
+                self.unusable[source] = UnusableRepository("nothing-to-delete", detail)
+            for column, found in zip(columns, drawn(repository, self.settings.seed), strict=True):
+                column.append([self.candidate(repository, one) for one in found if not helps_tests(one.path)])
+        return [*in_turn(columns[0]), *in_turn(columns[1])]
+
+    def candidate(
+        self,
+        repository: PreparedRepository,
+        deletion: Deletion,
+        *,
+        is_pinned: bool = False,
+        instance: Instance | None = None,
+    ) -> Candidate:
+        """A deletion to be judged under the settings of this build."""
+        pin = deletion.pin if instance is None else f"{deletion.pin}/{instance.digest(deletion)}"
+        key = self.settings.decision_key(repository.record, pin)
+        return Candidate(repository, deletion, is_pinned, key, instance)
+
+    # --- decisions
+
+    def decide(self, candidates: Sequence[Candidate]) -> None:
+        """Judge candidates in order until there are enough; for each that has no truth, the next one."""
+        self._judge_until_enough(candidates)
+        while self.settings.with_truth and self._add_truth(candidates):
+            self._judge_until_enough(candidates)
+
+    def _judge_until_enough(self, candidates: Sequence[Candidate]) -> None:
+        """Decided in their order, so that the cut does not depend on timing; later ones are judged meanwhile."""
+        most = math.inf if self.settings.max_tasks is None else self.settings.max_tasks
+        upcoming, in_order = iter(candidates), deque[Future[Decision]]()
+        running: set[Future[Decision]] = set()
+        self.decisions = []
+        num_valid = num_found = 0  # the second counts those that are decided before their turn, too
+        while num_valid < most:
+            if num_found < most:  # else another one would most likely be dropped
+                free = self.jobs - len(running)
+                begun = [self.pool.submit(self._decide, one) for one in islice(upcoming, free)]
+                in_order.extend(begun)
+                running.update(begun)
+            self.progress(len(self.decisions), len(candidates), f"{num_valid} tasks")
+            if not running:
+                break
+            finished, running = wait(running, return_when=FIRST_COMPLETED)
+            num_found += sum(future.result().is_valid for future in finished)
+            while in_order and in_order[0] not in running and num_valid < most:
+                decision = in_order.popleft().result()
+                self.decisions.append(decision)
+                num_valid += decision.is_valid
+        if running:
+            with runs_interrupted():  # a killed run is no decision, and the journal never hears of it
+                wait(running)
+        self.progress(len(self.decisions), len(self.decisions), f"{num_valid} tasks")
+
+    def _decide(self, candidate: Candidate) -> Decision:
+        """What the journal says, what needs no run (no test calls that code, or most of it), or what all gates say."""
+        earlier = self.journal.find(candidate.key)
+        if earlier and (not earlier.is_valid or self.store.has_record(f"tasks/{earlier.task_id}.json")):
+            return earlier
+        record, deletion = candidate.repository.record, candidate.deletion
+        selected = record.tests_of(deletion)
+        if selected is not None and not candidate.is_pinned:
+            if not selected:
+                return candidate.decided(reason="untested")
+            if record.is_mostly_uncalled(deletion):
+                return candidate.decided(reason="mostly-untested")
+        try:
+            decision = candidate.decided(task_id=self._judge(candidate))
+        except GateFailed as error:
+            decision = candidate.decided(reason=error.reason, detail=error.detail)
+        self.journal.add(decision)
+        return decision
+
+    def _judge(self, candidate: Candidate) -> str:
+        """The id of the task that a candidate is, which the store holds then."""
+        repository, settings = candidate.repository, self.settings
+        subject = self.workers.call(
+            judge_deletion,
+            candidate.deletion,
+            repository.record,
+            repository.bench,
+            hidden_share=settings.hidden_share,
+            seed=settings.seed,
+        )
+        if candidate.instance is not None:
+            candidate.instance.check(subject)
+        self.store.note_proof(self._sandbox)
+        record, secret = records_of(candidate, subject)
+        self.store.put_task(record, secret)
+        self._refuse_told(record.task_id)
+        return record.task_id
+
+    @cached_property
+    def _sandbox(self) -> ProvingSandbox:
+        return self.workers.call(sandbox_in_force, self.store.backend)
+
+    def _refuse_told(self, task_id: str) -> None:
+        """Take a task whose code is told out of the store again, and raise why."""
+        try:
+            check_secrecy(self.store, self.store.get(task_id))
+        except GateFailed as error:
+            # An earlier build may have shown a test that is paid or hidden now: then the text goes, and not the task.
+            if error.reason == "instruction-leaks" and self.store.drop_instruction(task_id):
+                self._refuse_told(task_id)
+            else:
+                self.store.drop_task(task_id)
+                raise
+
+    def _add_truth(self, candidates: Sequence[Candidate]) -> int:
+        """Give each task a truth that is not in its reward; how many were refused, because there is none."""
+        by_key = {candidate.key: candidate for candidate in candidates}
+        valid = {decision.task_id: decision for decision in self.decisions if decision.is_valid}
+        tasks = {task_id: by_key[decision.key] for task_id, decision in valid.items()}
+        seed, workers, num_refused = self.settings.seed, self.workers, 0
+        refused = add_truth(
+            self.store, tasks, seed, each=self._each, workers=workers, unknown=self.unrecorded
+        )
+        for task_id, reason, detail in refused:
+            self.journal.add(replace(valid[task_id], task_id="", reason=reason, detail=detail))
+            self.store.drop_task(task_id)
+            num_refused += 1
+        return num_refused
+
+    def _each(self, work: Callable[[Item], Result], items: Collection[Item], what: str) -> Iterator[Result]:
+        self.progress(0, len(items), what)
+        for done, result in enumerate(self.pool.map(work, items), start=1):
+            yield result
+            self.progress(done, len(items), what)
+
+    def finish(self) -> None:
+        """Leave exactly what was asked for, no task beyond the cut or of an earlier setting, and note that nothing is left."""
+        keep = {f"{kind}/{one.task_id}.json" for one in self.decisions for kind in ("tasks", "secrets")}
+        for slug in self.slugs:
+            if self.store.has_record(f"repositories/{slug}.json"):
+                keep |= {f"repositories/{slug}.json", f"locks/{self.store.repository(slug).environment}.json"}
+        self.store.drop_records(keep)
+        sweep_unused(self.store.root, self.slugs)
+        self.journal.keep(self.decisions)
+        self.store.mark_build(is_complete=True)
+
+
+# --- What a store keeps of a candidate that passed all gates.
+
+
+def records_of(candidate: Candidate, subject: Subject) -> tuple[TaskRecord, SecretRecord]:
+    """The public and the secret record of a new task."""
+    repository, deletion, instance = candidate.repository, candidate.deletion, candidate.instance
+    changes, tests = subject.changes, subject.tests
+    task_id = make_task_id(repository.slug, deletion, repository.bench.original)
+    golden = changes.golden_code(repository.bench.original)
+    record = TaskRecord(
+        task_id=task_id,
+        repository=repository.record.repository,
+        repository_record=repository.slug,
+        path=deletion.path,
+        symbol=deletion.symbol,
+        granularity=deletion.granularity,
+        removal=deletion.removal,
+        edits=changes.edits,
+        stub_edits=() if deletion.removal == "body" else subject.stub_edits,
+        removed_files=changes.removed_files,
+        test_edits=changes.test_edits,
+        visible_edits=changes.visible_edits,
+        visible=tests.visible,
+        environment=repository.record.environment,
+        num_body_lines=sum(bool(line.strip()) for line in golden.splitlines()),
+        statement="" if instance is None else instance.problem_statement,
+        instance_id="" if instance is None else instance.instance_id,
+        paid_tests=tests.paid,
+        shown_edits=changes.shown_edits,
+    )
+    return record, SecretRecord(task_id, tests.hidden, subject.withheld)
+
+
+def make_task_id(slug: str, deletion: Deletion, original: Mapping[str, bytes]) -> str:
+    """``toolz-1.2.0--toolz.itertoolz--concatv--1a2b3c4d``: safe in a file name, derived from the content."""
+    path = PurePosixPath(deletion.path)
+    parts = [part for part in (*path.parts[:-1], path.stem) if part not in ("src", "lib", "__init__")]
+    names = [slug, ".".join(parts), deletion.symbol]
+    size = f"{deletion.granularity}-{deletion.removal}"
+    if size == "function-body":
+        broken = edited_files(original, deletion.edits)[deletion.path]
+        content: list[object] = [deletion.path, deletion.symbol, sha256_of(broken)]
+    else:
+        names.append(size)
+        content = [deletion.pin, [astuple(edit) for edit in deletion.edits], deletion.removed_files]
+    content.append(deletion.changes.golden_code(original))
+    readable = re.sub(r"[^A-Za-z0-9._+-]", "-", "--".join(names))[:160]
+    return f"{readable}--{sha256_of(json.dumps(content).encode())[:8]}"
 
 
 # --- What it made, and why it made nothing.
@@ -163,21 +476,15 @@ class BuildSummary:
             f"{reason} {count}" + (f" ({self.examples[reason]})" if reason in self.examples else "")
             for reason, count in self.rejected.items()
         )
+        where = str(self.folder)
         if self.candidates == 0:
-            raise InputError(
-                "CR0419",
-                f"no repository can be used: {counts}.",
-                where=str(self.folder),
-                fix="add --granularity all --removal all, or give another repository."
-                if set(self.rejected) == {"nothing-to-delete"}
-                else "give a repository whose own tests pass here: a folder, an archive or sdist:NAME==VERSION.",
-            )
-        raise NothingToDoError(
-            "CR0418",
-            f"none of {self.candidates} candidates is a task: {counts}.",
-            where=str(self.folder),
-            fix="give more repositories, or pin other functions.",
-        )
+            fix = "give a repository whose own tests pass here: a folder, an archive or sdist:NAME==VERSION."
+            if set(self.rejected) == {"nothing-to-delete"}:
+                fix = "add --granularity all --removal all, or give another repository."
+            raise InputError("CR0419", f"no repository can be used: {counts}.", where=where, fix=fix)
+        problem = f"none of {self.candidates} candidates is a task: {counts}."
+        fix = "give more repositories, or pin other functions."
+        raise NothingToDoError("CR0418", problem, where=where, fix=fix)
 
 
 def restricted_licences(licences: Mapping[str, Licence]) -> dict[str, str]:
@@ -208,5 +515,5 @@ def summary_of(run: Build) -> BuildSummary:
         licences={name: record.licence for name, record in records.items()},
         flaky={name: record.flaky or () for name, record in records.items()},
         unused_tests={name: read_unused(store.root, slug_of(name), one) for name, one in records.items()},
-        unrecorded={name: dict(sorted(own.items())) for name, own in sorted(run.unrecorded.items())},
+        unrecorded={name: dict(sorted(own.items())) for name, own in sorted(run.unrecorded.items()) if own},
     )

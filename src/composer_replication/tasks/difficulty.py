@@ -3,12 +3,10 @@
     difficulty/<policy>--<hash>.json    policy and settings; by seed, by task: samples, passes, hidden passes, tests
 
 ``tests`` is a hash of the tests that counted. A rebuilt store may part a task's tests otherwise under the
-same id: such counts say nothing of the task of today, and are not used. Those of a version before this have
-no hash and are not used either.
+same id: such counts, and those without a hash, say nothing of the task of today, and are not used.
 
-A measurement is no part of a task: the store's manifest and fingerprint do not know of it, and
-a file may be deleted or measured anew at any time. The same policy asked with the same seed
-replaces what that seed gave before; another seed gives other samples, so its counts are added.
+A measurement is no part of a task: the store's manifest and fingerprint do not know of it. The same policy asked with
+the same seed replaces what that seed gave before; another seed gives other samples, so its counts are added.
 There is no time stamp in a file: the same evaluation writes the same bytes.
 """
 
@@ -160,7 +158,7 @@ def tests_sha256(store: TaskStore, task_id: str) -> str:
 
 def _tests_of_today(store_root: Path) -> Callable[[str], str]:
     """The hash of a task's tests as the store has them now; a folder that is no store holds no task."""
-    store = TaskStore.open(Path(store_root)) if (Path(store_root) / MANIFEST).is_file() else None
+    store = TaskStore.open(store_root) if (store_root / MANIFEST).is_file() else None
     held = frozenset() if store is None else frozenset(store.task_ids())
     return cache(lambda task_id: tests_sha256(store, task_id) if store and task_id in held else _NO_TASK)
 
@@ -178,16 +176,15 @@ def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty
     policy = records[0].policy
     if any(record.policy != policy for record in records):
         raise ValueError("one evaluation asks one policy")
-    path = Path(store_root) / FOLDER / policy.file_name
-    today = _tests_of_today(store_root)
+    path, today = store_root / FOLDER / policy.file_name, _tests_of_today(store_root)
     rows = {
         one.task_id: _Row(one.num_samples, one.num_passed, one.num_hidden_passed, today(one.task_id))
         for one in records
     }
     with cache_lock(f"difficulty-{sha256_of(str(path.resolve()).encode())[:16]}"):
         kept = _read(path).evaluations if path.is_file() else {}
+        kept[seed] = {**kept.get(seed, {}), **rows}
         evaluations = {str(number): by_task for number, by_task in kept.items()}
-        evaluations[str(seed)] = {**evaluations.get(str(seed), {}), **rows}
         write_json(path, {"policy": asdict(policy), "evaluations": evaluations})
     return path
 
@@ -199,25 +196,21 @@ def read_difficulty(
 
     Of the tasks in ``only``, or of all.
     """
-    found: dict[str, list[Difficulty]] = {}
+    found: dict[str, tuple[Difficulty, ...]] = {}
     today = _tests_of_today(store_root)
-    for path in sorted((Path(store_root) / FOLDER).glob("*.json")):
+    for path in sorted((store_root / FOLDER).glob("*.json")):
         measured = _read(path)
         by_task: dict[str, list[_Row]] = {}
         for task_id, row in (item for rows in measured.evaluations.values() for item in rows.items()):
             if (only is None or task_id in only) and row.tests == today(task_id):
                 by_task.setdefault(task_id, []).append(row)
         for task_id, rows in sorted(by_task.items()):
+            samples, passed = sum(row.num_samples for row in rows), sum(row.num_passed for row in rows)
             hidden = [row.num_hidden_passed for row in rows if row.num_hidden_passed is not None]
-            total = Difficulty(
-                task_id,
-                measured.policy,
-                sum(row.num_samples for row in rows),
-                sum(row.num_passed for row in rows),
-                sum(hidden) if len(hidden) == len(rows) else None,
-            )
-            found.setdefault(task_id, []).append(total)
-    return {task_id: tuple(rows) for task_id, rows in found.items()}
+            num_hidden = sum(hidden) if len(hidden) == len(rows) else None
+            total = Difficulty(task_id, measured.policy, samples, passed, num_hidden)
+            found[task_id] = (*found.get(task_id, ()), total)
+    return found
 
 
 def _read(path: Path) -> _File:

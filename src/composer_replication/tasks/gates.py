@@ -13,26 +13,21 @@ not-restored       the golden patch, applied by git, does not give the original 
 hidden-shown       a hidden or a paid test, or a copy of it, still stands in the tree that a rollout sees
 unfair-hidden      a hidden or a paid test, or recorded behaviour, asks for a name or a text that nobody can know
 leans-on-hidden    a test passes without the code, but not where the hidden and paid test functions are gone too
+other-tests-fail   other tests fail without the code than a stored task, or a foreign task set, says
 
 Two more follow once the task is written (``check_secrecy``): leak and instruction-leaks.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 
 from composer_replication.errors import InputError
 from composer_replication.records import Task
-from composer_replication.tasks.fair_split import (
-    deleted_texts,
-    deleted_words,
-    is_named,
-    places_to_show,
-    words_of,
-)
 from composer_replication.tasks.instructions.writing import plain_instruction
 from composer_replication.tasks.instructions.written_instructions import (
     read_secrets,
@@ -48,8 +43,16 @@ from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS, Dele
 from composer_replication.tasks.running.bench import Bench, noticing_seconds
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
-from composer_replication.tasks.subject import GateFailed, Parting, Subject, unsplit_subject
-from composer_replication.tasks.test_functions import Place, count_functions
+from composer_replication.tasks.subject import GateFailed, Parting, Subject
+from composer_replication.tasks.test_functions import (
+    Place,
+    count_functions,
+    deleted_texts,
+    deleted_words,
+    is_named,
+    places_to_show,
+    words_of,
+)
 from composer_replication.tasks.test_run import Ended, TestReport, Trial
 
 NUM_DRAWS = 24
@@ -78,26 +81,23 @@ def judge_deletion(
     code need with it is learned in the same sandbox, so that constants can be tried next. ``hidden_share`` is of the
     failing test functions.
     """
-    unsplit, original = unsplit_subject(deletion), bench.original
+    cuts, original = tuple(cut.edit for cut in deletion.bodies), bench.original
+    unsplit = Subject(deletion.changes, cuts, deletion.removal == "whole")
     check_restores(unsplit, original)
     check_no_copy(unsplit, original)
-    wanted = some_of(sorted(repository.green.intersection(repository.tests_of(deletion) or ())))
+    wanted = some_of(repository.green.intersection(repository.tests_of(deletion) or ()))
     golden = [Trial(original, wanted, is_golden=True)] if wanted else []
     suite, *timed = bench.run_all([suite_trial(unsplit, bench), *golden])
     failing = failing_of(suite, unsplit, repository)
-    is_timed = bool(timed) and set(some_of(sorted(failing))).issubset(wanted)
-    passed = passed_by_stubs(unsplit, sorted(failing), bench, timed[0] if is_timed else None)
+    is_timed = bool(timed) and set(some_of(failing)).issubset(wanted)
+    passed = passed_by_stubs(unsplit, failing, bench, timed[0] if is_timed else None)
     # Constants with which a run of all came to nothing; without the code ("") each of them was seen to fail.
     unclear = [text for text, tests_passed in passed.items() if text and tests_passed is None]
     given = words_of(f"{deletion.path} {deletion.symbol}")
     parting = Parting(unsplit, repository, original, seed=seed, given=given)
-
-    def proven(subject: Subject) -> Subject:
-        trials = split_trials(subject, repository, bench, num_golden=NUM_GOLDEN_RUNS)
-        reports = dict(zip(trials, bench.run_all(list(trials.values())), strict=True))
-        check_stubs(subject, bench, judge_split(subject, bench, suite, reports), unclear)
-        return subject
-
+    proven = partial(
+        prove, repository=repository, bench=bench, suite=suite, num_golden=NUM_GOLDEN_RUNS, stubs=unclear
+    )
     return first_proven_draw(parting, failing, passed, proven, hidden_share=hidden_share, pin=deletion.pin)
 
 
@@ -110,16 +110,13 @@ def first_proven_draw(
     hidden_share: float,
     pin: str,
 ) -> Subject:
-    """The first draw of hidden and paid tests with which a deletion passes all gates that hang on them.
-
-    ``proven`` runs those that need a run, and gives the subject back.
-    """
+    """The first draw of hidden and paid tests with which a deletion passes ``proven``, the gates that need a run."""
 
     def proven_with_paid(subject: Subject) -> Subject:
         """The subject with paid tests, or as it is where it is a task without them alone."""
         narrowed = draw_paid(subject, passed, parting, pin)
         if narrowed.tests.paid:
-            with contextlib.suppress(GateFailed):
+            with suppress(GateFailed):
                 return proven(narrowed)
         return proven(subject)
 
@@ -130,7 +127,7 @@ def first_proven_draw(
         subject = parting.hide(failing, share=hidden_share, salt=f"{pin}/{attempt}")
         if not subject.tests.hidden:
             continue  # what would not be fair to hide depends on what else is hidden
-        with contextlib.suppress(GateFailed):
+        with suppress(GateFailed):
             refuse_stubs(subject, passed)
             check_hidden_out(subject, parting.repository, parting.original)
             num_tries += 1
@@ -146,11 +143,14 @@ def draw_paid(subject: Subject, passed: Passed, parting: Parting, pin: str) -> S
     """The subject with paid tests that no constant passes; as it is where none were found."""
     for attempt in range(NUM_PAID_DRAWS):
         narrowed = parting.pay(subject, salt=f"{pin}/paid/{attempt}")
-        with contextlib.suppress(GateFailed):
+        with suppress(GateFailed):
             refuse_stubs(narrowed, passed)
             check_hidden_out(narrowed, parting.repository, parting.original)
             return narrowed
     return subject
+
+
+# --- Which tests fail without the code, and whether what is taken out can be put back and is out.
 
 
 def suite_trial(subject: Subject, bench: Bench) -> Trial:
@@ -168,18 +168,19 @@ def failing_of(report: TestReport, subject: Subject, repository: RepositoryRecor
         # A conftest.py that cannot be imported ends the run before anything is collected.
         gate = "breaks-import" if report.ended is Ended.EMPTY else "broken-run-fails"
         raise GateFailed(gate, report.error)
-    new = sorted(set(report.collect_errors) - set(repository.broken_files))
-    of_feature = tuple(path for path in new if subject.is_whole and is_test_path(path))
-    lost = repository.green - set(report.collected)
-    others = sorted(test for test in lost if not test.startswith(tuple(f"{path}::" for path in of_feature)))
-    strange = [path for path in new if path not in of_feature]
-    if others or strange or set(repository.broken_files) - set(report.collect_errors):
+    known, green = set(repository.broken_files), repository.green
+    new = sorted(set(report.collect_errors) - known)
+    of_feature = tuple(f"{path}::" for path in new if subject.is_whole and is_test_path(path))
+    strange = [path for path in new if f"{path}::" not in of_feature]
+    lost = sorted(green - set(report.collected))
+    others = [test for test in lost if not test.startswith(of_feature)]
+    if others or strange or known - set(report.collect_errors):
         example = [*strange, *others, ""][0]
         raise GateFailed("breaks-import", f"{len(lost)} tests are no longer collected ({example})")
-    failing = repository.green - report.passed
+    failing = green - report.passed
     if not failing:
         raise GateFailed("no-failing-test", "all tests pass without the code")
-    if failing == repository.green and len(repository.green) > 1:
+    if failing == green and len(green) > 1:
         raise GateFailed("breaks-everything", f"all {len(failing)} tests fail without the code")
     return failing
 
@@ -188,10 +189,8 @@ def check_restores(subject: Subject, original: Mapping[str, bytes]) -> None:
     """The golden patch, applied by git to the broken tree, gives the original files, to the byte."""
     touched = subject.changes.source_files
     try:
-        broken = subject.broken(original, "rollout")
-        restored = apply_patch(
-            {path: broken[path] for path in touched if path in broken}, subject.golden_patch(original)
-        )
+        broken, patch = subject.broken(original, "rollout"), subject.golden_patch(original)
+        restored = apply_patch({path: broken[path] for path in touched if path in broken}, patch)
     except (InputError, KeyError, ValueError) as error:
         raise GateFailed("not-restored", str(error)) from error
     for path in touched:
@@ -206,20 +205,49 @@ def check_no_copy(subject: Subject, original: Mapping[str, bytes]) -> None:
         raise GateFailed("golden-copy", f"{path} holds the same lines")
 
 
-def split_trials(
-    subject: Subject, repository: RepositoryRecord, bench: Bench, *, num_golden: int = 1
+# --- Runs of the task's own tests, with the code and without it.
+
+
+def prove(
+    subject: Subject,
+    repository: RepositoryRecord,
+    bench: Bench,
+    *,
+    suite: TestReport | None = None,
+    num_golden: int = 1,
+    stubs: Iterable[str] = STUBS,
+) -> Subject:
+    """The gates that hang on runs of a task's own tests; the subject, if it passes them.
+
+    ``suite`` is the report of ``suite_trial``; where it is None the suite is run too, and the tests that fail must be the
+    task's. ``num_golden`` is how often the tests must pass with the code, ``stubs`` are what is put in its place.
+    """
+    trials = _split_trials(subject, repository, bench, num_golden)
+    if suite is None:
+        suite, *reports = bench.run_all([suite_trial(subject, bench), *trials.values()])
+        if num_different := len(failing_of(suite, subject, repository) ^ set(subject.own_tests)):
+            # No name: a hidden test may be among them.
+            raise GateFailed("other-tests-fail", f"{num_different} tests differ from the stored ones")
+    else:
+        reports = bench.run_all(list(trials.values()))
+    seconds = judge_split(subject, bench, suite, dict(zip(trials, reports, strict=True)))
+    _check_stubs(subject, bench, seconds, stubs)
+    return subject
+
+
+def _split_trials(
+    subject: Subject, repository: RepositoryRecord, bench: Bench, num_golden: int
 ) -> dict[str, Trial]:
     """The runs of a task's own tests by name, for ``judge_split``: without the code, each side with it, then all together
     with it ``num_golden`` - 1 times; and one of ``tests_beside``, if there are any.
     """
-    original, tests = bench.original, subject.tests
-    broken = subject.broken(original, "rollout")
-    trials = {"broken": Trial(broken, tests.shown, stop_at_first_failure=True)}
+    original, broken = bench.original, subject.broken(bench.original, "rollout")
+    trials = {"broken": Trial(broken, subject.tests.shown, stop_at_first_failure=True)}
     for kind, (view, side) in _sides_with_code(subject).items():
         trials[kind] = Trial(subject.golden(original, view), side, is_golden=True)
-    own = sorted({*tests.visible, *tests.hidden})
     for number in range(1, num_golden):
-        trials[f"again {number}"] = Trial(subject.golden(original, "hidden"), own, is_golden=True)
+        whole = subject.golden(original, "hidden")
+        trials[f"again {number}"] = Trial(whole, subject.own_tests, is_golden=True)
     if beside := tests_beside(subject, repository):
         trials["beside"] = Trial(broken, beside)
     return trials
@@ -249,7 +277,7 @@ def judge_split(
 ) -> float:
     """The golden code passes every time, and the broken tree does not; other tests need no hidden one.
 
-    ``suite`` is the report of ``suite_trial``, ``reports`` are those of ``split_trials``.
+    ``suite`` is the report of ``suite_trial``, ``reports`` are those of the runs of its own tests by name.
 
     Returns:
         The processor time after which these tests can be said to have noticed a fault.
@@ -264,17 +292,15 @@ def judge_split(
                 detail = report.error or f"{min(set(report.outcomes) - report.passed)} does not pass"
             raise GateFailed("golden-fails", detail)
     golden = [reports[kind] for kind in sides]
-    _check_time(golden, bench)
+    check_time(golden, bench)
     if reports["broken"].all_passed(subject.tests.shown):
         raise GateFailed("broken-passes", "the visible tests pass without the code")
     repeats = [report for name, report in reports.items() if name.startswith("again")]
-    own = (*subject.tests.visible, *subject.tests.hidden)
-    num_failed = sum(not report.all_passed(own) for report in repeats)
-    if num_failed:
-        num_runs = 1 + len(repeats)
+    num_runs = 1 + len(repeats)
+    if num_failed := sum(not report.all_passed(subject.own_tests) for report in repeats):
         told = f"flaky: with the code back the tests pass in {num_runs - num_failed} of {num_runs} runs"
         raise GateFailed("not-restored", told)
-    _check_time(repeats, bench)
+    check_time(repeats, bench)
     beside = reports.get("beside")
     if beside is not None and (lost := suite.passed.intersection(beside.outcomes) - beside.passed):
         tree = subject.broken(bench.original, "hidden")
@@ -285,29 +311,31 @@ def judge_split(
     return noticing_seconds(max(used), bench.test_seconds)
 
 
-def _check_time(reports: Sequence[TestReport], bench: Bench) -> None:
+def check_time(reports: Sequence[TestReport], bench: Bench) -> None:
+    """Runs with the golden code leave time for an answer that needs more of it."""
     limit = GOLDEN_CPU_SHARE * bench.test_seconds
     needed = max((report.cpu_seconds for report in reports), default=0.0)
     if needed > limit:
-        raise GateFailed(
-            "golden-fails", f"the tests need {needed:.0f} s of processor time, more than {limit:g} s"
-        )
+        told = f"the tests need {needed:.0f} s of processor time, more than {limit:g} s"
+        raise GateFailed("golden-fails", told)
 
 
-def some_of(tests: Sequence[str]) -> list[str]:
+# --- Constants in the place of the code.
+
+
+def some_of(tests: Iterable[str]) -> list[str]:
     """Of very many tests a part: to fail one is enough."""
-    return sorted(sorted(tests, key=lambda test: sha256_of(test.encode()))[:MAX_STUB_TESTS])
+    return sorted(sorted(tests, key=lambda test: (sha256_of(test.encode()), test))[:MAX_STUB_TESTS])
 
 
 def _stub_tree(subject: Subject, bench: Bench, text: str) -> dict[str, bytes]:
     """The tree without the code (""), or with every function returning one constant."""
-    if not text:
-        return subject.broken(bench.original, "hidden")
-    return subject.stubbed(bench.original, "hidden", text)
+    original = bench.original
+    return subject.stubbed(original, "hidden", text) if text else subject.broken(original, "hidden")
 
 
 def passed_by_stubs(
-    subject: Subject, tests: Sequence[str], bench: Bench, golden: TestReport | None = None
+    subject: Subject, tests: Collection[str], bench: Bench, golden: TestReport | None = None
 ) -> Passed:
     """Which of the tests pass without the code ("") and when every function returns one constant.
 
@@ -318,8 +346,7 @@ def passed_by_stubs(
     if golden is None:
         (golden,) = bench.run_all([Trial(bench.original, chosen, is_golden=True)])
     seconds = 0.0 if golden.error else noticing_seconds(golden.cpu_seconds, bench.test_seconds)
-    trees = [_stub_tree(subject, bench, text) for text in STUBS]
-    trials = [Trial(tree, chosen, seconds=seconds) for tree in trees]
+    trials = [Trial(_stub_tree(subject, bench, text), chosen, seconds=seconds) for text in STUBS]
     return {
         text: None if report.error else frozenset(tests) - (report.outcomes.keys() - report.passed)
         for text, report in zip(STUBS, bench.run_all(trials), strict=True)
@@ -334,44 +361,44 @@ def refuse_stubs(subject: Subject, passed: Passed) -> None:
                 raise _stub_passes(text, kind)
 
 
-def check_stubs(subject: Subject, bench: Bench, seconds: float, texts: Iterable[str] = STUBS) -> None:
+def _check_stubs(subject: Subject, bench: Bench, seconds: float, texts: Iterable[str]) -> None:
     """Without the code ("") and with every constant in its place some visible, some paid and some hidden test fails.
 
     Each side is run on its own: one test that never ends, or one file that is not collected, is no reason for the others
     to fail. ``seconds`` is the processor time of a run.
     """
-    trees = {text: _stub_tree(subject, bench, text) for text in texts}
-    apart = [(text, kind, some_of(tests)) for text in trees for kind, tests in subject.sides.items()]
-    trials = [
-        Trial(trees[text], tests, stop_at_first_failure=True, seconds=seconds) for text, _, tests in apart
-    ]
-    for (text, kind, tests), report in zip(apart, bench.run_all(trials), strict=True):
-        if report.all_passed(tests):
+    trials: dict[tuple[str, str], Trial] = {}
+    for text in texts:
+        tree = _stub_tree(subject, bench, text)
+        for kind, tests in subject.sides.items():
+            trials[text, kind] = Trial(tree, some_of(tests), stop_at_first_failure=True, seconds=seconds)
+    for ((text, kind), trial), report in zip(trials.items(), bench.run_all([*trials.values()]), strict=True):
+        if report.all_passed(trial.node_ids or ()):
             raise _stub_passes(text, kind)
 
 
 def _stub_passes(text: str, kind: str) -> GateFailed:
-    """What is said of tests that pass with a constant; with "" it is the tree without the code."""
     if not text:
         return GateFailed("broken-passes", f"the {kind} tests pass without the code")
     return GateFailed("stub-passes", f"the {kind} tests pass with return {text}")
 
 
+# --- What is not shown is out of the tree, can be met by an honest answer, and nothing tells the code.
+
+
 def _unseen_places(subject: Subject, repository: RepositoryRecord) -> set[Place]:
-    unseen = subject.tests.unseen
-    return {repository.places[test] for test in unseen if test in repository.places}
+    return {repository.places[test] for test in subject.tests.unseen if test in repository.places}
 
 
 def check_hidden_out(subject: Subject, repository: RepositoryRecord, original: Mapping[str, bytes]) -> None:
     """Each hidden or paid test function is gone from its file in the tree that a rollout sees."""
     shown = subject.broken(original, "rollout")
     hidden = Counter((path, name) for path, _, name in _unseen_places(subject, repository))
-    for path in sorted({path for path, _ in hidden}):
-        before = count_functions(original[path].decode("utf-8", "replace"))
-        after = count_functions(shown.get(path, b"").decode("utf-8", "replace"))
-        if any(
-            after[name] > before[name] - count for (other, name), count in hidden.items() if other == path
-        ):
+    for (path, name), count in sorted(hidden.items()):
+        before, after = (
+            count_functions(tree.get(path, b"").decode("utf-8", "replace")) for tree in (original, shown)
+        )
+        if after[name] > before[name] - count:
             raise GateFailed("hidden-shown", f"a hidden or paid test still stands in {path}")
 
 
@@ -387,35 +414,28 @@ def check_fair(
     ``twins`` are path and symbol of each function with recorded behaviour, ``given`` names that a rollout is told
     besides its tree.
     """
-    shown = subject.broken(original, "rollout")
+    shown, changes = subject.broken(original, "rollout"), subject.changes
     places = _unseen_places(subject, repository)
     if places_to_show(places, original, shown, frozenset(), given):
         raise GateFailed("hidden-shown", "a copy of a hidden or paid test stands in the tree")
-    deleted, texts = deleted_words(subject.changes, original), deleted_texts(subject.changes, original)
+    deleted, texts = deleted_words(changes, original), deleted_texts(changes, original)
     if places_to_show(places, original, shown, deleted, given, texts=texts):
-        raise GateFailed(
-            "unfair-hidden", "a hidden or paid test asks for a name or a text that only the deleted code says"
-        )
+        told = "a hidden or paid test asks for a name or a text that only the deleted code says"
+        raise GateFailed("unfair-hidden", told)
     if subject.is_whole and not all(is_named(path, symbol, shown, given) for path, symbol in twins):
-        raise GateFailed(
-            "unfair-hidden", "recorded behaviour is that of a function whose name nobody can know"
-        )
+        told = "recorded behaviour is that of a function whose name nobody can know"
+        raise GateFailed("unfair-hidden", told)
 
 
 def check_secrecy(store: TaskStore, task: Task) -> None:
     """Search the tree of a task, installed sources, its instruction and what a model wrote of it for its golden code."""
-    leaks = leaks_in_tree(store, task) or installed_copies(store, task)
-    if leaks:
-        raise GateFailed("leak", f"{_shown(leaks[0].path)} tells the code ({leaks[0].channel})")
+    if leaks := leaks_in_tree(store, task) or installed_copies(store, task):
+        # As it is imported: where this machine keeps its packages is nobody's business.
+        place = re.split(r"/(?:site-packages|lib/python[0-9.]+|lib)/", leaks[0].path, maxsplit=1)[-1]
+        raise GateFailed("leak", f"{place} tells the code ({leaks[0].channel})")
     plain = plain_instruction(store, task)
     if plain is None:
         raise GateFailed("instruction-leaks", "the instruction would contain the deleted code")
     written = written_instruction(store, task.task_id)
-    reason = refusal(written.text, read_secrets(store, task, plain)) if written is not None else ""
-    if reason:
+    if written and (reason := refusal(written.text, read_secrets(store, task, plain))):
         raise GateFailed("instruction-leaks", f"the instruction that a model wrote does not pass: {reason}")
-
-
-def _shown(path: str) -> str:
-    """As it is imported: where this machine keeps its packages is nobody's business."""
-    return re.split(r"/(?:site-packages|lib/python[0-9.]+|lib)/", path, maxsplit=1)[-1]

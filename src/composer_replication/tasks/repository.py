@@ -19,7 +19,6 @@ from composer_replication.tasks.intake.environment import (
     EnvironmentLock,
     UnusableRepository,
     open_environment,
-    wheel_path,
 )
 from composer_replication.tasks.intake.licences import read_licence
 from composer_replication.tasks.intake.requirements import (
@@ -243,7 +242,7 @@ def prepare(
             source=source.origin,
             left_out=left_out,
         )
-        store.put_lock(begun.lock, lambda wheel: wheel_path(wheel).read_bytes())
+        store.put_lock(begun.lock)
         for data in source.files.values():
             store.put_blob(data)
         store.put_repository(slug, record)

@@ -32,7 +32,13 @@ from composer_replication.records import Task, TaskContent
 from composer_replication.run_folder import SCHEMA_VERSION, is_torn_write
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.cache import sha256_of, tree_bytes
-from composer_replication.tasks.intake.environment import Environment, EnvironmentLock, open_environment
+from composer_replication.tasks.intake.environment import (
+    Environment,
+    EnvironmentLock,
+    LockedWheel,
+    open_environment,
+    wheel_path,
+)
 from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.planning.edits import View, view_files, write_files
 from composer_replication.tasks.store_manifest import (
@@ -44,11 +50,10 @@ from composer_replication.tasks.store_manifest import (
     Origin,
     ProvingSandbox,
     damaged,
-    drop_file,
     find_blob,
     fingerprint_of,
     is_unsettled,
-    kept_path,
+    packed_path,
     read_content,
     read_manifest,
     sweep_blobs,
@@ -119,8 +124,9 @@ class TaskStore:
     def note_proof(self, sandbox: ProvingSandbox) -> None:
         """Note that a build judges in this sandbox. The fingerprint does not cover it: it says what the tasks are."""
         with self._lock:
-            self._manifest.proved_by = tuple(sorted({*self.proved_by, sandbox}))
-            self._write_manifest()
+            if sandbox not in self.proved_by:
+                self._manifest.proved_by = tuple(sorted({*self.proved_by, sandbox}))
+                self._write_manifest()
 
     @property
     def fingerprint(self) -> str:
@@ -133,7 +139,7 @@ class TaskStore:
         with self._lock:
             parsed = self._parsed.setdefault(name, {})
             if from_json not in parsed:
-                path, wanted = kept_path(self.root / name), self._records.get(name)
+                path, wanted = packed_path(self.root / name), self._records.get(name)
                 data = read_content(path)
                 if sha256_of(data) != wanted:
                     raise damaged(path, f"its sha256 is {sha256_of(data)}, the manifest says {wanted}")
@@ -156,6 +162,11 @@ class TaskStore:
         if sha256_of(data) != digest:
             raise damaged(path, f"its sha256 is {sha256_of(data)}")
         return data
+
+    def wheel(self, wheel: LockedWheel) -> bytes:
+        """A wheel, from this machine's cache where it is there."""
+        path = wheel_path(wheel)
+        return path.read_bytes() if path.is_file() else self.blob(wheel.sha256)
 
     def num_bytes(self) -> int:
         """Size of everything that belongs to the store."""
@@ -186,10 +197,9 @@ class TaskStore:
 
     def _drop(self, names: set[str]) -> None:
         """Forget records, a task before its secret, so that a crash leaves no task without one."""
-        if not is_unsettled(self.root):
-            unsettle(self.root)
+        unsettle(self.root)
         for name in sorted(names & self._records.keys(), reverse=True):
-            drop_file(self.root / name)
+            packed_path(self.root / name).unlink(missing_ok=True)
             del self._records[name]
             self._parsed.pop(name, None)
 
@@ -294,7 +304,7 @@ class TaskStore:
         """A file of a task's repository as it was. Never to be shown to a policy."""
         files = self.repository(record.repository_record).files
         if path not in files:
-            where = kept_path(self.root / f"tasks/{record.task_id}.json")
+            where = packed_path(self.root / f"tasks/{record.task_id}.json")
             raise damaged(where, f"{path} is not in its repository")
         return self.blob(files[path])
 
@@ -321,11 +331,12 @@ class TaskStore:
         """The source of the test functions that fail without the golden body."""
         repository = self.repository(self.record(task.task_id).repository_record)
         places = sorted({repository.places[test] for test in task.fail_to_pass if test in repository.places})
-        texts = {path: self.blob(repository.files[path]) for path, _, _ in places if path in repository.files}
-        found = (
-            function_texts(texts.get(path, b"").decode("utf-8", "replace")).get((line, name))
-            for path, line, name in places
-        )
+        digests = {path: repository.files[path] for path, _, _ in places if path in repository.files}
+        texts = {
+            path: function_texts(self.blob(digest).decode("utf-8", "replace"))
+            for path, digest in digests.items()
+        }
+        found = (texts.get(path, {}).get((line, name)) for path, line, name in places)
         return "\n".join(text for text in found if text)
 
     def files(self, task: Task, view: View) -> dict[str, bytes]:
@@ -334,7 +345,7 @@ class TaskStore:
         try:
             return view_files(self.repository_files(record.repository_record), record.changes, view)
         except ValueError as error:
-            where = kept_path(self.root / f"tasks/{task.task_id}.json")
+            where = packed_path(self.root / f"tasks/{task.task_id}.json")
             raise damaged(where, f"its edits do not fit: {error}") from error
 
     def repository_files(self, slug: str) -> dict[str, bytes]:
@@ -374,10 +385,10 @@ class TaskStore:
 
     # --- writing ---------------------------------------------------------------------
 
-    def put_lock(self, lock: EnvironmentLock, read_wheel: Any) -> None:
+    def put_lock(self, lock: EnvironmentLock) -> None:
         for wheel in (*lock.wheels, lock.installer):
             if find_blob(self._objects, wheel.sha256) is None:
-                self.put_blob(read_wheel(wheel), is_packed=True)
+                self.put_blob(self.wheel(wheel), is_packed=True)
         self.put_record(f"locks/{lock.fingerprint}.json", lock.to_json())
 
     def put_repository(self, slug: str, record: RepositoryRecord) -> None:

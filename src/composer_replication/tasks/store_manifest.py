@@ -1,10 +1,10 @@
 """The manifest of a store: which records and files belong to it, under one fingerprint.
 
-It is written when a build begins and ends. Meanwhile ``UNSETTLED`` lies beside it, and the records are those that are in
+It is written when a build begins and ends. Meanwhile a file ``unsettled`` lies beside it, and the records are those that are in
 the folders: each is written whole or not at all, so what a build writes grows with its tasks and not with their square.
 
-Bytes are kept compressed by zstd in ``NAME.zst``, or as they are in ``NAME``. Blobs are named by the hash of their content,
-and the manifest has the hashes of the records' content, not of what lies on disk: a library that compresses otherwise
+Records are kept compressed by zstd in ``NAME.zst``; blobs, which are named by the hash of their content, are so or as they
+are. The manifest has the hashes of the records' content, not of what lies on disk: a library that compresses otherwise
 changes no store's fingerprint.
 """
 
@@ -72,33 +72,16 @@ def packed_path(plain: Path) -> Path:
     return plain.with_name(plain.name + SUFFIX)
 
 
-def find_file(plain: Path) -> Path | None:
-    """The file that holds a content, whichever way it is kept."""
-    return next((path for path in (packed_path(plain), plain) if path.is_file()), None)
-
-
-def kept_path(plain: Path) -> Path:
-    """The file that holds a content, or would."""
-    return find_file(plain) or packed_path(plain)
+def write_file(plain: Path, data: bytes) -> None:
+    """Keep a content under a name, compressed and synced, in place of what was there."""
+    write_atomic(packed_path(plain), compress(data))
+    plain.unlink(missing_ok=True)
 
 
 def find_blob(folder: Path, digest: str) -> Path | None:
     """The file that holds the content with this sha256."""
-    return find_file(folder / digest[:2] / digest)
-
-
-def write_file(plain: Path, data: bytes) -> None:
-    """Keep a content under a name, synced, in place of what was there; compressed up to ``MAX_BYTES``."""
-    is_small = len(data) <= MAX_BYTES
-    chosen, other = (packed_path(plain), plain) if is_small else (plain, packed_path(plain))
-    write_atomic(chosen, compress(data) if is_small else data)
-    other.unlink(missing_ok=True)
-
-
-def drop_file(plain: Path) -> None:
-    """Forget the content under a name, whichever way it is kept."""
-    packed_path(plain).unlink(missing_ok=True)
-    plain.unlink(missing_ok=True)
+    plain = folder / digest[:2] / digest
+    return next((path for path in (packed_path(plain), plain) if path.is_file()), None)
 
 
 def write_blob(folder: Path, data: bytes, *, is_packed: bool = False) -> str:
@@ -115,7 +98,7 @@ def write_blob(folder: Path, data: bytes, *, is_packed: bool = False) -> str:
 
 
 def read_content(path: Path) -> bytes:
-    """The content of a file of the store (``find_file``), unpacked.
+    """The content of a file of the store, unpacked.
 
     Raises:
         InputError: missing, or not what the store writes (CR0411).
@@ -142,12 +125,11 @@ def sweep_blobs(folder: Path, named: Collection[str]) -> None:
 
 STORE_VERSION = 5
 """Raised when records or files are laid out otherwise."""
-READABLE_VERSIONS = (2, 3, 4, STORE_VERSION)
-"""Before version 5 every visible test was shown; version 2 is not compressed. A store of any other version is built again."""
+READABLE_VERSIONS = (3, 4, STORE_VERSION)
+"""Before version 5 every visible test was shown. A store of any other version is built again."""
 NAME = "manifest.json"
 FOLDERS = ("instructions", "locks", "repositories", "tasks", "secrets")
-UNSETTLED = ("unsettled", "changes.jsonl")
-"""What lies beside a manifest that does not name every change yet; the second in stores of earlier versions."""
+_UNSETTLED = "unsettled"
 Origin = dict[str, str | bool | None]
 """What the manifest repeats of a repository's record; ``source`` is None for a folder or an archive."""
 
@@ -206,6 +188,7 @@ class Manifest:
 
 
 _FORM = TypeAdapter(Manifest)
+_BUILD = "composer-rl tasks build SOURCE --out {}"
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -216,34 +199,27 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / NAME
     if not path.is_file():
-        raise InputError(
-            "CR0411",
-            "this is not a task store: it has no manifest.json.",
-            where=str(folder),
-            fix="composer-rl tasks build SOURCE --out DIR",
-        )
+        problem, fix = "this is not a task store: it has no manifest.json.", _BUILD.format("DIR")
+        raise InputError("CR0411", problem, where=str(folder), fix=fix)
     try:
         value = json.loads(path.read_text())
-        versions = (
+        # Before anything else: a newer version may hold whatever it likes.
+        for kind, said, readable in (
             ("schema", value.get("schema_version"), (SCHEMA_VERSION,)),
             ("store", value.get("store_version", 1), READABLE_VERSIONS),
-        )
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise damaged(path, "it cannot be read") from error
-    for kind, said, readable in versions:  # before anything else, for a newer one may hold whatever it likes
-        if said not in readable:
-            is_newer = type(said) is int and said > readable[-1]
-            raise InputError(
-                "CR0411",
-                f"the {kind} version of the task store is {said}, this program reads {', '.join(map(str, readable))}.",
-                where=str(path),
-                fix="upgrade this program: pip install --upgrade composer-replication"
-                if is_newer
-                else "build it again into a new folder: composer-rl tasks build SOURCE --out NEW_DIR",
-            )
-    try:
+        ):
+            if said not in readable:
+                is_newer = type(said) is int and said > readable[-1]
+                again = f"build it again into a new folder: {_BUILD.format('NEW_DIR')}"
+                upgrade = "upgrade this program: pip install --upgrade composer-replication"
+                raise InputError(
+                    "CR0411",
+                    f"the {kind} version of the task store is {said}, this program reads {', '.join(map(str, readable))}.",
+                    where=str(path),
+                    fix=upgrade if is_newer else again,
+                )
         manifest = _FORM.validate_python(value)
-    except ValueError as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise damaged(path, "it cannot be read") from error
     if value.get("fingerprint") != fingerprint_of(manifest.records):
         raise damaged(path, "its fingerprint does not cover its records")
@@ -253,14 +229,11 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _records_in(folder: Path) -> dict[str, str]:
-    """The sha256 of every record that lies in the folders of a store; of one that is there twice, of the compressed one."""
-    patterns = ("*.json", f"*.json{SUFFIX}")
-    paths = (path for kind in FOLDERS for pattern in patterns for path in (folder / kind).glob(pattern))
-    names = {f"{path.parent.name}/{path.name.removesuffix(SUFFIX)}": path for path in paths}
+    """The sha256 of every record that lies in the folders of a store."""
     found: dict[str, str] = {}
-    for name, path in names.items():
+    for path in (path for kind in FOLDERS for path in (folder / kind).glob(f"*.json{SUFFIX}")):
         try:
-            found[name] = sha256_of(read_content(path))
+            found[f"{path.parent.name}/{path.stem}"] = sha256_of(read_content(path))
         except InputError:
             if path.exists():  # else the process that builds took it out meanwhile
                 raise
@@ -269,12 +242,13 @@ def _records_in(folder: Path) -> dict[str, str]:
 
 def is_unsettled(folder: Path) -> bool:
     """Whether the manifest does not name every change yet."""
-    return any((folder / name).exists() for name in UNSETTLED)
+    return (folder / _UNSETTLED).exists()
 
 
 def unsettle(folder: Path) -> None:
     """Note that records are about to change."""
-    write_atomic(folder / UNSETTLED[0], "")
+    if not is_unsettled(folder):
+        write_atomic(folder / _UNSETTLED, "")
 
 
 def write_manifest(folder: Path, manifest: Manifest, origins: Mapping[str, Origin] | None = None) -> None:
@@ -291,8 +265,7 @@ def write_manifest(folder: Path, manifest: Manifest, origins: Mapping[str, Origi
     if origins is not None:
         value["repositories"] = origins
     write_atomic(folder / NAME, json.dumps(value, indent=1, sort_keys=True) + "\n")
-    for name in UNSETTLED:
-        (folder / name).unlink(missing_ok=True)
+    (folder / _UNSETTLED).unlink(missing_ok=True)
 
 
 def fingerprint_of(records: Mapping[str, str]) -> str:
@@ -306,5 +279,5 @@ def damaged(path: Path, detail: str) -> InputError:
         "CR0411",
         f"the task store is damaged: {detail}.",
         where=str(path),
-        fix="copy it again, or build it into a new folder: composer-rl tasks build SOURCE --out NEW_DIR",
+        fix=f"copy it again, or build it into a new folder: {_BUILD.format('NEW_DIR')}",
     )

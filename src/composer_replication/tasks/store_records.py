@@ -86,14 +86,12 @@ class StoredRecord:
 class RepositoryRecord(StoredRecord):
     """One repository: its files by hash, and what its whole suite did in the baseline runs.
 
-    ``places`` maps each test that was green in every run to its function; ``num_collected``
-    counts all; ``flaky`` are those that were green in some runs and not in others, sorted, or
-    None in a store of an earlier version, which did not look for them; ``broken_files`` could
-    not be collected from the start; ``contexts`` are the functions (file, first line) that each
-    test calls, or None where nobody asked. ``commit`` is that of a git address, else empty.
-    ``source`` is ``sdist:NAME==VERSION`` or the git address that it was fetched from, without the name of
-    a user; empty for a folder or an archive, and in stores of an earlier version.
-    ``suite_seconds`` is how long a whole suite may run; records say it where it is not ``SUITE_SECONDS``.
+    ``places`` maps each test that was green in every run to its function; ``num_collected`` counts all; ``flaky``
+    are those that were green in some runs only, sorted, or None where an earlier version did not look for them;
+    ``broken_files`` could not be collected from the start; ``contexts`` are the functions (file, first line) that each
+    test calls, or None where nobody asked. ``commit`` is that of a git address, else empty. ``source`` is
+    ``sdist:NAME==VERSION`` or the git address that it was fetched from, without the name of a user; empty for a folder
+    or an archive. ``suite_seconds`` is how long a whole suite may run; records say it where it is not ``SUITE_SECONDS``.
     ``left_out`` are tests and files that end a run of the whole suite or were not reached in that time.
     """
 
@@ -165,7 +163,6 @@ class RepositoryRecord(StoredRecord):
 
 
 def _figures(value: Mapping[str, int] | None) -> Mapping[str, int] | None:
-    """The strength of a record: all three counts, where there is one."""
     if value is not None and not {"mutants", "killed_visible", "killed_all"} <= value.keys():
         raise ValueError("a figure is missing")
     return value
@@ -182,9 +179,8 @@ class TaskRecord(StoredRecord):
     hidden test functions out. ``statement`` is what a foreign task set asks for in its own
     words, ``instance_id`` its name there; both are empty for tasks of our own. ``paid_tests`` are those of ``visible``
     that the reward counts and no rollout shows, ``shown_edits`` are ``visible_edits`` that take these out, too; empty and
-    None where all are shown, as in stores of an earlier version. ``strength`` is
-    how many small faults in the golden code were tried (``mutants``) and noticed by the visible
-    tests (``killed_visible``) and by all (``killed_all``), or None where nobody measured.
+    None where all are shown. ``strength`` is how many small faults in the golden code were tried (``mutants``) and noticed
+    by the visible tests (``killed_visible``) and by all (``killed_all``), or None where nobody measured.
     """
 
     task_id: str

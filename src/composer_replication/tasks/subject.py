@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from composer_replication.records import Edit, Task, TestSplit
-from composer_replication.tasks.fair_split import (
-    deleted_texts,
-    deleted_words,
-    names_elsewhere,
-    places_to_show,
-)
+from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.environment import Refused
 from composer_replication.tasks.patches import make_patch
-from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT, Deletion
+from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT
 from composer_replication.tasks.planning.edits import (
     Changes,
     edited_files,
@@ -26,7 +22,14 @@ from composer_replication.tasks.repository import make_bench
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
-from composer_replication.tasks.test_functions import Place, part_tests
+from composer_replication.tasks.test_functions import (
+    Place,
+    deleted_texts,
+    deleted_words,
+    hold_back,
+    names_elsewhere,
+    places_to_show,
+)
 
 
 class GateFailed(Refused):
@@ -48,6 +51,11 @@ class Subject:
     is_whole: bool
     tests: TestSplit = _NOT_PARTED
     withheld: tuple[str, ...] = ()
+
+    @property
+    def own_tests(self) -> tuple[str, ...]:
+        """All tests that must fail without the code, and pass with it."""
+        return tuple(sorted({*self.tests.visible, *self.tests.hidden}))
 
     @property
     def sides(self) -> dict[str, tuple[str, ...]]:
@@ -83,11 +91,6 @@ class Subject:
         """The deleted function bodies; where there are none, the deleted spans."""
         edits = self.stub_edits or self.changes.edits
         return [original[edit.path].decode()[edit.start : edit.end] for edit in edits]
-
-
-def unsplit_subject(deletion: Deletion) -> Subject:
-    """A deletion whose tests are not known yet."""
-    return Subject(deletion.changes, tuple(cut.edit for cut in deletion.bodies), deletion.removal == "whole")
 
 
 def subject_of(store: TaskStore, task: Task) -> Subject:
@@ -126,7 +129,7 @@ MIN_VISIBLE_FUNCTIONS = 3
 class Parting:
     """Draws apart the tests of one deletion, always the same for a seed and a salt; another salt gives another draw.
 
-    What would not be fair or not be hidden (``fair_split``) stays with the others, and others are drawn in its place.
+    What would not be fair or not be hidden (``places_to_show``) stays with the others, and others are drawn in its place.
     ``given`` are names that a rollout is told besides its tree.
     """
 
@@ -146,17 +149,12 @@ class Parting:
 
     def hide(self, failing: frozenset[str], *, share: float, salt: str) -> Subject:
         """Part the failing tests into visible and hidden ones, and the trees with them; all visible ones are shown."""
-        whole, places = self.unsplit.changes, self._places_of(failing)
         hidden, changes = self._draw(
-            whole, lambda edits: replace(whole, visible_edits=edits), places, share=share, salt=salt
+            "visible_edits", self.unsplit.changes, self._places_of(failing), share=share, salt=salt
         )
         out = {test for test, place in self.repository.places.items() if place in hidden}
-        return replace(
-            self.unsplit,
-            changes=changes,
-            tests=TestSplit(tuple(sorted(failing - out)), tuple(sorted(failing & out)), ()),
-            withheld=tuple(sorted(out - failing)),
-        )
+        tests = TestSplit(tuple(sorted(failing - out)), tuple(sorted(failing & out)), ())
+        return replace(self.unsplit, changes=changes, tests=tests, withheld=tuple(sorted(out - failing)))
 
     def pay(self, subject: Subject, *, salt: str) -> Subject:
         """Take some visible test functions out of what a rollout sees: the reward counts them all the same.
@@ -164,17 +162,12 @@ class Parting:
         The subject as it is where fewer than ``MIN_VISIBLE_FUNCTIONS`` are visible, where none can go, or where a
         hidden test would need what only they tell.
         """
-        tests, all_shown = subject.tests, subject.changes
+        tests = subject.tests
         visible, hidden = self._places_of(tests.visible), self._places_of(tests.hidden)
         if len(visible) < MIN_VISIBLE_FUNCTIONS:
             return subject
         paid, changes = self._draw(
-            all_shown,
-            lambda edits: replace(all_shown, shown_edits=edits),
-            visible,
-            share=PAID_SHARE,
-            salt=salt,
-            gone=hidden,
+            "shown_edits", subject.changes, visible, share=PAID_SHARE, salt=salt, gone=hidden
         )
         if not paid or self._to_show(hidden, changes):
             return subject
@@ -191,39 +184,49 @@ class Parting:
 
     def _draw(
         self,
+        field: str,
         changes: Changes,
-        without: Callable[[tuple[Edit, ...]], Changes],
         places: frozenset[Place],
         *,
         share: float,
         salt: str,
         gone: frozenset[Place] = frozenset(),
     ) -> tuple[frozenset[Place], Changes]:
-        """Some of the places, and the changes ``without`` them, made of edits; those of ``gone`` are out already."""
-        original = self.original
-        texts = {
-            path: original[path].decode("utf-8", "replace")
-            for path in {place[0] for place in places | gone} & set(original)
-        }
-        moved = edited_files(original, changes.test_edits)
-        now = {self._moved(place, changes.test_edits): place for place in places | gone}
-        needed = {path: names_elsewhere(original, path) for path in texts}
+        """A share of the places, and the changes whose edits of that field are without them; ``gone`` are out already.
+
+        All parametrisations of a function stay on one side. At least one function is taken and never all, if they can
+        be taken out of their file cleanly; a single one stays.
+        """
+        moves, num_places = changes.test_edits, len(places)
+        at_most = (
+            max(1, min(num_places - 1, round(num_places * share))) if num_places > 1 and share > 0 else 0
+        )
+        paths = {path for path, _, _ in places | gone} & set(self.original)
+        texts = {path: self.original[path].decode("utf-8", "replace") for path in paths}
+        needed = {path: names_elsewhere(self.original, path) for path in paths}
+        moved = {path: data.decode() for path, data in edited_files(self.original, moves).items()}
+        now = {place: self._moved(place, moves) for place in places | gone}
+        back = {there: place for place, there in now.items()}
+
+        def rank(there: Place) -> str:
+            path, line, name = there
+            return sha256_of(f"{self._seed}/{salt}/{path}/{name}/{line}".encode())
+
+        in_order = sorted((now[place] for place in places), key=rank)
         shown: frozenset[Place] = frozenset()
         while True:
-            held_back, files = part_tests(
-                sorted(there for there, place in now.items() if place in places),
-                {path: moved[path].decode() if path in moved else text for path, text in texts.items()},
-                hidden_share=share,
-                seed=self._seed,
-                salt=salt,
-                shown={there for there, place in now.items() if place in shown},
-                gone={there for there, place in now.items() if place in gone},
+            held_back, files = hold_back(
+                [there for there in in_order if back[there] not in shown],
+                {path: moved.get(path, text) for path, text in texts.items()},
+                at_most,
+                gone={now[place] for place in gone},
                 needed=needed,
             )
             untouched = (edit for edit in changes.visible_edits if edit.path not in files)
             shorter = (edit for path in sorted(files) for edit in line_edits(path, texts[path], files[path]))
-            drawn = frozenset(now[place] for place in held_back)
-            found = without((*untouched, *shorter))
+            drawn = frozenset(back[there] for there in held_back)
+            new: dict[str, Any] = {field: (*untouched, *shorter)}
+            found: Changes = replace(changes, **new)
             more = self._to_show(drawn, found)
             if not more:
                 return drawn, found

@@ -1,76 +1,62 @@
-"""Test functions in their source: take some out of a file, and part them into visible and hidden."""
+"""Test functions in their source: take some out of a file, part them into visible and hidden, and know which must be shown.
+
+A name that only the deleted code gave, and that nothing in the tree of a rollout says, is known to nobody who
+has to write that code again. A hidden test that uses one, or recorded behaviour of a function that is called so,
+fails for honest answers; so does one that wants the very words of a deleted message (``deleted_texts``). And a test
+is not hidden while a copy of it stays in the tree.
+"""
 
 from __future__ import annotations
 
 import ast
+import builtins
 import hashlib
+import re
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from pathlib import PurePosixPath
 from types import MappingProxyType
 
 from composer_replication.tasks.intake.tree_rules import is_test_path
-from composer_replication.tasks.planning.edits import Lines, edited_text
+from composer_replication.tasks.planning.edits import Changes, Lines, edited_text
 from composer_replication.tasks.planning.text_cuts import FileCut
 from composer_replication.tasks.syntax_trees import first_line, parsed, parsed_part
 
 Place = tuple[str, int, str]
 """File, first line (of the first decorator) and name of a test function."""
+_Key = tuple[int, str]
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Table = ast.Assign | ast.AnnAssign
 
-
-def remove_functions(
-    text: str, targets: Iterable[tuple[int, str]], *, needed: Collection[str] = ()
-) -> str | None:
-    """The file without some functions, their decorators and the comments right above them.
-
-    Tables at the top of the file that nothing else uses go too: they are the cases of these functions.
-
-    ``targets`` are first line and name of each function, ``needed`` names in the file that other files use. None when
-    one of them cannot be taken out cleanly: not found at the level of a module or class, named elsewhere in the
-    file, or on a shared line.
-    """
-    file, keys = _test_file(text), set(targets)
-    if file is None or not all(file.can_go(key, keys & file.functions.keys()) for key in keys):
-        return None
-    chosen = {id(file.functions[key]): file.functions[key] for key in keys}
-    cut = FileCut("", file.lines, file.module)
-    for node in [*chosen.values(), *file.orphaned(set(chosen), needed)]:
-        cut.take_statement(node)
-    edits = cut.edits()
-    return None if edits is None else edited_text(text, edits)
+# --- One file of tests.
 
 
 class _TestFile:
     """A parsed test file: which of its functions can go, and which tables with them."""
 
     def __init__(self, text: str, module: ast.Module) -> None:
-        self.module = module
-        self.lines = Lines(text)
-        self.functions: dict[tuple[int, str], _Function] = {}
-        for node in _functions(module):
-            # A wrapper may report the line of ``def`` instead of its decorator's.
-            for line in {first_line(node), node.lineno}:
-                self.functions[line, node.name] = node
+        self.module, self.lines = module, Lines(text)
+        # A wrapper may report the line of ``def`` instead of its decorator's.
+        self.functions: dict[_Key, _Function] = {
+            (line, node.name): node for node in _functions(module) for line in (first_line(node), node.lineno)
+        }
         self.tables = _tables(module)
         self.said: set[str] = set()  # by a text, as for ``getattr``
         self.uses: dict[str, list[frozenset[int]]] = {}
-        self._note_uses(set(map(id, (*self.functions.values(), *self.tables.values()))))
-
-    def _note_uses(self, functions: set[int]) -> None:
         """For each name, the functions and tables around each place where it is used."""
-        pending: list[tuple[ast.AST, frozenset[int]]] = [(self.module, frozenset())]
+        known = set(map(id, (*self.functions.values(), *self.tables.values())))
+        pending: list[tuple[ast.AST, frozenset[int]]] = [(module, frozenset())]
         while pending:
             node, around = pending.pop()
-            if id(node) in functions:
+            if id(node) in known:
                 around |= {id(node)}
-            if isinstance(node, ast.Name):
-                self.uses.setdefault(node.id, []).append(around)
-            elif isinstance(node, ast.Attribute):
-                self.uses.setdefault(node.attr, []).append(around)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                self.said.add(node.value.rpartition(".")[2])
+            match node:
+                case ast.Name(id=name) | ast.Attribute(attr=name):
+                    self.uses.setdefault(name, []).append(around)
+                case ast.Constant(value=str() as value):
+                    self.said.add(value.rpartition(".")[2])
             pending += [(child, around) for child in ast.iter_child_nodes(node)]
 
     def source(self, node: _Function) -> str:
@@ -78,7 +64,7 @@ class _TestFile:
         first = first_line(node)
         return "".join(map(self.lines.line, range(first, (node.end_lineno or first) + 1)))
 
-    def can_go(self, target: tuple[int, str], others: Iterable[tuple[int, str]]) -> bool:
+    def can_go(self, target: _Key, others: Iterable[_Key]) -> bool:
         """Whether a function can be taken out cleanly, together with others that can."""
         node = self.functions.get(target)
         if node is None:
@@ -90,9 +76,7 @@ class _TestFile:
 
     def orphaned(self, gone: set[int], needed: Collection[str]) -> list[_Table]:
         """The tables that only functions that are ``gone`` use, and such tables; those that can be taken out cleanly."""
-        left = {
-            name: node for name, node in self.tables.items() if name not in needed and name not in self.said
-        }
+        left = {name: node for name, node in self.tables.items() if name not in {*needed, *self.said}}
         found: list[_Table] = []
         while unused := [
             name
@@ -109,46 +93,6 @@ class _TestFile:
 def _test_file(text: str) -> _TestFile | None:
     module = parsed(text)
     return None if module is None else _TestFile(text, module)
-
-
-@lru_cache(maxsize=32)
-def function_texts(text: str) -> Mapping[tuple[int, str], str]:
-    """The source of each test function of a file, decorators included, by first line and name.
-
-    A decorated function is found by the line of its ``def`` too. A file that does not parse
-    has none.
-    """
-    file = _test_file(text)
-    return {} if file is None else {key: file.source(node) for key, node in file.functions.items()}
-
-
-@lru_cache(maxsize=4096)
-def function_shapes(text: str) -> frozenset[str]:
-    """What each function of a text does, whatever its name, place, layout and docstring: equal for copies.
-
-    ``text`` may be a file, or one function with the margin that it has in its class.
-    """
-    module = parsed_part(text)
-    if module is None:
-        return frozenset()
-    return frozenset(map(_shape, _functions(module)))
-
-
-def _shape(node: _Function) -> str:
-    body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
-    # A broken tree has imports moved into its functions.
-    own = (part for part in body if not isinstance(part, ast.Import | ast.ImportFrom))
-    parts = [*node.decorator_list, node.args, *own]
-    return hashlib.sha256("\n".join(map(ast.dump, parts)).encode()).hexdigest()
-
-
-@lru_cache(maxsize=64)
-def count_functions(text: str) -> Counter[str]:
-    """How often each name is given to a function where a test may stand; none in a file that does not parse."""
-    module = parsed(text)
-    if module is None:
-        return Counter()
-    return Counter(node.name for node in _functions(module))
 
 
 def _functions(parent: ast.AST) -> Iterator[_Function]:
@@ -171,11 +115,8 @@ def _tables(module: ast.Module) -> dict[str, _Table]:
                 | ast.AnnAssign(target=ast.Name(id=name), value=value)
             ) if isinstance(value, ast.List | ast.Tuple | ast.Set | ast.Dict):
                 found[name] = node
-    given = Counter(
-        node.id
-        for node in ast.walk(module)
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
-    )
+    names = (node for node in ast.walk(module) if isinstance(node, ast.Name))
+    given = Counter(node.id for node in names if not isinstance(node.ctx, ast.Load))
     return {name: node for name, node in found.items() if given[name] == 1}
 
 
@@ -186,54 +127,300 @@ def _stands_alone(lines: Lines, node: _Function | _Table) -> bool:
     return not before.rstrip().rstrip("@").strip() and lines.ends_line(node) and not is_continued
 
 
-def part_tests(
-    groups: Sequence[Place],
+def remove_functions(text: str, targets: Iterable[_Key], *, needed: Collection[str] = ()) -> str | None:
+    """The file without some functions, their decorators and the comments right above them.
+
+    Tables at the top of the file that nothing else uses go too: they are the cases of these functions.
+
+    ``targets`` are first line and name of each function, ``needed`` names in the file that other files use. None when
+    one of them cannot be taken out cleanly: not found at the level of a module or class, named elsewhere in the
+    file, or on a shared line.
+    """
+    file, keys = _test_file(text), set(targets)
+    if file is None or not all(file.can_go(key, keys & file.functions.keys()) for key in keys):
+        return None
+    chosen = {id(file.functions[key]): file.functions[key] for key in keys}
+    cut = FileCut("", file.lines, file.module)
+    for node in [*chosen.values(), *file.orphaned(set(chosen), needed)]:
+        cut.take_statement(node)
+    edits = cut.edits()
+    return None if edits is None else edited_text(text, edits)
+
+
+@lru_cache(maxsize=32)
+def function_texts(text: str) -> Mapping[_Key, str]:
+    """The source of each test function of a file, decorators included, by first line and name.
+
+    A decorated function is found by the line of its ``def`` too. A file that does not parse
+    has none.
+    """
+    file = _test_file(text)
+    return {} if file is None else {key: file.source(node) for key, node in file.functions.items()}
+
+
+@lru_cache(maxsize=4096)
+def function_shapes(text: str) -> frozenset[str]:
+    """What each function of a text does, whatever its name, place, layout and docstring: equal for copies.
+
+    ``text`` may be a file, or one function with the margin that it has in its class.
+    """
+    module = parsed_part(text)
+    return frozenset() if module is None else frozenset(map(_shape, _functions(module)))
+
+
+def _shape(node: _Function) -> str:
+    body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
+    # A broken tree has imports moved into its functions.
+    own = (part for part in body if not isinstance(part, ast.Import | ast.ImportFrom))
+    parts = [*node.decorator_list, node.args, *own]
+    return hashlib.sha256("\n".join(map(ast.dump, parts)).encode()).hexdigest()
+
+
+@lru_cache(maxsize=64)
+def count_functions(text: str) -> Counter[str]:
+    """How often each name is given to a function where a test may stand; none in a file that does not parse."""
+    module = parsed(text)
+    return Counter() if module is None else Counter(node.name for node in _functions(module))
+
+
+def hold_back(
+    places: Sequence[Place],
     texts: Mapping[str, str],
+    at_most: int,
     *,
-    hidden_share: float,
-    seed: int,
-    salt: str,
-    shown: Collection[Place] = (),
     gone: Collection[Place] = (),
     needed: Mapping[str, Collection[str]] = MappingProxyType({}),
-) -> tuple[tuple[Place, ...], dict[str, str]]:
-    """Choose which test functions of a task are held back, and give the test files without them, by path.
+) -> tuple[frozenset[Place], dict[str, str]]:
+    """Take the first test functions that can go cleanly out of their files: they, and the files without them, by path.
 
-    All parametrisations of a function stay on one side. With N functions about
-    ``hidden_share`` of them are hidden, at least one and never all, if they can be taken
-    out of their file cleanly; a single function stays visible.
-
-    ``groups`` are the functions that fail without the deleted body, ``texts`` the repository's files. Another ``seed``
-    chooses other functions, ``salt`` makes the choice differ between tasks. ``shown`` stay visible; ``gone`` are held back
-    already, are none of ``groups``, and the files are without them, too. ``needed`` has, by path, names that other
-    files use: such functions and tables stay.
+    ``texts`` are the repository's files. Those of ``gone`` are none of ``places`` and are taken out, too. ``needed`` has,
+    by path, names that other files use: such functions and tables stay.
     """
-    if len(groups) < 2 or hidden_share <= 0:
-        return (), {}
-    wanted = max(1, min(len(groups) - 1, round(len(groups) * hidden_share)))
-
-    def rank(place: Place) -> str:
-        return hashlib.sha256(f"{seed}/{salt}/{place[0]}/{place[2]}/{place[1]}".encode()).hexdigest()
-
-    hidden: list[Place] = [*gone]
-    for place in sorted(groups, key=rank):
-        if len(hidden) == wanted + len(gone):
+    out: list[Place] = [*gone]
+    for place in places:
+        path, line, name = place
+        if len(out) == at_most + len(gone):
             break
-        path = place[0]
-        if place in shown or place[2] in needed.get(path, ()):
+        if name in needed.get(path, ()) or path not in texts or not is_test_path(path):
             continue
-        file = _test_file(texts[path]) if path in texts and is_test_path(path) else None
-        others = [(line, name) for other, line, name in hidden if other == path]
-        if file is not None and file.can_go((place[1], place[2]), others):
-            hidden.append(place)
+        file, others = _test_file(texts[path]), [one[1:] for one in out if one[0] == path]
+        if file is not None and file.can_go((line, name), others):
+            out.append(place)
     files: dict[str, str] = {}
-    held_back: list[Place] = []
-    for path in sorted({place[0] for place in hidden}):
-        own = [place for place in hidden if place[0] == path]
-        shorter = remove_functions(
-            texts[path], [(line, name) for _, line, name in own], needed=needed.get(path, ())
-        )
+    for path in sorted({place[0] for place in out}):
+        own = [place[1:] for place in out if place[0] == path]
+        shorter = remove_functions(texts[path], own, needed=needed.get(path, ()))
         if shorter is not None:  # a file that does not parse without its functions keeps them all
             files[path] = shorter
-            held_back += own
-    return tuple(sorted(place for place in held_back if place not in gone)), files
+    return frozenset(place for place in out if place[0] in files and place not in gone), files
+
+
+# --- Which tests must not be held back: nobody could meet what they ask, or everybody can read it.
+
+_WORD = re.compile(r"[^\W\d]\w*")
+_COMMON = frozenset(dir(builtins)).union(*map(dir, (str, bytes, int, float, list, dict, set, tuple, object)))
+"""What Python itself calls so, everybody knows."""
+_BY_TEXT = frozenset({"getattr", "hasattr", "setattr", "delattr", "patch", "object"})
+"""Calls that name an attribute by a text: of Python, ``monkeypatch`` and ``unittest.mock``."""
+_MOST_BYTES = 1 << 20
+"""Of a file where somebody would find a name; larger ones hold data."""
+
+
+def words_of(text: str) -> frozenset[str]:
+    """Everything in a text that could be a name."""
+    return frozenset(map(sys.intern, _WORD.findall(text)))
+
+
+@lru_cache(maxsize=4096)  # all files of a tree, or none of them is found again
+def _words_in(data: bytes) -> frozenset[str]:
+    return frozenset() if len(data) > _MOST_BYTES else words_of(_text(data))
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def known_words(tree: Mapping[str, bytes], given: Collection[str] = ()) -> frozenset[str]:
+    """Everything that could be a name in the files of a tree and their paths, and what is ``given`` besides."""
+    return _COMMON.union(given, words_of(" ".join(tree)), *map(_words_in, tree.values()))
+
+
+def deleted_words(changes: Changes, original: Mapping[str, bytes]) -> frozenset[str]:
+    """Everything that could be a name in what a deletion takes out."""
+    spans = [original[edit.path].decode()[edit.start : edit.end] for edit in changes.edits]
+    return words_of("\n".join(spans)).union(*(_words_in(original[path]) for path in changes.removed_files))
+
+
+def places_to_show(
+    places: Iterable[Place],
+    original: Mapping[str, bytes],
+    shown: Mapping[str, bytes],
+    deleted: frozenset[str],
+    given: Collection[str] = (),
+    *,
+    texts: Texts = frozenset(),
+) -> frozenset[Place]:
+    """Those of some hidden test functions that must be visible instead.
+
+    ``shown`` is the tree of a rollout without these functions; ``deleted`` and ``texts`` are names and texts of the
+    deleted code, ``given`` are names that a rollout is told besides its tree.
+    """
+    sources = {
+        place: function_texts(_text(original[place[0]])).get(place[1:], "") for place in sorted(places)
+    }
+    if not sources:
+        return frozenset()
+    may_hold = [_text(data) for path, data in shown.items() if _may_hold_tests(path, data)]
+    shapes = frozenset[str]().union(*map(function_shapes, may_hold))
+    found = {place for place, text in sources.items() if not shapes.isdisjoint(function_shapes(text))}
+    known = known_words(shown, given).union(*(words_of(sources[place]) for place in found))
+    while True:  # as few as need be shown, so that the others use no deleted name that is not known
+        unknown = {
+            place: names
+            for place, text in sources.items()
+            if place not in found and (names := _names_used(text) & deleted - known)
+        }
+        if not unknown:
+            break
+        most = max(unknown, key=lambda place: len(unknown[place]))
+        found.add(most)
+        known |= words_of(sources[most])
+    left = {place: text for place, text in sources.items() if place not in found}
+    return frozenset(found | _texts_asked_for(left, texts, shown))
+
+
+def is_named(path: str, symbol: str, shown: Mapping[str, bytes], given: Collection[str] = ()) -> bool:
+    """Whether somebody who sees a tree can know that a function of this name belongs into that file.
+
+    The file may be gone from the tree that is ``shown``; ``given`` are names that are told besides.
+    """
+    name, pure = symbol.rpartition(".")[2].partition("#")[0], PurePosixPath(path)
+    module = pure.parent.name if pure.stem == "__init__" else pure.stem
+    files = ((other, _words_in(data)) for other, data in shown.items() if other.endswith(".py"))
+    return name in given or any(
+        name in words and (other == path or module in words) for other, words in files
+    )
+
+
+def names_elsewhere(original: Mapping[str, bytes], path: str) -> frozenset[str]:
+    """What other test files take from a test file, as far as can be told: imported names, attributes, and texts.
+
+    A file whose names are imported with a star gives everything.
+    """
+    found: set[str] = set()
+    for other, data in original.items():
+        if other != path and _may_hold_tests(other, data):
+            names, stars = _taken(data)
+            found |= names
+            if PurePosixPath(path).stem in stars:
+                return _words_in(original[path])
+    return frozenset(found)
+
+
+def _may_hold_tests(path: str, data: bytes) -> bool:
+    return path.endswith(".py") and (is_test_path(path) or b"def test" in data)
+
+
+@lru_cache(maxsize=1024)
+def _taken(data: bytes) -> tuple[frozenset[str], frozenset[str]]:
+    """Names that a file imports, asks of something or says alone; and last names of modules imported with a star."""
+    names: set[str] = set()
+    stars: set[str] = set()
+    for node in _nodes(_text(data)):
+        match node:
+            case ast.ImportFrom():
+                imported = {alias.name for alias in node.names}
+                names |= imported
+                if "*" in imported:
+                    stars.add((node.module or "").rpartition(".")[2])
+            case ast.Attribute(attr=name):
+                names.add(name)
+            case ast.Constant(value=str() as value):
+                names.add(value.rpartition(".")[2])
+    return frozenset(names), frozenset(stars)
+
+
+@lru_cache(maxsize=4096)
+def _names_used(source: str) -> frozenset[str]:
+    """The names of others that a function uses: global ones, attributes, keywords, imported ones."""
+    used: set[str] = set()
+    bound: set[str] = set()
+    asked: set[str] = set()  # of something else, whatever is bound here
+    for node in _nodes(source):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                used.add(name)
+            case ast.Name(id=name) | ast.arg(arg=name):
+                bound.add(name)
+            case ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
+                asked.add(name)
+            case ast.alias(name=name):
+                used |= words_of(name)
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in _BY_TEXT:
+                texts = [one.value for one in node.args if isinstance(one, ast.Constant)]
+                used |= words_of(" ".join(text for text in texts if isinstance(text, str)))
+    return frozenset(used - bound | asked)
+
+
+def _nodes(source: str) -> Iterable[ast.AST]:
+    """All of a file, or of a function cut out of a class; nothing where it does not parse."""
+    module = parsed_part(source)
+    return () if module is None else ast.walk(module)
+
+
+# --- Tests that want the very words of a deleted message, which nobody can know.
+
+_LETTERS = re.compile(r"[^\W\d_]+")
+_RUN, _LONG_WORD = 3, 6
+Texts = frozenset[tuple[str, ...]]
+"""What string constants say: their long words alone, and their words in runs; lower case."""
+
+
+def deleted_texts(changes: Changes, original: Mapping[str, bytes]) -> Texts:
+    """The texts of what a deletion takes out, docstrings aside."""
+    lines: dict[str, set[int]] = {}
+    for edit in changes.edits:
+        text = original[edit.path].decode()
+        first, last = (text.count("\n", 0, place) + 1 for place in (edit.start, edit.end))
+        lines.setdefault(edit.path, set()).update(range(first, last + 1))
+    said = (
+        value
+        for path in {*lines, *changes.removed_files}
+        for line, value in _constants(_text(original[path]))
+        if path in changes.removed_files or line in lines[path]
+    )
+    return frozenset().union(*map(_runs_in, said))
+
+
+def _texts_asked_for(
+    sources: Mapping[Place, str], texts: Texts, shown: Mapping[str, bytes]
+) -> frozenset[Place]:
+    """Those test functions that hold a text of the deleted code which no file of a rollout's tree shows."""
+    asked = {place: _runs(source) & texts for place, source in sources.items()}
+    runs = frozenset().union(*asked.values())
+    unknown = {run: re.compile(r"[\W\d_]+".join(map(re.escape, run)), re.IGNORECASE) for run in runs}
+    for data in shown.values() if unknown else ():
+        text = _text(data)
+        unknown = {run: pattern for run, pattern in unknown.items() if not pattern.search(text)}
+    return frozenset(place for place, own in asked.items() if own & unknown.keys())
+
+
+@lru_cache(maxsize=4096)
+def _runs(source: str) -> Texts:
+    """Of all string constants of a function."""
+    return frozenset().union(*(_runs_in(value) for _, value in _constants(source)))
+
+
+def _runs_in(text: str) -> Texts:
+    words = [word.lower() for word in _LETTERS.findall(text)]
+    runs = {tuple(words[at : at + _RUN]) for at in range(len(words) - _RUN + 1)}
+    return frozenset(runs.union((word,) for word in words if len(word) >= _LONG_WORD))
+
+
+@lru_cache(maxsize=1024)
+def _constants(source: str) -> tuple[tuple[int, str], ...]:
+    """The line and the value of each string of a file, or of a function cut out of a class, that is no docstring."""
+    nodes = list(_nodes(source))
+    alone = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    strings = (node for node in nodes if isinstance(node, ast.Constant) and id(node) not in alone)
+    return tuple((node.lineno, node.value) for node in strings if isinstance(node.value, str))

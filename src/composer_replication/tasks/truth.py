@@ -13,14 +13,15 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from composer_replication.tasks.fair_split import is_named, words_of
+from composer_replication.tasks.build_state import Candidate
 from composer_replication.tasks.planning.body_cuts import BodyCut, Deletion
-from composer_replication.tasks.planning.edits import Lines
+from composer_replication.tasks.planning.edits import Lines, View
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.running.bench import Bench, noticing_seconds
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import Subject, subject_of
 from composer_replication.tasks.syntax_trees import docstring_of, first_line, parse_syntax
+from composer_replication.tasks.test_functions import is_named, words_of
 from composer_replication.tasks.test_run import Trial
 from composer_replication.tasks.twin.build_twins import TwinSearch, build_twins
 from composer_replication.tasks.twin.twin_run import Twin, judge_twins, record_calls, twin_bytes
@@ -38,16 +39,11 @@ TRUTH_UNKNOWN = "truth-unknown"
 """No hidden test, and the run that records behaviour failed. No decision: the same build looks again."""
 
 
-@dataclass(frozen=True, slots=True)
-class ValidTask:
-    """A task of the store that passed the gates, and what it was made of."""
-
-    task_id: str
-    repository: PreparedRepository
-    deletion: Deletion
+Tasks = Mapping[str, Candidate]
+"""By task id, what the tasks of a store were made of that passed the gates."""
 
 
-def _attach_twins(store: TaskStore, tasks: Sequence[ValidTask], seed: int, workers: Workers) -> TwinSearch:
+def _attach_twins(store: TaskStore, tasks: Tasks, seed: int, workers: Workers) -> TwinSearch:
     """Record the functions of some tasks of one repository in one run, and keep the twins as secrets.
 
     Tasks whose functions were looked at by an earlier build are left as they are. So are tasks with
@@ -55,26 +51,25 @@ def _attach_twins(store: TaskStore, tasks: Sequence[ValidTask], seed: int, worke
     hidden tests nor a twin: they are about to be refused, with the reason that is given here. A task
     of a foreign set has code where ours have a hole, so it keeps only twins that its broken tree fails.
     """
-    repository = tasks[0].repository
-    fair = {task.task_id: _known_cuts(store, task) for task in tasks}
-    waiting = [task for task in tasks if store.secret(task.task_id).twins is None]
-    cuts = {cut.pin: cut for task in waiting for cut in fair[task.task_id]}
+    repository = _repository_of(tasks)
+    fair = {task_id: _known_cuts(store, task_id, one.deletion) for task_id, one in tasks.items()}
+    waiting = [task_id for task_id in tasks if store.secret(task_id).twins is None]
+    cuts = {cut.pin: cut for task_id in waiting for cut in fair[task_id]}
     # Of all tasks, not of those that wait: a build that was killed here must go on to the same twins.
-    blind = [task.task_id for task in tasks if not store.secret(task.task_id).hidden]
-    eager = frozenset(cut.pin for task_id in blind for cut in fair[task_id])
-    bench = repository.bench_for(task.deletion for task in tasks)
+    eager = {cut.pin for task_id in tasks if not store.secret(task_id).hidden for cut in fair[task_id]}
+    bench = repository.bench_for(one.deletion for one in tasks.values())
     found = workers.call(build_twins, bench, [cuts[pin] for pin in sorted(cuts)], seed=seed, eager=eager)
     digests = {pin: store.put_blob(twin_bytes(twin), is_packed=True) for pin, twin in found.twins.items()}
-    for task in waiting:
-        pins = [cut.pin for cut in fair[task.task_id]]
-        for cut in twin_cuts(task.deletion):
+    for task_id in waiting:
+        pins = [cut.pin for cut in fair[task_id]]
+        for cut in twin_cuts(tasks[task_id].deletion):
             if cut.pin not in pins:
                 found.without.setdefault(cut.pin, UNNAMED)
         own = {pin: digests[pin] for pin in pins if pin in digests}
-        record, secret = store.record(task.task_id), store.secret(task.task_id)
+        record, secret = store.record(task_id), store.secret(task_id)
         if own and record.instance_id:
-            twins = [found.twins[pin] for pin in own]
-            for pin in workers.call(_passed_by, _broken(store, task, "hidden"), twins, repository.bench):
+            broken, twins = _broken(store, task_id, "hidden"), [found.twins[pin] for pin in own]
+            for pin in workers.call(_passed_by, broken, twins, repository.bench):
                 del own[pin]
                 found.without.setdefault(pin, SAME_BEFORE)
         if found.unknown.keys().isdisjoint(pins) and (own or secret.hidden):
@@ -83,14 +78,18 @@ def _attach_twins(store: TaskStore, tasks: Sequence[ValidTask], seed: int, worke
     return replace(found, twins={})
 
 
+def _repository_of(tasks: Tasks) -> PreparedRepository:
+    return next(iter(tasks.values())).repository
+
+
 def _passed_by(files: Mapping[str, bytes], twins: Sequence[Twin], bench: Bench) -> list[str]:
     """The pins of those twins that a tree passes. A cluster keeps each bench that it is sent, so it gets the usual one."""
     scores = judge_twins(replace(bench, original=files), twins)
     return [twin.pin for twin, score in zip(twins, scores, strict=True) if score.passed]
 
 
-def _broken(store: TaskStore, task: ValidTask, view: str) -> dict[str, bytes]:
-    return subject_of(store, store.get(task.task_id)).broken(task.repository.bench.original, view)
+def _broken(store: TaskStore, task_id: str, view: View) -> dict[str, bytes]:
+    return store.files(store.get(task_id), view)
 
 
 def twin_cuts(deletion: Deletion) -> list[BodyCut]:
@@ -104,13 +103,12 @@ def twin_cuts(deletion: Deletion) -> list[BodyCut]:
     return [cut for cut in deletion.bodies if is_one_body or "." not in cut.symbol]
 
 
-def _known_cuts(store: TaskStore, task: ValidTask) -> list[BodyCut]:
+def _known_cuts(store: TaskStore, task_id: str, deletion: Deletion) -> list[BodyCut]:
     """Those of ``twin_cuts`` whose names a rollout can know; with a body gone, its signature stays."""
-    deletion, cuts = task.deletion, twin_cuts(task.deletion)
+    cuts = twin_cuts(deletion)
     if deletion.removal == "body" or not cuts:
         return cuts
-    shown = _broken(store, task, "rollout")
-    given = words_of(f"{deletion.path} {deletion.symbol}")
+    shown, given = _broken(store, task_id, "rollout"), words_of(f"{deletion.path} {deletion.symbol}")
     return [cut for cut in cuts if is_named(cut.path, cut.symbol, shown, given)]
 
 
@@ -124,7 +122,7 @@ MIN_SHARE = 0.5
 """Of the deleted lines: where a table can stand for less, whoever uses one still has to write the rest."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class TrueTask:
     """A task whose tests and twins are tried on other code; ``cuts`` are its deleted functions, ``twins`` are by pin."""
 
@@ -137,9 +135,10 @@ class TrueTask:
         return self.subject.tests.hidden if view == "hidden" else self.subject.tests.visible
 
 
-def _trial_of(store: TaskStore, task: ValidTask) -> TrueTask:
-    stored = store.get(task.task_id)
-    return TrueTask(task.task_id, subject_of(store, stored), task.deletion.bodies, store.twins(stored))
+def _trial_of(store: TaskStore, task_id: str, candidate: Candidate) -> TrueTask:
+    stored = store.get(task_id)
+    cuts, twins = candidate.deletion.bodies, store.twins(stored)
+    return TrueTask(task_id, subject_of(store, stored), cuts, twins)
 
 
 def passed_by_lookup(bench: Bench, trials: Sequence[TrueTask]) -> dict[str, dict[str, str]]:
@@ -179,20 +178,15 @@ def _is_large(trial: TrueTask, pins: Collection[str]) -> bool:
     return bool(pins) and lines >= MIN_SHARE * sum(cut.num_body_lines for cut in trial.cuts)
 
 
-def _learned(
-    store: TaskStore, tasks: Sequence[ValidTask], workers: Workers
-) -> tuple[str, dict[str, dict[str, str]]]:
-    """``passed_by_lookup`` of those tasks of one repository in which a function has no twin, with its slug."""
-    repository = tasks[0].repository
+def _learned(store: TaskStore, tasks: Tasks, workers: Workers) -> dict[str, dict[str, str]]:
+    """``passed_by_lookup`` of those tasks of one repository in which a function has no twin."""
     trials = []
-    for task in tasks:
-        secret = store.secret(task.task_id)
-        if secret.hidden and not {cut.pin for cut in task.deletion.bodies} <= set(secret.twins or ()):
-            trials.append(_trial_of(store, task))
-    if not trials:
-        return repository.slug, {}
-    bench = repository.bench_for(task.deletion for task in tasks)
-    return repository.slug, workers.call(passed_by_lookup, bench, trials)
+    for task_id, one in tasks.items():
+        secret = store.secret(task_id)
+        if secret.hidden and not {cut.pin for cut in one.deletion.bodies} <= set(secret.twins or ()):
+            trials.append(_trial_of(store, task_id, one))
+    bench = _repository_of(tasks).bench_for(one.deletion for one in tasks.values())
+    return workers.call(passed_by_lookup, bench, trials) if trials else {}
 
 
 # --- Small faults in a golden body, one at a time: another comparison, another arithmetic operator, ``and`` for ``or``, a
@@ -316,24 +310,19 @@ MAX_LOOKED_AT = 6 * MAX_MUTANTS
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Fault:
-    """One faulty body of one function of a task."""
+    """One faulty body of one function of a task; ``file`` is the text of its file with it."""
 
     trial: TrueTask
     cut: BodyCut
-    body: str
-
-    def faulty_file(self, bench: Bench) -> str:
-        text = bench.original[self.cut.path].decode()
-        return text[: self.cut.start] + self.body + text[self.cut.end :]
+    file: str
 
 
-def _attach_strength(store: TaskStore, tasks: Sequence[ValidTask], seed: int, workers: Workers) -> None:
+def _attach_strength(store: TaskStore, tasks: Tasks, seed: int, workers: Workers) -> None:
     """Keep with some tasks of one repository how strong their tests are."""
-    trials = [_trial_of(store, task) for task in tasks]
-    found = workers.call(count_noticed, trials, tasks[0].repository.bench, seed)
-    for task, figures in zip(tasks, found, strict=True):
-        record = replace(store.record(task.task_id), strength=figures)
-        store.put_task(record, store.secret(task.task_id))
+    trials = [_trial_of(store, task_id, one) for task_id, one in tasks.items()]
+    found = workers.call(count_noticed, trials, _repository_of(tasks).bench, seed)
+    for task_id, figures in zip(tasks, found, strict=True):
+        store.put_task(replace(store.record(task_id), strength=figures), store.secret(task_id))
 
 
 def count_noticed(trials: Sequence[TrueTask], bench: Bench, seed: int) -> list[dict[str, int]]:
@@ -347,12 +336,9 @@ def count_noticed(trials: Sequence[TrueTask], bench: Bench, seed: int) -> list[d
     seen = _noticed_by_tests(faults, "visible", bench)
     killed = seen | _noticed_by_tests([fault for fault in faults if fault not in seen], "hidden", bench)
     killed |= _noticed_by_twins([fault for fault in faults if fault not in killed], bench)
+    named = {"mutants": faults, "killed_visible": seen, "killed_all": killed}
     return [
-        {
-            "mutants": sum(fault.trial is trial for fault in faults),
-            "killed_visible": sum(fault.trial is trial for fault in seen),
-            "killed_all": sum(fault.trial is trial for fault in killed),
-        }
+        {name: sum(fault.trial is trial for fault in some) for name, some in named.items()}
         for trial in trials
     ]
 
@@ -363,8 +349,9 @@ def _draw(trial: TrueTask, bench: Bench, seed: int) -> list[_Fault]:
     found: dict[int, list[_Fault]] = {}
     for number in draw.sample(range(len(trial.cuts)), len(trial.cuts)):
         cut = trial.cuts[number]
-        bodies = mutants_of(bench.original[cut.path].decode(), cut, max_mutants=MAX_MUTANTS)
-        found[number] = [_Fault(trial, cut, body) for body in bodies]
+        text = bench.original[cut.path].decode()
+        bodies = mutants_of(text, cut, max_mutants=MAX_MUTANTS)
+        found[number] = [_Fault(trial, cut, f"{text[: cut.start]}{body}{text[cut.end :]}") for body in bodies]
         if sum(map(len, found.values())) >= MAX_LOOKED_AT:
             break
     faults = [fault for number in sorted(found) for fault in found[number]]
@@ -378,19 +365,20 @@ def _noticed_by_tests(faults: Sequence[_Fault], view: str, bench: Bench) -> set[
     How long the tests may take with a fault follows from what they take without one: so they are run first.
     """
     asked = [fault for fault in faults if fault.trial.tests(view)]
-    tasks = {fault.trial.task_id: fault.trial for fault in asked}
-    trees = {task_id: one.subject.golden(bench.original, view) for task_id, one in tasks.items()}
-    golden = [Trial(trees[task_id], one.tests(view), is_golden=True) for task_id, one in tasks.items()]
+    golden = {
+        one: Trial(one.subject.golden(bench.original, view), one.tests(view), is_golden=True)
+        for one in dict.fromkeys(fault.trial for fault in asked)
+    }
     seconds = {
-        task_id: noticing_seconds(report.cpu_seconds, bench.test_seconds)
-        for task_id, report in zip(tasks, bench.run_all(golden), strict=True)
+        one: noticing_seconds(report.cpu_seconds, bench.test_seconds)
+        for one, report in zip(golden, bench.run_all(list(golden.values())), strict=True)
     }
     runs = [
         Trial(
-            {**trees[fault.trial.task_id], fault.cut.path: fault.faulty_file(bench).encode()},
+            {**golden[fault.trial].files, fault.cut.path: fault.file.encode()},
             fault.trial.tests(view),
             stop_at_first_failure=True,
-            seconds=seconds[fault.trial.task_id],
+            seconds=seconds[fault.trial],
         )
         for fault in asked
     ]
@@ -404,7 +392,7 @@ def _noticed_by_twins(faults: Sequence[_Fault], bench: Bench) -> set[_Fault]:
     # All jobs work in one tree, so each writes the files anew in which another has its fault.
     whole = {fault.cut.path: bench.original[fault.cut.path].decode() for fault in asked}
     twins = [fault.trial.twins[fault.cut.pin] for fault in asked]
-    overlays = [{**whole, fault.cut.path: fault.faulty_file(bench)} for fault in asked]
+    overlays = [{**whole, fault.cut.path: fault.file} for fault in asked]
     scores = zip(asked, judge_twins(bench, twins, overlays), strict=True)
     return {fault for fault, score in scores if not score.passed}
 
@@ -415,70 +403,69 @@ TASKS_A_PART = 4
 """So many tasks are measured in the same sandboxes; a build that is cut off measures these again."""
 
 Each = Callable[[Callable[[Any], Any], Collection[Any], str], Iterator[Any]]
-"""Runs a function over items, several at a time, and says what is being done."""
-Refuse = Callable[[str, str, str], None]
-"""Takes a task out of the store: its id, the reason (``NO_TRUTH``, ``LOOKUP_PASSES``, ``TRUTH_UNKNOWN``), a detail."""
+"""Runs a function over items, several at a time, in their order, and says what is being done."""
 
 
 def add_truth(
-    store: TaskStore, tasks: Sequence[ValidTask], seed: int, *, each: Each, workers: Workers, refuse: Refuse
-) -> Mapping[str, Mapping[str, str]]:
+    store: TaskStore,
+    tasks: Tasks,
+    seed: int,
+    *,
+    each: Each,
+    workers: Workers,
+    unknown: dict[str, dict[str, str]],
+) -> Iterator[tuple[str, str, str]]:
     """Record what deleted functions do, and measure how strong the tests of each task are.
 
-    ``refuse`` is told of tasks that have neither hidden tests nor recorded behaviour, and of those that a table of
-    the visible tests' calls solves, as soon as that is known: a build that is cut off later does not ask again.
     Where the run that records failed, tasks with hidden tests stay as they are, with ``twins`` None; where calls
-    could not be compared, without figures of strength. Either way the next build looks again.
+    could not be compared, without figures of strength. Either way the next build looks again. ``unknown`` gets, by
+    repository and pin, why a function could not be looked at: it has no twin for that, or nobody knows whether a table
+    of answers would do for it.
 
-    Returns:
-        Why a function could not be looked at, by repository and pin: it has no twin for that, or nobody knows
-        whether a table of answers would do for it.
+    Yields:
+        The tasks that have neither hidden tests nor recorded behaviour, and those that a table of the visible tests'
+        calls solves, each with the reason and a detail, as soon as that is known. The caller takes them out of the
+        store before it goes on: a build that is cut off later does not ask again.
     """
+    left: set[str] = set()
     rows = _by_repository(tasks)
-
-    def record(own: list[ValidTask]) -> tuple[str, TwinSearch]:
-        return own[0].repository.slug, _attach_twins(store, own, seed, workers)
-
-    found: dict[str, TwinSearch] = dict(each(record, rows, "twins of repositories"))
-    left = []
-    for task in tasks:
-        if store.get(task.task_id).has_hidden_tests:
-            left.append(task)
-        else:
-            refuse(task.task_id, *_why_refused(task, found[task.repository.slug]))
-    unknown = {slug: dict(search.unknown) for slug, search in found.items()}
-    new = [task for task in left if store.record(task.task_id).strength is None]
-    settled: set[str] = set()
-    for slug, learned in each(
-        lambda own: _learned(store, own, workers), _by_repository(new), "calls of hidden tests"
-    ):
-        for task_id, pins in learned.items():
-            if pins:
-                unknown[slug] = {**pins, **unknown[slug]}
+    searches = each(lambda own: _attach_twins(store, own, seed, workers), rows, "twins of repositories")
+    for own, search in zip(rows, searches, strict=True):
+        unknown.setdefault(_repository_of(own).record.repository, {}).update(search.unknown)
+        for task_id, one in own.items():
+            if store.get(task_id).has_hidden_tests:
+                left.add(task_id)
             else:
-                refuse(task_id, LOOKUP_PASSES, "no hidden test asks what no visible test asks")
-        settled |= learned.keys()
-    unmeasured = _by_repository([task for task in new if task.task_id not in settled])
+                yield task_id, *_why_refused(one.deletion, search)
+    new = {one: tasks[one] for one in tasks if one in left and store.record(one).strength is None}
+    rows = _by_repository(new)
+    learned = each(lambda own: _learned(store, own, workers), rows, "calls of hidden tests")
+    for own, problems in zip(rows, learned, strict=True):
+        for task_id, pins in problems.items():
+            del new[task_id]
+            known = unknown[_repository_of(own).record.repository]
+            known |= {pin: problem for pin, problem in pins.items() if pin not in known}
+            if not pins:
+                yield task_id, LOOKUP_PASSES, "no hidden test asks what no visible test asks"
     parts = [
-        own[first : first + TASKS_A_PART] for own in unmeasured for first in range(0, len(own), TASKS_A_PART)
+        dict(islice(own.items(), first, first + TASKS_A_PART))
+        for own in _by_repository(new)
+        for first in range(0, len(own), TASKS_A_PART)
     ]
     list(each(lambda own: _attach_strength(store, own, seed, workers), parts, "strength of tasks"))
-    names = {own[0].repository.slug: own[0].repository.record.repository for own in rows}
-    return {names[slug]: pins for slug, pins in unknown.items() if pins}
 
 
-def _by_repository(tasks: Sequence[ValidTask]) -> list[list[ValidTask]]:
-    rows: dict[str, list[ValidTask]] = {}
-    for task in tasks:
-        rows.setdefault(task.repository.slug, []).append(task)
+def _by_repository(tasks: Tasks) -> list[Tasks]:
+    rows: dict[str, dict[str, Candidate]] = {}
+    for task_id, one in tasks.items():
+        rows.setdefault(one.repository.slug, {})[task_id] = one
     return list(rows.values())
 
 
-def _why_refused(task: ValidTask, search: TwinSearch) -> tuple[str, str]:
-    cuts = twin_cuts(task.deletion)
-    unknown = [search.unknown[cut.pin] for cut in cuts if cut.pin in search.unknown]
-    if unknown:
+def _why_refused(deletion: Deletion, search: TwinSearch) -> tuple[str, str]:
+    pins = [cut.pin for cut in twin_cuts(deletion)]
+    if unknown := [search.unknown[pin] for pin in pins if pin in search.unknown]:
         return TRUTH_UNKNOWN, f"no test function can be hidden, and recording failed: {unknown[0]}"
-    reasons = sorted({search.without[cut.pin] for cut in cuts if cut.pin in search.without})
+    reasons = sorted({search.without[pin] for pin in pins if pin in search.without})
     why = "; ".join(reasons) or "no function of it can be recorded alone"
     return NO_TRUTH, f"no test function can be hidden, and the behaviour cannot be recorded: {why}"

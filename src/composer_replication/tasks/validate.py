@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import as_completed
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,23 +13,20 @@ from composer_replication.records import Task
 from composer_replication.sandbox import choose_backend, require_selftest
 from composer_replication.sandbox.supervised_run import interruptible_pool
 from composer_replication.tasks.build_state import Progress
-from composer_replication.tasks.fair_split import words_of
 from composer_replication.tasks.gates import (
+    STUBS,
     check_fair,
     check_hidden_out,
     check_no_copy,
     check_restores,
     check_secrecy,
-    check_stubs,
-    failing_of,
-    judge_split,
-    split_trials,
-    suite_trial,
+    prove,
 )
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import ProvingSandbox, sandbox_in_force
 from composer_replication.tasks.subject import GateFailed, Subject, bench_of, subject_of
+from composer_replication.tasks.test_functions import words_of
 from composer_replication.tasks.truth import LOOKUP_PASSES, NO_TRUTH, TRUTH_UNKNOWN
 from composer_replication.tasks.twin.twin_run import Twin, judge_twins, play_apart, play_stubs
 
@@ -73,10 +70,9 @@ def validate_store(
     """Put every task of a store through the gates again.
 
     What only reads the stored bytes (restoring, copies, the search for leaks, the instruction) gives one answer
-    and is looked at once a task, and so are constants, by its own tests and against recorded behaviour. Everything
-    else that depends on how code runs is looked at ``repeat`` times in fresh sandboxes: the whole suite without the
-    code, the task's own tests with the code and without it, and recorded behaviour with the code and without it. A
-    task whose files are damaged fails with the gate ``damaged``.
+    and is looked at once a task, and so are constants, by its own tests and against recorded behaviour. The other runs
+    are made ``repeat`` times in fresh sandboxes: the whole suite without the code, the task's own tests and recorded
+    behaviour with the code and without it. A task whose files are damaged fails with the gate ``damaged``.
 
     Args:
         path: folder of the store.
@@ -92,32 +88,27 @@ def validate_store(
     store = TaskStore.open(path, backend=backend)
     task_ids = store.require_task_ids()
     require_selftest(choose_backend(backend), progress=progress)
-    failed: dict[str, ValidationFailure] = {}
+    failed: list[ValidationFailure] = []
+    without_truth: list[str] = []
     with interruptible_pool(jobs, "tasks-validate") as pool:
-        futures = {
-            pool.submit(validate_task, store, task_id, max(1, repeat)): task_id for task_id in task_ids
-        }
-        for num_done, future in enumerate(as_completed(futures), start=1):
-            task_id, failure = futures[future], future.result()  # a sandbox that broke ends it all
+        results = pool.map(lambda one: validate_task(store, one, max(1, repeat)), task_ids)
+        for num_done, failure in enumerate(results, start=1):  # a sandbox that broke ends it all
             if failure is not None:
-                failed[task_id] = failure
+                failed.append(failure)
             if progress is not None:
-                progress(num_done, len(task_ids), task_id)
+                progress(num_done, len(task_ids), task_ids[num_done - 1])
+    for task_id in task_ids:
+        with suppress(InputError):  # damaged: its own check says so
+            if not store.get(task_id).has_hidden_tests:
+                without_truth.append(task_id)
     return ValidationSummary(
         tasks=len(task_ids),
         passed=len(task_ids) - len(failed),
-        failed=tuple(failed[task_id] for task_id in sorted(failed)),
+        failed=tuple(failed),
         validated_in=sandbox_in_force(backend),
         proved_by=store.proved_by,
-        without_truth=tuple(task_id for task_id in task_ids if not _has_truth(store, task_id)),
+        without_truth=tuple(without_truth),
     )
-
-
-def _has_truth(store: TaskStore, task_id: str) -> bool:
-    try:
-        return store.get(task_id).has_hidden_tests
-    except InputError:  # damaged: its own check says so
-        return True
 
 
 def validate_task(store: TaskStore, task_id: str, repeat: int = 1) -> ValidationFailure | None:
@@ -133,43 +124,29 @@ def validate_task(store: TaskStore, task_id: str, repeat: int = 1) -> Validation
 
 
 def _check(store: TaskStore, task: Task, bench: Bench, repeat: int) -> None:
-    subject, twins = subject_of(store, task), store.twins(task)
-    record = store.record(task.task_id)
-    repository = store.repository(record.repository_record)
+    subject, record, original = subject_of(store, task), store.record(task.task_id), bench.original
+    repository, twins = store.repository(record.repository_record), store.twins(task)
     # Figures of strength are the last thing that a build gives a task: it has looked for a truth before.
     if record.strength is not None and not task.has_hidden_tests:
-        raise GateFailed(
-            NO_TRUTH, "neither a hidden test nor recorded behaviour, and its build kept one of them"
-        )
-    check_restores(subject, bench.original)
-    check_no_copy(subject, bench.original)
-    check_hidden_out(subject, repository, bench.original)
+        told = "neither a hidden test nor recorded behaviour, and its build kept one of them"
+        raise GateFailed(NO_TRUTH, told)
+    check_restores(subject, original)
+    check_no_copy(subject, original)
+    check_hidden_out(subject, repository, original)
     own = [twins[pin] for pin in sorted(twins)]
     names = [(twin.path, twin.symbol) for twin in own]
-    check_fair(subject, repository, bench.original, names, words_of(f"{task.path} {task.symbol}"))
+    check_fair(subject, repository, original, names, words_of(f"{task.path} {task.symbol}"))
     check_secrecy(store, task)
     for number in range(repeat):
-        trials = split_trials(subject, repository, bench)
-        suite, *own_reports = bench.run_all([suite_trial(subject, bench), *trials.values()])
-        num_different = len(failing_of(suite, subject, repository) ^ set(task.fail_to_pass))
-        if num_different:  # no name: a hidden test may be among them
-            raise GateFailed("other-tests-fail", f"{num_different} tests differ from the stored ones")
-        seconds = judge_split(subject, bench, suite, dict(zip(trials, own_reports, strict=True)))
-        if number == 0:
-            check_stubs(subject, bench, seconds)
+        prove(subject, repository, bench, stubs=() if number else STUBS)
         _check_twins(subject, own, bench)
-    _check_twin_stubs(own, bench)
-
-
-def _check_twin_stubs(twins: Sequence[Twin], bench: Bench) -> None:
-    """No constant and no table of the recorded calls passes recorded behaviour; which function stays unsaid."""
-    for scores in play_stubs(twins, partial(play_apart, bench)):
+    # No constant and no table of the recorded calls passes recorded behaviour; which function stays unsaid.
+    for scores in play_stubs(own, partial(play_apart, bench)):
         if scores.report.error:
             raise GateFailed(TRUTH_UNKNOWN, f"recorded behaviour could not be judged: {scores.report.error}")
         if scores.passed_by:
-            raise GateFailed(
-                "stub-passes", f"the recorded behaviour is there with return {scores.passed_by[0]}"
-            )
+            told = f"the recorded behaviour is there with return {scores.passed_by[0]}"
+            raise GateFailed("stub-passes", told)
         if scores.is_passed_by_table:
             raise GateFailed(LOOKUP_PASSES, "a table of the recorded calls passes all recorded behaviour")
 

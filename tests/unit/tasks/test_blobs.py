@@ -11,17 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.tasks import store_manifest
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import (
     compress,
     decompress,
-    drop_file,
     find_blob,
-    find_file,
     read_content,
     write_blob,
-    write_file,
 )
 
 
@@ -50,23 +46,6 @@ def test_what_is_compressed_already_is_kept_as_it_is(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("*.zst"))) == 0
 
 
-def test_a_named_file_is_replaced_and_dropped_whichever_way_it_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = tmp_path / "tasks" / "a.json"
-    packed = plain.with_name("a.json.zst")
-    for most, kept in ((10_000, packed), (100, plain), (10_000, packed)):
-        monkeypatch.setattr(store_manifest, "MAX_BYTES", most)
-        write_file(plain, f"{most}".encode() * 200)
-        assert list(plain.parent.iterdir()) == [kept]
-        assert find_file(plain) == kept
-        assert read_content(kept) == f"{most}".encode() * 200
-    assert zstandard.ZstdDecompressor().decompress(packed.read_bytes()) == b"10000" * 200
-    plain.write_bytes(b"of an earlier version")
-    drop_file(plain)
-    assert find_file(plain) is None
-
-
 def test_a_bomb_is_refused_before_it_unpacks() -> None:
     bomb = compress(b"\0" * 2_000_000)
     assert len(bomb) < 1000
@@ -90,10 +69,6 @@ def test_what_is_no_whole_frame_is_refused(data: bytes) -> None:
         decompress(data)
 
 
-def blob_of(store: TaskStore) -> Path:
-    return min((store.root / "objects").rglob("*.zst"))
-
-
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -105,7 +80,7 @@ def blob_of(store: TaskStore) -> Path:
 def test_a_store_names_the_damaged_blob(tmp_path: Path, damage: bytes, said: str) -> None:
     store = TaskStore.create(tmp_path / "store")
     digest = store.put_blob(b"x = 1\n")
-    blob_of(store).write_bytes(damage)
+    min((store.root / "objects").rglob("*.zst")).write_bytes(damage)
     with pytest.raises(InputError, match="CR0411") as caught:
         store.blob(digest)
     assert said in caught.value.message

@@ -13,11 +13,10 @@ from small_trees import write_tree
 from composer_replication.rollouts.candidate_tree import rule_of
 from composer_replication.tasks import gates
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.build_state import Journal
-from composer_replication.tasks.fair_split import known_words
+from composer_replication.tasks.build_state import read_journal
 from composer_replication.tasks.planning.edits import line_edits
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.test_functions import remove_functions
+from composer_replication.tasks.test_functions import known_words, remove_functions
 from composer_replication.tasks.validate import validate_store
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -120,7 +119,7 @@ def test_what_lies_among_tests_is_theirs_whatever_their_folder_is_called(store: 
     repository = store.repository(store.record(task.task_id).repository_record)
     assert repository.folders_of_tests == {"tests", "checks"}
     assert not [one.symbol for one in store.tasks() if one.path.startswith("checks/")]
-    pins = {row.pin.partition("@")[0] for row in Journal(store.root / "journal.jsonl")._decisions.values()}
+    pins = {row["pin"].partition("@")[0] for row in read_journal(store.root / "journal.jsonl")}
     assert "shelf/colour.py::red" in pins and not any("paint" in pin for pin in pins)
     assert not rule_of(store, task).takes("checks/paint.py") and rule_of(store, task).takes("shelf/colour.py")
 
@@ -157,8 +156,6 @@ def test_validate_knows_an_unfair_and_a_readable_task(store: TaskStore, tmp_path
 
 
 MakeProject = Callable[[Mapping[str, str]], Path]
-
-
 DOUBLE = "def double(x):\n    y = x + x\n    return y\n"
 LEANING = """
 import sys

@@ -11,14 +11,7 @@ import pytest
 from small_trees import write_tree
 
 from composer_replication.records import Edit, TestSplit
-from composer_replication.tasks.gates import (
-    check_restores,
-    check_stubs,
-    judge_deletion,
-    judge_split,
-    split_trials,
-    suite_trial,
-)
+from composer_replication.tasks.gates import check_restores, judge_deletion, prove, suite_trial
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.leaks.shown_code import copied_share
 from composer_replication.tasks.repository import PreparedRepository, prepare
@@ -200,10 +193,8 @@ def _check_own(planted: PreparedRepository, subject: Subject, bench: Bench) -> N
         planted.record,
         places={test: planted.record.places[test] for test in own if test in planted.record.places},
     )
-    trials = split_trials(subject, record, bench)
-    suite, *reports = bench.run_all([suite_trial(subject, bench), *trials.values()])
-    named = dict(zip(trials, reports, strict=True))
-    check_stubs(subject, bench, judge_split(subject, bench, suite, named))
+    (suite,) = bench.run_all([suite_trial(subject, bench)])
+    prove(subject, record, bench, suite=suite)
 
 
 @pytest.mark.long

@@ -136,10 +136,7 @@ OTHER = {b"4": frozenset({"a test that is neither"})}
     ],
 )
 def test_hidden_tests_must_ask_what_no_visible_test_asks(
-    monkeypatch: pytest.MonkeyPatch,
-    long: RecordedCalls | None,
-    short: RecordedCalls | None,
-    passes: bool,
+    monkeypatch: pytest.MonkeyPatch, long: RecordedCalls | None, short: RecordedCalls | None, passes: bool
 ) -> None:
     calls = {cut.pin: own for cut, own in ((LONG, long), (SHORT, short)) if own is not None}
     monkeypatch.setattr(truth, "record_calls", lambda _bench, cuts: (calls if len(cuts) == 2 else {}, ""))

@@ -9,14 +9,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.records import (
-    Completion,
-    Edit,
-    Outcome,
-    Score,
-    StopReason,
-    TestSplit,
-)
+from composer_replication.records import Completion, Edit, Outcome, Score, StopReason, TestSplit
 from composer_replication.rollouts.environment.feature_deletion_env import first_message
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn
 from composer_replication.rollouts.hints.hinted_turns import ObservedRollout, find_faults
@@ -81,6 +74,16 @@ def test_a_third_of_the_visible_tests_is_paid_and_in_no_tree_of_a_rollout() -> N
 def test_the_draw_is_the_same_again_and_another_one_by_seed_and_salt() -> None:
     assert drawn() == drawn()
     assert len({drawn(seed=seed, salt=salt).tests.paid for seed in range(4) for salt in "ab"}) > 2
+
+
+@pytest.mark.parametrize(
+    ("num_tests", "share", "num_hidden"), [(1, 0.9, 0), (2, 0.01, 1), (2, 0.5, 1), (3, 0.99, 2), (3, 0.0, 0)]
+)
+def test_never_all_are_hidden(num_tests: int, share: float, num_hidden: int) -> None:
+    files, repository, unsplit = prepared("\n\n\n".join(TESTS.split("\n\n\n")[: num_tests + 1]))
+    parting = Parting(unsplit, repository, files, seed=0, given=GIVEN)
+    subject = parting.hide(repository.green, share=share, salt="s")
+    assert (len(subject.tests.visible), len(subject.tests.hidden)) == (num_tests - num_hidden, num_hidden)
 
 
 def test_hidden_tests_are_those_that_were_hidden_before_there_were_paid_ones() -> None:

@@ -61,19 +61,8 @@ class Cluster:
 
     def build(self, sources: list[str], out: Path, *more: str) -> subprocess.Popen[str]:
         """Ours is the usual cache: no index is asked."""
-        words = [
-            "tasks",
-            "build",
-            *sources,
-            "--out",
-            str(out),
-            "--json",
-            "--quiet",
-            "--ray",
-            self.address,
-            *more,
-        ]
-        return composer_rl(words, self.environment)
+        options = ["--out", str(out), "--json", "--quiet", "--ray", self.address, *more]
+        return composer_rl(["tasks", "build", *sources, *options], self.environment)
 
     def workers(self) -> list[int]:
         """Processes that do work of ours now, on this cluster."""

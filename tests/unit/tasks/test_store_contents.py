@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from composer_replication.tasks import store as store_module
 from composer_replication.tasks import store_manifest
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import find_blob
@@ -79,18 +77,16 @@ class Crash(BaseException):
 
 
 class Writes:
-    """Every write of a store by the name of its file, and its bytes; ``limit`` crashes before or after one of them."""
+    """Every write of a store by the name of its file; ``crash_at`` crashes before or after one of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, crash_at: int = -1, when: str = "") -> None:
         self.names: list[str] = []
-        self.num_bytes: list[int] = []
         self.crash_at, self.when = crash_at, when
         monkeypatch.setattr(store_manifest, "write_atomic", self.noted(store_manifest.write_atomic))
 
     def noted(self, real: Callable[..., None]) -> Callable[..., None]:
         def write(path: Path, data: object) -> None:
             self.names.append(path.name)
-            self.num_bytes.append(len(data if isinstance(data, (str, bytes)) else str(data)))
             is_now = len(self.names) == self.crash_at + 1
             if is_now and self.when == "before":
                 raise Crash
@@ -134,18 +130,19 @@ def test_a_crash_while_a_task_is_dropped_leaves_none_without_its_secret(
     store: TaskStore, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     store.settle()
-    real, dropped = store_module.drop_file, 0
+    real, dropped = Path.unlink, 0
 
-    def drop_file(path: Path) -> None:
+    def unlink(path: Path, **options: bool) -> None:
         nonlocal dropped
         if dropped == number:
             raise Crash
         dropped += 1
-        real(path)
+        real(path, **options)
 
-    monkeypatch.setattr(store_module, "drop_file", drop_file)
+    monkeypatch.setattr(Path, "unlink", unlink)
     with pytest.raises(Crash):
         store.drop_task("t-class-body")
+    monkeypatch.undo()
     torn = TaskStore.open(store.root)
     torn.verify()
     assert [torn.get(task_id).task_id for task_id in torn.task_ids()] == torn.task_ids()
@@ -185,16 +182,6 @@ def test_a_store_can_be_opened_while_another_process_takes_a_task_out(
     assert seen.task_ids() == ["t-feature-body", "t-function-body"]
 
 
-def test_a_list_of_changes_that_an_earlier_version_left_says_the_same(store: TaskStore) -> None:
-    store.settle()
-    store.put_task(replace(store.record("t-class-body"), strength=STRENGTH), store.secret("t-class-body"))
-    (store.root / "unsettled").rename(store.root / "changes.jsonl")
-    seen = TaskStore.open(store.root)
-    assert seen.record("t-class-body").strength == STRENGTH
-    seen.settle()
-    assert not (store.root / "changes.jsonl").exists()
-
-
 def test_an_update_that_changes_nothing_writes_nothing(
     store: TaskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,12 +200,12 @@ def test_what_a_build_writes_grows_with_its_tasks_and_not_with_their_square(
     """Each task is put, given its twins and its strength, as a build does."""
     store = make_store(sized_tasks["t-class-body"])
     record, secret = store.record("t-class-body"), store.secret("t-class-body")
-    found = []
-    for num_tasks in (30, 60, 90):
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # a disk's business, and slow
+    num_writes = []
+    for num_tasks in (20, 40):
         store.drop_records({"repositories/tinymath-1.0.json"})
         store.settle()
         with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", lambda _: None)  # a disk's business, and slow
             writes = Writes(patch)
             for number in range(num_tasks):
                 name = f"t-{number:03d}"
@@ -227,11 +214,6 @@ def test_what_a_build_writes_grows_with_its_tasks_and_not_with_their_square(
                 store.put_task(own, replace(hidden, twins={}))
                 store.put_task(replace(own, strength=STRENGTH), replace(hidden, twins={}))
             store.settle()
-        sums: Counter[str] = Counter()
-        for name, size in zip(writes.names, writes.num_bytes, strict=True):
-            sums[name] += size
         assert writes.names.count("manifest.json") == 1
-        found.append((len(writes.names), sums["manifest.json"]))
-    (one, one_bytes), (two, two_bytes), (three, three_bytes) = found
-    assert three - two == two - one
-    assert abs((three_bytes - two_bytes) - (two_bytes - one_bytes)) < 0.01 * one_bytes
+        num_writes.append(len(writes.names) - 2)
+    assert num_writes == [20 * 6, 40 * 6]

@@ -1,4 +1,4 @@
-"""Hidden tests leave their files cleanly or not at all."""
+"""Hidden tests leave their files cleanly or not at all, can be met by who sees the tree alone, and cannot be read in it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,22 @@ import ast
 
 import pytest
 
+from composer_replication.records import Edit
+from composer_replication.tasks.planning.edits import Changes, view_files
 from composer_replication.tasks.test_functions import (
+    Place,
     count_functions,
+    deleted_texts,
+    deleted_words,
+    function_shapes,
     function_texts,
-    part_tests,
+    hold_back,
+    is_named,
+    known_words,
+    names_elsewhere,
+    places_to_show,
     remove_functions,
+    words_of,
 )
 
 FILE = '''import pytest
@@ -61,11 +72,7 @@ def line_of(fragment: str) -> int:
 
 PLACES = {
     "test_first": line_of("parametrize"),
-    "test_second": line_of("test_second"),
-    "test_third": line_of("test_third"),
-    "test_fourth": line_of("test_fourth"),
-    "test_fifth": line_of("test_fifth"),
-    "test_sixth": line_of("test_sixth"),
+    **{f"test_{name}": line_of(f"test_{name}") for name in ("second", "third", "fourth", "fifth", "sixth")},
 }
 
 
@@ -119,43 +126,20 @@ def places(*names: str) -> list[tuple[str, int, str]]:
     return [("tests/test_x.py", PLACES[name], name) for name in names]
 
 
-def test_split_is_repeatable_and_depends_on_seed_and_task() -> None:
-    groups = places("test_second", "test_third", "test_fourth", "test_fifth")
-    texts = {"tests/test_x.py": FILE}
-    made = [
-        part_tests(groups, texts, hidden_share=0.5, seed=seed, salt=salt)[0]
-        for seed in range(4)
-        for salt in ("a", "b")
-    ]
-    again = part_tests(list(reversed(groups)), texts, hidden_share=0.5, seed=0, salt="a")[0]
-    assert again == made[0]
-    assert len(set(made)) > 1
-    assert {len(hidden) for hidden in made} == {2}
-
-
-@pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (0.01, 1), (0.5, 1), (0.99, 2)])
-def test_never_all_are_hidden(share: float, expected: int) -> None:
-    groups = places("test_second", "test_third", "test_fourth")[: 3 if expected != 1 else 2]
-    hidden, files = part_tests(groups, {"tests/test_x.py": FILE}, hidden_share=share, seed=0, salt="")
-    assert len(hidden) == expected
-    for path, text in files.items():
-        assert path == "tests/test_x.py"
-        assert not {name for _, _, name in hidden} & names_in(text)
-
-
-def test_a_single_function_stays_visible() -> None:
-    assert (
-        part_tests(places("test_second"), {"tests/test_x.py": FILE}, hidden_share=0.9, seed=0, salt="")[0]
-        == ()
-    )
-
-
-def test_functions_outside_test_files_stay_visible() -> None:
-    groups = [("package/code.py", PLACES["test_second"], "test_second"), *places("test_fourth")]
-    hidden, _ = part_tests(
-        groups, {"package/code.py": FILE, "tests/test_x.py": FILE}, hidden_share=0.9, seed=0, salt=""
-    )
-    assert {path for path, _, _ in hidden} <= {"tests/test_x.py"}
+def test_as_many_functions_are_held_back_as_are_wanted_and_can_go() -> None:
+    groups = places("test_first", "test_second", "test_third", "test_fifth")
+    texts = {"tests/test_x.py": FILE, "package/code.py": FILE}
+    for at_most in range(4):
+        hidden, files = hold_back(groups, texts, at_most)
+        assert hidden == frozenset(groups[:at_most])
+        assert not {name for _, _, name in hidden} & names_in("".join(files.values()))
+    outside = ("package/code.py", PLACES["test_second"], "test_second")  # no test file: it stays
+    assert hold_back([outside, *groups], texts, 1)[0] == frozenset(groups[:1])
+    needed = {"tests/test_x.py": {"test_first"}}
+    assert hold_back(groups, texts, 1, needed=needed)[0] == frozenset(groups[1:2])
+    hidden, files = hold_back(groups[1:], texts, 1, gone=groups[:1])
+    assert hidden == frozenset(groups[1:2])
+    assert not {"test_first", "test_second"} & names_in(files["tests/test_x.py"])
 
 
 def test_the_text_of_each_function_is_found_by_its_place() -> None:
@@ -183,3 +167,212 @@ def test_a_table_that_a_text_names_stays() -> None:
     )
     shorter = remove_functions(text, [(7, "test_a")])
     assert shorter is not None and "CASES = [1]" in shorter and "MORE" not in shorter
+
+
+# --- What must be shown.
+
+SOURCE = b"""class Counter:
+    def add(self, key):
+        self.total = 1
+
+    def get_rarity(self, key, *, at_most=3):
+        return 0
+
+
+def keep():
+    return 1
+"""
+TESTS = b"""from package.code import Counter, keep
+
+
+def test_add():
+    Counter().add("a")
+
+
+def test_rarity():
+    assert Counter().get_rarity("a") == 0
+
+
+def test_keyword(subject):
+    assert subject(at_most=1) == 0
+
+
+def test_by_text(subject):
+    assert getattr(subject, "total") == 1
+
+
+def test_keep():
+    total = keep()
+    assert str(total).upper() == "1"
+"""
+FILES = {"package/code.py": SOURCE, "tests/test_code.py": TESTS}
+GONE = Changes((Edit("package/code.py", 0, SOURCE.index(b"def keep"), ""),))
+
+
+def place(name: str) -> Place:
+    return "tests/test_code.py", TESTS[: TESTS.index(f"def {name}(".encode())].count(b"\n") + 1, name
+
+
+def without(names: list[str]) -> dict[str, bytes]:
+    """The tree of a rollout without some test functions."""
+    targets = [place(name)[1:] for name in names]
+    shorter = remove_functions(TESTS.decode(), targets)
+    assert shorter is not None
+    return {**view_files(FILES, GONE, "rollout"), "tests/test_code.py": shorter.encode()}
+
+
+def unfair(names: list[str], given: str = "") -> set[str]:
+    places = [place(name) for name in names]
+    deleted = deleted_words(GONE, FILES)
+    found = places_to_show(places, FILES, without(names), deleted, words_of(given))
+    return {name for _, _, name in found}
+
+
+def test_a_name_that_only_the_deleted_code_says_is_not_asked_for() -> None:
+    assert unfair(["test_rarity"]) == {"test_rarity"}
+    assert unfair(["test_keyword"]) == {"test_keyword"}
+    assert unfair(["test_by_text"]) == set()  # test_keep, which stays, has the word
+
+
+def test_a_name_is_unknown_where_all_tests_that_say_it_are_hidden() -> None:
+    assert unfair(["test_by_text", "test_keep"]) == {"test_by_text"}  # its own variable asks for nothing
+
+
+def test_what_the_tree_the_task_or_python_says_is_known() -> None:
+    assert unfair(["test_add"]) == set()
+    assert unfair(["test_rarity"], given="Counter.get_rarity") == set()
+    assert unfair(["test_keep"]) == set()
+    assert {"upper", "str", "package", "test_code"} <= known_words({"package/test_code.py": b""})
+
+
+WORDED = b'''def cut(at):
+    """Cut anything harmonious."""
+    if at < 0:
+        raise ValueError(f"cannot cut before {at}, dear user")
+    return "knife"
+
+
+def keep():
+    return "plainly visible"
+'''
+CUT = Changes((Edit("package/code.py", WORDED.index(b"    if at"), WORDED.index(b"def keep"), "    ...\n"),))
+
+
+@pytest.mark.parametrize(
+    ("test", "is_shown"),
+    [
+        ("with raises(ValueError, match='cannot cut before'): cut(-1)", True),
+        ("with raises(ValueError, match=r'Cannot +cut +before .*'): cut(-1)", True),
+        ("assert str(error(cut, -1)).startswith('cannot cut before -1')", True),
+        ("assert 'before' in error(cut, -1)", True),  # one long word
+        ("with raises(ValueError, match='dear'): cut(-1)", False),  # a short one may stand anywhere
+        ("with raises(ValueError): cut(-1)", False),
+        ("assert cut(1) == 'knife'", False),  # five letters
+        ("'cannot cut before'", False),  # says so and asks for nothing
+        ("assert keep() == 'plainly visible'", False),  # not deleted
+        ("assert 'harmonious'", False),  # in the docstring, which stays
+    ],
+)
+def test_nobody_is_asked_for_the_words_of_a_deleted_message(test: str, is_shown: bool) -> None:
+    text = f"def test_it():\n    {test}\n".encode()
+    files = {"package/code.py": WORDED, "tests/test_code.py": text}
+    at, tree = ("tests/test_code.py", 1, "test_it"), view_files({"package/code.py": WORDED}, CUT, "rollout")
+    texts = deleted_texts(CUT, files)
+    assert places_to_show([at], files, tree, frozenset(), texts=texts) == (
+        frozenset([at]) if is_shown else set()
+    )
+    told = {**tree, "README.md": b"It answers: Cannot\n  cut before a cut.\n"}
+    assert places_to_show([at], files, told, frozenset(), texts=texts) == frozenset()
+
+
+def test_the_texts_of_deleted_files_count_whole() -> None:
+    texts = deleted_texts(Changes((), removed_files=("package/code.py",)), {"package/code.py": WORDED})
+    assert {("plainly",), ("visible",), ("cannot", "cut", "before")} <= texts
+    assert ("harmonious",) not in texts
+
+
+def test_deleted_files_count_whole() -> None:
+    changes = Changes((), removed_files=("package/code.py",))
+    assert {"get_rarity", "keep"} <= deleted_words(changes, FILES)
+
+
+def test_a_copy_under_another_name_shows_a_hidden_test() -> None:
+    tree = without(["test_add"])
+    twin = b"def test_alike(self, subject):\n    assert subject(at_most=1)  ==  0\n"
+    target = [place("test_keyword")]
+    shown = {path: data for path, data in tree.items() if not path.startswith("tests/")}
+    assert places_to_show(target, FILES, {**shown, "tests/test_more.py": twin}, frozenset()) == frozenset()
+    same = twin.replace(b"self, ", b"")
+    for path in ("tests/test_more.py", "package/checks.py"):
+        assert places_to_show(target, FILES, {**shown, path: same}, frozenset()) == frozenset(target)
+    assert places_to_show(target, FILES, {**shown, "notes.txt": same}, frozenset()) == frozenset()
+
+
+def test_a_shape_is_what_a_function_does() -> None:
+    one = function_shapes("def a(x):\n    '''Text.'''\n    return x + 1  # why\n")
+    assert one == function_shapes("    def b(x):\n        import os\n        return x + 1\n")
+    assert one.isdisjoint(function_shapes("@mark\ndef a(x):\n    return x + 1\n"))
+    assert one.isdisjoint(function_shapes("def a(x):\n    return x + 2\n"))
+    assert function_shapes("def a(:\n") == frozenset()
+
+
+def test_recorded_behaviour_is_that_of_a_function_that_can_be_known() -> None:
+    tree = {
+        "package/other.py": b"from .code import shared\n",
+        "package/third.py": b"def lonely(): pass\n",
+        "notes.txt": b"code.lonely",
+    }
+    assert is_named("package/code.py", "shared", tree)
+    assert not is_named("package/code.py", "lonely", tree)  # another module's
+    assert is_named("package/code.py", "lonely", tree, words_of("package/code.py lonely"))
+    assert is_named("package/code.py", "lonely", {"package/code.py": b"lonely()\n"})
+    assert is_named("package/__init__.py", "top", {"t.py": b"import package\npackage.top()\n"})
+    assert not is_named("package/code.py", "Kind.of", {"t.py": b"import code\n"})
+
+
+def test_names_that_other_test_files_take() -> None:
+    files = {
+        "tests/test_a.py": b"CASES = []\ndef test_one(): pass\ndef test_two(): pass\n",
+        "tests/test_b.py": b"from test_a import test_one\nimport test_a\ntest_a.CASES\n",
+        "package/code.py": b"from test_a import test_two\n",
+    }
+    assert names_elsewhere(files, "tests/test_a.py") == {"test_one", "CASES"}
+    star = {**files, "tests/conftest.py": b"from tests.test_a import *\n"}
+    assert {"test_one", "test_two", "CASES"} <= names_elsewhere(star, "tests/test_a.py")
+    assert names_elsewhere({"tests/test_a.py": b"test_a.CASES"}, "tests/test_a.py") == frozenset()
+
+
+TABLES = """import pytest
+
+pytestmark = [pytest.mark.unit]
+SHARED = [1, 2]
+# What the first test is asked.
+CASES = [
+    ("Secret", "secret"),
+]
+MORE = (CASES, SHARED)
+USED_ELSEWHERE = {"a": 1}
+MADE = make_cases()
+TWICE = [1]
+TWICE = [2]
+
+
+@pytest.mark.parametrize("case", MORE)
+def test_first(case):
+    assert case in USED_ELSEWHERE, (MADE, TWICE)
+
+
+def test_second():
+    assert SHARED
+"""
+
+
+def test_the_cases_of_hidden_tests_go_with_them() -> None:
+    line = TABLES[: TABLES.index("@pytest.mark.param")].count("\n") + 1
+    shorter = remove_functions(TABLES, [(line, "test_first")], needed={"USED_ELSEWHERE"})
+    assert shorter is not None
+    assert "Secret" not in shorter and "MORE" not in shorter and "What the first" not in shorter
+    for kept in ("pytestmark", "SHARED = ", "USED_ELSEWHERE", "MADE", "TWICE = [2]", "def test_second"):
+        assert kept in shorter
+    whole = remove_functions(TABLES, [(TABLES.count("\n") - 1, "test_second")])
+    assert whole is not None and "CASES = [" in whole and "SHARED = " in whole

@@ -15,7 +15,7 @@ from small_trees import contents
 from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks import gates
 from composer_replication.tasks.build import BuildSummary, build_tasks
-from composer_replication.tasks.build_state import Journal
+from composer_replication.tasks.build_state import read_journal
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import TestReport
 
@@ -72,8 +72,8 @@ def by_symbol(store: TaskStore) -> dict[str, str]:
 
 def reasons(folder: Path) -> dict[str, tuple[str, str]]:
     """What was refused, by function: the reason and the detail."""
-    rows = Journal(folder / "journal.jsonl")._decisions.values()
-    return {row.pin.partition("::")[2]: (row.reason, row.detail) for row in rows if row.reason}
+    rows = read_journal(folder / "journal.jsonl")
+    return {row["pin"].partition("::")[2]: (row["reason"], row["detail"]) for row in rows if row["reason"]}
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +226,6 @@ def test_golden_runs_leave_a_candidate_room(tmp_path: Path) -> None:
         test_seconds = 20.0
 
     quick, slow = (TestReport({}, (), "", 1.0, cpu_seconds=seconds) for seconds in (10.0, 10.1))
-    gates._check_time([quick], Bench())  # type: ignore[arg-type]
+    gates.check_time([quick], Bench())  # type: ignore[arg-type]
     with pytest.raises(gates.GateFailed, match="golden-fails"):
-        gates._check_time([quick, slow], Bench())  # type: ignore[arg-type]
+        gates.check_time([quick, slow], Bench())  # type: ignore[arg-type]

@@ -69,26 +69,21 @@ def test_a_build_that_was_cut_off(
     assert SENTENCE not in "".join(capsys.readouterr())
 
 
-def test_a_store_of_an_earlier_version_is_not_called_unfinished(
-    tiny_store: TaskStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "mark", [None, {"is_complete": False, "command": "composer-rl tasks build x --out y"}]
+)
+def test_the_mark_of_an_earlier_version_is_read(
+    tiny_store: TaskStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], mark: dict[str, object] | None
 ) -> None:
+    """None at all, or one with a command."""
     copy = shutil.copytree(tiny_store.root, tmp_path / "copy")
     manifest = json.loads((copy / "manifest.json").read_text())
-    assert "build" not in manifest or manifest["build"]["is_complete"]
-    manifest.pop("build", None)
-    (copy / "manifest.json").write_text(json.dumps(manifest))
-    assert TaskStore.open(copy).build is None
+    assert manifest.pop("build")["is_complete"]
+    (copy / "manifest.json").write_text(json.dumps({**manifest, **({"build": mark} if mark else {})}))
+    build = TaskStore.open(copy).build
+    assert build is None if mark is None else build is not None and not build.is_complete
     assert main(["tasks", "stats", str(copy)]) == 0
-    assert SENTENCE not in "".join(capsys.readouterr())
-
-
-def test_the_mark_of_an_earlier_version_has_the_command_too(tiny_store: TaskStore, tmp_path: Path) -> None:
-    copy = shutil.copytree(tiny_store.root, tmp_path / "copy")
-    manifest = json.loads((copy / "manifest.json").read_text())
-    manifest["build"] = {"is_complete": False, "command": "composer-rl tasks build x --out y"}
-    (copy / "manifest.json").write_text(json.dumps(manifest))
-    store = TaskStore.open(copy)
-    assert store.build is not None and not store.build.is_complete
+    assert (SENTENCE in "".join(capsys.readouterr())) is (mark is not None)
 
 
 # --- the journal: plain while a build goes on, compressed when it is done ---

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
-from composer_replication.tasks.intake.environment import LockedWheel, wheel_path
 from composer_replication.tasks.store import TaskStore
 
 Result = TypeVar("Result")
@@ -28,10 +27,6 @@ class Workers:
 OWN_THREADS = Workers()
 
 
-_IMPATIENT = {"RAY_NUM_REDIS_GET_RETRIES": "2", "RAY_py_gcs_connect_timeout_s": "5"}
-"""Where something other than Ray answers, Ray tries for ten minutes; with these for half a minute."""
-
-
 @contextmanager
 def open_workers(address: str | None, store: TaskStore) -> Iterator[Workers]:
     """The workers of one build: those of a Ray cluster, or for None the build's own threads."""
@@ -41,15 +36,14 @@ def open_workers(address: str | None, store: TaskStore) -> Iterator[Workers]:
     make_ray_impatient()
     from composer_replication.tasks.workers.ray_cluster import RayPool, joined
 
-    def read_wheel(wheel: LockedWheel) -> bytes:
-        path = wheel_path(wheel)
-        return path.read_bytes() if path.is_file() else store.blob(wheel.sha256)
-
     with joined(address) as head:
-        yield RayPool(head, backend=store.backend, read_wheel=read_wheel)
+        yield RayPool(head, store)
 
 
 def make_ray_impatient() -> None:
-    """Before ray is imported: it reads then how long it tries to connect. What the user has set stays."""
-    for name, value in _IMPATIENT.items():
-        os.environ.setdefault(name, value)
+    """Before ray is imported: where something other than Ray answers, it tries for ten minutes, with these for half a minute.
+
+    What the user has set stays.
+    """
+    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")
+    os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "5")

@@ -1,13 +1,8 @@
 """A Ray cluster: this process as its driver (join it, notice when its head is gone, leave it), its nodes, and builds on them.
 
-    with joined("auto") as head:
-        pool = RayPool(head, backend=None, read_wheel=read_wheel)
-        subject = pool.call(judge_deletion, deletion, record, bench, hidden_share=0.5, seed=0)
-
 Ray chooses the nodes, and does again what was lost with one. The files of a repository and its wheels are put into Ray's
 object store once. A worker opens the environment from its lock, from its machine's cache where it is there already. Only
-values come back: the store and the journal are written by the one process that builds, so that a build on a cluster gives
-the bytes of a local one.
+values come back: one process writes the store, so that a build on a cluster gives the bytes of a local one.
 
 Ray: Moritz et al., OSDI 2018. This module needs the extra ``ray``.
 """
@@ -25,9 +20,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -43,32 +38,23 @@ from composer_replication.tasks.intake.environment import (
     open_environment,
 )
 from composer_replication.tasks.running.bench import Bench
+from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.twin.twin_run import pickler_fingerprint
 from composer_replication.tasks.workers import Params, Result, Workers
 
 _ADDRESS = re.compile(r"(?:ray://)?(?P<host>\[[0-9a-fA-F:]+\]|[\w.-]+):(?P<port>\d{1,5})")
 _ANSWER_SECONDS = 5.0
-_LOOK_SECONDS = 5.0
-_LOST_SECONDS = 20.0
-"""A head that restarts is waited for; but Ray ends this process, unasked, 60 s after it lost its head."""
 
 
 class Head:
-    """The machine that leads a cluster: does it still answer?
-
-    Without its head a cluster does nothing and says nothing, and Ray ends this process.
-    """
+    """The machine that leads a cluster, without which it does nothing and says nothing: does it still answer?"""
 
     def __init__(
-        self,
-        host: str,
-        port: int,
-        *,
-        look_seconds: float = _LOOK_SECONDS,
-        lost_seconds: float = _LOST_SECONDS,
+        self, host: str, port: int, *, look_seconds: float = 5.0, lost_seconds: float = 20.0
     ) -> None:
         self._place = (host, port)
+        # One that restarts is waited for; but Ray ends this process, unasked, 60 s after it lost its head.
         self._look_seconds, self._lost_seconds = look_seconds, lost_seconds
         self._lock = threading.Lock()
         self._looked = self._answered = time.monotonic()
@@ -90,11 +76,9 @@ class Head:
     def check(self) -> None:
         """Refuse to wait for a cluster that is gone (CR0491)."""
         if self.is_gone():
+            fix = "the same command again, once the cluster is back, goes on where it stopped."
             raise SandboxFailure(
-                "CR0491",
-                f"the head of the Ray cluster at {self} is gone.",
-                where="--ray",
-                fix="the same command again, once the cluster is back, goes on where it stopped.",
+                "CR0491", f"the head of the Ray cluster at {self} is gone.", where="--ray", fix=fix
             )
 
 
@@ -138,22 +122,15 @@ def joined(address: str) -> Iterator[Head]:
 def check_address(address: str) -> None:
     """Refuse what cannot be an address, and where nothing listens: Ray itself would wait for minutes."""
     if ray.is_initialized():
-        raise UsageError(
-            "CR0490",
-            "this program has joined a Ray cluster already.",
-            where=address,
-            fix="leave it with ray.shutdown() first.",
-        )
+        fix = "leave it with ray.shutdown() first."
+        raise UsageError("CR0490", "this program has joined a Ray cluster already.", where=address, fix=fix)
     if address == "auto":  # only Ray knows where it is
         return
     match = _ADDRESS.fullmatch(address)
     if match is None or not 0 < int(match["port"]) < 1 << 16:
-        raise UsageError(
-            "CR0490",
-            f"{address!r} is no address of a Ray cluster.",
-            where="--ray",
-            fix="--ray auto, --ray HOST:PORT or --ray ray://HOST:PORT",
-        )
+        problem = f"{address!r} is no address of a Ray cluster."
+        fix = "--ray auto, --ray HOST:PORT or --ray ray://HOST:PORT"
+        raise UsageError("CR0490", problem, where="--ray", fix=fix)
     try:
         _knock((match["host"].strip("[]"), int(match["port"])))
     except OSError as error:
@@ -251,10 +228,8 @@ def sweep_after_this_process() -> None:
     """As soon as this process has ended, ``sweep`` its jails and folders; once a process, about 10 MB.
 
     Ray kills the workers of a driver that is gone, and nothing that they would do at their end is done. Whoever waits for
-    that end is no child of the worker, for Ray kills those as well, and not of its session.
-
-    Where it cannot be started, or the system tells nobody of such an end (no ``pidfd_open``), the next process of ours
-    on this machine does it.
+    that end is no child of the worker, for Ray kills those as well, and not of its session. Where it cannot be started
+    (no ``pidfd_open``), the next process of ours on this machine does it.
     """
     if not hasattr(os, "pidfd_open"):
         return
@@ -302,8 +277,7 @@ def interruption() -> SandboxFailure:
 # --- the heavy work of a build as Ray tasks ---
 
 
-@dataclass(frozen=True, slots=True)
-class _BenchParts:
+class _BenchParts(NamedTuple):
     """What a bench is made of again on another machine: all but its environment; wheels are references."""
 
     bench: Bench
@@ -314,15 +288,12 @@ class _BenchParts:
 class RayPool(Workers):
     """Work on a Ray cluster, which this process has ``joined``, for the time of one build; safe to use from several threads."""
 
-    def __init__(
-        self, head: Head, *, backend: str | None, read_wheel: Callable[[LockedWheel], bytes]
-    ) -> None:
+    def __init__(self, head: Head, store: TaskStore) -> None:
         self._head = head
-        self._node_needs = needs_of(backend)
-        self._read_wheel = read_wheel
+        self._node_needs = needs_of(store.backend)
         self._lock = threading.Lock()
         self._sent: dict[int, tuple[object, Any]] = {}  # with the value, so that its id stays taken
-        self._wheels: dict[str, Any] = {}
+        self._sent_wheel = cache(lambda wheel: ray.put(store.wheel(wheel)))
         self._remote = ray.remote(do_work).options(
             num_cpus=1, max_retries=NUM_RETRIES, retry_exceptions=[SandboxFailure], name="composer-rl work"
         )
@@ -365,11 +336,7 @@ class RayPool(Workers):
 
     def _parts(self, bench: Bench) -> _BenchParts:
         lock = lock_of(bench.environment)
-        wheels = {}
-        for wheel in (*lock.wheels, lock.installer):
-            if wheel.sha256 not in self._wheels:
-                self._wheels[wheel.sha256] = ray.put(self._read_wheel(wheel))
-            wheels[wheel.sha256] = self._wheels[wheel.sha256]
+        wheels = {wheel.sha256: self._sent_wheel(wheel) for wheel in (*lock.wheels, lock.installer)}
         bare = replace(bench, original=dict(bench.original), environment=None)  # type: ignore[arg-type]
         return _BenchParts(bare, lock, wheels)
 
@@ -400,9 +367,6 @@ def _told(error: Exception) -> Exception:
     cause = plain_cause(error)
     if not is_of_ray(cause):
         return cause
-    return SandboxFailure(
-        "CR0491",
-        f"Ray gave up a piece of work, after up to {NUM_RETRIES + 1} tries: {first_sentence(str(cause))}.",
-        where="--ray",
-        fix="the same command again goes on where it stopped; ray status shows the cluster.",
-    )
+    said = f"Ray gave up a piece of work, after up to {NUM_RETRIES + 1} tries: {first_sentence(str(cause))}."
+    fix = "the same command again goes on where it stopped; ray status shows the cluster."
+    return SandboxFailure("CR0491", said, where="--ray", fix=fix)

@@ -89,15 +89,6 @@ def test_a_batch_without_any_token_gives_a_differentiable_zero(model: LlamaForCa
     assert logps.requires_grad
 
 
-def test_no_gradient_is_kept_where_none_is_wanted(model: LlamaForCausalLM) -> None:
-    batch = tensors([PROMPT, PROMPT], [[1, 2], [3]])
-    with torch.inference_mode():
-        quiet, _ = shared_prefix_logps(model, *batch)
-    loud, _ = shared_prefix_logps(model, *batch)
-    assert not quiet.requires_grad
-    torch.testing.assert_close(quiet.clone(), loud.detach())
-
-
 def test_learned_positions_count_from_the_first_token_not_from_the_padding() -> None:
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=37, n_embd=16, n_layer=2, n_head=2, n_positions=32)

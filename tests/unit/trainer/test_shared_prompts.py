@@ -52,30 +52,23 @@ def test_the_recipes_sampling_settings_reach_the_sampler(
     assert "generator" not in call  # torch's own, whose state is in every checkpoint
 
 
-def test_rows_stop_as_soon_as_their_text_is_finished(make_trainer: MakeTrainer) -> None:
+@pytest.mark.parametrize("has_rule", [True, False])
+def test_rows_stop_as_soon_as_their_text_is_finished(make_trainer: MakeTrainer, has_rule: bool) -> None:
+    """Without a rule they go on to their limit."""
     listener = Listener()
-    trainer = make_trainer(
-        max_steps=3,
-        prefix_sharing=True,
-        is_finished=lambda text: len(text) >= 3,
-        max_completion_length=12,
-        reward=listener,
-    )
+    settings: dict[str, Any] = {"prefix_sharing": True, "max_completion_length": 12, "reward": listener}
+    if has_rule:
+        settings["is_finished"] = lambda text: len(text) >= 3
+    trainer = make_trainer(max_steps=3, **settings)
     trainer.train()
     assert len(listener.ids) == 12
     decode = trainer.processing_class.decode
     for ids, text in zip(listener.ids, listener.texts, strict=True):
-        ended = ids[-1] == 1
-        assert ended or len(text) >= 3 or len(ids) == 12
-        assert len(decode(ids[:-1], skip_special_tokens=True)) < 3  # the token before had not finished it
-    assert {len(ids) for ids in listener.ids} != {12}
-
-
-def test_without_a_rule_rows_go_on_to_their_limit(make_trainer: MakeTrainer) -> None:
-    listener = Listener()
-    make_trainer(max_steps=3, prefix_sharing=True, max_completion_length=12, reward=listener).train()
-    assert all(len(ids) == 12 or ids[-1] == 1 for ids in listener.ids)
-    assert {len(ids) for ids in listener.ids} >= {12}
+        assert ids[-1] == 1 or (has_rule and len(text) >= 3) or len(ids) == 12
+        if has_rule:  # the token before had not finished it
+            assert len(decode(ids[:-1], skip_special_tokens=True)) < 3
+    assert ({len(ids) for ids in listener.ids} >= {12}) or has_rule
+    assert ({len(ids) for ids in listener.ids} != {12}) or not has_rule
 
 
 def test_a_rule_that_would_mask_every_row_is_refused(make_trainer: MakeTrainer) -> None:

@@ -19,7 +19,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise, repeat
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -247,11 +247,10 @@ class SharedPrompts:
         ``batch_size`` bounds the rows of one forward, as in TRL, and a group that it cuts shares its prompt by parts.
         """
         split, step = input_ids.size(1) - logits_to_keep, batch_size or len(input_ids)
-        chains = repeat(None) if starts_BS is None else starts_BS.split(step)
+        chains = [None] * len(input_ids) if starts_BS is None else torch.split(starts_BS, step)
         answers: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-        for ids_BW, mask_BW, starts in zip(
-            input_ids.split(step), attention_mask.split(step), chains, strict=False
-        ):
+        by_step = torch.split(input_ids, step), torch.split(attention_mask, step)
+        for ids_BW, mask_BW, starts in zip(*by_step, chains, strict=False):
             parts = ids_BW[:, :split], mask_BW[:, :split], ids_BW[:, split:], mask_BW[:, split:]
             with self._trainer.accelerator.autocast():
                 answers.append(shared_prefix_logps(model, *parts, starts, packs=packs))

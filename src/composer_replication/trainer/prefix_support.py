@@ -68,7 +68,8 @@ def _adapters(model: nn.Module) -> Iterator[Any]:
 
 def _structure(model: nn.Module) -> Iterator[str]:
     inner = inner_model(model)
-    config, name = getattr(inner, "config", None), type(inner).__name__
+    config: Any = getattr(inner, "config", None)
+    name = type(inner).__name__
     if not hasattr(config, "get_text_config"):
         yield f"{name} is not a transformers model, so its cache is unknown."
         return

@@ -12,8 +12,8 @@ from composer_replication.config import PRESETS, RunConfig
 from composer_replication.errors import UsageError
 from composer_replication.trainer import setting_errors
 
-_DEFINING = ("trl.loss_type", "trl.scale_rewards", "trl.importance_sampling_level", "trl.num_iterations")
-_DEFINING += ("trl.beta", "trainer.kl_in_reward")
+_DEFINING = ["trl.loss_type", "trl.scale_rewards", "trl.importance_sampling_level", "trl.num_iterations"]
+_DEFINING += ["trl.beta", "trainer.kl_in_reward"]
 """Keys without which a method is another one, where its preset has them; ``trl.beta`` where it is 0: that method has no KL."""
 IMPORTANCE_CLIP = (
     2.0  # of every recipe; it acts with [agent]: no other rollouts bring their sampler's log-probabilities

@@ -16,8 +16,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from composer_replication.errors import ComposerError, UsageError
 
-_ABOVE_0 = ("gradient_accumulation_steps", "max_completion_length", "num_iterations", "num_train_epochs")
-_ABOVE_0 += ("per_device_train_batch_size", "steps_per_generation", "temperature")
+_ABOVE_0 = ["gradient_accumulation_steps", "max_completion_length", "num_iterations", "num_train_epochs"]
+_ABOVE_0 += ["per_device_train_batch_size", "steps_per_generation", "temperature"]
 _FROM_0 = ("beta", "entropy_coef", "epsilon", "epsilon_high", "max_grad_norm", "top_k")
 _RANGES: dict[str, Any] = {**dict.fromkeys(_ABOVE_0, Field(gt=0)), **dict.fromkeys(_FROM_0, Field(ge=0))}
 _RANGES |= {"top_p": Field(gt=0, le=1), "min_p": Field(ge=0, le=1)}

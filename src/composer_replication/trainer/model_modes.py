@@ -1,14 +1,13 @@
 """In which mode a model is, whether one process has all of it, its weights as whole tensors, and a second copy of them.
 
 FSDP2 gives each process a part of every parameter (a DTensor), which its hooks gather around a forward and a backward.
-FSDP 1 and DeepSpeed spread them in forms of their own.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,20 +29,19 @@ def whole_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     A collective call where weights lie in parts: every process has to come here, and to ask for all.
     """
     for name, part in sorted(model.state_dict(keep_vars=True).items()):
-        gathered: AbstractContextManager[Any] = nullcontext()
         if hasattr(part, "ds_tensor"):
             import deepspeed
 
-            gathered = deepspeed.zero.GatheredParameters([part])
-        with gathered:
+            with deepspeed.zero.GatheredParameters([part]):
+                yield name, part.detach()
+        else:
             yield name, (part.full_tensor() if is_spread(part) else part).detach()
 
 
 def parameter_sha256(model: Any) -> str:
-    """Hex sha256 over the state dict: sorted names, dtypes, shapes and bytes.
+    """Hex sha256 over the state dict: sorted names, dtypes, shapes and bytes; tied weights count under each name.
 
-    Tied weights count under each of their names. A sharded tensor is gathered first, so
-    every process must call it.
+    A sharded tensor is gathered first, so every process must call it.
     """
     digest = hashlib.sha256()
     for name, value in whole_tensors(model):
@@ -55,9 +53,8 @@ def parameter_sha256(model: Any) -> str:
 
 @contextmanager
 def evaluation_mode(model: Any) -> Iterator[None]:
-    """Inside, no part of the model is in training mode; afterwards the same parts are as before."""
-    modules = getattr(model, "modules", None)
-    trained = [part for part in modules() if part.training] if modules is not None else []
+    """Inside, no part of the model is in training mode; afterwards the same parts are as before. None is no model."""
+    trained = [part for part in model.modules() if part.training] if model is not None else []
     try:
         for part in trained:
             part.training = False
@@ -71,12 +68,11 @@ def weights_are_sharded(model: Any) -> bool:
     """Whether a forward needs every process: FSDP, DeepSpeed's ZeRO-3, or parameters that are parts of a whole."""
     if is_initialized():
         state = AcceleratorState()
-        if state.distributed_type == DistributedType.FSDP:
+        kind = state.distributed_type
+        is_zero3 = kind == DistributedType.DEEPSPEED and state.deepspeed_plugin.zero_stage == 3
+        if kind == DistributedType.FSDP or is_zero3:
             return True
-        if state.distributed_type == DistributedType.DEEPSPEED and state.deepspeed_plugin.zero_stage == 3:
-            return True
-    parameters = getattr(model, "parameters", None)
-    return parameters is not None and any(map(lies_in_parts, parameters()))
+    return model is not None and any(map(lies_in_parts, model.parameters()))
 
 
 def fsdp_plugin() -> Any:
@@ -85,23 +81,17 @@ def fsdp_plugin() -> Any:
 
 
 def spread_again(model: Any) -> None:
-    """Let FSDP2 free what it left whole after a forward: every parameter is a DTensor again. Nothing elsewhere.
-
-    Backward gathers what it needs.
-    """
+    """Let FSDP2 free what it left whole after a forward: every parameter is a DTensor again. Backward gathers what it needs."""
     for module in model.modules():
-        reshard = getattr(module, "reshard", None)
-        if reshard is not None:
-            reshard()
+        getattr(module, "reshard", lambda: None)()
 
 
 class WeightCopy:
     """The trained weights a second time: the teacher, or the policy as it was before the first step.
 
-    It is no second model: the frozen part of the model, all of it with adapters, exists once. Inside ``in_place_of`` it stands in
-    for the weights in a forward. Where FSDP2 spreads the weights over processes, each has its part of the copy, too.
-    Kept in float32 where they are of lower precision: an average that moves by a twentieth of a small difference would stand
-    still in bfloat16. ``model`` is without data-parallel wrappers, its weights whole in this process or spread by FSDP2.
+    It is no second model: the frozen part of the model exists once. Where FSDP2 spreads the weights over processes, each has its
+    part of the copy, too. Kept in float32 where they are of lower precision: an average that moves by a twentieth of a small
+    difference would stand still in bfloat16. ``model`` is without data-parallel wrappers.
     """
 
     def __init__(self, model: nn.Module) -> None:

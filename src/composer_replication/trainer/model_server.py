@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
+from copy import deepcopy
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import torch
 
 from composer_replication.errors import InputError
-from composer_replication.records import StopReason, ToolCall, ToolSpec
+from composer_replication.records import StopReason, ToolSpec
 from composer_replication.rollouts.episodes.policies import SampleOptions
 from composer_replication.rollouts.tokens.call_dialects import dialect_of, read_completion
 from composer_replication.trainer.policy import ModelSampler, chat_prompt_ids, end_token_ids
@@ -27,17 +29,12 @@ _UNKNOWN = {"error": {"message": "known are /v1/models, /v1/chat/completions and
 class ChatModel:
     """Answers requests of ``/v1/chat/completions`` and ``/v1/completions``; safe to use from several threads.
 
-    What cannot be answered is a ``ValueError`` that says why.
-
-    Args:
-        model, tokenizer: of ``load_model``.
-        name: what clients call it.
+    Model and tokenizer are of ``load_model``. What cannot be answered is a ``ValueError`` that says why.
     """
 
     def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
         self.name, self._model, self._tokenizer = name, model, tokenizer
-        ends = end_token_ids(model, tokenizer)
-        self._sampler = ModelSampler(model, None, tokenizer, eos_token_ids=ends)
+        self._sampler = ModelSampler(model, None, tokenizer, eos_token_ids=end_token_ids(model, tokenizer))
         self._dialect = dialect_of(tokenizer.chat_template, tokenizer, refuses=False)
         self._max_tokens = int(getattr(model.config, "max_position_embeddings", 0) or 2**20)
         self._lock = threading.Lock()
@@ -48,39 +45,35 @@ class ChatModel:
         try:
             messages = [_for_template(each) for each in request["messages"]]
             tools = request.get("tools") or []
-            functions = [tool["function"] for tool in tools]
-            specs = tuple(ToolSpec(of["name"], of.get("parameters", {})) for of in functions)
+            specs = tuple(
+                ToolSpec(of["name"], of.get("parameters", {})) for of in (t["function"] for t in tools)
+            )
             limit = int(request.get("max_tokens") or request.get("max_completion_tokens") or 1024)
             temperature, seed = float(request.get("temperature", 1.0)), int(request.get("seed") or 0)
-            if limit < 1 or not 0 <= temperature < 100:
-                raise ValueError("max_tokens has to be at least 1, temperature from 0 to 100")
             if self._dialect == "fenced" and (tools or any(each["role"] == "tool" for each in messages)):
                 raise ValueError(f"the chat template of {self.name} knows no tools: serve another model")
             prompt = chat_prompt_ids(tokenizer, messages, tools=tools or None)
+            room = self._max_tokens - len(prompt)
+            if room < 1:
+                raise ValueError(
+                    f"the prompt has {len(prompt)} of {self._max_tokens} tokens: no room to answer"
+                )
         except (InputError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"the request cannot be read: {type(error).__name__}: {error}") from error
-        room = self._max_tokens - len(prompt)
-        if room < 1:
-            raise ValueError(
-                f"no room for an answer: the prompt has {len(prompt)} of {self._max_tokens} tokens"
-            )
         options = SampleOptions(min(limit, room), temperature, seed % 2**63)
         with self._lock:
             (completion,) = self._sampler([tuple(prompt)], [options])
-        ids, text = completion.token_ids, completion.text
-        calls: tuple[ToolCall, ...] = ()
-        if tools:
-            calls = read_completion(tokenizer, prompt, ids, self._dialect, tools=specs)
-        said = text.split("<tool_call>")[0].strip() if calls else text
-        message: dict[str, Any] = {"role": "assistant", "content": said or None}
+        ids, said = completion.token_ids, completion.text
         reason = "stop" if completion.stop_reason is StopReason.FINISHED else "length"
+        message: dict[str, Any] = {"role": "assistant", "content": said or None}
+        calls = read_completion(tokenizer, prompt, ids, self._dialect, tools=specs) if tools else ()
         if calls:
-            reason = "tool_calls"
-            named = [
-                (call.call_id or f"call_{number}", {"name": call.name, "arguments": call.arguments})
-                for number, call in enumerate(calls)
-            ]
-            message["tool_calls"] = [{"id": each, "type": "function", "function": of} for each, of in named]
+            reason, message["content"] = "tool_calls", said.split("<tool_call>")[0].strip() or None
+            message["tool_calls"] = []
+        for number, call in enumerate(calls):
+            function = {"name": call.name, "arguments": call.arguments}
+            name = call.call_id or f"call_{number}"
+            message["tool_calls"].append({"id": name, "type": "function", "function": function})
         choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": reason}
         if request.get("logprobs"):
             pairs = zip(ids, completion.token_logp, strict=True)
@@ -143,11 +136,9 @@ class _Handler(BaseHTTPRequestHandler):
             request = json.loads(self.rfile.read(length))
             if not isinstance(request, dict) or request.get("stream"):
                 raise ValueError("an object without stream is wanted")
-            body = respond(request)
+            self._say(200, respond(request))
         except (ValueError, RecursionError) as error:
             self._say(400, {"error": {"message": str(error)}})
-        else:
-            self._say(200, body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the name of the overridden method
         """Nothing: whoever serves says where."""
@@ -163,15 +154,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _for_template(message: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of calls as objects, which templates want, and no content as an empty text."""
-    found = {**message, "content": message.get("content") or ""}
-    if calls := message.get("tool_calls"):
-        functions = [{**c["function"], "arguments": _object(c["function"].get("arguments"))} for c in calls]
-        found["tool_calls"] = [{**c, "function": own} for c, own in zip(calls, functions, strict=True)]
+    found = deepcopy({**message, "content": message.get("content") or ""})
+    for call in found.get("tool_calls") or ():
+        with suppress(TypeError, ValueError):  # an object already, or no JSON
+            call["function"]["arguments"] = json.loads(call["function"].get("arguments"))
     return found
-
-
-def _object(arguments: Any) -> Any:
-    try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        return arguments

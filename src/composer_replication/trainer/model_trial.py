@@ -7,10 +7,9 @@ import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from trl.trainer.utils import add_fused_lm_head
@@ -26,7 +25,6 @@ from composer_replication.trainer.run_setup import lora_config
 T = TypeVar("T")
 _ADAM = 2 * 4  # two moments in float32 for each number that is trained
 _MOST_TRIED_TOKENS, _MOST_TRIED_PROMPT = 64, 2048
-_RESET_PEAK = "5"  # what Linux takes in /proc/self/clear_refs for the peak of resident memory
 
 
 def cpu_threads() -> int:
@@ -37,7 +35,7 @@ def cpu_threads() -> int:
 def device_and_free_bytes(available_bytes: int | None) -> tuple[str, int | None]:
     """What a person calls the device that would train, and what a run could use there before a model is loaded.
 
-    On the processor that is the machine's free memory, if known, and what this process holds: a run holds the same libraries.
+    On the processor that counts what this process holds: a run holds the same libraries.
     """
     if torch.cuda.is_available():
         return torch.cuda.get_device_name(), int(torch.cuda.mem_get_info()[0])
@@ -59,10 +57,7 @@ def loading_note(section: ModelSection) -> str:
 
 
 def load_for_trial(config: RunConfig) -> tuple[Any, Any, int]:
-    """Model of ``fast_dtype`` with fresh adapters where it would train, its tokenizer, and the number of its own weights.
-
-    Refused as by ``load_model``, and where it does not fit (CR0232).
-    """
+    """Model of ``fast_dtype`` with fresh adapters where it would train, its tokenizer, and the number of its own weights."""
     from peft import get_peft_model
 
     if threads := cpu_threads():
@@ -72,8 +67,8 @@ def load_for_trial(config: RunConfig) -> tuple[Any, Any, int]:
     model, tokenizer = load_model(section, seed=config.seed, needs_chat_template=as_chat)
     num_parameters = sum(weight.numel() for weight in model.parameters())
     with within_memory(config.model.name):
-        moved = model.to("cuda") if torch.cuda.is_available() else model
-        return get_peft_model(moved, lora_config(config.model.lora)).eval(), tokenizer, num_parameters
+        model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+        return get_peft_model(model, lora_config(config.model.lora)).eval(), tokenizer, num_parameters
 
 
 @contextmanager
@@ -87,16 +82,17 @@ def within_memory(name: str) -> Iterator[None]:
         raise MissingError("CR0232", words, where=f"model.name = {name}", fix=fix) from error
 
 
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """What a step takes."""
+class StepCost(NamedTuple):
+    """What a step takes.
+
+    ``seconds`` are those of sampling by our own sampler, forward and backward, and the forward of the KL to the initial policy;
+    ``memory_bytes`` what is held anyway (weights; on the processor the libraries too), Adam's moments, and the step.
+    ``is_shared``: prompts are forwarded once for their group.
+    """
 
     seconds: float
-    """Sampling by our own sampler, forward and backward, and the forward of the KL to the initial policy."""
     memory_bytes: int
-    """What is held anyway (weights; on the processor the libraries too), Adam's moments, and the step."""
     is_shared: bool
-    """Prompts are forwarded once for their group."""
 
 
 def measure_step(
@@ -110,20 +106,21 @@ def measure_step(
 ) -> StepCost:
     """Sample one group of short answers and train on it, without changing a weight; a step is in proportion to its tokens.
 
-    A whole step is not taken, nor a very long prompt, since what does not fit into the memory of a processor ends the process;
-    64 of the ``completion_tokens`` are tried at most. A first try of two tokens a row has what happens once only. With the
-    longest prompt of a run the cost is the most that a step has.
+    A whole step is not taken, nor a very long prompt or answer: what does not fit into the memory of a processor ends the process.
+    A first try of two tokens a row has what happens once only. With a run's longest prompt the cost is the most that a step has.
     """
-    is_shared = packing_reason(model) is None
+    is_shared, of_prompt = packing_reason(model) is None, list(prompt[:_MOST_TRIED_PROMPT])
     add_fused_lm_head(inner_model(model))
-    of_prompt, sampler = prompt[:_MOST_TRIED_PROMPT], ModelSampler(model, None, tokenizer, eos_token_ids=())
+    sampler = ModelSampler(model, None, tokenizer, eos_token_ids=())
     for num_tried in (2, min(completion_tokens, _MOST_TRIED_TOKENS)):
         held = torch.cuda.memory_allocated() if model.device.type == "cuda" else resident_bytes()
         options: dict[str, Any] = {"max_new_tokens": num_tried, "temperature": 1.0}
         options["generator"] = torch.Generator(device=model.device).manual_seed(0)
         sample = partial(sampler.sample, [of_prompt], group_size, **options)
         [sampled], sampling_seconds, sampling_bytes = _taken(model, sample)
-        train = partial(_train, model, of_prompt, [row.ids for row in sampled], is_shared=is_shared)
+        train = partial(
+            _train, model, [of_prompt] * group_size, [row.ids for row in sampled], packs=is_shared
+        )
         _, training_seconds, training_bytes = _taken(model, train)
     above = max(0, sampling_bytes - held, training_bytes - held)
     num_forwarded = 1 if is_shared else group_size
@@ -135,16 +132,13 @@ def measure_step(
     return StepCost(num_prompts * seconds, round(memory), is_shared)
 
 
-def _train(
-    model: Any, prompt: Sequence[int], completions: Sequence[Sequence[int]], *, is_shared: bool
-) -> None:
-    """Forward and backward of a group, as the trainer computes them, and a forward without gradient."""
-    prompts_GP = torch.tensor([list(prompt)] * len(completions), device=model.device)
-    completions_GC = torch.tensor(completions, device=model.device)
-    parts = prompts_GP, torch.ones_like(prompts_GP), completions_GC, torch.ones_like(completions_GC)
+def _train(model: Any, prompts: list[list[int]], completions: list[list[int]], *, packs: bool) -> None:
+    """A forward without gradient, and forward and backward, of a group as the trainer computes them."""
+    ids = [torch.tensor(rows, device=model.device) for rows in (prompts, completions)]
+    parts = ids[0], torch.ones_like(ids[0]), ids[1], torch.ones_like(ids[1])
     with torch.no_grad():
-        shared_prefix_logps(model, *parts, packs=is_shared)
-    logps_GC, _ = shared_prefix_logps(model, *parts, packs=is_shared)
+        shared_prefix_logps(model, *parts, packs=packs)
+    logps_GC, _ = shared_prefix_logps(model, *parts, packs=packs)
     torch.autograd.backward(logps_GC.sum())
     model.zero_grad(set_to_none=True)
 
@@ -161,11 +155,13 @@ def _taken(model: Any, work: Callable[[], T]) -> tuple[T, float, int]:
         torch.cuda.reset_peak_memory_stats()
     else:
         with suppress(OSError):  # where that is not allowed, the peak is that of loading, at worst
-            Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+            Path("/proc/self/clear_refs").write_text("5")  # begins the peak of resident memory anew
     started = time.perf_counter()
     result = work()
     if is_gpu:
         torch.cuda.synchronize()
-    seconds = time.perf_counter() - started
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    seconds, resident = (
+        time.perf_counter() - started,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
     return result, seconds, torch.cuda.max_memory_allocated() if is_gpu else resident

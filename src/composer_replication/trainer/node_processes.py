@@ -31,12 +31,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--head", default="127.0.0.1", help="name or address of the node of rank 0")
     parser.add_argument("--port", type=int, default=29500, help="a free port of that node")
     parser.add_argument("--sagemaker", metavar="FILE", help="take rank and head from its resourceconfig.json")
-    parser.add_argument(
-        "--accelerate", metavar="FILE", help="a configuration of accelerate, for sharded weights"
-    )
-    parser.add_argument(
-        "--grace-seconds", type=int, default=110, help="for the last checkpoint after SIGTERM"
-    )
+    parser.add_argument("--accelerate", metavar="FILE", help="its configuration, for sharded weights")
+    parser.add_argument("--grace-seconds", type=int, default=110, help="for a last checkpoint after SIGTERM")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="-- WORDS")
     return parser
 
@@ -64,11 +60,9 @@ def sharding_environment(file: str, num_processes: int) -> Mapping[str, str]:
     words = ["--config_file", file, "--num_processes", str(num_processes), "script"]
     arguments = launch_command_parser().parse_args(words)
     _validate_launch_command(arguments)
-    if arguments.use_deepspeed:
-        environment: dict[str, str] = prepare_deepspeed_cmd_env(arguments)[1]
-    else:
-        environment = prepare_multi_gpu_env(arguments)
-    return {name: value for name, value in environment.items() if os.environ.get(name) != value}
+    is_multi_gpu = not arguments.use_deepspeed
+    given = prepare_multi_gpu_env(arguments) if is_multi_gpu else prepare_deepspeed_cmd_env(arguments)[1]
+    return {name: value for name, value in given.items() if os.environ.get(name) != value}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -29,21 +29,20 @@ def head_of(model: nn.Module) -> tuple[torch.Tensor, dict[str, Any]]:
 
     logits = softcap(weight states), of states that are scaled already; ``softcap`` None is the identity. With
     ``adds_to_weight_grad`` the weight's gradient goes straight into ``weight.grad``: nothing else waits for it. Only for models
-    without ``states_problem``. Under FSDP2 the weight is a DTensor, whatever a forward left whole: that copy may be freed before
-    backward reads it.
+    without ``states_problem``. Under FSDP2 the weight is a DTensor: what a forward left whole may be freed before backward.
     """
     spread_again(model)
     inner = inner_model(model)
     weight = inner.get_output_embeddings().weight
     softcap = getattr(inner.config.get_text_config(), "final_logit_softcapping", None)
-    # With several processes the data-parallel wrapper waits for the gradient, and hooks of an optimizer that steps inside
-    # backward do; where autograd alone would see it, it need not exist a second time.
+    # With several processes the data-parallel wrapper waits for the gradient, and so do hooks of an optimizer inside backward.
     hooks = (weight._backward_hooks, getattr(weight, "_post_accumulate_grad_hooks", None))  # noqa: SLF001 - no public name
     is_alone = num_processes() == 1 and not is_spread(weight)
     adds = weight.requires_grad and weight.is_leaf and is_alone and not any(hooks)
     return weight, {"softcap": softcap, "adds_to_weight_grad": adds}
 
 
+@torch.no_grad()
 def states_problem(model: nn.Module) -> str | None:
     """Why the head cannot be applied apart from the model, in one sentence; None if it can. Forwards a few ids."""
     if (problem := _spread_problem(model)) is not None:
@@ -57,7 +56,22 @@ def states_problem(model: nn.Module) -> str | None:
         return f"the head of {name} is not a plain linear layer without bias (an adapter on it counts)."
     if inner.base_model is inner:
         return f"{name} does not give its last hidden states apart from its logits."
-    return VIRTUAL_TOKENS if has_virtual_tokens(model) else _other_logits(model)
+    if has_virtual_tokens(model):
+        return VIRTUAL_TOKENS
+    weight, options = head_of(model)
+    weight_VH, softcap = gathered(weight), options["softcap"]
+    ids_NS = torch.arange(min(4, weight_VH.size(0)), device=weight_VH.device)[None]
+    with evaluation_mode(inner):
+        states_NSH = last_states(model, ids_NS) * logit_scale(inner.config.get_text_config())
+        logits_NSV = _called(model)(input_ids=ids_NS, use_cache=False).logits
+    made_NSV = linear(states_NSH.to(weight_VH.dtype), weight_VH).float()
+    if softcap is not None:
+        made_NSV = softcap * torch.tanh(made_NSV / softcap)
+    tolerance = 1e-3 if logits_NSV.dtype.itemsize > 2 else 3e-2  # rounding alone is some of the last bits
+    most_apart = tolerance * logits_NSV.float().abs().max()
+    if made_NSV.shape == logits_NSV.shape and (made_NSV - logits_NSV.float()).abs().max() <= most_apart:
+        return None
+    return f"the logits of {name} are not what its head makes of its last hidden states."
 
 
 def last_states(model: nn.Module, ids_NS: torch.Tensor) -> torch.Tensor:
@@ -68,9 +82,8 @@ def last_states(model: nn.Module, ids_NS: torch.Tensor) -> torch.Tensor:
     inner = inner_model(model)
 
     def states(**arguments: Any) -> torch.Tensor:
-        given = {
-            name: value for name, value in arguments.items() if value is not None
-        }  # an adapter adds some
+        # an adapter adds some that are None
+        given = {name: value for name, value in arguments.items() if value is not None}
         found: torch.Tensor = inner.base_model(**given).last_hidden_state
         return found
 
@@ -83,25 +96,6 @@ def _called(model: nn.Module) -> nn.Module:
     """Wrappers gather spread weights; others are left out, as the gradient hooks of DDP sit on the parameters."""
     inner: nn.Module = inner_model(model)
     return model if weights_are_sharded(model) else inner
-
-
-@torch.no_grad()
-def _other_logits(model: nn.Module) -> str | None:
-    """A sentence where the model makes other logits of its states than ``head_of`` says, as the model itself shows on a few ids."""
-    inner, (weight, options) = inner_model(model), head_of(model)
-    weight_VH, softcap = gathered(weight), options["softcap"]
-    ids_NS = torch.arange(min(4, weight_VH.size(0)), device=weight_VH.device)[None]
-    with evaluation_mode(inner):
-        states_NSH = last_states(model, ids_NS) * logit_scale(inner.config.get_text_config())
-        logits_NSV = _called(model)(input_ids=ids_NS, use_cache=False).logits
-    made_NSV = linear(states_NSH.to(weight_VH.dtype), weight_VH).float()
-    if softcap is not None:
-        made_NSV = softcap * torch.tanh(made_NSV / softcap)
-    if made_NSV.shape == logits_NSV.shape:
-        tolerance = 1e-3 if logits_NSV.dtype.itemsize > 2 else 3e-2  # rounding alone is some of the last bits
-        if (made_NSV - logits_NSV.float()).abs().max() <= tolerance * logits_NSV.float().abs().max():
-            return None
-    return f"the logits of {type(inner).__name__} are not what its head makes of its last hidden states."
 
 
 def _spread_problem(model: nn.Module) -> str | None:
@@ -125,9 +119,7 @@ def logit_scale(config: Any) -> float:
     for key in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
         if getattr(config, key, None) is not None:
             return float(getattr(config, key))
-    divisor = getattr(config, "logits_scaling", None)
-    if divisor is None:
-        return 1.0
+    divisor = getattr(config, "logits_scaling", None) or 1.0
     return float(divisor) if config.model_type == "hyperclovax" else 1.0 / float(divisor)
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -34,8 +35,7 @@ from composer_replication.trainer.setting_errors import refuse_masked_stops
 
 logger = logging.getLogger(__name__)
 
-MAX_COLUMNS = 16_384
-"""Of a pack of several rows: its mask has the square of that many entries."""
+MAX_COLUMNS = 16_384  # of a pack of several rows: its mask has the square of that many entries
 _UNSCORED = -100
 
 
@@ -47,8 +47,9 @@ class Part(NamedTuple):
     column: int
 
 
-Pack = tuple[tuple[int, ...], list[Part]]
-"""The ids of a prompt, without padding, and the completions that follow it."""
+Pack = tuple[
+    tuple[int, ...], list[Part]
+]  # the ids of a prompt, without padding, and the completions behind it
 
 
 def shared_prefix_logps(
@@ -68,25 +69,16 @@ def shared_prefix_logps(
     forward of prompt and completion together, for values and gradients, up to rounding.
     Both results are float32 and zero where ``completion_mask_BT`` is zero, as in TRL.
 
-    Args:
-        model: causal language model, PEFT-wrapped or not, without ``packing_reason`` and with TRL's fused head
-            (``trl.trainer.utils.add_fused_lm_head``), which has the temperature, and scores no more than these tokens.
-        prompt_ids_BP: token ids, padded on the left.
-        prompt_mask_BP: 1 for tokens, 0 for padding. Rows whose ids under the mask are equal form a
-            group, wherever they stand in the batch.
-        completion_ids_BT: token ids, padded on the right.
-        completion_mask_BT: 1 for tokens, 0 for padding; a row of zeros is allowed.
-        starts_BS: completion columns at which later conversations of a row begin, rising; 0 for none. The first id of one
-            is its prompt, and has no value: 0.
-        packs: without, for a model that has a ``packing_reason``, every conversation is forwarded by itself.
+    Ids are padded on the left in prompts and on the right in completions; masks are 1 for tokens and 0 for padding, and a
+    completion may have none. Rows whose prompts are equal under the mask form a group, wherever they stand in the batch.
+    ``starts_BS`` are completion columns at which later conversations of a row begin, rising; 0 for none. The first id of one is
+    its prompt, and has no value: 0. Without ``packs``, for a model that has a ``packing_reason``, every conversation is
+    forwarded by itself. ``model`` has TRL's fused head (``trl.trainer.utils.add_fused_lm_head``), which has the temperature.
 
     Departs from TRL: positions count from the first unmasked token, as in generation, where TRL's
     plain forward counts padding too. The two agree for relative positions (RoPE, ALiBi); a model
     with learned absolute positions gets here what it would get without padding.
-    Reference: DeepSeekMath (2024), equation 3, for the groups.
-
-    Raises:
-        InputError: CR0722, a prompt without a token.
+    Reference: DeepSeekMath (2024), equation 3, for the groups. A prompt without a token is refused (CR0722).
     """
     parts_of = _parts_of(prompt_ids_BP, prompt_mask_BP, completion_ids_BT, completion_mask_BT, starts_BS)
     hidden_size = inner_model(model).config.get_text_config().hidden_size
@@ -129,20 +121,21 @@ def _parts_of(
     starts_BS: torch.Tensor | None,
 ) -> dict[tuple[int, ...], list[Part]]:
     """What follows each distinct prompt."""
-    parts_of: dict[tuple[int, ...], list[Part]] = {}
-    # 0 where TRL has emptied the mask of a row that was cut
-    lengths = completion_mask_BT.bool().sum(1).tolist()
-    starts: list[list[int]] = [[]] * len(lengths) if starts_BS is None else starts_BS.tolist()
-    for row, (ids_P, mask_P) in enumerate(zip(prompt_ids_BP, prompt_mask_BP.bool(), strict=True)):
-        prompt = tuple(ids_P[mask_P].tolist())
+    parts_of: defaultdict[tuple[int, ...], list[Part]] = defaultdict(list)
+    lengths = (
+        completion_mask_BT.bool().sum(1).tolist()
+    )  # 0 where TRL has emptied the mask of a row that was cut
+    for row, length in enumerate(lengths):
+        prompt = tuple(prompt_ids_BP[row][prompt_mask_BP[row].bool()].tolist())
         if not prompt:
             words, fix = "a prompt has no unmasked token.", "drop empty prompts."
             raise InputError("CR0722", words, where=f"row {row}", fix=fix)
-        ids = completion_ids_BT[row, : lengths[row]].tolist()
-        edges = [0, *(start for start in starts[row] if 0 < start < len(ids)), len(ids)]
-        parts_of.setdefault(prompt, []).append(Part(ids[: edges[1]], row, 0))
+        ids = completion_ids_BT[row, :length].tolist()
+        starts = [] if starts_BS is None else starts_BS[row].tolist()
+        edges = [0, *(start for start in starts if 0 < start < length), length]
+        parts_of[prompt].append(Part(ids[: edges[1]], row, 0))
         for start, end in pairwise(edges[1:]):
-            parts_of.setdefault((ids[start],), []).append(Part(ids[start + 1 : end], row, start + 1))
+            parts_of[(ids[start],)].append(Part(ids[start + 1 : end], row, start + 1))
     return parts_of
 
 
@@ -160,7 +153,7 @@ def rows_of_a_pack(num_rows: int, prompt_length: int, completion_length: int, hi
 
 def _laid_out(model: nn.Module, packs: Sequence[Pack], device: torch.device) -> dict[str, Any]:
     """Packs side by side, padded on the right, as arguments of a forward; positions are those of generation."""
-    columns: dict[str, list[torch.Tensor]] = {}
+    columns: defaultdict[str, list[torch.Tensor]] = defaultdict(list)
     for prompt, parts in packs:
         *ids, last = prompt
         positions, segments, labels = list(range(len(ids))), [0] * len(ids), [_UNSCORED] * len(ids)
@@ -173,16 +166,14 @@ def _laid_out(model: nn.Module, packs: Sequence[Pack], device: torch.device) -> 
             ids, positions, segments, labels = [last], [0], [0], [_UNSCORED]
         pack = {"input_ids": ids, "position_ids": positions, "segments": segments, "shift_labels": labels}
         for name, values in pack.items():
-            columns.setdefault(name, []).append(torch.tensor(values, dtype=torch.long, device=device))
-    fillers = {"segments": -1, "shift_labels": _UNSCORED}
-    padded = {
-        name: pad_sequence(values, batch_first=True, padding_value=fillers.get(name, 0))
-        for name, values in columns.items()
-    }
+            columns[name].append(torch.tensor(values, dtype=torch.long, device=device))
+    fillers = defaultdict(int, segments=-1, shift_labels=_UNSCORED)
+    padded = {name: pad_sequence(values, True, fillers[name]) for name, values in columns.items()}
     segments_KS = padded.pop("segments")
     if int(segments_KS.max()) <= 1:
-        # one row behind each prompt: causality is all, and nothing sees the padding on the right
-        return padded
+        return (
+            padded  # one row behind each prompt: causality is all, and nothing sees the padding on the right
+        )
     of_query, of_key = segments_KS[:, :, None], segments_KS[:, None, :]
     # padding sees padding, so that no line is empty
     mask = ((of_key == 0) | (of_key == of_query)).tril()[:, None]
@@ -215,7 +206,7 @@ class SharedPrompts:
             logger.warning(words, args.steps_per_generation, args.per_device_train_batch_size)
 
     def may_score(self, model: Any, against: Mapping[str, Any]) -> bool:
-        """Whether rows are scored with shared prompts; the first reason against it that holds is logged once."""
+        """Whether rows are scored with shared prompts; the first sentence of ``against`` that holds is logged once."""
         return self._may_share("log-probabilities", against, packing_reason, model)
 
     def may_sample(self, images: Any, multimodal_fields: Mapping[str, Any]) -> bool:
@@ -255,15 +246,14 @@ class SharedPrompts:
 
         ``batch_size`` bounds the rows of one forward, as in TRL, and a group that it cuts shares its prompt by parts.
         """
-        split, num_rows = input_ids.size(1) - logits_to_keep, len(input_ids)
+        split, step = input_ids.size(1) - logits_to_keep, batch_size or len(input_ids)
+        chains = [None] * len(input_ids) if starts_BS is None else torch.split(starts_BS, step)
         answers: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-        step = batch_size or num_rows
-        for rows in (slice(start, start + step) for start in range(0, num_rows, step)):
-            ids_BW, mask_BW = input_ids[rows], attention_mask[rows]
+        by_step = torch.split(input_ids, step), torch.split(attention_mask, step)
+        for ids_BW, mask_BW, starts in zip(*by_step, chains, strict=False):
             parts = ids_BW[:, :split], mask_BW[:, :split], ids_BW[:, split:], mask_BW[:, split:]
-            chains = None if starts_BS is None else starts_BS[rows]
             with self._trainer.accelerator.autocast():
-                answers.append(shared_prefix_logps(model, *parts, chains, packs=packs))
+                answers.append(shared_prefix_logps(model, *parts, starts, packs=packs))
         entropies = [values for _, values in answers if compute_entropy and values is not None]
         return torch.cat([logps for logps, _ in answers]), torch.cat(entropies) if entropies else None, None
 
@@ -275,9 +265,9 @@ class SharedPrompts:
         These are None where a filter reshapes the distribution: they would not be the model's own. Draws come from torch's
         global generator, whose state is in every checkpoint, so a resumed run samples the same rows.
         """
-        trainer = self._trainer
-        args, is_sharded = trainer.args, weights_are_sharded(trainer.model)
+        trainer, args = self._trainer, self._trainer.args
         sampler = ModelSampler(model, args, trainer._tokenizer, eos_token_ids=trainer.eos_token_ids)  # noqa: SLF001
+        is_sharded = weights_are_sharded(trainer.model)
         samples = sampler.sample(
             prompt_ids,
             max_new_tokens=args.max_completion_length,

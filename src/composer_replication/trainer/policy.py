@@ -1,8 +1,7 @@
 """The model being trained as it samples in this process: groups of completions, every distinct prompt forwarded once.
 
-One left-padded forward fills the key-value cache for all distinct prompts; the cache rows
-are then copied to the samples and decoding goes on token by token. A finished row leaves
-the batch and the cache at once, so the cost of a step follows the rows still running.
+One left-padded forward fills the key-value cache for all distinct prompts; its rows are then copied to the samples, and
+decoding goes on token by token. A finished row leaves the batch at once, so the cost of a step follows the rows still running.
 A model that cannot share prompts exactly is sampled by whole forwards.
 
 Letters: B samples (all prompts), A samples still running, P prompt columns, V vocabulary.
@@ -21,17 +20,9 @@ from weakref import WeakSet
 import torch
 from torch import nn
 from transformers import DynamicCache
-from transformers.generation.logits_process import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers.generation import logits_process
 
-from composer_replication.errors import ComposerError, InputError
+from composer_replication.errors import InputError
 from composer_replication.model_endpoint import Endpoint
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes import policies
@@ -42,40 +33,31 @@ from composer_replication.trainer.prefix_support import accepts, inner_model, sa
 
 logger = logging.getLogger(__name__)
 
-_TORCH_SAYS = "probability tensor contains"  # multinomial on a processor; on a GPU it ends the process's CUDA
-
 
 def _not_finite(where: str) -> InputError:
-    """The weights give logits that are not finite numbers."""
-    return InputError(
-        "CR0770",
-        f"the weights of the model gave numbers that are not finite while sampling ({where}).",
-        where=where,
-        fix="lower trl.learning_rate or trl.weight_decay and begin a new run; to go on from the newest checkpoint "
-        "whose weights are finite, name its folder in model.name.",
-    )
+    words = f"the weights of the model gave numbers that are not finite while sampling ({where})."
+    fix = "lower trl.learning_rate or trl.weight_decay and begin a new run; to go on from the newest checkpoint "
+    fix += "whose weights are finite, name its folder in model.name."
+    return InputError("CR0770", words, where=where, fix=fix)
 
 
 @contextmanager
 def sampling_for_step(step: int) -> Iterator[None]:
-    """Inside, what our sampler or torch says of such numbers is an error that names the step of the training, from 1."""
+    """Inside, what our sampler or torch's ``multinomial`` says of numbers that are not finite names the step, from 1."""
     try:
         yield
     except (InputError, RuntimeError) as error:
-        if getattr(error, "code", "") == "CR0770" or _TORCH_SAYS in str(error):
+        if getattr(error, "code", "") == "CR0770" or "probability tensor contains" in str(error):
             raise _not_finite(f"step {step}") from error
         raise
 
 
 @dataclass(slots=True)
 class SampledRow:
-    """One completion: the sampled ids up to the stop, an end-of-sequence id included, and why it stopped.
-
-    ``logps`` has for each id its log-probability under the distribution it was drawn from.
-    """
+    """One completion: the sampled ids up to the stop, an end-of-sequence id included, and why it stopped."""
 
     ids: list[int] = field(default_factory=list)
-    logps: list[float] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)  # of each id, under the distribution it was drawn from
     stop_reason: StopReason = StopReason.LENGTH
 
 
@@ -104,28 +86,24 @@ _NO_FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.
 
 def filters_of(sampling: Any) -> dict[str, Any]:
     """The filters of TRL's arguments, all four; None has none."""
-    given = _NO_FILTERS if sampling is None else {name: getattr(sampling, name) for name in _NO_FILTERS}
+    given = {name: getattr(sampling, name, off) for name, off in _NO_FILTERS.items()}
     return {**given, "top_k": given["top_k"] or 0}
 
 
 class ModelSampler:
-    """Continues token ids by a causal language model in this process.
+    """Continues token ids by a causal language model in this process, in evaluation mode and without gradient.
 
-    Called it is a ``SampleBatch``, each of its rows by a generator of its own: what a row says depends on its prompt and seed,
-    and but for the last bits of arithmetic on nothing else of its batch.
-
-    Args:
-        model: run in evaluation mode without gradient, then left as it was.
-        sampling: TRL's arguments, for the filters ``top_p``, ``top_k``, ``min_p`` and ``repetition_penalty``; None: none.
-        tokenizer: writes the text of an answer, for people, hints and ``is_finished``; its ids stay as they were sampled.
-        eos_token_ids: ids that end a row.
+    Called it is a ``SampleBatch``: what a row says depends on its prompt and seed, and but for the last bits of arithmetic on
+    nothing else of its batch. ``sampling`` are TRL's arguments, for the filters ``top_p``, ``top_k``, ``min_p`` and
+    ``repetition_penalty``; None has none. ``tokenizer`` writes the text of an answer, for people, hints and ``is_finished``; its
+    ids stay as they were sampled. ``eos_token_ids`` end a row.
     """
 
     def __init__(self, model: Any, sampling: Any, tokenizer: Any, *, eos_token_ids: Sequence[int]) -> None:
         self.model, self.tokenizer, self.eos_token_ids = model, tokenizer, tuple(eos_token_ids)
         self.filters = filters_of(sampling)
+        # a distribution that filters reshape is not the model's own
         self.has_logps = self.filters == _NO_FILTERS
-        """Those of a distribution that filters reshape are not the model's own."""
 
     def __call__(self, prompts: list[tuple[int, ...]], options: list[SampleOptions]) -> Sequence[Completion]:
         (temperature,) = {each.temperature for each in options}
@@ -160,152 +138,66 @@ class ModelSampler:
         """Draw ``num_samples`` completions for each prompt; ``result[i][j]`` is sample j of prompt i.
 
         Tokens are drawn from softmax(w(z)), w being transformers' own processors in the order of ``generate``: repetition
-        penalty, temperature, top-k, top-p, min-p; ``logps`` are of that very distribution, in nats. All rows run in one
-        batch: memory for the cache is B x (P + tokens), so pass many prompts in several calls. Where the model cannot share
-        prompts (``sampling_reason``) the draws are the same and every token takes a forward of its whole row; the log says so
-        once. Every row has its own random number at every step, drawn whether or not the row is still running: what a row says
-        does not depend on when its neighbours stop. Logits that are not finite are refused (CR0770).
+        penalty, temperature, top-k, top-p, min-p; ``logps`` are of that very distribution, in nats. Temperature 0 takes the most
+        likely token; top-k, top-p and min-p are then off, and ``logps`` those of temperature 1. Logits that are not finite are
+        refused (CR0770). All rows run in one batch: memory for the cache is B x (P + tokens), so pass many prompts in several calls.
 
-        Args:
-            prompts: token ids; equal ones are forwarded once.
-            num_samples: of each prompt.
-            max_new_tokens: most tokens a row may have.
-            temperature: 0 takes the most likely token; top-k, top-p and min-p are then off, and ``logps`` those of temperature 1.
-            is_finished: of the text so far, asked after each token but an end of sequence; the row ends where it is.
-            generator: source of randomness, on any device; None is torch's global one. With one for each row, what that
-                row says does not depend on the rows beside it.
-            row_limits: most tokens of each row, where some may have fewer.
-            goes_on: told after each token whether a row still runs, says whether to forward once more; asks the others
-                where weights are spread over processes, whose forwards are collective calls.
+        ``is_finished`` is asked of the text so far after each token but an end of sequence; the row ends where it is.
+        ``generator`` is the source of randomness, on any device; None is torch's global one. Every row has its own random number
+        at every step, whether or not it is still running: what it says does not depend on when its neighbours stop. With a
+        generator for each row it does not depend on the rows beside it at all. ``row_limits`` are the most tokens of each row,
+        where some may have fewer. ``goes_on`` is told after each token whether a row still runs, and says whether to forward once
+        more; it asks the others where weights are spread over processes, whose forwards are collective calls.
         """
-        given = [tuple(ids) for ids in prompts for _ in range(num_samples)]
-        rows, texts = [SampledRow() for _ in given], [GrowingText(self._text) for _ in given]
-        limits, processors = row_limits or [max_new_tokens] * len(rows), self._processors(temperature)
+        so_far = [list(ids) for ids in prompts for _ in range(num_samples)]  # of the rows still running
+        rows, texts = [SampledRow() for _ in so_far], [GrowingText(self._text) for _ in so_far]
+        limits, numbers, is_running = row_limits or [max_new_tokens] * len(rows), list(range(len(rows))), True
         with torch.no_grad(), evaluation_mode(self.model):
-            batch = _Batch(self.model, given, self.tokenizer.pad_token_id)
-            logits_AV = batch.first_logits()
-            running = list(range(len(rows)))
+            next_logits = _NextLogits(self.model, self.tokenizer.pad_token_id)
+            logits_AV = next_logits(so_far)
             for step in range(max_new_tokens):
-                is_greedy = temperature == 0
-                drawn = batch.draw(logits_AV, processors, generator, is_greedy=is_greedy) if running else []
+                drawn: list[tuple[int, float]] = []
+                if is_running:
+                    uniforms_A = None if temperature == 0 else _uniforms(generator, numbers, len(rows))
+                    drawn = self._draw(logits_AV, so_far, uniforms_A, temperature)
                 running = []
-                for place, (number, token, logp) in enumerate(drawn):
-                    row = rows[number]
+                for place, (token, logp) in enumerate(drawn):
+                    number, row = numbers[place], rows[numbers[place]]
                     row.ids.append(token)
                     row.logps.append(logp)
+                    so_far[place].append(token)
                     if token in self.eos_token_ids:
                         row.stop_reason = StopReason.FINISHED
                     elif is_finished is not None and is_finished(texts[number].of(row.ids)):
                         row.stop_reason = StopReason.STOP_RULE
                     elif len(row.ids) < limits[number]:
                         running.append(place)
-                if step == max_new_tokens - 1 or not goes_on(bool(running)):
+                is_running = bool(running)
+                if step == max_new_tokens - 1 or not goes_on(is_running):
                     break
-                batch.keep(running or [0])  # nobody runs here: one row is forwarded for the others' sake
-                logits_AV = batch.next_logits([rows[number].ids[-1] for number in batch.row_numbers])
+                places = running or [0]  # where nobody runs here, one row is forwarded for the others' sake
+                numbers, so_far = [numbers[place] for place in places], [so_far[place] for place in places]
+                logits_AV = next_logits(so_far, places)
         return [rows[start : start + num_samples] for start in range(0, len(rows), num_samples)]
 
-    def _processors(self, temperature: float) -> LogitsProcessorList:
-        """transformers' own, in the order of ``generate``; of a filter, or with temperature 0, only what is on."""
-        top_p, top_k, min_p, penalty = (self.filters[name] for name in _NO_FILTERS)
-        found: list[LogitsProcessor] = []
-        if penalty != 1.0:
-            found.append(RepetitionPenaltyLogitsProcessor(float(penalty)))
-        if temperature not in (0, 1):
-            found.append(TemperatureLogitsWarper(float(temperature)))
-        if temperature != 0:
-            found += [TopKLogitsWarper(top_k)] if top_k else []
-            found += [TopPLogitsWarper(top_p)] if top_p < 1.0 else []
-            found += [MinPLogitsWarper(min_p)] if min_p is not None else []
-        return LogitsProcessorList(found)
-
-
-_TOLD: WeakSet[nn.Module] = WeakSet()
-
-
-class _Batch:
-    """The rows still running; place a of everything is sample ``row_numbers[a]``.
-
-    Their past is in a cache, and a step forwards one id of each. A model that cannot share prompts exactly has none: a step
-    forwards each row by itself from its first id on, and the log says so once.
-    """
-
-    cache: DynamicCache | None = None
-    num_columns = 0
-    """Of the cache, whose rows are padded on the left."""
-
-    def __init__(self, model: nn.Module, rows: Sequence[tuple[int, ...]], pad_id: int) -> None:
-        self.model, self.num_rows, self.ids = model, len(rows), [list(row) for row in rows]
-        self.row_numbers, self.pad_id = list(range(self.num_rows)), pad_id
-        self.device = next(inner_model(model).parameters()).device
-
-    def first_logits(self) -> torch.Tensor:
-        """Logits after the prompts (A, V), each distinct one forwarded once."""
-        reason = sampling_reason(self.model)
-        if reason is not None:
-            if self.model not in _TOLD:
-                _TOLD.add(self.model)
-                slow = "sampling for evaluation and episodes forwards each row whole for every token, which is slow"
-                logger.warning("%s: %s", slow, reason)
-            return self._whole_logits()
-        rows = [tuple(ids) for ids in self.ids]
-        prompts = {ids: number for number, ids in enumerate(dict.fromkeys(rows))}
-        self.cache = DynamicCache(config=inner_model(self.model).config)
-        logits_KV = self._cached_logits(self.cache, list(prompts), max(map(len, prompts)))
-        num_cached = self.cache.get_seq_length()
-        if num_cached != self.num_columns:  # further tokens would be sampled without what stands before
-            name = type(inner_model(self.model)).__name__
-            words = f"{name} left the key-value cache at {num_cached} of {self.num_columns} positions."
-            fix = "switch prefix sharing off for this model."
-            raise InputError("CR0757", words, where="prefix sharing", fix=fix)
-        index_A = torch.tensor([prompts[ids] for ids in rows], device=self.device)
-        self.cache.reorder_cache(cast("torch.LongTensor", index_A))
-        return logits_KV[index_A]
-
-    def keep(self, places: list[int]) -> None:
-        if len(places) == len(self.row_numbers):
-            return
-        self.row_numbers = [self.row_numbers[place] for place in places]
-        self.ids = [self.ids[place] for place in places]
-        if self.cache is not None:
-            places_A = torch.tensor(places, device=self.device)
-            self.cache.reorder_cache(cast("torch.LongTensor", places_A))
-
-    def next_logits(self, newest_ids: Sequence[int]) -> torch.Tensor:
-        """Logits (A, V) after one more id of each row."""
-        for ids, newest in zip(self.ids, newest_ids, strict=True):
-            ids.append(newest)
-        return self._whole_logits() if self.cache is None else self._cached_logits(self.cache, self.ids, 1)
-
-    def draw(
+    def _draw(
         self,
         logits_AV: torch.Tensor,
-        processors: LogitsProcessorList,
-        generator: Generators,
-        *,
-        is_greedy: bool,
-    ) -> list[tuple[int, int, float]]:
-        """Number, token id and log-probability of each running row, drawn by a random number of its own in [0, 1)."""
+        rows: list[list[int]],
+        uniforms_A: torch.Tensor | None,
+        temperature: float,
+    ) -> list[tuple[int, float]]:
+        """Token id and log-probability of each row, by its random number in [0, 1), or without any the most likely."""
         context: list[list[int]] = [[]]
-        if any(isinstance(each, RepetitionPenaltyLogitsProcessor) for each in processors):
+        if self.filters["repetition_penalty"] != 1.0:
             # It alone reads them. Padding repeats a row's first id, so that the padding id itself (often the end) is not penalised.
-            width = max(map(len, self.ids))
-            context = [[ids[0]] * (width - len(ids)) + ids for ids in self.ids]
-        ids_AC = torch.tensor(context, dtype=torch.long, device=self.device)
-        scores_AV = processors(cast("Any", ids_AC), logits_AV.float())
-        if is_greedy:
+            width = max(map(len, rows))
+            context = [[ids[0]] * (width - len(ids)) + ids for ids in rows]
+        ids_AC: Any = torch.tensor(context, dtype=torch.long, device=logits_AV.device)
+        scores_AV = self._processors(temperature)(ids_AC, logits_AV.float())
+        if uniforms_A is None:
             drawn_A = scores_AV.argmax(-1)
         else:
-            if isinstance(generator, Sequence):
-                own = [generator[number] for number in self.row_numbers]
-                drawn = [torch.rand((), generator=each, dtype=torch.float64).cpu() for each in own]
-                uniforms_A = torch.stack(drawn)
-            else:
-                device = None if generator is None else generator.device
-                options: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": device}
-                uniforms_A = torch.rand(self.num_rows, **options)[
-                    torch.tensor(self.row_numbers, device=device)
-                ]
             # Inverse of the cumulative distribution; right=True passes over tokens of probability zero.
             cumulative_AV = scores_AV.double().softmax(-1).cumsum(-1)
             targets_A1 = (uniforms_A.to(scores_AV.device) * cumulative_AV[:, -1])[:, None]
@@ -314,15 +206,79 @@ class _Batch:
         logps = scores_AV.log_softmax(-1).gather(-1, drawn_A[:, None])[:, 0].tolist()
         if any(map(math.isnan, logps)):  # a probability may be 0 by rounding, but is always a number
             raise _not_finite("sampling")
-        return list(zip(self.row_numbers, drawn_A.tolist(), logps, strict=True))
+        return list(zip(drawn_A.tolist(), logps, strict=True))
+
+    def _processors(self, temperature: float) -> logits_process.LogitsProcessorList:
+        """transformers' own, in the order of ``generate``; with temperature 0 the penalty alone."""
+        top_p, top_k, min_p, penalty = self.filters.values()
+        draws = temperature != 0
+        steps: list[tuple[bool, Any, Any]] = [
+            (penalty != 1.0, logits_process.RepetitionPenaltyLogitsProcessor, float(penalty)),
+            (temperature not in (0, 1), logits_process.TemperatureLogitsWarper, float(temperature)),
+            (draws and top_k > 0, logits_process.TopKLogitsWarper, top_k),
+            (draws and top_p < 1.0, logits_process.TopPLogitsWarper, top_p),
+            (draws and min_p is not None, logits_process.MinPLogitsWarper, min_p),
+        ]
+        return logits_process.LogitsProcessorList([make(value) for is_on, make, value in steps if is_on])
+
+
+def _uniforms(generator: Generators, numbers: list[int], num_rows: int) -> torch.Tensor:
+    """Random numbers in [0, 1) of the rows of these numbers (A,); with one generator every row's is drawn."""
+    if isinstance(generator, Sequence):
+        own = [torch.rand((), generator=generator[number], dtype=torch.float64).cpu() for number in numbers]
+        return torch.stack(own)
+    device = None if generator is None else generator.device
+    options: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": device}
+    return torch.rand(num_rows, **options)[numbers]
+
+
+_TOLD: WeakSet[nn.Module] = WeakSet()
+
+
+class _NextLogits:
+    """Called with the ids of the running rows: the logits (A, V) behind them, by the model's own forward.
+
+    What a cache has is not forwarded again, and each distinct prompt once. A model that cannot share prompts exactly has no
+    cache: each row is forwarded whole, and the log says so once.
+    """
+
+    def __init__(self, model: nn.Module, pad_id: int) -> None:
+        self.model, self.pad_id, self.num_columns, self.num_rows = model, pad_id, 0, 0
+        inner, reason = inner_model(model), sampling_reason(model)
+        self.device = next(inner.parameters()).device
+        self.cache = DynamicCache(config=inner.config) if reason is None else None
+        if reason is not None and model not in _TOLD:
+            _TOLD.add(model)
+            words = (
+                "sampling for evaluation and episodes forwards each row whole for every token, which is slow"
+            )
+            logger.warning("%s: %s", words, reason)
+
+    def __call__(self, rows: list[list[int]], places: Sequence[int] = ()) -> torch.Tensor:
+        """``places`` are those of the rows among the rows of the call before, from which each has one more id."""
+        if self.cache is None:
+            more = {"use_cache": False, "logits_to_keep": 1}
+            taken = {name: value for name, value in more.items() if accepts(self.model, name)}
+            inputs = [torch.tensor([ids], device=self.device) for ids in rows]
+            return torch.stack([self.model(input_ids=ids, **taken).logits[0, -1] for ids in inputs])
+        if self.num_columns == 0:
+            prompts = {ids: number for number, ids in enumerate(dict.fromkeys(map(tuple, rows)))}
+            logits_KV = self._cached_logits(self.cache, list(prompts), max(map(len, prompts)))
+            return logits_KV[self._reorder(self.cache, [prompts[tuple(ids)] for ids in rows])]
+        if len(places) < self.num_rows:
+            self._reorder(self.cache, places)
+        return self._cached_logits(self.cache, rows, 1)
+
+    def _reorder(self, cache: DynamicCache, places: Sequence[int]) -> torch.Tensor:
+        places_A = torch.tensor(places, device=self.device)
+        cache.reorder_cache(cast("torch.LongTensor", places_A))
+        self.num_rows = len(places)
+        return places_A
 
     def _cached_logits(
         self, cache: DynamicCache, rows: Sequence[Sequence[int]], num_new: int
     ) -> torch.Tensor:
-        """Logits after the last id, by the model's own forward (scaling and soft caps are its affair).
-
-        The cache grows by ``num_new`` columns, the newest of each row.
-        """
+        """The cache grows by ``num_new`` columns, the newest of each row; it is padded on the left."""
         self.num_columns += num_new
         columns_C = torch.arange(self.num_columns, device=self.device)
         lefts = [self.num_columns - len(ids) for ids in rows]
@@ -333,19 +289,9 @@ class _Batch:
             arguments["position_ids"] = (columns_C[-num_new:] - left_B1).clamp(min=0)
         if any(lefts):
             arguments["attention_mask"] = (columns_C >= left_B1).long()
-        output = self.model(**arguments, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        logits_B1V: torch.Tensor = output.logits
-        return logits_B1V[:, -1]
-
-    def _whole_logits(self) -> torch.Tensor:
-        """Logits (A, V) of equal rows are forwarded once."""
-        more = {"use_cache": False, "logits_to_keep": 1}
-        taken = {name: value for name, value in more.items() if accepts(self.model, name)}
-        found = {
-            ids: self.model(input_ids=torch.tensor([ids], device=self.device), **taken).logits[0, -1]
-            for ids in dict.fromkeys(map(tuple, self.ids))
-        }
-        return torch.stack([found[tuple(ids)] for ids in self.ids])
+        output: Any = self.model(**arguments, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        logits_BV: torch.Tensor = output.logits[:, -1]
+        return logits_BV
 
 
 NUM_PROMPTS_AT_ONCE = 8
@@ -361,8 +307,8 @@ def end_token_ids(model: Any, tokenizer: Any) -> list[int]:
 def take_end_of_template(model: Any, tokenizer: Any) -> None:
     """Let the token with which the chat template closes an answer end one in the model's generation settings, too.
 
-    All that samples reads them: TRL, this module, and whoever loads the saved model. A template that takes no such
-    conversation, or that closes an answer with plain text, names none.
+    TRL, this module and whoever loads the saved model read them. A template that takes no such conversation, or that closes
+    an answer with plain text, names none.
     """
     said = "stand-in"
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": said}]
@@ -387,18 +333,18 @@ def chat_prompt_ids(tokenizer: Any, messages: Sequence[Any], **options: Any) -> 
 
 
 class InProcessPolicy(ModelSampler):
-    """Samples with one prefill a prompt, prompts tokenised as TRL does it.
+    """Samples with one prefill a prompt, prompts tokenised as TRL does it; ``as_chat`` through the chat template.
 
     Draws come from a generator of its own, so that an evaluation in the middle of training leaves the training's random
-    numbers where they were. ``as_chat`` wraps each prompt as a user message through the chat template; without ``sampling`` the
-    model's own distribution is drawn from.
+    numbers where they were. Without ``sampling`` the model's own distribution is drawn from.
     """
 
-    on_prompts: Callable[[int, int], None] | None = None
-    """Told (prompts answered, prompts in all) after each chunk of prompts."""
+    on_prompts: Callable[[int, int], None] | None = (
+        None  # told (prompts answered, prompts in all), chunk by chunk
+    )
 
     def __init__(self, model: Any, tokenizer: Any, *, as_chat: bool = False, sampling: Any = None) -> None:
-        super().__init__(model, sampling, tokenizer, eos_token_ids=())
+        super().__init__(model, sampling, tokenizer, eos_token_ids=end_token_ids(model, tokenizer))
         self.as_chat = as_chat
 
     def generate(
@@ -411,8 +357,6 @@ class InProcessPolicy(ModelSampler):
         seed: int,
         is_finished: Callable[[str], bool] | None = None,
     ) -> list[list[Completion]]:
-        # a trainer may have changed them
-        self.eos_token_ids = tuple(end_token_ids(self.model, self.tokenizer))
         generator = torch.Generator(device=self.model.device).manual_seed(seed)
         options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
         options |= {"is_finished": is_finished, "generator": generator}
@@ -431,9 +375,6 @@ class InProcessPolicy(ModelSampler):
         return chat_prompt_ids(self.tokenizer, [{"role": "user", "content": prompt}])
 
 
-# ---- weights of vLLM, which episode_rollouts asks --------------------------------------------------------
-
-
 def server_endpoint(args: Any) -> Endpoint:
     """The server that TRL's arguments name."""
     url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
@@ -450,12 +391,9 @@ def load_weights(trainer: Any) -> None:
         policies.find_server(server_endpoint(trainer.args))  # TRL would try for a minute
     try:
         trainer.vllm_generation.sync_weights()
-    except ComposerError:
-        raise
     except Exception as error:  # what TRL's client raises, of which some is a bare Exception
-        if not is_served or not (isinstance(error, OSError) or type(error) is Exception):
-            raise
-        raise policies.server_gone(
-            f"it did not take the weights of step {step} ({str(error)[:200]})"
-        ) from error
+        if is_served and (isinstance(error, OSError) or type(error) is Exception):
+            words = f"it did not take the weights of step {step} ({str(error)[:200]})"
+            raise policies.server_gone(words) from error
+        raise
     trainer._last_loaded_step = step  # noqa: SLF001

@@ -12,8 +12,8 @@ import inspect
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
-from typing import Any, TypeGuard
+from itertools import chain, islice
+from typing import Any
 
 import torch
 from trl.models.utils import disable_gradient_checkpointing
@@ -21,12 +21,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import pad
 
 from composer_replication.interfaces import PromptChooser, PromptSource
-from composer_replication.losses.policy_terms import (
-    effort_cost,
-    fold_kl_into_advantages,
-    k1_per_rollout,
-    truncated_importance_weights,
-)
+from composer_replication.losses import policy_terms as losses
 from composer_replication.trainer.generation import ROUTED_EXPERTS, Generation, loss_mask, temporarily
 from composer_replication.trainer.preset_settings import EFFORT_COLUMN, effort_units
 from composer_replication.trainer.processes import from_first, gathered, num_processes, process_rank
@@ -34,9 +29,7 @@ from composer_replication.trainer.setting_errors import TrainerSettingError, ref
 
 Batch = dict[str, Any]
 Generate = Callable[[Any], tuple[Batch, Generation]]
-NOT_BY_ROW = "num_items_in_batch"
-PUNISHMENT = "soft_overlong_punishment_reward"
-"""TRL's name of DAPO's punishment: it gives every row a number, whatever became of it."""
+PUNISHMENT = "soft_overlong_punishment_reward"  # TRL's name of DAPO's: it gives every row a number, whatever became of it
 EFFORT_SCALE, EFFORT_CURVATURE = 1e-3, 2.0
 """k and q of ``effort_cost``, which stays below 1 / k with them: no saving of effort outweighs a passed test in ``composer``."""
 
@@ -55,8 +48,7 @@ class PolicyTerms:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self.kl_beta = 0.0
-        """The weight of the KL in the reward."""
+        self.kl_beta = 0.0  # the weight of the KL in the reward
 
     @property
     def _metrics(self) -> dict[str, list[float]]:
@@ -91,16 +83,14 @@ class PolicyTerms:
         return batch
 
     def _with_terms(self, generate: Generate, inputs: Any) -> tuple[Batch, Generation]:
-        trainer = self._trainer
+        trainer, options = self._trainer, self._trainer.policy_options
         # With a beta TRL computes the reference's part.
         with temporarily(trainer, beta=trainer.beta or self.kl_beta):
             batch, generation = generate(inputs)
-        options = trainer.policy_options
-        sampled_BT = batch.get("sampling_per_token_logps")
-        corrects = options.importance_clip > 0 and trainer.rollout_func is not None and not trainer.use_vllm
-        needs_logps = (options.kl_in_reward and self.kl_beta != 0.0) or (corrects and sampled_BT is not None)
-        old_BT = batch.get("old_per_token_logps")
-        if needs_logps and old_BT is None:
+        sampled_BT, old_BT = batch.get("sampling_per_token_logps"), batch.get("old_per_token_logps")
+        has_sampler = trainer.rollout_func is not None and not trainer.use_vllm and sampled_BT is not None
+        corrects = has_sampler and options.importance_clip > 0
+        if (self.kl_beta != 0.0 or corrects) and old_BT is None:
             # images are among what it takes
             taken = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters  # noqa: SLF001
             more = {name: batch[name] for name in taken if name in batch}
@@ -123,10 +113,10 @@ class PolicyTerms:
         if rewards_N is None:
             return []
         group_size = self._trainer.num_generations
-        nobody_N = rewards_N.isnan()  # rows that nobody scored teach nothing
-        highest_K, is_dull_K = _alike(rewards_N, nobody_N, group_size)
+        highest_K, is_dull_K = _alike(rewards_N, group_size)
         if efforts_N is not None:
-            is_dull_K &= (highest_K <= 0.0) | _alike(efforts_N, nobody_N, group_size)[1]
+            priced_N = efforts_N.masked_fill(rewards_N.isnan(), torch.nan)
+            is_dull_K &= (highest_K <= 0.0) | _alike(priced_N, group_size)[1]
         is_dull: list[bool] = is_dull_K.tolist()
         return is_dull
 
@@ -134,42 +124,35 @@ class PolicyTerms:
         self, generate: Generate, inputs: Any, batch: Batch, is_dull_K: list[bool]
     ) -> tuple[Batch, list[bool]]:
         """Replace dull groups, at most ``dynamic_sampling_rounds`` times; a fresh group that is dull too is dropped."""
-        trainer, rank = self._trainer, process_rank()
-        group = trainer.num_generations
-        num_local = len(inputs) // group
-        num_replaced = num_rounds = 0
+        trainer, group = self._trainer, self._trainer.num_generations
+        num_rounds, num_dull, num_local = 0, sum(is_dull_K), len(inputs) // group
+        first = process_rank() * num_local  # of this process's groups among those of all
         while any(is_dull_K) and num_rounds < trainer.policy_options.dynamic_sampling_rounds:
-            dull_here = [k for k in range(num_local) if is_dull_K[rank * num_local + k]]
+            dull_here = [k for k in range(num_local) if is_dull_K[first + k]]
             rows = self._fresh_rows(gathered([dict(inputs[k * group]) for k in dull_here]), num_rounds)
             if not rows:
                 break
             num_rounds += 1
-            fresh = [dict(row) for row in rows[rank] for _ in range(group)]
+            fresh = [dict(row) for row in rows for _ in range(group)]
             newer, is_bad_K = self._on_the_side(generate, fresh)
-            is_bad = is_bad_K[rank * len(rows[rank]) : (rank + 1) * len(rows[rank])]
-            good = [n for n, bad in enumerate(is_bad) if not bad][: len(dull_here)]
+            good = [n for n in range(len(rows)) if not is_bad_K[process_rank() * len(rows) + n]]
             pairs = list(zip(dull_here, good, strict=False))
             places = [(k * group + i, n * group + i) for k, n in pairs for i in range(group)]
             batch = merge_rows(batch, newer, places, pad_token_id=trainer._tokenizer.pad_token_id)  # noqa: SLF001
             for old, new in places:
                 inputs[old] = fresh[new]
-            for k in (k for part in gathered([rank * num_local + k for k, _ in pairs]) for k in part):
+            for k in chain.from_iterable(gathered([first + k for k, _ in pairs])):
                 is_dull_K[k] = False
-                num_replaced += 1
         batch["num_items_in_batch"] = trainer.accelerator.gather(loss_mask(batch).sum()).sum()
-        counts = {
-            "replaced_groups": num_replaced,
-            "rounds": num_rounds,
-            "groups_without_signal": sum(is_dull_K),
-        }
-        for name, count in counts.items():
+        counts = {"replaced_groups": num_dull - sum(is_dull_K), "rounds": num_rounds}
+        for name, count in (counts | {"groups_without_signal": sum(is_dull_K)}).items():
             self._metrics[f"dynamic_sampling/{name}"].append(float(count))
         return batch, is_dull_K
 
     def _fresh_rows(
         self, dull_by_process: list[list[dict[str, Any]]], num_rounds: int
-    ) -> list[list[Mapping[str, Any]]]:
-        """For each process equally many fresh rows, as its collectives need; empty when there are no more."""
+    ) -> list[Mapping[str, Any]]:
+        """Fresh rows for this process, equally many on each, as collectives need; empty when there are no more."""
         trainer, each = self._trainer, max(len(rows) for rows in dull_by_process)
         dull, num_rows = [row for rows in dull_by_process for row in rows], each * len(dull_by_process)
         if trainer.prompt_source is not None:
@@ -180,7 +163,7 @@ class PolicyTerms:
             found = other_rows(trainer.train_dataset, num_rows, without_signal=dull, place=place)
         rows = from_first(found)
         each = min(each, len(rows) // len(dull_by_process))
-        return [rows[n * each : (n + 1) * each] for n in range(len(dull_by_process))] if each else []
+        return rows[process_rank() * each : (process_rank() + 1) * each]
 
     def _on_the_side(self, generate: Generate, fresh: list[dict[str, Any]]) -> tuple[Batch, list[bool]]:
         """A generation whose numbers stay out of the log, and which of its groups are dull.
@@ -188,12 +171,9 @@ class PolicyTerms:
         The logged reward is that of prompts nobody chose: a batch that was filled up with groups of mixed success has a mean
         near one half whatever the policy does.
         """
-        metrics = self._trainer._metrics  # noqa: SLF001 - TRL's only name
-        kept, metrics["train"] = metrics["train"], defaultdict(list)
-        try:
+        kept, aside = self._metrics, defaultdict[str, list[float]](list)
+        with temporarily(self._trainer, _metrics={**self._trainer._metrics, "train": aside}):  # noqa: SLF001
             newer, generation = self._with_terms(generate, fresh)
-        finally:
-            aside, metrics["train"] = metrics["train"], kept
         kept["num_tokens"] = aside["num_tokens"]
         return newer, self.dull_groups(generation)
 
@@ -202,30 +182,32 @@ class PolicyTerms:
         trainer, mask_BT = self._trainer, loss_mask(batch)
         gather = trainer.accelerator.gather
         penalty_B = torch.zeros(mask_BT.size(0), dtype=torch.float32, device=mask_BT.device)
-        if trainer.policy_options.kl_in_reward and self.kl_beta != 0.0 and old_BT is not None:
-            kl_B = k1_per_rollout(old_BT, batch.pop("ref_per_token_logps"), mask_BT)
+        if self.kl_beta != 0.0 and old_BT is not None:
+            kl_B = losses.k1_per_rollout(old_BT, batch.pop("ref_per_token_logps"), mask_BT)
             penalty_B += self.kl_beta * kl_B
             self._log_mean("kl", kl_B.sum(), mask_BT.sum())
-        weight = trainer.policy_options.effort_weight
-        if weight != 0.0:
+        if (weight := trainer.policy_options.effort_weight) != 0.0:
             # from the counts that a row's rollout brought, else from lengths and masks
             masks = generation.sampled_masks or [[1] * len(ids) for ids in generation.sampled_ids]
             units = []
             for row, mask in zip(generation.rows, masks, strict=True):
                 lengths = {"tool_output_token": len(mask) - sum(mask), "final_token": sum(mask), "turn": 1}
                 units.append(effort_units(row.get(EFFORT_COLUMN) or lengths))
-            units_B = penalty_B.new_tensor(units)
-            cost_B = weight * effort_cost(units_B, scale=EFFORT_SCALE, curvature=EFFORT_CURVATURE)
+            cost_B = losses.effort_cost(
+                penalty_B.new_tensor(units), scale=EFFORT_SCALE, curvature=EFFORT_CURVATURE
+            )
+            cost_B = weight * cost_B
             penalty_B += cost_B
             generation.efforts_N = gather(cost_B)
             self._log_mean("effort/cost", cost_B.sum(), torch.ones_like(cost_B).sum())
         penalty_N = gather(penalty_B)
-        is_scored_N = torch.ones_like(penalty_N).bool()
-        if generation.rewards_NF is not None:
-            is_scored_N = ~torch.isnan(generation.rewards_NF).all(dim=1)
+        scores_NF = penalty_N[:, None] if generation.rewards_NF is None else generation.rewards_NF
+        is_scored_N = ~scores_NF.isnan().all(dim=1)
         options: dict[str, Any] = {"group_size": trainer.num_generations, "valid_B": is_scored_N}
         # beta is 1: the penalty is weighted already
-        advantage_N = fold_kl_into_advantages(gather(batch["advantages"]), penalty_N, beta=1.0, **options)
+        advantage_N = losses.fold_kl_into_advantages(
+            gather(batch["advantages"]), penalty_N, beta=1.0, **options
+        )
         start = trainer.accelerator.process_index * mask_BT.size(0)
         batch["advantages"] = advantage_N[start : start + mask_BT.size(0)]
 
@@ -236,22 +218,20 @@ class PolicyTerms:
 
         The weight is not negative, so that times the advantage it is what it is times the token's loss.
         """
-        trainer = self._trainer
-        of_vllm = trainer.args.vllm_importance_sampling_clip_max  # None cuts nothing
+        trainer, of_vllm = self._trainer, self._trainer.args.vllm_importance_sampling_clip_max
         clip = trainer.policy_options.importance_clip if corrects else of_vllm
-        ratio_BT, figures = truncated_importance_weights(
-            old_BT, sampled_BT, loss_mask(batch), clip=float("inf" if clip is None else clip)
+        clip = float("inf") if clip is None else float(clip)
+        ratio_BT, figures = losses.truncated_importance_weights(
+            old_BT, sampled_BT, loss_mask(batch), clip=clip
         )
         truncated, effective = float(figures.masked_share), float(figures.effective_sample_share)
         self._metrics["sampling/truncated_share"].append(truncated)
         self._metrics["sampling/effective_sample_size"].append(effective)
         if trainer.checks is not None:
             trainer.checks.note_importance(truncated_share=truncated, effective_share=effective)
-        if not corrects:
-            return
-        if trainer.loss_type == "vespo":  # it reads the ratio itself
+        if corrects and trainer.loss_type == "vespo":  # it reads the ratio itself
             batch["importance_sampling_ratio"] = ratio_BT
-        else:
+        elif corrects:
             batch["advantages"] = batch["advantages"].reshape(ratio_BT.size(0), -1) * ratio_BT
 
     def _log_mean(self, name: str, total: torch.Tensor, count: torch.Tensor) -> None:
@@ -261,12 +241,10 @@ class PolicyTerms:
         self._metrics[name].append(sum_of_all / max(num_of_all, 1.0))
 
 
-def _alike(
-    values_N: torch.Tensor, is_left_out_N: torch.Tensor, group_size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each group its highest value, and whether all are equal; so are none."""
-    highest_K = values_N.masked_fill(is_left_out_N, -torch.inf).view(-1, group_size).amax(-1)
-    lowest_K = values_N.masked_fill(is_left_out_N, torch.inf).view(-1, group_size).amin(-1)
+def _alike(values_N: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each group its highest value, and whether all are equal; NaN, for rows that nobody scored, does not count."""
+    highest_K = values_N.nan_to_num(nan=-torch.inf).view(-1, group_size).amax(-1)
+    lowest_K = values_N.nan_to_num(nan=torch.inf).view(-1, group_size).amin(-1)
     return highest_K, (highest_K < lowest_K) | torch.isclose(highest_K, lowest_K)
 
 
@@ -279,28 +257,21 @@ def merge_rows(
     right, ids with ``pad_token_id``, masks and numbers with 0. ``num_items_in_batch`` stays as it was and is for the caller
     to count again.
     """
-    merged = dict(old)
-    for name in (old.keys() | new.keys()) - {NOT_BY_ROW}:
-        mine, theirs = old.get(name), new.get(name)
-        if name == ROUTED_EXPERTS or not (_is_by_row(mine, old) and _is_by_row(theirs, new)):
+    merged, num_rows = dict(old), [(len(batch["prompt_ids"]),) for batch in (old, new)]
+    for name in (old.keys() | new.keys()) - {"num_items_in_batch"}:
+        lengths = [tuple(getattr(batch.get(name), "shape", ()))[:1] for batch in (old, new)]
+        if name == ROUTED_EXPERTS or lengths != num_rows:
             words = f"dynamic sampling cannot replace rollouts whose batches carry {name}."
             fix = "set trainer.dynamic_sampling_rounds = 0 for such data."
             raise TrainerSettingError("CR0760", words, where="trainer.dynamic_sampling_rounds", fix=fix)
-        rows = list(mine)
+        rows: Any = list(old[name])
         for old_row, new_row in places:
-            rows[old_row] = theirs[new_row]
-        if mine.dim() == 1:
-            merged[name] = torch.stack(rows)
-            continue
+            rows[old_row] = new[name][new_row]
         fill = pad_token_id if name.endswith("_ids") else 0
         side = "left" if name.startswith("prompt_") else "right"
-        merged[name] = pad(rows, padding_value=fill, padding_side=side)
+        is_flat = old[name].dim() == 1
+        merged[name] = torch.stack(rows) if is_flat else pad(rows, padding_value=fill, padding_side=side)
     return merged
-
-
-def _is_by_row(part: Any, batch: Mapping[str, Any]) -> TypeGuard[torch.Tensor]:
-    num_rows = batch["prompt_ids"].size(0)
-    return isinstance(part, torch.Tensor) and part.dim() >= 1 and part.size(0) == num_rows
 
 
 def other_rows(

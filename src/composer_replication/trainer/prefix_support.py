@@ -13,14 +13,13 @@ from itertools import chain
 from typing import Any
 
 from torch import nn
-from transformers import DynamicCache, cache_utils
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, get_layer_types_and_kwargs
+from transformers import DynamicCache
+from transformers.cache_utils import get_layer_types_and_kwargs
 
+VIRTUAL_TOKENS = "a PEFT prompt-learning adapter puts virtual tokens before the prompt."
+_EXACT_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
 _RANDOM_NAMES = ("dropout", "pdrop", "drop_rate", "layerdrop", "jitter")
 _UNUSED_DROPOUTS = ("classifier", "summary")  # heads that a causal language model does not run
-VIRTUAL_TOKENS = "a PEFT prompt-learning adapter puts virtual tokens before the prompt."
-_DUMMY_LAYER = getattr(cache_utils, "DummyLayer", DynamicLayer)  # transformers has it from 5.20 on
-_EXACT_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, _DUMMY_LAYER)
 
 
 def sampling_reason(model: nn.Module) -> str | None:
@@ -40,14 +39,13 @@ def inner_model(model: nn.Module) -> Any:
     """Find the transformers model inside data-parallel, DeepSpeed's, compiled and PEFT wrappers."""
     inner: Any = model
     while True:
+        # DeepSpeed's engine has a configuration of its own
+        is_wrapper = not hasattr(getattr(inner, "config", None), "get_text_config")
         if hasattr(inner, "get_base_model"):
             inner = inner.get_base_model()
         elif isinstance(getattr(inner, "_orig_mod", None), nn.Module):
             inner = inner._orig_mod  # noqa: SLF001 - torch.compile offers no public name
-        elif isinstance(getattr(inner, "module", None), nn.Module) and not hasattr(
-            getattr(inner, "config", None),
-            "get_text_config",  # DeepSpeed's engine has a configuration of its own
-        ):
+        elif is_wrapper and isinstance(getattr(inner, "module", None), nn.Module):
             inner = inner.module
         else:
             return inner
@@ -70,8 +68,9 @@ def _adapters(model: nn.Module) -> Iterator[Any]:
 
 def _structure(model: nn.Module) -> Iterator[str]:
     inner = inner_model(model)
-    config, name = getattr(inner, "config", None), type(inner).__name__
-    if config is None or not hasattr(config, "get_text_config"):
+    config: Any = getattr(inner, "config", None)
+    name = type(inner).__name__
+    if not hasattr(config, "get_text_config"):
         yield f"{name} is not a transformers model, so its cache is unknown."
         return
     if getattr(inner, "_is_stateful", False):
@@ -83,7 +82,7 @@ def _structure(model: nn.Module) -> Iterator[str]:
         yield f"{name} attends in both directions, so a prompt's states depend on the completion."
     if has_virtual_tokens(model):
         yield VIRTUAL_TOKENS
-    if any(getattr(config, "alora_invocation_tokens", None) for config in _adapters(model)):
+    if any(getattr(adapter, "alora_invocation_tokens", None) for adapter in _adapters(model)):
         yield "an activated LoRA changes weights at an invocation token inside the sequence."
 
 
@@ -93,7 +92,7 @@ def _cache_layers(model: nn.Module) -> Iterator[str]:
     if "chunked_attention" in get_layer_types_and_kwargs(inner.config.get_text_config(decoder=True))[0]:
         yield f"{name} has chunked attention, whose chunks are not checked behind a cache."
     for layer in DynamicCache(config=inner.config).layers:
-        if type(layer) not in _EXACT_LAYERS:
+        if type(layer).__name__ not in _EXACT_LAYERS:
             yield f"{name} keeps state in {type(layer).__name__}, which is not a plain key-value cache."
 
 
@@ -106,10 +105,9 @@ def _rope(model: nn.Module) -> Iterator[str]:
 
 
 def _packing(model: nn.Module) -> Iterator[str]:
-    inner = inner_model(model)
-    config = inner.config.get_text_config(decoder=True)
+    config = inner_model(model).config.get_text_config(decoder=True)
     attention = config._attn_implementation  # noqa: SLF001 - transformers' only name
-    name = f"completions are packed behind their prompt, and {type(inner).__name__}"
+    name = f"completions are packed behind their prompt, and {type(inner_model(model)).__name__}"
     if not accepts(model, "position_ids") or getattr(config, "alibi", False):
         yield f"{name} takes no positions of its tokens."
     if attention not in ("sdpa", "eager"):
@@ -125,7 +123,6 @@ def _randomness(model: nn.Module) -> Iterator[str]:
     if model.training:
         rates += vars(inner_model(model).config.get_text_config()).items()
     for key, rate in rates:
-        if not any(part in key for part in _RANDOM_NAMES) or key.startswith(_UNUSED_DROPOUTS):
-            continue
-        if isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0:
+        is_random = any(part in key for part in _RANDOM_NAMES) and not key.startswith(_UNUSED_DROPOUTS)
+        if is_random and isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0:
             yield f"{key} {rate} acts in training; rows do not share a prompt."

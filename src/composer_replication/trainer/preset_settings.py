@@ -6,39 +6,34 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from composer_replication.config import PRESETS, RunConfig
 from composer_replication.errors import UsageError
-from composer_replication.trainer.setting_errors import (
-    contradiction,
-    refuse_masked_stops,
-    refuse_split_groups,
-)
+from composer_replication.trainer import setting_errors
 
-_DEFINING = (
-    *("trl.loss_type", "trl.scale_rewards", "trl.importance_sampling_level", "trl.num_iterations"),
-    *("trl.beta", "trainer.kl_in_reward"),
-)
+_DEFINING = ["trl.loss_type", "trl.scale_rewards", "trl.importance_sampling_level", "trl.num_iterations"]
+_DEFINING += ["trl.beta", "trainer.kl_in_reward"]
 """Keys without which a method is another one, where its preset has them; ``trl.beta`` where it is 0: that method has no KL."""
-_OWN_KEYS = ("kl_in_reward", "effort_weight", "dynamic_sampling_rounds")
-_OVERLONG_SHARE = {"dapo": 0.2}
-"""By preset; the paper's 4,096 of 20,480 tokens."""
-IMPORTANCE_CLIP = 2.0
-"""Of every recipe; it acts with ``[agent]``, since no other rollouts bring their sampler's log-probabilities."""
+IMPORTANCE_CLIP = (
+    2.0  # of every recipe; it acts with [agent]: no other rollouts bring their sampler's log-probabilities
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """The policy-gradient channel's own settings, keys of ``[trainer]`` but for the last; with the defaults all is as in TRL."""
+    """The policy-gradient channel's own settings, keys of ``[trainer]`` but for the last; with the defaults all is as in TRL.
+
+    ``kl_in_reward``: ``args.beta`` times the summed log-ratio to the reference is taken off the reward, and TRL's KL in the loss
+    is off. ``dynamic_sampling_rounds``: how often, at most, the groups of one generation whose rewards are all equal are replaced
+    by fresh prompts. ``importance_clip``: largest importance weight of a token where a rollout function gave the sampler's
+    log-probabilities; 0 corrects nothing.
+    """
 
     kl_in_reward: bool = False
-    """``args.beta`` times the summed log-ratio to the reference is taken off the reward, and TRL's KL in the loss is off."""
     effort_weight: float = 0.0
     dynamic_sampling_rounds: int = 0
-    """How often, at most, the groups of one generation whose rewards are all equal are replaced by fresh prompts."""
     importance_clip: float = 0.0
-    """Largest importance weight of a token where a rollout function gave the sampler's log-probabilities; 0 corrects nothing."""
 
     @property
     def has_reward_terms(self) -> bool:
@@ -46,43 +41,37 @@ class PolicyOptions:
         return self.kl_in_reward or self.effort_weight != 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedMethod:
-    """What a recipe's method comes to."""
+class ResolvedMethod(NamedTuple):
+    """What a recipe's method comes to: keys of ``GRPOConfig``, the recipe's over the preset's, and what is ours.
+
+    The last ``overlong_share`` of ``max_completion_length`` is punished; 0 is none.
+    """
 
     trl: dict[str, Any]
-    """Keys of ``GRPOConfig``, the recipe's over the preset's."""
     options: PolicyOptions
     overlong_share: float
-    """Last share of ``max_completion_length`` that is punished; 0 is none."""
 
 
 def resolve_method(config: RunConfig) -> ResolvedMethod:
-    """Lay the recipe's keys over those of its preset; a method that contradicts itself is refused (CR0760)."""
-    preset = PRESETS[config.trainer.preset] if config.trainer.preset else {}
+    """Lay the recipe's keys over those of its preset; what defines a method and is set otherwise is refused (CR0760)."""
+    name, preset = config.trainer.preset, PRESETS.get(config.trainer.preset or "", {})
     given = {f"trl.{key}": value for key, value in config.trl.items()}
-    own = {f"trainer.{key}": getattr(config.trainer, key) for key in _OWN_KEYS}
-    given |= {key: value for key, value in own.items() if value is not None}
+    for key in ("kl_in_reward", "effort_weight", "dynamic_sampling_rounds"):
+        if (value := getattr(config.trainer, key)) is not None:
+            given[f"trainer.{key}"] = value
     for key in _DEFINING:
         has_both = key in preset and key in given and (key != "trl.beta" or preset[key] == 0.0)
         if has_both and preset[key] not in (given[key], _scaling(given[key])):
             mine, other = json.dumps(preset[key]), json.dumps(given[key])
-            words = f"the preset {config.trainer.preset} has {key} = {mine} by definition, and the recipe sets {other}"
+            words = f"the preset {name} has {key} = {mine} by definition, and the recipe sets {other}"
             fix = f"take {key} out, or take trainer.preset out and write the method's keys yourself."
-            raise contradiction(words, where=key, fix=fix)
-    tables: dict[str, dict[str, Any]] = {"trl": {}, "trainer": {}}
+            raise setting_errors.contradiction(words, where=key, fix=fix)
+    tables: dict[str, dict[str, Any]] = {"trl": {}, "trainer": {"importance_clip": IMPORTANCE_CLIP}}
     for key, value in (preset | given).items():
-        table, _, name = key.partition(".")
-        tables[table][name] = value
-    trl, options = tables["trl"], PolicyOptions(**tables["trainer"], importance_clip=IMPORTANCE_CLIP)
-    known = {"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize", "beta": 0.0}
-    check_policy_options(options, SimpleNamespace(**{key: trl.get(key, known[key]) for key in known}))
-    largest = trl.get("epsilon_high", trl.get("epsilon", 0.2))  # where TRL clamps CISPO's ratio
-    if trl.get("loss_type") == "cispo" and isinstance(largest, int | float) and largest < 1:
-        words = f"with loss_type cispo every ratio above {largest} is cut to it, so even on-policy gradients would shrink"
-        fix = 'set trl.epsilon_high = 5.0, the largest ratio that may pass, or trainer.preset = "cispo".'
-        raise contradiction(words, where="trl.epsilon_high", fix=fix)
-    return ResolvedMethod(trl, options, _OVERLONG_SHARE.get(config.trainer.preset or "", 0.0))
+        table, _, rest = key.partition(".")
+        tables[table][rest] = value
+    overlong_share = 0.2 if name == "dapo" else 0.0  # the paper's 4,096 of 20,480 tokens
+    return ResolvedMethod(tables["trl"], PolicyOptions(**tables["trainer"]), overlong_share)
 
 
 def _scaling(value: Any) -> Any:
@@ -97,7 +86,7 @@ def sampling_settings(config: RunConfig) -> SimpleNamespace:
     names = ("temperature", "max_completion_length", "top_p", "top_k", "min_p", "repetition_penalty")
     given = resolve_method(config).trl
     if config.agent is not None:  # all that follows the first prompt of an episode is its completion
-        given = {**given, "max_completion_length": config.agent.max_context_tokens}
+        given["max_completion_length"] = config.agent.max_context_tokens
     return SimpleNamespace(**{name: given.get(name, getattr(GRPOConfig, name)) for name in names})
 
 
@@ -127,38 +116,39 @@ def check_policy_options(options: PolicyOptions, args: Any) -> None:
     is_scaled = _scaling(getattr(args, "scale_rewards", "group")) != "none"
     if is_scaled or getattr(args, "multi_objective_aggregation", "") == "normalize_then_sum":
         key = "scale_rewards" if is_scaled else "multi_objective_aggregation"
-        raise contradiction(
-            f"{term} is exact only where rewards are not divided by their standard deviation, "
-            f"and trl.{key} is {getattr(args, key, 'group')!r}",
-            where=f"trainer.{term}, trl.{key}",
-            fix='set trl.scale_rewards = "none" and trl.multi_objective_aggregation = "sum_then_normalize", '
-            f"or leave trainer.{term} out.",
-        )
+        words = f"{term} is exact only where rewards are not divided by their standard deviation, "
+        words += f"and trl.{key} is {getattr(args, key, 'group')!r}"
+        fix = 'set trl.scale_rewards = "none" and trl.multi_objective_aggregation = "sum_then_normalize", '
+        fix += f"or leave trainer.{term} out."
+        raise setting_errors.contradiction(words, where=f"trainer.{term}, trl.{key}", fix=fix)
     if options.kl_in_reward and not getattr(args, "beta", 0.0):
         words = "kl_in_reward weighs the KL by trl.beta, which is 0: nothing would be taken off the reward"
         fix = "set trl.beta above 0, for example 0.001, or trainer.kl_in_reward = false."
-        raise contradiction(words, where="trainer.kl_in_reward, trl.beta", fix=fix)
+        raise setting_errors.contradiction(words, where="trainer.kl_in_reward, trl.beta", fix=fix)
 
 
 def check_arguments(config: RunConfig, arguments: Any, options: PolicyOptions) -> None:
-    """What the trainer would refuse at its first step, and what needs no task: CR0760."""
+    """What cannot go together in TRL's arguments and our options, before anything is loaded: CR0760."""
+    check_policy_options(options, arguments)
+    largest = arguments.epsilon if arguments.epsilon_high is None else arguments.epsilon_high
+    if arguments.loss_type == "cispo" and largest < 1:  # where TRL clamps CISPO's ratio
+        words = f"with loss_type cispo every ratio above {largest} is cut to it, so even on-policy gradients would shrink"
+        fix = 'set trl.epsilon_high = 5.0, the largest ratio that may pass, or trainer.preset = "cispo".'
+        raise setting_errors.contradiction(words, where="trl.epsilon_high", fix=fix)
     has_stop_rule = config.agent is None and config.rollouts.prompt_style == "completion"
-    refuse_masked_stops(arguments, stops_rows=has_stop_rule and config.trainer.prefix_sharing)
+    setting_errors.refuse_masked_stops(arguments, stops_rows=has_stop_rule and config.trainer.prefix_sharing)
     if options.dynamic_sampling_rounds:
-        refuse_split_groups(arguments, arguments.num_generations, num_processes=arguments.world_size)
+        setting_errors.refuse_split_groups(
+            arguments, arguments.num_generations, num_processes=arguments.world_size
+        )
 
 
-EFFORT_UNITS: Final[Mapping[str, float]] = {
-    "thinking_token": 1.0,
-    "tool_call_token": 1.0,
-    "tool_output_token": 0.1,
-    "final_token": 1.0,
-    "tool_call": 20.0,
-    "turn": 20.0,
-}
+_TOKENS = {"thinking_token": 1.0, "tool_call_token": 1.0, "tool_output_token": 0.1, "final_token": 1.0}
+EFFORT_UNITS: Final[Mapping[str, float]] = _TOKENS | {"tool_call": 20.0, "turn": 20.0}
 """What one of each kind adds to x, the effort of a rollout: a choice of ours, since the originals are not published."""
-EFFORT_COLUMN = "effort_counts"
-"""Under this name a rollout function returns one mapping of kind to number for each row."""
+EFFORT_COLUMN = (
+    "effort_counts"  # a rollout function returns under it one mapping of kind to number for each row
+)
 
 
 def effort_units(counts: Mapping[str, Any]) -> float:

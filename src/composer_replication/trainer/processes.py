@@ -11,16 +11,13 @@ import pickle
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar, cast
 
 import torch.distributed as dist
 
 T = TypeVar("T")
-_THREADS = Path("/proc/self/task")
-_GLOO = "pt_gloo"
-_POLL_SECONDS, _NUM_CALM_POLLS, _NUM_POLLS = 0.005, 3, 1000
 
 
 def num_processes() -> int:
@@ -44,11 +41,7 @@ def gathered(value: T) -> list[T]:
 
 def from_first(value: T) -> T:
     """The first process's value on every process. A collective call."""
-    if num_processes() == 1:
-        return value
-    holder = [value]
-    dist.broadcast_object_list(holder, src=0)
-    return holder[0]
+    return gathered(value)[0]
 
 
 def wait_for_all() -> None:
@@ -73,11 +66,11 @@ def together(work: Callable[[], T]) -> T:
     if own_error is not None:
         raise own_error
     for rank, foreign_error in enumerate(errors):
-        if foreign_error is not None:
-            if not isinstance(foreign_error, BaseException):
-                raise RuntimeError(f"process {rank} sent something else than its error: it went another way.")
+        if isinstance(foreign_error, BaseException):
             foreign_error.add_note(f"raised on process {rank}")
             raise foreign_error
+        if foreign_error is not None:
+            raise RuntimeError(f"process {rank} sent something else than its error: it went another way.")
     return cast("T", result)
 
 
@@ -103,30 +96,27 @@ def portable(error: BaseException | None) -> BaseException | None:
 def wait_for_gloo_at_exit() -> None:
     """Have gloo's threads waited for before the interpreter ends.
 
-    They let go of the tensors of a collective on their own time. The last reference to one that Python has known needs
-    Python's lock, and a thread that asks for it while the interpreter ends is ended amid C++: the process aborts with
-    "terminate called without an active exception", and the launcher reports a finished run as failed (exit code -6).
-    Destroying the group would join these threads only where nothing else holds it, as FSDP2 and DistributedDataParallel
-    do, and might wait for a process that has failed. So they are given the time that they need.
+    They let go of a collective's tensors on their own time, under Python's lock; a thread that asks for it while the interpreter
+    ends is ended amid C++, and a finished run aborts (exit code -6). Destroying the group would join them only where nothing
+    else holds it, as FSDP2 and DistributedDataParallel do, and might wait for a process that has failed.
     """
-    atexit.register(wait_for_idle_threads, _GLOO)
+    atexit.register(wait_for_idle_threads, "pt_gloo")
 
 
 def wait_for_idle_threads(name: str) -> None:
     """Wait, five seconds at most, for all native threads of this process whose names begin with ``name`` to sleep."""
     num_calm = 0
-    for _ in range(_NUM_POLLS):
-        time.sleep(_POLL_SECONDS)  # without Python's lock: who waits for it gets it
-        num_calm = 0 if _some_run(name) else num_calm + 1
-        if num_calm == _NUM_CALM_POLLS:
+    for _ in range(1000):
+        time.sleep(0.005)  # without Python's lock: who waits for it gets it
+        num_calm = 0 if any(map(partial(_runs, name), Path("/proc/self/task").glob("*"))) else num_calm + 1
+        if num_calm == 3:
             return
 
 
-def _some_run(name: str) -> bool:
-    for thread in _THREADS.glob("*"):
-        with suppress(OSError):  # it has ended
-            _, _, rest = (thread / "stat").read_text().partition("(")
-            own_name, _, state = rest.rpartition(") ")
-            if own_name.startswith(name) and not state.startswith("S"):
-                return True
+def _runs(name: str, thread: Path) -> bool:
+    """Whether a thread of this name is at work."""
+    with suppress(OSError):  # it has ended
+        _, _, rest = (thread / "stat").read_text().partition("(")
+        own_name, _, state = rest.rpartition(") ")
+        return own_name.startswith(name) and not state.startswith("S")
     return False

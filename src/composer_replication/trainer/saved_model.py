@@ -20,11 +20,10 @@ from composer_replication.trainer.processes import process_rank
 
 MOST_APART, MOST_KL = 2e-2, 1e-6
 """Log-probabilities and mean KL in nats in float32: SmolLM2's unlikely tokens differ by 0.002, its KL by 1e-8."""
-MOST_KL_IN_HALF = 5e-3
-"""Mean KL in nats where bfloat16 or float16 takes part: what rounding alone makes of a forward stays below it."""
-MOST_ENERGY_LOST = 0.1
-"""Share of an update's squared length that may be lost when it is added to weights of 16 bits; beyond it they become float32."""
-_NUM_PROBES, _PROBE_LENGTH = 8, 16
+MOST_KL_IN_HALF = (
+    5e-3  # in nats where 16 bits take part: what rounding alone makes of a forward stays below it
+)
+MOST_ENERGY_LOST = 0.1  # of an update's squared length, when it is added to weights of 16 bits; beyond it they become float32
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -34,29 +33,23 @@ def gathered_weights(trainer: Any) -> dict[str, Any] | None:
     None where they cannot be had: those of an adapter, which would have to be added first, and those that no step has
     spread yet. A collective call; no more than one tensor is whole on the device at a time.
     """
-    model = trainer.model
+    model, is_first = trainer.model, process_rank() == 0
     if hasattr(model, "merge_and_unload") or not any(map(lies_in_parts, model.parameters())):
         return None
-    weights: dict[str, Any] = {}
-    for name, whole in whole_tensors(model):
-        if process_rank() == 0:
-            weights[name] = whole.to("cpu", copy=True)
-    return weights
+    copies = (
+        (name, whole.to("cpu", copy=True) if is_first else None) for name, whole in whole_tensors(model)
+    )
+    return {name: copy for name, copy in copies if copy is not None}
 
 
-def probe_logps(model: Any, tokenizer: Any) -> torch.Tensor:
+def probe_logps(model: Any) -> torch.Tensor:
     """Log-probabilities (N, T, V) of the next token behind a few ids: what a saved model has to answer, too.
 
-    The ids are spread over the whole vocabulary, its last rows and the tokens that were added to it included. A collective
-    call where weights are spread over processes.
+    The ids are spread over the whole vocabulary, its last row included. A collective call where weights are spread over processes.
     """
     weight = getattr(model, "module", model).get_input_embeddings().weight
     num_ids = int(getattr(weight, "ds_shape", weight.shape)[0])
-    ids = torch.linspace(0, num_ids - 1, _NUM_PROBES * _PROBE_LENGTH).long()
-    added = [id_ for id_ in sorted(getattr(tokenizer, "added_tokens_decoder", {})) if id_ < num_ids]
-    added = added[-_PROBE_LENGTH:]
-    ids[1 : 2 * len(added) : 2] = torch.tensor(added, dtype=torch.long)
-    ids_NT = ids.view(_NUM_PROBES, _PROBE_LENGTH).to(next(model.parameters()).device)
+    ids_NT = torch.linspace(0, num_ids - 1, 128, device=next(model.parameters()).device).long().view(8, 16)
     with torch.no_grad(), evaluation_mode(model):
         logits_NTV = model(input_ids=ids_NT, attention_mask=torch.ones_like(ids_NT)).logits
     logps_NTV: torch.Tensor = logits_NTV.float().log_softmax(-1).cpu()
@@ -78,23 +71,20 @@ def save_model(
     itself, which is not to be trained any more. A model whose weights are whole is moved to the processor, so that the loaded
     copy finds room and computes as it does. ``describe`` writes further files, such as a model card, into the folder before it
     is in its place. ``weights`` are those of ``gathered_weights``, let go once they are written; ``trained`` is of
-    ``probe_logps``, by default asked of ``model`` where it is whole.
-
-    Raises:
-        InputError: the folder cannot be written (CR0209), or what was written is not the trained model (CR0890).
+    ``probe_logps``, by default asked of ``model`` where it is whole. Refused are a folder that cannot be written (CR0209) and a
+    copy that is not the trained model (CR0890).
     """
     begun = folder.with_name(f".{folder.name}.partial")
-    most_kl = MOST_KL_IN_HALF
+    most_kl, may_be_exact = MOST_KL_IN_HALF, weights is None
     if weights is None:
         if getattr(model.config, "_attn_implementation", None) not in ("eager", "sdpa", None):
             model.set_attn_implementation("sdpa")  # the others need an accelerator
         model = model.to("cpu")
-        if _loses_update(model):
-            model = model.float()
-        trained = probe_logps(model, tokenizer)
+        model = model.float() if _loses_update(model) else model
+        trained = probe_logps(model)
         if hasattr(model, "merge_and_unload"):
             with model.disable_adapter():
-                most_kl += _mean_kl(trained, probe_logps(model, tokenizer)) / 4
+                most_kl += _mean_kl(trained, probe_logps(model)) / 4
             model = _merged(model)
     try:
         shutil.rmtree(begun, ignore_errors=True)
@@ -104,7 +94,7 @@ def save_model(
         if weights is not None:
             weights.clear()
         if trained is not None:
-            difference = _difference(begun, tokenizer, trained, most_kl, may_be_exact=weights is None)
+            difference = _difference(begun, trained, most_kl, may_be_exact=may_be_exact)
             if difference:
                 words = f"the saved model would not be the trained one: {difference}."
                 fix = "load the newest checkpoint of the run, which is as it was trained: composer-rl eval RUN reads it."
@@ -126,12 +116,11 @@ def _loses_update(model: Any) -> bool:
         weight = getattr(getattr(layer, "base_layer", None), "weight", None)
         if weight is None or weight.dtype not in _HALF or not hasattr(layer, "get_delta_weight"):
             continue
-        for adapter in layer.active_adapters:
-            if adapter in layer.scaling:
-                delta = layer.get_delta_weight(adapter).detach().float()
-                exact = weight.detach().float() + delta
-                lost += float((exact.to(weight.dtype).float() - exact).square().sum())
-                whole += float(delta.square().sum())
+        for adapter in set(layer.active_adapters) & set(layer.scaling):
+            delta = layer.get_delta_weight(adapter).detach().float()
+            exact = weight.detach().float() + delta
+            lost += float((exact.to(weight.dtype).float() - exact).square().sum())
+            whole += float(delta.square().sum())
     return lost > MOST_ENERGY_LOST * whole
 
 
@@ -171,9 +160,7 @@ def _mean_kl(logps_NTV: torch.Tensor, others_NTV: torch.Tensor) -> float:
     return float((logps_NTV.exp() * (logps_NTV - others_NTV)).sum(-1).mean())
 
 
-def _difference(
-    begun: Path, tokenizer: Any, trained_NTV: torch.Tensor, most_kl: float, *, may_be_exact: bool
-) -> str:
+def _difference(begun: Path, trained_NTV: torch.Tensor, most_kl: float, *, may_be_exact: bool) -> str:
     """Load what a user gets, and say how its answers differ by more than rounding makes of them; empty if they do not."""
     from transformers import AutoModelForCausalLM
 
@@ -182,12 +169,10 @@ def _difference(
     except Exception as error:  # noqa: BLE001 - each architecture has errors of its own
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         return f"it does not load ({reason})"
-    saved_NTV = probe_logps(saved, tokenizer)
+    saved_NTV = probe_logps(saved)
     if saved_NTV.shape != trained_NTV.shape:
         return "its vocabulary has another size"
     apart, kl = float((saved_NTV - trained_NTV).abs().max()), _mean_kl(trained_NTV, saved_NTV)
-    if may_be_exact and not any(each.dtype in _HALF for each in saved.parameters()):
-        is_same = apart <= MOST_APART and kl <= MOST_KL
-    else:
-        is_same = kl <= most_kl
+    is_exact = may_be_exact and not any(each.dtype in _HALF for each in saved.parameters())
+    is_same = apart <= MOST_APART and kl <= MOST_KL if is_exact else kl <= most_kl
     return "" if is_same else f"log-probabilities differ by up to {apart:.3g}, mean KL {kl:.3g} nats"

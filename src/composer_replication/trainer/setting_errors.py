@@ -1,9 +1,14 @@
-"""What the trainer refuses of its settings, before a model loads or in the words of the library that does."""
+"""What the trainer refuses of its settings, before a model loads or in the words of the library that does; other words stay out."""
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from traceback import walk_tb
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -11,10 +16,10 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from composer_replication.errors import ComposerError, UsageError
 
-_SIZES = ["gradient_accumulation_steps", "max_completion_length", "num_iterations", "num_train_epochs"]
-_SIZES += ["per_device_train_batch_size", "steps_per_generation", "temperature"]
-_WEIGHTS = ("beta", "entropy_coef", "epsilon", "epsilon_high", "max_grad_norm", "top_k")
-_RANGES: dict[str, Any] = {**dict.fromkeys(_SIZES, Field(gt=0)), **dict.fromkeys(_WEIGHTS, Field(ge=0))}
+_ABOVE_0 = ["gradient_accumulation_steps", "max_completion_length", "num_iterations", "num_train_epochs"]
+_ABOVE_0 += ["per_device_train_batch_size", "steps_per_generation", "temperature"]
+_FROM_0 = ("beta", "entropy_coef", "epsilon", "epsilon_high", "max_grad_norm", "top_k")
+_RANGES: dict[str, Any] = {**dict.fromkeys(_ABOVE_0, Field(gt=0)), **dict.fromkeys(_FROM_0, Field(ge=0))}
 _RANGES |= {"top_p": Field(gt=0, le=1), "min_p": Field(ge=0, le=1)}
 """The libraries take others for these, and then divide by them, or train something else without a word."""
 _KINDS: dict[str, Any] = {
@@ -86,9 +91,11 @@ def contradiction(sentence: str, *, where: str, fix: str) -> TrainerSettingError
 
 def nothing_to_learn(weight: Literal["alpha_sdpo", "beta_replay"]) -> TrainerSettingError:
     """The error for a loss channel whose weight is not 0, and that has no hint source, or no pair that weighs something."""
-    words = f"{weight} is not 0, but there is nothing to learn from."
     sources = {"alpha_sdpo": "hint_source", "beta_replay": "replay_pairs, or replay.sibling_pairs = true"}
-    fix = f"give it {sources[weight]}, or set {weight} to 0."
+    words, fix = (
+        f"{weight} is not 0, but there is nothing to learn from.",
+        f"give it {sources[weight]}, or set {weight} to 0.",
+    )
     return TrainerSettingError("CR0755", words, where=f"trainer.{weight}", fix=fix)
 
 
@@ -120,3 +127,33 @@ def refuse_split_groups(arguments: Any, num_generations: int, *, num_processes: 
         fix = "make their product with steps_per_generation a multiple of num_generations."
         where = "trl.per_device_train_batch_size, trl.num_generations"
         raise contradiction(words, where=where, fix=fix)
+
+
+@contextmanager
+def calm_libraries(*, quiet: bool = False) -> Iterator[None]:
+    """Inside, only errors of the libraries are shown; their bars stay off afterwards.
+
+    Warnings stay when the user asked for them (``-W`` or ``PYTHONWARNINGS``). The bar of a
+    download stays unless ``quiet``: it can take minutes. With ``quiet`` our own notices below errors are off too.
+    """
+    # Sandboxes are started from this process, and tokenizers prints a page about each fork.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    with warnings.catch_warnings(), ExitStack() as afterwards:
+        if not sys.warnoptions:
+            for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning, UserWarning):
+                warnings.simplefilter("ignore", category)
+        import torch  # noqa: F401  # first: the others print a notice where it is missing
+        from datasets.utils import disable_progress_bars
+
+        transformers: Any = import_module("transformers.utils.logging")  # untyped, as the next one
+        hub: Any = import_module("huggingface_hub.utils")
+        libraries = ("transformers", "trl", "accelerate", "peft", "datasets", "huggingface_hub", "torch")
+        for name in (*libraries, *(["composer_replication"] if quiet else [])):
+            afterwards.callback(logging.getLogger(name).setLevel, logging.getLogger(name).level)
+            logging.getLogger(name).setLevel(logging.ERROR)
+        has_hub_bars = not hub.are_progress_bars_disabled()
+        disable_progress_bars()
+        transformers.disable_progress_bar()  # of the hub, too
+        if has_hub_bars and not quiet:
+            hub.enable_progress_bars()
+        yield

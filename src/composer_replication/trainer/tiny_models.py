@@ -6,6 +6,9 @@ import json
 from typing import Any
 
 import torch
+from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 TINY = "tiny-random"
 TINY_TOOLS = "tiny-tools"
@@ -37,9 +40,6 @@ Call one by <tool_call>
 
 def make_tiny_model(seed: int) -> tuple[Any, Any]:
     """A random two-layer Llama over bytes, for tests and the tiny recipe (0.1 M parameters)."""
-    from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
-    from tokenizers.pre_tokenizers import ByteLevel
-
     symbols = ["<pad>", "<eos>", *sorted(ByteLevel.alphabet())]
     raw = ByteLevelBPETokenizer({symbol: index for index, symbol in enumerate(symbols)}, [])
     return _llama(raw, end="<eos>", seed=seed, num_positions=4096)
@@ -51,8 +51,6 @@ def make_tiny_tools_model(seed: int) -> tuple[Any, Any]:
     Its tokenizer is trained on the tools' own schemas, so that a prompt with all of them is short. It has not learned to call
     any of them.
     """
-    from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
-
     from composer_replication.rollouts.environment.feature_deletion_env import HOW_TO_WORK
     from composer_replication.rollouts.tools.tool_context import function_schema
     from composer_replication.rollouts.tools.toolbox import TOOLS
@@ -67,14 +65,8 @@ def make_tiny_tools_model(seed: int) -> tuple[Any, Any]:
 
 
 def _llama(raw: Any, *, end: str, seed: int, num_positions: int) -> tuple[Any, Any]:
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers has no types for it
-        tokenizer_object=raw._tokenizer,  # noqa: SLF001 - its only name
-        pad_token="<pad>",
-        eos_token=end,
-        padding_side="left",
-    )
+    words = {"pad_token": "<pad>", "eos_token": end, "padding_side": "left"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw._tokenizer, **words)  # type: ignore[no-untyped-call]  # noqa: SLF001
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,

@@ -1,15 +1,23 @@
-"""The starter of one node's processes: its exit code, its place among the nodes, sharded weights."""
+"""The processes of one node: their start, one exit code for all, and what is waited for before each ends."""
 
 from __future__ import annotations
 
+import atexit
+import hashlib
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+from tiny_trainer import build_trainer
 
-from composer_replication.trainer import node_processes
+from composer_replication.safety import HeldOutGuard
+from composer_replication.trainer import composer_trainer, guard_callback, node_processes, processes
+from composer_replication.trainer.processes import wait_for_idle_threads
 
 ROOT = Path(__file__).parents[3]
 
@@ -45,3 +53,42 @@ def test_the_exit_code_of_processes_under_torchrun_is_theirs(code: int, tmp_path
         [sys.executable, "-c", start], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == code, done.stderr
+
+
+# ---- before the interpreter ends
+
+NAME = "pt_gloo_test"
+
+
+def test_threads_of_the_name_are_waited_for_until_they_sleep() -> None:
+    has_begun, may_end, steps = threading.Event(), threading.Event(), []
+
+    def work() -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(NAME)
+        has_begun.set()
+        hashlib.sha256(bytes(300_000_000)).digest()  # without Python's lock, some tenths of a second
+        steps.append("worked")
+        may_end.wait()  # asleep, and not ended
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    has_begun.wait()
+    wait_for_idle_threads("pt_gloo")
+    assert steps == ["worked"]
+    may_end.set()
+    thread.join()
+    wait_for_idle_threads("pt_gloo")
+
+
+@pytest.mark.parametrize("module", [composer_trainer, guard_callback], ids=["trainer", "callback"])
+def test_whoever_trains_in_several_processes_has_them_waited_for(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    registered: list[Any] = []
+    monkeypatch.setattr(atexit, "register", lambda *call: registered.append(call))
+    monkeypatch.setattr(module, "wait_for_gloo_at_exit", processes.wait_for_gloo_at_exit.__wrapped__)
+    if module is composer_trainer:
+        build_trainer(output_dir=tmp_path)
+    else:
+        guard_callback.HeldOutGuardCallback(HeldOutGuard(), lambda: 0.5)
+    assert (wait_for_idle_threads, "pt_gloo") in registered

@@ -1,7 +1,8 @@
-"""Terms in the reward in real steps: effort by hand, KL to the reference for log and guard, and what stays TRL's."""
+"""Terms in the reward and weights of tokens in real steps: effort by hand, KL to the reference, and what stays TRL's."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ import torch
 from trl.rewards import get_soft_overlong_punishment
 
 from composer_replication.config import ReplaySection
-from composer_replication.errors import UsageError
+from composer_replication.errors import InputError, UsageError
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.guard import KlPath
 from composer_replication.trainer.policy_terms import PUNISHMENT, without_lone_punishments
-from composer_replication.trainer.preset_settings import EFFORT_COLUMN, PolicyOptions
+from composer_replication.trainer.preset_settings import EFFORT_COLUMN, PolicyOptions, effort_units
+from composer_replication.trainer.rollout_columns import CheckedRollouts
 
 MakeTrainer = Callable[..., Any]
 UNSCALED = {"loss_type": "dr_grpo", "scale_rewards": "none"}
@@ -139,16 +141,10 @@ def test_a_group_that_earned_alike_with_other_efforts_has_a_signal(
     assert counted == [num_dull]
 
 
-def test_counts_that_are_none_stop_the_run(make_trainer: MakeTrainer) -> None:
-    trainer = make_trainer(
-        max_steps=1,
-        reward=equal,
-        rollout_func=roll_out_with([{"thoughts": 1.0}] * 4),
-        policy_options=PolicyOptions(effort_weight=1e-4),
-        **UNSCALED,
-    )
+@pytest.mark.parametrize("counts", [{"thoughts": 3}, {"turn": -1}, {"turn": float("nan")}])
+def test_counts_that_are_none(counts: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="CR0777"):
-        trainer.train()
+        effort_units(counts)
 
 
 def test_rows_that_nobody_scored_keep_advantage_zero(make_trainer: MakeTrainer) -> None:
@@ -243,3 +239,68 @@ def test_the_loss_has_no_kl_term_of_its_own(make_trainer: MakeTrainer) -> None:
     assert trainer.beta == 0.0
     moved = [p for name, p in trainer.model.named_parameters() if "lora_B" in name]
     assert all(torch.count_nonzero(parameter) == 0 for parameter in moved)
+
+
+def other_sampler(shift: float) -> Callable[[Any, Any], dict[str, Any]]:
+    """A rollout function whose engine thought each token ``shift`` nats less likely than the trainer does."""
+
+    def roll_out(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        prompt_ids = [list(trainer.processing_class(text=prompt)["input_ids"]) for prompt in prompts]
+        answers = [
+            [(3 + 7 * row + 5 * t) % 250 + 3 for t in range(3 + row % 3)] for row in range(len(prompts))
+        ]
+        logprobs = []
+        with torch.no_grad():
+            for prompt, answer in zip(prompt_ids, answers, strict=True):
+                logits = trainer.model(torch.tensor([[*prompt, *answer]])).logits[0].double()
+                table = logits.log_softmax(-1)
+                places = range(len(prompt) - 1, len(prompt) + len(answer) - 1)
+                logprobs.append([table[p, i].item() - shift for p, i in zip(places, answer, strict=True)])
+        return {"prompt_ids": prompt_ids, "completion_ids": answers, "logprobs": logprobs}
+
+    return roll_out
+
+
+@pytest.mark.parametrize(
+    ("shift", "weight"), [(math.log(1.5), 1.5), (math.log(5), 2.0), (-math.log(4), 0.25)]
+)
+def test_each_token_is_weighed_by_its_cut_ratio(
+    make_trainer: MakeTrainer, tmp_path: Path, shift: float, weight: float
+) -> None:
+    """All ratios are equal here, so the gradient is that of plain training times the weight."""
+    norms = {}
+    for name, clip in (("corrected", 2.0), ("plain", 0.0)):
+        trainer = make_trainer(
+            max_steps=1,
+            loss_type="dr_grpo",
+            scale_rewards="none",
+            reward=lambda completions, **kwargs: [float(number % 4) for number in range(len(completions))],
+            rollout_func=other_sampler(shift),
+            policy_options=PolicyOptions(importance_clip=clip),
+            run_folder=RunFolder(tmp_path / name),
+            output_dir=tmp_path / name / "checkpoints",
+        )
+        trainer.train()
+        (line,) = read_jsonl(trainer.run_folder.metrics)
+        norms[name] = line["grad_norm"]
+        if name == "corrected":
+            assert line["sampling/truncated_share"] == (1.0 if weight == 2.0 else 0.0)
+            assert line["sampling/effective_sample_size"] == pytest.approx(1.0)
+        else:
+            assert "sampling/truncated_share" not in line
+    assert norms["plain"] > 1e-3
+    assert norms["corrected"] / norms["plain"] == pytest.approx(weight, rel=1e-4)
+
+
+def test_an_empty_completion_is_one_sentence(make_trainer: MakeTrainer) -> None:
+    honest = other_sampler(0.0)
+
+    def empty(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        output = honest(prompts, trainer)
+        output["completion_ids"][2], output["logprobs"][2] = [], []
+        return output
+
+    with pytest.raises(InputError, match=r"CR0777.*1 of 4 completions are empty, the first is number 2"):
+        make_trainer(max_steps=1, rollout_func=empty).train()
+    output = CheckedRollouts(lambda prompts, trainer: {"completion_ids": [[1], [2]]})([], None)
+    assert output == {"completion_ids": [[1], [2]]}

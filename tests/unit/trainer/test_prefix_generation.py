@@ -1,8 +1,12 @@
-"""Sampling with one prefill says what the model's own generation and forward say."""
+"""Sampling says what the model's own generation and forward say, and a policy's answers end where those of training do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import math
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +15,21 @@ import torch
 import transformers as tf
 from peft import LoraConfig, get_peft_model
 
+from composer_replication.config import load_config
+from composer_replication.errors import InputError
 from composer_replication.records import StopReason
-from composer_replication.trainer.policy import ModelSampler, SampledRow, filters_of
+from composer_replication.trainer import policy
+from composer_replication.trainer.policy import (
+    GrowingText,
+    InProcessPolicy,
+    ModelSampler,
+    SampledRow,
+    end_token_ids,
+    filters_of,
+    take_end_of_template,
+)
+from composer_replication.trainer.preset_settings import sampling_settings
+from composer_replication.trainer.tiny_models import make_tiny_tools_model
 
 SIZES: dict[str, Any] = {
     "vocab_size": 41,
@@ -34,13 +51,34 @@ MODELS: dict[str, Callable[[], Any]] = {
         )
     ),
 }
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 12}
+LONGROPE |= {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+NO_CACHE: dict[str, Callable[[], Any]] = {
+    "mamba": lambda: tf.MambaForCausalLM(
+        tf.MambaConfig(vocab_size=41, hidden_size=32, num_hidden_layers=2, initializer_range=0.35)
+    ),
+    "phi3-longrope": lambda: tf.Phi3ForCausalLM(
+        tf.Phi3Config(
+            **SIZES | {"num_key_value_heads": 4},
+            pad_token_id=0,
+            max_position_embeddings=64,
+            original_max_position_embeddings=12,
+            rope_parameters=LONGROPE,
+        )
+    ),
+    "llama-dynamic": lambda: tf.LlamaForCausalLM(
+        tf.LlamaConfig(**SIZES, max_position_embeddings=64, rope_parameters=DYNAMIC)
+    ),
+}
+"""Models that cannot share prompts."""
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9, 10], [11, 12, 13], [3, 4, 5, 6, 7, 8, 9, 10], [14, 15, 16, 17, 18]]
 EOS, PAD = 2, 0
 
 
 def build(name: str) -> Any:
     torch.manual_seed(1)
-    return MODELS[name]().train()
+    return (MODELS | NO_CACHE)[name]().train()
 
 
 @pytest.fixture(scope="module")
@@ -107,22 +145,72 @@ def test_greedy_is_token_for_token_that_of_generate(name: str, penalty: float) -
         assert [row.ids for row in group] == [expected, expected]
 
 
+@pytest.mark.parametrize("temperature", [0.8, 0.0])
 @pytest.mark.parametrize("name", MODELS)
-def test_logps_are_those_of_the_plain_forward(name: str) -> None:
+def test_logps_are_those_of_the_plain_forward(name: str, temperature: float) -> None:
+    """With temperature 0 they are those of temperature 1."""
     model = build(name)
-    rows = sample(model, PROMPTS, 3, temperature=0.8)
-    assert len({tuple(row.ids) for group in rows for row in group}) > len(PROMPTS)
+    rows = sample(model, PROMPTS, 3, temperature=temperature)
+    assert temperature == 0 or len({tuple(row.ids) for group in rows for row in group}) > len(PROMPTS)
     for prompt, group in zip(PROMPTS, rows, strict=True):
         for row in group:
-            expected = (plain_scores(model, prompt, row.ids) / 0.8).log_softmax(-1)
+            expected = (plain_scores(model, prompt, row.ids) / (temperature or 1.0)).log_softmax(-1)
             actual = torch.tensor(row.logps)
             torch.testing.assert_close(actual, chosen(expected, row.ids), rtol=1e-5, atol=1e-5)
 
 
-def test_greedy_logps_are_those_of_temperature_one(llama: Any) -> None:
-    ((row,),) = sample(llama, PROMPTS[:1], 1, temperature=0)
-    expected = chosen(plain_scores(llama, PROMPTS[0], row.ids).log_softmax(-1), row.ids)
-    torch.testing.assert_close(torch.tensor(row.logps), expected, rtol=0, atol=1e-5)
+@pytest.mark.parametrize("name", NO_CACHE)
+def test_a_model_that_cannot_share_prompts_is_forwarded_whole(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Token by token, since a longer forward may have other positions."""
+    model = build(name)
+    with caplog.at_level(logging.WARNING, "composer_replication"):
+        answers = sample(model, PROMPTS, 3)
+        assert [row.ids for group in sample(model, PROMPTS, 3) for row in group] == [
+            row.ids for group in answers for row in group
+        ]
+    assert len([each for each in caplog.messages if "whole for every token" in each]) == 1
+    model.eval()
+    for prompt, rows in zip(PROMPTS, answers, strict=True):
+        for row in rows:
+            for place, (token, logp) in enumerate(zip(row.ids, row.logps, strict=True)):
+                with torch.no_grad():
+                    scores = model(input_ids=torch.tensor([prompt + row.ids[:place]])).logits[0, -1]
+                assert logp == pytest.approx(float(scores.log_softmax(-1)[token]), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.7, "top_k": 12, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.3},
+        {"is_finished": lambda text: len(text.split()) == 5},
+        {"eos_token_ids": range(12)},
+    ],
+)
+def test_both_ways_of_sampling_draw_the_same(
+    llama: Any, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = sample(llama, PROMPTS, 3, **settings)
+    monkeypatch.setattr(policy, "sampling_reason", lambda model: "it may not.")
+    plain = sample(llama, PROMPTS, 3, **settings)
+    for ours, theirs in zip(chain(*plain), chain(*shared), strict=True):
+        assert (ours.ids, ours.stop_reason) == (theirs.ids, theirs.stop_reason)
+        assert ours.logps == pytest.approx(theirs.logps, abs=1e-4)
+
+
+def test_a_forward_that_takes_ids_alone_is_enough(llama: Any) -> None:
+    class Bare(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = llama
+
+        def forward(self, input_ids: torch.Tensor) -> Any:
+            return SimpleNamespace(logits=self.inner(input_ids=input_ids).logits)
+
+    for ours, theirs in zip(sample(Bare(), PROMPTS, 1), sample(llama, PROMPTS, 1), strict=True):
+        assert ours[0].ids == theirs[0].ids
 
 
 @pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3}])
@@ -174,12 +262,9 @@ def test_the_smallest_random_number_does_not_draw_a_filtered_token(
     assert all(row.ids[0] != 0 for (row,) in rows)
 
 
-def test_the_generator_decides(llama: Any) -> None:
+def test_the_generator_decides_or_else_the_global_one(llama: Any) -> None:
     assert sample(llama, PROMPTS, 2, seed=5) == sample(llama, PROMPTS, 2, seed=5)
     assert sample(llama, PROMPTS, 2, seed=5) != sample(llama, PROMPTS, 2, seed=6)
-
-
-def test_without_a_generator_the_global_one_is_used(llama: Any) -> None:
     torch.manual_seed(8)
     first = sample(llama, PROMPTS, 1, generator=None)
     torch.manual_seed(8)
@@ -204,22 +289,18 @@ def test_a_row_does_not_depend_on_when_its_neighbours_stop(llama: Any) -> None:
 
 
 def test_a_row_with_a_limit_of_its_own_says_the_same_and_leaves_the_batch(llama: Any) -> None:
-    prompts = [[5, 6, 7], [9, 8]]
+    """Each row has a generator of its own, and says alone what it says beside others."""
+    prompts, running = [[5, 6, 7], [9, 8]], list[bool]()
 
     def generators() -> list[torch.Generator]:
         return [torch.Generator().manual_seed(number) for number in range(2)]
 
-    whole = [row for (row,) in sample(llama, prompts, 1, generator=generators(), eos_token_ids=[])]
-    running: list[bool] = []
-    limited = sample(
-        llama,
-        prompts,
-        1,
-        generator=generators(),
-        eos_token_ids=[],
-        row_limits=[2, 4],
-        goes_on=lambda runs: running.append(runs) or runs,
-    )
+    whole = [
+        sample(llama, [prompt], 1, generator=[own], eos_token_ids=[])[0][0]
+        for prompt, own in zip(prompts, generators(), strict=True)
+    ]
+    settings: dict[str, Any] = {"generator": generators(), "eos_token_ids": [], "row_limits": [2, 4]}
+    limited = sample(llama, prompts, 1, goes_on=lambda runs: running.append(runs) or runs, **settings)
     for (row,), full, limit in zip(limited, whole, (2, 4), strict=True):
         assert row.ids == full.ids[:limit]
         assert row.logps == pytest.approx(full.logps[:limit], abs=1e-5)
@@ -271,19 +352,6 @@ def test_end_of_sequence_is_kept_and_ends_the_row(llama: Any) -> None:
     assert not any(end in ids for ids in asked)
 
 
-def test_the_text_is_asked_about_at_each_prefix(llama: Any) -> None:
-    seen: list[list[int]] = []
-
-    def watch(text: str) -> bool:
-        seen.append(ids_of(text))
-        return len(seen) == 4
-
-    ((row,),) = sample(llama, PROMPTS[:1], 1, eos_token_ids=[], is_finished=watch)
-    ((free,),) = sample(llama, PROMPTS[:1], 1, eos_token_ids=[])
-    assert seen == [free.ids[:count] for count in range(1, 5)]
-    assert (row.ids, row.logps, row.stop_reason) == (free.ids[:4], free.logps[:4], StopReason.STOP_RULE)
-
-
 def test_every_module_gets_its_mode_back_even_after_an_error() -> None:
     model = build("llama")
     model.model.layers[1].eval()
@@ -326,3 +394,95 @@ def test_lora_counts_until_the_caller_switches_it_off() -> None:
         assert [[row.ids for row in group] for group in sample(model, PROMPTS, 2)] == base
     ((row,),) = sample(model, PROMPTS[:1], 1, temperature=0)
     assert row.ids == greedy_by_transformers(model, PROMPTS[0])
+
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
+
+
+def test_an_answer_ends_at_each_end_token_of_the_model() -> None:
+    model, tokenizer = make_tiny_tools_model(0)
+
+    def answer() -> tuple[tuple[int, ...], StopReason]:
+        policy = InProcessPolicy(model.eval(), tokenizer)
+        [[said]] = policy.generate(["def f"], num_samples=1, max_new_tokens=4, temperature=0, seed=0)
+        return said.token_ids, said.stop_reason
+
+    model.generation_config.eos_token_id = None
+    ids, reason = answer()
+    assert (len(ids), reason) == (4, StopReason.LENGTH)
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id, ids[0]]
+    assert answer() == (ids[:1], StopReason.FINISHED)
+    assert end_token_ids(model, tokenizer) == [tokenizer.eos_token_id, ids[0]]
+    model.generation_config.eos_token_id = ids[0]
+    assert end_token_ids(model, tokenizer) == [tokenizer.eos_token_id, ids[0]]
+
+
+def test_the_end_of_an_answer_in_the_chat_template_ends_one() -> None:
+    model, tokenizer = make_tiny_tools_model(0)
+    tokenizer.add_tokens(["<|end of turn|>"], special_tokens=True)
+    end = len(tokenizer) - 1
+    model.resize_token_embeddings(len(tokenizer))
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}<|end of turn|>\n{% endfor %}"
+    )
+    take_end_of_template(model, tokenizer)
+    assert end_token_ids(model, tokenizer) == [tokenizer.eos_token_id, end]
+    tokenizer.chat_template = "{{ raise_exception('no') }}"
+    take_end_of_template(model, tokenizer)
+    assert end_token_ids(model, tokenizer) == [tokenizer.eos_token_id, end]
+
+
+def test_samples_are_filtered_as_in_training() -> None:
+    model, tokenizer = make_tiny_tools_model(0)
+    sampling = sampling_settings(load_config(RECIPE, {"trl.top_k": 1, "trl.temperature": 0.9}))
+    assert (sampling.top_k, sampling.temperature, sampling.top_p, sampling.min_p) == (1, 0.9, 1.0, None)
+
+    def distinct(policy: InProcessPolicy) -> int:
+        [said] = policy.generate(["def f"], num_samples=8, max_new_tokens=4, temperature=1.0, seed=0)
+        return len({each.token_ids for each in said})
+
+    assert distinct(InProcessPolicy(model.eval(), tokenizer, sampling=sampling)) == 1
+    assert distinct(InProcessPolicy(model.eval(), tokenizer)) > 1
+
+
+def test_only_what_is_new_of_an_answer_is_decoded() -> None:
+    _, tokenizer = make_tiny_tools_model(0)
+    num_decoded: list[int] = []
+
+    def decode(ids: Sequence[int]) -> str:
+        num_decoded.append(len(ids))
+        return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+    ids = tokenizer("def f():\n    return '\u00e9\u4e2d\U0001f600' # " + "x y " * 40)["input_ids"]
+    text = GrowingText(decode)
+    for end in range(1, len(ids) + 1):
+        assert text.of(ids[:end]) == tokenizer.decode(ids[:end], skip_special_tokens=True)
+    assert max(num_decoded) <= 12
+
+
+def test_an_answer_ends_where_its_text_is_finished() -> None:
+    model, tokenizer = make_tiny_tools_model(0)
+    texts: list[str] = []
+
+    def is_finished(text: str) -> bool:
+        texts.append(text)
+        return len(texts) == 3
+
+    options = {"num_samples": 1, "max_new_tokens": 6, "temperature": 0, "seed": 0}
+    [[said]] = InProcessPolicy(model.eval(), tokenizer).generate(
+        ["def f"], is_finished=is_finished, **options
+    )
+    assert said.stop_reason is StopReason.STOP_RULE
+    ids = said.token_ids
+    assert texts == [tokenizer.decode(ids[:end], skip_special_tokens=True) for end in range(1, 4)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_weights_that_are_not_finite_are_no_wrong_answers(temperature: float) -> None:
+    model, tokenizer = make_tiny_tools_model(0)
+    with torch.no_grad():
+        next(model.parameters()).fill_(math.inf)
+    policy = InProcessPolicy(model.eval(), tokenizer)
+    with pytest.raises(InputError) as caught:
+        policy.generate(["def f():"], num_samples=2, max_new_tokens=3, temperature=temperature, seed=0)
+    assert (caught.value.code, caught.value.where) == ("CR0770", "sampling")

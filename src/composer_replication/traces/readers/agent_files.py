@@ -14,9 +14,10 @@ from functools import partial
 from typing import Any
 
 from composer_replication.records import ToolCall
-from composer_replication.traces.json_values import at, items_at, json_text, parsed, text_at, text_of, typed
+from composer_replication.traces import json_values as values
+from composer_replication.traces.json_values import at, first_text, items_at, text_at, text_of, typed
 from composer_replication.traces.readers import messages as chat
-from composer_replication.traces.trace_records import Dropped, Ledger, Source, StepResult, Trace
+from composer_replication.traces.trace_records import ROLES, Dropped, Ledger, StepResult, Trace, TraceStep
 
 # ------------------------------------------------------------------------------ Claude Code
 
@@ -64,9 +65,8 @@ class _Session:
         return None
 
     def _message(self, record: dict[str, Any], agent: str) -> None:
-        uuid, message, source = record.get("uuid"), record["message"], chat.ROLES[record["type"]]
-        key = f"{agent}/{uuid}"
-        if uuid and key in self._step_of:
+        uuid, message = record.get("uuid"), record["message"]
+        if uuid and (agent, uuid) in self._step_of:
             raise Dropped("a record that the file repeats")
         if "content" not in message:
             raise Dropped("a message without content")
@@ -76,19 +76,21 @@ class _Session:
             trace.version, trace.folder = text_at(record, "version"), text_at(record, "cwd")
             trace.parent = (session, self._call_of_agent.get(agent, "")) if agent else None
             self.traces[agent] = trace
-        parts = list(chat.content_parts(message["content"]))
-        of_agent, parent = self._step_of.get(record.get("parentUuid"), (None, None))
-        flags = {flag for name, flag in _FLAGS.items() if record.get(name) is True}
-        flags |= {"synthetic"} if message.get("model") == "<synthetic>" else set()
-        if source == "user" and any(isinstance(p, str) and p.startswith(_INTERRUPTED) for p in parts):
-            flags.add("injected")
+        step = chat.said_in(message["content"])
+        step.source = ROLES[record["type"]]
+        step.flags = {flag for name, flag in _FLAGS.items() if record.get(name) is True}
+        step.flags |= {"synthetic"} if message.get("model") == "<synthetic>" else set()
+        is_user = step.source == "user"
+        if is_user and f"\n{_INTERRUPTED}" in f"\n{step.text}":
+            step.flags.add("injected")
             trace.interrupt()
+        is_denied = any(result.text.startswith(_DENIED) for result in step.results)
+        of_agent, parent = self._step_of.get(record.get("parentUuid"), (None, None))
         how = {"key": message.get("id") or uuid or "", "model": message.get("model")}
-        place = trace.add(source, parts, *flags, parent=parent if of_agent == agent else None, **how)
-        is_denied = any(isinstance(p, StepResult) and p.text.startswith(_DENIED) for p in parts)
-        if source == "user" and trace.answered and (is_denied or record.get("toolDenialKind")):
+        place = trace.add(step, parent=parent if of_agent == agent else None, **how)
+        if is_user and trace.answered and (is_denied or record.get("toolDenialKind")):
             trace.answered.flags.add("denied")
-        self._step_of[uuid] = self._step_of[key] = (agent, place)
+        self._step_of[uuid] = self._step_of[agent, uuid] = (agent, place)
 
 
 # ------------------------------------------------------------------------------ Codex
@@ -111,7 +113,7 @@ class _Rollout:
         self.has_meta, self.first_own, self.model = False, 0, ""
 
     def take(self, record: dict[str, Any]) -> str | None:
-        kind, payload = record.get("type"), record.get("payload")
+        kind, payload, trace = record.get("type"), record.get("payload"), self.trace
         event = at(payload, "type") if kind == "event_msg" else None
         if kind == "session_meta":
             if not self.has_meta:  # others speak of the sessions from which this one was forked
@@ -121,49 +123,48 @@ class _Rollout:
             self.model = text_at(payload, "model") or self.model
             return "kept: context of a turn"
         if event == "turn_aborted":
-            self.trace.interrupt()
+            trace.interrupt()
             return "kept: interruption"
         if kind == "token_usage_record" or event == "token_count":
-            self.trace.close()
+            trace.close()
             raise Dropped("token counts")
         if kind == "compacted":
             # the conversation goes on from what the record gives in place of its history
-            first, history = len(self.trace.steps), items_at(record, "payload", "replacement_history")
+            first, history = len(trace.steps), items_at(payload, "replacement_history")
             summary = {"role": "user", "content": text_of(record["payload"].get("message"))}
-            self.trace.close()  # what the record gives is no part of the answer under way
+            trace.close()  # what the record gives is no part of the answer under way
             for item in [each for each in history if chat.is_item(each)] or [summary]:
-                chat.add_message(self.trace, {"type": "message", **item}, "compacted", "copied")
-            self.trace.steps[first].parent = -1
-            self.trace.close()
+                chat.add_message(trace, {"type": "message", **item}, "compacted", "copied")
+            trace.steps[first].parent = -1
+            trace.close()
             return None
         if kind == "function_result":
             item = {"type": "function_call_output", "output": record.get("result")}
         elif kind == "response_item" or (chat.is_item(record) and "payload" not in record):
-            item = payload if isinstance(payload, dict) else record
+            item = typed(dict, payload) or record
         else:
             raise Dropped(_REPEATS.get(str(kind), f"a record of the kind {kind!r:.40}"))
         flags = ["copied"] if (typed(int, record.get("ordinal")) or 0) < self.first_own else []
         item = {"type": "message", **item}  # without "type" a message would begin an answer of its own
-        chat.add_message(self.trace, item, *flags, model=self.model or record.get("model"))
+        chat.add_message(trace, item, *flags, model=self.model or record.get("model"))
         return None
 
     def _begin(self, payload: dict[str, Any]) -> None:
         self.has_meta, trace = True, self.trace
         trace.trace_id = text_at(payload, "id") or trace.trace_id
-        trace.version = text_at(payload, "cli_version")
+        trace.version, trace.folder = text_at(payload, "cli_version"), text_at(payload, "cwd")
         trace.repository = text_at(payload, "git", "repository_url")
         trace.commit = text_at(payload, "git", "commit_hash")
-        trace.folder = text_at(payload, "cwd")
         if parent := text_at(payload, "source", "subagent", "thread_spawn", "parent_thread_id"):
             trace.parent = (parent, "")
         self.first_own = typed(int, payload.get("subagent_history_start_ordinal")) or 0
         if text := text_at(payload, "base_instructions", "text") or text_at(payload, "instructions"):
-            trace.add("system", [text])
+            trace.add(TraceStep("system", text))
 
 
 # ------------------------------------------------------------------------------ Gemini CLI
 
-_GEMINI: dict[Any, Source] = {"user": "user", "gemini": "agent"}
+_GEMINI = {"user": "user", "gemini": "assistant"}
 
 
 def read_gemini(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
@@ -187,19 +188,21 @@ def read_gemini(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[T
 
 
 def _gemini_message(trace: Trace, message: dict[str, Any]) -> None:
-    source, calls = _GEMINI.get(kind := message.get("type")), items_at(message, "toolCalls")
-    if source is None:
+    calls = items_at(message, "toolCalls")
+    if (role := _GEMINI.get(kind := message.get("type"))) is None:
         raise Dropped(f"a message of the kind {kind!r:.40}")
-    thoughts = (f"{each['subject']}: {each['description']}" for each in items_at(message, "thoughts"))
-    named = [{**call, "arguments": call.get("args")} for call in calls]
-    parts = [*chat.parts_of({**message, "role": "", "reasoning": "\n".join(thoughts), "tool_calls": named})]
+    thoughts = "\n".join(
+        f"{each['subject']}: {each['description']}" for each in items_at(message, "thoughts")
+    )
+    said = {"role": role, "content": message.get("content"), "reasoning": thoughts, "tool_calls": calls}
+    step = chat.said_in(said)
     for call in (call for call in calls if call.get("result")):
         answers = [at(each, "functionResponse", "response") for each in items_at(call, "result")]
         text = "\n".join(text_of(each) or text_at(each, "error") for each in answers)
         failed = call.get("status") != "success"
-        parts.append(StepResult(text_at(call, "id"), text, failed, chat.exit_code_in(text)))
-    flags = ["denied"] * any(call.get("status") == "cancelled" for call in calls)
-    trace.add(source, parts, *flags, model=message.get("model"))
+        step.results.append(StepResult(text_at(call, "id"), text, failed, chat.exit_code_in(text)))
+    step.flags |= {"denied"} if any(call.get("status") == "cancelled" for call in calls) else set()
+    trace.add(step, model=message.get("model"))
 
 
 # ------------------------------------------------------------------------------ OpenHands
@@ -233,41 +236,43 @@ def read_openhands(records: Iterator[Any], ledger: Ledger, name: str) -> Iterato
 
 def _event(trace: Trace, event: dict[str, Any]) -> str | None:
     kind, key = event.get("kind"), event.get("llm_response_id") or None  # parallel calls share it
-    call_id, seen = text_at(event, "tool_call_id"), event.get("observation")
+    call_id, role = text_at(event, "tool_call_id"), "assistant" if event.get("source") == "agent" else "user"
     match kind:
         case "SystemPromptEvent":
-            trace.add("system", [text_of([event.get("system_prompt"), event.get("dynamic_context")])])
+            trace.add(
+                TraceStep("system", text_of([event.get("system_prompt"), event.get("dynamic_context")]))
+            )
             trace.tools = chat.function_tools(event.get("tools"))
         case "MessageEvent":
-            is_answer = event.get("source") == "agent"
-            message = {**event["llm_message"], "role": "assistant" if is_answer else "user"}
-            parts = [*chat.parts_of(message), text_of(event.get("extended_content"))]
-            trace.add("agent" if is_answer else "user", parts, key=key)
+            step = chat.said_in({**event["llm_message"], "role": role})
+            step.join(TraceStep("user", text_of(event.get("extended_content"))))
+            trace.add(step, key=key)
         case "ActionEvent":
-            thoughts = {name: event.get(name) for name in ("reasoning_content", "thinking_blocks")}
-            answer = {"role": "assistant", **thoughts, "content": event.get("thought")}
+            step = TraceStep("agent")
+            if key not in trace.answers:
+                step = chat.said_in({**event, "role": "agent", "content": event.get("thought")})
             given = at(event, "tool_call", "arguments")
             if given is None:
                 given = {name: value for name, value in (event.get("action") or {}).items() if name != "kind"}
             tool = text_at(event, "tool_call", "name") or text_at(event, "tool_name")
-            parts = [] if key in trace.answers else [*chat.parts_of(answer)]
-            trace.add("agent", [*parts, ToolCall(tool, json_text(given), call_id)], key=key)
+            step.calls.append(ToolCall(tool, values.json_text(given), call_id))
+            trace.add(step, key=key)
         case "ObservationEvent" | "UserRejectObservation" | "AgentErrorEvent":
             if not call_id:
                 raise Dropped("a result without its call")
-            text, is_error = text_of(at(seen, "content")), typed(bool, at(seen, "is_error"))
-            if kind != "ObservationEvent":
-                text, is_error = text_at(event, "rejection_reason") or text_at(event, "error"), True
-            trace.add("user", [StepResult(call_id, text, is_error, typed(int, at(seen, "exit_code")))])
+            failure = {"content": first_text(event, "rejection_reason", "error"), "is_error": True}
+            seen = at(event, "observation") if kind == "ObservationEvent" else failure
+            result = chat.result_in({**(seen or {}), "tool_call_id": call_id})
+            trace.add(TraceStep("user", results=[result]))
             if kind == "UserRejectObservation" and trace.answered:
                 trace.answered.flags.add("denied")
         case "Condensation":
-            place = trace.add("user", [text_of(event.get("summary"))], "compacted")
+            place = trace.add(TraceStep("user", text_of(event.get("summary")), flags={"compacted"}))
             trace.steps[place].parent = 0 if place and trace.steps[0].source == "system" else -1
         case "ConversationStateUpdateEvent":
             return "kept: state of the conversation"
         case None:
-            return _old_event(trace, event)
+            return _old_event(trace, event, role)
         case _:
             raise Dropped(f"an event of the kind {kind!r:.40}")
     return None
@@ -277,7 +282,7 @@ _NO_STEPS = {"agent_state_changed", "change_agent_state", "null", "recall", "con
 _OLD_TOOLS = {"run": "execute_bash", "run_ipython": "execute_ipython_cell"}
 
 
-def _old_event(trace: Trace, event: dict[str, Any]) -> str | None:
+def _old_event(trace: Trace, event: dict[str, Any], role: str) -> str | None:
     """Of version 0: an action, beside which the model's answer stands from 2025 on, or what was observed after it."""
     seen, call, given = event.get("observation"), event.get("tool_call_metadata"), event.get("args") or event
     answer, text = at(call, "model_response"), text_at(given, "content")
@@ -288,21 +293,22 @@ def _old_event(trace: Trace, event: dict[str, Any]) -> str | None:
         codes = (typed(int, at(each, "exit_code")) for each in (event, extras, at(extras, "metadata")))
         code = next((each for each in codes if each not in (None, -1)), None)  # -1: it runs on
         error = True if seen == "error" else None
-        trace.add("user", [StepResult(text_at(call, "tool_call_id"), text_at(event, "content"), error, code)])
+        result = StepResult(text_at(call, "tool_call_id"), text_at(event, "content"), error, code)
+        trace.add(TraceStep("user", results=[result]))
     elif kind == "system":
-        trace.add("system", [text])
+        trace.add(TraceStep("system", text))
         trace.tools = chat.function_tools(given.get("tools"))
     elif kind == "message":
-        trace.add("agent" if event.get("source") == "agent" else "user", [text])
+        trace.add(TraceStep(ROLES[role], text))
     elif key := text_at(answer, "id"):
         if key in trace.answers:
             return "kept: another call of an answer"
         said = at(next(iter(items_at(answer, "choices")), None), "message")
-        trace.add("agent", chat.parts_of({**said, "role": "assistant"}), key=key, model=answer.get("model"))
+        trace.add(chat.said_in({**said, "role": "assistant"}), key=key, model=answer.get("model"))
     else:
         arguments = {name: given[name] for name in ("command", "code", "path", "content") if name in given}
-        called = ToolCall(_OLD_TOOLS.get(kind, kind), json_text(arguments))
-        trace.add("agent", [text_at(given, "thought"), called])
+        called = ToolCall(_OLD_TOOLS.get(kind, kind), values.json_text(arguments))
+        trace.add(TraceStep("agent", text_at(given, "thought"), calls=[called]))
     return None
 
 
@@ -331,14 +337,14 @@ def read_documents(kind: str, records: Iterator[Any], ledger: Ledger, name: str)
         # the last step, which submits, or what it printed, may stand in the trajectory alone
         rest = items_at(document, "trajectory")[num_answers - trace.waits :]
         ledger.take(partial(_trajectory_step, trace), rest, are_inner=True)
-        info, replay = at(document, "info"), parsed(at(document, "replay_config"))
-        trace.version = text_at(info, "swe_agent_version") or text_at(info, "mini_version")
+        info, replay = at(document, "info"), values.parsed(at(document, "replay_config"))
+        repository = at(replay, "env", "repo")
+        trace.version = first_text(info, "swe_agent_version", "mini_version")
         model = text_at(replay, "agent", "model", "name") or trace.model
         trace.model = model or text_at(info, "config", "model", "model_name")
         trace.task_id = text_at(replay, "problem_statement", "id")
-        repository = (text_at(replay, "env", "repo", key) for key in ("github_url", "repo_name", "path"))
-        trace.repository = next(filter(None, repository), "")
-        trace.commit = text_at(replay, "env", "repo", "base_commit")
+        trace.repository = first_text(repository, "github_url", "repo_name", "path")
+        trace.commit = text_at(repository, "base_commit")
         trace.folder = text_at(info, "config", "environment", "cwd")
         trace.prompt_origin = "recorded" if trace.steps else "rebuilt"
         yield trace
@@ -358,7 +364,8 @@ def _message(trace: Trace, message: dict[str, Any]) -> None:
         code = code if code is not None else int(found[1]) if found else None
     if is_result:
         call_id = typed(str, call_ids[0]) or "" if call_ids else text_at(message, "tool_call_id")
-        trace.add("user", [StepResult(call_id, text.removeprefix("OBSERVATION:\n"), None, code)])
+        result = StepResult(call_id, text.removeprefix("OBSERVATION:\n"), None, code)
+        trace.add(TraceStep("user", results=[result]))
     elif role is None or message.get("object") == "response":
         for item in items_at(message, "output") or [message]:
             chat.add_message(trace, {"type": "message", **item}, model=model)
@@ -369,24 +376,23 @@ def _message(trace: Trace, message: dict[str, Any]) -> None:
         choice = next(iter(items_at(extra, "response", "choices")), None)
         taken_out = text_at(extra, "model_response") or text_at(choice, "message", "content")
         if is_user and taken_out:
-            trace.add("agent", [taken_out], model=model)
+            trace.add(TraceStep("agent", taken_out), model=model)
         flags = {"demo": is_demo, "injected": is_user and bool(extra)}
         place = chat.add_message(trace, message, *(flag for flag in flags if flags[flag]), model=model)
         step = trace.steps[place]
         block = _CODE_BLOCK.search(text) if trace.format == "mini-swe-agent" else None
         command = text_at(message, "action").strip() or (block[1] if block else "")
         if step.source == "agent" and not step.calls and command:
-            trace.add("agent", [_command(command)], key="")
+            trace.add(_answer("", command), key="")
             step.text = text_at(message, "thought") or step.text
 
 
 def _trajectory_step(trace: Trace, step: dict[str, Any]) -> None:
     if not trace.waits:
-        thought = text_at(step, "thought") or text_at(step, "response")
-        trace.add("agent", [thought, _command(text_at(step, "action").strip())])
-    trace.add("user", [StepResult("", text_at(step, "observation"))])
+        trace.add(_answer(first_text(step, "thought", "response"), text_at(step, "action").strip()))
+    trace.add(TraceStep("user", results=[StepResult("", text_at(step, "observation"))]))
 
 
-def _command(command: str) -> ToolCall:
-    """One that stands in the text of an answer."""
-    return ToolCall("bash", json_text({"command": command}))
+def _answer(text: str, command: str) -> TraceStep:
+    """One whose command stands in its text."""
+    return TraceStep("agent", text, calls=[ToolCall("bash", values.json_text({"command": command}))])

@@ -68,7 +68,7 @@ def _fits(row: Any) -> dict[str, str]:
     is_mini = (info is not None or not is_object) and agent_files.has_code_blocks(chat[:6])
     is_mini = is_mini or text_at(row, "trajectory_format").startswith("mini-swe-agent")
     is_chat = is_object and bool(chat) and not {"info", "trajectory_format"} & row.keys()
-    is_langfuse = any("traceId" in each for each in items_at(row, "observations")[:1])
+    is_langfuse = any(at(each, "traceId") for each in items_at(row, "observations")[:1])
     has_input = isinstance(at(request, "input"), list | str) and bool(at(request, "model"))
     is_evaluation = any(text_at(event, "kind") in events for event in history[:20])
     first = next((each for each in (history if is_object else row) if isinstance(each, dict)), {"role": ""})
@@ -102,7 +102,7 @@ class TraceSums(NamedTuple):
     """Of a trace what tells duplicates, what it counts, and what its placeholders stand for."""
 
     trace_id: str
-    chain: tuple[int, ...]
+    chain: tuple[bytes, ...]
     sketch: Any
     counts: tuple[int, int, int, int]
     secrets: dict[str, str]
@@ -254,7 +254,7 @@ def read_unit(unit: TraceUnit, part: Path) -> tuple[Ledger, list[TraceSums]]:
                     ledger.num_without_answer += 1
                     continue
                 trace.version = trace.version or unit.version
-                chain, redactor = messages.step_chain(trace), Redactor()
+                chain, redactor = messages.step_chain(trace.steps), Redactor()
                 redactor.trace(trace)
                 ledger.redactions.update(redactor.counts)
                 sums += [TraceSums(trace.trace_id, chain, minhash(trace), trace.counts, redactor.values)]
@@ -283,14 +283,14 @@ def minhash(trace: Trace) -> Any:
     return sketch
 
 
-def duplicates(chains: Sequence[tuple[int, ...]], sketches: Sequence[Any]) -> dict[int, str]:
+def duplicates(chains: Sequence[tuple[bytes, ...]], sketches: Sequence[Any]) -> dict[int, str]:
     """Which traces are left out, by their places, and why: ``the same``, ``the beginning of another``, ``nearly the same``.
 
     The first of equal ones is kept; of near ones the longest.
     """
     found: dict[int, str] = {}
     first: dict[int, int] = {}
-    inner = {digest for chain in chains for digest in chain[:-1]}
+    inner = {digest for chain in chains for digest in chain[:-1] if digest != chain[-1]}
     for place, chain in enumerate(chains):
         if chain and first.setdefault(chain[-1], place) != place:
             found[place] = "the same"

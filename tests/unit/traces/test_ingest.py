@@ -102,7 +102,7 @@ def said(name: str, *texts: str) -> Trace:
 def test_beginnings_and_copies_are_left_out() -> None:
     texts = {"short": "ab", "long": "abc", "again": "abc", "other": "x"}
     traces = [said(name, *letters) for name, letters in texts.items()]
-    chains = [step_chain(trace) for trace in traces]
+    chains = [step_chain(trace.steps) for trace in traces]
     assert duplicates(chains, [None] * 4) == {0: "the beginning of another", 2: "the same"}
 
 
@@ -112,7 +112,7 @@ def test_nearly_the_same_is_found_and_another_text_is_not(monkeypatch: pytest.Mo
     far = said("c", " ".join(f"other{number}" for number in range(400)))
     traces = [first, near, far]
     hashes = [minhash(trace) for trace in traces]
-    assert duplicates([step_chain(trace) for trace in traces], hashes) == {1: "nearly the same"}
+    assert duplicates([step_chain(trace.steps) for trace in traces], hashes) == {1: "nearly the same"}
     monkeypatch.setattr(ingest_module, "rensa", None)
     assert minhash(first) is None
 

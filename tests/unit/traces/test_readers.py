@@ -458,7 +458,7 @@ def test_ten_thousand_damaged_records(seed: int) -> None:
                 Redactor().trace(trace)
                 row = json.loads(json_bytes(trace_row(trace)))
                 (again,) = read_atif(iter([row]), Ledger(), "")
-                assert len(step_chain(again)) == len(trace.steps)
+                assert len(step_chain(again.steps)) == len(trace.steps)
                 assert all(-1 <= step.parent < idx for idx, step in enumerate(trace.steps))
                 if trace.counts[0]:
                     atif.Trajectory.model_validate(row)

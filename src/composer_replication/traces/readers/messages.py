@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -177,7 +177,11 @@ class _Joiner:
 
     def add(self, messages: Sequence[Any], answers: Sequence[Any], tools: Any, model: Any) -> Trace:
         """Add a row: the messages that were sent, and those that came back."""
-        chain = _digests([*messages, *answers])
+        # what the server's own search did may be left out where it is repeated
+        items = (
+            {"type": t} if (t := at(m, "type")) == "web_search_call" else m for m in (*messages, *answers)
+        )
+        chain = step_chain(said_in(item) if is_item(item) else TraceStep("agent") for item in items)
         known = next((n for n in range(len(messages), 0, -1) if chain[n - 1] in self._tips), 0)
         while known > 1 and chain[known - 2] == chain[known - 1]:
             known -= 1  # thoughts have no digest of their own
@@ -231,34 +235,22 @@ def _response(response: Any) -> Any:
     return whole[-1] if whole else None
 
 
-def _digests(messages: Sequence[Any]) -> list[bytes]:
-    """For each message the digest of all up to it: source, texts and calls, however they are spelled; thoughts may be left out."""
-    digests, before = [], b""
-    for message in messages:
-        step = said_in(message) if is_item(message) else TraceStep("agent")
+def step_chain(steps: Iterable[TraceStep]) -> tuple[bytes, ...]:
+    """For each step a digest of it and of all before it, however it is spelled: equal ones share their beginning.
+
+    Thoughts have none of their own, for they may be left out where a step is repeated. Results beside calls have none, either:
+    the server's own tools lose theirs there.
+    """
+    chain, before = [], b""
+    for step in steps:
         calls = [
             [call.name, json.dumps(values.parsed(call.arguments), sort_keys=True)] for call in step.calls
         ]
-        # a call of the server's own tool has result and sources in the answer, and loses them where it is repeated
-        shown = [] if calls else [result.text for result in step.results]
-        said = [step.text, calls, shown]
-        if at(message, "type") == "web_search_call":
-            said = [message["type"]]
+        said = [step.text, calls, [] if calls else [result.text for result in step.results]]
         if any(said):
-            is_given = message.get("role") in ("user", "system", "developer")
-            before = hashlib.sha256(before + json.dumps([is_given, *said]).encode()).digest()
-        digests.append(before)
-    return digests
-
-
-def step_chain(trace: Trace) -> tuple[int, ...]:
-    """For each step a digest of it and of all before it; two traces share a beginning where these are equal."""
-    chain, before = [], b""
-    for step in trace.steps:
-        calls = "".join(f"\0{call.name}\0{call.arguments}" for call in step.calls)
-        whole = f"{step.source}{step.text}{calls}".encode("utf-8", "replace")
-        before = hashlib.blake2b(before + whole, digest_size=8).digest()
-        chain.append(int.from_bytes(before))
+            whole = before + values.json_bytes([step.source == "agent", *said])
+            before = hashlib.blake2b(whole, digest_size=8).digest()
+        chain.append(before)
     return tuple(chain)
 
 

@@ -107,12 +107,18 @@ def items_at(value: Any, *path: str) -> list[Any]:
 
 def first_at(value: Any, *keys: str) -> Any:
     """What stands at the first of these keys that has anything."""
-    return next((each for each in (at(value, key) for key in keys) if each is not None), None)
+    for key in keys if isinstance(value, dict) else ():
+        if (found := value.get(key)) is not None:
+            return found
+    return None
 
 
 def first_text(value: Any, *keys: str) -> str:
     """The text at the first of these keys that has one; an empty one where none has."""
-    return next(filter(None, (text_at(value, key) for key in keys)), "")
+    for key in keys if isinstance(value, dict) else ():
+        if (found := value.get(key)) and isinstance(found, str):
+            return found
+    return ""
 
 
 def typed(kind: type[_T], value: Any) -> _T | None:

@@ -34,6 +34,11 @@ class StepResult:
         return bool(self.is_error) or self.exit_code not in (None, 0)
 
 
+def joined(text: str, more: str) -> str:
+    """Both texts, a line each."""
+    return f"{text}\n{more}" if text and more else text or more
+
+
 @dataclass(slots=True)
 class TraceStep:
     """A message that was added, or an answer with its calls and their results.
@@ -58,8 +63,7 @@ class TraceStep:
 
     def join(self, other: TraceStep) -> None:
         """Say what the other step says, too."""
-        self.text = "\n".join(filter(None, (self.text, other.text)))
-        self.reasoning = "\n".join(filter(None, (self.reasoning, other.reasoning)))
+        self.text, self.reasoning = joined(self.text, other.text), joined(self.reasoning, other.reasoning)
         self.calls += other.calls
         self.results += other.results
         self.sealed += other.sealed

@@ -81,7 +81,7 @@ class _Session:
         step.flags = {flag for name, flag in _FLAGS.items() if record.get(name) is True}
         step.flags |= {"synthetic"} if message.get("model") == "<synthetic>" else set()
         is_user = step.source == "user"
-        if is_user and f"\n{_INTERRUPTED}" in f"\n{step.text}":
+        if is_user and (step.text.startswith(_INTERRUPTED) or f"\n{_INTERRUPTED}" in step.text):
             step.flags.add("injected")
             trace.interrupt()
         is_denied = any(result.text.startswith(_DENIED) for result in step.results)

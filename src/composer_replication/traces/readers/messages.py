@@ -17,9 +17,17 @@ from typing import Any
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.tokens.call_dialects import read_calls
 from composer_replication.traces import json_values as values
-from composer_replication.traces import trace_records
+from composer_replication.traces import trace_records as records
 from composer_replication.traces.json_values import at, first_at, first_text, items_at, text_at, text_of
-from composer_replication.traces.trace_records import FLAGS, Dropped, Ledger, StepResult, Trace, TraceStep
+from composer_replication.traces.trace_records import (
+    ROLES,
+    Dropped,
+    Ledger,
+    StepResult,
+    Trace,
+    TraceStep,
+    joined,
+)
 
 # Types of blocks and items, and the keys under which they have the same thing.
 _CALLS = {
@@ -34,7 +42,7 @@ _THOUGHTS = {"reasoning", "thinking", "redacted_thinking"}
 _BLOCKS = _CALLS | _RESULTS | _THOUGHTS
 _IDS = ("tool_use_id", "tool_call_id", "call_id", "id")
 _SEALED = ("signature", "encrypted_content", "data")
-_GIVEN = ("arguments", "args", "input", "action")
+_GIVEN = ("input", "arguments", "args", "action")
 _SEEN = ("output", "content", "response", "result", "tools")
 _CALL_IN_TEXT = "<function="
 """How models without tools are taught to call; what the user says next is the result."""
@@ -55,7 +63,7 @@ def add_message(trace: Trace, message: Any, *flags: str, **known: Any) -> int:
         Dropped: it is neither, or its result answers no call.
     """
     role = at(message, "role")
-    if role is not None and role not in trace_records.ROLES:
+    if role is not None and role not in ROLES:
         raise Dropped(f"a message of the role {role!r:.20}")
     if not is_item(message):
         raise Dropped(f"a message of the kind {at(message, 'type')!r:.40}")
@@ -67,28 +75,32 @@ def add_message(trace: Trace, message: Any, *flags: str, **known: Any) -> int:
     return trace.add(step, key="" if "type" in message else None, **known)
 
 
-def said_in(value: Any) -> TraceStep:
-    """What a message, an item, a block, a content, or a list of them says, calls and shows."""
-    kind, role = text_at(value, "type"), at(value, "role")
-    step = TraceStep(trace_records.ROLES.get(text_at(value, "role"), "agent"))
+def said_in(value: Any, step: TraceStep | None = None) -> TraceStep:
+    """What a message, an item, a block, a content, or a list of them says, calls and shows, added to a step."""
+    step = TraceStep("agent") if step is None else step
     if isinstance(value, list):
         for each in value:
-            step.join(said_in(each))
-    elif kind in _RESULTS or (role in ("tool", "function") and "parts" not in value):
+            said_in(each, step)
+        return step
+    kind, role = text_at(value, "type"), text_at(value, "role")
+    if kind in _RESULTS or (role in ("tool", "function") and "parts" not in value):
         step.results.append(result_in(value))
+        step.source = "user" if role else step.source
     elif kind in _THOUGHTS:
-        step.reasoning = text_of(value.get("summary") or value.get("thinking") or value.get("content"))
+        text = text_of(value.get("summary") or value.get("thinking") or value.get("content"))
+        step.reasoning = joined(step.reasoning, text)
         step.sealed += filter(None, [first_text(value, *_SEALED)])
     elif kind in _CALLS:
         step.calls += _calls_in(value, kind)
         if kind in ("mcp_call", "web_search_call") and value.get("output") is not None:
             failed = value.get("error") is not None
             step.results.append(StepResult(first_text(value, *_IDS), text_of(value["output"]), failed))
-    elif role is None and kind != "message":
-        step.text = text_of(value)
+    elif not role and kind != "message":
+        step.text = joined(step.text, text_of(value))
     else:
+        step.source = ROLES.get(role, "agent")
         step.reasoning = text_of(value.get("reasoning_content") or value.get("reasoning"))
-        step.join(said_in(first_at(value, "content", "parts")))
+        said_in(first_at(value, "content", "parts"), step)
         step.sealed += filter(
             None, (text_at(each, "signature") for each in items_at(value, "thinking_blocks"))
         )
@@ -177,11 +189,7 @@ class _Joiner:
 
     def add(self, messages: Sequence[Any], answers: Sequence[Any], tools: Any, model: Any) -> Trace:
         """Add a row: the messages that were sent, and those that came back."""
-        # what the server's own search did may be left out where it is repeated
-        items = (
-            {"type": t} if (t := at(m, "type")) == "web_search_call" else m for m in (*messages, *answers)
-        )
-        chain = step_chain(said_in(item) if is_item(item) else TraceStep("agent") for item in items)
+        chain = step_chain(map(_as_repeated, (*messages, *answers)))
         known = next((n for n in range(len(messages), 0, -1) if chain[n - 1] in self._tips), 0)
         while known > 1 and chain[known - 2] == chain[known - 1]:
             known -= 1  # thoughts have no digest of their own
@@ -225,6 +233,16 @@ def _messages(value: Any, role: str, key: str) -> list[Any]:
     return items_at(value, key) or (said if values.typed(list, value) is None else value)
 
 
+def _as_repeated(message: Any) -> TraceStep:
+    """What a message says, however a later row spells it: the server's own search loses there what it did."""
+    kind = at(message, "type")
+    said = {"type": kind} if kind == "web_search_call" else message
+    step = said_in(said) if is_item(message) else TraceStep("agent")
+    arguments = [json.dumps(values.parsed(call.arguments), sort_keys=True) for call in step.calls]
+    step.calls = [ToolCall(call.name, text) for call, text in zip(step.calls, arguments, strict=True)]
+    return step
+
+
 def _response(response: Any) -> Any:
     """The response's object; of a stream of events the one that completes it."""
     body = values.parsed(at(response, "body") or response)
@@ -236,20 +254,18 @@ def _response(response: Any) -> Any:
 
 
 def step_chain(steps: Iterable[TraceStep]) -> tuple[bytes, ...]:
-    """For each step a digest of it and of all before it, however it is spelled: equal ones share their beginning.
+    """For each step a digest of it and of all before it: conversations share their beginning where these are equal.
 
     Thoughts have none of their own, for they may be left out where a step is repeated. Results beside calls have none, either:
     the server's own tools lose theirs there.
     """
     chain, before = [], b""
     for step in steps:
-        calls = [
-            [call.name, json.dumps(values.parsed(call.arguments), sort_keys=True)] for call in step.calls
-        ]
-        said = [step.text, calls, [] if calls else [result.text for result in step.results]]
+        said = [step.text, *(f"{call.name}\0{call.arguments}" for call in step.calls)]
+        said += () if step.calls else (result.text for result in step.results)
         if any(said):
-            whole = before + values.json_bytes([step.source == "agent", *said])
-            before = hashlib.blake2b(whole, digest_size=8).digest()
+            whole = "\0".join([str(step.source == "agent"), *said]).encode("utf-8", "replace")
+            before = hashlib.blake2b(before + whole, digest_size=8).digest()
         chain.append(before)
     return tuple(chain)
 
@@ -374,10 +390,10 @@ def _step_row(step: TraceStep, idx: int) -> dict[str, Any]:
 
 
 def read_atif(
-    records: Iterator[Any], ledger: Ledger, name: str, parent: tuple[str, str] | None = None
+    documents: Iterator[Any], ledger: Ledger, name: str, parent: tuple[str, str] | None = None
 ) -> Iterator[Trace]:
     """One conversation of each document or line, and of each sub-agent that is embedded in it."""
-    for number, document in enumerate(records):
+    for number, document in enumerate(documents):
         ledger.take(lambda _: "kept: the document", [document])
         ours, episode = at(document, "extra", _TRACE), at(document, "extra", _EPISODE)
         trace_id = first_text(document, "trajectory_id", "session_id") or f"{name}#{number}"
@@ -416,7 +432,7 @@ def _add_step(trace: Trace, row: dict[str, Any], *, has_raw_calls: bool) -> None
     if has_raw_calls:
         text = _RAW_CALL.split(step.text)[0].rstrip() if step.calls else step.text
         step.text = _END_TOKENS.sub("", text)
-    step.flags = {each for each in items_at(extra, "flags") if each in FLAGS}
+    step.flags = {each for each in items_at(extra, "flags") if each in records.FLAGS}
     step.flags |= {"copied"} if row.get("is_copied_context") is True else set()
     number = values.typed(int, at(extra, "parent"))
     parent = number - 1 if number is not None and 0 <= number <= len(trace.steps) else None

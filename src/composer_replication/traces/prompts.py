@@ -98,6 +98,13 @@ def assistant_message(text: str, calls: list[ToolCall]) -> Message:
     return message
 
 
+def with_text(message: Message) -> Message:
+    """The message with its calls' arguments as text, which servers want."""
+    rows = [(call, call["function"]) for call in message.get("tool_calls", ())]
+    calls = [{**call, "function": own | {"arguments": json_text(own["arguments"])}} for call, own in rows]
+    return {**message, "tool_calls": calls} if calls else message
+
+
 def recorded_answer(trace: Trace, idx: int) -> Message:
     """What was answered at a step, with our tools."""
     return assistant_message(trace.steps[idx].text, our_calls(trace, idx))

@@ -28,7 +28,7 @@ from composer_replication.interfaces import Tokenizer
 from composer_replication.model_endpoint import Endpoint, failure_reason, open_endpoint, openai_package
 from composer_replication.rollouts.tokens.pair_ids import tokenised
 from composer_replication.traces import prompts
-from composer_replication.traces.json_values import at, json_text
+from composer_replication.traces.json_values import at
 from composer_replication.traces.pairs import HeldoutRows, Rows, without_heldout
 from composer_replication.traces.prompts import ChosenStep, Message
 from composer_replication.traces.readers.messages import said_in
@@ -49,18 +49,16 @@ SELECT :key, :dollars, :tokens, 'reserved' FROM spent
 WHERE spent.dollars + :dollars <= :max_dollars AND spent.tokens + :tokens <= :max_tokens
 """
 _PASSING = {"http-408", "http-409", "http-425", "http-429"}
-_ONE_REQUEST = {"http-400", "http-413", "http-422"}
-"""Refusals that speak of the request and not of the server: a prompt that is too long, for example."""
-_BILLED = {"not-an-answer", "cut-off", "timed-out"}
-"""Ends without a usable answer after which the server may have done its work."""
+_ONE_REQUEST = {"http-400", "http-413", "http-422"}  # of the request, not of the server: a prompt is too long
+_BILLED = {"not-an-answer", "cut-off", "timed-out"}  # the server may have done its work
 _RAN_OUT = "cut-off at --answer-tokens"
 MAX_FAILURES = 3  # requests in a row without an answer, after which a teacher is left out
-MAX_TRIES = 5
-"""Times one request is sent; each has a reservation of its own, so the client's own tries are off."""
+MAX_TRIES = 5  # of one request, each with a reservation of its own, so that the client's own tries are off
 MAX_PAUSE_SECONDS = 30.0
 _NUM_AT_A_TIME = 32  # requests that are held in memory
-_CUT_CHARACTER = "\ufffd"
-"""Stands in the text of an id that is a part of a character; servers spell such texts in ways of their own."""
+_CUT_CHARACTER = (
+    "\ufffd"  # in the text of an id that is a part of a character, which servers spell in many ways
+)
 Report = Callable[[int, int, str], None]
 Request = Mapping[str, Any]
 Read = Callable[[Any], Any]  # what is wanted from the choice of a server's answer
@@ -192,7 +190,7 @@ class Classroom:
         """The body of a request; ``sample`` tells further answers to the same prompt apart."""
         how = {"max_tokens": self.max_tokens, "temperature": temperature, "seed": sample, "stream": False}
         offered = {"tools": list(tools)} if tools else {}
-        return {"messages": [_with_text(message) for message in messages], **offered, **how}
+        return {"messages": [prompts.with_text(message) for message in messages], **offered, **how}
 
     def most(self, teacher: Teacher, request: Request) -> tuple[float, int]:
         """Dollars and tokens that a request can cost at most: no tokenizer makes more tokens of a prompt than it has bytes."""
@@ -319,15 +317,6 @@ class Classroom:
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
             reason = "not-an-answer"
         return None, reason, [], seconds
-
-
-def _with_text(message: Message) -> Message:
-    """The message with its calls' arguments as text, which servers want."""
-    calls = []
-    for call in message.get("tool_calls", ()):
-        function = call["function"] | {"arguments": json_text(call["function"]["arguments"])}
-        calls.append({**call, "function": function})
-    return {**message, "tool_calls": calls} if calls else message
 
 
 def replay_request(room: Classroom, step: ChosenStep) -> dict[str, Any]:

@@ -236,45 +236,48 @@ def read_openhands(records: Iterator[Any], ledger: Ledger, name: str) -> Iterato
 
 def _event(trace: Trace, event: dict[str, Any]) -> str | None:
     kind, key = event.get("kind"), event.get("llm_response_id") or None  # parallel calls share it
-    call_id, role = text_at(event, "tool_call_id"), "assistant" if event.get("source") == "agent" else "user"
+    call_id, seen = text_at(event, "tool_call_id"), event.get("observation")
     match kind:
         case "SystemPromptEvent":
-            trace.add(
-                TraceStep("system", text_of([event.get("system_prompt"), event.get("dynamic_context")]))
-            )
+            message = {
+                "role": "system",
+                "content": [event.get("system_prompt"), event.get("dynamic_context")],
+            }
             trace.tools = chat.function_tools(event.get("tools"))
         case "MessageEvent":
-            step = chat.said_in({**event["llm_message"], "role": role})
-            step.join(TraceStep("user", text_of(event.get("extended_content"))))
-            trace.add(step, key=key)
+            said, role = event["llm_message"], "assistant" if event.get("source") == "agent" else "user"
+            message = {**said, "role": role, "content": [said.get("content"), event.get("extended_content")]}
         case "ActionEvent":
-            step = TraceStep("agent")
-            if key not in trace.answers:
-                step = chat.said_in({**event, "role": "agent", "content": event.get("thought")})
             given = at(event, "tool_call", "arguments")
             if given is None:
                 given = {name: value for name, value in (event.get("action") or {}).items() if name != "kind"}
             tool = text_at(event, "tool_call", "name") or text_at(event, "tool_name")
-            step.calls.append(ToolCall(tool, values.json_text(given), call_id))
-            trace.add(step, key=key)
+            said = {} if key in trace.answers else {**event, "content": event.get("thought")}
+            message = {
+                **said,
+                "role": "agent",
+                "tool_calls": [{"id": call_id, "name": tool, "arguments": given}],
+            }
         case "ObservationEvent" | "UserRejectObservation" | "AgentErrorEvent":
             if not call_id:
                 raise Dropped("a result without its call")
             failure = {"content": first_text(event, "rejection_reason", "error"), "is_error": True}
-            seen = at(event, "observation") if kind == "ObservationEvent" else failure
-            result = chat.result_in({**(seen or {}), "tool_call_id": call_id})
-            trace.add(TraceStep("user", results=[result]))
-            if kind == "UserRejectObservation" and trace.answered:
-                trace.answered.flags.add("denied")
+            said = (seen or {}) if kind == "ObservationEvent" else failure
+            message = {**said, "role": "tool", "tool_call_id": call_id}
         case "Condensation":
-            place = trace.add(TraceStep("user", text_of(event.get("summary")), flags={"compacted"}))
-            trace.steps[place].parent = 0 if place and trace.steps[0].source == "system" else -1
+            message = {"role": "user", "content": event.get("summary")}
         case "ConversationStateUpdateEvent":
             return "kept: state of the conversation"
         case None:
-            return _old_event(trace, event, role)
+            return _old_event(trace, event)
         case _:
             raise Dropped(f"an event of the kind {kind!r:.40}")
+    place = trace.add(chat.said_in(message), key=key)
+    if kind == "UserRejectObservation" and trace.answered:
+        trace.answered.flags.add("denied")
+    elif kind == "Condensation":
+        trace.steps[place].flags.add("compacted")
+        trace.steps[place].parent = 0 if place and trace.steps[0].source == "system" else -1
     return None
 
 
@@ -282,33 +285,34 @@ _NO_STEPS = {"agent_state_changed", "change_agent_state", "null", "recall", "con
 _OLD_TOOLS = {"run": "execute_bash", "run_ipython": "execute_ipython_cell"}
 
 
-def _old_event(trace: Trace, event: dict[str, Any], role: str) -> str | None:
+def _old_event(trace: Trace, event: dict[str, Any]) -> str | None:
     """Of version 0: an action, beside which the model's answer stands from 2025 on, or what was observed after it."""
     seen, call, given = event.get("observation"), event.get("tool_call_metadata"), event.get("args") or event
     answer, text = at(call, "model_response"), text_at(given, "content")
     if (kind := seen or event.get("action")) in _NO_STEPS or not isinstance(kind, str):
         raise Dropped(f"an event of the kind {kind!r:.40}" if kind else "an event without a kind")
+    key = ""
     if seen:
         extras = event.get("extras")
         codes = (typed(int, at(each, "exit_code")) for each in (event, extras, at(extras, "metadata")))
         code = next((each for each in codes if each not in (None, -1)), None)  # -1: it runs on
-        error = True if seen == "error" else None
-        result = StepResult(text_at(call, "tool_call_id"), text_at(event, "content"), error, code)
-        trace.add(TraceStep("user", results=[result]))
+        shown = {"content": text_at(event, "content"), "is_error": seen == "error" or None, "exit_code": code}
+        message = {**shown, "role": "tool", "tool_call_id": text_at(call, "tool_call_id")}
     elif kind == "system":
-        trace.add(TraceStep("system", text))
+        message = {"role": "system", "content": text}
         trace.tools = chat.function_tools(given.get("tools"))
     elif kind == "message":
-        trace.add(TraceStep(ROLES[role], text))
+        message = {"role": "agent" if event.get("source") == "agent" else "user", "content": text}
     elif key := text_at(answer, "id"):
         if key in trace.answers:
             return "kept: another call of an answer"
         said = at(next(iter(items_at(answer, "choices")), None), "message")
-        trace.add(chat.said_in({**said, "role": "assistant"}), key=key, model=answer.get("model"))
+        message = {**said, "role": "assistant"}
     else:
         arguments = {name: given[name] for name in ("command", "code", "path", "content") if name in given}
-        called = ToolCall(_OLD_TOOLS.get(kind, kind), values.json_text(arguments))
-        trace.add(TraceStep("agent", text_at(given, "thought"), calls=[called]))
+        called = {"name": _OLD_TOOLS.get(kind, kind), "arguments": arguments}
+        message = {"role": "agent", "content": text_at(given, "thought"), "tool_calls": [called]}
+    trace.add(chat.said_in(message), key=key or None, model=at(answer, "model"))
     return None
 
 

@@ -32,7 +32,6 @@ except ImportError:  # without the extra ``traces``
 _NUM_PERMUTATIONS = 128
 THRESHOLD = 0.9  # share of five-word shingles in common from which two sessions are nearly the same
 _LEAST_WORDS = 50
-_UNKNOWN = "unknown"
 _NUM_HEAD = 20  # records that a format is known by
 TRACES_NAME, REPORT_NAME, SECRETS_NAME = "traces.jsonl", "ingest.json", "redactions.local.json"
 _PARTS = "parts-"
@@ -58,28 +57,28 @@ def _fits(row: Any) -> dict[str, str]:
     """The formats that a record fits, each with its version."""
     kind, info, history = text_at(row, "type"), at(row, "info"), items_at(row, "history")
     request, is_object, events = messages.request_of(row), isinstance(row, dict), agent_files.OPENHANDS_EVENTS
-    chat = messages.chat_messages(row) if is_object else row
-    claude_keys = _CLAUDE_KEYS.get(kind, {"uuid", "sessionId"})
-    is_claude = kind in agent_files.CLAUDE_KINDS and claude_keys <= row.keys()
+    keys, chat = set(row) if is_object else set(), messages.chat_messages(row) if is_object else row
+    is_claude = kind in agent_files.CLAUDE_KINDS and _CLAUDE_KEYS.get(kind, {"uuid", "sessionId"}) <= keys
     is_codex = kind in agent_files.CODEX_ENVELOPES and isinstance(at(row, "payload"), dict)
-    is_old_codex = kind in ("function_call", "function_result") and "created_at" in row
+    is_old_codex = kind in ("function_call", "function_result") and "created_at" in keys
     is_swe = isinstance(at(row, "trajectory"), list) or any(at(each, "agent") for each in history[:3])
     is_swe = is_swe and bool(at(next(iter(history), None), "role"))
     is_mini = (info is not None or not is_object) and agent_files.has_code_blocks(chat[:6])
     is_mini = is_mini or text_at(row, "trajectory_format").startswith("mini-swe-agent")
-    is_chat = is_object and bool(chat) and not {"info", "trajectory_format"} & row.keys()
+    is_chat = is_object and bool(chat) and not {"info", "trajectory_format"} & keys
     is_langfuse = any(at(each, "traceId") for each in items_at(row, "observations")[:1])
     has_input = isinstance(at(request, "input"), list | str) and bool(at(request, "model"))
     is_evaluation = any(text_at(event, "kind") in events for event in history[:20])
     first = next((each for each in (history if is_object else row) if isinstance(each, dict)), {"role": ""})
     is_old = "role" not in first and ("action" in first) != ("observation" in first)
     openhands = "1" if text_at(row, "kind") in events else "evaluation" if is_evaluation else is_old and "0"
-    codex_version = text_at(row, "payload", "cli_version") or _UNKNOWN
     found: dict[str, Any] = {
         "atif": isinstance(at(row, "steps"), list) and text_at(row, "schema_version").removeprefix("ATIF-v"),
-        "claude-code": is_claude and (text_at(row, "version") or _UNKNOWN),
-        "codex": (is_old_codex and "legacy") or (is_codex and codex_version),
-        "gemini-cli": is_object and {"projectHash", "sessionId"} <= row.keys() and _UNKNOWN,
+        "claude-code": is_claude and (text_at(row, "version") or "unknown"),
+        "codex": "legacy"
+        if is_old_codex
+        else is_codex and (text_at(row, "payload", "cli_version") or "unknown"),
+        "gemini-cli": {"projectHash", "sessionId"} <= keys and "unknown",
         "openhands": openhands,
         "swe-agent": is_swe and (text_at(info, "swe_agent_version") or "0"),
         "mini-swe-agent": is_mini and (text_at(info, "mini_version") or "1"),
@@ -113,7 +112,7 @@ def detect(path: Path, only: str = "") -> list[tuple[str, str]]:
     found: dict[str, str] = {}
     with suppress(OSError):
         for row in itertools.islice(values.read_records(path, Ledger()), _NUM_HEAD):
-            known = {kind: version for kind, version in found.items() if version != _UNKNOWN}
+            known = {kind: version for kind, version in found.items() if version != "unknown"}
             found |= _fits(row) | known
     return [(kind, found[kind]) for kind in FORMATS if kind in found and only in ("", kind)]
 
@@ -194,7 +193,13 @@ def ingest(
                 with part.open("rb") as lines:
                     file.writelines(line for line in lines if next(places) not in twice)
     temporary.replace(out / TRACES_NAME)
-    _write_secrets(out, {trace.trace_id: trace.secrets for trace in traces if trace.secrets})
+    (out / SECRETS_NAME).unlink(missing_ok=True)
+    (out / SECRETS_NAME).touch(
+        mode=0o600, exist_ok=False
+    )  # what placeholders stand for, kept from others and git
+    secrets = {trace.trace_id: trace.secrets for trace in traces if trace.secrets}
+    (out / SECRETS_NAME).write_bytes(values.json_bytes(secrets))
+    (out / ".gitignore").write_text(f"{SECRETS_NAME}\n")
     kept = [trace.counts for place, trace in enumerate(traces) if place not in twice]
     became = sum((each.counts for each in ledgers), Counter())
     redactions = sum((each.redactions for each in ledgers), Counter())
@@ -262,14 +267,6 @@ def read_unit(unit: TraceUnit, part: Path) -> tuple[Ledger, list[TraceSums]]:
     finally:
         gc.enable()
     return ledger, sums
-
-
-def _write_secrets(out: Path, secrets: dict[str, dict[str, str]]) -> None:
-    """What the placeholders stand for, readable for this user alone, and kept from git."""
-    (out / SECRETS_NAME).unlink(missing_ok=True)
-    (out / SECRETS_NAME).touch(mode=0o600, exist_ok=False)
-    (out / SECRETS_NAME).write_bytes(values.json_bytes(secrets))
-    (out / ".gitignore").write_text(f"{SECRETS_NAME}\n")
 
 
 def minhash(trace: Trace) -> Any:

@@ -56,10 +56,17 @@ _CLAUDE_KEYS = {"file-history-snapshot": {"type"}, "summary": {"leafUuid"}}
 def _fits(row: Any) -> dict[str, str]:
     """The formats that a record fits, each with its version."""
     kind, info, history = text_at(row, "type"), at(row, "info"), items_at(row, "history")
-    request, is_object, events = messages.request_of(row), isinstance(row, dict), agent_files.OPENHANDS_EVENTS
+    request, is_object, events = (
+        messages.request_of(row),
+        isinstance(row, dict),
+        messages.NAMES["openhands"]["events"],
+    )
     keys, chat = set(row) if is_object else set(), messages.chat_messages(row) if is_object else row
-    is_claude = kind in agent_files.CLAUDE_KINDS and _CLAUDE_KEYS.get(kind, {"uuid", "sessionId"}) <= keys
-    is_codex = kind in agent_files.CODEX_ENVELOPES and isinstance(at(row, "payload"), dict)
+    is_claude = (
+        kind in messages.NAMES["claude-code"]["kinds"]
+        and _CLAUDE_KEYS.get(kind, {"uuid", "sessionId"}) <= keys
+    )
+    is_codex = kind in messages.NAMES["codex"]["envelopes"] and isinstance(at(row, "payload"), dict)
     is_old_codex = kind in ("function_call", "function_result") and "created_at" in keys
     is_swe = isinstance(at(row, "trajectory"), list) or any(at(each, "agent") for each in history[:3])
     is_swe = is_swe and bool(at(next(iter(history), None), "role"))
@@ -194,9 +201,7 @@ def ingest(
                     file.writelines(line for line in lines if next(places) not in twice)
     temporary.replace(out / TRACES_NAME)
     (out / SECRETS_NAME).unlink(missing_ok=True)
-    (out / SECRETS_NAME).touch(
-        mode=0o600, exist_ok=False
-    )  # what placeholders stand for, kept from others and git
+    (out / SECRETS_NAME).touch(mode=0o600, exist_ok=False)  # kept from others, and from git
     secrets = {trace.trace_id: trace.secrets for trace in traces if trace.secrets}
     (out / SECRETS_NAME).write_bytes(values.json_bytes(secrets))
     (out / ".gitignore").write_text(f"{SECRETS_NAME}\n")
@@ -288,10 +293,10 @@ def duplicates(chains: Sequence[tuple[bytes, ...]], sketches: Sequence[Any]) -> 
     found: dict[int, str] = {}
     first: dict[int, int] = {}
     inner = {digest for chain in chains for digest in chain[:-1] if digest != chain[-1]}
-    for place, chain in enumerate(chains):
-        if chain and first.setdefault(chain[-1], place) != place:
+    for place, last in ((place, chain[-1]) for place, chain in enumerate(chains) if any(chain)):
+        if first.setdefault(last, place) != place:
             found[place] = "the same"
-        elif chain and chain[-1] in inner:
+        elif last in inner:
             found[place] = "the beginning of another"
     rest = [place for place, sketch in enumerate(sketches) if place not in found and sketch is not None]
     if rest:

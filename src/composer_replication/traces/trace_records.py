@@ -10,9 +10,6 @@ from typing import Any, Literal
 from composer_replication.records import ToolCall
 
 Source = Literal["system", "user", "agent"]
-ROLES: dict[str, Source] = {
-    "system": "system", "developer": "system", "user": "user", "assistant": "agent", "tool": "user", "function": "user",
-}  # fmt: skip
 FLAGS = ("denied", "interrupted", "synthetic", "copied", "compacted", "demo", "injected")
 """What a step may be besides a plain one: refused by the user, stopped by the user, written by the program and not by a
 model, repeated from another session, a summary that replaces what came before, an example, put in by the program."""

@@ -17,16 +17,13 @@ from composer_replication.records import ToolCall
 from composer_replication.traces import json_values as values
 from composer_replication.traces.json_values import at, first_text, items_at, text_at, text_of, typed
 from composer_replication.traces.readers import messages as chat
-from composer_replication.traces.trace_records import ROLES, Dropped, Ledger, StepResult, Trace, TraceStep
+from composer_replication.traces.trace_records import Dropped, Ledger, StepResult, Trace, TraceStep
 
 # ------------------------------------------------------------------------------ Claude Code
 
-CLAUDE_KINDS = set(
-    "user assistant file-history-snapshot queue-operation summary attachment system progress".split()
-)
+_CLAUDE = chat.NAMES["claude-code"]
+_DENIED = tuple(_CLAUDE["denied"])
 _INTERRUPTED = "[Request interrupted by user"
-_DENIED = ("The user doesn't want to proceed", "The user doesn't want to take this action")
-_FLAGS = {"isMeta": "injected", "isCompactSummary": "compacted", "isApiErrorMessage": "synthetic"}
 
 
 def read_claude_code(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
@@ -60,7 +57,7 @@ class _Session:
             self._step_of[uuid] = ("", -1)
             return "kept: border of a compaction"
         else:
-            is_known = kind in CLAUDE_KINDS
+            is_known = kind in _CLAUDE["kinds"]
             raise Dropped(f"{kind} record" if is_known else f"a record of the kind {kind!r:.40}")
         return None
 
@@ -77,8 +74,8 @@ class _Session:
             trace.parent = (session, self._call_of_agent.get(agent, "")) if agent else None
             self.traces[agent] = trace
         step = chat.said_in(message["content"])
-        step.source = ROLES[record["type"]]
-        step.flags = {flag for name, flag in _FLAGS.items() if record.get(name) is True}
+        step.source = chat.NAMES["roles"][record["type"]]
+        step.flags = {flag for name, flag in _CLAUDE["flags"].items() if record.get(name) is True}
         step.flags |= {"synthetic"} if message.get("model") == "<synthetic>" else set()
         is_user = step.source == "user"
         if is_user and (step.text.startswith(_INTERRUPTED) or f"\n{_INTERRUPTED}" in step.text):
@@ -94,9 +91,6 @@ class _Session:
 
 
 # ------------------------------------------------------------------------------ Codex
-
-CODEX_ENVELOPES = {"session_meta", "turn_context", "response_item", "event_msg", "compacted", "world_state"}
-_REPEATS = {"event_msg": "an event that repeats an item", "world_state": "state of the world"}
 
 
 def read_codex(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
@@ -143,7 +137,7 @@ class _Rollout:
         elif kind == "response_item" or (chat.is_item(record) and "payload" not in record):
             item = typed(dict, payload) or record
         else:
-            raise Dropped(_REPEATS.get(str(kind), f"a record of the kind {kind!r:.40}"))
+            raise Dropped(chat.NAMES["codex"]["repeats"].get(str(kind), f"a record of the kind {kind!r:.40}"))
         flags = ["copied"] if (typed(int, record.get("ordinal")) or 0) < self.first_own else []
         item = {"type": "message", **item}  # without "type" a message would begin an answer of its own
         chat.add_message(trace, item, *flags, model=self.model or record.get("model"))
@@ -206,11 +200,6 @@ def _gemini_message(trace: Trace, message: dict[str, Any]) -> None:
 
 
 # ------------------------------------------------------------------------------ OpenHands
-
-OPENHANDS_EVENTS = {
-    "SystemPromptEvent", "MessageEvent", "ActionEvent", "ObservationEvent", "UserRejectObservation", "AgentErrorEvent",
-    "Condensation", "ConversationStateUpdateEvent",
-}  # fmt: skip
 
 
 def read_openhands(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
@@ -281,15 +270,11 @@ def _event(trace: Trace, event: dict[str, Any]) -> str | None:
     return None
 
 
-_NO_STEPS = {"agent_state_changed", "change_agent_state", "null", "recall", "condensation"}
-_OLD_TOOLS = {"run": "execute_bash", "run_ipython": "execute_ipython_cell"}
-
-
 def _old_event(trace: Trace, event: dict[str, Any]) -> str | None:
     """Of version 0: an action, beside which the model's answer stands from 2025 on, or what was observed after it."""
     seen, call, given = event.get("observation"), event.get("tool_call_metadata"), event.get("args") or event
-    answer, text = at(call, "model_response"), text_at(given, "content")
-    if (kind := seen or event.get("action")) in _NO_STEPS or not isinstance(kind, str):
+    answer, text, names = at(call, "model_response"), text_at(given, "content"), chat.NAMES["openhands"]
+    if (kind := seen or event.get("action")) in names["no_steps"] or not isinstance(kind, str):
         raise Dropped(f"an event of the kind {kind!r:.40}" if kind else "an event without a kind")
     key = ""
     if seen:
@@ -310,7 +295,7 @@ def _old_event(trace: Trace, event: dict[str, Any]) -> str | None:
         message = {**said, "role": "assistant"}
     else:
         arguments = {name: given[name] for name in ("command", "code", "path", "content") if name in given}
-        called = {"name": _OLD_TOOLS.get(kind, kind), "arguments": arguments}
+        called = {"name": names["tools"].get(kind, kind), "arguments": arguments}
         message = {"role": "agent", "content": text_at(given, "thought"), "tool_calls": [called]}
     trace.add(chat.said_in(message), key=key or None, model=at(answer, "model"))
     return None

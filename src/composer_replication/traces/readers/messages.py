@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from composer_replication.records import ToolCall
@@ -19,41 +21,21 @@ from composer_replication.rollouts.tokens.call_dialects import read_calls
 from composer_replication.traces import json_values as values
 from composer_replication.traces import trace_records as records
 from composer_replication.traces.json_values import at, first_at, first_text, items_at, text_at, text_of
-from composer_replication.traces.trace_records import (
-    ROLES,
-    Dropped,
-    Ledger,
-    StepResult,
-    Trace,
-    TraceStep,
-    joined,
-)
+from composer_replication.traces.trace_records import Dropped, Ledger, StepResult, Trace, TraceStep, joined
 
-# Types of blocks and items, and the keys under which they have the same thing.
-_CALLS = {
-    "tool_use", "server_tool_use", "tool_call", "function", "function_call", "custom_tool_call", "local_shell_call",
-    "tool_search_call", "web_search_call", "mcp_call",
-}  # fmt: skip
-_RESULTS = {
-    "tool_result", "tool_call_response", "function_call_output", "custom_tool_call_output", "local_shell_call_output",
-    "tool_search_output",
-}  # fmt: skip
-_THOUGHTS = {"reasoning", "thinking", "redacted_thinking"}
-_BLOCKS = _CALLS | _RESULTS | _THOUGHTS
-_IDS = ("tool_use_id", "tool_call_id", "call_id", "id")
-_SEALED = ("signature", "encrypted_content", "data")
-_GIVEN = ("input", "arguments", "args", "action")
-_SEEN = ("output", "content", "response", "result", "tools")
+NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
+_CALLS, _RESULTS, _THOUGHTS = (frozenset(NAMES["blocks"][kind]) for kind in ("calls", "results", "thoughts"))
+_IDS, _SEALED, _GIVEN, _SEEN = (NAMES["keys"][what] for what in ("id", "sealed", "given", "seen"))
+_INJECTED = tuple(NAMES["codex"]["injected"])
 _CALL_IN_TEXT = "<function="
 """How models without tools are taught to call; what the user says next is the result."""
-_INJECTED = ("<environment_context>", "<user_instructions>", "# AGENTS.md", "<permissions", "<skills")
 _EXIT_CODE = re.compile(r"(?:Process exited with code|^[Ee]xit(?:ed with)? [Cc]ode:?) (-?\d+)", re.MULTILINE)
 
 
 def is_item(value: Any) -> bool:
     """Whether it is a message or an item that stands in the place of one."""
     kind = at(value, "type")
-    return at(value, "role") is not None or kind == "message" or kind in _BLOCKS
+    return at(value, "role") is not None or kind == "message" or kind in _CALLS | _RESULTS | _THOUGHTS
 
 
 def add_message(trace: Trace, message: Any, *flags: str, **known: Any) -> int:
@@ -63,7 +45,7 @@ def add_message(trace: Trace, message: Any, *flags: str, **known: Any) -> int:
         Dropped: it is neither, or its result answers no call.
     """
     role = at(message, "role")
-    if role is not None and role not in ROLES:
+    if role is not None and role not in NAMES["roles"]:
         raise Dropped(f"a message of the role {role!r:.20}")
     if not is_item(message):
         raise Dropped(f"a message of the kind {at(message, 'type')!r:.40}")
@@ -98,7 +80,7 @@ def said_in(value: Any, step: TraceStep | None = None) -> TraceStep:
     elif not role and kind != "message":
         step.text = joined(step.text, text_of(value))
     else:
-        step.source = ROLES.get(role, "agent")
+        step.source = NAMES["roles"].get(role, "agent")
         step.reasoning = text_of(value.get("reasoning_content") or value.get("reasoning"))
         said_in(first_at(value, "content", "parts"), step)
         step.sealed += filter(
@@ -149,9 +131,7 @@ def function_tools(tools: Any) -> list[dict[str, Any]]:
     for tool in tools if isinstance(tools, list) else ():
         own = at(tool, "function") or tool
         if name := first_text(own, "name", "title"):
-            schema = (
-                values.typed(dict, own.get("parameters")) or values.typed(dict, own.get("input_schema")) or {}
-            )
+            schema = values.typed(dict, first_at(own, "parameters", "input_schema")) or {}
             function = {"name": name, "description": text_at(own, "description"), "parameters": schema}
             found.append({"type": "function", "function": function})
     return found
@@ -282,37 +262,30 @@ def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tra
         if not found:
             ledger.dropped("a record without spans")
     joined = _Joiner("otel-genai", name)
-    tools: dict[str, tuple[str, ToolCall, StepResult]] = {}
+    tools: dict[str, tuple[str, TraceStep]] = {}
     spans.sort(key=lambda span: str(at(span, "startTimeUnixNano") or at(span, "startTime")).zfill(20))
     ledger.take(partial(_span, joined, tools), spans, are_inner=True)
     answered: set[str] = set()
     for trace in joined.traces:
         for _, step in trace.agent_steps():
-            own = [tools[call.call_id][2] for call in step.calls if call.call_id in tools]
+            own = [tools[call.call_id][1].results[0] for call in step.calls if call.call_id in tools]
             step.results = [*{result.call_id: result for result in (*step.results, *own)}.values()]
             answered |= {result.call_id for result in own}
         yield trace
     without_chat: dict[str, Trace] = {}  # one for each trace id of which only the tools were recorded
-    for trace_id, call, result in (found for call_id, found in tools.items() if call_id not in answered):
-        trace = without_chat.setdefault(trace_id, Trace(trace_id or name, "otel-genai"))
-        trace.add(TraceStep("agent", calls=[call], results=[result]))
+    for trace_id, step in (found for call_id, found in tools.items() if call_id not in answered):
+        without_chat.setdefault(trace_id, Trace(trace_id or name, "otel-genai")).add(step)
     yield from without_chat.values()
 
 
-_OPERATIONS = {"GENERATION": "chat", "LLM": "chat", "TOOL": "execute_tool"}
-"""What Langfuse and OpenInference call the operations of ``gen_ai``."""
-
-
-def _span(joined: _Joiner, tools: dict[str, tuple[str, ToolCall, StepResult]], span: dict[str, Any]) -> None:
+def _span(joined: _Joiner, tools: dict[str, tuple[str, TraceStep]], span: dict[str, Any]) -> None:
     pairs = [(text_at(each, "key"), at(each, "value")) for each in items_at(span, "attributes")]
     own = {key: next(iter(value.values()), None) for key, value in pairs if isinstance(value, dict)}
     own = own or at(values.parsed(span.get("metadata")), "attributes") or {}
-    # an export of Langfuse may have them beside the attributes
-    given, answer = (
-        values.parsed(own.get(f"gen_ai.{side}.messages", span.get(side))) for side in ("input", "output")
-    )
+    given = values.parsed(own.get("gen_ai.input.messages", span.get("input")))  # the second is of Langfuse
+    answer = values.parsed(own.get("gen_ai.output.messages", span.get("output")))
     kind = own.get("openinference.span.kind") or span.get("type")
-    operation = own.get("gen_ai.operation.name") or _OPERATIONS.get(str(kind))
+    operation = own.get("gen_ai.operation.name") or NAMES["operations"].get(str(kind))
     if operation == "execute_tool":
         call_id = text_at(own, "gen_ai.tool.call.id")
         content = own.get("gen_ai.tool.call.result", own.get("tool_response", answer))
@@ -322,7 +295,7 @@ def _span(joined: _Joiner, tools: dict[str, tuple[str, ToolCall, StepResult]], s
         is_error = True if at(span, "status", "code") in (2, "STATUS_CODE_ERROR") else None
         result = StepResult(call_id, text := values.json_text(content), is_error, exit_code_in(text))
         call = ToolCall(text_at(own, "gen_ai.tool.name"), arguments, call_id)
-        tools[call_id] = text_at(span, "traceId"), call, result
+        tools[call_id] = text_at(span, "traceId"), TraceStep("agent", calls=[call], results=[result])
         return
     if operation not in ("chat", "text_completion", "generate_content"):
         raise Dropped("a span of an agent or of something else")

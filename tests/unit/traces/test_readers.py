@@ -292,7 +292,10 @@ def test_a_row_that_comes_twice_or_shows_a_result_late_is_of_the_same_conversati
 
 def test_calls_of_chats_of_2023_are_read(tmp_path: Path) -> None:
     called = {"role": "assistant", "content": None, "function_call": {"name": "ls", "arguments": "{}"}}
-    rest = [{"role": "function", "name": "ls", "content": "a.py"}, {"role": "assistant", "content": "so"}]
+    rest = [
+        {"role": "function", "id": "message-3", "name": "ls", "content": "a.py"},
+        {"role": "assistant", "content": "so"},
+    ]
     (trace,), _ = traces_of_rows(tmp_path, {"messages": [{"role": "user", "content": "hi"}, called, *rest]})
     assert trace.counts == (2, 1, 1, 0)
 

@@ -158,7 +158,7 @@ class _Rollout:
 
 # ------------------------------------------------------------------------------ Gemini CLI
 
-_GEMINI = {"user": "user", "gemini": "assistant"}
+_GEMINI = {"user": "user", "gemini": "agent"}
 
 
 def read_gemini(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:

@@ -116,7 +116,8 @@ def result_in(block: dict[str, Any]) -> StepResult:
     if kind.endswith("_output"):
         success, code = values.typed(bool, at(content, "success")), exit_code_in(text)
         is_error = not success if success is not None else None if code is None else code != 0
-    return StepResult(first_text(block, *_IDS), text, is_error, code)
+    ids = _IDS if kind else _IDS[:-1]  # "id" of a message is its own
+    return StepResult(first_text(block, *ids), text, is_error, code)
 
 
 def exit_code_in(text: str) -> int | None:

@@ -95,65 +95,61 @@ class _Session:
 
 def read_codex(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """The one conversation of a rollout."""
-    rollout = _Rollout(name)
-    ledger.take(rollout.take, records)
-    rollout.trace.prompt_origin = "rebuilt"  # the schemas of the tools are not in the file
-    yield rollout.trace
+    trace, known = Trace(name, "codex"), dict[str, Any]()
+    ledger.take(partial(_codex_record, trace, known), records)
+    trace.prompt_origin = "rebuilt"  # the schemas of the tools are not in the file
+    yield trace
 
 
-class _Rollout:
-    def __init__(self, name: str) -> None:
-        self.trace = Trace(name, "codex")
-        self.has_meta, self.first_own, self.model = False, 0, ""
-
-    def take(self, record: dict[str, Any]) -> str | None:
-        kind, payload, trace = record.get("type"), record.get("payload"), self.trace
-        event = at(payload, "type") if kind == "event_msg" else None
-        if kind == "session_meta":
-            if not self.has_meta:  # others speak of the sessions from which this one was forked
-                self._begin(record["payload"])
-            return "kept: metadata of the session"
-        if kind == "turn_context":
-            self.model = text_at(payload, "model") or self.model
-            return "kept: context of a turn"
-        if event == "turn_aborted":
-            trace.interrupt()
-            return "kept: interruption"
-        if kind == "token_usage_record" or event == "token_count":
-            trace.close()
-            raise Dropped("token counts")
-        if kind == "compacted":
-            # the conversation goes on from what the record gives in place of its history
-            first, history = len(trace.steps), items_at(payload, "replacement_history")
-            summary = {"role": "user", "content": text_of(record["payload"].get("message"))}
-            trace.close()  # what the record gives is no part of the answer under way
-            for item in [each for each in history if chat.is_item(each)] or [summary]:
-                chat.add_message(trace, {"type": "message", **item}, "compacted", "copied")
-            trace.steps[first].parent = -1
-            trace.close()
-            return None
-        if kind == "function_result":
-            item = {"type": "function_call_output", "output": record.get("result")}
-        elif kind == "response_item" or (chat.is_item(record) and "payload" not in record):
-            item = typed(dict, payload) or record
-        else:
-            raise Dropped(chat.NAMES["codex"]["repeats"].get(str(kind), f"a record of the kind {kind!r:.40}"))
-        flags = ["copied"] if (typed(int, record.get("ordinal")) or 0) < self.first_own else []
-        item = {"type": "message", **item}  # without "type" a message would begin an answer of its own
-        chat.add_message(trace, item, *flags, model=self.model or record.get("model"))
+def _codex_record(trace: Trace, known: dict[str, Any], record: dict[str, Any]) -> str | None:
+    """``known`` has the model, and the place in the file where the session's own records begin."""
+    kind, payload = record.get("type"), record.get("payload")
+    event = at(payload, "type") if kind == "event_msg" else None
+    if kind == "session_meta":
+        if "first" not in known:  # others speak of the sessions from which this one was forked
+            known["first"] = typed(int, record["payload"].get("subagent_history_start_ordinal")) or 0
+            _begin(trace, record["payload"])
+        return "kept: metadata of the session"
+    if kind == "turn_context":
+        known["model"] = text_at(payload, "model") or known.get("model")
+        return "kept: context of a turn"
+    if event == "turn_aborted":
+        trace.interrupt()
+        return "kept: interruption"
+    if kind == "token_usage_record" or event == "token_count":
+        trace.close()
+        raise Dropped("token counts")
+    if kind == "compacted":
+        # the conversation goes on from what the record gives in place of its history
+        first, history = len(trace.steps), items_at(payload, "replacement_history")
+        summary = {"role": "user", "content": text_of(record["payload"].get("message"))}
+        trace.close()  # what the record gives is no part of the answer under way
+        for item in [each for each in history if chat.is_item(each)] or [summary]:
+            chat.add_message(trace, {"type": "message", **item}, "compacted", "copied")
+        trace.steps[first].parent = -1
+        trace.close()
         return None
+    if kind == "function_result":
+        item = {"type": "function_call_output", "output": record.get("result")}
+    elif kind == "response_item" or (chat.is_item(record) and "payload" not in record):
+        item = typed(dict, payload) or record
+    else:
+        raise Dropped(chat.NAMES["codex"]["repeats"].get(str(kind), f"a record of the kind {kind!r:.40}"))
+    flags = ["copied"] if (typed(int, record.get("ordinal")) or 0) < known.get("first", 0) else []
+    item = {"type": "message", **item}  # without "type" a message would begin an answer of its own
+    chat.add_message(trace, item, *flags, model=known.get("model") or record.get("model"))
+    return None
 
-    def _begin(self, payload: dict[str, Any]) -> None:
-        self.has_meta, trace = True, self.trace
-        trace.trace_id = text_at(payload, "id") or trace.trace_id
-        trace.version, trace.folder = text_at(payload, "cli_version"), text_at(payload, "cwd")
-        trace.repository = text_at(payload, "git", "repository_url")
-        trace.commit = text_at(payload, "git", "commit_hash")
-        if parent := text_at(payload, "source", "subagent", "thread_spawn", "parent_thread_id"):
-            trace.parent = (parent, "")
-        self.first_own = typed(int, payload.get("subagent_history_start_ordinal")) or 0
-        if text := text_at(payload, "base_instructions", "text") or text_at(payload, "instructions"):
-            trace.add(TraceStep("system", text))
+
+def _begin(trace: Trace, payload: dict[str, Any]) -> None:
+    trace.trace_id = text_at(payload, "id") or trace.trace_id
+    trace.version, trace.folder = text_at(payload, "cli_version"), text_at(payload, "cwd")
+    trace.repository = text_at(payload, "git", "repository_url")
+    trace.commit = text_at(payload, "git", "commit_hash")
+    if parent := text_at(payload, "source", "subagent", "thread_spawn", "parent_thread_id"):
+        trace.parent = (parent, "")
+    if text := text_at(payload, "base_instructions", "text") or text_at(payload, "instructions"):
+        trace.add(TraceStep("system", text))
 
 
 # ------------------------------------------------------------------------------ Gemini CLI
@@ -366,9 +362,8 @@ def _message(trace: Trace, message: dict[str, Any]) -> None:
         taken_out = text_at(extra, "model_response") or text_at(choice, "message", "content")
         if is_user and taken_out:
             trace.add(TraceStep("agent", taken_out), model=model)
-        flags = {"demo": is_demo, "injected": is_user and bool(extra)}
-        place = chat.add_message(trace, message, *(flag for flag in flags if flags[flag]), model=model)
-        step = trace.steps[place]
+        flags = ["demo"] * is_demo + ["injected"] * bool(is_user and extra)
+        step = trace.steps[chat.add_message(trace, message, *flags, model=model)]
         block = _CODE_BLOCK.search(text) if trace.format == "mini-swe-agent" else None
         command = text_at(message, "action").strip() or (block[1] if block else "")
         if step.source == "agent" and not step.calls and command:

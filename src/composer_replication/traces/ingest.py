@@ -291,7 +291,7 @@ def duplicates(chains: Sequence[tuple[bytes, ...]], sketches: Sequence[Any]) -> 
     The first of equal ones is kept; of near ones the longest.
     """
     found: dict[int, str] = {}
-    first: dict[int, int] = {}
+    first: dict[bytes, int] = {}
     inner = {digest for chain in chains for digest in chain[:-1] if digest != chain[-1]}
     for place, last in ((place, chain[-1]) for place, chain in enumerate(chains) if any(chain)):
         if first.setdefault(last, place) != place:

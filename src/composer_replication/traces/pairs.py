@@ -90,19 +90,11 @@ def _pair(
     is_text = not any("tool_calls" in side for side in sides)
     evidence |= {"margin": margin, "is_text_only": is_text, "prompt_origin": trace.prompt_origin}
     is_end = any(call.name in ("submit", "finish") for call in prompts.calls_of(sides[0]))
-    return {
-        "prompt": prompt_of(trace, idx),
-        "chosen": [sides[0]],
-        "rejected": [sides[1]],
-        "tools": json.dumps(prompts.tools_of(trace)),
-        "weight": WEIGHTS[source] * (TEXT_ONLY if is_text else 1.0) * min(1.0, margin),
-        "source": source,
-        "evidence": json.dumps(evidence),
-        "trace_id": trace.trace_id,
-        "step": idx,
-        "task_id": trace.task_id,
-        "is_last": is_end or idx == trace.agent_steps()[-1][0],
-    }
+    weight = WEIGHTS[source] * (TEXT_ONLY if is_text else 1.0) * min(1.0, margin)
+    row: PairRow = {"prompt": prompt_of(trace, idx), "chosen": [sides[0]], "rejected": [sides[1]]}
+    row |= {"tools": json.dumps(prompts.tools_of(trace)), "weight": weight, "source": source}
+    row |= {"evidence": json.dumps(evidence), "trace_id": trace.trace_id, "step": idx}
+    return row | {"task_id": trace.task_id, "is_last": is_end or idx == trace.agent_steps()[-1][0]}
 
 
 def balanced(pairs: Iterable[PairRow], heldout: HeldoutRows) -> Rows:

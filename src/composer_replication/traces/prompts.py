@@ -172,14 +172,10 @@ class ChosenStep(NamedTuple):
 
     def row(self) -> dict[str, Any]:
         """A line of ``replay.jsonl``."""
-        return {
-            "trace_id": self.trace.trace_id,
-            "step": self.idx,
-            "reasons": self.reasons,
-            "prompt_origin": self.trace.prompt_origin,
-            "recorded": recorded_answer(self.trace, self.idx),
-            "answers": [{"teacher": name, "answer": answer} for name, answer in self.answers.items()],
-        }
+        known = {"trace_id": self.trace.trace_id, "step": self.idx, "prompt_origin": self.trace.prompt_origin}
+        answers = [{"teacher": name, "answer": answer} for name, answer in self.answers.items()]
+        recorded = recorded_answer(self.trace, self.idx)
+        return {**known, "reasons": self.reasons, "recorded": recorded, "answers": answers}
 
 
 def chosen_steps(traces: list[Trace], max_steps: int, *, takes_all: bool = False) -> list[ChosenStep]:

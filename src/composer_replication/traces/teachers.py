@@ -345,7 +345,8 @@ async def replay_steps(
 
 def scoring_rows(chosen: Sequence[ChosenStep], tokenizer: Tokenizer, heldout: HeldoutRows) -> Rows:
     """The ids of the prompt and of the recorded action at each step, and how many steps were dropped by reason."""
-    rows, chats, dropped = [], [], Counter[str]()
+    rows, dropped = [], Counter[str]()
+    chats: list[dict[str, Any]] = []
     for trace, idx, *_ in chosen:
         sides = {"prompt": prompts.prompt_of(trace, idx), "action": [prompts.recorded_answer(trace, idx)]}
         known = {"trace_id": trace.trace_id, "step": idx, "prompt_origin": trace.prompt_origin}

@@ -222,6 +222,7 @@ def read_openhands(records: Iterator[Any], ledger: Ledger, name: str) -> Iterato
 def _event(trace: Trace, event: dict[str, Any]) -> str | None:
     kind, key = event.get("kind"), event.get("llm_response_id") or None  # parallel calls share it
     call_id, seen = text_at(event, "tool_call_id"), event.get("observation")
+    message: dict[str, Any]
     match kind:
         case "SystemPromptEvent":
             message = {
@@ -272,7 +273,7 @@ def _old_event(trace: Trace, event: dict[str, Any]) -> str | None:
     answer, text, names = at(call, "model_response"), text_at(given, "content"), chat.NAMES["openhands"]
     if (kind := seen or event.get("action")) in names["no_steps"] or not isinstance(kind, str):
         raise Dropped(f"an event of the kind {kind!r:.40}" if kind else "an event without a kind")
-    key = ""
+    key, message = "", dict[str, Any]()
     if seen:
         extras = event.get("extras")
         codes = (typed(int, at(each, "exit_code")) for each in (event, extras, at(extras, "metadata")))

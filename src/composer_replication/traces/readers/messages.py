@@ -322,17 +322,13 @@ _END_TOKENS = re.compile(r"\s*<\|(?:im_end|eot_id|eom_id|endoftext|end)\|>\s*$")
 
 def trace_row(trace: Trace) -> dict[str, Any]:
     """A trace as an ATIF object, valid for the models of Harbor 0.26."""
-    agent = {"name": trace.agent or trace.format, "version": trace.version or "unknown"}
+    row = {"schema_version": "ATIF-v1.7", "session_id": trace.trace_id, "trajectory_id": trace.trace_id}
+    agent: dict[str, Any] = {"name": trace.agent or trace.format, "version": trace.version or "unknown"}
+    agent |= _given({"model_name": trace.model, "tool_definitions": trace.tools})
+    steps = [_step_row(step, idx) for idx, step in enumerate(trace.steps)]
     ours = {key: getattr(trace, key) for key in ("format", "prompt_origin", "parent", "passed")}
-    state = {key: getattr(trace, key) for key in _STATE}
-    return {
-        "schema_version": "ATIF-v1.7",
-        "session_id": trace.trace_id,
-        "trajectory_id": trace.trace_id,
-        "agent": agent | _given({"model_name": trace.model, "tool_definitions": trace.tools}),
-        "steps": [_step_row(step, idx) for idx, step in enumerate(trace.steps)],
-        "extra": {_TRACE: {**ours, "format_version": trace.version, "state": state}},
-    }
+    ours |= {"format_version": trace.version, "state": {key: getattr(trace, key) for key in _STATE}}
+    return {**row, "agent": agent, "steps": steps, "extra": {_TRACE: ours}}
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:

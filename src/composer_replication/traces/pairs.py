@@ -32,8 +32,9 @@ MAX_LENGTH_RATIO = 8.0  # a side that has so many times the characters of the ot
 MAX_SHARE_OF_LAST = 0.25  # that may speak of the last step of a session: else ending early is what is learned
 _REFUSED = {"denied", "interrupted"}
 Rows = tuple[list[PairRow], Counter[str]]  # rows that are kept, and how many were dropped by reason
-HeldoutRows = Callable[[Sequence[Mapping[str, Any]]], set[int]]
-"""The places of rows that are of a held-out task or show its code."""
+HeldoutRows = Callable[
+    [Sequence[Mapping[str, Any]]], set[int]
+]  # places of rows of held-out tasks or their code
 
 
 def executed_pairs(traces: Mapping[str, Trace], verdicts: Iterable[Mapping[str, Any]]) -> Iterator[PairRow]:

@@ -13,8 +13,7 @@ Source = Literal["system", "user", "agent"]
 FLAGS = ("denied", "interrupted", "synthetic", "copied", "compacted", "demo", "injected")
 """What a step may be besides a plain one: refused by the user, stopped by the user, written by the program and not by a
 model, repeated from another session, a summary that replaces what came before, an example, put in by the program."""
-NOT_LEARNED = frozenset({"synthetic", "copied", "demo"})
-"""Answers that are no choice of this session's model at this place."""
+NOT_LEARNED = frozenset({"synthetic", "copied", "demo"})  # answers that are no choice of this session's model
 
 
 @dataclass(slots=True)

@@ -27,8 +27,7 @@ NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding=
 _CALLS, _RESULTS, _THOUGHTS = (frozenset(NAMES["blocks"][kind]) for kind in ("calls", "results", "thoughts"))
 _IDS, _SEALED, _GIVEN, _SEEN = (NAMES["keys"][what] for what in ("id", "sealed", "given", "seen"))
 _INJECTED = tuple(NAMES["codex"]["injected"])
-_CALL_IN_TEXT = "<function="
-"""How models without tools are taught to call; what the user says next is the result."""
+_CALL_IN_TEXT = "<function="  # how models without tools call; what the user says next is the result
 _EXIT_CODE = re.compile(r"(?:Process exited with code|^[Ee]xit(?:ed with)? [Cc]ode:?) (-?\d+)", re.MULTILINE)
 
 

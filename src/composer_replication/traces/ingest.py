@@ -239,16 +239,14 @@ def read_traces(folder: Path) -> Iterator[Trace]:
     Raises:
         InputError: the file is missing or a line is damaged (CR0942).
     """
-    path, number = folder / TRACES_NAME if folder.is_dir() else folder, 0
+    path, problem = folder / TRACES_NAME if folder.is_dir() else folder, ""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
+                problem = f"line {number} is not a trace."
                 yield from messages.read_atif(iter([values.json_value(line)]), Ledger(), "")
     except (OSError, ValueError, RecursionError, AttributeError) as error:
-        is_missing, reason = isinstance(error, OSError), getattr(error, "strerror", "")
-        problem = (
-            f"there are no traces to read: {reason}." if is_missing else f"line {number} is not a trace."
-        )
+        problem = f"there are no traces to read: {error.strerror}." if isinstance(error, OSError) else problem
         fix = "composer-rl traces ingest PATH --out DIR"
         raise InputError("CR0942", problem, where=str(path), fix=fix) from error
 

@@ -73,7 +73,9 @@ def proven(
     calls, broken, executable, num_steps = Counter[Outcome](), set[int](), [], 0
     try:
         place: Any = (
-            FeatureDeletionEnv(grader, monitor="off") if task and grader else tools_at(commit, backend)
+            FeatureDeletionEnv(grader, monitor="off")
+            if task and grader is not None
+            else tools_at(commit, backend)
         )
         with place as tools:
             if task:

@@ -20,6 +20,7 @@ from composer_replication.traces.trace_records import Ledger, Trace
 
 DATA = Path(__file__).parents[2] / "data" / "traces"
 
+LONG = "atif/hello-world-context-summarization"
 # Format and version, and of every conversation answers, calls, results and failed results.
 BY_IDS: dict[str, tuple[str, list[tuple[int, int, int, int]]]] = {
     "claude-code/session-2.1.14-compacted.jsonl": ("claude-code 2.1.14", [(6, 6, 5, 0)]),
@@ -44,10 +45,7 @@ BY_IDS: dict[str, tuple[str, list[tuple[int, int, int, int]]]] = {
     "swe-agent/pandas-pr-53856-v1.0.1.traj": ("swe-agent 1.0.1", [(6, 6, 6, 0)]),
     "atif/hello-world.trajectory.json": ("atif 1.5", [(2, 2, 1, 0)]),
     "atif/harbor-0.26.0-from-claude-code.json": ("atif 1.7", [(2, 1, 1, 0)]),
-    "atif/hello-world-context-summarization.trajectory.summarization-1-questions.json": (
-        "atif 1.5",
-        [(1, 0, 0, 0)],
-    ),
+    f"{LONG}.trajectory.summarization-1-questions.json": ("atif 1.5", [(1, 0, 0, 0)]),
     "atif/letta-cleanup.json": ("atif 1.7", [(2, 1, 1, 0), (1, 0, 0, 0)]),
 }
 # Their results have no ids, so they were counted by hand: observations of a step, output items, blocks of code or ``<function=`` in
@@ -84,19 +82,10 @@ BY_HAND = {
     "swe-agent/pydicom-1458-v0.traj": ("swe-agent 0", [(12, 12, 12, 0)]),
     "swe-agent/test-repo-1c2844-v1.0.traj": ("swe-agent 0", [(5, 5, 5, 0)]),
     "atif/hello-world-context-summarization.trajectory.json": ("atif 1.5", [(7, 7, 7, 0)]),
-    "atif/hello-world-context-summarization-linear-history.trajectory.cont-1.json": (
-        "atif 1.5",
-        [(5, 0, 4, 0)],
-    ),
+    f"{LONG}-linear-history.trajectory.cont-1.json": ("atif 1.5", [(5, 0, 4, 0)]),
     "atif/hello-world-context-summarization-linear-history.trajectory.json": ("atif 1.5", [(3, 0, 3, 0)]),
-    "atif/hello-world-context-summarization.trajectory.summarization-1-answers.json": (
-        "atif 1.5",
-        [(4, 2, 2, 0)],
-    ),
-    "atif/hello-world-context-summarization.trajectory.summarization-1-summary.json": (
-        "atif 1.5",
-        [(3, 2, 2, 0)],
-    ),
+    f"{LONG}.trajectory.summarization-1-answers.json": ("atif 1.5", [(4, 2, 2, 0)]),
+    f"{LONG}.trajectory.summarization-1-summary.json": ("atif 1.5", [(3, 2, 2, 0)]),
 }
 COUNTS = BY_IDS | BY_HAND
 

@@ -174,7 +174,7 @@ def read_pair_rows(path: Path) -> dict[str, PairRow]:
     try:
         # ``str.splitlines`` cuts at signs that JSON texts may hold, too
         is_parquet = path.suffix == ".parquet"
-        found = _parquet_rows(path) if is_parquet else path.read_text(encoding="utf-8").split("\n")
+        found: list[Any] = _parquet_rows(path) if is_parquet else path.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:
         raise unusable_pair(f"the file of pairs cannot be read: {error!s:.200}", str(path)) from error
     lines = {f"{path}:{number}": line for number, line in enumerate(found, start=1)}

@@ -242,7 +242,7 @@ def step_chain(steps: Iterable[TraceStep]) -> tuple[bytes, ...]:
     chain, before = [], b""
     for step in steps:
         said = [step.text, *(f"{call.name}\0{call.arguments}" for call in step.calls)]
-        said += () if step.calls else (result.text for result in step.results)
+        said += [result.text for result in step.results if not step.calls]
         if any(said):
             whole = "\0".join([str(step.source == "agent"), *said]).encode("utf-8", "replace")
             before = hashlib.blake2b(before + whole, digest_size=8).digest()

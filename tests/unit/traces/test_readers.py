@@ -320,6 +320,13 @@ def test_answers_of_responses_are_joined_however_the_next_row_repeats_them(
     assert ledger.is_balanced
 
 
+def test_a_result_that_is_one_part_and_no_list_is_its_text(tmp_path: Path) -> None:
+    shown = {"type": "function_call_output", "call_id": "c", "output": {"type": "input_text", "text": "out"}}
+    items = [{"type": "response_item", "payload": item} for item in (CALLED, shown)]
+    (trace,), _ = traces_of_rows(tmp_path, {"type": "session_meta", "payload": {"id": "s"}}, *items)
+    assert [result.text for result in trace.steps[0].results] == ["out"]
+
+
 def test_conversations_with_the_same_calls_and_other_results_are_not_mixed(tmp_path: Path) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -374,7 +381,10 @@ def test_what_is_written_is_read_back_and_valid_for_the_public_models() -> None:
             atif.Trajectory.model_validate(row)
 
 
-@pytest.mark.parametrize("key", ["type", "kind", "role", "schema_version", "history", "messages", "info"])
+KEYS = ["type", "kind", "role", "schema_version", "history", "messages", "info", "observations"]
+
+
+@pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("value", [[], {"a": 1}, [None], 3, [[]]])
 def test_a_first_line_of_another_shape_is_of_no_known_format(tmp_path: Path, key: str, value: Any) -> None:
     path = tmp_path / "a.jsonl"

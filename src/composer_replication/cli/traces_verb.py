@@ -40,8 +40,7 @@ def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     refuse_unwritable(args.out)
     with progress_bar(quiet=args.quiet) as report:
         sums = ingest(args.paths, args.out, only=args.format, num_processes=args.jobs, report=report)
-    dropped = {**sums["duplicates"], **sums["files_left_out"]}
-    result = {**sums, "kept": sums["traces"], "dropped": dropped}
+    result = {**sums, "kept": sums["traces"], "dropped": {**sums["duplicates"], **sums["files_left_out"]}}
     write_json(args.out / "summary.json", result)
     if any(sums["redactions"].values()) and not args.quiet:
         note(f"what stands for what was taken out is in {args.out / SECRETS_NAME}: keep that to yourself")

@@ -95,8 +95,7 @@ def files_of(name: str) -> list[Path]:
 
 
 def traces_of(path: Path) -> tuple[list[Trace], Ledger]:
-    ledger = Ledger()
-    found: list[Trace] = []
+    ledger, found = Ledger(), list[Trace]()
     for unit in find_units([path])[0]:
         records = (record for each in unit.paths for record in read_records(each, ledger))
         found += FORMATS[unit.kind](records, ledger, unit.paths[0].stem)
@@ -381,10 +380,7 @@ def test_what_is_written_is_read_back_and_valid_for_the_public_models() -> None:
             atif.Trajectory.model_validate(row)
 
 
-KEYS = ["type", "kind", "role", "schema_version", "history", "messages", "info", "observations"]
-
-
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("key", "type kind role schema_version history messages info observations".split())
 @pytest.mark.parametrize("value", [[], {"a": 1}, [None], 3, [[]]])
 def test_a_first_line_of_another_shape_is_of_no_known_format(tmp_path: Path, key: str, value: Any) -> None:
     path = tmp_path / "a.jsonl"

@@ -154,7 +154,7 @@ def _begin(trace: Trace, payload: dict[str, Any]) -> None:
 
 # ------------------------------------------------------------------------------ Gemini CLI
 
-_GEMINI = {"user": "user", "gemini": "agent"}
+_GEMINI: dict[Any, str] = {"user": "user", "gemini": "agent"}
 
 
 def read_gemini(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:

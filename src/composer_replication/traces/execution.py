@@ -72,11 +72,8 @@ def proven(
         return row | {"problem": "neither a task of the store nor a repository with its commit is known"}
     calls, broken, executable, num_steps = Counter[Outcome](), set[int](), [], 0
     try:
-        place: Any = (
-            FeatureDeletionEnv(grader, monitor="off")
-            if task and grader is not None
-            else tools_at(commit, backend)
-        )
+        own = None if grader is None else FeatureDeletionEnv(grader, monitor="off")
+        place: Any = own if task else tools_at(commit, backend)
         with place as tools:
             if task:
                 tools.reset(task)

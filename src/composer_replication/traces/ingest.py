@@ -56,17 +56,12 @@ _CLAUDE_KEYS = {"file-history-snapshot": {"type"}, "summary": {"leafUuid"}}
 def _fits(row: Any) -> dict[str, str]:
     """The formats that a record fits, each with its version."""
     kind, info, history = text_at(row, "type"), at(row, "info"), items_at(row, "history")
-    request, is_object, events = (
-        messages.request_of(row),
-        isinstance(row, dict),
-        messages.NAMES["openhands"]["events"],
-    )
+    request, is_object, names = messages.request_of(row), isinstance(row, dict), messages.NAMES
     keys, chat = set(row) if is_object else set(), messages.chat_messages(row) if is_object else row
     is_claude = (
-        kind in messages.NAMES["claude-code"]["kinds"]
-        and _CLAUDE_KEYS.get(kind, {"uuid", "sessionId"}) <= keys
+        _CLAUDE_KEYS.get(kind, {"uuid", "sessionId"}) <= keys and kind in names["claude-code"]["kinds"]
     )
-    is_codex = kind in messages.NAMES["codex"]["envelopes"] and isinstance(at(row, "payload"), dict)
+    is_codex = kind in names["codex"]["envelopes"] and isinstance(at(row, "payload"), dict)
     is_old_codex = kind in ("function_call", "function_result") and "created_at" in keys
     is_swe = isinstance(at(row, "trajectory"), list) or any(at(each, "agent") for each in history[:3])
     is_swe = is_swe and bool(at(next(iter(history), None), "role"))
@@ -75,16 +70,16 @@ def _fits(row: Any) -> dict[str, str]:
     is_chat = is_object and bool(chat) and not {"info", "trajectory_format"} & keys
     is_langfuse = any(at(each, "traceId") for each in items_at(row, "observations")[:1])
     has_input = isinstance(at(request, "input"), list | str) and bool(at(request, "model"))
+    events = names["openhands"]["events"]
     is_evaluation = any(text_at(event, "kind") in events for event in history[:20])
     first = next((each for each in (history if is_object else row) if isinstance(each, dict)), {"role": ""})
     is_old = "role" not in first and ("action" in first) != ("observation" in first)
     openhands = "1" if text_at(row, "kind") in events else "evaluation" if is_evaluation else is_old and "0"
+    codex_version = text_at(row, "payload", "cli_version") or "unknown"
     found: dict[str, Any] = {
         "atif": isinstance(at(row, "steps"), list) and text_at(row, "schema_version").removeprefix("ATIF-v"),
         "claude-code": is_claude and (text_at(row, "version") or "unknown"),
-        "codex": "legacy"
-        if is_old_codex
-        else is_codex and (text_at(row, "payload", "cli_version") or "unknown"),
+        "codex": (is_old_codex and "legacy") or (is_codex and codex_version),
         "gemini-cli": {"projectHash", "sessionId"} <= keys and "unknown",
         "openhands": openhands,
         "swe-agent": is_swe and (text_at(info, "swe_agent_version") or "0"),

@@ -56,9 +56,7 @@ MAX_FAILURES = 3  # requests in a row without an answer, after which a teacher i
 MAX_TRIES = 5  # of one request, each with a reservation of its own, so that the client's own tries are off
 MAX_PAUSE_SECONDS = 30.0
 _NUM_AT_A_TIME = 32  # requests that are held in memory
-_CUT_CHARACTER = (
-    "\ufffd"  # in the text of an id that is a part of a character, which servers spell in many ways
-)
+_CUT_CHARACTER = "\ufffd"  # in the text of an id that is a part of a character: each server spells it its way
 Report = Callable[[int, int, str], None]
 Request = Mapping[str, Any]
 Read = Callable[[Any], Any]  # what is wanted from the choice of a server's answer
@@ -296,9 +294,8 @@ class Classroom:
                 openai.AsyncOpenAI(http_client=http, **teacher.endpoint.client_options()) as client,
             ):
                 route = client.completions if "prompt" in request else client.chat.completions
-                answer = await route.with_raw_response.create(
-                    model=teacher.endpoint.model, extra_headers={"Idempotency-Key": key}, **request
-                )
+                how = {"model": teacher.endpoint.model, "extra_headers": {"Idempotency-Key": key}}
+                answer = await route.with_raw_response.create(**how, **request)
             found = json.loads(answer.http_response.content)
             text = json.dumps(read(found["choices"][0]), ensure_ascii=False)
             counts = [at(found, "usage", name) for name in ("prompt_tokens", "completion_tokens")]

@@ -40,8 +40,7 @@ def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     refuse_unwritable(args.out)
     with progress_bar(quiet=args.quiet) as report:
         sums = ingest(args.paths, args.out, only=args.format, num_processes=args.jobs, report=report)
-    dropped = {**sums["duplicates"], **sums["files_left_out"]}
-    result = {**sums, "kept": sums["traces"], "dropped": dropped}
+    result = {**sums, "kept": sums["traces"], "dropped": {**sums["duplicates"], **sums["files_left_out"]}}
     write_json(args.out / "summary.json", result)
     if any(sums["redactions"].values()) and not args.quiet:
         note(f"what stands for what was taken out is in {args.out / SECRETS_NAME}: keep that to yourself")
@@ -49,9 +48,10 @@ def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
 
 def run_bind(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    from composer_replication.traces.execution import FULL_ID, proven
+    from composer_replication.tasks.intake.git_source import names_commit
+    from composer_replication.traces.execution import proven
 
-    if args.commit and not FULL_ID.fullmatch(args.commit):
+    if args.commit and not names_commit(f"git+file:///.@{args.commit}"):
         problem, fix = "the commit is not named by its full id.", "git rev-parse HEAD"
         raise UsageError("CR0206", problem, where=f"--commit {args.commit}", fix=fix)
     traces, backend = _traces_to_write_beside(args.folder), chosen_backend(args)

@@ -10,7 +10,6 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +19,7 @@ from composer_replication.records import ToolCall, ToolResult
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, tools_at
 from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks.difficulty import difference
+from composer_replication.tasks.intake.git_source import names_commit
 from composer_replication.traces import prompts
 from composer_replication.traces.json_values import parsed, text_at
 from composer_replication.traces.prompts import EDITS, USUAL_FOLDER, ChosenStep, Message, our_calls
@@ -29,8 +29,6 @@ from composer_replication.traces.trace_records import Trace
 
 Call = Callable[[ToolCall], ToolResult]
 Outcome = Literal["the same", "another result", "not compared", "no tool of ours"]
-FULL_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-"""Of a commit: it means the same tree for ever."""
 _TEXTS = tomllib.loads(Path(__file__).with_name("result_texts.toml").read_text(encoding="utf-8"))
 _VARYING = re.compile("|".join(_TEXTS["varying"]), re.MULTILINE)
 
@@ -50,10 +48,9 @@ def commit_of(trace: Trace, repository: str, commit: str) -> str:
     where = f"file://{Path(repository).resolve()}" if repository else trace.repository
     if re.fullmatch(r"[\w.-]+/[\w.-]+", where):  # as rows of SWE-bench name it
         where = f"https://github.com/{where}"
-    which = commit or trace.commit
     is_known = repository or where.startswith(("https://", "ssh://", "git@"))
-    prefix = "" if where.startswith("git@") else "git+"
-    return f"{prefix}{where}@{which}" if is_known and FULL_ID.fullmatch(which) else ""
+    address = f"{'' if where.startswith('git@') else 'git+'}{where}@{commit or trace.commit}"
+    return address if is_known and names_commit(address) else ""
 
 
 def proven(
@@ -69,57 +66,51 @@ def proven(
         ``reproduced_steps`` of them gave the same; ``executable``: the places of answers before which nothing came out otherwise;
         ``calls`` by what came of each.
     """
-    row: dict[str, Any] = {"trace_id": trace.trace_id, "tree": "", "problem": ""}
     task, commit = names.get(trace.task_id, ""), commit_of(trace, *given)
-    if not (task or commit):
+    row: dict[str, Any] = {"trace_id": trace.trace_id, "tree": task or commit, "problem": ""}
+    if not row["tree"]:
         return row | {"problem": "neither a task of the store nor a repository with its commit is known"}
-    row |= {"tree": task or commit}
-    outcomes: dict[int, list[Outcome]] = {}
-    broken, executable = set[int](), []
+    calls, broken, executable, num_steps = Counter[Outcome](), set[int](), [], 0
     try:
-        with ExitStack() as stack:
-            if task and grader is not None:
-                tools: Any = stack.enter_context(FeatureDeletionEnv(grader, monitor="off"))
+        own = None if grader is None else FeatureDeletionEnv(grader, monitor="off")
+        place: Any = own if task else tools_at(commit, backend)
+        with place as tools:
+            if task:
                 tools.reset(task)
-            else:
-                tools = stack.enter_context(tools_at(commit, backend))
             for idx, _ in trace.agent_steps():
                 if broken.isdisjoint(trace.path_to(idx)):
                     executable.append(idx)
-                outcomes[idx] = list(redone(trace, [idx], tools.call))
-                if not set(outcomes[idx]) <= {"the same", "not compared"}:
+                found = Counter(redone(trace, [idx], tools.call))
+                if found.keys() - {"the same", "not compared"}:
                     broken.add(idx)
+                num_steps += bool(found)
+                calls += found
     except (InputError, MissingError) as error:
         return row | {"problem": f"{error.code}: {error.message}"}
-    made = [idx for idx, each in outcomes.items() if each]
-    calls = Counter(outcome for each in outcomes.values() for outcome in each)
-    row |= {"steps": len(made), "reproduced_steps": len(set(made) - broken), "executable": executable}
+    row |= {"steps": num_steps, "reproduced_steps": num_steps - len(broken), "executable": executable}
     return row | {"calls": dict(calls)}
 
 
 def redone(trace: Trace, places: Iterable[int], call: Call) -> Iterator[Outcome]:
     """Make the calls of these steps again, those without a recorded result left out, and say what came of each."""
     for place in places:
-        step = trace.steps[place]
-        known = {result.call_id: result for result in step.results}
-        for recorded, ours in zip(step.calls, our_calls(trace, place), strict=True):
+        known = {result.call_id: result for result in trace.steps[place].results}
+        for recorded, ours in zip(trace.steps[place].calls, our_calls(trace, place), strict=True):
             says_nothing = ours.name in _TEXTS["no_state"] or _TEXTS["last_command"] in ours.arguments
             if ours.call_id not in known or says_nothing:
                 continue
             before, result = known[ours.call_id], call(ours)
             if result.fault == "invalid" and ours is recorded:
                 yield "no tool of ours"
-                continue
-            if ours.name in _TEXTS["own_words"] and ours is not recorded:
+            elif ours.name in _TEXTS["own_words"] and ours is not recorded:
                 yield "not compared"
-                continue
-            if ours.name in EDITS:  # each program says in its own words that it was done
-                is_same = before.failed == result.failed
+            elif ours.name in EDITS:  # each program says in its own words that it was done
+                yield "the same" if before.failed == result.failed else "another result"
             else:
                 texts = (before.text, Redactor().text(result.text))
                 is_same = len({_plain(text, ours.name, trace.folder) for text in texts}) == 1
                 is_same = is_same and before.exit_code in (None, result.exit_code)
-            yield "the same" if is_same else "another result"
+                yield "the same" if is_same else "another result"
 
 
 def _plain(text: str, tool: str, folder: str) -> str:
@@ -158,35 +149,36 @@ async def execute(step: ChosenStep, how: Execution) -> dict[str, Any]:
     other answer the shares of passed tests, a try each, beside those of the recorded one, the interval of their difference
     and the decision.
     """
-    trace, idx, others = step.trace, step.idx, step.others
+    trace, idx = step.trace, step.idx
     row: dict[str, Any] = {"trace_id": trace.trace_id, "step": idx}
     row |= {"calls": 0, "reproduced": 0, "problem": "", "verdicts": []}
-    if not others:
+    if not step.others:
         return row | {"problem": "every teacher does the same"}
-    scores: list[list[float]] = []
+    recorded: list[float] = []
+    verdicts = []
     with how.open_attempt() as attempt:
         try:
             attempt.reset(how.names[trace.task_id])
             outcomes = Counter(redone(trace, trace.path_to(idx), attempt.call))
             row["calls"] = outcomes.total() - outcomes["not compared"]
             row["reproduced"] = outcomes["the same"]
-            if outcomes["the same"] < row["calls"] or attempt.is_done:
+            if row["reproduced"] < row["calls"] or attempt.is_done:
                 return row | {"problem": "recorded results are not reproduced"}
             restore = attempt.snapshot()
-            for answer in (prompts.recorded_answer(trace, idx), *(answer for _, answer in others)):
-                scores.append([])
+            for source, answer in (("", prompts.recorded_answer(trace, idx)), *step.others):
+                scores: list[float] = []
                 for number in range(how.num_tries):
                     restore()
-                    scores[-1].append(await _play(step, answer, attempt, how, number))
+                    scores.append(await _play(step, answer, attempt, how, number))
+                recorded = recorded or scores
+                verdict = {"source": source, "answer": answer, "scores": scores, "recorded_scores": recorded}
+                interval = difference(scores, recorded)
+                verdicts.append(verdict | {"interval": interval, "decision": decide(interval)})
         except SandboxFailure as error:
             return row | {"problem": f"the sandbox failed ({error.code})"}
         except UnfitTeacher:
             return row | {"problem": "the teacher that plays on gave no answer"}
-    for (source, answer), own in zip(others, scores[1:], strict=True):
-        interval = difference(own, scores[0])
-        verdict = {"source": source, "answer": answer, "scores": own, "recorded_scores": scores[0]}
-        row["verdicts"].append(verdict | {"interval": interval, "decision": decide(interval)})
-    return row
+    return row | {"verdicts": verdicts[1:]}
 
 
 async def _play(

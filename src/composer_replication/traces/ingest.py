@@ -32,7 +32,6 @@ except ImportError:  # without the extra ``traces``
 _NUM_PERMUTATIONS = 128
 THRESHOLD = 0.9  # share of five-word shingles in common from which two sessions are nearly the same
 _LEAST_WORDS = 50
-_UNKNOWN = "unknown"
 _NUM_HEAD = 20  # records that a format is known by
 TRACES_NAME, REPORT_NAME, SECRETS_NAME = "traces.jsonl", "ingest.json", "redactions.local.json"
 _PARTS = "parts-"
@@ -57,29 +56,31 @@ _CLAUDE_KEYS = {"file-history-snapshot": {"type"}, "summary": {"leafUuid"}}
 def _fits(row: Any) -> dict[str, str]:
     """The formats that a record fits, each with its version."""
     kind, info, history = text_at(row, "type"), at(row, "info"), items_at(row, "history")
-    request, is_object, events = messages.request_of(row), isinstance(row, dict), agent_files.OPENHANDS_EVENTS
-    chat = messages.chat_messages(row) if is_object else row
-    claude_keys = _CLAUDE_KEYS.get(kind, {"uuid", "sessionId"})
-    is_claude = kind in agent_files.CLAUDE_KINDS and claude_keys <= row.keys()
-    is_codex = kind in agent_files.CODEX_ENVELOPES and isinstance(at(row, "payload"), dict)
-    is_old_codex = kind in ("function_call", "function_result") and "created_at" in row
+    request, is_object, names = messages.request_of(row), isinstance(row, dict), messages.NAMES
+    keys, chat = set(row) if is_object else set(), messages.chat_messages(row) if is_object else row
+    is_claude = (
+        _CLAUDE_KEYS.get(kind, {"uuid", "sessionId"}) <= keys and kind in names["claude-code"]["kinds"]
+    )
+    is_codex = kind in names["codex"]["envelopes"] and isinstance(at(row, "payload"), dict)
+    is_old_codex = kind in ("function_call", "function_result") and "created_at" in keys
     is_swe = isinstance(at(row, "trajectory"), list) or any(at(each, "agent") for each in history[:3])
     is_swe = is_swe and bool(at(next(iter(history), None), "role"))
     is_mini = (info is not None or not is_object) and agent_files.has_code_blocks(chat[:6])
     is_mini = is_mini or text_at(row, "trajectory_format").startswith("mini-swe-agent")
-    is_chat = is_object and bool(chat) and not {"info", "trajectory_format"} & row.keys()
-    is_langfuse = any("traceId" in each for each in items_at(row, "observations")[:1])
+    is_chat = is_object and bool(chat) and not {"info", "trajectory_format"} & keys
+    is_langfuse = any(at(each, "traceId") for each in items_at(row, "observations")[:1])
     has_input = isinstance(at(request, "input"), list | str) and bool(at(request, "model"))
+    events = names["openhands"]["events"]
     is_evaluation = any(text_at(event, "kind") in events for event in history[:20])
     first = next((each for each in (history if is_object else row) if isinstance(each, dict)), {"role": ""})
     is_old = "role" not in first and ("action" in first) != ("observation" in first)
     openhands = "1" if text_at(row, "kind") in events else "evaluation" if is_evaluation else is_old and "0"
-    codex_version = text_at(row, "payload", "cli_version") or _UNKNOWN
+    codex_version = text_at(row, "payload", "cli_version") or "unknown"
     found: dict[str, Any] = {
         "atif": isinstance(at(row, "steps"), list) and text_at(row, "schema_version").removeprefix("ATIF-v"),
-        "claude-code": is_claude and (text_at(row, "version") or _UNKNOWN),
+        "claude-code": is_claude and (text_at(row, "version") or "unknown"),
         "codex": (is_old_codex and "legacy") or (is_codex and codex_version),
-        "gemini-cli": is_object and {"projectHash", "sessionId"} <= row.keys() and _UNKNOWN,
+        "gemini-cli": {"projectHash", "sessionId"} <= keys and "unknown",
         "openhands": openhands,
         "swe-agent": is_swe and (text_at(info, "swe_agent_version") or "0"),
         "mini-swe-agent": is_mini and (text_at(info, "mini_version") or "1"),
@@ -102,7 +103,7 @@ class TraceSums(NamedTuple):
     """Of a trace what tells duplicates, what it counts, and what its placeholders stand for."""
 
     trace_id: str
-    chain: tuple[int, ...]
+    chain: tuple[bytes, ...]
     sketch: Any
     counts: tuple[int, int, int, int]
     secrets: dict[str, str]
@@ -113,7 +114,7 @@ def detect(path: Path, only: str = "") -> list[tuple[str, str]]:
     found: dict[str, str] = {}
     with suppress(OSError):
         for row in itertools.islice(values.read_records(path, Ledger()), _NUM_HEAD):
-            known = {kind: version for kind, version in found.items() if version != _UNKNOWN}
+            known = {kind: version for kind, version in found.items() if version != "unknown"}
             found |= _fits(row) | known
     return [(kind, found[kind]) for kind in FORMATS if kind in found and only in ("", kind)]
 
@@ -194,7 +195,11 @@ def ingest(
                 with part.open("rb") as lines:
                     file.writelines(line for line in lines if next(places) not in twice)
     temporary.replace(out / TRACES_NAME)
-    _write_secrets(out, {trace.trace_id: trace.secrets for trace in traces if trace.secrets})
+    (out / SECRETS_NAME).unlink(missing_ok=True)
+    (out / SECRETS_NAME).touch(mode=0o600, exist_ok=False)  # kept from others, and from git
+    secrets = {trace.trace_id: trace.secrets for trace in traces if trace.secrets}
+    (out / SECRETS_NAME).write_bytes(values.json_bytes(secrets))
+    (out / ".gitignore").write_text(f"{SECRETS_NAME}\n")
     kept = [trace.counts for place, trace in enumerate(traces) if place not in twice]
     became = sum((each.counts for each in ledgers), Counter())
     redactions = sum((each.redactions for each in ledgers), Counter())
@@ -229,8 +234,7 @@ def read_traces(folder: Path) -> Iterator[Trace]:
     Raises:
         InputError: the file is missing or a line is damaged (CR0942).
     """
-    path = folder / TRACES_NAME if folder.is_dir() else folder
-    problem = ""
+    path, problem = folder / TRACES_NAME if folder.is_dir() else folder, ""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -254,7 +258,7 @@ def read_unit(unit: TraceUnit, part: Path) -> tuple[Ledger, list[TraceSums]]:
                     ledger.num_without_answer += 1
                     continue
                 trace.version = trace.version or unit.version
-                chain, redactor = messages.step_chain(trace), Redactor()
+                chain, redactor = messages.step_chain(trace.steps), Redactor()
                 redactor.trace(trace)
                 ledger.redactions.update(redactor.counts)
                 sums += [TraceSums(trace.trace_id, chain, minhash(trace), trace.counts, redactor.values)]
@@ -262,14 +266,6 @@ def read_unit(unit: TraceUnit, part: Path) -> tuple[Ledger, list[TraceSums]]:
     finally:
         gc.enable()
     return ledger, sums
-
-
-def _write_secrets(out: Path, secrets: dict[str, dict[str, str]]) -> None:
-    """What the placeholders stand for, readable for this user alone, and kept from git."""
-    (out / SECRETS_NAME).unlink(missing_ok=True)
-    (out / SECRETS_NAME).touch(mode=0o600, exist_ok=False)
-    (out / SECRETS_NAME).write_bytes(values.json_bytes(secrets))
-    (out / ".gitignore").write_text(f"{SECRETS_NAME}\n")
 
 
 def minhash(trace: Trace) -> Any:
@@ -283,18 +279,18 @@ def minhash(trace: Trace) -> Any:
     return sketch
 
 
-def duplicates(chains: Sequence[tuple[int, ...]], sketches: Sequence[Any]) -> dict[int, str]:
+def duplicates(chains: Sequence[tuple[bytes, ...]], sketches: Sequence[Any]) -> dict[int, str]:
     """Which traces are left out, by their places, and why: ``the same``, ``the beginning of another``, ``nearly the same``.
 
     The first of equal ones is kept; of near ones the longest.
     """
     found: dict[int, str] = {}
-    first: dict[int, int] = {}
-    inner = {digest for chain in chains for digest in chain[:-1]}
-    for place, chain in enumerate(chains):
-        if chain and first.setdefault(chain[-1], place) != place:
+    first: dict[bytes, int] = {}
+    inner = {digest for chain in chains for digest in chain[:-1] if digest != chain[-1]}
+    for place, last in ((place, chain[-1]) for place, chain in enumerate(chains) if any(chain)):
+        if first.setdefault(last, place) != place:
             found[place] = "the same"
-        elif chain and chain[-1] in inner:
+        elif last in inner:
             found[place] = "the beginning of another"
     rest = [place for place, sketch in enumerate(sketches) if place not in found and sketch is not None]
     if rest:

@@ -105,6 +105,22 @@ def items_at(value: Any, *path: str) -> list[Any]:
     return typed(list, at(value, *path)) or []
 
 
+def first_at(value: Any, *keys: str) -> Any:
+    """What stands at the first of these keys that has anything."""
+    for key in keys if isinstance(value, dict) else ():
+        if (found := value.get(key)) is not None:
+            return found
+    return None
+
+
+def first_text(value: Any, *keys: str) -> str:
+    """The text at the first of these keys that has one; an empty one where none has."""
+    for key in keys if isinstance(value, dict) else ():
+        if (found := value.get(key)) and isinstance(found, str):
+            return found
+    return ""
+
+
 def typed(kind: type[_T], value: Any) -> _T | None:
     """The value where it is of this very type: true is no whole number."""
     return value if type(value) is kind else None

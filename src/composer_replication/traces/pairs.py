@@ -27,19 +27,14 @@ from composer_replication.traces.prompts import Message, action, prompt_of, reco
 from composer_replication.traces.trace_records import NOT_LEARNED, Trace
 
 WEIGHTS: Mapping[str, float] = {"executed": 1.0, "siblings": 0.5, "objection": 0.5}
-TEXT_ONLY = 0.5
-"""Times the weight where neither side calls anything: no test can tell such answers apart but by what follows."""
-MAX_LENGTH_RATIO = 8.0
-"""A pair whose longer side has so many times the characters of the shorter one would teach length."""
-MAX_SHARE_OF_LAST = 0.25
-"""Most of the pairs that may speak of the last step of a session: else ending early is what is learned."""
+TEXT_ONLY = 0.5  # times the weight where neither side calls anything, so that no test tells them apart
+MAX_LENGTH_RATIO = 8.0  # a side that has so many times the characters of the other one would teach length
+MAX_SHARE_OF_LAST = 0.25  # that may speak of the last step of a session: else ending early is what is learned
 _REFUSED = {"denied", "interrupted"}
 Rows = tuple[list[PairRow], Counter[str]]  # rows that are kept, and how many were dropped by reason
-HELD_OUT = "a held-out task, or its code in the text"
-HeldoutRows = Callable[[Sequence[Mapping[str, Any]]], set[int]]
-"""The places of rows that are of a held-out task or show its code."""
-
-# ------------------------------------------------------------------------------ made
+HeldoutRows = Callable[
+    [Sequence[Mapping[str, Any]]], set[int]
+]  # places of rows of held-out tasks or their code
 
 
 def executed_pairs(traces: Mapping[str, Trace], verdicts: Iterable[Mapping[str, Any]]) -> Iterator[PairRow]:
@@ -56,12 +51,11 @@ def executed_pairs(traces: Mapping[str, Trace], verdicts: Iterable[Mapping[str, 
 
 def sibling_pairs(traces: Sequence[Trace]) -> Iterator[PairRow]:
     """Of two attempts at one task, one passing and one failing: the first answers in which they part."""
-    attempts: dict[str, list[Trace]] = {}
+    attempts: dict[str, tuple[list[Trace], list[Trace]]] = {}
     for trace in (trace for trace in traces if trace.task_id and trace.passed is not None):
-        attempts.setdefault(trace.task_id, []).append(trace)
-    for passing, failing in (pair for own in attempts.values() for pair in itertools.permutations(own, 2)):
-        is_pair = passing.passed and not failing.passed
-        if is_pair and (idx := _parting(passing, failing)) is not None:
+        attempts.setdefault(trace.task_id, ([], []))[not trace.passed].append(trace)
+    for passing, failing in (both for own in attempts.values() for both in itertools.product(*own)):
+        if (idx := _parting(passing, failing)) is not None:
             sides = (recorded_answer(passing, idx), recorded_answer(failing, idx))
             yield _pair(passing, idx, sides, source="siblings", margin=1.0, failing=failing.trace_id)
 
@@ -82,10 +76,11 @@ def objection_pairs(traces: Sequence[Trace]) -> Iterator[PairRow]:
     """An action that the user refused or stopped, against the next one that was let through."""
     for trace in traces:
         calling = [(idx, step) for idx, step in trace.agent_steps() if step.calls]
+        good = [
+            n for n, s in calling if s.results and not (s.num_errors or s.flags & (_REFUSED | NOT_LEARNED))
+        ]
         for idx in (idx for idx, step in calling if step.flags & _REFUSED):
-            later = (n for n, s in calling if n > idx and s.results and not s.num_errors)
-            good = (n for n in later if not trace.steps[n].flags & (_REFUSED | NOT_LEARNED))
-            if (accepted := next(good, None)) is not None:
+            if (accepted := next((n for n in good if n > idx), None)) is not None:
                 sides = (recorded_answer(trace, accepted), recorded_answer(trace, idx))
                 yield _pair(trace, idx, sides, source="objection", margin=0.5, accepted_step=accepted)
 
@@ -96,32 +91,32 @@ def _pair(
     is_text = not any("tool_calls" in side for side in sides)
     evidence |= {"margin": margin, "is_text_only": is_text, "prompt_origin": trace.prompt_origin}
     is_end = any(call.name in ("submit", "finish") for call in prompts.calls_of(sides[0]))
-    return {
-        "prompt": prompt_of(trace, idx),
-        "chosen": [sides[0]],
-        "rejected": [sides[1]],
-        "tools": json.dumps(prompts.tools_of(trace)),
-        "weight": WEIGHTS[source] * (TEXT_ONLY if is_text else 1.0) * min(1.0, margin),
-        "source": source,
-        "evidence": json.dumps(evidence),
-        "trace_id": trace.trace_id,
-        "step": idx,
-        "task_id": trace.task_id,
-        "is_last": is_end or idx == max(n for n, _ in trace.agent_steps()),
-    }
+    weight = WEIGHTS[source] * (TEXT_ONLY if is_text else 1.0) * min(1.0, margin)
+    row: PairRow = {"prompt": prompt_of(trace, idx), "chosen": [sides[0]], "rejected": [sides[1]]}
+    row |= {"tools": json.dumps(prompts.tools_of(trace)), "weight": weight, "source": source}
+    row |= {"evidence": json.dumps(evidence), "trace_id": trace.trace_id, "step": idx}
+    return row | {"task_id": trace.task_id, "is_last": is_end or idx == trace.agent_steps()[-1][0]}
 
 
 def balanced(pairs: Iterable[PairRow], heldout: HeldoutRows) -> Rows:
     """The pairs that are kept: no copy, none that teaches length or ending, none of a held-out task."""
     dropped: Counter[str] = Counter()
-    seen: set[str] = set()
-    rows = []
+    rows: dict[str, PairRow] = {}
     for pair in pairs:
-        if why := _why_not(pair, seen):
-            dropped[why] += 1
+        chosen, rejected = sides = [json.dumps(pair[side], sort_keys=True) for side in SIDES[1:]]
+        key = f"{pair['trace_id']}/{pair['step']}/{chosen}/{rejected}"
+        called = {call.name for side in SIDES[1:] for call in prompts.calls_of(pair[side][0])}
+        if chosen == rejected:
+            dropped["both sides are the same"] += 1
+        elif called - {tool["function"]["name"] for tool in json.loads(pair["tools"])}:
+            dropped["a call of a tool that is not offered"] += 1
+        elif key in rows:
+            dropped["the same pair twice"] += 1
+        elif max(map(len, sides)) > MAX_LENGTH_RATIO * min(map(len, sides)):
+            dropped["one side is many times as long"] += 1
         else:
-            rows.append(pair)
-    kept = _without(rows, heldout, dropped)
+            rows[key] = pair
+    kept = without_heldout([*rows.values()], heldout, dropped)
     last = [pair for pair in kept if pair["is_last"]]
     num_allowed = max(1, int(MAX_SHARE_OF_LAST * (len(kept) - len(last)) / (1 - MAX_SHARE_OF_LAST)))
     for pair in sorted(last, key=lambda each: -each["weight"])[num_allowed:]:
@@ -130,45 +125,27 @@ def balanced(pairs: Iterable[PairRow], heldout: HeldoutRows) -> Rows:
     return kept, dropped
 
 
-def _why_not(pair: PairRow, seen: set[str]) -> str:
-    chosen, rejected = sides = [json.dumps(pair[side], sort_keys=True) for side in ("chosen", "rejected")]
-    key = f"{pair['trace_id']}/{pair['step']}/{chosen}/{rejected}"
-    called = {call.name for side in ("chosen", "rejected") for call in prompts.calls_of(pair[side][0])}
-    if chosen == rejected:
-        return "both sides are the same"
-    if called - {tool["function"]["name"] for tool in json.loads(pair["tools"])}:
-        return "a call of a tool that is not offered"
-    if key in seen:
-        return "the same pair twice"
-    seen.add(key)
-    is_long = max(map(len, sides)) > MAX_LENGTH_RATIO * min(map(len, sides))
-    return "one side is many times as long" if is_long else ""
-
-
 def sft_rows(traces: Iterable[Trace], heldout: HeldoutRows) -> Rows:
     """Passing attempts as chats with tools."""
     rows: list[PairRow] = []
     dropped: Counter[str] = Counter()
     for trace in traces:
-        last = max((idx for idx, _ in trace.agent_steps()), default=None)
-        if trace.passed is not True or last is None:
+        if not (trace.passed and trace.agent_steps()):
             dropped["did not pass its tests" if trace.passed is False else "nobody ran its tests"] += 1
             continue
+        last = trace.agent_steps()[-1][0]
         row: PairRow = {"messages": [*prompt_of(trace, last), recorded_answer(trace, last)]}
         row |= {"tools": json.dumps(prompts.tools_of(trace)), "task_id": trace.task_id}
-        known = {key: getattr(trace, key) for key in ("trace_id", "format", "model")}
-        rows.append({**row, "provenance": json.dumps({**known, "task_id": trace.task_id})})
-    return _without(rows, heldout, dropped), dropped
+        known = {key: getattr(trace, key) for key in ("trace_id", "format", "model", "task_id")}
+        rows.append({**row, "provenance": json.dumps(known)})
+    return without_heldout(rows, heldout, dropped), dropped
 
 
-def _without(rows: list[PairRow], heldout: HeldoutRows, dropped: Counter[str]) -> list[PairRow]:
+def without_heldout(rows: list[PairRow], heldout: HeldoutRows, dropped: Counter[str]) -> list[PairRow]:
     """The rows that neither are of a held-out task nor show its code."""
     found = heldout(rows)
-    dropped[HELD_OUT] += len(found)
+    dropped["a held-out task, or its code in the text"] += len(found)
     return [row for place, row in enumerate(rows) if place not in found]
-
-
-# ------------------------------------------------------------------------------ in files
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -197,21 +174,20 @@ def read_pair_rows(path: Path) -> dict[str, PairRow]:
     try:
         # ``str.splitlines`` cuts at signs that JSON texts may hold, too
         is_parquet = path.suffix == ".parquet"
-        lines = _parquet_rows(path) if is_parquet else path.read_text(encoding="utf-8").split("\n")
+        found: list[Any] = _parquet_rows(path) if is_parquet else path.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:
         raise unusable_pair(f"the file of pairs cannot be read: {error!s:.200}", str(path)) from error
+    lines = {f"{path}:{number}": line for number, line in enumerate(found, start=1)}
     rows: dict[str, PairRow] = {}
-    for number, line in enumerate(lines, start=1):
+    for where, line in lines.items():
         if isinstance(line, str) and not line.strip():
             continue
         try:
-            row: Any = json.loads(line) if isinstance(line, str) else line
-            problem = _problem(row) if isinstance(row, dict) else "a line is not a JSON object"
+            rows[where] = json.loads(line) if isinstance(line, str) else line
         except ValueError as error:
-            problem = f"a line is not JSON: {error}"
-        if problem:
-            raise unusable_pair(problem, f"{path}:{number}")
-        rows[f"{path}:{number}"] = row
+            raise unusable_pair(f"a line is not JSON: {error}", where) from None
+        if problem := _problem(rows[where]):
+            raise unusable_pair(problem, where)
     if not rows:
         raise unusable_pair("the file of pairs is empty", str(path))
     if not any(row.get("weight", 1.0) for row in rows.values()):
@@ -225,21 +201,23 @@ def _parquet_rows(path: Path) -> list[PairRow]:
         import pyarrow.parquet as pq
     rows: list[PairRow] = pq.read_table(path).to_pylist()
     for row in rows:
-        messages = {side: row[side] for side in SIDES if isinstance(row.get(side), list)}
-        row |= {side: [parsed(each) for each in found] for side, found in messages.items()}
+        row |= {
+            side: [parsed(each) for each in row[side]] for side in SIDES if isinstance(row.get(side), list)
+        }
     return [{key: value for key, value in row.items() if value is not None} for row in rows]
 
 
-def _problem(row: PairRow) -> str:
+def _problem(row: Any) -> str:
     """What is wrong with a row; an empty text where nothing is."""
+    if not isinstance(row, dict):
+        return "a line is not a JSON object"
     if empty := next((side for side in SIDES if not row.get(side)), ""):
         return f"{empty} is {'empty' if empty in row else 'missing'}"
     sides, weight = [row[side] for side in SIDES], row.get("weight", 1.0)
-    are_messages = all(isinstance(side, list) for side in sides) and all(
-        isinstance(one, dict) and "role" in one for side in sides for one in side
-    )
-    if not (are_messages or all(isinstance(side, str) for side in sides)):
-        return "prompt, chosen and rejected are neither three texts nor three lists of messages"
+    if not all(isinstance(side, str) for side in sides):
+        messages = [one for side in sides for one in (side if isinstance(side, list) else [None])]
+        if not all(isinstance(one, dict) and "role" in one for one in messages):
+            return "prompt, chosen and rejected are neither three texts nor three lists of messages"
     if not isinstance(parsed(row.get("tools")) or [], list):
         return "tools is neither a list of functions nor the JSON of one"
     if sides[1] == sides[2]:

@@ -19,25 +19,22 @@ from composer_replication.traces.json_values import items_at, json_text, parsed,
 from composer_replication.traces.trace_records import NOT_LEARNED, Trace
 
 _SCHEMAS = [function_schema(tool) for tool in TOOLS]
-_OURS = {each["function"]["name"]: each["function"]["parameters"]["properties"] for each in _SCHEMAS}
-"""Our tools, and what they take."""
+_TAKES = {each["function"]["name"]: each["function"]["parameters"]["properties"] for each in _SCHEMAS}
 _NAMES = tomllib.loads(Path(__file__).with_name("tool_names.toml").read_text(encoding="utf-8"))
-_TOOLS = {foreign: name for name in _OURS for foreign in (name, *_NAMES["tools"].get(name, ()))}
+_TOOLS = {foreign: name for name in _TAKES for foreign in (name, *_NAMES["tools"].get(name, ()))}
 USUAL_FOLDER = "/testbed"  # where images of SWE-bench and its kin have the repository
 EDITS = frozenset({"write_file", "str_replace"})
 _PATCH = re.compile(
     r"\*\*\* Begin Patch\n\*\*\* (Add|Update) File: ([^\n]+)\n(?!\*\*\* )(?:@@[^\n]*\n)?((?:(?:[ +-][^\n]*)?\n)*[ +-][^\n]*\n)\n*\*\*\* End Patch"
 )
 """A patch of Codex that adds a file or changes one place of one; others are no tool of ours."""
-Message = dict[str, Any]
-"""Of a chat, as chat templates take it: arguments of calls are objects where they can be."""
+Message = dict[str, Any]  # of a chat, as templates take it: arguments of calls are objects where they can be
 REBUILT_PROMPT = """\
 You are a coding agent. You work in the root of a repository, through tools. The conversation so far was recorded; go on with \
 the next answer."""
 NO_RESULT = "(no result was recorded)"
 OLD_RESULT_CHARACTERS = 2000
-NUM_WHOLE_RESULTS = 6
-"""Results of so many last answers stay whole; older ones are cut, the same way for every side of a comparison."""
+NUM_WHOLE_RESULTS = 6  # of the last steps; older ones are cut, the same way for every side of a comparison
 WORTH: Mapping[str, int] = {"denied": 8, "interrupted": 6, "error": 4, "edit": 2}
 """How much a sign says that another answer may have been better: people's own objections first."""
 
@@ -50,16 +47,24 @@ def our_call(call: ToolCall, folder: str = "") -> ToolCall | None:
     given, folder = parsed(call.arguments or "{}"), folder or USUAL_FOLDER
     if not isinstance(given, dict):
         return None
-    patch = str(given.get("input") or given.get("cmd") or given.get("command"))
-    name = _TOOLS.get(call.name, "")
+    name, patch = (
+        _TOOLS.get(call.name, ""),
+        str(given.get("input") or given.get("cmd") or given.get("command")),
+    )
     if "*** Begin Patch" in patch and "apply_patch" in f"{call.name} {call.arguments}":
-        name, given = _patched(patch)
+        if (found := _PATCH.search(patch)) is None:
+            return None
+        kind, path, lines = found[1], found[2].strip(), found[3].splitlines()
+        old, new = ("\n".join(line[1:] for line in lines if line[:1] != left_out) for left_out in "+-")
+        changed, added = {"old_str": old, "new_str": new}, {"content": f"{new}\n"}
+        name = "write_file" if kind == "Add" else "str_replace"
+        given = {"path": path, **(added if kind == "Add" else changed)}
     elif call.name in _NAMES["editor"]["names"]:
         name = str(_NAMES["editor"].get(str(given.get("command"))))
-    if name not in _OURS:
+    if name not in _TAKES:
         return None
     renamed = {_NAMES["arguments"].get(key, key): value for key, value in given.items()}
-    ours = {key: value for key, value in renamed.items() if key in _OURS[name]}
+    ours = {key: value for key, value in renamed.items() if key in _TAKES[name]}
     first, limit = (typed(int, given.get(key)) for key in ("offset", "limit"))
     if call.name == "Glob":
         ours["command"] = f"find . -path './{given.get('pattern', '')}'"
@@ -77,17 +82,6 @@ def our_call(call: ToolCall, folder: str = "") -> ToolCall | None:
     return ToolCall(name, json_text(ours), call.call_id)
 
 
-def _patched(text: str) -> tuple[str, dict[str, Any]]:
-    """Our tool for a patch, and what it takes; no name where there is none."""
-    if (patch := _PATCH.search(text)) is None:
-        return "", {}
-    lines = patch[3].splitlines()
-    old, new = ("\n".join(line[1:] for line in lines if line[:1] != left_out) for left_out in "+-")
-    if patch[1] == "Add":
-        return "write_file", {"path": patch[2].strip(), "content": f"{new}\n"}
-    return "str_replace", {"path": patch[2].strip(), "old_str": old, "new_str": new}
-
-
 def our_calls(trace: Trace, idx: int) -> list[ToolCall]:
     """The calls of a step with our tools, as far as there are any; others as they were."""
     return [our_call(call, trace.folder) or call for call in trace.steps[idx].calls]
@@ -102,6 +96,13 @@ def assistant_message(text: str, calls: list[ToolCall]) -> Message:
         row = {"id": call.call_id or f"call-{number}", "type": "function", "function": function}
         message.setdefault("tool_calls", []).append(row)
     return message
+
+
+def with_text(message: Message) -> Message:
+    """The message with its calls' arguments as text, which servers want."""
+    rows = [(call, call["function"]) for call in message.get("tool_calls", ())]
+    calls = [{**call, "function": own | {"arguments": json_text(own["arguments"])}} for call, own in rows]
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def recorded_answer(trace: Trace, idx: int) -> Message:
@@ -171,14 +172,10 @@ class ChosenStep(NamedTuple):
 
     def row(self) -> dict[str, Any]:
         """A line of ``replay.jsonl``."""
-        return {
-            "trace_id": self.trace.trace_id,
-            "step": self.idx,
-            "reasons": self.reasons,
-            "prompt_origin": self.trace.prompt_origin,
-            "recorded": recorded_answer(self.trace, self.idx),
-            "answers": [{"teacher": name, "answer": answer} for name, answer in self.answers.items()],
-        }
+        known = {"trace_id": self.trace.trace_id, "step": self.idx, "prompt_origin": self.trace.prompt_origin}
+        answers = [{"teacher": name, "answer": answer} for name, answer in self.answers.items()]
+        recorded = recorded_answer(self.trace, self.idx)
+        return {**known, "reasons": self.reasons, "recorded": recorded, "answers": answers}
 
 
 def chosen_steps(traces: list[Trace], max_steps: int, *, takes_all: bool = False) -> list[ChosenStep]:

@@ -24,7 +24,6 @@ _LEFT = re.compile(
     r"REDACTED_\w+?_\d+|person-\d+@redacted\.invalid|user-\d+|git@git(?:hub|lab)\.com|noreply@anthropic\.com"
 )
 """Placeholders, and addresses that are nobody's."""
-_KEY = "REDACTED_key_{}"
 
 
 class Rule(NamedTuple):
@@ -45,16 +44,15 @@ def _finder(*hints: str) -> Callable[[str], bool]:
     return SchemaValidator(schema).isinstance_python
 
 
-_ROWS = tomllib.loads(Path(__file__).with_name("redaction_rules.toml").read_text(encoding="utf-8"))["rule"]
-RULES = [
-    Rule(r["name"], _finder(r["hint"]), re.compile(r["pattern"]), r.get("placeholder", _KEY)) for r in _ROWS
-]
-_NUM_KEYS = sum("placeholder" not in row for row in _ROWS)
-_GROUPS = [
-    (_finder(*(row["hint"] for row in _ROWS[part])), RULES[part])
-    for part in (slice(_NUM_KEYS), slice(_NUM_KEYS, None))
-]
-"""Hints of all keys, which are rare, and of all names, which stand in every second text."""
+def _rule(row: dict[str, str]) -> Rule:
+    placeholder = row.get("placeholder", "REDACTED_key_{}")
+    return Rule(row["name"], _finder(row["hint"]), re.compile(row["pattern"]), placeholder)
+
+
+_TABLES = tomllib.loads(Path(__file__).with_name("redaction_rules.toml").read_text(encoding="utf-8"))
+_GROUPS = [(_finder(*(row["hint"] for row in rows)), [*map(_rule, rows)]) for rows in _TABLES.values()]
+"""Keys, which are rare, and names, which stand in every second text: the hints of each are looked for together first."""
+RULES = [rule for _, rules in _GROUPS for rule in rules]
 
 
 class Redactor:

@@ -26,14 +26,12 @@ from typing import Any, TypeVar
 from composer_replication.errors import InputError, UsageError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.model_endpoint import Endpoint, failure_reason, open_endpoint, openai_package
-from composer_replication.records import ToolCall
 from composer_replication.rollouts.tokens.pair_ids import tokenised
 from composer_replication.traces import prompts
-from composer_replication.traces.json_values import at, json_text
-from composer_replication.traces.pairs import HELD_OUT, HeldoutRows, Rows
+from composer_replication.traces.json_values import at
+from composer_replication.traces.pairs import HeldoutRows, Rows, without_heldout
 from composer_replication.traces.prompts import ChosenStep, Message
-from composer_replication.traces.readers.messages import parts_of
-from composer_replication.traces.trace_records import Dropped
+from composer_replication.traces.readers.messages import said_in
 
 _TABLES = """
 PRAGMA journal_mode=WAL;
@@ -51,18 +49,14 @@ SELECT :key, :dollars, :tokens, 'reserved' FROM spent
 WHERE spent.dollars + :dollars <= :max_dollars AND spent.tokens + :tokens <= :max_tokens
 """
 _PASSING = {"http-408", "http-409", "http-425", "http-429"}
-_ONE_REQUEST = {"http-400", "http-413", "http-422"}
-"""Refusals that speak of the request and not of the server: a prompt that is too long, for example."""
-_BILLED = {"not-an-answer", "cut-off", "timed-out"}
-"""Ends without a usable answer after which the server may have done its work."""
+_ONE_REQUEST = {"http-400", "http-413", "http-422"}  # of the request, not of the server: a prompt is too long
+_BILLED = {"not-an-answer", "cut-off", "timed-out"}  # the server may have done its work
 _RAN_OUT = "cut-off at --answer-tokens"
 MAX_FAILURES = 3  # requests in a row without an answer, after which a teacher is left out
-MAX_TRIES = 5
-"""Times one request is sent; each has a reservation of its own, so the client's own tries are off."""
+MAX_TRIES = 5  # of one request, each with a reservation of its own, so that the client's own tries are off
 MAX_PAUSE_SECONDS = 30.0
 _NUM_AT_A_TIME = 32  # requests that are held in memory
-_CUT_CHARACTER = "\ufffd"
-"""Stands in the text of an id that is a part of a character; servers spell such texts in ways of their own."""
+_CUT_CHARACTER = "\ufffd"  # in the text of an id that is a part of a character: each server spells it its way
 Report = Callable[[int, int, str], None]
 Request = Mapping[str, Any]
 Read = Callable[[Any], Any]  # what is wanted from the choice of a server's answer
@@ -95,8 +89,7 @@ class AnswerStore:
 
     def reserve(self, key: str, dollars: float, tokens: int) -> int | None:
         """Set aside what a request may cost at most; None where the budget does not have it any more."""
-        values = {"key": key, "dollars": dollars, "tokens": tokens, **self._limits}
-        made = self._execute(_RESERVE, values)
+        made = self._execute(_RESERVE, {"key": key, "dollars": dollars, "tokens": tokens, **self._limits})
         return made.lastrowid if made.rowcount else None
 
     def settle(self, charge: int, key: str, answer: str, cost: tuple[float, int]) -> None:
@@ -165,14 +158,12 @@ def open_teacher(
 
 def message_in(choice: Any) -> Message | None:
     """What a choice says or calls; None where it ran out of tokens, and would again."""
-    parts = list(parts_of({**choice["message"], "role": "assistant"}))
+    said = said_in({**choice["message"], "role": "assistant"})
     if choice.get("finish_reason") == "length":
         return None
-    text = "\n".join(part for part in parts if isinstance(part, str))
-    calls = [replace(part, call_id="") for part in parts if isinstance(part, ToolCall)]
-    if not (text or calls):
+    if not (said.text or said.calls):
         raise ValueError("an empty answer")
-    return prompts.assistant_message(text, calls)
+    return prompts.assistant_message(said.text, [replace(call, call_id="") for call in said.calls])
 
 
 @dataclass(slots=True)
@@ -197,7 +188,7 @@ class Classroom:
         """The body of a request; ``sample`` tells further answers to the same prompt apart."""
         how = {"max_tokens": self.max_tokens, "temperature": temperature, "seed": sample, "stream": False}
         offered = {"tools": list(tools)} if tools else {}
-        return {"messages": [_with_text(message) for message in messages], **offered, **how}
+        return {"messages": [prompts.with_text(message) for message in messages], **offered, **how}
 
     def most(self, teacher: Teacher, request: Request) -> tuple[float, int]:
         """Dollars and tokens that a request can cost at most: no tokenizer makes more tokens of a prompt than it has bytes."""
@@ -267,21 +258,16 @@ class Classroom:
                     raise BudgetSpent
                 await asyncio.sleep(0.05)
             self._num_reserved += 1
-            try:
-                body, reason, asked_seconds = await self._posted(teacher, key, request)
-                text, counts = _read(body, read) if body else (None, [])
-            except UnfitTeacher as error:
-                teacher.left_out, text = str(error), None
+            text, reason, counts, asked_seconds = await self._tried(teacher, key, request, read)
             self._num_reserved -= 1
+            teacher.counts[reason] += 1
             if text is not None:
                 cost = (teacher.dollars(*counts), sum(counts)) if counts else most
                 self.store.settle(charge, key, text, cost)
-                teacher.counts[_RAN_OUT if text == "null" else "answered"] += 1
                 teacher.num_failures = 0
                 return text
             if reason not in _BILLED:
                 self.store.free(charge)
-            teacher.counts[reason] += 1
             if reason in _ONE_REQUEST or teacher.left_out:
                 return None
             if reason.startswith(("http-3", "http-4")) and reason not in _PASSING:
@@ -295,9 +281,11 @@ class Classroom:
             teacher.left_out = f"{MAX_FAILURES} requests in a row without an answer"
         return None
 
-    async def _posted(self, teacher: Teacher, key: str, request: Request) -> tuple[bytes, str, float]:
-        """One try: the body of the answer or none, why it may be useless, and the seconds that the server asks to wait."""
-        openai = openai_package()
+    async def _tried(
+        self, teacher: Teacher, key: str, request: Request, read: Read
+    ) -> tuple[str | None, str, list[int], float]:
+        """One try: the JSON of what is wanted or None, how it ended, tokens as counted, seconds that the server asks to wait."""
+        openai, seconds = openai_package(), 0.0
         try:
             # The key is for the server that was named, and for no other one that it points to.
             async with (
@@ -306,38 +294,26 @@ class Classroom:
                 openai.AsyncOpenAI(http_client=http, **teacher.endpoint.client_options()) as client,
             ):
                 route = client.completions if "prompt" in request else client.chat.completions
-                answer = await route.with_raw_response.create(
-                    model=teacher.endpoint.model, extra_headers={"Idempotency-Key": key}, **request
-                )
-                return answer.http_response.content, "not-an-answer", 0.0
+                how = {"model": teacher.endpoint.model, "extra_headers": {"Idempotency-Key": key}}
+                answer = await route.with_raw_response.create(**how, **request)
+            found = json.loads(answer.http_response.content)
+            text = json.dumps(read(found["choices"][0]), ensure_ascii=False)
+            counts = [at(found, "usage", name) for name in ("prompt_tokens", "completion_tokens")]
+            are_counts = all(type(count) is int and count >= 0 for count in counts)
+            return text, _RAN_OUT if text == "null" else "answered", counts if are_counts else [], 0.0
         except TimeoutError:
-            return b"", "timed-out", 0.0
+            reason = "timed-out"
         except openai.APIStatusError as error:
-            asked = error.response.headers.get("retry-after", "")
-            return b"", failure_reason(error), float(asked) if asked.replace(".", "", 1).isdigit() else 0.0
+            reason, asked = failure_reason(error), error.response.headers.get("retry-after", "")
+            seconds = float(asked) if asked.replace(".", "", 1).isdigit() else 0.0
         except openai.OpenAIError as error:
             reason, has_begun = failure_reason(error), "Connect" not in type(error.__cause__).__name__
-            return b"", "cut-off" if reason == "unreachable" and has_begun else reason, 0.0
-
-
-def _read(body: bytes, read: Read) -> tuple[str | None, list[int]]:
-    """The JSON of what is wanted from a body, None where it is no answer; and how many tokens were counted, if they were."""
-    try:
-        found = json.loads(body)
-        text = json.dumps(read(found["choices"][0]), ensure_ascii=False)
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, Dropped):
-        return None, []
-    counts = [at(found, "usage", key) for key in ("prompt_tokens", "completion_tokens")]
-    return text, counts if all(type(count) is int and count >= 0 for count in counts) else []
-
-
-def _with_text(message: Message) -> Message:
-    """The message with its calls' arguments as text, which servers want."""
-    calls = [
-        {**call, "function": {**call["function"], "arguments": json_text(call["function"]["arguments"])}}
-        for call in message.get("tool_calls", ())
-    ]
-    return {**message, "tool_calls": calls} if calls else message
+            reason = "cut-off" if reason == "unreachable" and has_begun else reason
+        except UnfitTeacher as error:
+            reason, teacher.left_out = "not-an-answer", str(error)
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+            reason = "not-an-answer"
+        return None, reason, [], seconds
 
 
 def replay_request(room: Classroom, step: ChosenStep) -> dict[str, Any]:
@@ -370,20 +346,16 @@ def scoring_rows(chosen: Sequence[ChosenStep], tokenizer: Tokenizer, heldout: He
     chats: list[dict[str, Any]] = []
     for trace, idx, *_ in chosen:
         sides = {"prompt": prompts.prompt_of(trace, idx), "action": [prompts.recorded_answer(trace, idx)]}
-        chats.append({**sides, "tools": prompts.tools_of(trace), "task_id": trace.task_id})
-    left_out = heldout(chats)
-    for place, ((trace, idx, *_), chat) in enumerate(zip(chosen, chats, strict=True)):
-        if place in left_out:
-            dropped[HELD_OUT] += 1
-            continue
+        known = {"trace_id": trace.trace_id, "step": idx, "prompt_origin": trace.prompt_origin}
+        chats.append({**sides, "tools": prompts.tools_of(trace), "task_id": trace.task_id, "known": known})
+    for chat in without_heldout(chats, heldout, dropped):
         try:
-            prompt, action = tokenised(chat, ("prompt", "action"), tokenizer, trace.trace_id)
+            prompt, action = tokenised(chat, ("prompt", "action"), tokenizer, chat["known"]["trace_id"])
         except InputError as error:
             dropped[error.message] += 1
             continue
-        row = {"prompt_ids": list(prompt), "completion_ids": list(action), "trace_id": trace.trace_id}
-        rows.append({**row, "step": idx, "prompt_origin": trace.prompt_origin})
-    return rows, dropped
+        rows.append({"prompt_ids": list(prompt), "completion_ids": list(action), **chat["known"]})
+    return rows, +dropped
 
 
 def scoring_request(row: dict[str, Any]) -> dict[str, Any]:

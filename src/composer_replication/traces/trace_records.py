@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from composer_replication.records import ToolCall
 
@@ -13,8 +13,7 @@ Source = Literal["system", "user", "agent"]
 FLAGS = ("denied", "interrupted", "synthetic", "copied", "compacted", "demo", "injected")
 """What a step may be besides a plain one: refused by the user, stopped by the user, written by the program and not by a
 model, repeated from another session, a summary that replaces what came before, an example, put in by the program."""
-NOT_LEARNED = frozenset({"synthetic", "copied", "demo"})
-"""Answers that are no choice of this session's model at this place."""
+NOT_LEARNED = frozenset({"synthetic", "copied", "demo"})  # answers that are no choice of this session's model
 
 
 @dataclass(slots=True)
@@ -31,21 +30,17 @@ class StepResult:
         return bool(self.is_error) or self.exit_code not in (None, 0)
 
 
-class Thought(NamedTuple):
-    """Reasoning; ``sealed`` is its signed or encrypted form, byte for byte."""
-
-    text: str
-    sealed: str = ""
-
-
-Part = str | Thought | ToolCall | StepResult
+def joined(text: str, more: str) -> str:
+    """Both texts, a line each."""
+    return f"{text}\n{more}" if text and more else text or more
 
 
 @dataclass(slots=True)
 class TraceStep:
     """A message that was added, or an answer with its calls and their results.
 
-    ``parent`` is the step before it in its conversation, -1 where a conversation begins.
+    ``parent`` is the step before it in its conversation, -1 where a conversation begins; ``sealed`` has the signed or encrypted
+    forms of ``reasoning``, byte for byte.
     """
 
     source: Source
@@ -61,6 +56,14 @@ class TraceStep:
     @property
     def num_errors(self) -> int:
         return sum(result.failed for result in self.results)
+
+    def join(self, other: TraceStep) -> None:
+        """Say what the other step says, too."""
+        self.text, self.reasoning = joined(self.text, other.text), joined(self.reasoning, other.reasoning)
+        self.calls += other.calls
+        self.results += other.results
+        self.sealed += other.sealed
+        self.flags |= other.flags
 
 
 @dataclass(slots=True)
@@ -124,65 +127,50 @@ class Trace:
         self.answers.pop("", None)
 
     def add(
-        self,
-        source: Source,
-        parts: Iterable[Part],
-        *flags: str,
-        key: str | None = None,
-        parent: int | None = None,
-        model: Any = "",
+        self, step: TraceStep, *, key: str | None = None, parent: int | None = None, model: Any = ""
     ) -> int:
-        """Add texts, thoughts, calls and results; the place of the step to which they went.
+        """Add what was said, called and shown; the place of the step to which it went.
 
         An answer with the id ``key`` is continued; with "" it is the one before, unless something came between; None is a new
-        one. ``parent`` is the place of the step before it, by default the last one.
+        one. ``parent`` is the place of the step before it, by default the last one. Results answer earlier calls; beside an
+        answer they are of the server's own tools, and answer its calls.
 
         Raises:
-            Dropped: nothing but results that answer no call, or a call that has a result.
+            Dropped: nothing but results, of which one answers no call, or a call that has a result.
         """
-        parts = list(parts)
-        results = [part for part in parts if isinstance(part, StepResult)]
-        parent = len(self.steps) - 1 if parent is None else parent
-        if results and len(results) == len(parts):
-            if problems := [problem for problem in map(self._answer, results) if problem]:
+        (results, step.results), (calls, step.calls) = (step.results, []), (step.calls, [])
+        has_words = bool(calls or step.text or step.reasoning or step.sealed)
+        is_answer = step.source == "agent" and (has_words or not results)
+        problems = [] if is_answer else [*filter(None, map(self.answer, results))]
+        step.parent = len(self.steps) - 1 if parent is None else parent
+        if results and not has_words:
+            if problems:
                 raise Dropped(problems[-1])
-            return parent
-        if source != "agent":  # they stand before what is said with them, and answer the step before
-            for result in results:
-                self._answer(result)
-        place = self.answers.get(key) if source == "agent" else None
-        if place is None:
+            return step.parent
+        if (place := self.answers.get(key) if is_answer else None) is None:
             place = len(self.steps)
-            self.steps.append(TraceStep(source, parent=parent))
+            self.steps.append(step)
             self.close()
-        step = self.steps[place]
-        step.flags.update(flags)
-        for part in parts:
-            self._put(step, part)
-        if source == "system":
-            self.prompt_origin = "recorded"
-        elif source == "agent":
-            for result in results:  # of the server's own tools
-                self._answer(result)
+        else:
+            self.steps[place].join(step)
+            step = self.steps[place]
+        for call in calls:
+            named = call
+            if not call.call_id or call.call_id in self._step_of_call:  # it gets an id of its own
+                named = replace(call, call_id=f"{call.call_id or 'call'}-{len(self._step_of_call)}")
+            step.calls.append(named)
+            self._step_of_call[named.call_id] = step
+        if is_answer:
+            for result in results:
+                self.answer(result)
             self.answers |= {key or "": place, "": place}
             step.model = step.model or (model if isinstance(model, str) else "")
             self.model = self.model or ("" if "synthetic" in step.flags else step.model)
+        elif step.source == "system":
+            self.prompt_origin = "recorded"
         return place
 
-    def _put(self, step: TraceStep, part: Part) -> None:
-        if isinstance(part, ToolCall):
-            # a call without an id, or with one that another call has, gets one of its own
-            if not part.call_id or part.call_id in self._step_of_call:
-                part = replace(part, call_id=f"{part.call_id or 'call'}-{len(self._step_of_call)}")
-            step.calls.append(part)
-            self._step_of_call[part.call_id] = step
-        elif isinstance(part, Thought):
-            step.reasoning = "\n".join(filter(None, (step.reasoning, part.text)))
-            step.sealed += filter(None, [part.sealed])
-        elif isinstance(part, str):
-            step.text = f"{step.text}\n{part}" if step.text and part else step.text or part
-
-    def _answer(self, result: StepResult) -> str:
+    def answer(self, result: StepResult) -> str:
         """Put a result to its call, and say what is wrong with it; without an id it answers the first call that waits."""
         self.close()
         step = self._step_of_call.get(result.call_id)

@@ -18,7 +18,7 @@ from composer_replication.config import ModelSection
 from composer_replication.records import ToolCall
 from composer_replication.traces.ingest import TRACES_NAME
 from composer_replication.traces.readers.messages import trace_row
-from composer_replication.traces.trace_records import StepResult, Trace
+from composer_replication.traces.trace_records import StepResult, Trace, TraceStep
 from composer_replication.trainer.model_loading import load_model
 from composer_replication.trainer.model_server import ChatModel
 
@@ -41,10 +41,10 @@ def url(student: tuple[Any, Any]) -> Iterator[str]:
 def folder(tmp_path: Path) -> Path:
     """A session of three edits."""
     trace = Trace("session", "codex", task_id="task")
-    trace.add("user", ["fix it"])
+    trace.add(TraceStep("user", "fix it"))
     for number, text in enumerate(TEXTS):
         call = ToolCall("Write", json.dumps({"file_path": "f", "content": "x"}), f"c{number}")
-        trace.add("agent", [text, call, StepResult(call.call_id, "done")])
+        trace.add(TraceStep("agent", text, calls=[call], results=[StepResult(call.call_id, "done")]))
     (tmp_path / TRACES_NAME).write_text(json.dumps(trace_row(trace)) + "\n")
     return tmp_path
 

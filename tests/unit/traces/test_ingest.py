@@ -20,7 +20,7 @@ from composer_replication.traces.prompts import our_call
 from composer_replication.traces.readers.messages import step_chain, trace_row
 from composer_replication.traces.redaction import Redactor
 from composer_replication.traces.teachers import AnswerStore
-from composer_replication.traces.trace_records import StepResult, Thought, Trace
+from composer_replication.traces.trace_records import StepResult, Trace, TraceStep
 
 DATA = Path(__file__).parents[2] / "data" / "traces"
 SECRETS = {
@@ -46,8 +46,8 @@ def test_secrets_go_and_placeholders_are_stable() -> None:
     redactor = Redactor()
     trace = Trace("t", "codex", tools=[{"description": text}])
     command = json_text({"command": f"\n{text}", "joe@corp.example.com": "a\tb"})
-    parts = [Thought(text), text, ToolCall("bash", command, "c"), StepResult("c", text)]
-    trace.add("agent", parts)
+    call, result = ToolCall("bash", command, "c"), StepResult("c", text)
+    trace.add(TraceStep("agent", text, reasoning=text, calls=[call], results=[result]))
     redactor.trace(trace)
     (step,) = trace.steps
     written = json_bytes(trace_row(trace)).decode()
@@ -93,16 +93,16 @@ def test_what_is_no_secret_stays(text: str) -> None:
 
 def said(name: str, *texts: str) -> Trace:
     trace = Trace(name, "codex")
-    trace.add("user", ["begin"])
+    trace.add(TraceStep("user", "begin"))
     for text in texts:
-        trace.add("agent", [text])
+        trace.add(TraceStep("agent", text))
     return trace
 
 
 def test_beginnings_and_copies_are_left_out() -> None:
     texts = {"short": "ab", "long": "abc", "again": "abc", "other": "x"}
     traces = [said(name, *letters) for name, letters in texts.items()]
-    chains = [step_chain(trace) for trace in traces]
+    chains = [step_chain(trace.steps) for trace in traces]
     assert duplicates(chains, [None] * 4) == {0: "the beginning of another", 2: "the same"}
 
 
@@ -112,7 +112,7 @@ def test_nearly_the_same_is_found_and_another_text_is_not(monkeypatch: pytest.Mo
     far = said("c", " ".join(f"other{number}" for number in range(400)))
     traces = [first, near, far]
     hashes = [minhash(trace) for trace in traces]
-    assert duplicates([step_chain(trace) for trace in traces], hashes) == {1: "nearly the same"}
+    assert duplicates([step_chain(trace.steps) for trace in traces], hashes) == {1: "nearly the same"}
     monkeypatch.setattr(ingest_module, "rensa", None)
     assert minhash(first) is None
 

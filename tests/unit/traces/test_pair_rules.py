@@ -26,18 +26,19 @@ from composer_replication.traces.pairs import (
     sibling_pairs,
 )
 from composer_replication.traces.prompts import ChosenStep
-from composer_replication.traces.trace_records import StepResult, Trace
+from composer_replication.traces.trace_records import StepResult, Trace, TraceStep
 
 
 def session(name: str, *commands: str, passed: bool | None = None, denied: int | None = None) -> Trace:
     trace = Trace(name, "atif", prompt_origin="recorded", passed=passed)
     trace.task_id = "task"
     trace.tools = [function_schema(tool) for tool in TOOLS]
-    trace.add("user", ["fix it"])
+    trace.add(TraceStep("user", "fix it"))
     for number, command in enumerate(commands):
         call = ToolCall("bash", json.dumps({"command": command}), f"c{number}")
-        flags = ["denied"] if number == denied else []
-        trace.add("agent", [call, StepResult(call.call_id, f"did {command}")], *flags)
+        flags = {"denied"} if number == denied else set[str]()
+        result = StepResult(call.call_id, f"did {command}")
+        trace.add(TraceStep("agent", calls=[call], results=[result], flags=flags))
     return trace
 
 

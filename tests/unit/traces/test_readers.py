@@ -20,6 +20,7 @@ from composer_replication.traces.trace_records import Ledger, Trace
 
 DATA = Path(__file__).parents[2] / "data" / "traces"
 
+LONG = "atif/hello-world-context-summarization"
 # Format and version, and of every conversation answers, calls, results and failed results.
 BY_IDS: dict[str, tuple[str, list[tuple[int, int, int, int]]]] = {
     "claude-code/session-2.1.14-compacted.jsonl": ("claude-code 2.1.14", [(6, 6, 5, 0)]),
@@ -44,10 +45,7 @@ BY_IDS: dict[str, tuple[str, list[tuple[int, int, int, int]]]] = {
     "swe-agent/pandas-pr-53856-v1.0.1.traj": ("swe-agent 1.0.1", [(6, 6, 6, 0)]),
     "atif/hello-world.trajectory.json": ("atif 1.5", [(2, 2, 1, 0)]),
     "atif/harbor-0.26.0-from-claude-code.json": ("atif 1.7", [(2, 1, 1, 0)]),
-    "atif/hello-world-context-summarization.trajectory.summarization-1-questions.json": (
-        "atif 1.5",
-        [(1, 0, 0, 0)],
-    ),
+    f"{LONG}.trajectory.summarization-1-questions.json": ("atif 1.5", [(1, 0, 0, 0)]),
     "atif/letta-cleanup.json": ("atif 1.7", [(2, 1, 1, 0), (1, 0, 0, 0)]),
 }
 # Their results have no ids, so they were counted by hand: observations of a step, output items, blocks of code or ``<function=`` in
@@ -84,19 +82,10 @@ BY_HAND = {
     "swe-agent/pydicom-1458-v0.traj": ("swe-agent 0", [(12, 12, 12, 0)]),
     "swe-agent/test-repo-1c2844-v1.0.traj": ("swe-agent 0", [(5, 5, 5, 0)]),
     "atif/hello-world-context-summarization.trajectory.json": ("atif 1.5", [(7, 7, 7, 0)]),
-    "atif/hello-world-context-summarization-linear-history.trajectory.cont-1.json": (
-        "atif 1.5",
-        [(5, 0, 4, 0)],
-    ),
+    f"{LONG}-linear-history.trajectory.cont-1.json": ("atif 1.5", [(5, 0, 4, 0)]),
     "atif/hello-world-context-summarization-linear-history.trajectory.json": ("atif 1.5", [(3, 0, 3, 0)]),
-    "atif/hello-world-context-summarization.trajectory.summarization-1-answers.json": (
-        "atif 1.5",
-        [(4, 2, 2, 0)],
-    ),
-    "atif/hello-world-context-summarization.trajectory.summarization-1-summary.json": (
-        "atif 1.5",
-        [(3, 2, 2, 0)],
-    ),
+    f"{LONG}.trajectory.summarization-1-answers.json": ("atif 1.5", [(4, 2, 2, 0)]),
+    f"{LONG}.trajectory.summarization-1-summary.json": ("atif 1.5", [(3, 2, 2, 0)]),
 }
 COUNTS = BY_IDS | BY_HAND
 
@@ -106,8 +95,7 @@ def files_of(name: str) -> list[Path]:
 
 
 def traces_of(path: Path) -> tuple[list[Trace], Ledger]:
-    ledger = Ledger()
-    found: list[Trace] = []
+    ledger, found = Ledger(), list[Trace]()
     for unit in find_units([path])[0]:
         records = (record for each in unit.paths for record in read_records(each, ledger))
         found += FORMATS[unit.kind](records, ledger, unit.paths[0].stem)
@@ -292,7 +280,10 @@ def test_a_row_that_comes_twice_or_shows_a_result_late_is_of_the_same_conversati
 
 def test_calls_of_chats_of_2023_are_read(tmp_path: Path) -> None:
     called = {"role": "assistant", "content": None, "function_call": {"name": "ls", "arguments": "{}"}}
-    rest = [{"role": "function", "name": "ls", "content": "a.py"}, {"role": "assistant", "content": "so"}]
+    rest = [
+        {"role": "function", "id": "message-3", "name": "ls", "content": "a.py"},
+        {"role": "assistant", "content": "so"},
+    ]
     (trace,), _ = traces_of_rows(tmp_path, {"messages": [{"role": "user", "content": "hi"}, called, *rest]})
     assert trace.counts == (2, 1, 1, 0)
 
@@ -326,6 +317,13 @@ def test_answers_of_responses_are_joined_however_the_next_row_repeats_them(
     (trace,), ledger = traces_of_rows(tmp_path, *rows)
     assert [step.source for step in trace.steps] == ["user", *["agent"] * len(rows)]
     assert ledger.is_balanced
+
+
+def test_a_result_that_is_one_part_and_no_list_is_its_text(tmp_path: Path) -> None:
+    shown = {"type": "function_call_output", "call_id": "c", "output": {"type": "input_text", "text": "out"}}
+    items = [{"type": "response_item", "payload": item} for item in (CALLED, shown)]
+    (trace,), _ = traces_of_rows(tmp_path, {"type": "session_meta", "payload": {"id": "s"}}, *items)
+    assert [result.text for result in trace.steps[0].results] == ["out"]
 
 
 def test_conversations_with_the_same_calls_and_other_results_are_not_mixed(tmp_path: Path) -> None:
@@ -382,7 +380,7 @@ def test_what_is_written_is_read_back_and_valid_for_the_public_models() -> None:
             atif.Trajectory.model_validate(row)
 
 
-@pytest.mark.parametrize("key", ["type", "kind", "role", "schema_version", "history", "messages", "info"])
+@pytest.mark.parametrize("key", "type kind role schema_version history messages info observations".split())
 @pytest.mark.parametrize("value", [[], {"a": 1}, [None], 3, [[]]])
 def test_a_first_line_of_another_shape_is_of_no_known_format(tmp_path: Path, key: str, value: Any) -> None:
     path = tmp_path / "a.jsonl"
@@ -458,7 +456,7 @@ def test_ten_thousand_damaged_records(seed: int) -> None:
                 Redactor().trace(trace)
                 row = json.loads(json_bytes(trace_row(trace)))
                 (again,) = read_atif(iter([row]), Ledger(), "")
-                assert len(step_chain(again)) == len(trace.steps)
+                assert len(step_chain(again.steps)) == len(trace.steps)
                 assert all(-1 <= step.parent < idx for idx, step in enumerate(trace.steps))
                 if trace.counts[0]:
                     atif.Trajectory.model_validate(row)

@@ -29,7 +29,7 @@ from composer_replication.traces.teachers import (
     replay_request,
     replay_steps,
 )
-from composer_replication.traces.trace_records import StepResult, Trace
+from composer_replication.traces.trace_records import StepResult, Trace, TraceStep
 
 WANTED = calls("bash", command="ls")
 USAGE = {"prompt_tokens": 100, "completion_tokens": 10}
@@ -38,10 +38,11 @@ USAGE = {"prompt_tokens": 100, "completion_tokens": 10}
 def session(name: str, num_steps: int = 3) -> Trace:
     """Edits, one after the other; the second fails."""
     trace = Trace(name, "codex", prompt_origin="rebuilt")
-    trace.add("user", [f"fix {name}"])
+    trace.add(TraceStep("user", f"fix {name}"))
     for number in range(num_steps):
         call = ToolCall("Write", json.dumps({"file_path": f"f{number}", "content": "x"}), f"c{number}")
-        trace.add("agent", [call, StepResult(call.call_id, "done", is_error=number == 1)])
+        result = StepResult(call.call_id, "done", is_error=number == 1)
+        trace.add(TraceStep("agent", calls=[call], results=[result]))
     return trace
 
 
@@ -139,7 +140,7 @@ def test_a_dead_teacher_is_left_out_and_the_others_go_on(tmp_path: Path) -> None
 def test_a_cheap_teacher_first_spares_the_others_where_it_agrees(tmp_path: Path) -> None:
     trace = Trace("a", "codex", prompt_origin="rebuilt")
     for source, said in (("user", "go"), ("agent", "one"), ("user", "on"), ("agent", "two")):
-        trace.add(source, [said])
+        trace.add(TraceStep(source, said))
     with teacher(says("one")) as cheap, teacher(says("three")) as dear:
         classroom = room(tmp_path, cheap.spec("cheap"), dear.spec("dear"))
         chosen = chosen_steps([trace], 100, takes_all=True)

@@ -14,18 +14,16 @@ from functools import partial
 from typing import Any
 
 from composer_replication.records import ToolCall
-from composer_replication.traces.json_values import at, items_at, json_text, parsed, text_at, text_of, typed
+from composer_replication.traces import json_values as values
+from composer_replication.traces.json_values import at, first_text, items_at, text_at, text_of, typed
 from composer_replication.traces.readers import messages as chat
-from composer_replication.traces.trace_records import Dropped, Ledger, Source, StepResult, Trace
+from composer_replication.traces.trace_records import Dropped, Ledger, StepResult, Trace, TraceStep
 
 # ------------------------------------------------------------------------------ Claude Code
 
-CLAUDE_KINDS = set(
-    "user assistant file-history-snapshot queue-operation summary attachment system progress".split()
-)
+_CLAUDE = chat.NAMES["claude-code"]
+_DENIED = tuple(_CLAUDE["denied"])
 _INTERRUPTED = "[Request interrupted by user"
-_DENIED = ("The user doesn't want to proceed", "The user doesn't want to take this action")
-_FLAGS = {"isMeta": "injected", "isCompactSummary": "compacted", "isApiErrorMessage": "synthetic"}
 
 
 def read_claude_code(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
@@ -59,14 +57,13 @@ class _Session:
             self._step_of[uuid] = ("", -1)
             return "kept: border of a compaction"
         else:
-            is_known = kind in CLAUDE_KINDS
+            is_known = kind in _CLAUDE["kinds"]
             raise Dropped(f"{kind} record" if is_known else f"a record of the kind {kind!r:.40}")
         return None
 
     def _message(self, record: dict[str, Any], agent: str) -> None:
-        uuid, message, source = record.get("uuid"), record["message"], chat.ROLES[record["type"]]
-        key = f"{agent}/{uuid}"
-        if uuid and key in self._step_of:
+        uuid, message = record.get("uuid"), record["message"]
+        if uuid and (agent, uuid) in self._step_of:
             raise Dropped("a record that the file repeats")
         if "content" not in message:
             raise Dropped("a message without content")
@@ -76,94 +73,88 @@ class _Session:
             trace.version, trace.folder = text_at(record, "version"), text_at(record, "cwd")
             trace.parent = (session, self._call_of_agent.get(agent, "")) if agent else None
             self.traces[agent] = trace
-        parts = list(chat.content_parts(message["content"]))
-        of_agent, parent = self._step_of.get(record.get("parentUuid"), (None, None))
-        flags = {flag for name, flag in _FLAGS.items() if record.get(name) is True}
-        flags |= {"synthetic"} if message.get("model") == "<synthetic>" else set()
-        if source == "user" and any(isinstance(p, str) and p.startswith(_INTERRUPTED) for p in parts):
-            flags.add("injected")
+        step = chat.said_in(message["content"])
+        step.source = chat.NAMES["roles"][record["type"]]
+        step.flags = {flag for name, flag in _CLAUDE["flags"].items() if record.get(name) is True}
+        step.flags |= {"synthetic"} if message.get("model") == "<synthetic>" else set()
+        is_user = step.source == "user"
+        if is_user and (step.text.startswith(_INTERRUPTED) or f"\n{_INTERRUPTED}" in step.text):
+            step.flags.add("injected")
             trace.interrupt()
+        is_denied = any(result.text.startswith(_DENIED) for result in step.results)
+        of_agent, parent = self._step_of.get(record.get("parentUuid"), (None, None))
         how = {"key": message.get("id") or uuid or "", "model": message.get("model")}
-        place = trace.add(source, parts, *flags, parent=parent if of_agent == agent else None, **how)
-        is_denied = any(isinstance(p, StepResult) and p.text.startswith(_DENIED) for p in parts)
-        if source == "user" and trace.answered and (is_denied or record.get("toolDenialKind")):
+        place = trace.add(step, parent=parent if of_agent == agent else None, **how)
+        if is_user and trace.answered and (is_denied or record.get("toolDenialKind")):
             trace.answered.flags.add("denied")
-        self._step_of[uuid] = self._step_of[key] = (agent, place)
+        self._step_of[uuid] = self._step_of[agent, uuid] = (agent, place)
 
 
 # ------------------------------------------------------------------------------ Codex
 
-CODEX_ENVELOPES = {"session_meta", "turn_context", "response_item", "event_msg", "compacted", "world_state"}
-_REPEATS = {"event_msg": "an event that repeats an item", "world_state": "state of the world"}
-
 
 def read_codex(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """The one conversation of a rollout."""
-    rollout = _Rollout(name)
-    ledger.take(rollout.take, records)
-    rollout.trace.prompt_origin = "rebuilt"  # the schemas of the tools are not in the file
-    yield rollout.trace
+    trace, known = Trace(name, "codex"), dict[str, Any]()
+    ledger.take(partial(_codex_record, trace, known), records)
+    trace.prompt_origin = "rebuilt"  # the schemas of the tools are not in the file
+    yield trace
 
 
-class _Rollout:
-    def __init__(self, name: str) -> None:
-        self.trace = Trace(name, "codex")
-        self.has_meta, self.first_own, self.model = False, 0, ""
-
-    def take(self, record: dict[str, Any]) -> str | None:
-        kind, payload = record.get("type"), record.get("payload")
-        event = at(payload, "type") if kind == "event_msg" else None
-        if kind == "session_meta":
-            if not self.has_meta:  # others speak of the sessions from which this one was forked
-                self._begin(record["payload"])
-            return "kept: metadata of the session"
-        if kind == "turn_context":
-            self.model = text_at(payload, "model") or self.model
-            return "kept: context of a turn"
-        if event == "turn_aborted":
-            self.trace.interrupt()
-            return "kept: interruption"
-        if kind == "token_usage_record" or event == "token_count":
-            self.trace.close()
-            raise Dropped("token counts")
-        if kind == "compacted":
-            # the conversation goes on from what the record gives in place of its history
-            first, history = len(self.trace.steps), items_at(record, "payload", "replacement_history")
-            summary = {"role": "user", "content": text_of(record["payload"].get("message"))}
-            self.trace.close()  # what the record gives is no part of the answer under way
-            for item in [each for each in history if chat.is_item(each)] or [summary]:
-                chat.add_message(self.trace, {"type": "message", **item}, "compacted", "copied")
-            self.trace.steps[first].parent = -1
-            self.trace.close()
-            return None
-        if kind == "function_result":
-            item = {"type": "function_call_output", "output": record.get("result")}
-        elif kind == "response_item" or (chat.is_item(record) and "payload" not in record):
-            item = payload if isinstance(payload, dict) else record
-        else:
-            raise Dropped(_REPEATS.get(str(kind), f"a record of the kind {kind!r:.40}"))
-        flags = ["copied"] if (typed(int, record.get("ordinal")) or 0) < self.first_own else []
-        item = {"type": "message", **item}  # without "type" a message would begin an answer of its own
-        chat.add_message(self.trace, item, *flags, model=self.model or record.get("model"))
+def _codex_record(trace: Trace, known: dict[str, Any], record: dict[str, Any]) -> str | None:
+    """``known`` has the model, and the place in the file where the session's own records begin."""
+    kind, payload = record.get("type"), record.get("payload")
+    event = at(payload, "type") if kind == "event_msg" else None
+    if kind == "session_meta":
+        if "first" not in known:  # others speak of the sessions from which this one was forked
+            known["first"] = typed(int, record["payload"].get("subagent_history_start_ordinal")) or 0
+            _begin(trace, record["payload"])
+        return "kept: metadata of the session"
+    if kind == "turn_context":
+        known["model"] = text_at(payload, "model") or known.get("model")
+        return "kept: context of a turn"
+    if event == "turn_aborted":
+        trace.interrupt()
+        return "kept: interruption"
+    if kind == "token_usage_record" or event == "token_count":
+        trace.close()
+        raise Dropped("token counts")
+    if kind == "compacted":
+        # the conversation goes on from what the record gives in place of its history
+        first, history = len(trace.steps), items_at(payload, "replacement_history")
+        summary = {"role": "user", "content": text_of(record["payload"].get("message"))}
+        trace.close()  # what the record gives is no part of the answer under way
+        for item in [each for each in history if chat.is_item(each)] or [summary]:
+            chat.add_message(trace, {"type": "message", **item}, "compacted", "copied")
+        trace.steps[first].parent = -1
+        trace.close()
         return None
+    if kind == "function_result":
+        item = {"type": "function_call_output", "output": record.get("result")}
+    elif kind == "response_item" or (chat.is_item(record) and "payload" not in record):
+        item = typed(dict, payload) or record
+    else:
+        raise Dropped(chat.NAMES["codex"]["repeats"].get(str(kind), f"a record of the kind {kind!r:.40}"))
+    flags = ["copied"] if (typed(int, record.get("ordinal")) or 0) < known.get("first", 0) else []
+    item = {"type": "message", **item}  # without "type" a message would begin an answer of its own
+    chat.add_message(trace, item, *flags, model=known.get("model") or record.get("model"))
+    return None
 
-    def _begin(self, payload: dict[str, Any]) -> None:
-        self.has_meta, trace = True, self.trace
-        trace.trace_id = text_at(payload, "id") or trace.trace_id
-        trace.version = text_at(payload, "cli_version")
-        trace.repository = text_at(payload, "git", "repository_url")
-        trace.commit = text_at(payload, "git", "commit_hash")
-        trace.folder = text_at(payload, "cwd")
-        if parent := text_at(payload, "source", "subagent", "thread_spawn", "parent_thread_id"):
-            trace.parent = (parent, "")
-        self.first_own = typed(int, payload.get("subagent_history_start_ordinal")) or 0
-        if text := text_at(payload, "base_instructions", "text") or text_at(payload, "instructions"):
-            trace.add("system", [text])
+
+def _begin(trace: Trace, payload: dict[str, Any]) -> None:
+    trace.trace_id = text_at(payload, "id") or trace.trace_id
+    trace.version, trace.folder = text_at(payload, "cli_version"), text_at(payload, "cwd")
+    trace.repository = text_at(payload, "git", "repository_url")
+    trace.commit = text_at(payload, "git", "commit_hash")
+    if parent := text_at(payload, "source", "subagent", "thread_spawn", "parent_thread_id"):
+        trace.parent = (parent, "")
+    if text := text_at(payload, "base_instructions", "text") or text_at(payload, "instructions"):
+        trace.add(TraceStep("system", text))
 
 
 # ------------------------------------------------------------------------------ Gemini CLI
 
-_GEMINI: dict[Any, Source] = {"user": "user", "gemini": "agent"}
+_GEMINI: dict[Any, str] = {"user": "user", "gemini": "agent"}
 
 
 def read_gemini(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
@@ -187,27 +178,24 @@ def read_gemini(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[T
 
 
 def _gemini_message(trace: Trace, message: dict[str, Any]) -> None:
-    source, calls = _GEMINI.get(kind := message.get("type")), items_at(message, "toolCalls")
-    if source is None:
+    calls = items_at(message, "toolCalls")
+    if (role := _GEMINI.get(kind := message.get("type"))) is None:
         raise Dropped(f"a message of the kind {kind!r:.40}")
-    thoughts = (f"{each['subject']}: {each['description']}" for each in items_at(message, "thoughts"))
-    named = [{**call, "arguments": call.get("args")} for call in calls]
-    parts = [*chat.parts_of({**message, "role": "", "reasoning": "\n".join(thoughts), "tool_calls": named})]
+    thoughts = "\n".join(
+        f"{each['subject']}: {each['description']}" for each in items_at(message, "thoughts")
+    )
+    said = {"role": role, "content": message.get("content"), "reasoning": thoughts, "tool_calls": calls}
+    step = chat.said_in(said)
     for call in (call for call in calls if call.get("result")):
         answers = [at(each, "functionResponse", "response") for each in items_at(call, "result")]
         text = "\n".join(text_of(each) or text_at(each, "error") for each in answers)
         failed = call.get("status") != "success"
-        parts.append(StepResult(text_at(call, "id"), text, failed, chat.exit_code_in(text)))
-    flags = ["denied"] * any(call.get("status") == "cancelled" for call in calls)
-    trace.add(source, parts, *flags, model=message.get("model"))
+        step.results.append(StepResult(text_at(call, "id"), text, failed, chat.exit_code_in(text)))
+    step.flags |= {"denied"} if any(call.get("status") == "cancelled" for call in calls) else set()
+    trace.add(step, model=message.get("model"))
 
 
 # ------------------------------------------------------------------------------ OpenHands
-
-OPENHANDS_EVENTS = {
-    "SystemPromptEvent", "MessageEvent", "ActionEvent", "ObservationEvent", "UserRejectObservation", "AgentErrorEvent",
-    "Condensation", "ConversationStateUpdateEvent",
-}  # fmt: skip
 
 
 def read_openhands(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
@@ -234,75 +222,79 @@ def read_openhands(records: Iterator[Any], ledger: Ledger, name: str) -> Iterato
 def _event(trace: Trace, event: dict[str, Any]) -> str | None:
     kind, key = event.get("kind"), event.get("llm_response_id") or None  # parallel calls share it
     call_id, seen = text_at(event, "tool_call_id"), event.get("observation")
+    message: dict[str, Any]
     match kind:
         case "SystemPromptEvent":
-            trace.add("system", [text_of([event.get("system_prompt"), event.get("dynamic_context")])])
+            message = {
+                "role": "system",
+                "content": [event.get("system_prompt"), event.get("dynamic_context")],
+            }
             trace.tools = chat.function_tools(event.get("tools"))
         case "MessageEvent":
-            is_answer = event.get("source") == "agent"
-            message = {**event["llm_message"], "role": "assistant" if is_answer else "user"}
-            parts = [*chat.parts_of(message), text_of(event.get("extended_content"))]
-            trace.add("agent" if is_answer else "user", parts, key=key)
+            said, role = event["llm_message"], "assistant" if event.get("source") == "agent" else "user"
+            message = {**said, "role": role, "content": [said.get("content"), event.get("extended_content")]}
         case "ActionEvent":
-            thoughts = {name: event.get(name) for name in ("reasoning_content", "thinking_blocks")}
-            answer = {"role": "assistant", **thoughts, "content": event.get("thought")}
             given = at(event, "tool_call", "arguments")
             if given is None:
                 given = {name: value for name, value in (event.get("action") or {}).items() if name != "kind"}
             tool = text_at(event, "tool_call", "name") or text_at(event, "tool_name")
-            parts = [] if key in trace.answers else [*chat.parts_of(answer)]
-            trace.add("agent", [*parts, ToolCall(tool, json_text(given), call_id)], key=key)
+            said = {} if key in trace.answers else {**event, "content": event.get("thought")}
+            message = {
+                **said,
+                "role": "agent",
+                "tool_calls": [{"id": call_id, "name": tool, "arguments": given}],
+            }
         case "ObservationEvent" | "UserRejectObservation" | "AgentErrorEvent":
             if not call_id:
                 raise Dropped("a result without its call")
-            text, is_error = text_of(at(seen, "content")), typed(bool, at(seen, "is_error"))
-            if kind != "ObservationEvent":
-                text, is_error = text_at(event, "rejection_reason") or text_at(event, "error"), True
-            trace.add("user", [StepResult(call_id, text, is_error, typed(int, at(seen, "exit_code")))])
-            if kind == "UserRejectObservation" and trace.answered:
-                trace.answered.flags.add("denied")
+            failure = {"content": first_text(event, "rejection_reason", "error"), "is_error": True}
+            said = (seen or {}) if kind == "ObservationEvent" else failure
+            message = {**said, "role": "tool", "tool_call_id": call_id}
         case "Condensation":
-            place = trace.add("user", [text_of(event.get("summary"))], "compacted")
-            trace.steps[place].parent = 0 if place and trace.steps[0].source == "system" else -1
+            message = {"role": "user", "content": event.get("summary")}
         case "ConversationStateUpdateEvent":
             return "kept: state of the conversation"
         case None:
             return _old_event(trace, event)
         case _:
             raise Dropped(f"an event of the kind {kind!r:.40}")
+    place = trace.add(chat.said_in(message), key=key)
+    if kind == "UserRejectObservation" and trace.answered:
+        trace.answered.flags.add("denied")
+    elif kind == "Condensation":
+        trace.steps[place].flags.add("compacted")
+        trace.steps[place].parent = 0 if place and trace.steps[0].source == "system" else -1
     return None
-
-
-_NO_STEPS = {"agent_state_changed", "change_agent_state", "null", "recall", "condensation"}
-_OLD_TOOLS = {"run": "execute_bash", "run_ipython": "execute_ipython_cell"}
 
 
 def _old_event(trace: Trace, event: dict[str, Any]) -> str | None:
     """Of version 0: an action, beside which the model's answer stands from 2025 on, or what was observed after it."""
     seen, call, given = event.get("observation"), event.get("tool_call_metadata"), event.get("args") or event
-    answer, text = at(call, "model_response"), text_at(given, "content")
-    if (kind := seen or event.get("action")) in _NO_STEPS or not isinstance(kind, str):
+    answer, text, names = at(call, "model_response"), text_at(given, "content"), chat.NAMES["openhands"]
+    if (kind := seen or event.get("action")) in names["no_steps"] or not isinstance(kind, str):
         raise Dropped(f"an event of the kind {kind!r:.40}" if kind else "an event without a kind")
+    key, message = "", dict[str, Any]()
     if seen:
         extras = event.get("extras")
         codes = (typed(int, at(each, "exit_code")) for each in (event, extras, at(extras, "metadata")))
         code = next((each for each in codes if each not in (None, -1)), None)  # -1: it runs on
-        error = True if seen == "error" else None
-        trace.add("user", [StepResult(text_at(call, "tool_call_id"), text_at(event, "content"), error, code)])
+        shown = {"content": text_at(event, "content"), "is_error": seen == "error" or None, "exit_code": code}
+        message = {**shown, "role": "tool", "tool_call_id": text_at(call, "tool_call_id")}
     elif kind == "system":
-        trace.add("system", [text])
+        message = {"role": "system", "content": text}
         trace.tools = chat.function_tools(given.get("tools"))
     elif kind == "message":
-        trace.add("agent" if event.get("source") == "agent" else "user", [text])
+        message = {"role": "agent" if event.get("source") == "agent" else "user", "content": text}
     elif key := text_at(answer, "id"):
         if key in trace.answers:
             return "kept: another call of an answer"
         said = at(next(iter(items_at(answer, "choices")), None), "message")
-        trace.add("agent", chat.parts_of({**said, "role": "assistant"}), key=key, model=answer.get("model"))
+        message = {**said, "role": "assistant"}
     else:
         arguments = {name: given[name] for name in ("command", "code", "path", "content") if name in given}
-        called = ToolCall(_OLD_TOOLS.get(kind, kind), json_text(arguments))
-        trace.add("agent", [text_at(given, "thought"), called])
+        called = {"name": names["tools"].get(kind, kind), "arguments": arguments}
+        message = {"role": "agent", "content": text_at(given, "thought"), "tool_calls": [called]}
+    trace.add(chat.said_in(message), key=key or None, model=at(answer, "model"))
     return None
 
 
@@ -331,14 +323,14 @@ def read_documents(kind: str, records: Iterator[Any], ledger: Ledger, name: str)
         # the last step, which submits, or what it printed, may stand in the trajectory alone
         rest = items_at(document, "trajectory")[num_answers - trace.waits :]
         ledger.take(partial(_trajectory_step, trace), rest, are_inner=True)
-        info, replay = at(document, "info"), parsed(at(document, "replay_config"))
-        trace.version = text_at(info, "swe_agent_version") or text_at(info, "mini_version")
+        info, replay = at(document, "info"), values.parsed(at(document, "replay_config"))
+        repository = at(replay, "env", "repo")
+        trace.version = first_text(info, "swe_agent_version", "mini_version")
         model = text_at(replay, "agent", "model", "name") or trace.model
         trace.model = model or text_at(info, "config", "model", "model_name")
         trace.task_id = text_at(replay, "problem_statement", "id")
-        repository = (text_at(replay, "env", "repo", key) for key in ("github_url", "repo_name", "path"))
-        trace.repository = next(filter(None, repository), "")
-        trace.commit = text_at(replay, "env", "repo", "base_commit")
+        trace.repository = first_text(repository, "github_url", "repo_name", "path")
+        trace.commit = text_at(repository, "base_commit")
         trace.folder = text_at(info, "config", "environment", "cwd")
         trace.prompt_origin = "recorded" if trace.steps else "rebuilt"
         yield trace
@@ -358,7 +350,8 @@ def _message(trace: Trace, message: dict[str, Any]) -> None:
         code = code if code is not None else int(found[1]) if found else None
     if is_result:
         call_id = typed(str, call_ids[0]) or "" if call_ids else text_at(message, "tool_call_id")
-        trace.add("user", [StepResult(call_id, text.removeprefix("OBSERVATION:\n"), None, code)])
+        result = StepResult(call_id, text.removeprefix("OBSERVATION:\n"), None, code)
+        trace.add(TraceStep("user", results=[result]))
     elif role is None or message.get("object") == "response":
         for item in items_at(message, "output") or [message]:
             chat.add_message(trace, {"type": "message", **item}, model=model)
@@ -369,24 +362,22 @@ def _message(trace: Trace, message: dict[str, Any]) -> None:
         choice = next(iter(items_at(extra, "response", "choices")), None)
         taken_out = text_at(extra, "model_response") or text_at(choice, "message", "content")
         if is_user and taken_out:
-            trace.add("agent", [taken_out], model=model)
-        flags = {"demo": is_demo, "injected": is_user and bool(extra)}
-        place = chat.add_message(trace, message, *(flag for flag in flags if flags[flag]), model=model)
-        step = trace.steps[place]
+            trace.add(TraceStep("agent", taken_out), model=model)
+        flags = ["demo"] * is_demo + ["injected"] * bool(is_user and extra)
+        step = trace.steps[chat.add_message(trace, message, *flags, model=model)]
         block = _CODE_BLOCK.search(text) if trace.format == "mini-swe-agent" else None
         command = text_at(message, "action").strip() or (block[1] if block else "")
         if step.source == "agent" and not step.calls and command:
-            trace.add("agent", [_command(command)], key="")
+            trace.add(_answer("", command), key="")
             step.text = text_at(message, "thought") or step.text
 
 
 def _trajectory_step(trace: Trace, step: dict[str, Any]) -> None:
     if not trace.waits:
-        thought = text_at(step, "thought") or text_at(step, "response")
-        trace.add("agent", [thought, _command(text_at(step, "action").strip())])
-    trace.add("user", [StepResult("", text_at(step, "observation"))])
+        trace.add(_answer(first_text(step, "thought", "response"), text_at(step, "action").strip()))
+    trace.add(TraceStep("user", results=[StepResult("", text_at(step, "observation"))]))
 
 
-def _command(command: str) -> ToolCall:
-    """One that stands in the text of an answer."""
-    return ToolCall("bash", json_text({"command": command}))
+def _answer(text: str, command: str) -> TraceStep:
+    """One whose command stands in its text."""
+    return TraceStep("agent", text, calls=[ToolCall("bash", values.json_text({"command": command}))])

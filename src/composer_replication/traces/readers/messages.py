@@ -9,49 +9,32 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.tokens.call_dialects import read_calls
-from composer_replication.traces.json_values import at, items_at, json_text, parsed, text_at, text_of, typed
-from composer_replication.traces.trace_records import (
-    FLAGS,
-    Dropped,
-    Ledger,
-    Part,
-    Source,
-    StepResult,
-    Thought,
-    Trace,
-    TraceStep,
-)
+from composer_replication.traces import json_values as values
+from composer_replication.traces import trace_records as records
+from composer_replication.traces.json_values import at, first_at, first_text, items_at, text_at, text_of
+from composer_replication.traces.trace_records import Dropped, Ledger, StepResult, Trace, TraceStep, joined
 
-ROLES: dict[str, Source] = {
-    "system": "system", "developer": "system", "user": "user", "assistant": "agent", "tool": "user", "function": "user",
-}  # fmt: skip
-_CALLS = {
-    "tool_use", "server_tool_use", "tool_call", "function", "function_call", "custom_tool_call", "local_shell_call",
-    "tool_search_call", "web_search_call", "mcp_call",
-}  # fmt: skip
-_RESULTS = {
-    "tool_result", "tool_call_response", "function_call_output", "custom_tool_call_output", "local_shell_call_output",
-    "tool_search_output",
-}  # fmt: skip
-_THOUGHTS = {"reasoning", "thinking", "redacted_thinking"}
-_BLOCKS = _CALLS | _RESULTS | _THOUGHTS
-_CALL_IN_TEXT = "<function="
-"""How models without tools are taught to call; what the user says next is the result."""
-_INJECTED = ("<environment_context>", "<user_instructions>", "# AGENTS.md", "<permissions", "<skills")
+NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
+_CALLS, _RESULTS, _THOUGHTS = (frozenset(NAMES["blocks"][kind]) for kind in ("calls", "results", "thoughts"))
+_IDS, _SEALED, _GIVEN, _SEEN = (NAMES["keys"][what] for what in ("id", "sealed", "given", "seen"))
+_INJECTED = tuple(NAMES["codex"]["injected"])
+_CALL_IN_TEXT = "<function="  # how models without tools call; what the user says next is the result
 _EXIT_CODE = re.compile(r"(?:Process exited with code|^[Ee]xit(?:ed with)? [Cc]ode:?) (-?\d+)", re.MULTILINE)
 
 
 def is_item(value: Any) -> bool:
     """Whether it is a message or an item that stands in the place of one."""
     kind = at(value, "type")
-    return at(value, "role") is not None or kind == "message" or kind in _BLOCKS
+    return at(value, "role") is not None or kind == "message" or kind in _CALLS | _RESULTS | _THOUGHTS
 
 
 def add_message(trace: Trace, message: Any, *flags: str, **known: Any) -> int:
@@ -61,78 +44,79 @@ def add_message(trace: Trace, message: Any, *flags: str, **known: Any) -> int:
         Dropped: it is neither, or its result answers no call.
     """
     role = at(message, "role")
-    if role is not None and role not in ROLES:
+    if role is not None and role not in NAMES["roles"]:
         raise Dropped(f"a message of the role {role!r:.20}")
     if not is_item(message):
         raise Dropped(f"a message of the kind {at(message, 'type')!r:.40}")
-    source, parts = "agent" if role is None else ROLES[role], list(parts_of(message))
-    text = text_of(message.get("content")) if source == "user" else ""
+    step = said_in(message)
+    text = text_of(message.get("content")) if step.source == "user" else ""
     if role == "user" and trace.waits and _CALL_IN_TEXT in trace.steps[-1].text:
-        parts = [StepResult("", text.removeprefix("OBSERVATION:").lstrip())]
-    if text.startswith(_INJECTED):
-        flags = (*flags, "injected")
-    return trace.add(source, parts, *flags, key="" if "type" in message else None, **known)
+        step = TraceStep("user", results=[StepResult("", text.removeprefix("OBSERVATION:").lstrip())])
+    step.flags |= {*flags, "injected"} if text.startswith(_INJECTED) else {*flags}
+    return trace.add(step, key="" if "type" in message else None, **known)
 
 
-def parts_of(message: dict[str, Any]) -> Iterator[Part]:
-    """Texts, thoughts, calls and results of a message, of an item, or of one block."""
-    role, content = message.get("role"), message.get("content", message.get("parts"))
-    if role is None and message.get("type") != "message":
-        yield from content_parts([message])
-    elif role in ("tool", "function") and "parts" not in message:
-        is_error = typed(bool, message.get("is_error"))
-        yield StepResult(text_at(message, "tool_call_id"), text_of(content), is_error)
+def said_in(value: Any, step: TraceStep | None = None) -> TraceStep:
+    """What a message, an item, a block, a content, or a list of them says, calls and shows, added to a step."""
+    step = TraceStep("agent") if step is None else step
+    if isinstance(value, list):
+        for each in value:
+            said_in(each, step)
+        return step
+    kind, role = text_at(value, "type"), text_at(value, "role")
+    if kind in _RESULTS or (role in ("tool", "function") and "parts" not in value):
+        step.results.append(result_in(value))
+        step.source = "user" if role else step.source
+    elif kind in _THOUGHTS:
+        text = text_of(value.get("summary") or value.get("thinking") or value.get("content"))
+        step.reasoning = joined(step.reasoning, text)
+        step.sealed += filter(None, [first_text(value, *_SEALED)])
+    elif kind in _CALLS:
+        step.calls += _calls_in(value, kind)
+        if kind in ("mcp_call", "web_search_call") and value.get("output") is not None:
+            failed = value.get("error") is not None
+            step.results.append(StepResult(first_text(value, *_IDS), text_of(value["output"]), failed))
+    elif not role and kind != "message":
+        step.text = joined(step.text, text_of(value))
     else:
-        if thought := text_of(message.get("reasoning_content") or message.get("reasoning")):
-            yield Thought(thought)
-        yield from (Thought("", text_at(each, "signature")) for each in items_at(message, "thinking_blocks"))
-        yield from content_parts(content)
-        said = [*items_at(message, "tool_calls"), message.get("function_call")]  # the second is of 2023
-        calls = [part for call in said if isinstance(call, dict) for part in _call(call, "")]
-        yield from calls
-        if role == "assistant" and not calls and _CALL_IN_TEXT in (text := text_of(content)):
-            yield from read_calls(f"<tool_call>{text[text.index(_CALL_IN_TEXT) :]}</tool_call>", "hermes")
+        step.source = NAMES["roles"].get(role, "agent")
+        step.reasoning = text_of(value.get("reasoning_content") or value.get("reasoning"))
+        said_in(first_at(value, "content", "parts"), step)
+        step.sealed += filter(
+            None, (text_at(each, "signature") for each in items_at(value, "thinking_blocks"))
+        )
+        calls = [*items_at(value, "tool_calls"), value.get("function_call")]  # the second is of 2023
+        step.calls += [call for each in calls if isinstance(each, dict) for call in _calls_in(each, "")]
+        if role == "assistant" and not step.calls and _CALL_IN_TEXT in step.text:
+            text = step.text[step.text.index(_CALL_IN_TEXT) :]
+            step.calls += read_calls(f"<tool_call>{text}</tool_call>", "hermes")
+    return step
 
 
-def content_parts(content: Any) -> Iterator[Part]:
-    """The parts of a content: a text, or blocks."""
-    for block in content if isinstance(content, list) else [content]:
-        kind = text_at(block, "type")
-        if kind in _THOUGHTS:
-            sealed = (text_at(block, key) for key in ("signature", "encrypted_content", "data"))
-            text = text_of(block.get("summary") or block.get("thinking") or block.get("content"))
-            yield Thought(text, next(filter(None, sealed), ""))
-        elif kind in _CALLS:
-            yield from _call(block, kind)
-        elif kind in _RESULTS:
-            yield _result(block, kind)
-        elif text := text_of(block):
-            yield text
+def _calls_in(block: dict[str, Any], kind: str) -> Iterator[ToolCall]:
+    own = values.typed(dict, block.get("function")) or block
+    written = at(block, "extra", "arguments_text")  # of a line of ours, where they are no JSON
+    given = first_at(own, *_GIVEN) if written is None else written
+    if name := first_text(own, "name", "function_name") or kind.removesuffix("_call"):
+        arguments = values.json_text({"input": given} if kind == "custom_tool_call" else given)
+        yield ToolCall(name, arguments, first_text(block, *_IDS))
 
 
-def _call(block: dict[str, Any], kind: str) -> Iterator[Part]:
-    own = typed(dict, block.get("function")) or block
-    given = next((at(own, key) for key in ("arguments", "input", "action") if at(own, key) is not None), None)
-    call_id = text_at(block, "call_id") or text_at(block, "id")
-    if name := text_at(own, "name") or kind.removesuffix("_call"):
-        yield ToolCall(name, json_text({"input": given} if kind == "custom_tool_call" else given), call_id)
-    if kind in ("mcp_call", "web_search_call") and block.get("output") is not None:
-        yield StepResult(call_id, text_of(block["output"]), block.get("error") is not None)
-
-
-def _result(block: dict[str, Any], kind: str) -> StepResult:
-    keys = ("output", "content", "response", "result", "tools")
-    content = next((block[key] for key in keys if block.get(key) is not None), None)
-    is_whole = kind != "tool_call_response" and not (isinstance(content, dict) and "content" not in content)
-    text = text_of(content) if is_whole else json_text(content)
-    call_id = text_at(block, "tool_use_id") or text_at(block, "call_id") or text_at(block, "id")
-    is_error, code = typed(bool, block.get("is_error")), None
+def result_in(block: dict[str, Any]) -> StepResult:
+    """What a block, an item or a message shows of a call."""
+    kind, content = text_at(block, "type"), first_at(block, *_SEEN)
+    is_text = kind != "tool_call_response" and not (
+        isinstance(content, dict) and not {"content", "type"} & content.keys()
+    )
+    text = text_of(content) if is_text else values.json_text(content)
+    is_error, code = values.typed(bool, block.get("is_error")), values.typed(int, block.get("exit_code"))
     if kind == "tool_result":  # one that does not say that it failed did not
         is_error = bool(is_error)
     if kind.endswith("_output"):
-        success, code = typed(bool, at(content, "success")), exit_code_in(text)
+        success, code = values.typed(bool, at(content, "success")), exit_code_in(text)
         is_error = not success if success is not None else None if code is None else code != 0
-    return StepResult(call_id, text, is_error, code)
+    ids = _IDS if kind else _IDS[:-1]  # "id" of a message is its own
+    return StepResult(first_text(block, *ids), text, is_error, code)
 
 
 def exit_code_in(text: str) -> int | None:
@@ -146,9 +130,8 @@ def function_tools(tools: Any) -> list[dict[str, Any]]:
     found = []
     for tool in tools if isinstance(tools, list) else ():
         own = at(tool, "function") or tool
-        if name := text_at(own, "name") or text_at(own, "title"):
-            schemas = (typed(dict, at(own, key)) for key in ("parameters", "input_schema"))
-            schema = next(filter(None, schemas), {})
+        if name := first_text(own, "name", "title"):
+            schema = values.typed(dict, first_at(own, "parameters", "input_schema")) or {}
             function = {"name": name, "description": text_at(own, "description"), "parameters": schema}
             found.append({"type": "function", "function": function})
     return found
@@ -166,7 +149,7 @@ def chat_messages(row: Any) -> list[Any]:
 def request_of(row: Any) -> Any:
     """The request of a row, whether it stands in it, beside a response or in a batch."""
     request = at(row, "request") or row
-    return typed(dict, parsed(at(request, "body"))) or request
+    return values.typed(dict, values.parsed(at(request, "body"))) or request
 
 
 def read_requests(kind: str, records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
@@ -186,7 +169,7 @@ class _Joiner:
 
     def add(self, messages: Sequence[Any], answers: Sequence[Any], tools: Any, model: Any) -> Trace:
         """Add a row: the messages that were sent, and those that came back."""
-        chain = _digests([*messages, *answers])
+        chain = step_chain(map(_as_repeated, (*messages, *answers)))
         known = next((n for n in range(len(messages), 0, -1) if chain[n - 1] in self._tips), 0)
         while known > 1 and chain[known - 2] == chain[known - 1]:
             known -= 1  # thoughts have no digest of their own
@@ -201,7 +184,7 @@ class _Joiner:
                 # what cannot be added leaves the row's other messages where they are
                 with suppress(Dropped, AttributeError, TypeError, ValueError):
                     add_message(trace, message, **how)
-        trace.model = trace.model or (typed(str, model) or "")
+        trace.model = trace.model or (values.typed(str, model) or "")
         self._tips[chain[-1]] = trace
         return trace
 
@@ -211,9 +194,7 @@ class _Joiner:
         if self.kind == "openai-responses":  # rows of chats have keys of these names, too
             if at(request, "previous_response_id"):
                 raise Dropped("its context is stored at the provider (previous_response_id)")
-            given = at(request, "input")
-            text = [{"role": "user", "content": given}] if isinstance(given, str) else []
-            messages = text or items_at(request, "input") or messages
+            messages = _messages(at(request, "input"), "user", "input") or messages
             if instructions := text_at(request, "instructions"):
                 messages = [{"role": "system", "content": instructions}, *messages]
         if not messages:
@@ -223,51 +204,49 @@ class _Joiner:
         tools = at(request, "tools") or at(row, "kwargs", "tools")
         trace = self.add(messages, answers, tools, text_at(response, "model") or at(request, "model"))
         if task := text_at(row, "instance_id"):  # of SWE-bench, beside the messages
-            trace.task_id, trace.passed = task, typed(bool, row.get("resolved"))
+            trace.task_id, trace.passed = task, values.typed(bool, row.get("resolved"))
+
+
+def _messages(value: Any, role: str, key: str) -> list[Any]:
+    """The messages of one side of an exchange: a list, one that stands at a key, or what else was said."""
+    said = [{"role": role, "content": value}] * bool(value)
+    return items_at(value, key) or (said if values.typed(list, value) is None else value)
+
+
+def _as_repeated(message: Any) -> TraceStep:
+    """What a message says, however a later row spells it: the server's own search loses there what it did."""
+    kind = at(message, "type")
+    said = {"type": kind} if kind == "web_search_call" else message
+    step = said_in(said) if is_item(message) else TraceStep("agent")
+    arguments = [json.dumps(values.parsed(call.arguments), sort_keys=True) for call in step.calls]
+    step.calls = [ToolCall(call.name, text) for call, text in zip(step.calls, arguments, strict=True)]
+    return step
 
 
 def _response(response: Any) -> Any:
     """The response's object; of a stream of events the one that completes it."""
-    body = parsed(at(response, "body") or response)
+    body = values.parsed(at(response, "body") or response)
     if not isinstance(body, str):
         return body
-    events = (parsed(line[5:].strip()) for line in body.split("\n") if line.startswith("data:"))
+    events = (values.parsed(line[5:].strip()) for line in body.split("\n") if line.startswith("data:"))
     whole = [at(event, "response") for event in events if at(event, "response")]
     return whole[-1] if whole else None
 
 
-def _digests(messages: Sequence[Any]) -> list[bytes]:
-    """For each message the digest of all up to it: source, texts and calls, however they are spelled; thoughts may be left out."""
-    digests, before = [], b""
-    for message in messages:
-        parts = list(parts_of(message)) if is_item(message) else []
-        if any(isinstance(part, ToolCall) for part in parts):
-            # one of the server's own tool has result and sources in the answer, and loses them where it is repeated
-            parts = [part for part in parts if not isinstance(part, StepResult)]
-        said = [spelled for part in parts if (spelled := _spelled(part))]
-        if at(message, "type") == "web_search_call":
-            said = [message["type"]]
-        if said:
-            is_given = message.get("role") in ("user", "system", "developer")
-            before = hashlib.sha256(before + json.dumps([is_given, *said]).encode()).digest()
-        digests.append(before)
-    return digests
+def step_chain(steps: Iterable[TraceStep]) -> tuple[bytes, ...]:
+    """For each step a digest of it and of all before it: conversations share their beginning where these are equal.
 
-
-def _spelled(part: Part) -> Any:
-    if isinstance(part, ToolCall):
-        return [part.name, json.dumps(parsed(part.arguments), sort_keys=True)]
-    return "" if isinstance(part, Thought) else getattr(part, "text", part)
-
-
-def step_chain(trace: Trace) -> tuple[int, ...]:
-    """For each step a digest of it and of all before it; two traces share a beginning where these are equal."""
+    Thoughts have none of their own, for they may be left out where a step is repeated. Results beside calls have none, either:
+    the server's own tools lose theirs there.
+    """
     chain, before = [], b""
-    for step in trace.steps:
-        calls = "".join(f"\0{call.name}\0{call.arguments}" for call in step.calls)
-        whole = f"{step.source}{step.text}{calls}".encode("utf-8", "replace")
-        before = hashlib.blake2b(before + whole, digest_size=8).digest()
-        chain.append(int.from_bytes(before))
+    for step in steps:
+        said = [step.text, *(f"{call.name}\0{call.arguments}" for call in step.calls)]
+        said += [result.text for result in step.results if not step.calls]
+        if any(said):
+            whole = "\0".join([str(step.source == "agent"), *said]).encode("utf-8", "replace")
+            before = hashlib.blake2b(before + whole, digest_size=8).digest()
+        chain.append(before)
     return tuple(chain)
 
 
@@ -283,70 +262,51 @@ def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tra
         if not found:
             ledger.dropped("a record without spans")
     joined = _Joiner("otel-genai", name)
-    tools: dict[str, tuple[str, ToolCall, StepResult]] = {}
+    tools: dict[str, tuple[str, TraceStep]] = {}
     spans.sort(key=lambda span: str(at(span, "startTimeUnixNano") or at(span, "startTime")).zfill(20))
     ledger.take(partial(_span, joined, tools), spans, are_inner=True)
     answered: set[str] = set()
     for trace in joined.traces:
         for _, step in trace.agent_steps():
-            own = {call.call_id: tools[call.call_id][2] for call in step.calls if call.call_id in tools}
-            step.results = list(({result.call_id: result for result in step.results} | own).values())
-            answered |= own.keys()
+            own = [tools[call.call_id][1].results[0] for call in step.calls if call.call_id in tools]
+            step.results = [*{result.call_id: result for result in (*step.results, *own)}.values()]
+            answered |= {result.call_id for result in own}
         yield trace
     without_chat: dict[str, Trace] = {}  # one for each trace id of which only the tools were recorded
-    for trace_id, call, result in (found for call_id, found in tools.items() if call_id not in answered):
-        new = Trace(trace_id or name, "otel-genai")
-        without_chat.setdefault(trace_id, new).add("agent", [call, result])
+    for trace_id, step in (found for call_id, found in tools.items() if call_id not in answered):
+        without_chat.setdefault(trace_id, Trace(trace_id or name, "otel-genai")).add(step)
     yield from without_chat.values()
 
 
-def _span(joined: _Joiner, tools: dict[str, tuple[str, ToolCall, StepResult]], span: dict[str, Any]) -> None:
+def _span(joined: _Joiner, tools: dict[str, tuple[str, TraceStep]], span: dict[str, Any]) -> None:
     pairs = [(text_at(each, "key"), at(each, "value")) for each in items_at(span, "attributes")]
     own = {key: next(iter(value.values()), None) for key, value in pairs if isinstance(value, dict)}
-    own = own or at(parsed(span.get("metadata")), "attributes") or {}
-    given, answer = _side(span, own, "input"), _side(span, own, "output")
+    own = own or at(values.parsed(span.get("metadata")), "attributes") or {}
+    given = values.parsed(own.get("gen_ai.input.messages", span.get("input")))  # the second is of Langfuse
+    answer = values.parsed(own.get("gen_ai.output.messages", span.get("output")))
     kind = own.get("openinference.span.kind") or span.get("type")
-    operation = own.get("gen_ai.operation.name") or _OPERATIONS.get(str(kind))
+    operation = own.get("gen_ai.operation.name") or NAMES["operations"].get(str(kind))
     if operation == "execute_tool":
         call_id = text_at(own, "gen_ai.tool.call.id")
         content = own.get("gen_ai.tool.call.result", own.get("tool_response", answer))
         if not call_id or content is None:
             raise Dropped("a tool's span without the id of its call or without content")
-        arguments = json_text(own.get("gen_ai.tool.call.arguments", own.get("tool_arguments", given)))
+        arguments = values.json_text(own.get("gen_ai.tool.call.arguments", own.get("tool_arguments", given)))
         is_error = True if at(span, "status", "code") in (2, "STATUS_CODE_ERROR") else None
-        result = StepResult(call_id, text := json_text(content), is_error, exit_code_in(text))
+        result = StepResult(call_id, text := values.json_text(content), is_error, exit_code_in(text))
         call = ToolCall(text_at(own, "gen_ai.tool.name"), arguments, call_id)
-        tools[call_id] = text_at(span, "traceId"), call, result
+        tools[call_id] = text_at(span, "traceId"), TraceStep("agent", calls=[call], results=[result])
         return
     if operation not in ("chat", "text_completion", "generate_content"):
         raise Dropped("a span of an agent or of something else")
-    messages = (
-        items_at(given, "messages")
-        or typed(list, given)
-        or [{"role": "user", "content": given}] * bool(given)
-    )
-    answers = (
-        items_at(answer, "output")
-        or typed(list, answer)
-        or [{"role": "assistant", "content": answer}] * bool(answer)
-    )
+    messages, answers = _messages(given, "user", "messages"), _messages(answer, "assistant", "output")
     if not messages and not answers:
         raise Dropped("a span without messages: content was not recorded")
-    instructions = parsed(own.get("gen_ai.system_instructions")) or at(answer, "instructions")
-    if text := text_of(instructions):
+    if text := text_of(values.parsed(own.get("gen_ai.system_instructions")) or at(answer, "instructions")):
         messages = [{"role": "system", "content": text}, *messages]
     model = own.get("gen_ai.response.model") or own.get("gen_ai.request.model") or span.get("model")
-    offered = parsed(own.get("gen_ai.tool.definitions")) or at(answer, "tools")
+    offered = values.parsed(own.get("gen_ai.tool.definitions")) or at(answer, "tools")
     joined.add(messages, answers, offered, model)
-
-
-_OPERATIONS = {"GENERATION": "chat", "LLM": "chat", "TOOL": "execute_tool"}
-"""What Langfuse and OpenInference call the operations of ``gen_ai``."""
-
-
-def _side(span: dict[str, Any], own: dict[str, Any], side: str) -> Any:
-    """What went into a span or came out of it; an export of Langfuse may have it beside the attributes."""
-    return parsed(own.get(f"gen_ai.{side}.messages", span.get(side)))
 
 
 # ------------------------------------------------------------------------------ ATIF
@@ -361,17 +321,13 @@ _END_TOKENS = re.compile(r"\s*<\|(?:im_end|eot_id|eom_id|endoftext|end)\|>\s*$")
 
 def trace_row(trace: Trace) -> dict[str, Any]:
     """A trace as an ATIF object, valid for the models of Harbor 0.26."""
-    agent = {"name": trace.agent or trace.format, "version": trace.version or "unknown"}
+    row = {"schema_version": "ATIF-v1.7", "session_id": trace.trace_id, "trajectory_id": trace.trace_id}
+    agent: dict[str, Any] = {"name": trace.agent or trace.format, "version": trace.version or "unknown"}
+    agent |= _given({"model_name": trace.model, "tool_definitions": trace.tools})
+    steps = [_step_row(step, idx) for idx, step in enumerate(trace.steps)]
     ours = {key: getattr(trace, key) for key in ("format", "prompt_origin", "parent", "passed")}
-    state = {key: getattr(trace, key) for key in _STATE}
-    return {
-        "schema_version": "ATIF-v1.7",
-        "session_id": trace.trace_id,
-        "trajectory_id": trace.trace_id,
-        "agent": agent | _given({"model_name": trace.model, "tool_definitions": trace.tools}),
-        "steps": [_step_row(step, idx) for idx, step in enumerate(trace.steps)],
-        "extra": {_TRACE: {**ours, "format_version": trace.version, "state": state}},
-    }
+    ours |= {"format_version": trace.version, "state": {key: getattr(trace, key) for key in _STATE}}
+    return {**row, "agent": agent, "steps": steps, "extra": {_TRACE: ours}}
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:
@@ -382,7 +338,7 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
 def _step_row(step: TraceStep, idx: int) -> dict[str, Any]:
     calls: list[dict[str, Any]] = []
     for call in step.calls:
-        arguments = parsed(call.arguments)
+        arguments = values.parsed(call.arguments)
         row = {"tool_call_id": call.call_id, "function_name": call.name, "arguments": arguments}
         if not isinstance(arguments, dict):
             row |= {"arguments": {}, "extra": {"arguments_text": call.arguments}}
@@ -403,15 +359,14 @@ def _step_row(step: TraceStep, idx: int) -> dict[str, Any]:
 
 
 def read_atif(
-    records: Iterator[Any], ledger: Ledger, name: str, parent: tuple[str, str] | None = None
+    documents: Iterator[Any], ledger: Ledger, name: str, parent: tuple[str, str] | None = None
 ) -> Iterator[Trace]:
     """One conversation of each document or line, and of each sub-agent that is embedded in it."""
-    for number, document in enumerate(records):
+    for number, document in enumerate(documents):
         ledger.take(lambda _: "kept: the document", [document])
         ours, episode = at(document, "extra", _TRACE), at(document, "extra", _EPISODE)
-        names = (text_at(document, key) for key in ("trajectory_id", "session_id"))
-        trace = Trace(next(filter(None, names), f"{name}#{number}"), text_at(ours, "format") or "atif")
-        trace.agent = text_at(document, "agent", "name")
+        trace_id = first_text(document, "trajectory_id", "session_id") or f"{name}#{number}"
+        trace = Trace(trace_id, text_at(ours, "format") or "atif", agent=text_at(document, "agent", "name"))
         trace.tools = function_tools(at(document, "agent", "tool_definitions"))
         trace.version = text_at(ours, "format_version") if ours else text_at(document, "schema_version")
         take = partial(_add_step, trace, has_raw_calls=bool(episode))
@@ -420,7 +375,7 @@ def read_atif(
         has_prompt = bool(trace.tools) and trace.prompt_origin == "recorded"
         is_recorded = at(ours, "prompt_origin") == "recorded" if ours else has_prompt or bool(episode)
         trace.prompt_origin = "recorded" if is_recorded else "rebuilt"
-        trace.parent, trace.passed = parent, typed(bool, at(ours, "passed"))
+        trace.parent, trace.passed = parent, values.typed(bool, at(ours, "passed"))
         match at(ours, "parent"):
             case [str(session), str(call_id)]:
                 trace.parent = (session, call_id)
@@ -437,26 +392,21 @@ def read_atif(
 
 
 def _add_step(trace: Trace, row: dict[str, Any], *, has_raw_calls: bool) -> None:
-    source, extra, text = row.get("source"), row.get("extra") or {}, text_of(row.get("message"))
+    source, extra = row.get("source"), row.get("extra") or {}
     if source not in ("system", "user", "agent"):
         raise Dropped("a step without a source")
-    parts: list[Part] = []
-    if source == "agent":
-        parts = [Thought(text_at(row, "reasoning_content"))]
-        parts += [Thought("", typed(str, each) or "") for each in items_at(extra, "sealed")]
-        for call in items_at(row, "tool_calls"):
-            written = at(call, "extra", "arguments_text")
-            arguments = json_text(at(call, "arguments") if written is None else written)
-            parts.append(ToolCall(text_at(call, "function_name"), arguments, text_at(call, "tool_call_id")))
-        for result in items_at(row, "observation", "results"):
-            call_id, said = text_at(result, "source_call_id"), text_of(at(result, "content"))
-            is_error, code = (at(result, "extra", key) for key in ("is_error", "exit_code"))
-            parts.append(StepResult(call_id, said, typed(bool, is_error), typed(int, code)))
+    said = row if source == "agent" else {}
+    step = said_in({**said, "role": source, "content": row.get("message")})
+    step.sealed += filter(None, (values.typed(str, each) for each in items_at(extra, "sealed")))
     if has_raw_calls:
-        is_call = any(isinstance(part, ToolCall) for part in parts)
-        text = _END_TOKENS.sub("", _RAW_CALL.split(text)[0].rstrip() if is_call else text)
-    flags = {each for each in items_at(extra, "flags") if each in FLAGS}
-    flags |= {"copied"} if row.get("is_copied_context") is True else set()
-    number = typed(int, at(extra, "parent"))
+        text = _RAW_CALL.split(step.text)[0].rstrip() if step.calls else step.text
+        step.text = _END_TOKENS.sub("", text)
+    step.flags = {each for each in items_at(extra, "flags") if each in records.FLAGS}
+    step.flags |= {"copied"} if row.get("is_copied_context") is True else set()
+    number = values.typed(int, at(extra, "parent"))
     parent = number - 1 if number is not None and 0 <= number <= len(trace.steps) else None
-    trace.add(source, [text, *parts], *flags, parent=parent, model=row.get("model_name"))
+    trace.add(step, parent=parent, model=row.get("model_name"))
+    for result in items_at(said, "observation", "results"):  # an answer without words has some, too
+        call_id, text = text_at(result, "source_call_id"), text_of(at(result, "content"))
+        is_error, code = (at(result, "extra", key) for key in ("is_error", "exit_code"))
+        trace.answer(StepResult(call_id, text, values.typed(bool, is_error), values.typed(int, code)))

@@ -99,9 +99,3 @@ GOOD_PAIR = PreferencePair((1,), (2,), (3,))
 )
 def test_pairs_that_say_nothing_are_refused(pair: PreferencePair, code: str) -> None:
     assert refused(lambda: check_pairs([GOOD_PAIR, pair])) == (code, "pair 1")
-
-
-def test_the_oracle_of_these_tests_sees_a_wrong_mask() -> None:
-    rows = collate_pairs([GOOD_PAIR], pad_id=PAD)
-    shifted = TokenRows(rows.ids_NS, rows.loss_mask_NS.flip(1))
-    assert rows_as_lists(shifted) != rows_as_lists(rows)

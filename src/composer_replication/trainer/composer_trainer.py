@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerState
+from transformers import TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 from trl.models.utils import unwrap_model_for_generation
@@ -194,10 +194,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if self.checks is not None:
             self.checks.after_loss(inputs, loss, others)
         if is_open and others:
-            metrics: Any = self._metrics.setdefault("train", {})
+            metrics: Any = self._metrics
             for name, value in {"grpo": of_trl, **others}.items():
                 number = value.item() if isinstance(value, torch.Tensor) else value
-                metrics.setdefault(f"loss/{name}", []).append(float(number))
+                metrics.setdefault("train", {}).setdefault(f"loss/{name}", []).append(float(number))
         return loss
 
     def _compute_sdpo_loss(self, model: Any, inputs: Any) -> Any:
@@ -231,10 +231,12 @@ class ComposerReplicationTrainer(GRPOTrainer):
             words = "rows of several conversations are scored without the auxiliary loss of routers."
             fix = "set agent.summary_tokens = 0, or the model's output_router_logits to false."
             raise TrainerSettingError("CR0757", words, where="agent.summary_tokens", fix=fix)
-        has_images = any(value is not None for value in multimodal.values())
-        against = {"the auxiliary router loss is on.": compute_aux_loss, "the rows carry images.": has_images}
         with replaying(self, model, attention_mask, routing_BWLK) as is_replayed:
-            against["the routing of the rollouts is replayed."] = is_replayed
+            against = {
+                "the routing of the rollouts is replayed.": is_replayed,
+                "the auxiliary router loss is on.": compute_aux_loss,
+                "the rows carry images.": any(value is not None for value in multimodal.values()),
+            }
             packs = self.prefix_sharing and self.shared_prompts.may_score(model, against)
             if packs or has_chains:
                 answer: Any = self.shared_prompts.logps(*given, starts_BS, packs=packs)
@@ -292,7 +294,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
     ) -> torch.Tensor:
         """As TRL's, but a row that nobody scored is not punished for its length; remembered for this generation."""
         with self.step_lines.timing("grading"):
-            rewards_NF = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # type: ignore[no-untyped-call]
+            rewards_NF = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         self.generation.rewards_NF = without_lone_punishments(rewards_NF, self.reward_func_names)
         return self.generation.rewards_NF
 
@@ -463,7 +465,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.guard_hook.begin()
         self._halt_is_saved, self.own_state.num_permutations_to_skip = False, 0
         self.step_lines.begin(has_run_folder=any(processes.gathered(self.run_folder is not None)))
-        for part in (self.step_lines, self.checks, self.channels):
+        parts: tuple[TrainerCallback | None, ...] = (self.step_lines, self.checks, self.channels)
+        for part in parts:
             if part is not None and part not in self.callback_handler.callbacks:
                 self.add_callback(part)
         self.has_trackers = bool(self.args.report_to)

@@ -46,8 +46,8 @@ def colocated_sampler(trainer: Any) -> policies.SampleBatch:
     from vllm import SamplingParams
 
     engine = trainer.vllm_generation.llm
-    fixed = {name: value for name, value in filters_of(trainer.args).items() if value is not None}
-    fixed |= {"logprobs": 0, "stop_token_ids": list(trainer.eos_token_ids)}
+    fixed: dict[str, Any] = {"logprobs": 0, "stop_token_ids": list(trainer.eos_token_ids)}
+    fixed |= {name: value for name, value in filters_of(trainer.args).items() if value is not None}
 
     def completion(output: Any) -> Completion:
         [answer] = output.outputs

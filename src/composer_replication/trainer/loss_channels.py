@@ -105,8 +105,9 @@ class LossChannel:
     def _pad_id(self) -> int:
         return int(self._trainer._tokenizer.pad_token_id)  # noqa: SLF001 - TRL's only name
 
-    def _on_device(self, rows: Any) -> Any:
-        return send_to_device(rows, self._trainer.accelerator.device)
+    def _on_device(self, rows: R) -> R:
+        moved: R = send_to_device(rows, self._trainer.accelerator.device)
+        return moved
 
     def _of_step(self, total: Any) -> float:
         """A generation's total as an optimizer step's, which takes a share of its micro-batches."""
@@ -354,16 +355,18 @@ class ReplayChannel(LossChannel):
         self, model: Any, own: Sequence[PreferencePair], reference: Sequence[Sequence[float]]
     ) -> tuple[torch.Tensor, PreferenceMetrics | None]:
         """The loss of these pairs times their weight, and its figures; 0 and None where there is none."""
-        pairs, needs_reference = self._to_forward(own, self._stand_in()), self.settings.kind != "simpo"
+        pairs = self._to_forward(own, self._stand_in())
         if not pairs:
             return self._on_device(torch.zeros(())), None
         weight_P = self._on_device(torch.tensor([float(pair.weight) for pair in pairs]))
-        reference_P2 = self._on_device(torch.tensor(reference if own else [[0.0, 0.0]]))
+        reference_2P: Sequence[torch.Tensor | None] = (None, None)
+        if self.settings.kind != "simpo":
+            reference_2P = self._on_device(torch.tensor(reference if own else [[0.0, 0.0]])).unbind(dim=1)
         with self._trainer.accelerator.autocast():
             policy = pair_logps(model, self._on_device(collator.collate_pairs(pairs, pad_id=self._pad_id)))
         loss, metrics = preference_loss(
             *policy,
-            *(reference_P2.unbind(dim=1) if needs_reference else (None, None)),
+            *reference_2P,
             kind=self.settings.kind,
             beta=self._beta,
             weight_P=weight_P,

@@ -16,7 +16,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from tiny_architectures import MODELS, SIZES
 
-from composer_replication.errors import InputError
 from composer_replication.trainer.rollout_columns import UNKNOWN, Replay, routers_of
 
 LATENT: dict[str, Any] = {
@@ -237,20 +236,3 @@ def test_batches_of_rows_have_their_own_routing() -> None:
             for part in (slice(0, 2), slice(2, 3))
         ]
     torch.testing.assert_close(torch.cat(parts), whole)
-
-
-def test_a_router_that_chooses_otherwise_is_refused() -> None:
-    model = model_of("mixtral")
-    router: Any = routers_of(model)[1]
-    router.forward = lambda states: by_sorting(router, states)
-    with pytest.raises(InputError) as caught, Replay(model, foreign_routing(model), MASK).in_forwards():
-        model(input_ids=rows(), attention_mask=MASK)
-    assert caught.value.code == "CR0757"
-    assert "MixtralTopKRouter" in caught.value.message
-
-
-def by_sorting(router: Any, states: torch.Tensor) -> Any:
-    """The same choice without a top-k."""
-    logits = functional.linear(states.reshape(-1, router.hidden_dim), router.weight)
-    order = logits.argsort(-1, descending=True)[:, :2]
-    return logits, logits.softmax(-1).gather(-1, order), order

@@ -19,7 +19,8 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,10 @@ from composer_replication.interfaces import Stateful
 from composer_replication.records import HintedTurn
 from composer_replication.run_folder import read_json, write_json
 from composer_replication.trainer.collator import SiblingPair
-from composer_replication.trainer.guard import GuardHook, refuse_foreign_split
+from composer_replication.trainer.guard import refuse_foreign_split
 from composer_replication.trainer.loss_channels import read_channels
 from composer_replication.trainer.metrics_log import InLoopSignals
-from composer_replication.trainer.processes import process_rank
+from composer_replication.trainer.processes import num_processes, process_rank
 from composer_replication.trainer.setting_errors import TrainerSettingError
 
 MANIFEST_NAME = "MANIFEST.json"
@@ -118,12 +119,11 @@ def check_manifest(checkpoint: Path) -> None:
             raise _damaged(path, checkpoint)
 
 
-def check_is_resumable(checkpoint: Path, *, rank: int, num_processes: int) -> None:
+def check_is_resumable(checkpoint: Path) -> None:
     """Refuse weights without what an exact resume needs; transformers would go on with a fresh optimizer and say nothing.
-
     DeepSpeed keeps optimizer and scheduler in a folder of its own, FSDP the optimizer in one or in ``optimizer.bin``.
     """
-    rng = "rng_state.pth" if num_processes == 1 else f"rng_state_{rank}.pth"
+    rng = "rng_state.pth" if num_processes() == 1 else f"rng_state_{process_rank()}.pth"
     wanted = {"optimizer": "optimizer*", "scheduler": "scheduler.pt", "random numbers": rng}
     if any(checkpoint.glob("global_step*")):
         del wanted["optimizer"], wanted["scheduler"]
@@ -148,6 +148,10 @@ def _unusable(words: str, path: Path, fix: str) -> InputError:
     return InputError("CR0706", words, where=str(path), fix=fix)
 
 
+def _foreign(words: str, checkpoint: Path, fix: str) -> InputError:
+    return InputError("CR0884", words, where=str(checkpoint), fix=fix)
+
+
 def refuse_foreign_run(saved: Mapping[str, Any], recipe: str, checkpoint: Path) -> None:
     """Go on from checkpoints of the same recipe alone, as far as both say which (CR0884)."""
     found = saved.get("run", {}).get("recipe")
@@ -167,21 +171,18 @@ def refuse_foreign_checkpoints(folder: Path, recipe: str) -> None:
         refuse_foreign_run(saved, recipe, checkpoint)
 
 
-def _refuse_other_version(saved: Mapping[str, Any], wanted: Sequence[str], checkpoint: Path) -> None:
-    if missing := [name for name in wanted if name not in saved]:
-        words = f"the checkpoint was written by another version: it has no {missing[0]}."
-        raise _foreign(words, checkpoint, "go on with the version that wrote it, or begin a new run.")
-
-
-def _foreign(words: str, checkpoint: Path, fix: str) -> InputError:
-    return InputError("CR0884", words, where=str(checkpoint), fix=fix)
-
-
-_WRITTEN = (
-    *(*GuardHook.KEPT, "guard", "split_fingerprint", "stateful"),
-    *("micro_step", "has_buffered_inputs", "num_permutations_done"),
-)
-"""What a checkpoint of this version has in any case."""
+@contextmanager
+def _usable(name: str, checkpoint: Path) -> Iterator[None]:
+    """Inside, what is missing in a part's state, or is not taken by it, is of another version or of other settings (CR0884)."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ComposerError):
+            raise
+        problem = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        words = f"the state of the {name} in the checkpoint cannot be used: {problem}."
+        fix = "go on with the version and the settings that wrote it, or begin a new run."
+        raise _foreign(words, checkpoint, fix) from error
 
 
 class OwnState:
@@ -221,9 +222,9 @@ class OwnState:
     def read(self, checkpoint: Path) -> None:
         """Restore what ``write`` wrote; another run's, or another version's, is refused (CR0884)."""
         saved = read_json(checkpoint / STATE_NAME)
-        _refuse_other_version(saved, _WRITTEN, checkpoint)
-        self._check_belongs(saved, checkpoint)
-        self._restore(saved, checkpoint)
+        with _usable("run", checkpoint):
+            self._check_belongs(saved, checkpoint)
+            self._restore(saved, checkpoint)
 
     def _check_belongs(self, saved: Mapping[str, Any], checkpoint: Path) -> None:
         trainer = self._trainer
@@ -242,21 +243,31 @@ class OwnState:
     def _restore(self, saved: Mapping[str, Any], checkpoint: Path) -> None:
         trainer = self._trainer
         trainer.guard_hook.load_state_dict(saved)
-        trainer.step_lines.signals = InLoopSignals()
-        for name, part in self._parts().items():
-            if part is not None and saved.get(name) is not None:
-                _load(part, saved[name], name, checkpoint)
-            elif part is not None:
+        signals = trainer.step_lines.signals = InLoopSignals()
+        stateful = [(name, part, saved["stateful"][name]) for name, part in (trainer.stateful or {}).items()]
+        own = [(name, part, saved.get(name)) for name, part in self._parts().items() if part is not None]
+        for name, part, state in own + stateful:
+            if state is None:
                 logger.warning("%s has no state of the %s, which starts afresh from here.", checkpoint, name)
+                continue
+            with _usable(name, checkpoint):
+                part.load_state_dict(state)
         trainer._metrics["train"].clear()  # noqa: SLF001 - of an earlier run of this trainer
-        trainer.step_lines.signals.num_rewards_read = 0
-        for name, part in (trainer.stateful or {}).items():
-            _load(part, saved["stateful"][name], name, checkpoint)
+        signals.num_rewards_read = 0
         trainer._step = saved["micro_step"]  # noqa: SLF001 - TRL's only name
-        is_inside = saved["has_buffered_inputs"]
-        trainer._buffered_inputs = _read_buffer(checkpoint, trainer.args.device) if is_inside else None  # noqa: SLF001
+        trainer._buffered_inputs = self._read_buffer(checkpoint) if saved["has_buffered_inputs"] else None  # noqa: SLF001
         if not trainer.args.ignore_data_skip:
             self.num_permutations_to_skip = saved["num_permutations_done"]
+
+    def _read_buffer(self, checkpoint: Path) -> Any:
+        path = _buffer(checkpoint)
+        if not path.is_file():
+            words = "the checkpoint has no buffered rollouts for this process."
+            raise _unusable(words, path, "resume with as many processes as the run had.")
+        # Storages go to the CPU whatever their tag: a process group tags CPU tensors "cpu:0", which loads nowhere.
+        with torch.serialization.safe_globals([HintedTurn, SiblingPair]):
+            kept = torch.load(path, map_location=lambda storage, _tag: storage, weights_only=True)
+        return send_to_device(kept["buffered"], self._trainer.args.device)
 
     def _parts(self) -> dict[str, Stateful | None]:
         trainer = self._trainer
@@ -278,31 +289,6 @@ class OwnState:
         return int(trainer.state.global_step // max(steps_of_epoch, 1))
 
 
-def _load(part: Stateful, state: Mapping[str, Any], name: str, checkpoint: Path) -> None:
-    """What a part takes for no state of its own, as one of another version or of other settings, is refused (CR0884)."""
-    try:
-        part.load_state_dict(state)
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, ComposerError):
-            raise
-        problem = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        words = f"the state of the {name} in the checkpoint cannot be used: {problem}."
-        fix = "go on with the version and the settings that wrote it, or begin a new run."
-        raise _foreign(words, checkpoint, fix) from error
-
-
 def _buffer(checkpoint: Path) -> Path:
     """Where this process keeps the rollouts that are still to be trained on."""
     return checkpoint / f"buffered_inputs_{process_rank()}.pt"
-
-
-def _read_buffer(checkpoint: Path, device: Any) -> Any:
-    path = _buffer(checkpoint)
-    if not path.is_file():
-        words = "the checkpoint has no buffered rollouts for this process."
-        raise _unusable(words, path, "resume with as many processes as the run had.")
-    # Storages go to the CPU whatever their tag: a process group tags CPU tensors "cpu:0", which loads nowhere.
-    with torch.serialization.safe_globals([HintedTurn, SiblingPair]):
-        kept = torch.load(path, map_location=lambda storage, _tag: storage, weights_only=True)
-    _refuse_other_version(kept, ("buffered",), checkpoint)
-    return send_to_device(kept["buffered"], device)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
+from torch.nn import functional
 from transformers import TrainerCallback
 
 from composer_replication.errors import InputError
@@ -53,6 +54,8 @@ class CheckThresholds:
     num_bad_steps: int = 3  # in a row that are not finite, after which the run stops
 
 
+Figures = Mapping[str, float]
+"""Those of one micro-step."""
 Said = tuple[str, str, dict[str, float]]
 """Name of a check (and of what, where it speaks of several things), its sentence, the numbers."""
 
@@ -79,12 +82,19 @@ REMEDIES: Final[Mapping[str, str]] = {
     "truncated_groups": "raise trl.max_completion_length, or let rows end earlier (trainer.prefix_sharing stops finished ones).",
 }
 """What to do about what each check says; its sentence is made of the numbers."""
+_WORST: dict[str, Any] = dict.fromkeys(("drift_max", "truncated_share"), max)
+_WORST |= dict.fromkeys(("policy_effective_share", "sampling_effective_share"), min)
+
+
+def of_step(rows: Sequence[Figures]) -> dict[str, float]:
+    """The figures of all micro-steps as those of their step: sums, but for the worst of shares and distances."""
+    names = {name for row in rows for name in row}
+    return {name: _WORST.get(name, math.fsum)([r[name] for r in rows if name in r]) for name in names}
 
 
 class Judgement:
-    """Remembers what a check needs, and says something when it begins to hold, not at every step.
-
-    A finding that has gone and comes back is said again. A step that is not finite is said every time.
+    """Remembers what a check needs, and says something when it begins to hold, again when it has gone and comes back.
+    A step that is not finite is said every time.
     """
 
     def __init__(self, thresholds: CheckThresholds | None = None) -> None:
@@ -103,75 +113,60 @@ class Judgement:
         """Steps in a row, up to the newest one, that were not finite."""
         return int(self._memory["num_bad_in_a_row"])
 
-    def note_generation(self, *, num_groups: float, num_dull: float, num_truncated: float) -> None:
-        known = [*self._memory["generations"], [num_groups, num_dull, num_truncated]]
-        self._memory["generations"] = known[-self.thresholds.window :]
-
-    def judge(
-        self, step: int, micro_steps: Sequence[Mapping[str, float]], facts: Mapping[str, Any]
-    ) -> list[Finding]:
-        """Judge one optimizer step, ``step`` from 1, by a row of ``micro_step_figures`` for each micro-step of every process.
-
-        ``facts``: ``bad`` (what was not finite, or empty), ``first_part`` (words about the first token that parts),
-        ``masks_truncated`` (rows without any mask are meant).
-        """
-        rows = [row for row in micro_steps if row]
-        spoken = [*self._tokens(rows, facts), *self._channels(rows), *self._groups()]
-        if not facts.get("bad"):
-            spoken += self._trends(rows)
-        new = [said for said in spoken if said[0] not in self._memory["said"]]
-        self._memory["said"] = sorted(key for key, _, _ in spoken)
-        self._memory["num_bad_in_a_row"] = self.num_bad_in_a_row + 1 if facts.get("bad") else 0
-        if facts.get("bad"):
-            words = f"{facts['bad']} is not finite: the step is skipped ({self.num_bad_in_a_row} in a row)."
-            new.append(("non_finite", words, {"in_a_row": float(self.num_bad_in_a_row)}))
-        findings = []
-        for key, sentence, figures in new:
-            name = key.split()[0]
-            level: Literal["warning", "error"] = "error" if name == "non_finite" else "warning"
-            findings.append(Finding(step, CODES[name], name, level, sentence, REMEDIES[name], figures))
-        return findings
-
     @property
     def must_stop(self) -> bool:
         return self.num_bad_in_a_row >= self.thresholds.num_bad_steps
 
-    # ---- the checks ------------------------------------------------------------------------------
+    def note_generation(self, *, num_groups: float, num_dull: float, num_truncated: float) -> None:
+        known = [*self._memory["generations"], [num_groups, num_dull, num_truncated]]
+        self._memory["generations"] = known[-self.thresholds.window :]
 
-    def _tokens(self, rows: Sequence[Mapping[str, float]], facts: Mapping[str, Any]) -> Iterator[Said]:
+    def judge(self, step: int, figures: Figures, *, bad: str = "", first_part: str = "") -> list[Finding]:
+        """Judge one optimizer step, ``step`` from 1, by its figures over all micro-steps of all processes.
+        ``bad`` is what was not finite, if anything; ``first_part`` words about the first token that parts.
+        """
+        spoken = [*self._tokens(figures, first_part), *self._channels(figures), *self._groups()]
+        if not bad:
+            spoken += self._trends(figures)
+        new = [said for said in spoken if said[0] not in self._memory["said"]]
+        self._memory["said"] = sorted(key for key, _, _ in spoken)
+        self._memory["num_bad_in_a_row"] = num_bad = self.num_bad_in_a_row + 1 if bad else 0
+        if bad:
+            words = f"{bad} is not finite: the step is skipped ({num_bad} in a row)."
+            new.append(("non_finite", words, {"in_a_row": float(num_bad)}))
+        findings = []
+        for key, sentence, numbers in new:
+            name = key.split()[0]
+            level: Literal["warning", "error"] = "error" if name == "non_finite" else "warning"
+            findings.append(Finding(step, CODES[name], name, level, sentence, REMEDIES[name], numbers))
+        return findings
+
+    def _tokens(self, figures: Figures, first_part: str) -> Iterator[Said]:
         """Log-probabilities, masks and importance weights of the step's tokens."""
         limits = self.thresholds
-        num_tokens = _sum(rows, "num_drift_tokens")
-        drift = _sum(rows, "drift_sum") / num_tokens if num_tokens else 0.0
-        if drift > limits.max_token_drift:
-            first_part = str(facts.get("first_part", ""))
+        if (drift := mean_drift(figures)) > limits.max_token_drift:
             words = f"sampling and training log-probabilities differ by {drift:.3g} nats a token on average"
-            words += f"{first_part and '; ' + first_part}."
-            yield "token_drift", words, {"mean": drift, "max": _max(rows, "drift_max")}
-        unpaid, padded = _sum(rows, "num_paid_without_token"), _sum(rows, "num_rows_over_padding")
-        if not facts.get("masks_truncated"):
-            unpaid += _sum(rows, "num_paid_and_empty")
+            words += f"; {first_part}." if first_part else "."
+            yield "token_drift", words, {"mean": drift, "max": figures.get("drift_max", 0.0)}
+        unpaid, padded = figures.get("num_unpaid_rows", 0.0), figures.get("num_rows_over_padding", 0.0)
         if unpaid or padded:
-            parts = []
-            if unpaid:
-                parts.append(f"{unpaid:.0f} row(s) have a reward that counts and no token that carries loss")
-            if padded:
-                parts.append(f"the mask of {padded:.0f} row(s) lies over padding or has a hole")
-            yield "reward_and_mask", f"{' and '.join(parts)}.", {"unpaid_rows": unpaid, "padded_rows": padded}
-        kinds = ("policy_effective_share", "sampling_effective_share")
-        lowest = min((row[kind] for row in rows for kind in kinds if kind in row), default=1.0)
-        cut = _max(rows, "truncated_share")
+            words = f"{unpaid:.0f} row(s) have a reward that counts and no token that carries loss, "
+            words += f"and the mask of {padded:.0f} row(s) lies over padding or has a hole."
+            yield "reward_and_mask", words, {"unpaid_rows": unpaid, "padded_rows": padded}
+        shares = ("policy_effective_share", "sampling_effective_share")
+        lowest, cut = min(figures.get(name, 1.0) for name in shares), figures.get("truncated_share", 0.0)
         if lowest < limits.min_effective_share or cut > limits.max_truncated_share:
             words = f"importance weights leave an effective sample size of {lowest:.0%} of the tokens, "
-            words += f"and {max(cut, 0.0):.0%} of the weights are cut."
+            words += f"and {cut:.0%} of the weights are cut."
             yield "effective_sample_size", words, {"share": lowest, "cut": cut}
 
-    def _channels(self, rows: Sequence[Mapping[str, float]]) -> Iterator[Said]:
+    def _channels(self, figures: Figures) -> Iterator[Said]:
         """The policy gradient is zero where no advantage counts; another channel where its value is."""
-        totals = {"grpo": _sum(rows, "num_paid_rows")} if rows else {}
-        others = {key for row in rows for key in row if key.startswith("channel/")}
-        totals |= {name.removeprefix("channel/"): _sum(rows, name) for name in others}
-        before, most = self._memory["zero_steps"], self.thresholds.num_zero_steps
+        most, before = self.thresholds.num_zero_steps, self._memory["zero_steps"]
+        totals = {
+            name.removeprefix("channel/"): total for name, total in figures.items() if "channel/" in name
+        }
+        totals |= {"grpo": figures["num_paid_rows"]} if "num_paid_rows" in figures else {}
         now = {name: 0 if total else before.get(name, 0) + 1 for name, total in totals.items()}
         self._memory["zero_steps"] = now
         for name, num_steps in sorted(now.items()):
@@ -195,18 +190,16 @@ class Judgement:
                 groups = f"{share:.0%} of the groups of the last {len(generations)} generations"
                 yield name, words.format(groups), {"share": share}
 
-    def _trends(self, rows: Sequence[Mapping[str, float]]) -> Iterator[Said]:
+    def _trends(self, figures: Figures) -> Iterator[Said]:
         """Length and entropy of the last steps beside those of the first; nothing while the two ends would overlap."""
         limits, num_steps = self.thresholds, self.thresholds.trend_steps
-        num_tokens, num_rows = _sum(rows, "num_tokens"), _sum(rows, "num_rows")
-        if not num_tokens:
-            return
-        measured = [("length", "tokens a row", num_tokens / num_rows, limits.min_length_share)]
-        if all("entropy_sum" in row for row in rows):
-            entropy = _sum(rows, "entropy_sum") / num_tokens
-            measured.append(("entropy", "entropy a token", entropy, limits.min_entropy_share))
-        for name, what, value, floor in measured:
-            first, newest = self._memory[name]
+        for name, what, part, whole, floor in (
+            ("length", "tokens a row", "num_tokens", "num_rows", limits.min_length_share),
+            ("entropy", "entropy a token", "entropy_sum", "num_tokens", limits.min_entropy_share),
+        ):
+            if part not in figures or not figures["num_tokens"]:
+                continue
+            (first, newest), value = self._memory[name], figures[part] / figures[whole]
             if len(first) < num_steps:
                 first.append(value)
                 continue
@@ -223,23 +216,18 @@ class Judgement:
         self._memory |= deepcopy({name: state[name] for name in self._memory if name in state})
 
 
-def _sum(rows: Sequence[Mapping[str, float]], key: str) -> float:
-    return math.fsum(row[key] for row in rows if key in row)
-
-
-def _max(rows: Sequence[Mapping[str, float]], key: str) -> float:
-    return max((row[key] for row in rows if key in row), default=0.0)
+def mean_drift(figures: Figures) -> float:
+    """Mean distance of sampling and training log-probability, nats; 0 where none is known."""
+    return figures["drift_sum"] / figures["num_drift_tokens"] if figures.get("num_drift_tokens") else 0.0
 
 
 class ChecksThatSpeak(TrainerCallback):
     """Measures each micro-step, judges each step between its gradients and its update, and writes what it finds.
-
     ``findings`` were said since ``begin``; ``judgement`` is the memory of the checks, which a checkpoint keeps.
     """
 
     def __init__(self, trainer: Any, thresholds: CheckThresholds) -> None:
         self._trainer, self._thresholds = trainer, thresholds
-        self._run_folder: RunFolder | None = trainer.run_folder
         self._step_tensors: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self.begin()
 
@@ -251,9 +239,13 @@ class ChecksThatSpeak(TrainerCallback):
 
     def _begin_step(self) -> None:
         """Forget what was measured of the optimizer step before, in this process."""
-        self._figures: list[dict[str, float]] = []
+        self._figures: list[Figures] = []
         self._inputs: Mapping[str, Any] = {}
         self._bad_cause = self._first_part = ""
+
+    @property
+    def _step(self) -> int:
+        return int(self._trainer.state.global_step) + 1
 
     def take_logps(self, answer: Any) -> None:
         """What TRL's ``_get_per_token_logps_and_entropies`` gave; with gradient it is for the policy loss."""
@@ -272,13 +264,13 @@ class ChecksThatSpeak(TrainerCallback):
             policy_logp_BT=logps,
             entropy_BT=entropies,
             pad_token_id=self._trainer._tokenizer.pad_token_id,  # noqa: SLF001 - TRL's only name
+            masks_truncated=bool(self._trainer.args.mask_truncated_completions),
             channels=channels,
             parting=limit,
         )
         self._figures.append(figures)
         self._inputs = inputs
-        num_drift = figures.get("num_drift_tokens", 0.0)
-        if not self._first_part and num_drift and figures["drift_sum"] > limit * num_drift:
+        if not self._first_part and mean_drift(figures) > limit:
             self._first_part = self._words_on_drift(inputs, logps, int(figures["parts_at"]))
         if not figures["is_finite"]:
             self._note_bad("the loss")
@@ -289,13 +281,46 @@ class ChecksThatSpeak(TrainerCallback):
         if grad_norm is not None and not has_scaler and not math.isfinite(float(grad_norm)):
             self._note_bad("the gradient")
 
-    @property
-    def _step(self) -> int:
-        return int(self._trainer.state.global_step) + 1
+    def note_importance(self, *, truncated_share: float, effective_share: float) -> None:
+        """What importance weights did to the newest generation."""
+        row = {"truncated_share": truncated_share, "sampling_effective_share": effective_share}
+        self._figures.append(row)
+
+    def after_generation(self, output: Mapping[str, Any], num_dull: float, num_groups: float) -> None:
+        """Count groups; ``num_*`` are over all processes."""
+        arguments = self._trainer.args
+        mask_BT = output["completion_mask"].bool()
+        length_B = mask_BT.sum(-1)
+        last_B = output["completion_ids"].gather(1, (length_B - 1).clamp(min=0)[:, None])[:, 0]
+        ends = torch.as_tensor(list(self._trainer.eos_token_ids), device=last_B.device)
+        is_cut_B = (length_B >= arguments.max_completion_length) & ~torch.isin(last_B, ends)
+        if arguments.mask_truncated_completions:  # TRL has emptied the masks of those rows
+            is_cut_B |= length_B == 0
+        is_whole = is_cut_B.numel() % arguments.num_generations == 0
+        groups_KG = is_cut_B.view(-1, arguments.num_generations if is_whole else is_cut_B.numel())
+        share = sum(gathered(float(groups_KG.all(-1).float().mean()))) / num_processes()
+        counts = {"num_groups": num_groups, "num_dull": num_dull, "num_truncated": share * num_groups}
+        self.judgement.note_generation(**counts)
+
+    def _words_on_drift(self, inputs: Any, logps: torch.Tensor, parts_at: int) -> str:
+        row, position = divmod(parts_at, logps.size(1))
+        mine = inputs.get("old_per_token_logps", logps)[row, position].item()
+        theirs = inputs["sampling_per_token_logps"][row, position].item()
+        token = int(inputs["completion_ids"][row, position])
+        text = str(self._trainer._tokenizer.decode([token]))[:40]  # noqa: SLF001 - TRL's only name
+        turn = ""
+        if "tool_mask" in inputs:  # a turn begins where sampled ids follow what was not sampled
+            sampled = [0, *inputs["tool_mask"][row, : position + 1].tolist()]
+            turn = f" (turn {sum(b > a for a, b in pairwise(sampled)) - 1})"
+        return (
+            f"they part first at token {position}{turn} of row {row}, id {token} {text!r} "
+            f"({theirs:.3f} sampled, {mine:.3f} in training)"
+        )
 
     @property
     def _bad_batches(self) -> Path:
-        return (self._run_folder or RunFolder(Path(str(self._trainer.args.output_dir)))).bad_batches
+        own: RunFolder | None = self._trainer.run_folder
+        return (own or RunFolder(Path(str(self._trainer.args.output_dir)))).bad_batches
 
     def _note_bad(self, cause: str) -> None:
         """Keep the batch; at most ``MAX_BAD_BATCHES`` files, the newest: a run must not fill a disk with its troubles."""
@@ -308,93 +333,42 @@ class ChecksThatSpeak(TrainerCallback):
         for path in sorted(folder.glob("step-*.pt"))[:-MAX_BAD_BATCHES]:
             path.unlink(missing_ok=True)
 
-    def _words_on_drift(self, inputs: Any, logps: torch.Tensor, parts_at: int) -> str:
-        if parts_at < 0:
-            return ""
-        row, position = divmod(parts_at, logps.size(1))
-        mine = inputs.get("old_per_token_logps", logps)[row, position].item()
-        theirs = inputs["sampling_per_token_logps"][row, position].item()
-        token = int(inputs["completion_ids"][row, position])
-        text = str(self._trainer._tokenizer.decode([token]))[:40]  # noqa: SLF001
-        turn = ""
-        if "tool_mask" in inputs:  # a turn begins where sampled ids follow what was not sampled
-            sampled = [0, *inputs["tool_mask"][row, : position + 1].tolist()]
-            turn = f" (turn {sum(b > a for a, b in pairwise(sampled)) - 1})"
-        return (
-            f"they part first at token {position}{turn} of row {row}, id {token} {text!r} "
-            f"({theirs:.3f} sampled, {mine:.3f} in training)"
-        )
-
-    def after_generation(self, output: Mapping[str, Any], num_dull: float, num_groups: float) -> None:
-        """Count groups; ``num_*`` are over all processes."""
-        mask_BT = output["completion_mask"].bool()
-        length_B = mask_BT.sum(-1)
-        last_B = output["completion_ids"].gather(1, (length_B - 1).clamp(min=0)[:, None])[:, 0]
-        ends = torch.as_tensor(list(self._trainer.eos_token_ids), device=last_B.device)
-        is_cut_B = (length_B >= self._trainer.args.max_completion_length) & ~torch.isin(last_B, ends)
-        if self._trainer.args.mask_truncated_completions:  # TRL has emptied the masks of those rows
-            is_cut_B = is_cut_B | (length_B == 0)
-        group = self._trainer.args.num_generations
-        num_rows = group if is_cut_B.numel() % group == 0 else is_cut_B.numel()
-        cut_groups = float(is_cut_B.view(-1, num_rows).all(-1).float().mean()) if is_cut_B.numel() else 0.0
-        share = sum(gathered(cut_groups)) / num_processes()
-        counts = {"num_groups": num_groups, "num_dull": num_dull, "num_truncated": share * num_groups}
-        self.judgement.note_generation(**counts)
-
-    def note_importance(self, *, truncated_share: float, effective_share: float) -> None:
-        """What importance weights did to the newest generation."""
-        row = {"truncated_share": truncated_share, "sampling_effective_share": effective_share}
-        self._figures.append(row)
-
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """All micro-steps of the step are done, its update is not: judge it, and skip it where it is bad."""
-        processes = gathered((self._figures, self._bad_cause, self._first_part))
+        rows, causes, parts = zip(*gathered((self._figures, self._bad_cause, self._first_part)), strict=True)
         self._begin_step()
-        bad = next((cause for _, cause, _ in processes if cause), "")
+        figures = of_step([row for of_process in rows for row in of_process])
+        bad, first_part = (next(filter(None, words), "") for words in (causes, parts))
         if bad and (self._trainer.accelerator.scaler is None or self._trainer.args.max_grad_norm > 0):
             # Without gradients an optimizer leaves weights and moments alone. A scaler that has not looked at them yet,
             # which is without a limit of their norm, needs them and skips the step by itself.
             kwargs["optimizer"].zero_grad(set_to_none=True)
-        first_part = next((words for _, _, words in processes if words), "")
         if first_part and self._thresholds.stops_at_drift:
             words = f"trainer and sampler disagree about sampled tokens; {first_part}."
             fix = 'find out what differs (template, temperature, precision); agent.log_prob_check = "report" goes on.'
             raise InputError("CR0765", words, where=f"step {self._step}", fix=fix)
-        rows = [row for figures, _, _ in processes for row in figures]
         metrics = self._trainer._metrics["train"]  # noqa: SLF001 - TRL's only name
-        if num_drift := _sum(rows, "num_drift_tokens"):
-            metrics["checks/token_drift"].append(_sum(rows, "drift_sum") / num_drift)
-            metrics["checks/token_drift_max"].append(_max(rows, "drift_max"))
-        if shares := [row["policy_effective_share"] for row in rows if "policy_effective_share" in row]:
-            metrics["checks/effective_sample_size"].append(min(shares))
-        is_masked = bool(self._trainer.args.mask_truncated_completions)
-        facts = {"bad": bad, "first_part": first_part, "masks_truncated": is_masked}
-        self._publish(self.judgement.judge(self._step, rows, facts))
+        if figures.get("num_drift_tokens"):
+            metrics["checks/token_drift"].append(mean_drift(figures))
+            metrics["checks/token_drift_max"].append(figures["drift_max"])
+        if "policy_effective_share" in figures:
+            metrics["checks/effective_sample_size"].append(figures["policy_effective_share"])
+        findings = self.judgement.judge(self._step, figures, bad=bad, first_part=first_part)
+        self.findings = (*self.findings, *findings)
+        for finding in findings if process_rank() == 0 else ():
+            logger.warning("%s: %s Next: %s", finding.code, finding.sentence, finding.fix)
+            if self._trainer.run_folder is not None:
+                row = {**asdict(finding), "figures": json_row(finding.figures)}
+                append_jsonl(self._trainer.run_folder.checks, row)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the run where too many steps in a row were not finite."""
         if self.judgement.must_stop:
             self._trainer.step_lines.finish_broken(state.global_step)
-            raise InputError(
-                "CR0770",
-                f"{self.judgement.num_bad_in_a_row} steps in a row had a loss or gradient that is not finite; none of them "
-                "was taken.",
-                where=str(self._bad_batches),
-                fix="look at the batches there; lower trl.learning_rate, and train in float32 or bf16 instead of fp16.",
-            )
-
-    def _publish(self, findings: list[Finding]) -> None:
-        self.findings = (*self.findings, *findings)
-        if process_rank() != 0:
-            return
-        for finding in findings:
-            logger.warning("%s: %s Next: %s", finding.code, finding.sentence, finding.fix)
-            if self._run_folder is not None:
-                row = {**asdict(finding), "figures": json_row(finding.figures)}
-                append_jsonl(self._run_folder.checks, row)
-
-
-# ---- the numbers of one micro-step: reduced on the device and read once -------------------------------
+            num_bad = self.judgement.num_bad_in_a_row
+            words = f"{num_bad} steps in a row had a loss or gradient that is not finite; none was taken."
+            fix = "look at the batches there; lower trl.learning_rate, and train in float32 or bf16 instead of fp16."
+            raise InputError("CR0770", words, where=str(self._bad_batches), fix=fix)
 
 
 def micro_step_figures(
@@ -404,6 +378,7 @@ def micro_step_figures(
     policy_logp_BT: torch.Tensor,
     entropy_BT: torch.Tensor | None,
     pad_token_id: int,
+    masks_truncated: bool,
     channels: Mapping[str, Any],
     parting: float,
 ) -> dict[str, float]:
@@ -411,26 +386,27 @@ def micro_step_figures(
 
     ``num_*`` are counts, ``*_sum`` are to be added up over micro-steps. ``parts_at`` is row * T + position of the first token
     whose log-probabilities in sampling and training are more than ``parting`` nats apart, -1 where none is.
-    ``policy_logp_BT`` is of the weights at hand; ``channels`` has the values of the further loss channels.
+    ``policy_logp_BT`` is of the weights at hand; ``channels`` has the values of the further loss channels. With
+    ``masks_truncated`` rows without any mask are meant, and are no fault.
     """
     completion_mask_BT, mask_BT = inputs["completion_mask"].bool(), loss_mask(inputs).bool()
     advantages = inputs["advantages"]
     is_paid_B = (advantages != 0).reshape(advantages.size(0), -1).any(-1)
+    is_empty_B = ~mask_BT.any(-1)
+    is_fault_B = is_empty_B & completion_mask_BT.any(-1) if masks_truncated else is_empty_B
     scalars: dict[str, torch.Tensor] = {
         "is_finite": torch.isfinite(loss.detach()),
         "num_tokens": mask_BT.sum(),
-        "num_rows": torch.tensor(mask_BT.size(0), device=mask_BT.device),
-        "num_paid_rows": (is_paid_B & mask_BT.any(-1)).sum(),
-        "num_paid_without_token": (is_paid_B & ~mask_BT.any(-1) & completion_mask_BT.any(-1)).sum(),
-        "num_paid_and_empty": (is_paid_B & ~completion_mask_BT.any(-1)).sum(),
+        "num_rows": torch.tensor(mask_BT.size(0)),
+        "num_paid_rows": (is_paid_B & ~is_empty_B).sum(),
+        "num_unpaid_rows": (is_paid_B & is_fault_B).sum(),
         "num_rows_over_padding": _over_padding(inputs, completion_mask_BT, pad_token_id).sum(),
     }
     if entropy_BT is not None:
         scalars["entropy_sum"] = (entropy_BT.detach() * mask_BT).sum()
-    old_BT = inputs.get("old_per_token_logps")
+    old_BT, sampled_BT = inputs.get("old_per_token_logps"), inputs.get("sampling_per_token_logps")
     if old_BT is not None:
         scalars["policy_effective_share"] = effective_share((policy_logp_BT - old_BT)[mask_BT].exp())
-    sampled_BT = inputs.get("sampling_per_token_logps")
     if sampled_BT is not None:
         scalars |= _drift(policy_logp_BT if old_BT is None else old_BT, sampled_BT, mask_BT, parting)
     for name, value in channels.items():
@@ -447,16 +423,13 @@ def _over_padding(
     Completions are padded on the right and prompts on the left, so a completion's mask may only fall and a
     prompt's only rise. One padding token at a row's end may have been sampled (it may be the end token), two cannot.
     """
-    has_hole_B: torch.Tensor = (completion_mask_BT[:, 1:] & ~completion_mask_BT[:, :-1]).any(-1)
     prompt_mask_BP: torch.Tensor = inputs["prompt_mask"].bool()
-    has_hole_B = has_hole_B | (prompt_mask_BP[:, :-1] & ~prompt_mask_BP[:, 1:]).any(-1)
-    if completion_mask_BT.size(1) < 2:
-        return has_hole_B
-    length_B = completion_mask_BT.sum(-1)
+    rises_B = (completion_mask_BT[:, 1:] & ~completion_mask_BT[:, :-1]).any(-1)
+    falls_B = (prompt_mask_BP[:, :-1] & ~prompt_mask_BP[:, 1:]).any(-1)
     is_pad_BT: torch.Tensor = inputs["completion_ids"] == pad_token_id
-    last_B1 = (length_B - 1).clamp(min=1)[:, None]
-    ends_in_pads_B = (is_pad_BT.gather(1, last_B1) & is_pad_BT.gather(1, last_B1 - 1))[:, 0]
-    return has_hole_B | (ends_in_pads_B & (length_B >= 2))
+    is_last_BT = completion_mask_BT & ~functional.pad(completion_mask_BT[:, 1:], (0, 1))
+    ends_in_pads_B = (is_last_BT[:, 1:] & is_pad_BT[:, 1:] & is_pad_BT[:, :-1]).any(-1)
+    return rises_B | falls_B | ends_in_pads_B
 
 
 def _drift(

@@ -15,12 +15,13 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from composer_replication.errors import InputError
+from composer_replication.errors import ComposerError, InputError
 from composer_replication.records import Completion, HintedTurn, PreferencePair, Rollout, StopReason, Turn
 from composer_replication.rollouts.hints.hint_prompts import insertion
 from composer_replication.trainer.generation import SEGMENT_STARTS, loss_mask
@@ -38,7 +39,6 @@ class TokenRows(NamedTuple):
 
 class HintedRows(NamedTuple):
     """The same completions after two prompts: what the policy saw, and the same with a hint.
-
     For each id that carries loss, row by row: the sampler's log-probability, NaN where it is not known, and its turn's weight.
     """
 
@@ -50,13 +50,11 @@ class HintedRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SiblingPair(PreferencePair):
-    """Two answers of one group. Masks are 1 on what was sampled, which carries loss; ``reference`` has the log-probabilities of
-    both under the weights of the run's start.
-    """
+    """Two answers of one group."""
 
-    chosen_mask: tuple[int, ...] = ()
+    chosen_mask: tuple[int, ...] = ()  # 1 on what was sampled, which carries loss
     rejected_mask: tuple[int, ...] = ()
-    reference: tuple[float, ...] = (0.0, 0.0)
+    reference: tuple[float, ...] = (0.0, 0.0)  # log-probabilities of both under the first weights
 
 
 def collate_hinted_turns(turns: Sequence[HintedTurn], *, pad_id: int) -> HintedRows:
@@ -94,26 +92,26 @@ def check_pairs(pairs: Sequence[PreferencePair]) -> None:
     """Refuse pairs that say nothing: nothing to score, twice the same answer (CR0751), or an odd weight (CR0722)."""
     for row, pair in enumerate(pairs):
         if not (pair.prompt_ids and pair.chosen_ids and pair.rejected_ids):
-            words = "a prompt or an answer has no ids"
-            raise misaligned(words, f"pair {row}", fix="leave the pair out: there is nothing to score.")
+            words, fix = "a prompt or an answer has no ids", "leave the pair out: there is nothing to score."
+            raise _misaligned(words, f"pair {row}", fix)
         if tuple(pair.chosen_ids) == tuple(pair.rejected_ids):
             words = "the chosen and the rejected answer are the same ids"
-            raise misaligned(words, f"pair {row}", fix="leave the pair out: nothing is preferred in it.")
-        _refuse_odd_weight(pair.weight, f"pair {row}")
+            raise _misaligned(words, f"pair {row}", "leave the pair out: nothing is preferred in it.")
+        refuse_odd_weight(pair.weight, f"pair {row}")
 
 
-def _refuse_odd_weight(weight: float, where: str) -> None:
-    if not 0.0 <= weight < math.inf:
-        words, fix = (
-            f"the weight {weight} is not a finite number of at least 0.",
-            "give a weight of 0 or above.",
-        )
-        raise InputError("CR0722", words, where=where, fix=fix)
+def refuse_odd_weight(weight: Any, where: str, *, error: type[ComposerError] = InputError) -> None:
+    """A weight is a finite number of at least 0 (CR0722); True would silently be 1."""
+    is_number = isinstance(weight, Real) and not isinstance(weight, bool)
+    if not is_number or not 0.0 <= weight < math.inf:
+        words = f"the weight {weight!r} is not a finite number of at least 0."
+        raise error("CR0722", words, where=where, fix="give a weight of 0 or above.")
 
 
-def misaligned(sentence: str, where: str, *, fix: str = "") -> InputError:
+def _misaligned(
+    sentence: str, where: str, fix: str = "take ids as they were sampled, never tokenise text again."
+) -> InputError:
     """The error for ids that do not line up."""
-    fix = fix or "take ids as they were sampled, never tokenise text again."
     return InputError("CR0751", f"{sentence}.", where=where, fix=fix)
 
 
@@ -121,7 +119,6 @@ def refuse_unfit_pairs(
     pairs: Sequence[PreferencePair], model: Any, *, name: Callable[[int], str] = "pair {}".format
 ) -> None:
     """Refuse ids outside the model's vocabulary (CR0751) and a prompt and answer longer than its context (CR0705).
-
     ``name`` says where the pair of that index comes from.
     """
     for idx, pair in enumerate(pairs):
@@ -135,7 +132,7 @@ def _refuse_unfit(ids: Ids, model: Any, where: str) -> None:
     if odd := [one for one in ids if not 0 <= one < num_ids]:
         words = f"the id {odd[0]} is outside the model's vocabulary of {num_ids}"
         fix = "make the ids with this model's tokenizer, give texts in their place, or leave the record out."
-        raise misaligned(words, where, fix=fix)
+        raise _misaligned(words, where, fix)
     if most is not None and len(ids) > most:
         words = f"prompt and answer take {len(ids)} tokens; the model has {most} positions."
         raise InputError("CR0705", words, where=where, fix="shorten the record or leave it out.")
@@ -145,9 +142,6 @@ def num_positions(model: Any) -> int | None:
     """How many tokens the model's context holds; None where its configuration does not say."""
     most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return None if most is None else int(most)
-
-
-# ---- between TRL's batch of one generation (B rows) and records ------------------------------------------
 
 
 def rollouts_of(
@@ -191,17 +185,16 @@ def rollouts_of(
 
 
 def matched_turns(
-    turns_by_row: Any, rollouts: Sequence[Rollout], model: Any
+    turns_by_row: Sequence[Sequence[HintedTurn]], rollouts: Sequence[Rollout], model: Any
 ) -> tuple[list[list[HintedTurn]], int]:
     """The hint source's answer to ``rollouts``: each turn must be one of its row, id for id, whose log-probabilities it gets.
 
     Turns that their hint makes longer than the model's context are left out; how many these are comes along. A run does not end
     because one hint met a conversation that was nearly full; an id outside the vocabulary does end it.
     """
-    has_rows = isinstance(turns_by_row, Sequence) and len(turns_by_row) == len(rollouts)
-    if not has_rows or not all(isinstance(turn, HintedTurn) for turns in turns_by_row for turn in turns):
-        words = "the hint source gave something else than one list of HintedTurn a rollout"
-        raise misaligned(words, "hint_source")
+    if len(turns_by_row) != len(rollouts):
+        words = f"the hint source gave {len(turns_by_row)} lists of turns for {len(rollouts)} rollouts"
+        raise _misaligned(words, "hint_source")
     matched: list[list[HintedTurn]] = [[] for _ in rollouts]
     num_too_long, most = 0, num_positions(model) or math.inf
     for row, (turns, rollout) in enumerate(zip(turns_by_row, rollouts, strict=True)):
@@ -210,14 +203,14 @@ def matched_turns(
         for turn in turns:
             prompt, hinted, ids = map(tuple, (turn.prompt_ids, turn.hinted_prompt_ids, turn.completion_ids))
             if (prompt, ids) not in known:
-                raise misaligned("a hinted turn is not, id for id, a turn of its row", where)
+                raise _misaligned("a hinted turn is not, id for id, a turn of its row", where)
             if prompt != hinted and insertion(prompt, hinted) is None:
                 words = "the hinted prompt of a turn is not its prompt with one run of ids put in"
-                raise misaligned(words, where)
+                raise _misaligned(words, where)
             logps = known[prompt, ids] or turn.sampled_logp
             if len(logps) not in (0, len(ids)):
-                raise misaligned(f"{len(ids)} sampled ids have {len(logps)} log-probabilities", where)
-            _refuse_odd_weight(turn.weight, where)
+                raise _misaligned(f"{len(ids)} sampled ids have {len(logps)} log-probabilities", where)
+            refuse_odd_weight(turn.weight, where)
             if len(hinted) + len(ids) > most:
                 num_too_long += 1
                 continue

@@ -25,24 +25,12 @@ from composer_replication.errors import CollapseStopError
 from composer_replication.interfaces import Guard, HintGenerator, PromptSource, Stateful
 from composer_replication.records import PreferencePair
 from composer_replication.run_folder import RunFolder
-from composer_replication.trainer.checkpoints import (
-    MANIFEST_NAME,
-    OwnState,
-    check_is_resumable,
-    checkpoint_step,
-    choose_checkpoint,
-    write_manifest,
-)
+from composer_replication.trainer import checkpoints, processes
 from composer_replication.trainer.checks import ChecksThatSpeak, CheckThresholds
+from composer_replication.trainer.collator import refuse_odd_weight
 from composer_replication.trainer.generation import Generation, temporarily
 from composer_replication.trainer.guard import GuardHook, HeldoutEval, raise_halt
-from composer_replication.trainer.loss_channels import (
-    ROW_REWARD,
-    HintChannel,
-    LossChannels,
-    ReplayChannel,
-    refuse_bad_weights,
-)
+from composer_replication.trainer.loss_channels import ROW_REWARD, HintChannel, LossChannels, ReplayChannel
 from composer_replication.trainer.metrics_log import StepLines, cut_back
 from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.packed_rows import SharedPrompts
@@ -54,15 +42,6 @@ from composer_replication.trainer.policy_terms import (
     without_lone_punishments,
 )
 from composer_replication.trainer.preset_settings import PolicyOptions, check_policy_options
-from composer_replication.trainer.processes import (
-    gathered,
-    num_processes,
-    once,
-    process_rank,
-    together,
-    wait_for_all,
-    wait_for_gloo_at_exit,
-)
 from composer_replication.trainer.rollout_columns import CheckedRollouts, counting_load, replaying
 from composer_replication.trainer.run_callback import InterruptOnce
 from composer_replication.trainer.setting_errors import (
@@ -76,24 +55,20 @@ logger = logging.getLogger(__name__)
 
 
 class ComposerReplicationTrainer(GRPOTrainer):
-    """GRPO under a guard.
+    """GRPO under a guard; takes every argument of ``GRPOTrainer``, and further ones by keyword.
 
     total loss = TRL's loss + alpha_sdpo * L_sdpo + beta_replay * L_replay, where a channel of
     weight 0 is not computed at all (both are 0 unless asked for).
-
-    Takes every argument of ``GRPOTrainer``, and by keyword:
 
     Args:
         heldout_guard: asked once every ``args.logging_steps`` global steps, on the first micro-step, before its update.
         heldout_eval_fn: the truth for the guard; None from it means not due.
         strict_killswitch: a verdict that fires raises ``CollapseStopError``; otherwise training stops and ``train`` returns.
             Either way checkpoint and verdict are on disk first.
-        alpha_sdpo: weight of hint distillation; above 0 it needs ``hint_source``.
-        hints: its settings, the ``[hints]`` table of a recipe; None for the defaults.
-        hint_source: asked about each generation for the turns that went wrong.
-        beta_replay: weight of replayed preferences; above 0 it needs ``replay_pairs`` or ``replay.sibling_pairs``.
-        replay: its settings, the ``[replay]`` table; None for the defaults.
-        replay_pairs: from which every step draws.
+        alpha_sdpo: weight of hint distillation, by the ``[hints]`` table of a recipe (``hints``; None for the defaults).
+        hint_source: asked about each generation for the turns that went wrong; ``alpha_sdpo`` above 0 needs it.
+        beta_replay: weight of replayed preferences, by the ``[replay]`` table (``replay``; None for the defaults).
+        replay_pairs: from which every step draws; ``beta_replay`` above 0 needs some, or ``replay.sibling_pairs``.
         prefix_sharing: forward each distinct prompt once (exact; see ``packed_rows``).
         is_finished: the text so far of one row is complete, so the row stops. Only with prefix sharing.
         policy_options: what the policy-gradient channel does beyond TRL (``preset_settings`` makes it of a recipe).
@@ -162,14 +137,13 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.run_folder, self.stateful, self.run_identity = run_folder, stateful, run_identity
         if heldout_guard is not None and heldout_eval_fn is None:
             words = "heldout_guard needs heldout_eval_fn: without the held-out score there is no truth."
-            fix = "pass a function that returns the held-out score."
-            where = "ComposerReplicationTrainer(heldout_eval_fn=)"
-            raise TrainerSettingError("CR0710", words, where=where, fix=fix)
+            raise _guard_error(words, "heldout_eval_fn", "pass a function that returns the held-out score.")
         check_policy_options(policy_options, kwargs.get("args", args[2] if len(args) > 2 else None))
         if checks:
             limits = checks if isinstance(checks, CheckThresholds) else CheckThresholds()
             self.checks = ChecksThatSpeak(self, limits)
-        refuse_bad_weights(alpha_sdpo=alpha_sdpo, beta_replay=beta_replay)
+        for name, weight in {"alpha_sdpo": alpha_sdpo, "beta_replay": beta_replay}.items():
+            refuse_odd_weight(weight, f"trainer.{name}", error=TrainerSettingError)
         hints, replay = hints or HintsSection(), replay or ReplaySection()
         distils = HintChannel(self, hints, hint_source) if alpha_sdpo else None
         replays = ReplayChannel(self, replay, replay_pairs) if beta_replay else None
@@ -177,14 +151,14 @@ class ComposerReplicationTrainer(GRPOTrainer):
             self.channels = LossChannels(self, distils, replays)
         self.generation = Generation()
         super().__init__(*args, **kwargs)
-        wait_for_gloo_at_exit()
+        processes.wait_for_gloo_at_exit()
         self.policy_terms.take_kl_out_of_the_loss()
 
     # ---- parts: made when first asked for, as an instance without its constructor asks too -----------------
 
     guard_hook = cached_property(GuardHook)
     policy_terms = cached_property(PolicyTerms)
-    own_state = cached_property(OwnState)
+    own_state = cached_property(checkpoints.OwnState)
     step_lines = cached_property(StepLines)
     shared_prompts = cached_property(SharedPrompts)
     interrupt = cached_property(lambda _trainer: InterruptOnce())
@@ -254,12 +228,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         given = (model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy)
         has_chains = starts_BS is not None and bool((starts_BS > 0).any())
         if has_chains and compute_aux_loss:
-            words = (
-                "rows of several conversations are scored without the auxiliary loss of routers, which is on."
-            )
-            fix = (
-                "set agent.summary_tokens = 0, or output_router_logits of the model's configuration to false."
-            )
+            words = "rows of several conversations are scored without the auxiliary loss of routers."
+            fix = "set agent.summary_tokens = 0, or the model's output_router_logits to false."
             raise TrainerSettingError("CR0757", words, where="agent.summary_tokens", fix=fix)
         with replaying(self, model, attention_mask, routing_BWLK) as is_replayed:
             against = {
@@ -306,8 +276,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         learn_outcomes(self.prompt_source, is_training=self.model.training)
         totals_N = generation.totals(self.reward_weights)
         if self.channels is not None and not self._in_evaluation and totals_N is not None:
-            first, num_rows = process_rank() * len(rows), len(rows)
-            batch[ROW_REWARD] = totals_N[first : first + num_rows].to(self.accelerator.device)
+            own_B = totals_N[processes.process_rank() * len(rows) :][: len(rows)]
+            batch[ROW_REWARD] = own_B.to(self.accelerator.device)
         return batch, generation
 
     def _generate(self, prompts: Any) -> Any:
@@ -323,9 +293,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
     ) -> torch.Tensor:
         """As TRL's, but a row that nobody scored is not punished for its length; remembered for this generation."""
-        of_trl = super()._calculate_rewards
         with self.step_lines.timing("grading"):
-            rewards_NF: torch.Tensor = of_trl(inputs, prompts, completions, completion_ids_list)
+            rewards_NF = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         self.generation.rewards_NF = without_lone_punishments(rewards_NF, self.reward_func_names)
         return self.generation.rewards_NF
 
@@ -341,9 +310,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if self.prefix_sharing and self.shared_prompts.may_sample(images, multimodal_fields):
             with self.model_for_generation() as model:
                 return self.shared_prompts.completions(model, prompt_ids)
-        return super()._generate_single_turn(  # type: ignore[no-untyped-call]
-            prompt_ids, images, multimodal_fields, num_generations, has_tool_images
-        )
+        given = (prompt_ids, images, multimodal_fields, num_generations, has_tool_images)
+        return super()._generate_single_turn(*given)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def model_for_generation(self) -> Iterator[Any]:
@@ -390,10 +358,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
     # ---- training -------------------------------------------------------------------------------
 
     def train(
-        self,
-        resume_from_checkpoint: Any = None,
-        trial: Any = None,
-        ignore_keys_for_eval: list[str] | None = None,
+        self, resume_from_checkpoint: Any = None, trial: Any = None, ignore_keys_for_eval: Any = None
     ) -> Any:
         """Train, or go on from a checkpoint, exactly; the other arguments are transformers'.
 
@@ -409,17 +374,17 @@ class ComposerReplicationTrainer(GRPOTrainer):
             TrainerSettingError: settings that cannot work (CR0760, CR0884, CR0710).
         """
         self._check_before_training()
-        checkpoint = once(lambda: choose_checkpoint(resume_from_checkpoint, Path(str(self.args.output_dir))))
+        wanted, folder = resume_from_checkpoint, Path(str(self.args.output_dir))
+        checkpoint = processes.once(lambda: checkpoints.choose_checkpoint(wanted, folder))
         self._begin_run(checkpoint)
         if self.heldout_guard is not None and self.heldout_guard.should_halt():
             self.guard_hook.halted_at = self.guard_hook.last_round_idx  # one that has fired stays fired
             return self._without_training(checkpoint, "the guard had halted this run before")
-        num_done = 0 if checkpoint is None else checkpoint_step(checkpoint)
+        num_done = 0 if checkpoint is None else checkpoints.checkpoint_step(checkpoint)
         is_finished = 0 < self.args.max_steps <= num_done
         if checkpoint is not None and not is_finished:
-            place = {"rank": process_rank(), "num_processes": num_processes()}
-            together(lambda: check_is_resumable(checkpoint, **place))
-        if self.run_folder is not None and process_rank() == 0:
+            processes.together(lambda: checkpoints.check_is_resumable(checkpoint))
+        if self.run_folder is not None and processes.process_rank() == 0:
             cut_back(self.run_folder, num_done, self.guard_hook.last_round_idx)
             self.step_lines.folder = self.run_folder
         if is_finished:  # transformers would take one more step amid an epoch
@@ -457,21 +422,16 @@ class ComposerReplicationTrainer(GRPOTrainer):
         folder = Path(self._get_output_dir(trial=trial))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         with self.step_lines.timing("checkpoint"):  # in the line of the next step
-            if process_rank() == 0:
-                (checkpoint / MANIFEST_NAME).unlink(missing_ok=True)  # until the new one it is half-written
-            wait_for_all()
-            limit = self.args.save_total_limit
+            # until the new one is there the checkpoint is half-written
+            processes.once(lambda: (checkpoint / checkpoints.MANIFEST_NAME).unlink(missing_ok=True))
+            limits = {"save_total_limit": self.args.save_total_limit, "use_mtime": True}
             with temporarily(self.args, save_total_limit=None):  # it would delete too early
                 super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
             self.own_state.write(checkpoint)
-            wait_for_all()
-            if process_rank() == 0:
-                write_manifest(checkpoint)
-                best = self.state.best_model_checkpoint
-                rotate_checkpoints(
-                    str(folder), save_total_limit=limit, best_model_checkpoint=best, use_mtime=True
-                )
-            wait_for_all()
+            processes.wait_for_all()
+            processes.once(lambda: checkpoints.write_manifest(checkpoint))
+            best = self.state.best_model_checkpoint
+            processes.once(lambda: rotate_checkpoints(str(folder), best_model_checkpoint=best, **limits))
         self._halt_is_saved = self.halted_at is not None
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
@@ -491,15 +451,12 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if self.rollout_func is not None and not isinstance(self.rollout_func, CheckedRollouts):
             self.rollout_func = CheckedRollouts(self.rollout_func)
         self.policy_terms.check_settings()
-        if len(set(gathered(self.heldout_guard is None))) > 1:  # they would wait for each other for ever
+        if len(set(processes.gathered(self.heldout_guard is None))) > 1:  # they would wait for ever
             words = "some processes have a guard and some have none."
-            fix = "construct the trainer alike on every process."
-            where = "ComposerReplicationTrainer(heldout_guard=)"
-            raise TrainerSettingError("CR0710", words, where=where, fix=fix)
+            raise _guard_error(words, "heldout_guard", "construct the trainer alike on every process.")
         if self.heldout_guard is not None and not self.args.logging_steps > 0:
             words = "logging_steps is the guard's cadence and must be above 0."
-            fix = "set trl.logging_steps = 1."
-            raise TrainerSettingError("CR0710", words, where="trl.logging_steps", fix=fix)
+            raise _guard_error(words, "trl.logging_steps", "set trl.logging_steps = 1.")
         if isinstance(self.train_dataset, Sized):
             refuse_few_prompts(self.args, self.num_generations, len(self.train_dataset))
 
@@ -507,7 +464,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         """Set our own state to the run's start, or to the checkpoint."""
         self.guard_hook.begin()
         self._halt_is_saved, self.own_state.num_permutations_to_skip = False, 0
-        self.step_lines.begin(has_run_folder=any(gathered(self.run_folder is not None)))
+        self.step_lines.begin(has_run_folder=any(processes.gathered(self.run_folder is not None)))
         parts: tuple[TrainerCallback | None, ...] = (self.step_lines, self.checks, self.channels)
         for part in parts:
             if part is not None and part not in self.callback_handler.callbacks:
@@ -516,7 +473,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if self.checks is not None:
             self.checks.begin()
         if checkpoint is not None:
-            together(lambda: self.own_state.read(checkpoint))
+            processes.together(lambda: self.own_state.read(checkpoint))
         self.guard_hook.choose_kl_path()
         self.has_sharded_weights = weights_are_sharded(self.model)
 
@@ -545,6 +502,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if self.is_in_train:
             self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
             self.is_in_train = False
+
+
+def _guard_error(words: str, where: str, fix: str) -> TrainerSettingError:
+    return TrainerSettingError("CR0710", words, where=where, fix=fix)
 
 
 for _name, _parameter in inspect.signature(ComposerReplicationTrainer.__init__).parameters.items():

@@ -1,10 +1,8 @@
 """Episodes in the place of completions: TRL's ``rollout_func`` over an agent loop, and the reward that it brings.
 
 ``rollout_func`` and not ``environment_factory``: TRL then takes ids, mask and log-probabilities as they are, where its own
-tool loop decodes every answer, drives turns in lockstep and knows no deadline, budget or retry.
-
-The model samples in this process, or by vLLM: on a server that each process asks itself, or in an engine of its process
-(``vllm_mode`` ``colocate``). TRL keeps vLLM's weights those of the trainer.
+tool loop decodes every answer, drives turns in lockstep and knows no deadline, budget or retry. The model samples in this
+process, or by vLLM (``vllm_mode`` server or colocate), whose weights TRL keeps those of the trainer.
 """
 
 from __future__ import annotations
@@ -23,12 +21,6 @@ from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes import policies
 from composer_replication.rollouts.episodes.episode import rollout_row, trl_columns
 from composer_replication.rollouts.episodes.episode_player import EpisodePlayer
-from composer_replication.rollouts.episodes.policies import (
-    BatchingPolicy,
-    SampleBatch,
-    SampleOptions,
-    ServedPolicy,
-)
 from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.policy import (
     ModelSampler,
@@ -42,45 +34,37 @@ from composer_replication.trainer.processes import process_rank
 from composer_replication.trainer.setting_errors import spread_weights
 
 
-def model_sampler(model: Any, trainer: Any) -> SampleBatch:
+def model_sampler(model: Any, trainer: Any) -> policies.SampleBatch:
     """The model itself, as TRL's arguments say."""
     if weights_are_sharded(trainer.model):
         raise spread_weights("ComposerReplicationTrainer(rollout_func=EpisodeRollouts)")
     return ModelSampler(model, trainer.args, trainer.processing_class, eos_token_ids=trainer.eos_token_ids)
 
 
-class ColocatedSampler:
-    """A ``SampleBatch`` over the engine that TRL has made in this process."""
+def colocated_sampler(trainer: Any) -> policies.SampleBatch:
+    """The engine that TRL has made in this process."""
+    from vllm import SamplingParams
 
-    def __init__(self, trainer: Any) -> None:
-        self.engine, self.stop_token_ids = trainer.vllm_generation.llm, list(trainer.eos_token_ids)
-        self.filters = {name: value for name, value in filters_of(trainer.args).items() if value is not None}
+    engine = trainer.vllm_generation.llm
+    fixed: dict[str, Any] = {"logprobs": 0, "stop_token_ids": list(trainer.eos_token_ids)}
+    fixed |= {name: value for name, value in filters_of(trainer.args).items() if value is not None}
 
-    def __call__(self, prompts: list[tuple[int, ...]], options: list[SampleOptions]) -> Sequence[Completion]:
-        """One completion for each prompt."""
-        from vllm import SamplingParams
+    def completion(output: Any) -> Completion:
+        [answer] = output.outputs
+        ids = tuple(answer.token_ids)
+        logp = tuple(float(of[token].logprob) for token, of in zip(ids, answer.logprobs, strict=True))
+        reason = StopReason.LENGTH if answer.finish_reason == "length" else StopReason.FINISHED
+        return Completion(ids, answer.text, reason, logp)
 
+    def sample(prompts: list[tuple[int, ...]], options: list[policies.SampleOptions]) -> Sequence[Completion]:
         asked = [
-            SamplingParams(
-                max_tokens=each.max_new_tokens,
-                temperature=each.temperature,
-                seed=each.seed,
-                logprobs=0,
-                stop_token_ids=self.stop_token_ids,
-                **self.filters,
-            )
-            for each in options
+            SamplingParams(max_tokens=o.max_new_tokens, temperature=o.temperature, seed=o.seed, **fixed)
+            for o in options
         ]
         prompt_ids = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        return [_served_completion(each) for each in self.engine.generate(prompt_ids, asked, use_tqdm=False)]
+        return [completion(each) for each in engine.generate(prompt_ids, asked, use_tqdm=False)]
 
-
-def _served_completion(output: Any) -> Completion:
-    [answer] = output.outputs
-    ids = tuple(answer.token_ids)
-    logp = tuple(float(of[token].logprob) for token, of in zip(ids, answer.logprobs, strict=True))
-    reason = StopReason.LENGTH if answer.finish_reason == "length" else StopReason.FINISHED
-    return Completion(ids, answer.text, reason, logp)
+    return sample
 
 
 @dataclass(eq=False)
@@ -88,13 +72,12 @@ class TrainedPolicy:
     """The weights of a trainer as they are now, for many episodes at once; sampled as in training.
 
     Held-out episodes may be played amid a step: the model is sampled as it lies, and torch's own random numbers stay where
-    they were. At most ``max_batch`` answers are sampled together. An ``endpoint`` is a server that has a model of its own;
-    nobody gives it the trainer's weights. ``trainer`` is to be given as soon as there is one.
+    they were.
     """
 
-    max_batch: int
-    endpoint: Endpoint | None = None
-    trainer: Any = None
+    max_batch: int  # answers that are sampled together, at most
+    endpoint: Endpoint | None = None  # a server that has a model of its own, not the trainer's weights
+    trainer: Any = None  # to be given as soon as there is one
 
     @property
     def step(self) -> int:
@@ -113,19 +96,18 @@ class TrainedPolicy:
                 endpoint = policies.find_server(server_endpoint(trainer.args)).endpoint
         if endpoint is not None:
             filters, ends = filters_of(trainer.args), trainer.eos_token_ids
-            yield ServedPolicy(endpoint, filters=filters, stop_token_ids=ends)
+            yield policies.ServedPolicy(endpoint, filters=filters, stop_token_ids=ends)
             return
         with nullcontext(trainer.model) if model is None or uses_vllm else model as at_hand:
-            sampler: SampleBatch = ColocatedSampler(trainer) if uses_vllm else model_sampler(at_hand, trainer)
+            sampler = colocated_sampler(trainer) if uses_vllm else model_sampler(at_hand, trainer)
             # an engine batches as requests come; our own sampler waits for whoever may ask
             waiting: dict[str, Any] = {} if uses_vllm else {"num_expected": num_running}
-            with closing(BatchingPolicy(sampler, max_batch=self.max_batch, **waiting)) as policy:
+            with closing(policies.BatchingPolicy(sampler, max_batch=self.max_batch, **waiting)) as policy:
                 yield policy
 
 
 def still_trainer(config: RunConfig, model: Any, tokenizer: Any) -> Any:
     """What ``TrainedPolicy`` reads of a trainer, for a model that nobody trains now.
-
     Its ``args`` are the recipe's filters of sampling, TRL's defaults for the others.
     """
     return SimpleNamespace(
@@ -152,13 +134,10 @@ class EpisodeRollouts:
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """Columns for TRL, a row for each prompt."""
         task_ids = [row.get("task_id") for row in trainer.generation.rows]
-        if len(task_ids) != len(prompts) or not all(isinstance(each, str) and each for each in task_ids):
-            raise UsageError(
-                "CR0412",
-                f"{len(prompts)} prompts are to be played, and not every one of {len(task_ids)} rows names a task.",
-                where="train_dataset",
-                fix="give the data set a column task_id with the ids of tasks of the store.",
-            )
+        if len(task_ids) != len(prompts) or not all(task_ids):
+            words = f"{len(prompts)} prompts are to be played, and not every one of {len(task_ids)} rows names a task."
+            fix = "give the data set a column task_id with the ids of tasks of the store."
+            raise UsageError("CR0412", words, where="train_dataset", fix=fix)
         is_training = bool(trainer.model.training)
         step = 1 + int(trainer.state.global_step)
         place = self._place(step, is_training=is_training)
@@ -181,18 +160,11 @@ def episode_reward_of(player: EpisodePlayer) -> Callable[..., list[float | None]
     """``reward_funcs`` beside ``EpisodeRollouts``: what each episode was worth, and the figures of its generation."""
 
     def episode(
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        *,
-        episode_reward: Sequence[float | None],
-        log_metric: Callable[[str, float], None] | None = None,
-        **columns: Any,
+        *, episode_reward: Sequence[float | None], log_metric: Callable[[str, float], None], **_: Any
     ) -> list[float | None]:
         """One value a row; None moves no weight, and TRL leaves it out of its group's mean."""
-        del prompts, completions, columns
-        if log_metric is not None:
-            for name, value in player.figures.items():
-                log_metric(name, value)
+        for name, value in player.figures.items():
+            log_metric(name, value)
         return list(episode_reward)
 
     return episode

@@ -24,25 +24,15 @@ ROUTED_EXPERTS = "routed_experts"
 
 @dataclass(slots=True)
 class Generation:
-    """One generation, or the part of it that a micro-batch carries.
+    """One generation, or the part of it that a micro-batch carries."""
 
-    Attributes:
-        rows: of the training data; a ``rollout_func`` that needs more of them than their prompts reads them here.
-        sampled_ids: of each row, before TRL empties any mask.
-        sampled_masks: 0 for what a tool said; None where there are no tools.
-        rewards_NF: NaN where a function gave none; None before they are known.
-        efforts_N: the weighted price of effort, where there is one.
-        starts_BS: completion columns at which later conversations begin, filled up with 0; None for no chains.
-        routing_BWLK: the experts that sampled each token, -1 where they are not known; None where nothing is.
-    """
-
-    rows: Sequence[Mapping[str, Any]] = ()
-    sampled_ids: Sequence[Sequence[int]] = ()
-    sampled_masks: Sequence[Sequence[int]] | None = None
-    rewards_NF: torch.Tensor | None = None
-    efforts_N: torch.Tensor | None = None
-    starts_BS: torch.Tensor | None = None
-    routing_BWLK: torch.Tensor | None = None
+    rows: Sequence[Mapping[str, Any]] = ()  # of the training data, for whoever needs more than prompts
+    sampled_ids: Sequence[Sequence[int]] = ()  # of each row, before TRL empties any mask
+    sampled_masks: Sequence[Sequence[int]] | None = None  # 0 for what a tool said; None without tools
+    rewards_NF: torch.Tensor | None = None  # NaN where a function gave none; None before they are known
+    efforts_N: torch.Tensor | None = None  # the weighted price of effort, where there is one
+    starts_BS: torch.Tensor | None = None  # columns at which later conversations begin, filled up with 0
+    routing_BWLK: torch.Tensor | None = None  # the experts that sampled each token, -1 for unknown
 
     def totals(self, weights_F: torch.Tensor) -> torch.Tensor | None:
         """The weighted reward of each row of all processes, NaN where nobody scored it; None before rewards are known."""

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 
@@ -23,6 +23,7 @@ from composer_replication.losses.policy_terms import k1_per_rollout
 from composer_replication.records import HeldoutReading
 from composer_replication.trainer.generation import Generation, loss_mask
 from composer_replication.trainer.metrics_log import InLoopSignals
+from composer_replication.trainer.model_modes import WeightCopy
 from composer_replication.trainer.processes import from_first, gathered, once, process_rank
 
 logger = logging.getLogger(__name__)
@@ -75,25 +76,20 @@ def raise_halt(guard: Guard, status: GuardStatus | None = None) -> NoReturn:
     raise CollapseStopError(status or getattr(guard, "last_status", None))
 
 
-_UNKNOWN: dict[str, Any] = dict.fromkeys(("in_loop_ema", "heldout_ema", "kl_ema"))
-_UNKNOWN |= dict.fromkeys(("proxy_real_gap", "decline_streak", "num_updates"), 0)
+_AVERAGES: dict[str, Any] = {"in_loop_ema": None, "heldout_ema": None, "kl_ema": None, "proxy_real_gap": 0}
+_UNKNOWN: dict[str, Any] = {**_AVERAGES, "decline_streak": 0, "num_updates": 0}
 """Figures of a verdict, as they are written where a guard does not know them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """What the guard said of one reading, and how it is written.
-
-    ``verdict`` is a line of ``verdicts.jsonl`` but for its ``kl_path``. ``said`` has ``killswitch/fire`` (1.0 or 0.0), the
-    averages that there are and the figures of the evidence; ``measured`` what the evaluation was and took. Without a reading
-    the evaluation gave up: the status is its own, and nobody knows the truth.
-    """
+    """What the guard said of one reading, and how it is written."""
 
     status: GuardStatus
-    verdict: dict[str, Any]
-    said: dict[str, float]
-    measured: dict[str, float]
-    has_reading: bool
+    verdict: dict[str, Any]  # a line of ``verdicts.jsonl`` but for its ``kl_path``
+    said: dict[str, float]  # ``killswitch/fire`` (1.0 or 0.0), the averages that are known, evidence
+    measured: dict[str, float]  # what the evaluation was and took
+    has_reading: bool  # without one the evaluation gave up: the status is its own, and nobody knows the truth
 
 
 def fold(
@@ -115,9 +111,8 @@ def fold(
 
     A score that was measured on another split is refused (CR0884); the guard refuses odd numbers (``ValueError``).
     """
-    start = time.monotonic()
+    start, measured = time.monotonic(), dict[str, float]()
     reading: float | HeldoutReading | None = None
-    kl_to_init: float | None = None
     try:
         with torch.no_grad():
             reading = once(evaluate, every_process_joins=every_process_joins)
@@ -129,39 +124,34 @@ def fold(
         found = getattr(reading, "split_fingerprint", "")
         refuse_foreign_split(found, split_fingerprint, where="the held-out reading")
         split_fingerprint = split_fingerprint or found
-        kl_to_init = kl()
-        signals: dict[str, Any] = {"in_loop_reward": reward, "kl_to_init": kl_to_init}
+        score = float(reading.score if isinstance(reading, HeldoutReading) else reading)
+        signals: dict[str, Any] = {"in_loop_reward": reward, "kl_to_init": kl()}
         if isinstance(reading, HeldoutReading) and hasattr(guard, "update_from_reading"):
             status = guard.update_from_reading(round_idx, reading, **signals)
         else:
-            status = guard.update(round_idx, heldout_score=_score_of(reading), **signals)
-    figures = getattr(status, "evidence_figures", None) or {}
-    evidence = {f"evidence_{name}": value for name, value in figures.items()}
-    verdict = {name: getattr(status, name, other) for name, other in _UNKNOWN.items()} | evidence
-    verdict |= {"round_idx": round_idx, "fire": bool(status.fire), "split_fingerprint": split_fingerprint}
-    verdict["reason"] = str(getattr(status, "reason", ""))
-    names = ("in_loop_ema", "heldout_ema", "proxy_real_gap", "kl_ema")
-    known = {name: getattr(status, name, None) for name in names} | evidence
-    said = {f"killswitch/{name}": float(value) for name, value in known.items() if value is not None}
-    measured = {"killswitch/eval_seconds": time.monotonic() - start, **_fields_of(reading)}
-    if kl_to_init is not None:
-        measured["killswitch/kl_to_init"] = kl_to_init
+            status = guard.update(round_idx, heldout_score=score, **signals)
+        measured = {"heldout/score": score, **_fields_of(reading)}
+        if signals["kl_to_init"] is not None:
+            measured["killswitch/kl_to_init"] = signals["kl_to_init"]
+    figures = {name: getattr(status, name, other) for name, other in _UNKNOWN.items()}
+    evidence = getattr(status, "evidence_figures", None) or {}
+    averages = {name: figures[name] for name in _AVERAGES}
+    averages |= {f"evidence_{name}": value for name, value in evidence.items()}
+    verdict = figures | averages | {"round_idx": round_idx, "fire": bool(status.fire)}
+    verdict |= {"split_fingerprint": split_fingerprint, "reason": str(getattr(status, "reason", ""))}
+    said = {f"killswitch/{name}": float(value) for name, value in averages.items() if value is not None}
     said["killswitch/fire"] = 1.0 if status.fire else 0.0
+    measured["killswitch/eval_seconds"] = time.monotonic() - start
     return Fold(status, verdict, said, measured, has_reading=reading is not None)
 
 
-def _score_of(reading: float | HeldoutReading) -> float:
-    return float(reading.score if isinstance(reading, HeldoutReading) else reading)
-
-
-def _fields_of(reading: float | HeldoutReading | None) -> dict[str, float]:
-    fields: dict[str, float] = {} if reading is None else {"heldout/score": _score_of(reading)}
+def _fields_of(reading: float | HeldoutReading) -> dict[str, float]:
+    fields: dict[str, float] = {}
     if isinstance(reading, HeldoutReading):
         fields["heldout/evaluation_idx"] = reading.evaluation_idx
         fields["heldout/infrastructure_failures"] = reading.infrastructure_failures
-        if reading.pairs:
-            fields["heldout/visible"] = fmean(visible for visible, _ in reading.pairs)
-            fields["heldout/hidden"] = fmean(hidden for _, hidden in reading.pairs)
+        for side, scores in zip(("visible", "hidden"), zip(*reading.pairs, strict=True), strict=False):
+            fields[f"heldout/{side}"] = fmean(scores)
     return fields
 
 
@@ -174,20 +164,15 @@ def refuse_foreign_split(found: str | None, expected: str, *, where: str) -> Non
 
 
 class GuardHook:
-    """Folds the trainer's guard once per cadence hit, logs its verdict, then acts on it.
-
-    ``batch`` is the micro-batch under way, on whose tokens the KL is estimated. ``halted_at`` is the ``global_step`` of the fold
-    that fired, ``last_verdict`` the newest row of ``verdicts.jsonl``, ``kl_path_off_reason`` why the guard gets no KL (each may
-    be None); ``num_cadence_hits_without_new_reward`` folds had to use the remembered reward.
-    """
+    """Folds the trainer's guard once per cadence hit, logs its verdict, then acts on it."""
 
     KEPT = ("gate_step", "last_round_idx", "num_cadence_hits_without_new_reward", "last_verdict")
     """What a checkpoint has of it."""
-    batch: Mapping[str, Any] | None = None
-    num_cadence_hits_without_new_reward = 0
-    last_verdict: dict[str, Any] | None = None
+    batch: Mapping[str, Any] | None = None  # the micro-batch under way, on whose tokens the KL is estimated
+    num_cadence_hits_without_new_reward = 0  # folds that had to use the remembered reward
+    last_verdict: dict[str, Any] | None = None  # the newest row of ``verdicts.jsonl``
     kl_path = KlPath.LOGGED
-    kl_path_off_reason: str | None = None
+    kl_path_off_reason: str | None = None  # why the guard gets no KL
     _kl_path_is_chosen = False
 
     def __init__(self, trainer: Any) -> None:
@@ -195,7 +180,7 @@ class GuardHook:
         self.begin()
 
     def begin(self) -> None:
-        self.halted_at: int | None = None
+        self.halted_at: int | None = None  # ``global_step`` of the fold that fired
         self.last_round_idx: int | None = None
         self.gate_step: int | None = None
 
@@ -203,8 +188,7 @@ class GuardHook:
         return {name: getattr(self, name) for name in self.KEPT}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name in self.KEPT:
-            setattr(self, name, state[name])
+        vars(self).update({name: state[name] for name in self.KEPT})
 
     def opens_gate(self) -> bool:
         """Whether this is the first micro-step of a global step on the cadence; it is no other time."""
@@ -212,8 +196,7 @@ class GuardHook:
         if 0 < every < 1:  # a share of all steps, which transformers resolves into its state
             every = state.logging_steps
         is_open = every > 0 and state.global_step % every == 0 and self.gate_step != state.global_step
-        if is_open:
-            self.gate_step = state.global_step
+        self.gate_step = state.global_step if is_open else self.gate_step
         return bool(is_open)
 
     def update(self) -> None:
@@ -234,12 +217,10 @@ class GuardHook:
         round_idx = trainer.state.global_step
         if not is_new:
             self.num_cadence_hits_without_new_reward += 1
-            logger.warning(
-                "killswitch: no new in-loop reward at step %d: the %.4g of before the fold at step %s stands in (%d time(s) so "
-                "far). One generation serves steps_per_generation x num_iterations micro-steps: choose logging_steps no "
-                "shorter than that.",
-                *(round_idx, reward, self.last_round_idx, self.num_cadence_hits_without_new_reward),
-            )
+            words = "killswitch: no new in-loop reward at step %d: the %.4g of before the fold at step %s stands in (%d time(s) "
+            words += "so far). One generation serves steps_per_generation x num_iterations micro-steps: choose logging_steps no shorter."
+            num_times = self.num_cadence_hits_without_new_reward
+            logger.warning(words, round_idx, reward, self.last_round_idx, num_times)
         if (evaluate := trainer.heldout_eval_fn) is None:  # only on an instance that skipped the constructor
             raise ValueError("heldout_guard is set but heldout_eval_fn is not")
         folded = fold(
@@ -281,8 +262,6 @@ class GuardHook:
         halted = {"halted": True} if verdict["fire"] else {}
         lines.noted |= {**fields, "killswitch/round_idx": verdict["round_idx"], **halted}
 
-    # ---- KL to the initial policy -------------------------------------------------------------------
-
     def choose_kl_path(self) -> None:
         """Decide, once, where the guard's KL comes from, and say why where it comes from nowhere."""
         trainer = self._trainer
@@ -301,10 +280,9 @@ class GuardHook:
         """Mean KL to the initial policy, nats per token, over all processes; None where there is none.
 
         Estimated, it is k1: for tokens drawn from the policy its mean is KL(policy || initial), unbiased; a small sample can
-        come out below zero. k3, which cannot, has exp(initial_logp - policy_logp) in it: one token that the policy hardly ever
-        writes and the initial model likes outweighs a whole batch, and a kill switch that reads it halts honest runs. Tokens
-        that an older policy drew (several updates on one generation) bias it slightly. Reference: Schulman, Approximating KL
-        Divergence (2020).
+        come out below zero. In k3, which cannot, one token that the policy hardly ever writes and the initial model likes
+        outweighs a whole batch, and halts honest runs. Tokens of an older policy (several updates on one generation) bias it
+        slightly. Reference: Schulman, Approximating KL Divergence (2020).
         """
         if self.kl_path is KlPath.LOGGED:
             return from_first(signals.kl)
@@ -326,9 +304,7 @@ class GuardHook:
     def as_initial_policy(self) -> AbstractContextManager[None]:
         """Inside, the model is the policy as it was before the first step."""
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        scope: AbstractContextManager[None]
         if self.kl_path is KlPath.ADAPTER_OFF:
-            scope = model.disable_adapter()
-        else:
-            scope = self._trainer.channels.channel_of_first_weights.weights.in_place_of(model)
-        return scope
+            return cast("AbstractContextManager[None]", model.disable_adapter())
+        first: WeightCopy = self._trainer.channels.channel_of_first_weights.weights
+        return first.in_place_of(model)

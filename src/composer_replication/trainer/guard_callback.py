@@ -24,11 +24,9 @@ from composer_replication.trainer.model_modes import evaluation_mode, weights_ar
 from composer_replication.trainer.processes import from_first, process_rank, wait_for_gloo_at_exit
 
 logger = logging.getLogger(__name__)
-
 STATE_KEY = "composer_replication.held_out_guard"
 """Where the guard's state stands in ``stateful_callbacks`` of ``trainer_state.json``. Not the name of the
 class: with ``restore_callback_states_from_checkpoint`` transformers would make a new one of it."""
-
 VERDICTS_NAME = "verdicts.jsonl"
 
 
@@ -48,11 +46,10 @@ class HeldOutGuardCallback(TrainerCallback):
         guard: ``HeldOutGuard`` or anything with its methods (``interfaces.Guard``).
         heldout_eval_fn: the truth, as a number or a ``HeldoutReading``; None: not due. It runs without gradient and with the
             model in evaluation mode. An error of it ends the run; ``PatientEvaluation`` around it halts at the third in a row.
-        proxy_key: the logged name of what is trained on; a leading minus where lower is better
-            (``-loss``): the number is turned round, and the truth must then be turned round too.
-        kl_key: the logged name of the KL to the initial policy, nats; None, or a name that no row has:
-            the KL path is off, which is said once and in each verdict. TRL's ``kl`` is an estimate to the
-            reference policy that single tokens can blow up; choose ``kl_hard_stop`` for it.
+        proxy_key: the logged name of what is trained on; a leading minus where lower is better (``-loss``): the number is
+            turned round, and the truth must then be turned round too.
+        kl_key: the logged name of the KL to the initial policy, nats; None, or a name that no row has: the KL path is off,
+            which is said once and in each verdict. TRL's ``kl`` can be blown up by single tokens; choose ``kl_hard_stop`` for it.
         every: least distance of two folds, global steps.
         strict: raise when it fires; else ``train()`` returns.
         split_fingerprint: of the held-out split; a reading or checkpoint of another is refused.
@@ -103,11 +100,9 @@ class HeldOutGuardCallback(TrainerCallback):
     ) -> None:
         if not logs or self.halted_at is not None:
             return
-        reward = finite(logs.get(self.proxy_key))
-        if self.proxy_key not in logs and self.proxy_key.startswith("-"):
-            value = finite(logs.get(self.proxy_key[1:]))
-            reward = None if value is None else -value
-        if reward is None:
+        is_turned = self.proxy_key.startswith("-") and self.proxy_key not in logs
+        proxy = finite(logs.get(self.proxy_key[1:] if is_turned else self.proxy_key))
+        if proxy is None:
             if "loss" in logs and not any(name.startswith("eval_") for name in logs):  # a row of training
                 self.num_rows_without_proxy += 1
                 if self.num_rows_without_proxy == 1:
@@ -117,7 +112,8 @@ class HeldOutGuardCallback(TrainerCallback):
         step = state.global_step
         if self._last_round_idx is not None and step - self._last_round_idx < self.every:
             return
-        reward, kl = from_first((reward, None if self.kl_key is None else finite(logs.get(self.kl_key))))
+        kl = None if self.kl_key is None else finite(logs.get(self.kl_key))
+        reward, kl = from_first((-proxy if is_turned else proxy, kl))
 
         def evaluate() -> float | HeldoutReading | None:
             with evaluation_mode(model):
@@ -139,18 +135,17 @@ class HeldOutGuardCallback(TrainerCallback):
             return
         self._last_round_idx = step
         self._write(args, state, logs, folded)
+        state.stateful_callbacks[STATE_KEY] = self._state()
         if folded.status.fire:
             self.halted_at, self._halting_status = step, folded.status
             logger.warning("killswitch: the guard halts training at step %d: %s", step, folded.status.reason)
-            control.should_save = True
-            control.should_training_stop = True
-        state.stateful_callbacks[STATE_KEY] = self._state()
+            control.should_save = control.should_training_stop = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A save that ``save_strategy="best"`` took back is asked for again; the loop still looks once."""
         if self.halted_at is not None and not self._is_halt_saved:
             control.should_save = True
-            control.should_evaluate = False  # an evaluation would take it back once more
+            control.should_evaluate = False  # it would take the save back once more
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.halted_at is not None:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 from functools import lru_cache
-from numbers import Real
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
@@ -34,20 +33,9 @@ from composer_replication.interfaces import HintGenerator
 from composer_replication.losses.chunked_head import logp_at, sampled_and_top_k_logp, sampled_logp
 from composer_replication.losses.divergence import support_divergence
 from composer_replication.losses.policy_terms import truncated_importance_weights
-from composer_replication.losses.preferences import preference_loss, sequence_logp
+from composer_replication.losses.preferences import PreferenceMetrics, preference_loss, sequence_logp
 from composer_replication.records import HintedTurn, PreferencePair
-from composer_replication.trainer.collator import (
-    HintedRows,
-    SiblingPair,
-    TokenRows,
-    check_pairs,
-    collate_hinted_turns,
-    collate_pairs,
-    matched_turns,
-    refuse_unfit_pairs,
-    rollouts_of,
-    sibling_pairs,
-)
+from composer_replication.trainer import collator
 from composer_replication.trainer.model_modes import WeightCopy, evaluation_mode
 from composer_replication.trainer.output_head import completion_states, scored_ids, states_problem
 from composer_replication.trainer.processes import gathered, num_processes, process_rank, together
@@ -83,16 +71,12 @@ def records_of_step(step: int, num_records: int, *, per_step: int, seed: int) ->
 
 
 class LossChannel:
-    """What both channels need of the step under way, and what they keep.
-
-    ``records`` were given to the trainer. ``weights`` is a copy of the trained weights: the teacher, or the policy as it was;
-    None where none is needed.
-    """
+    """What both channels need of the step under way, and what they keep."""
 
     settings: HintsSection | ReplaySection
-    records: Sequence[Any] = ()
-    weights: WeightCopy | None = None
-    weights_name = ""  # of the copy in a checkpoint
+    records: Sequence[Any] = ()  # given to the trainer
+    weights: WeightCopy | None = None  # the teacher's, or those before the first step, where needed
+    weights_name = ""  # of that copy in a checkpoint
     keeps_first_weights = False  # the copy stays as the weights are before the first step
 
     def __init__(self, trainer: Any) -> None:
@@ -121,42 +105,39 @@ class LossChannel:
     def _pad_id(self) -> int:
         return int(self._trainer._tokenizer.pad_token_id)  # noqa: SLF001 - TRL's only name
 
-    @property
-    def _device(self) -> Any:
-        return self._trainer.accelerator.device
+    def _on_device(self, rows: R) -> R:
+        moved: R = send_to_device(rows, self._trainer.accelerator.device)
+        return moved
 
-    def _window_share(self) -> float:
-        """Optimizer step over generation, in micro-batches: what turns a generation's total into a step's."""
+    def _of_step(self, total: Any) -> float:
+        """A generation's total as an optimizer step's, which takes a share of its micro-batches."""
         trainer = self._trainer
-        return float(trainer.current_gradient_accumulation_steps) / float(trainer.args.steps_per_generation)
+        share = float(trainer.current_gradient_accumulation_steps) / float(trainer.args.steps_per_generation)
+        return float(total) * share
 
     def _to_forward(self, own: Sequence[R], stand_in: R) -> Sequence[R]:
         """The records themselves; the stand-in, whose loss is not to count, where only other processes have some.
-
         Where weights are spread over processes each has to forward as often as the others. A collective call then.
         """
         if not self._trainer.has_sharded_weights or not any(gathered(bool(own))):
             return own
         return own or [stand_in]
 
-    def _note(self, prefix: str, **figures: float) -> None:
+    def _note(self, prefix: str, figures: Mapping[str, float]) -> None:
         """Keep a micro-batch's figures for the log."""
         for name, value in figures.items():
             self._trainer._metrics["train"].setdefault(f"{prefix}/{name}", []).append(value)  # noqa: SLF001 - TRL's only name
 
     def _gathered_sum(self, value: float) -> torch.Tensor:
         """The sum over all processes, as a 0-dimensional tensor: TRL leaves such alone when it splits a batch."""
-        local = torch.tensor(value, dtype=torch.float32, device=self._device)
+        local = self._on_device(torch.tensor(value, dtype=torch.float32))
         total: torch.Tensor = self._trainer.accelerator.gather(local).sum()
         return total
 
 
-# ---- hint distillation ----------------------------------------------------------------------------------
-
-
 def hint_loss(
     model: Any,
-    rows: HintedRows,
+    rows: collator.HintedRows,
     settings: HintsSection,
     *,
     num_tokens: float,
@@ -197,15 +178,12 @@ def hint_loss(
     sampled_M = rows.sampled_logp_M.to(now_M.dtype)
     ratio_M, _ = truncated_importance_weights(now_M, sampled_M, torch.ones_like(now_M))
     loss = (rows.weight_M * ratio_M * divergence_M).sum() / num_tokens
-    return loss, {
-        "divergence": float(divergence_M.detach().mean()),
-        "importance_weight": float(ratio_M.mean()),
-    }
+    divergence, importance_weight = float(divergence_M.detach().mean()), float(ratio_M.mean())
+    return loss, {"divergence": divergence, "importance_weight": importance_weight}
 
 
 class HintChannel(LossChannel):
     """Hinted turns, of a source that is asked about each generation, into the batch, and their loss out of it.
-
     ``weights`` are the teacher's; None where it is the model without its adapter.
     """
 
@@ -230,19 +208,20 @@ class HintChannel(LossChannel):
     def after_generation(self, rows: Any, batch: dict[str, Any], rewards: Sequence[float | None]) -> None:
         """Ask the hint source about a fresh generation."""
         tokenizer, ends = self._trainer._tokenizer, self._trainer.eos_token_ids  # noqa: SLF001 - TRL's only name
-        rollouts = rollouts_of(rows, batch, rewards, tokenizer, step=self._step, eos_token_ids=ends)
+        rollouts = collator.rollouts_of(rows, batch, rewards, tokenizer, step=self._step, eos_token_ids=ends)
         source, before = self.source, Counter(getattr(self.source, "counts", {}))
-        answer = together(lambda: matched_turns(source.hinted_turns(rollouts), rollouts, self._model))
-        turns, num_too_long = answer
-        batch[HINTED_TURNS] = list(turns)
+        turns, num_too_long = together(
+            lambda: collator.matched_turns(source.hinted_turns(rollouts), rollouts, self._model)
+        )
+        batch[HINTED_TURNS] = turns
         num_tokens = sum(len(turn.completion_ids) for of_row in turns for turn in of_row)
         batch["hint_num_tokens"] = self._gathered_sum(num_tokens)
-        self._note("sdpo", turns_left_out=float(num_too_long))
+        self._note("sdpo", {"turns_left_out": float(num_too_long)})
         counted, total = Counter(getattr(source, "counts", {})), Counter[str]()
         counted.subtract(before)
         for added in gathered(counted):
             total.update(added)
-        self._note("hint_source", **{name: float(number) for name, number in total.items()})
+        self._note("hint_source", {name: float(number) for name, number in total.items()})
 
     def loss(self, model: Any, inputs: Any) -> torch.Tensor:
         """Mean over all hinted tokens of the optimizer step of weight times divergence; this micro-batch's part.
@@ -251,39 +230,34 @@ class HintChannel(LossChannel):
         a step is split.
         """
         own, pad_id = [turn for turns in inputs.get(HINTED_TURNS, ()) for turn in turns], self._pad_id
-        self._note("sdpo", turns=float(len(own)))
+        self._note("sdpo", {"turns": float(len(own))})
         turns = self._to_forward(own, HintedTurn((pad_id,), (pad_id, pad_id), (pad_id,)))
         if not turns:
-            return torch.zeros((), device=self._device)
+            return self._on_device(torch.zeros(()))
         loss, figures = hint_loss(
             model,
-            send_to_device(collate_hinted_turns(turns, pad_id=pad_id), self._device),
+            self._on_device(collator.collate_hinted_turns(turns, pad_id=pad_id)),
             self.settings,
-            num_tokens=float(inputs["hint_num_tokens"]) * self._window_share(),
+            num_tokens=self._of_step(inputs["hint_num_tokens"]),
             teacher=self._teacher_in_place,
             autocast=self._trainer.accelerator.autocast,
             sampling_temperature=self._trainer.temperature,
         )
         if not own:
             return loss * 0.0
-        self._note("sdpo", **figures)
+        self._note("sdpo", figures)
         return loss * num_processes()
 
     @contextmanager
     def _teacher_in_place(self) -> Iterator[None]:
         """Inside, the model is the teacher: its weights, and no dropout."""
         model, weights = self._model, self.weights
-        with (
-            model.disable_adapter() if weights is None else weights.in_place_of(model),
-            evaluation_mode(model),
-        ):
+        teacher = model.disable_adapter() if weights is None else weights.in_place_of(model)
+        with teacher, evaluation_mode(model):
             yield
 
 
-# ---- replayed preferences -------------------------------------------------------------------------------
-
-
-def pair_logps(model: Any, rows: TokenRows) -> tuple[torch.Tensor, torch.Tensor]:
+def pair_logps(model: Any, rows: collator.TokenRows) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean log-probability a token of each chosen and each rejected answer, nats: two tensors (P,), at temperature 1."""
     states_MH, weight_VH, options = completion_states(model, rows)
     logp_M = sampled_logp(states_MH, weight_VH, scored_ids(rows), **options)
@@ -301,7 +275,7 @@ def reference_logps(
     parts = []
     with torch.no_grad(), evaluation_mode(model):
         for start in range(0, len(pairs), at_once):
-            rows = collate_pairs(pairs[start : start + at_once], pad_id=pad_id)
+            rows = collator.collate_pairs(pairs[start : start + at_once], pad_id=pad_id)
             rows = send_to_device(rows, model.device)
             with autocast():
                 parts.append(torch.stack(pair_logps(model, rows), dim=1))
@@ -312,22 +286,18 @@ _BETAS = {"dpo": 5.0, "ipo": 0.1, "simpo": 2.0}
 
 
 class ReplayChannel(LossChannel):
-    """Draws pairs, makes some of siblings, compares the policy with the reference, and keeps the reference's log-probabilities.
-
-    ``reference_P2`` has the log-probabilities of ``records`` under the weights of the run's start; None where nothing needs
-    them. A sibling pair has its own: a copy of those weights scores it when it is made.
-    """
+    """Draws pairs, makes some of siblings, compares the policy with the reference, and keeps the reference's log-probabilities."""
 
     settings: ReplaySection
     weights_name = "first"
-    reference_P2: torch.Tensor | None = None
+    reference_P2: torch.Tensor | None = None  # of ``records`` under the first weights, where needed
     _newest_part = (-1, 0)
 
     def __init__(self, trainer: Any, settings: ReplaySection, pairs: Sequence[PreferencePair] | None) -> None:
         super().__init__(trainer)
         if not settings.sibling_pairs and all(pair.weight == 0.0 for pair in pairs or ()):
             raise nothing_to_learn("beta_replay")
-        check_pairs(pairs or ())
+        collator.check_pairs(pairs or ())
         self.settings, self.records = settings, pairs or ()
         self.keeps_first_weights = settings.sibling_pairs and settings.kind != "simpo"
         self._beta = settings.beta or _BETAS[settings.kind]
@@ -347,59 +317,64 @@ class ReplayChannel(LossChannel):
         """Make pairs inside the groups of a fresh generation."""
         if not self.settings.sibling_pairs:
             return
-        of_row = sibling_pairs(batch, rewards, pass_reward=self.settings.pass_reward)
+        of_row = collator.sibling_pairs(batch, rewards, pass_reward=self.settings.pass_reward)
         batch["sibling_total"] = self._gathered_sum(float(sum(map(len, of_row))))
         own = [pair for pairs in of_row for pair in pairs]
         num_pairs = max(gathered(len(own))) if self._trainer.has_sharded_weights else len(own)
         if self.weights is not None and num_pairs:
             at_once = int(self._trainer.args.per_device_train_batch_size)  # they may be long
             with self.weights.in_place_of(self._model):
-                logps_P2 = self._logps_of([*own, *[self._stand_in] * (num_pairs - len(own))], at_once)
+                logps_P2 = self._logps_of([*own, *[self._stand_in()] * (num_pairs - len(own))], at_once)
             logps = iter(logps_P2.tolist())
             of_row = [[replace(pair, reference=tuple(next(logps))) for pair in pairs] for pairs in of_row]
         batch[SIBLING_PAIRS] = of_row
 
     def loss(self, model: Any, inputs: Any) -> torch.Tensor:
         """Weighted mean over all pairs of the optimizer step of the preference loss; this micro-batch's part."""
-        settings = self.settings
         of_step, share = self._drawn()
         drawn = [idx for idx in share if self.records[idx].weight > 0]
-        siblings: list[SiblingPair] = [pair for pairs in inputs.get(SIBLING_PAIRS, ()) for pair in pairs]
-        total_weight = sum(self.records[idx].weight for idx in of_step)
-        total_weight += float(inputs.get("sibling_total", 0.0)) * self._window_share()
         references = [] if self.reference_P2 is None else self.reference_P2[drawn].tolist()
-        given = [self.records[idx] for idx in drawn], references
-        made = siblings, [pair.reference for pair in siblings]
-        total, counted = torch.zeros((), device=self._device), []
-        for own, reference in (given, made):  # apart, since their lengths may be far apart
-            if not (pairs := self._to_forward(own, self._stand_in)):
-                continue
-            rows = send_to_device(collate_pairs(pairs, pad_id=self._pad_id), self._device)
-            reference_2P: Sequence[torch.Tensor | None] = (None, None)
-            if settings.kind != "simpo":
-                reference_2P = torch.tensor(reference or [[0.0, 0.0]], device=self._device).unbind(dim=1)
-            with self._trainer.accelerator.autocast():
-                policy_2P = pair_logps(model, rows)
-            loss, metrics = preference_loss(
-                *policy_2P,
-                *reference_2P,
-                kind=settings.kind,
-                beta=self._beta,
-                weight_P=torch.tensor([float(pair.weight) for pair in pairs], device=self._device),
-            )
-            total = total + loss * (metrics.total_weight if own else 0.0)
-            counted += [metrics] if own else []
+        siblings = [pair for pairs in inputs.get(SIBLING_PAIRS, ()) for pair in pairs]
+        total_weight = sum(self.records[idx].weight for idx in of_step)
+        total_weight += self._of_step(inputs.get("sibling_total", 0.0))
+        parts = [  # apart, since their lengths may be far apart
+            self._part_of_loss(model, [self.records[idx] for idx in drawn], references),
+            self._part_of_loss(model, siblings, [pair.reference for pair in siblings]),
+        ]
+        counted = [metrics for _, metrics in parts if metrics is not None]
         figures = {"pairs": float(sum(int(part.num_pairs) for part in counted))}
         if counted:
             weights = [float(part.total_weight) for part in counted]
             for name in ("accuracy", "reward_margin"):
                 figures[name] = fmean([float(getattr(part, name)) for part in counted], weights)
-        self._note("replay", **figures)
+        self._note("replay", figures)
+        total = parts[0][0] + parts[1][0]
         return total * (num_processes() / total_weight) if total_weight else total
+
+    def _part_of_loss(
+        self, model: Any, own: Sequence[PreferencePair], reference: Sequence[Sequence[float]]
+    ) -> tuple[torch.Tensor, PreferenceMetrics | None]:
+        """The loss of these pairs times their weight, and its figures; 0 and None where there is none."""
+        pairs = self._to_forward(own, self._stand_in())
+        if not pairs:
+            return self._on_device(torch.zeros(())), None
+        weight_P = self._on_device(torch.tensor([float(pair.weight) for pair in pairs]))
+        reference_2P: Sequence[torch.Tensor | None] = (None, None)
+        if self.settings.kind != "simpo":
+            reference_2P = self._on_device(torch.tensor(reference if own else [[0.0, 0.0]])).unbind(dim=1)
+        with self._trainer.accelerator.autocast():
+            policy = pair_logps(model, self._on_device(collator.collate_pairs(pairs, pad_id=self._pad_id)))
+        loss, metrics = preference_loss(
+            *policy,
+            *reference_2P,
+            kind=self.settings.kind,
+            beta=self._beta,
+            weight_P=weight_P,
+        )
+        return (loss * metrics.total_weight, metrics) if own else (loss * 0.0, None)
 
     def _drawn(self) -> tuple[list[int], list[int]]:
         """The pairs of the optimizer step, and those of them that this micro-batch takes: their indices.
-
         Micro-batches are counted here and not by TRL's micro-step, which runs on over steps that have fewer of them.
         """
         if not self.records:
@@ -413,7 +388,6 @@ class ReplayChannel(LossChannel):
         of_step = records_of_step(self._step, len(self.records), **options)
         return of_step, of_step[part::num_parts]
 
-    @property
     def _stand_in(self) -> PreferencePair:
         return PreferencePair((self._pad_id,), (self._pad_id,), (self._pad_id, self._pad_id))
 
@@ -423,12 +397,8 @@ class ReplayChannel(LossChannel):
         return reference_logps(self._model, pairs, pad_id=pad_id, autocast=scope, at_once=at_once).cpu()
 
 
-# ---- both, as one part of the trainer -------------------------------------------------------------------
-
-
 class LossChannels(TrainerCallback):
     """A ``HintChannel`` and a ``ReplayChannel`` as one part of the trainer; one whose weight is 0 is None.
-
     At the end of each step the teacher follows the policy.
     """
 
@@ -451,7 +421,7 @@ class LossChannels(TrainerCallback):
             where = "trainer.alpha_sdpo, trainer.beta_replay"
             raise TrainerSettingError("CR0757", words, where=where, fix=fix)
         if self.replay is not None:
-            refuse_unfit_pairs(self.replay.records, model)
+            collator.refuse_unfit_pairs(self.replay.records, model)
 
     def begin(self) -> None:
         """Set both channels to the run's start, or to the checkpoint's state. Errors as ``check_model``."""
@@ -475,8 +445,6 @@ class LossChannels(TrainerCallback):
     def channel_of_first_weights(self) -> LossChannel | None:
         """The channel whose ``weights`` are those before the first step, if one keeps them."""
         return next((channel for channel in self._channels.values() if channel.keeps_first_weights), None)
-
-    # ---- checkpoints --------------------------------------------------------------------------------
 
     def write(self, checkpoint: Path) -> None:
         """Weights and numbers in a file of their own."""
@@ -509,12 +477,3 @@ def read_channels(channels: LossChannels | None, checkpoint: Path) -> None:
         raise InputError("CR0884", words, where=str(checkpoint), fix=fix)
     if channels is not None:
         channels.saved = saved
-
-
-def refuse_bad_weights(**weights: Any) -> None:
-    """A channel's weight is a finite number of at least 0; True would silently be 1."""
-    for name, weight in weights.items():
-        if isinstance(weight, bool) or not isinstance(weight, Real) or not 0.0 <= float(weight) < math.inf:
-            words = f"{name} is {weight!r} and must be a finite number of at least 0."
-            fix = f"set trainer.{name} to 0 or above."
-            raise TrainerSettingError("CR0722", words, where=f"trainer.{name}", fix=fix)

@@ -111,14 +111,11 @@ def finite(value: Any) -> float | None:
 
 
 class StepLines(TrainerCallback):
-    """Makes a line of TRL's row of each step, and ends the run where that was asked for.
-
-    ``folder`` is where this process writes, None for nowhere; ``noted`` are fields for the line of the step under way.
-    """
+    """Makes a line of TRL's row of each step, and ends the run where that was asked for."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self.folder: RunFolder | None = None
+        self.folder: RunFolder | None = None  # where this process writes, if anywhere
         self.signals = InLoopSignals()
         self.begin(has_run_folder=False)
 
@@ -126,7 +123,7 @@ class StepLines(TrainerCallback):
         """``has_run_folder``: some process writes one, so that each of them has to log each step."""
         self._has_run_folder, self._step_began = has_run_folder, time.monotonic()
         self._seconds: dict[str, float] = defaultdict(float)
-        self.noted: dict[str, Any] = {}
+        self.noted: dict[str, Any] = {}  # fields for the line of the step under way
 
     def finish_step(self, step: int, fields: Mapping[str, Any]) -> None:
         row, self.noted = {**fields, **self.noted, "step": step}, {}

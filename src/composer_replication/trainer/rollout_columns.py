@@ -4,11 +4,11 @@ Chains: a rollout that went on from its summaries is one row to TRL, so that its
 loss stay those of one rollout. Its completion is then every id after the first prompt, later prompts included, without loss. The
 model, though, saw one conversation at a time, and so does every forward that scores the row (``packed_rows``).
 
-Router replay: training uses the experts to which the generation engine sent each token.
-With experts a rounding error is enough for another choice, and another choice is another network: sampler and trainer
-then disagree about tokens by far more than rounding. Replayed, token x of a router with logits s goes to the engine's
-experts I, with weights from the logits at hand and with their gradient: by the model's own formula, in which nothing but
-the choice is replaced. For softmax routers it is y = sum_{i in I} g_i E_i(x), g_i = exp(s_i) / sum_{j in I} exp(s_j).
+Router replay: training uses the experts to which the generation engine sent each token. A rounding error is enough for
+another choice, and another choice is another network: sampler and trainer then disagree by far more than rounding. Replayed,
+token x of a router with logits s goes to the engine's experts I, with weights from the logits at hand and with their gradient:
+by the model's own formula, in which nothing but the choice is replaced. For softmax routers it is
+y = sum_{i in I} g_i E_i(x), g_i = exp(s_i) / sum_{j in I} exp(s_j).
 Reference: Ma et al., Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers (2510.11370), section 4.
 
 Letters: B rows, P prompt columns, T completion columns, W = P + T columns, S the most later conversations that a row has; L
@@ -33,6 +33,7 @@ from composer_replication.errors import InputError
 from composer_replication.trainer.generation import ROUTED_EXPERTS, SEGMENT_STARTS, temporarily
 from composer_replication.trainer.prefix_support import inner_model
 
+Ids = Sequence[int]
 _WHERE = "the rollout function's routed_experts"
 UNKNOWN = -1
 """In the place of K experts: there the router chooses itself."""
@@ -58,7 +59,7 @@ class CheckedRollouts:
             raise InputError("CR0777", words, where="the rollout function", fix=fix)
         starts, routing = output.pop(SEGMENT_STARTS, None), output.pop(ROUTED_EXPERTS, None)
         if routing is not None and any(starts or ()):
-            raise refusal("a row is a chain of conversations (segment_starts)")
+            raise _refusal("a row is a chain of conversations (segment_starts)")
         if starts is not None:
             _check_starts(starts, completion_ids, output.get("env_mask"))
             trainer.generation.starts_BS = starts_tensor(starts).to(trainer.accelerator.device)
@@ -68,39 +69,29 @@ class CheckedRollouts:
         return output
 
 
-def _check_starts(
-    starts: Sequence[Sequence[int]],
-    completion_ids: Sequence[Sequence[int]],
-    masks: Sequence[Sequence[int]] | None,
-) -> None:
+def _check_starts(starts: Sequence[Ids], completion_ids: Sequence[Ids], masks: Sequence[Ids] | None) -> None:
     """A later conversation begins inside its completion, after the one before, with an id that carries no loss."""
-    problem = ""
+    problems = []
     if len(starts) != len(completion_ids):
-        problem = f"there are {len(starts)} lists for {len(completion_ids)} completions"
+        problems.append(f"there are {len(starts)} lists for {len(completion_ids)} completions")
     for row, (places, ids) in enumerate(zip(starts, completion_ids, strict=False)):
         rises = all(before < after for before, after in pairwise([0, *places, len(ids)]))
         if not rises or any(masks is None or masks[row][place] for place in places):
-            problem = problem or (
-                f"{list(places)} of row {row} does not rise between 0 and its {len(ids)} ids over places "
-                "that env_mask leaves without loss"
-            )
-    if problem:
-        words = f"segment_starts cannot be followed: {problem}."
+            words = f"{list(places)} of row {row} does not rise between 0 and its {len(ids)} ids over places "
+            problems.append(f"{words}that env_mask leaves without loss")
+    if problems:
+        words = f"segment_starts cannot be followed: {problems[0]}."
         fix = "give, for each row, the places in completion_ids where the prompt of a later conversation begins."
         raise InputError("CR0777", words, where="the rollout function's segment_starts", fix=fix)
 
 
-def starts_tensor(starts: Sequence[Sequence[int]]) -> torch.Tensor:
+def starts_tensor(starts: Sequence[Ids]) -> torch.Tensor:
     """One line a row, filled up with 0: (B, S)."""
     return pad_sequence([torch.tensor(each, dtype=torch.long) for each in starts], batch_first=True)
 
 
-# ---- routing --------------------------------------------------------------------------------------------
-
-
 def routers_of(model: nn.Module) -> list[nn.Module]:
     """The routers of a model, in the order of its layers; none where transformers does not name them.
-
     Each gives its logits, the weights of the chosen experts, and which they are.
     """
     recorder = (getattr(inner_model(model), "_can_record_outputs", None) or {}).get("router_logits")
@@ -133,28 +124,18 @@ def counting_load(trainer: Any, model: nn.Module) -> Iterator[None]:
         trainer._metrics["train"]["router/max_load"].append(float(max(loads)))  # noqa: SLF001 - TRL's only name
 
 
-def _num_experts(router: nn.Module) -> int:
-    """Of how many a router chooses; 0 where it does not say."""
-    places = (router, getattr(router, "config", None))
-    found = (getattr(place, "num_experts", None) for place in places)
-    return next((number for number in found if isinstance(number, int)), 0)
-
-
-def refusal(problem: str) -> InputError:
+def _refusal(problem: str) -> InputError:
     """The error for a column that cannot be followed."""
-    return InputError(
-        "CR0777",
-        f"routed_experts cannot be replayed: {problem}.",
-        where=_WHERE,
-        fix="give, for each row, (tokens, layers, experts a token) over prompt_ids and completion_ids, "
-        "-1 where the routing is unknown.",
-    )
+    words = f"routed_experts cannot be replayed: {problem}."
+    fix = "give, for each row, (tokens, layers, experts a token) over prompt_ids and completion_ids, "
+    fix += "-1 where the routing is unknown."
+    return InputError("CR0777", words, where=_WHERE, fix=fix)
 
 
 def laid_out(
     routing: Sequence[Any],
-    prompt_ids: Sequence[Sequence[int]],
-    completion_ids: Sequence[Sequence[int]],
+    prompt_ids: Sequence[Ids],
+    completion_ids: Sequence[Ids],
     *,
     pad_to_multiple_of: int | None = None,
 ) -> torch.Tensor | None:
@@ -166,20 +147,17 @@ def laid_out(
     the left, completions on the right, with -1. Ids are those before padding.
     """
     if len(routing) != len(completion_ids):
-        raise refusal(f"there are {len(routing)} arrays for {len(completion_ids)} completions")
+        raise _refusal(f"there are {len(routing)} arrays for {len(completion_ids)} completions")
     lengths = [len(prompt) + len(ids) for prompt, ids in zip(prompt_ids, completion_ids, strict=True)]
-    rows = [_choices(each, row, lengths[row]) for row, each in enumerate(routing)]
-    sizes = {each.shape[1:] for each in rows if each is not None}
+    rows = [None if each is None else _choices(each, row, lengths[row]) for row, each in enumerate(routing)]
+    sizes = sorted({tuple(each.shape[1:]) for each in rows if each is not None})
     if len(sizes) > 1:
-        raise refusal(
-            f"rows have layers and experts a token of different numbers: {sorted(map(tuple, sizes))}"
-        )
+        raise _refusal(f"rows have layers and experts a token of different numbers: {sizes}")
     if not sizes:
         return None
-    size = sizes.pop()
     prompts, completions = [], []
     for prompt, length, choices_SLK in zip(prompt_ids, lengths, rows, strict=True):
-        laid_SLK = torch.full((length, *size), UNKNOWN, dtype=torch.int16)
+        laid_SLK = torch.full((length, *sizes[0]), UNKNOWN, dtype=torch.int16)
         if choices_SLK is not None:
             laid_SLK[:-1] = choices_SLK
         prompts.append(laid_SLK[: len(prompt)])
@@ -189,23 +167,21 @@ def laid_out(
     return torch.cat(parts, dim=1)
 
 
-def _choices(given: Any, row: int, num_tokens: int) -> torch.Tensor | None:
+def _choices(given: Any, row: int, num_tokens: int) -> torch.Tensor:
     """Those of all tokens but the last."""
-    if given is None:
-        return None
     try:
         given_SLK = torch.as_tensor(given)
     except (TypeError, ValueError) as error:
-        raise refusal(f"row {row} is no array ({error})") from None
+        raise _refusal(f"row {row} is no array ({error})") from None
     is_fit = given_SLK.dim() == 3 and given_SLK.size(0) in (num_tokens, num_tokens - 1)
     if not is_fit or given_SLK.is_floating_point():
         found = f"{given_SLK.dtype} {tuple(given_SLK.shape)}"
-        raise refusal(f"row {row} is {found}, and should be whole numbers ({num_tokens}, layers, experts)")
+        raise _refusal(f"row {row} is {found}, and should be whole numbers ({num_tokens}, layers, experts)")
     given_SLK = given_SLK[: num_tokens - 1].long().cpu()
     ordered_SLK = given_SLK.sort(-1).values
     is_set_SL = (ordered_SLK[..., 0] >= 0) & (ordered_SLK.diff(dim=-1) > 0).all(-1)
     for choice in given_SLK[~is_set_SL & (given_SLK != UNKNOWN).any(-1)].tolist():
-        raise refusal(f"row {row} sends a token to {choice}, which are not different experts")
+        raise _refusal(f"row {row} sends a token to {choice}, which are not different experts")
     return given_SLK
 
 
@@ -225,9 +201,7 @@ class _ForcedTopK(TorchFunctionMode):
         super().__init__()
         self.forced_NK, self.num_experts = forced_NK, num_experts
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if func in _MASKED_FILL and args:
@@ -236,12 +210,9 @@ class _ForcedTopK(TorchFunctionMode):
         if func not in _TOP_K:
             return result
         scores = args[0] if args else kwargs["input"]
-        k = args[1] if len(args) > 1 else kwargs["k"]
-        num_tokens, top_k = self.forced_NK.shape
-        if tuple(scores.shape) != (num_tokens, self.num_experts) or k != top_k:
+        own_NK, forced_NK = result[1], self.forced_NK.to(result[1])
+        if scores.shape != (len(forced_NK), self.num_experts) or own_NK.shape != forced_NK.shape:
             return result  # the choice of groups, say
-        own_NK = result[1]
-        forced_NK = self.forced_NK.to(own_NK)
         # Where both choose the same set it stays in the router's own order: not a bit of the sum changes.
         differs_N1 = (forced_NK.sort(-1).values != own_NK.sort(-1).values).any(-1, keepdim=True)
         is_changed_N1 = differs_N1 & (forced_NK[:, :1] != UNKNOWN)
@@ -265,11 +236,11 @@ class Replay:
         num_layers, largest = routing_BWLK.size(2), int(routing_BWLK.max())
         if num_layers != len(self.routers):
             name = type(inner_model(model)).__name__
-            raise refusal(
+            raise _refusal(
                 f"they are of {num_layers} layers, and {name} has {len(self.routers)} with a router"
             )
         if largest >= (fewest := min(map(_num_experts, self.routers))) > 0:
-            raise refusal(f"they name the expert {largest} of a router that has {fewest}")
+            raise _refusal(f"they name the expert {largest} of a router that has {fewest}")
         matters_BW = mask_BW.bool() & mask_BW.bool().roll(-1, dims=1)
         matters_BW[:, -1] = False
         forced_BWLK = routing_BWLK.to(mask_BW.device)
@@ -291,9 +262,9 @@ class Replay:
     def _forward(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The model's forward, over the next rows."""
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
-        rows = slice(self._num_rows, self._num_rows + ids.size(0))
-        self._num_rows = rows.stop
-        self._forced_NLK = self.routing_BWLK[rows].to(ids.device).flatten(0, 1)
+        routing_BWLK = self.routing_BWLK[self._num_rows : self._num_rows + len(ids)]
+        self._num_rows += len(ids)
+        self._forced_NLK = routing_BWLK.to(ids.device).flatten(0, 1)
         with self._forced(self._forced_NLK):
             return forward(*args, **kwargs)
 
@@ -314,24 +285,28 @@ class Replay:
     @contextmanager
     def _forced(self, forced_NLK: torch.Tensor) -> Iterator[None]:
         """Inside, each router takes the experts that are forced on it, or says that it chooses in another way."""
-
-        def choose(router: Any, forward: Any, forced_NK: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            with _ForcedTopK(forced_NK, _num_experts(router)) as choice:
-                output = forward(*args, **kwargs)
-            if not choice.has_chosen:
-                words = (
-                    f"{type(router).__name__} does not choose {forced_NK.size(1)} of all its experts by one top-k, "
-                    "so this routing cannot be replayed."
-                )
-                fix = "give as many experts a token as the model takes, or leave routed_experts out."
-                raise InputError("CR0757", words, where=_WHERE, fix=fix)
-            return output
-
         with ExitStack() as stack:
             for number, router in enumerate(self.routers):
-                forced = partial(choose, router, router.forward, forced_NLK[:, number])
+                forced = partial(_choose, router, router.forward, forced_NLK[:, number])
                 stack.enter_context(temporarily(router, forward=forced))
             yield
+
+
+def _choose(router: Any, forward: Any, forced_NK: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    with _ForcedTopK(forced_NK, _num_experts(router)) as choice:
+        output = forward(*args, **kwargs)
+    if not choice.has_chosen:
+        words = f"{type(router).__name__} does not choose {forced_NK.size(1)} of all its experts by one top-k, so "
+        words += "this routing cannot be replayed."
+        fix = "give as many experts a token as the model takes, or leave routed_experts out."
+        raise InputError("CR0757", words, where=_WHERE, fix=fix)
+    return output
+
+
+def _num_experts(router: nn.Module) -> int:
+    """Of how many a router chooses; 0 where it does not say."""
+    found = (getattr(place, "num_experts", None) for place in (router, getattr(router, "config", None)))
+    return next((number for number in found if isinstance(number, int)), 0)
 
 
 @contextmanager
@@ -339,20 +314,16 @@ def replaying(
     trainer: Any, model: nn.Module, mask_BW: torch.Tensor, routing_BWLK: torch.Tensor | None
 ) -> Iterator[bool]:
     """Inside, forwards of these rows follow their routing, where ``model`` is the policy, under older weights too.
-
-    Gives whether they do.
+    Gives whether they do. An adapter that is off, and TRL's copy of the first one, are the reference.
     """
-    if routing_BWLK is None or model is trainer.ref_model or not _is_policy(model):
+    is_replayed = routing_BWLK is not None and model is not trainer.ref_model
+    for module in model.modules() if is_replayed else ():
+        is_off = getattr(module, "disable_adapters", None)
+        if isinstance(is_off, bool):  # a layer of PEFT's; all are in one state
+            is_replayed = not is_off and "ref" not in module.active_adapters  # type: ignore[operator]
+            break
+    if routing_BWLK is None or not is_replayed:
         yield False
         return
     with Replay(model, routing_BWLK, mask_BW).in_forwards():
         yield True
-
-
-def _is_policy(model: nn.Module) -> bool:
-    """Whether an adapter, where there is one, is on and is not TRL's copy of the first one."""
-    for module in model.modules():
-        is_off = getattr(module, "disable_adapters", None)
-        if isinstance(is_off, bool):  # a layer of PEFT's; all are in one state
-            return not is_off and "ref" not in module.active_adapters  # type: ignore[operator]
-    return True

@@ -61,7 +61,6 @@ class InterruptOnce:
 
 class ReplicaCallback(TrainerCallback):
     """Calls the loop of this replica, and turns what it says into a stop of the trainer.
-
     ``identity`` is what every replica of the run must share, by name.
     """
 

@@ -15,8 +15,8 @@ import torch
 from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 from transformers.integrations.integration_utils import (
-    INTEGRATION_TO_CALLBACK,
     get_available_reporting_integrations,
+    get_reporting_integration_callbacks,
 )
 from trl.trainer.grpo_config import GRPOConfig
 
@@ -61,13 +61,8 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
             raise refused(f"unknown key {where}; {words}", where=where, fix=fix)
     refuse_bad_values(config.trl)
     method = resolve_method(config)
-    given: dict[str, Any] = {
-        "logging_steps": 1,
-        "disable_tqdm": True,
-        "use_cpu": not torch.cuda.is_available(),
-        "bf16": False,
-        "save_total_limit": 2,
-    }
+    given: dict[str, Any] = {"logging_steps": 1, "disable_tqdm": True, "bf16": False, "save_total_limit": 2}
+    given["use_cpu"] = not torch.cuda.is_available()
     if config.agent is not None:  # all that follows the first prompt of an episode is its completion
         given["max_completion_length"] = config.agent.max_context_tokens
     if "vllm_importance_sampling_mode" not in method.trl:
@@ -87,16 +82,14 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
 
 def _trackers(named: str | Sequence[str]) -> list[str]:
     names = [name for name in ([named] if isinstance(named, str) else named) if name != "none"]
+    where = "trl.report_to"
+    with refusals(where):
+        get_reporting_integration_callbacks(names)  # type: ignore[no-untyped-call]  # knows which there are
     installed: list[str] = get_available_reporting_integrations()  # type: ignore[no-untyped-call]
-    where, instead = "trl.report_to", "take it out: metrics.jsonl has the same numbers."
-    for name in names:
-        if name not in INTEGRATION_TO_CALLBACK:
-            known = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
-            words = f"{where} names {name!r}, and the trackers are {known}"
-            raise refused(words, where=where, fix=f"name one of these, or {instead}")
-        if name not in installed:
-            problem = f"{where} names {name}, which is not installed."
-            raise MissingError("CR0101", problem, where=where, fix=f"install {name} here, or {instead}")
+    if missing := [name for name in names if name not in installed]:
+        words = f"{where} names {missing[0]}, which is not installed."
+        fix = f"install {missing[0]} here, or take it out: metrics.jsonl has the same numbers."
+        raise MissingError("CR0101", words, where=where, fix=fix)
     return names
 
 
@@ -113,7 +106,6 @@ def training_dataset(rows: Sequence[dict[str, Any]]) -> Dataset:
 
 def lora_config(section: LoraSection | None) -> Any:
     """peft's configuration of the adapters, or None for full fine-tuning.
-
     No dropout: prefix sharing and the KL to the initial policy need the same network twice.
     """
     if section is None:
@@ -138,7 +130,6 @@ def refuse_long_prompts(
     engine_limit: int | None = None,
 ) -> None:
     """Stop before the first step when a prompt (with its template) and its answer exceed the model's positions (CR0705).
-
     ``engine_limit`` is what another engine holds, if one samples.
     """
     limit = min((most for most in (num_positions(model), engine_limit) if most is not None), default=None)
@@ -153,12 +144,8 @@ def refuse_long_prompts(
             raise InputError("CR0705", words, where=row["task_id"], fix=fix)
 
 
-_FIGURES = {
-    "reward": "reward",
-    "held out": "killswitch/heldout_ema",
-    "gap": "killswitch/proxy_real_gap",
-    "KL": "killswitch/kl_ema",
-}
+_FIGURES = {"reward": "reward", "held out": "killswitch/heldout_ema"}
+_FIGURES |= {"gap": "killswitch/proxy_real_gap", "KL": "killswitch/kl_ema"}
 _SECONDS_BETWEEN = 10.0
 
 

@@ -438,7 +438,7 @@ def test_a_judge_is_asked_about_what_was_paid(
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"trl.use_vllm": True}, "CR0101", "vllm is not installed here"),
     ({"trl.use_transformers_continuous_batching": True}, "CR0211", "the agent loop does not sample so"),
-    ({"trl.report_to": "excel"}, "CR0211", "trl.report_to names 'excel', and the trackers are azure_ml, "),
+    ({"trl.report_to": "excel"}, "CR0211", "refuse trl.report_to: excel is not supported, only azure_ml, "),
     ({"trl.report_to": "trackio"}, "CR0101", "trl.report_to names trackio, which is not installed"),
     ({"agent.judge": "host#model"}, "CR0206", "the judge cannot be asked: the address is not http://HOST"),
     ({"agent.max_context_tokens": 40_000}, "CR0705", "32768 positions"),

@@ -44,6 +44,7 @@ def figures(inputs: dict[str, Any], **changes: Any) -> dict[str, float]:
         "policy_logp_BT": torch.tensor([[-1.0, -2.0, -3.0], [-1.0, -2.0, -9.0]]),
         "entropy_BT": torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 100.0]]),
         "pad_token_id": PAD,
+        "masks_truncated": False,
         "channels": {},
         "parting": 0.05,
         **changes,
@@ -58,8 +59,7 @@ def test_an_honest_batch_by_hand() -> None:
         "num_tokens": 5.0,
         "num_rows": 2.0,
         "num_paid_rows": 2.0,
-        "num_paid_without_token": 0.0,
-        "num_paid_and_empty": 0.0,
+        "num_unpaid_rows": 0.0,
         "num_rows_over_padding": 0.0,
         "entropy_sum": 15.0,
     }
@@ -85,8 +85,8 @@ def test_ratio_to_the_old_policy_by_hand() -> None:
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"tool_mask": torch.tensor([[1, 1, 1], [0, 0, 1]])}, "num_paid_without_token"),
-        ({"completion_mask": torch.tensor([[1, 1, 1], [0, 0, 0]])}, "num_paid_and_empty"),
+        ({"tool_mask": torch.tensor([[1, 1, 1], [0, 0, 1]])}, "num_unpaid_rows"),
+        ({"completion_mask": torch.tensor([[1, 1, 1], [0, 0, 0]])}, "num_unpaid_rows"),
         ({"completion_mask": torch.tensor([[1, 0, 1], [1, 1, 0]])}, "num_rows_over_padding"),
         ({"completion_ids": torch.tensor([[7, PAD, PAD], [7, 8, PAD]])}, "num_rows_over_padding"),
         ({"prompt_mask": torch.tensor([[1, 0], [1, 1]])}, "num_rows_over_padding"),
@@ -96,7 +96,7 @@ def test_reward_and_mask_that_do_not_fit(changes: dict[str, Any], name: str) -> 
     assert figures(batch())[name] == 0
     found = figures(batch(**changes))
     assert found[name] == 1
-    said = Judgement().judge(1, [found], {})
+    said = Judgement().judge(1, found)
     assert [finding.name for finding in said] == ["reward_and_mask"]
 
 
@@ -106,8 +106,9 @@ def test_one_padding_token_at_the_end_may_be_the_end_token() -> None:
 
 
 def test_rows_that_truncation_masked_are_meant() -> None:
-    found = figures(batch(completion_mask=torch.tensor([[1, 1, 1], [0, 0, 0]])))
-    assert Judgement().judge(1, [found], {"masks_truncated": True}) == []
+    emptied = batch(completion_mask=torch.tensor([[1, 1, 1], [0, 0, 0]]))
+    assert figures(emptied)["num_unpaid_rows"] == 1
+    assert figures(emptied, masks_truncated=True)["num_unpaid_rows"] == 0
 
 
 def test_loss_and_channels_are_measured() -> None:
@@ -131,7 +132,7 @@ def test_masks_of_right_padded_rows_are_never_complained_of(
     }
     zeros = torch.zeros(num_rows, num_tokens)
     found = figures(inputs, policy_logp_BT=zeros, entropy_BT=zeros)
-    assert found["num_rows_over_padding"] == found["num_paid_and_empty"] == 0
+    assert found["num_rows_over_padding"] == found["num_unpaid_rows"] == 0
     assert found["num_tokens"] == sum(lengths)
 
 
@@ -140,7 +141,7 @@ def test_masks_of_right_padded_rows_are_never_complained_of(
 
 def names(judgement: Judgement, steps: list[dict[str, float]]) -> list[list[str]]:
     return [
-        [finding.name for finding in judgement.judge(number, [row], {})]
+        [finding.name for finding in judgement.judge(number, row)]
         for number, row in enumerate(steps, start=1)
     ]
 
@@ -167,7 +168,7 @@ def test_a_channel_that_is_zero_for_five_steps() -> None:
     unpaid = HONEST | {"num_paid_rows": 0.0, "channel/sdpo": 0.0, "channel/replay": 0.1}
     judgement = Judgement()
     assert names(judgement, [unpaid] * 4) == [[]] * 4
-    said = judgement.judge(5, [unpaid], {})
+    said = judgement.judge(5, unpaid)
     assert [finding.name for finding in said] == ["zero_channel", "zero_channel"]
     assert {"grpo", "sdpo"} == {finding.sentence.split()[2] for finding in said}
     assert names(Judgement(), [unpaid] * 4 + [HONEST | {"channel/sdpo": 1e-9}] + [unpaid] * 4) == [[]] * 9
@@ -179,14 +180,14 @@ def test_groups_over_a_window_of_eight_generations() -> None:
         counts = {"num_dull": 0.0, "num_truncated": 0.0}
         for _ in range(7):
             judgement.note_generation(num_groups=2, **(counts | {part: 2.0}))
-        assert judgement.judge(7, [HONEST], {}) == []  # seven generations are too few to say
+        assert judgement.judge(7, HONEST) == []  # seven generations are too few to say
         judgement.note_generation(num_groups=2, **(counts | {part: 1.0}))
-        (said,) = judgement.judge(8, [HONEST], {})
+        (said,) = judgement.judge(8, HONEST)
         assert (said.name, said.figures["share"]) == (name, 15 / 16)
     judgement = Judgement()
     for _ in range(20):
         judgement.note_generation(num_groups=2, num_dull=1.0, num_truncated=1.0)
-    assert judgement.judge(20, [HONEST], {}) == []
+    assert judgement.judge(20, HONEST) == []
 
 
 def test_entropy_and_length_trends_by_hand() -> None:
@@ -215,9 +216,9 @@ def test_recorded_runs_do_not_collapse(run: str) -> None:
 def test_bad_steps_are_said_each_time_and_three_in_a_row_stop() -> None:
     judgement = Judgement()
     for cause, stops in (("the loss", False), ("", False), ("the loss", False), ("the gradient", False)):
-        judgement.judge(1, [HONEST], {"bad": cause})
+        judgement.judge(1, HONEST, bad=cause)
         assert judgement.must_stop is stops
-    (said,) = judgement.judge(5, [HONEST], {"bad": "the gradient"})
+    (said,) = judgement.judge(5, HONEST, bad="the gradient")
     assert said.sentence == "the gradient is not finite: the step is skipped (3 in a row)."
     assert judgement.must_stop
 

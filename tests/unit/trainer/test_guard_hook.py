@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,9 @@ from trl import GRPOTrainer
 
 from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.records import HeldoutReading
-from composer_replication.safety import HeldOutGuard
+from composer_replication.rollouts.patient_evaluation import PatientEvaluation
+from composer_replication.run_folder import RunFolder, read_jsonl
+from composer_replication.safety import CombinedGuard, EvidenceGuard, HeldOutGuard
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 
 
@@ -121,6 +124,7 @@ def test_the_newest_kl_is_folded_when_there_is_one() -> None:
         {"train": {"reward": []}},
         {"train": {"reward": [math.nan]}},
         {"train": {"reward": [math.inf, None]}},
+        {"train": {"reward": [torch.tensor([0.5, 0.6])]}},
         {"eval": {"reward": [0.5]}},
     ],
 )
@@ -142,12 +146,6 @@ def test_a_scalar_of_torch_or_numpy_is_a_reward_and_a_kl(kind: Callable[[float],
     trainer._maybe_update_killswitch()
     assert trainer.rows[0]["killswitch/in_loop_ema"] == 0.5
     assert trainer.rows[0]["killswitch/kl_ema"] == 0.25
-
-
-def test_an_array_of_several_rewards_counts_as_none() -> None:
-    trainer = bare_trainer(_metrics={"train": {"reward": [torch.tensor([0.5, 0.6])]}})
-    trainer._maybe_update_killswitch()
-    assert trainer.rows == []
 
 
 def test_an_evaluation_that_is_not_due_folds_and_logs_nothing() -> None:
@@ -196,13 +194,6 @@ def test_not_strict_sets_the_stop_flag_and_does_not_raise() -> None:
     drive_to_fire(trainer)
     assert trainer.rows[-1]["killswitch/fire"] == 1.0
     assert trainer.control.should_training_stop is True
-
-
-def test_a_guard_that_does_not_fire_stops_nothing() -> None:
-    trainer = bare_trainer(strict_killswitch=False)
-    drive_to_fire(trainer)
-    assert trainer.control.should_training_stop is False
-    assert trainer.halted_at is None
 
 
 def test_an_evaluation_that_fails_leaves_the_guard_unchanged() -> None:
@@ -306,3 +297,105 @@ def test_bare_instances_share_no_state() -> None:
     first._maybe_update_killswitch()
     second._maybe_update_killswitch()
     assert (len(first.rows), second.rows) == (1, [])
+
+
+# ---- guards that judge whole readings
+
+HONEST = ((1.0, 1.0), (0.0, 0.0)) * 16
+HACKED = ((1.0, 0.0),) * 32
+
+
+def evidence_trainer(evaluate: Callable[[], Any]) -> Any:
+    guard = CombinedGuard(HeldOutGuard(), EvidenceGuard(10, tolerated_gap=0.1))
+    return bare_trainer(heldout_guard=guard, heldout_eval_fn=evaluate)
+
+
+def paired(idx: int, pairs: Any = HONEST) -> HeldoutReading:
+    return HeldoutReading(idx, 0.5, tuple(pairs), (0.0,) * 4, "split-a", 0.1, 1)
+
+
+def scripted(*answers: Any) -> Callable[[], Any]:
+    return iter(answers).__next__
+
+
+def folded(trainer: Any, times: int = 1) -> None:
+    for _ in range(times):
+        trainer._maybe_update_killswitch()
+        trainer.state.global_step += 10
+
+
+def test_pairs_canaries_and_failures_reach_the_evidence() -> None:
+    trainer = evidence_trainer(scripted(paired(1), None, paired(2)))
+    folded(trainer, 3)
+    alone = EvidenceGuard(10, tolerated_gap=0.1)
+    statuses = [alone.update(step, HONEST, [0.0] * 4, neutral=1) for step in (1, 2)]
+    assert trainer.heldout_guard.last_status.evidence == statuses[-1]
+    assert trainer.heldout_guard.last_status.round_idx == 20  # the global step is a label only
+    assert [row["killswitch/evidence_gap"] for row in trainer.rows] == [s.gap_log_evidence for s in statuses]
+
+
+def test_evidence_halts_the_run_and_the_error_carries_the_combined_status() -> None:
+    trainer = evidence_trainer(scripted(paired(1, HACKED)))
+    with pytest.raises(CollapseStopError, match="visible scores exceed") as caught:
+        folded(trainer)
+    assert caught.value.status is trainer.heldout_guard.last_status
+    assert trainer.rows[-1]["killswitch/fire"] == 1.0
+    assert trainer.guard_hook.last_verdict["reason"].startswith("visible scores exceed")
+    assert trainer.halted_at == 0
+
+
+def test_a_plain_guard_gets_exactly_the_keywords_that_it_always_got() -> None:
+    class Plain(HeldOutGuard):
+        def update(self, *labels: Any, **keywords: Any) -> Any:
+            seen.append((labels, keywords))
+            return super().update(*labels, **keywords)
+
+    seen: list[Any] = []
+    trainer = bare_trainer(heldout_eval_fn=scripted(paired(1), 0.25), heldout_guard=Plain())
+    folded(trainer, 2)
+    assert seen == [
+        ((0,), {"in_loop_reward": 0.5, "heldout_score": 0.5, "kl_to_init": None}),
+        ((10,), {"in_loop_reward": 0.5, "heldout_score": 0.25, "kl_to_init": None}),
+    ]
+    assert not [name for row in trainer.rows for name in row if "evidence" in name]
+
+
+def test_figures_of_the_evidence_are_in_the_run_folder(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    trainer = evidence_trainer(scripted(paired(1), paired(2)))
+    trainer.step_lines.folder = folder
+    folded(trainer, 2)
+    status = trainer.heldout_guard.last_status
+    row = read_jsonl(folder.verdicts)[-1]
+    assert row["evidence_canary"] == status.evidence.canary_log_evidence
+    assert (row["round_idx"], row["num_updates"], row["fire"]) == (10, 2, False)
+
+
+# ---- an evaluation that gives up by itself
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_evaluation_that_gives_up_halts_with_its_verdict_on_disk(strict: bool, tmp_path: Path) -> None:
+    def broken() -> float:
+        raise ValueError("no grader")
+
+    folder = RunFolder(tmp_path / "run")
+    trainer = bare_trainer(heldout_eval_fn=PatientEvaluation(broken), strict_killswitch=strict)
+    trainer.step_lines.folder = folder
+    for step in (0, 10):
+        trainer.state.global_step = step
+        trainer._maybe_update_killswitch()
+    assert trainer.rows == []  # missed twice: nothing was folded, the run went on
+    trainer.state.global_step = 20
+    if strict:
+        with pytest.raises(CollapseStopError, match="3 held-out evaluations in a row were missed"):
+            trainer._maybe_update_killswitch()
+    else:
+        trainer._maybe_update_killswitch()
+        assert trainer.control.should_training_stop is True
+    assert trainer.halted_at == 20
+    assert trainer.rows == [{"killswitch/fire": 1.0, "killswitch/proxy_real_gap": 0.0}]
+    (verdict,) = read_jsonl(folder.verdicts)
+    assert verdict["fire"] is True
+    assert "no grader" in verdict["reason"]
+    assert trainer.heldout_guard.last_status is None

@@ -63,7 +63,6 @@ BOTH = {
         ({"beta_replay": 0.5}, "CR0755"),
         ({"beta_replay": 0.5, "replay_pairs": [PreferencePair((1,), (2,), (3,), weight=0.0)]}, "CR0755"),
         ({"beta_replay": 0.5, "replay_pairs": [PreferencePair((1,), (2,), (2,))]}, "CR0751"),
-        ({"beta_replay": 0.5, "replay_pairs": [PreferencePair((1,), (2,), (3,), weight=-1.0)]}, "CR0722"),
     ],
 )
 def test_what_cannot_be_learned_from_is_refused_before_any_model(

@@ -1,10 +1,13 @@
-"""Lines of metrics.jsonl, rows of verdicts.jsonl, and cutting them back."""
+"""What a run says of itself: lines of metrics.jsonl, rows of verdicts.jsonl, trackers, standard error."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +15,9 @@ import torch
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, read_jsonl
+from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.metrics_log import StepLines, cut_back, json_row
+from composer_replication.trainer.run_setup import ProgressLines, show_own_progress
 
 
 def lines_in(folder: Path) -> Any:
@@ -69,3 +74,89 @@ def test_a_log_with_rows_that_are_not_ours_is_refused_and_left_alone(tmp_path: P
     with pytest.raises(InputError, match=r"CR0401.*no whole number as step"):
         cut_back(folder, 1, None)
     assert folder.metrics.read_text().startswith(line)
+
+
+# ---- trackers, by names that stay; through transformers' own integration for TensorBoard
+
+NAMES = {
+    "killswitch/fire",
+    "killswitch/in_loop_ema",
+    "killswitch/heldout_ema",
+    "killswitch/proxy_real_gap",
+    "heldout/score",
+    "reward",
+    "grad_norm",
+}
+DOCS = Path(__file__).parents[3] / "docs" / "engines.md"
+
+
+def test_the_guards_margins_and_readings_reach_the_tracker(
+    make_trainer: Callable[..., Any], tmp_path: Path
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer = make_trainer(
+        max_steps=2,
+        heldout_guard=HeldOutGuard(min_steps=9),
+        heldout_eval_fn=lambda: 0.25,
+        report_to=["tensorboard"],
+    )
+    trainer.train()
+    [events] = tmp_path.rglob("events.out.tfevents*")
+    seen = EventAccumulator(str(events.parent))
+    seen.Reload()
+    told = {name.removeprefix("train/"): name for name in seen.Tags()["scalars"]}
+    assert told.keys() >= NAMES
+    assert [each.value for each in seen.Scalars(told["heldout/score"])] == [0.25, 0.25]
+    page = DOCS.read_text()
+    assert all(f"`{name}`" in page for name in NAMES if name.startswith(("killswitch/", "heldout/")))
+
+
+# ---- the lines of a run on standard error
+
+
+def begun(ceilings: dict[str, float]) -> tuple[ProgressLines, SimpleNamespace]:
+    lines, state = ProgressLines(ceilings), SimpleNamespace(max_steps=3, global_step=0)
+    lines.on_train_begin(None, state, None)
+    return lines, state
+
+
+def test_a_line_now_and_then_and_at_the_last_step(capsys: pytest.CaptureFixture[str]) -> None:
+    lines, state = begun({"killswitch/proxy_real_gap": 0.65})
+    lines.show_episodes(2, 4)
+    for step in (1, 2, 3):
+        state.global_step = step
+        figures = {"reward": 0.25 * step, "frac_reward_zero_std": 0.5, "loss": 1.0}
+        figures |= {"killswitch/heldout_ema": 0.125, "killswitch/proxy_real_gap": 0.1 * step}
+        lines.on_log(None, state, None, logs=figures | {"killswitch/kl_ema": 0.02})
+    lines.on_log(None, state, None, logs={"train_runtime": 7.0})
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == "train: 2 of 4 episodes of the step have ended"
+    assert last.startswith("train: step 3 of 3, left 0:00:00, ")
+    assert last.endswith(
+        "reward 0.750, held out 0.125, gap 0.300 of 0.65, KL 0.020, groups 50% without signal"
+    )
+
+
+def test_quiet_says_nothing() -> None:
+    added: list[Any] = []
+    trainer = SimpleNamespace(remove_callback=lambda _: None, add_callback=added.append)
+    show_own_progress(trainer, quiet=True)
+    assert added == []
+    show_own_progress(trainer, quiet=False)
+    assert len(added) == 1
+
+
+def test_a_reader_that_goes_away_takes_no_run_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        num_refused = 0
+
+        def write(self, text: str) -> int:
+            self.num_refused += 1
+            raise BrokenPipeError
+
+    gone = Gone()
+    monkeypatch.setattr("sys.stderr", gone)
+    lines, state = begun({})
+    lines.on_log(None, state, None, logs={"reward": 1.0})
+    assert gone.num_refused == 1

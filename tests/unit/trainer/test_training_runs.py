@@ -17,6 +17,7 @@ from trl import GRPOTrainer
 from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl
 from composer_replication.safety import HeldOutGuard
+from composer_replication.trainer import checkpoints
 from composer_replication.trainer.checkpoints import STATE_NAME, check_is_resumable, newest_whole_checkpoint
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.setting_errors import TrainerSettingError
@@ -95,26 +96,22 @@ def test_a_reward_is_remembered_over_trls_clearing(make_trainer: MakeTrainer) ->
     assert trainer.guard_hook.num_cadence_hits_without_new_reward == 1  # at 10
 
 
-def test_lines_agree_with_trls_rows(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    trainer = make_trainer(max_steps=4, run_folder=RunFolder(tmp_path / "run"))
+def test_lines_agree_with_trls_rows_and_time_a_checkpoint_in_the_step_after_it(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
+    trainer = make_trainer(max_steps=4, run_folder=RunFolder(tmp_path / "run"), **saving)
     trainer.train()
     rows = [row for row in trainer.state.log_history if "reward" in row]
-    for line, row in zip(read_jsonl(trainer.run_folder.metrics), rows, strict=True):
+    lines = read_jsonl(trainer.run_folder.metrics)
+    for line, row in zip(lines, rows, strict=True):
         assert line["step"] == row["step"]
         for name in ("reward", "entropy", "grad_norm", "learning_rate"):
             assert line[name] == row[name]
         assert line["loss"] == pytest.approx(row["loss"], abs=1e-9)
         assert 0 < line["sampling_seconds"] + line["grading_seconds"] < line["generation_seconds"]
         assert line["generation_seconds"] < line["step_seconds"]
-
-
-def test_a_checkpoint_is_timed_in_the_step_after_it(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    trainer = make_trainer(
-        max_steps=4, save_strategy="steps", save_steps=2, run_folder=RunFolder(tmp_path / "run")
-    )
-    trainer.train()
-    seconds = [row.get("checkpoint_seconds", 0.0) for row in read_jsonl(trainer.run_folder.metrics)]
-    assert [number > 0 for number in seconds] == [False, False, True, False]
+    assert [line.get("checkpoint_seconds", 0.0) > 0 for line in lines] == [False, False, True, False]
 
 
 @pytest.mark.parametrize(("strict", "accumulation"), [(True, 1), (True, 2), (False, 1)])
@@ -250,29 +247,6 @@ def test_a_clean_guarded_run_is_trls_run(make_trainer: MakeTrainer) -> None:
         assert hashes[0] == hashes[1]
 
 
-def test_the_kl_to_the_initial_policy_is_estimated_with_the_adapter_off(
-    make_trainer: MakeTrainer, tmp_path: Path
-) -> None:
-    trainer = make_trainer(
-        max_steps=4,
-        learning_rate=3e-2,
-        lora_adapter=True,
-        heldout_guard=HeldOutGuard(min_steps=1000, ema_alpha=0.0),
-        heldout_eval_fn=lambda: 0.5,
-        run_folder=RunFolder(tmp_path / "run"),
-    )
-    trainer.train()
-    kls = [row["kl_ema"] for row in read_jsonl(trainer.run_folder.verdicts)]
-    assert kls[0] == pytest.approx(0.0, abs=1e-9)  # before the first update the policy is the initial one
-    assert all(abs(kl) > 1e-5 for kl in kls[1:])
-    assert trainer.guard_hook.kl_path_off_reason is None
-    assert {row["kl_path"] for row in read_jsonl(trainer.run_folder.verdicts)} == {
-        "estimated with the adapter off"
-    }
-    lines = read_jsonl(trainer.run_folder.metrics)
-    assert [line["killswitch/kl_ema"] for line in lines] == kls
-
-
 def test_the_guard_is_asked_before_the_forward_and_its_kl_is_taken_only_with_a_reading(
     make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,10 +304,14 @@ def test_the_kl_probe_agrees_with_a_plain_forward(make_trainer: MakeTrainer, tmp
     compute_loss = trainer._compute_loss
     trainer._compute_loss = lambda model, inputs: (seen.append(inputs), compute_loss(model, inputs))[1]
     trainer.train()
-    kls = [row["kl_ema"] for row in read_jsonl(trainer.run_folder.verdicts)]
+    rows = read_jsonl(trainer.run_folder.verdicts)
+    kls = [row["kl_ema"] for row in rows]
     assert kls == pytest.approx(by_hand, rel=1e-3, abs=1e-6)
-    assert len(kls) == 3
-    assert max(map(abs, kls)) > 1e-4
+    assert kls[0] == pytest.approx(0.0, abs=1e-9)  # before the first update the policy is the initial one
+    assert len(kls) == 3 and min(map(abs, kls[1:])) > 1e-5 and max(map(abs, kls)) > 1e-4
+    assert {row["kl_path"] for row in rows} == {"estimated with the adapter off"}
+    assert trainer.guard_hook.kl_path_off_reason is None
+    assert [line["killswitch/kl_ema"] for line in read_jsonl(trainer.run_folder.metrics)] == kls
 
 
 def test_a_kl_path_that_is_off_says_why(
@@ -484,27 +462,25 @@ def test_a_checkpoint_of_weights_alone_is_not_trained_on(make_trainer: MakeTrain
 
 
 def test_the_random_numbers_of_other_processes_are_no_exact_resume(
-    make_trainer: MakeTrainer, tmp_path: Path
+    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved_run(make_trainer)
-    checkpoint = tmp_path / "checkpoints" / "checkpoint-2"
-    check_is_resumable(checkpoint, rank=0, num_processes=1)
+    check_is_resumable(tmp_path / "checkpoints" / "checkpoint-2")
+    monkeypatch.setattr(checkpoints, "num_processes", lambda: 2)
     with pytest.raises(InputError, match="lacks the state of random numbers:"):
-        check_is_resumable(checkpoint, rank=1, num_processes=2)
+        check_is_resumable(tmp_path / "checkpoints" / "checkpoint-2")
 
 
 def test_old_checkpoints_go_only_when_the_new_one_is_whole(
     make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from composer_replication.trainer import composer_trainer
-
-    real, seen = composer_trainer.write_manifest, []
+    real, seen = checkpoints.write_manifest, []
 
     def note(checkpoint: Path) -> None:
         seen.append(newest_whole_checkpoint(checkpoint.parent))
         real(checkpoint)
 
-    monkeypatch.setattr(composer_trainer, "write_manifest", note)
+    monkeypatch.setattr(checkpoints, "write_manifest", note)
     trainer = make_trainer(max_steps=3, save_strategy="steps", save_steps=1, save_total_limit=1)
     trainer.train()
     folder = Path(trainer.args.output_dir)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from composer_replication.tasks.planning.body_cuts import Deletion
 from composer_replication.tasks.planning.candidates import find_deletions, nothing_found
-from composer_replication.tasks.planning.edits import edited_files, holes_of
+from composer_replication.tasks.planning.edits import edited_files
 
 INIT = b'''"""A package."""
 from .areas import (
@@ -560,78 +556,6 @@ def test_files_that_cannot_be_read_give_nothing(content):
     found = every({**module("def f():\n    return 1\n"), "pkg/b.py": content})
     assert found
     assert not any(pin.startswith("pkg/b.py") for pin in found)
-
-
-NAMES = st.sampled_from(["alpha", "beta", "_gamma", "Δελτα"])
-ENDS = st.sampled_from(["\n", "\r\n"])
-
-
-@st.composite
-def repositories(draw) -> dict[str, bytes]:
-    """Two modules of functions and classes that use each other, with comments, decorators and exports."""
-    end = draw(ENDS)
-    files = {"pkg/__init__.py": b""}
-    names = draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
-    homes = {name: draw(st.sampled_from("ab")) for name in names}
-    for home in "ab":
-        lines = [
-            f"from .{homes[name]} import ({name})"
-            for name in names
-            if homes[name] != home and draw(st.booleans())
-        ]
-        lines.append(f"__all__ = {[name for name in names if homes[name] == home and draw(st.booleans())]}")
-        for name in names:
-            if homes[name] == home:
-                used = draw(NAMES)
-                lines += [""] * draw(st.integers(0, 3)) + ["# about it"] * draw(st.integers(0, 2))
-                lines += draw(
-                    st.sampled_from(
-                        [
-                            [f"def {name}(x):", f"    return {used}(x)"],
-                            [
-                                f"class {name}:",
-                                "    def m(self):",
-                                f"        return {used}",
-                                "",
-                                "    def n(self): return 1",
-                            ],
-                            [
-                                "if True:",
-                                f"    def {name}(x):",
-                                '        """Doc."""',
-                                f"        return '{used}'",
-                            ],
-                        ]
-                    )
-                )
-        files[f"pkg/{home}.py"] = end.join([*lines, ""]).encode()
-    files["tests/test_it.py"] = end.join(
-        [f"from pkg.{homes[name]} import {name}" for name in names]
-        + [f"def test_{name}():{end}    assert {name}" for name in names]
-        + [""]
-    ).encode()
-    return files
-
-
-@settings(max_examples=40, deadline=None)
-@given(repositories())
-def test_every_candidate_applies_parses_and_goes_back(files):
-    found = find_deletions(files)
-    contents = [(frozenset(deletion.edits), deletion.removed_files) for deletion in found]
-    assert len(set(contents)) == len(contents)
-    for deletion in found:
-        for edits in (deletion.edits, deletion.test_edits):
-            for path, content in edited_files(files, edits).items():
-                ast.parse(content)
-                own = [edit for edit in edits if edit.path == path]
-                holes = holes_of(own)
-                back, text = content.decode(), files[path].decode()
-                for edit, hole in reversed(
-                    list(zip(sorted(own, key=lambda e: (e.start, e.end)), holes, strict=True))
-                ):
-                    back = back[: hole.start] + text[edit.start : edit.end] + back[hole.end :]
-                assert back.encode() == files[path]
-        assert deletion.bodies
 
 
 # --- a repository without candidates is told why ---

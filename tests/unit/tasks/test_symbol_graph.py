@@ -88,7 +88,7 @@ AT_A_CALL = (
 )
 def test_import_time_and_call_time(text, when):
     found = read_source("a.py", text.encode())
-    assert [use.is_import_time for use in found.uses if use.identifier == "f"] == [when]
+    assert [use.is_import_time for use in found.uses["f"]] == [when]
 
 
 def needs(root: str, **texts: str) -> list[str]:

@@ -47,13 +47,8 @@ def make_patch(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str:
     """The unified diff that turns one tree into another.
 
     Paths in order; three lines of context; git's headers, so that new, deleted and empty
-    files and a missing newline at the end survive. Carriage returns stay in their lines.
-
-    Returns:
-        The patch; empty when the trees are equal.
-
-    Raises:
-        InputError: a file that differs is not UTF-8, or a path leaves the tree (CR0446).
+    files and a missing newline at the end survive. Carriage returns stay in their lines. Equal trees have an empty patch.
+    An InputError (CR0446) where a file that differs is not UTF-8, or a path leaves the tree.
     """
     return "".join(_file_patch(path, old.get(path), new.get(path)) for path in _changed(old, new))
 
@@ -117,18 +112,11 @@ def apply_patch(files: Mapping[str, bytes], patch: str) -> dict[str, bytes]:
     """A tree after a patch, by the real ``git apply`` in a temporary folder of its own.
 
     No configuration of the user or the system, no hooks, no attributes of the tree, no
-    ``--unsafe-paths``: git itself refuses a path that climbs out or goes through a link.
-
-    Args:
-        files: the tree by POSIX path; it is not changed.
-        patch: a unified diff with ``a/`` and ``b/``; empty or blank changes nothing.
-
-    Returns:
-        The new tree; file modes are not part of it.
+    ``--unsafe-paths``: git itself refuses a path that climbs out or goes through a link. ``patch`` is a unified diff
+    with ``a/`` and ``b/``; a blank one changes nothing. File modes are not part of a tree.
 
     Raises:
-        InputError: the patch does not apply as a whole, leaves the tree, makes links or is
-            binary (CR0446).
+        InputError: the patch does not apply as a whole, leaves the tree, makes links or is binary (CR0446).
         MissingError: there is no git (CR0440).
     """
     for path in files:
@@ -139,10 +127,6 @@ def apply_patch(files: Mapping[str, bytes], patch: str) -> dict[str, bytes]:
         raise _refused("the patch holds binary files, only text can be applied", "")
     if _SPECIAL_MODE.search(patch):
         raise _refused("the patch makes a link or a submodule", "")
-    try:
-        data = patch.encode()
-    except UnicodeEncodeError as error:
-        raise _refused("the patch is not UTF-8", "") from error
     with tempfile.TemporaryDirectory(prefix="patch-", dir=process_folder()) as folder:
         tree, git = Path(folder) / "tree", Path(folder) / "git"
         tree.mkdir()
@@ -150,7 +134,7 @@ def apply_patch(files: Mapping[str, bytes], patch: str) -> dict[str, bytes]:
         write_files(git, _GIT_FILES)
         for name in ("objects", "refs"):
             (git / name).mkdir()
-        _run_git_apply(Path(folder), data)
+        _run_git_apply(Path(folder), patch.encode())
         # With core.symlinks off git itself makes no link, whatever a patch says.
         paths = (path for path in sorted(tree.rglob("*")) if path.is_file())
         return {path.relative_to(tree).as_posix(): path.read_bytes() for path in paths}

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
+from itertools import chain
 
 from composer_replication.tasks.intake.tree_rules import is_subject_path
 from composer_replication.tasks.planning.body_cuts import (
@@ -25,12 +26,10 @@ from composer_replication.tasks.syntax_trees import UNPARSABLE, parse_syntax
 def find_deletions(
     files: Mapping[str, bytes], sizes: Collection[tuple[str, str]] = SIZES
 ) -> tuple[Deletion, ...]:
-    """All candidate deletions of a repository, of some (granularity, removal) pairs.
+    """All candidate deletions of a repository, of some (granularity, removal) pairs, by size, way, path and place.
 
-    Returns:
-        The candidates by size, way, path and place, the same for the same files. Each applies
-        and leaves files that parse; no two of them have the same edits. Files that cannot be
-        read (another encoding, a byte order mark, a syntax of another version) give none.
+    They are the same for the same files. Each applies and leaves files that parse; no two have the same edits. Files
+    that cannot be read (another encoding, a byte order mark, a syntax of another version) give none.
     """
     plan = _Plan(files)
     found: dict[tuple[object, ...], Deletion] = {}
@@ -54,7 +53,7 @@ class _Plan:
 
     def find(self, granularity: Granularity, removal: Removal) -> Iterator[Deletion]:
         if granularity == "function" and removal == "body":
-            for cut in (cut for cuts in self._cuts.values() for cut in cuts):
+            for cut in chain.from_iterable(self._cuts.values()):
                 yield Deletion(cut.path, cut.symbol, granularity, removal, (cut.edit,), (cut,))
             return
         for file, symbol, selection in self._choices(granularity):

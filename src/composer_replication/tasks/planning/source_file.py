@@ -214,13 +214,12 @@ class SourceFile(ast.NodeVisitor):
             self._export(part)
 
     def _visit_import(self, node: ImportStatement) -> None:
+        is_top = self._scope.owner == ""
         for index, alias in enumerate(node.names):
-            if isinstance(node, ast.Import):
-                target, name, bound = alias.name, None, alias.name.partition(".")[0]
-            else:
-                target, name, bound = self._absolute_target(node), alias.name, alias.name
-            is_top = self._scope.owner == ""
-            self.imports.append(ImportedName(target, name, alias.asname or bound, node, index, is_top))
+            target = self._absolute_target(node) if isinstance(node, ast.ImportFrom) else alias.name
+            name = alias.name if isinstance(node, ast.ImportFrom) else None
+            bound = alias.asname or name or alias.name.partition(".")[0]
+            self.imports.append(ImportedName(target, name, bound, node, index, is_top))
 
     visit_Import = visit_ImportFrom = _visit_import
 

@@ -11,6 +11,7 @@ sandbox, its suite must be green in any order; then each candidate goes through 
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,16 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["BuildSummary", "TaskStore", "build_tasks"]
 
-_HOMES = {
-    "BuildSummary": "build",
-    "build_tasks": "build",
-    "TaskStore": "store",
-}
+_HOMES = {"BuildSummary": "build", "build_tasks": "build", "TaskStore": "store"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

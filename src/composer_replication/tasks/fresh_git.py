@@ -35,11 +35,8 @@ _CONFIG = """\
 [gc]
 \tauto = 0
 """
-_COMMIT, _TREE, _BLOB = 1, 2, 3
-_KINDS = {_COMMIT: b"commit", _TREE: b"tree", _BLOB: b"blob"}
+_KINDS = {b"commit": 1, b"tree": 2, b"blob": 3}
 _FILE, _FOLDER = b"100644", b"40000"
-_STORED_BYTES = 65_535
-_SHA1_BYTES = 20
 
 
 def git_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -53,12 +50,12 @@ def git_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
     if any(path.split("/")[0] == ".git" for path in files):
         raise ValueError("the tree has a .git of its own")
     objects: _Objects = {}
-    blobs = {path.encode(): _add(objects, _BLOB, data) for path, data in sorted(files.items())}
+    blobs = {path.encode(): _add(objects, b"blob", data) for path, data in sorted(files.items())}
     tree = _add_tree(objects, blobs)
     message = f"tree {tree.hex()}\nauthor {AUTHOR}\ncommitter {AUTHOR}\n\n{MESSAGE}"
-    commit = _add(objects, _COMMIT, message.encode())
+    commit = _add(objects, b"commit", message.encode())
     pack, index = _packed(objects)
-    name = f".git/objects/pack/pack-{pack[-_SHA1_BYTES:].hex()}"
+    name = f".git/objects/pack/pack-{pack[-20:].hex()}"
     return {
         ".git/HEAD": f"ref: {BRANCH}\n".encode(),
         ".git/config": _CONFIG.encode(),
@@ -86,12 +83,12 @@ _Objects = dict[bytes, bytes]
 """What a pack holds of each object by its name, in the order in which they came."""
 
 
-def _add(objects: _Objects, kind: int, data: bytes) -> bytes:
+def _add(objects: _Objects, kind: bytes, data: bytes) -> bytes:
     """Add an object once; its name."""
-    name = _sha1(b"%s %d\0%s" % (_KINDS[kind], len(data), data))
+    name = _sha1(b"%s %d\0%s" % (kind, len(data), data))
     if name not in objects:
         # Its kind and 4 bits of its size, then 7 in each further byte.
-        head, size = [kind << 4 | len(data) & 15], len(data) >> 4
+        head, size = [_KINDS[kind] << 4 | len(data) & 15], len(data) >> 4
         while size:
             head[-1] |= 0x80
             head.append(size & 0x7F)
@@ -113,7 +110,7 @@ def _packed(entries: _Objects) -> tuple[bytes, bytes]:
         *names,
         *(struct.pack(">I", zlib.crc32(entries[name])) for name in names),
         *(struct.pack(">I", offsets[name]) for name in names),
-        pack[-_SHA1_BYTES:],
+        pack[-20:],
     ]
     return pack, _with_sum(index)
 
@@ -131,7 +128,7 @@ def _add_tree(objects: _Objects, blobs: Mapping[bytes, bytes]) -> bytes:
     entries += [(first, _FOLDER, _add_tree(objects, inside)) for first, inside in folders.items()]
     # git sorts a folder as if its name ended in a slash
     entries.sort(key=lambda entry: entry[0] + b"/" if entry[1] == _FOLDER else entry[0])
-    return _add(objects, _TREE, b"".join(mode + b" " + leaf + b"\0" + name for leaf, mode, name in entries))
+    return _add(objects, b"tree", b"".join(mode + b" " + leaf + b"\0" + name for leaf, mode, name in entries))
 
 
 def _index(blobs: Mapping[bytes, bytes]) -> bytes:
@@ -146,12 +143,11 @@ def _index(blobs: Mapping[bytes, bytes]) -> bytes:
 
 def _stored(data: bytes) -> bytes:
     """A zlib stream of stored blocks (RFC 1950, RFC 1951 section 3.2.4)."""
-    parts = [b"\x78\x01"]
-    for start in range(0, len(data) or 1, _STORED_BYTES):
-        block = data[start : start + _STORED_BYTES]
-        is_last = start + _STORED_BYTES >= len(data)
-        parts += [struct.pack("<BHH", is_last, len(block), len(block) ^ 0xFFFF), block]
-    return b"".join([*parts, struct.pack(">I", zlib.adler32(data))])
+    blocks = [data[start : start + 65_535] for start in range(0, len(data) or 1, 65_535)]
+    last = len(blocks) - 1
+    heads = (struct.pack("<BHH", i == last, len(one), len(one) ^ 0xFFFF) for i, one in enumerate(blocks))
+    parts = (head + block for head, block in zip(heads, blocks, strict=True))
+    return b"".join([b"\x78\x01", *parts, struct.pack(">I", zlib.adler32(data))])
 
 
 def _with_sum(parts: Iterable[bytes]) -> bytes:

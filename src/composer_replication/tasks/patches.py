@@ -47,22 +47,16 @@ def make_patch(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str:
     """The unified diff that turns one tree into another.
 
     Paths in order; three lines of context; git's headers, so that new, deleted and empty
-    files and a missing newline at the end survive. Carriage returns stay in their lines.
-
-    Returns:
-        The patch; empty when the trees are equal.
-
-    Raises:
-        InputError: a file that differs is not UTF-8, or a path leaves the tree (CR0446).
+    files and a missing newline at the end survive. Carriage returns stay in their lines. Equal trees have an empty patch.
+    An InputError (CR0446) where a file that differs is not UTF-8, or a path leaves the tree.
     """
-    changed = sorted(path for path in {*old, *new} if old.get(path) != new.get(path))
-    return "".join(_file_patch(path, old.get(path), new.get(path)) for path in changed)
+    return "".join(_file_patch(path, old.get(path), new.get(path)) for path in _changed(old, new))
 
 
 def readable_patch(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str:
     """``make_patch`` for a person: a file that no diff shows is named, and a long diff is cut. Nothing is refused."""
     parts = []
-    for path in sorted(path for path in {*old, *new} if old.get(path) != new.get(path))[:MAX_READABLE_FILES]:
+    for path in _changed(old, new)[:MAX_READABLE_FILES]:
         before, after = old.get(path), new.get(path)
         try:
             if max(len(before or b""), len(after or b"")) > MAX_READABLE_BYTES:
@@ -73,47 +67,43 @@ def readable_patch(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str:
     return "".join(parts)[:MAX_READABLE_CHARACTERS]
 
 
+def _changed(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> list[str]:
+    return sorted(path for path in {*old, *new} if old.get(path) != new.get(path))
+
+
 def _file_patch(path: str, old: bytes | None, new: bytes | None) -> str:
     _check_path(path)
     if not _PLAIN_NAME.fullmatch(path):
         raise _refused("the name holds signs that no patch of ours can write", ascii(path[:80]))
-    head = f"diff --git a/{path} b/{path}\n"
-    if old is None:
-        head += f"new file mode {_MODE}\n"
-    elif new is None:
-        head += f"deleted file mode {_MODE}\n"
     try:
-        hunks = _hunks((old or b"").decode(), (new or b"").decode())
+        before, after = (None if data is None else data.decode() for data in (old, new))
     except UnicodeDecodeError as error:
         raise _refused("the file is not UTF-8 text, so no patch can hold it", path) from error
-    if hunks:
+    head = f"diff --git a/{path} b/{path}\n"
+    if before is None:
+        head += f"new file mode {_MODE}\n"
+    elif after is None:
+        head += f"deleted file mode {_MODE}\n"
+    hunks = difflib.unified_diff(_lines(before), _lines(after), n=CONTEXT_LINES)
+    # What ``difflib`` makes of two texts, without its lines of names.
+    body = "".join(
+        line if line.endswith("\n") else f"{line}\n{_NO_NEWLINE}" for line in islice(hunks, 2, None)
+    )
+    if body:
         end = "\t" if " " in path else ""  # a date could follow a name with a blank
-        head += f"--- {'/dev/null' if old is None else f'a/{path}{end}'}\n"
-        head += f"+++ {'/dev/null' if new is None else f'b/{path}{end}'}\n"
-    return head + hunks
+        head += f"--- {'/dev/null' if before is None else f'a/{path}{end}'}\n"
+        head += f"+++ {'/dev/null' if after is None else f'b/{path}{end}'}\n"
+    return head + body
 
 
 def _check_path(path: str) -> None:
     pure = PurePosixPath(path)
-    if (
-        pure.is_absolute()
-        or str(pure) != path
-        or _NO_PATH.search(path)
-        or not pure.parts
-        or any(part == ".." or part.lower() == ".git" for part in pure.parts)
-    ):
+    is_odd = pure.is_absolute() or str(pure) != path or not pure.parts or _NO_PATH.search(path)
+    if is_odd or any(part == ".." or part.lower() == ".git" for part in pure.parts):
         raise _refused("the path leaves the tree or is none", ascii(path[:80]))
 
 
-def _hunks(old: str, new: str) -> str:
-    """What ``difflib`` makes of two texts, without its lines of names; a line without an end is said as git does."""
-    lines = difflib.unified_diff(_lines(old), _lines(new), n=CONTEXT_LINES, lineterm="\n")
-    return "".join(
-        line if line.endswith("\n") else f"{line}\n{_NO_NEWLINE}" for line in islice(lines, 2, None)
-    )
-
-
-def _lines(text: str) -> list[str]:
+def _lines(text: str | None) -> list[str]:
     """At line feeds alone: a carriage return or a form feed is a part of its line."""
     return io.StringIO(text, newline="\n").readlines()
 
@@ -122,18 +112,11 @@ def apply_patch(files: Mapping[str, bytes], patch: str) -> dict[str, bytes]:
     """A tree after a patch, by the real ``git apply`` in a temporary folder of its own.
 
     No configuration of the user or the system, no hooks, no attributes of the tree, no
-    ``--unsafe-paths``: git itself refuses a path that climbs out or goes through a link.
-
-    Args:
-        files: the tree by POSIX path; it is not changed.
-        patch: a unified diff with ``a/`` and ``b/``; empty or blank changes nothing.
-
-    Returns:
-        The new tree; file modes are not part of it.
+    ``--unsafe-paths``: git itself refuses a path that climbs out or goes through a link. ``patch`` is a unified diff
+    with ``a/`` and ``b/``; a blank one changes nothing. File modes are not part of a tree.
 
     Raises:
-        InputError: the patch does not apply as a whole, leaves the tree, makes links or is
-            binary (CR0446).
+        InputError: the patch does not apply as a whole, leaves the tree, makes links or is binary (CR0446).
         MissingError: there is no git (CR0440).
     """
     for path in files:
@@ -144,10 +127,6 @@ def apply_patch(files: Mapping[str, bytes], patch: str) -> dict[str, bytes]:
         raise _refused("the patch holds binary files, only text can be applied", "")
     if _SPECIAL_MODE.search(patch):
         raise _refused("the patch makes a link or a submodule", "")
-    try:
-        data = patch.encode()
-    except UnicodeEncodeError as error:
-        raise _refused("the patch is not UTF-8", "") from error
     with tempfile.TemporaryDirectory(prefix="patch-", dir=process_folder()) as folder:
         tree, git = Path(folder) / "tree", Path(folder) / "git"
         tree.mkdir()
@@ -155,7 +134,7 @@ def apply_patch(files: Mapping[str, bytes], patch: str) -> dict[str, bytes]:
         write_files(git, _GIT_FILES)
         for name in ("objects", "refs"):
             (git / name).mkdir()
-        _run_git_apply(Path(folder), data)
+        _run_git_apply(Path(folder), patch.encode())
         # With core.symlinks off git itself makes no link, whatever a patch says.
         paths = (path for path in sorted(tree.rglob("*")) if path.is_file())
         return {path.relative_to(tree).as_posix(): path.read_bytes() for path in paths}
@@ -164,19 +143,17 @@ def apply_patch(files: Mapping[str, bytes], patch: str) -> dict[str, bytes]:
 def _run_git_apply(folder: Path, patch: bytes) -> None:
     environment = {
         "PATH": os.environ.get("PATH", os.defpath),
-        "HOME": str(folder),
         "LC_ALL": "C",
+        "HOME": str(folder),
         "GIT_DIR": str(folder / "git"),
         "GIT_WORK_TREE": str(folder / "tree"),
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_CONFIG_SYSTEM": os.devnull,
-        "GIT_ATTR_NOSYSTEM": "1",
-        "GIT_TERMINAL_PROMPT": "0",
+        **dict.fromkeys(("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"), os.devnull),
+        **dict.fromkeys(("GIT_CONFIG_NOSYSTEM", "GIT_ATTR_NOSYSTEM"), "1"),
     }
+    command = ["git", "apply", "--whitespace=nowarn", "-"]
     try:
         done = subprocess.run(
-            ["git", "apply", "--whitespace=nowarn", "-"],
+            command,
             input=patch,
             cwd=folder / "tree",
             env=environment,

@@ -7,35 +7,35 @@ import warnings
 from collections.abc import Iterator
 from threading import RLock
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 _ONE_AT_A_TIME = RLock()  # a finalizer may parse, too
 # What Python 3.12 thinks of an escape in somebody's code is no news to whoever builds tasks of it.
 warnings.filterwarnings("ignore", category=SyntaxWarning, module="<unknown>")
 
 
 def parse_syntax(text: str | bytes) -> ast.Module:
-    """The syntax tree of a text, as ``ast.parse`` gives it.
+    """The syntax tree of a text, as ``ast.parse`` gives it, with its errors (``UNPARSABLE``).
 
     Up to Python 3.11.7 and 3.12.1 all threads share one counter of depth: where two parse at the same time and
     garbage is collected meanwhile, either can end with a SystemError (CPython issue 106905).
-
-    Raises:
-        SyntaxError, ValueError, RecursionError, MemoryError: as ``ast.parse``.
     """
     with _ONE_AT_A_TIME:
         return ast.parse(text)  # noqa: TID251  the one place
-
-
-def parsed_part(text: str) -> ast.Module | None:
-    """As ``parsed``, also of a function that was cut out of its class, with its margin."""
-    return parsed(f"if 1:\n{text}" if text[:1] in (" ", "\t") else text)
 
 
 def parsed(text: str | bytes) -> ast.Module | None:
     """The syntax tree of a file; None when it has none."""
     try:
         return parse_syntax(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except UNPARSABLE:
         return None
+
+
+def parsed_part(text: str) -> ast.Module | None:
+    """As ``parsed``, also of a function that was cut out of its class, with its margin."""
+    return parsed(f"if 1:\n{text}" if text[:1] in (" ", "\t") else text)
 
 
 def docstring_of(body: list[ast.stmt]) -> ast.Expr | None:
@@ -57,5 +57,4 @@ def blocks_of(node: ast.AST) -> Iterator[list[ast.stmt]]:
 
 def first_line(node: ast.stmt) -> int:
     """The line of the first decorator, or of the statement."""
-    lines: list[int] = [decorator.lineno for decorator in getattr(node, "decorator_list", [])]
-    return min([node.lineno, *lines])
+    return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])

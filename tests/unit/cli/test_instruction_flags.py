@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
+from policy_server import PolicyServer, says
 
 from composer_replication.cli import tasks_verb
 from composer_replication.cli.main import build_parser
@@ -39,25 +36,8 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            data = json.dumps({"choices": [{"message": {"content": TEXT}}]}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: Any) -> None:
-            """Nothing on the terminal."""
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with PolicyServer.running(lambda _: says(TEXT)) as server:
+        yield f"{server.url}/v1"
 
 
 def test_a_build_with_written_texts(build_tiny: Callable[..., Path], tmp_path: Path, url: str) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from composer_replication.tasks.planning.body_cuts import Deletion
 from composer_replication.tasks.planning.candidates import find_deletions, nothing_found
-from composer_replication.tasks.planning.edits import edited_files, holes_of
+from composer_replication.tasks.planning.edits import edited_files
 
 INIT = b'''"""A package."""
 from .areas import (
@@ -250,96 +246,72 @@ FUNCTION = "def gone(x):\n    return x + 1\n"
 PIN = "pkg/a.py::gone@function/whole"
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        pytest.param(FUNCTION + "\n\ny = 1\n", "y = 1\n", id="first"),
-        pytest.param("y = 1\n\n\n" + FUNCTION, "y = 1\n", id="last"),
-        pytest.param("y = 1\n\n\n" + FUNCTION + "\n\nz = 1\n", "y = 1\n\n\nz = 1\n", id="between"),
-        pytest.param("y = 1\r\n\r\n\r\ndef gone(x):\r\n    return x\r\n", "y = 1\r\n", id="crlf"),
-        pytest.param("if 1:\n\tdef gone(x):\n\t\treturn x\n", "if 1:\n\tpass\n", id="tabs"),
-        pytest.param("y = 1\n\x0c\ndef gone(x):\n    return x\n", "y = 1\n", id="form feed"),
-        pytest.param("y = 'ä𝒳'; z = 2\n" + FUNCTION, "y = 'ä𝒳'; z = 2\n", id="wide characters"),
-        pytest.param(
-            "def f():\n    pass\n    # not its\n" + FUNCTION,
-            "def f():\n    pass\n    # not its\n",
-            id="deep comment",
-        ),
-        pytest.param(
-            "from typing import overload\n\n@overload\ndef gone(x: int) -> int: ...\n@overload\n"
-            "def gone(x: str) -> str: ...\n" + FUNCTION,
-            "",
-            id="overloads",
-        ),
-        pytest.param(
+FILES_WITHOUT = {
+    "first": (FUNCTION + "\n\ny = 1\n", "y = 1\n"),
+    "last": ("y = 1\n\n\n" + FUNCTION, "y = 1\n"),
+    "between": ("y = 1\n\n\n" + FUNCTION + "\n\nz = 1\n", "y = 1\n\n\nz = 1\n"),
+    "crlf": ("y = 1\r\n\r\n\r\ndef gone(x):\r\n    return x\r\n", "y = 1\r\n"),
+    "tabs": ("if 1:\n\tdef gone(x):\n\t\treturn x\n", "if 1:\n\tpass\n"),
+    "form feed": ("y = 1\n\x0c\ndef gone(x):\n    return x\n", "y = 1\n"),
+    "wide characters": ("y = 'ä𝒳'; z = 2\n" + FUNCTION, "y = 'ä𝒳'; z = 2\n"),
+    "deep comment": ("def f():\n    pass\n    # not its\n" + FUNCTION, "def f():\n    pass\n    # not its\n"),
+    "overloads": (
+        "from typing import overload\n\n@overload\ndef gone(x: int) -> int: ...\n@overload\n"
+        "def gone(x: str) -> str: ...\n" + FUNCTION,
+        "",
+    ),
+    "conditional": (
+        (
             "import sys\nif sys.platform == 'win32':\n    def gone(x):\n        return 1\nelse:\n"
-            "    # here\n    def gone(x):\n        return 2\n",
-            "import sys\nif sys.platform == 'win32':\n    pass\nelse:\n    pass\n",
-            id="conditional",
+            "    # here\n    def gone(x):\n        return 2\n"
         ),
-        pytest.param(
-            FUNCTION + "if __name__ == '__main__':\n    gone(1)\n",
-            "if __name__ == '__main__':\n    gone(1)\n",
-            id="main",
-        ),
-        pytest.param(
-            FUNCTION + "def f():\n    return gone(1)\n", "def f():\n    return gone(1)\n", id="call time"
-        ),
-        pytest.param("__all__ = ['gone', 'y']\n" + FUNCTION, "__all__ = ['y']\n", id="all first"),
-        pytest.param(
-            "__all__ = (\n 'y',\n 'z',\n 'gone')\n" + FUNCTION,
-            "__all__ = (\n 'y',\n 'z')\n",
-            id="all tuple of lines",
-        ),
-        pytest.param(
-            "__all__ = ['y']\n__all__ += ['gone']\n" + FUNCTION,
-            "__all__ = ['y']\n__all__ += []\n",
-            id="all +=",
-        ),
-        pytest.param(
-            "import re, os\nimport json\ndef gone(x):\n    return json.dumps(re.sub(x, x, x))\nz = os\n",
-            "import os\nz = os\n",
-            id="spare imports",
-        ),
-        pytest.param(
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from x import y\ndef gone(x: 'y') -> y:\n    return y\n",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    pass\n",
-            id="typing import",
-        ),
-        pytest.param("import re\n" + FUNCTION, "import re\n", id="an import that it did not use"),
-    ],
-)
+        "import sys\nif sys.platform == 'win32':\n    pass\nelse:\n    pass\n",
+    ),
+    "main": (
+        FUNCTION + "if __name__ == '__main__':\n    gone(1)\n",
+        "if __name__ == '__main__':\n    gone(1)\n",
+    ),
+    "call time": (FUNCTION + "def f():\n    return gone(1)\n", "def f():\n    return gone(1)\n"),
+    "all first": ("__all__ = ['gone', 'y']\n" + FUNCTION, "__all__ = ['y']\n"),
+    "all tuple of lines": ("__all__ = (\n 'y',\n 'z',\n 'gone')\n" + FUNCTION, "__all__ = (\n 'y',\n 'z')\n"),
+    "all +=": ("__all__ = ['y']\n__all__ += ['gone']\n" + FUNCTION, "__all__ = ['y']\n__all__ += []\n"),
+    "spare imports": (
+        "import re, os\nimport json\ndef gone(x):\n    return json.dumps(re.sub(x, x, x))\nz = os\n",
+        "import os\nz = os\n",
+    ),
+    "typing import": (
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from x import y\ndef gone(x: 'y') -> y:\n    return y\n",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    pass\n",
+    ),
+    "an import that it did not use": ("import re\n" + FUNCTION, "import re\n"),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), FILES_WITHOUT.values(), ids=FILES_WITHOUT)
 def test_a_whole_function_goes_out_of_its_file(before, after):
     edited = whole(module(before), PIN)
     assert edited["pkg/a.py"] == after
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        pytest.param("from .a import gone\n", "", id="alone"),
-        pytest.param("from .a import gone as other\n", "", id="aliased"),
-        pytest.param("from pkg.a import gone, y\n", "from pkg.a import y\n", id="absolute"),
-        pytest.param("from .a import y, gone  # noqa\n", "from .a import y  # noqa\n", id="comment"),
-        pytest.param("from .a import y, \\\n    gone\n", "from .a import y\n", id="backslash"),
-        pytest.param(
-            "from .a import y, gone, \\\n    z\n", "from .a import y, \\\n    z\n", id="backslash after"
-        ),
-        pytest.param("from .a import (y, gone,\n    z)\n", "from .a import (y,\n    z)\n", id="brackets"),
-        pytest.param("from .a import (y,  # why\n    gone)\n", "from .a import (y)\n", id="brackets last"),
-        pytest.param(
-            "from .a import (\n    y,\n    gone,  # g\n    z,\n)\n",
-            "from .a import (\n    y,\n    z,\n)\n",
-            id="one each",
-        ),
-        pytest.param("if 1:\n    from .a import gone\n", "if 1:\n    pass\n", id="block"),
-        pytest.param(
-            "def f():\n    from .a import gone\n    return gone(1)\n",
-            "def f():\n    return gone(1)\n",
-            id="inside",
-        ),
-    ],
-)
+IMPORTS_WITHOUT = {
+    "alone": ("from .a import gone\n", ""),
+    "aliased": ("from .a import gone as other\n", ""),
+    "absolute": ("from pkg.a import gone, y\n", "from pkg.a import y\n"),
+    "comment": ("from .a import y, gone  # noqa\n", "from .a import y  # noqa\n"),
+    "backslash": ("from .a import y, \\\n    gone\n", "from .a import y\n"),
+    "backslash after": ("from .a import y, gone, \\\n    z\n", "from .a import y, \\\n    z\n"),
+    "brackets": ("from .a import (y, gone,\n    z)\n", "from .a import (y,\n    z)\n"),
+    "brackets last": ("from .a import (y,  # why\n    gone)\n", "from .a import (y)\n"),
+    "one each": (
+        "from .a import (\n    y,\n    gone,  # g\n    z,\n)\n",
+        "from .a import (\n    y,\n    z,\n)\n",
+    ),
+    "block": ("if 1:\n    from .a import gone\n", "if 1:\n    pass\n"),
+    "inside": ("def f():\n    from .a import gone\n    return gone(1)\n", "def f():\n    return gone(1)\n"),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), IMPORTS_WITHOUT.values(), ids=IMPORTS_WITHOUT)
 def test_imports_in_other_files_go(before, after):
     assert whole(module(FUNCTION, b=before), PIN)["pkg/b.py"] == after
 
@@ -374,33 +346,27 @@ def test_a_chain_of_re_exports_goes():
     }
 
 
-@pytest.mark.parametrize(
-    ("own", "other"),
-    [
-        pytest.param(FUNCTION + "y = gone(1)\n", "", id="module level"),
-        pytest.param(FUNCTION, "from .a import gone as g\ny = g(1)\n", id="through an alias"),
-        pytest.param(FUNCTION, "from . import a\ny = a.gone(1)\n", id="through its module"),
-        pytest.param(FUNCTION, "import pkg.a as m\ny = [m.gone]\n", id="through a named module"),
-        pytest.param(FUNCTION, "from .a import *\ny = gone\n", id="through a star"),
-        pytest.param(FUNCTION + "gone = print(gone)\n", "", id="bound again"),
-        pytest.param(
-            "try:\n    from x import gone\nexcept ImportError:\n    def gone(x):\n        return 1\n",
-            "",
-            id="fallback",
-        ),
-        pytest.param(
-            FUNCTION, "try:\n    from .a import gone\nexcept ImportError:\n    gone = None\n", id="guarded"
-        ),
-        pytest.param(
-            FUNCTION,
-            "try:\n    from .a import gone\nexcept ImportError:\n    def gone(x):\n        return 2\n",
-            id="defined again",
-        ),
-        pytest.param(
-            FUNCTION, "from .a import gone\n__all__ = ['y', gone.__name__]\n", id="in a list of names"
-        ),
-    ],
-)
+NEEDED_AT_IMPORT = {
+    "module level": (FUNCTION + "y = gone(1)\n", ""),
+    "through an alias": (FUNCTION, "from .a import gone as g\ny = g(1)\n"),
+    "through its module": (FUNCTION, "from . import a\ny = a.gone(1)\n"),
+    "through a named module": (FUNCTION, "import pkg.a as m\ny = [m.gone]\n"),
+    "through a star": (FUNCTION, "from .a import *\ny = gone\n"),
+    "bound again": (FUNCTION + "gone = print(gone)\n", ""),
+    "fallback": (
+        "try:\n    from x import gone\nexcept ImportError:\n    def gone(x):\n        return 1\n",
+        "",
+    ),
+    "guarded": (FUNCTION, "try:\n    from .a import gone\nexcept ImportError:\n    gone = None\n"),
+    "defined again": (
+        FUNCTION,
+        "try:\n    from .a import gone\nexcept ImportError:\n    def gone(x):\n        return 2\n",
+    ),
+    "in a list of names": (FUNCTION, "from .a import gone\n__all__ = ['y', gone.__name__]\n"),
+}
+
+
+@pytest.mark.parametrize(("own", "other"), NEEDED_AT_IMPORT.values(), ids=NEEDED_AT_IMPORT)
 def test_what_is_needed_at_import_time_is_no_whole_candidate(own, other):
     found = every(module(own, b=other))
     assert PIN not in found
@@ -508,37 +474,31 @@ def test_an_import_that_others_take_from_the_module_stays(other):
 TESTS = "tests/test_a.py"
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        pytest.param("import pkg.a as m\ndef test(): assert m.gone\n", None, id="through the module"),
-        pytest.param("from pkg.a import *\ndef test(): assert gone\n", None, id="star"),
-        pytest.param(
-            "from pkg.a import gone\nimport pytest\n@pytest.mark.parametrize('f', [gone])\ndef test(f): pass\n",
-            None,
-            id="parameters",
-        ),
-        pytest.param(
-            "try:\n    from pkg.a import gone\nexcept ImportError:\n    gone = 1\n", None, id="guarded"
-        ),
-        pytest.param("from pkg.a import gone\ndef test(): assert gone(1)\n", None, id="one line"),
-        pytest.param(
-            "from pkg.a import gone as g, y\ndef test():\n    assert g(1)\ndef test_y(): assert y\n",
-            "from pkg.a import y\ndef test():\n    from pkg.a import gone as g\n    assert g(1)\ndef test_y(): assert y\n",
-            id="one of two names",
-        ),
-        pytest.param(
-            "from pkg.a import gone\ndef test(gone):\n    assert gone\nasync def test_b():\n    await gone()\n",
-            "def test(gone):\n    assert gone\nasync def test_b():\n    from pkg.a import gone\n    await gone()\n",
-            id="parameter of the same name",
-        ),
-        pytest.param(
-            "from pkg.a import gone\r\ndef test():\r\n\t@gone\r\n\tdef f(): pass\r\n",
-            "def test():\r\n\tfrom pkg.a import gone\r\n\t@gone\r\n\tdef f(): pass\r\n",
-            id="decorated first statement",
-        ),
-    ],
-)
+TESTS_WITHOUT = {
+    "through the module": ("import pkg.a as m\ndef test(): assert m.gone\n", None),
+    "star": ("from pkg.a import *\ndef test(): assert gone\n", None),
+    "parameters": (
+        "from pkg.a import gone\nimport pytest\n@pytest.mark.parametrize('f', [gone])\ndef test(f): pass\n",
+        None,
+    ),
+    "guarded": ("try:\n    from pkg.a import gone\nexcept ImportError:\n    gone = 1\n", None),
+    "one line": ("from pkg.a import gone\ndef test(): assert gone(1)\n", None),
+    "one of two names": (
+        "from pkg.a import gone as g, y\ndef test():\n    assert g(1)\ndef test_y(): assert y\n",
+        "from pkg.a import y\ndef test():\n    from pkg.a import gone as g\n    assert g(1)\ndef test_y(): assert y\n",
+    ),
+    "parameter of the same name": (
+        "from pkg.a import gone\ndef test(gone):\n    assert gone\nasync def test_b():\n    await gone()\n",
+        "def test(gone):\n    assert gone\nasync def test_b():\n    from pkg.a import gone\n    await gone()\n",
+    ),
+    "decorated first statement": (
+        "from pkg.a import gone\r\ndef test():\r\n\t@gone\r\n\tdef f(): pass\r\n",
+        "def test():\r\n\tfrom pkg.a import gone\r\n\t@gone\r\n\tdef f(): pass\r\n",
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), TESTS_WITHOUT.values(), ids=TESTS_WITHOUT)
 def test_the_imports_of_tests_move_into_the_tests(before, after):
     files = {**module(FUNCTION), TESTS: before.encode()}
     edited = whole(files, PIN)
@@ -560,78 +520,6 @@ def test_files_that_cannot_be_read_give_nothing(content):
     found = every({**module("def f():\n    return 1\n"), "pkg/b.py": content})
     assert found
     assert not any(pin.startswith("pkg/b.py") for pin in found)
-
-
-NAMES = st.sampled_from(["alpha", "beta", "_gamma", "Δελτα"])
-ENDS = st.sampled_from(["\n", "\r\n"])
-
-
-@st.composite
-def repositories(draw) -> dict[str, bytes]:
-    """Two modules of functions and classes that use each other, with comments, decorators and exports."""
-    end = draw(ENDS)
-    files = {"pkg/__init__.py": b""}
-    names = draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
-    homes = {name: draw(st.sampled_from("ab")) for name in names}
-    for home in "ab":
-        lines = [
-            f"from .{homes[name]} import ({name})"
-            for name in names
-            if homes[name] != home and draw(st.booleans())
-        ]
-        lines.append(f"__all__ = {[name for name in names if homes[name] == home and draw(st.booleans())]}")
-        for name in names:
-            if homes[name] == home:
-                used = draw(NAMES)
-                lines += [""] * draw(st.integers(0, 3)) + ["# about it"] * draw(st.integers(0, 2))
-                lines += draw(
-                    st.sampled_from(
-                        [
-                            [f"def {name}(x):", f"    return {used}(x)"],
-                            [
-                                f"class {name}:",
-                                "    def m(self):",
-                                f"        return {used}",
-                                "",
-                                "    def n(self): return 1",
-                            ],
-                            [
-                                "if True:",
-                                f"    def {name}(x):",
-                                '        """Doc."""',
-                                f"        return '{used}'",
-                            ],
-                        ]
-                    )
-                )
-        files[f"pkg/{home}.py"] = end.join([*lines, ""]).encode()
-    files["tests/test_it.py"] = end.join(
-        [f"from pkg.{homes[name]} import {name}" for name in names]
-        + [f"def test_{name}():{end}    assert {name}" for name in names]
-        + [""]
-    ).encode()
-    return files
-
-
-@settings(max_examples=40, deadline=None)
-@given(repositories())
-def test_every_candidate_applies_parses_and_goes_back(files):
-    found = find_deletions(files)
-    contents = [(frozenset(deletion.edits), deletion.removed_files) for deletion in found]
-    assert len(set(contents)) == len(contents)
-    for deletion in found:
-        for edits in (deletion.edits, deletion.test_edits):
-            for path, content in edited_files(files, edits).items():
-                ast.parse(content)
-                own = [edit for edit in edits if edit.path == path]
-                holes = holes_of(own)
-                back, text = content.decode(), files[path].decode()
-                for edit, hole in reversed(
-                    list(zip(sorted(own, key=lambda e: (e.start, e.end)), holes, strict=True))
-                ):
-                    back = back[: hole.start] + text[edit.start : edit.end] + back[hole.end :]
-                assert back.encode() == files[path]
-        assert deletion.bodies
 
 
 # --- a repository without candidates is told why ---

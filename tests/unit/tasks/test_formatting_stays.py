@@ -1,13 +1,12 @@
 """What a deletion does not concern stays byte for byte: seen line by line, without our own spans.
 
 An edit can always be taken back with the original at hand, so going back proves nothing about what
-else it touched. Here the lines that may change are found with ``ast`` alone.
+else it touched. The lines that may change are found with ``ast`` alone.
 """
 
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from composer_replication.records import Edit
 from composer_replication.tasks.planning.body_cuts import Deletion
 from composer_replication.tasks.planning.candidates import find_deletions
-from composer_replication.tasks.planning.edits import edited_text
+from composer_replication.tasks.planning.edits import edited_files, edited_text, holes_of
 
 TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
 KNOWN = ("", "pass", "raise NotImplementedError", "()", ",")
@@ -60,15 +59,21 @@ def names_of(deletion: Deletion, files: dict[str, bytes]) -> set[str]:
 
 
 def assert_rest_stays(files: dict[str, bytes]) -> int:
+    """Every candidate applies, parses, goes back to the byte and touches nothing else; no two are the same."""
     found = find_deletions(files)
+    contents = {(frozenset(deletion.edits), deletion.removed_files) for deletion in found}
+    assert len(contents) == len(found)
     for deletion in found:
+        assert deletion.bodies
         for edits, names in ((deletion.edits, names_of(deletion, files)), (deletion.test_edits, ())):
-            by_path: dict[str, list[Edit]] = defaultdict(list)
-            for edit in edits:
-                by_path[edit.path].append(edit)
-            for path, own in by_path.items():
-                if path.endswith(".py"):
-                    assert stray(files[path].decode(), own, names) == [], (deletion.pin, path)
+            for path, content in edited_files(files, edits).items():
+                own = sorted((edit for edit in edits if edit.path == path), key=lambda e: (e.start, e.end))
+                text, back = files[path].decode(), content.decode()
+                ast.parse(back)
+                assert stray(text, own, names) == [], (deletion.pin, path)
+                for edit, hole in reversed(list(zip(own, holes_of(own), strict=True))):
+                    back = back[: hole.start] + text[edit.start : edit.end] + back[hole.end :]
+                assert back == text
     return len(found)
 
 

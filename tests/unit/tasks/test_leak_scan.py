@@ -91,23 +91,16 @@ PLANTS: dict[str, tuple[str, Callable[[str], bytes], str]] = {
 
 
 @pytest.mark.parametrize("name", PLANTS)
-def test_a_planted_file_is_found(name: str, known: Target, original: bytes, task: Task) -> None:
+def test_a_planted_file_is_found_and_the_broken_text_in_its_form_is_not(
+    name: str, known: Target, original: bytes, tiny_store: TaskStore, task: Task
+) -> None:
     path, make, channel = PLANTS[name]
     search = Search([known], unmarshal=False)
     found = search.search_bytes(path, make(original.decode()), in_tree=True)
     assert {(leak.task_id, leak.channel) for leak in found} == {(task.task_id, channel)}
     assert all(leak.path.startswith(path) for leak in found)
-
-
-@pytest.mark.parametrize("name", PLANTS)
-def test_the_broken_text_in_the_same_form_is_no_leak(
-    name: str, known: Target, tiny_store: TaskStore, task: Task
-) -> None:
-    path, make, _ = PLANTS[name]
-    if make(BODY) == make(""):
-        return  # the plant is a line of its own
-    search = Search([known], unmarshal=False)
-    assert search.search_bytes(path, make(tiny_store.broken_text(task)), in_tree=True) == set()
+    if make(BODY) != make(""):  # else the plant is a line of its own
+        assert search.search_bytes(path, make(tiny_store.broken_text(task)), in_tree=True) == set()
 
 
 def pyc(tree: Path, source: bytes, optimize: int = -1) -> str:
@@ -161,10 +154,6 @@ def test_short_lines_outside_the_tree_need_a_run(known: Target, original: bytes)
     )
 
 
-def packages_of(environment: Environment) -> Path:
-    return next(environment.root.glob("lib/python*/site-packages"))
-
-
 def search_inside(
     store: TaskStore, task: Task, environment: Environment, extra: dict[str, bytes] | None = None
 ) -> set[Leak]:
@@ -183,31 +172,19 @@ def test_what_lies_in_the_tree_is_found_inside(
     assert {(leak.channel, leak.path) for leak in found} == {("pyc", path), ("archive", "tests/a.zip!/n.py")}
 
 
-def test_an_installed_copy_is_found_inside_and_outside(
-    tiny_store: TaskStore, task: Task, known: Target, own_environment: Environment, original: bytes
-) -> None:
-    real = packages_of(own_environment)
-    alone = own_environment.root.parent / "alone" / "site-packages"
-    for packages in (real, alone):
-        plant_installation(packages, original)
-    assert ("importable", str(real / "tinymath" / "numbers.py")) in {
-        (leak.channel, leak.path) for leak in search_inside(tiny_store, task, own_environment)
-    }
-    search = Search([known], unmarshal=False)
-    found = search.search_folder(str(alone), tree="/nowhere")
-    assert {(leak.channel, Path(leak.path).name) for leak in found} == {("installed", "numbers.py")}
-
-
-def plant_installation(packages: Path, original: bytes) -> None:
-    (packages / "tinymath").mkdir(parents=True)
-    (packages / "tinymath" / "__init__.py").write_text("")
-    (packages / "tinymath" / "numbers.py").write_bytes(original)
+def test_an_installed_copy_is_found_by_a_walk(known: Target, original: bytes, tmp_path: Path) -> None:
+    packages = tmp_path / "alone" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "numbers.py").write_bytes(original)
+    found = Search([known], unmarshal=False).search_folder(str(packages.parent), tree="/nowhere")
+    assert {(leak.channel, leak.path) for leak in found} == {("installed", str(packages / "numbers.py"))}
 
 
 def test_a_pip_that_downloads_is_found(
     tiny_store: TaskStore, task: Task, own_environment: Environment
 ) -> None:
-    (packages_of(own_environment) / "pip.py").write_text("print('Saved')\n")
+    packages = next(own_environment.root.glob("lib/python*/site-packages"))
+    (packages / "pip.py").write_text("print('Saved')\n")
     found = search_inside(tiny_store, task, own_environment)
     assert {(leak.channel, leak.path) for leak in found} == {("network", "pip download")}
 

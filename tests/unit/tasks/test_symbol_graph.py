@@ -28,22 +28,6 @@ def test_module_names(path, name):
     assert module_name(path) == name
 
 
-def test_names_are_followed_over_three_files_and_aliases():
-    reach = graph(
-        a="def f(): pass\ndef other(): pass\n",
-        b="from .a import f as g, other\n",
-        c="from p.b import g\nfrom .a import other as f\n",
-        d="from .c import *\n",
-        e="def h():\n    from .b import g as local\n",
-    ).reach([("p.a", "f")])
-    assert reach.names == {("p.a", "f"), ("p.b", "g"), ("p.c", "g"), ("p.d", "g")}
-    assert [(file.path, found.bound) for file, found in reach.aliases] == [
-        ("p/b.py", "g"),
-        ("p/c.py", "g"),
-        ("p/e.py", "local"),
-    ]
-
-
 def test_a_star_brings_what_all_lists_or_what_is_public():
     listed = graph(a="__all__ = ['f']\n__all__ += ('_h',)\ndef f(): pass\ndef g(): pass\ndef _h(): pass\n")
     assert [listed.star_exports("p.a", name) for name in ("f", "g", "_h")] == [True, False, True]
@@ -88,7 +72,7 @@ AT_A_CALL = (
 )
 def test_import_time_and_call_time(text, when):
     found = read_source("a.py", text.encode())
-    assert [use.is_import_time for use in found.uses if use.identifier == "f"] == [when]
+    assert [use.is_import_time for use in found.uses["f"]] == [when]
 
 
 def needs(root: str, **texts: str) -> list[str]:

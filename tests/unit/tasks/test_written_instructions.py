@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_http import Fault, hang_up, no_http, no_json, status
+from policy_server import PolicyServer, hold, says
 
 from composer_replication.errors import InputError, MissingError, UsageError
 from composer_replication.model_endpoint import Endpoint, EndpointFailed, open_endpoint
@@ -31,72 +32,25 @@ GOOD = (
 )
 
 
-@dataclass
-class Served:
-    """A server on this machine: what it was sent, and how it answers."""
-
-    url: str
-    requests: list[dict[str, Any]] = field(default_factory=list)
-    headers: list[dict[str, str]] = field(default_factory=list)
-    paths: list[str] = field(default_factory=list)
-    answer: Callable[[BaseHTTPRequestHandler], None] = lambda handler: say(handler, GOOD)
-    gate: threading.Event = field(default_factory=threading.Event)
-
-    def endpoint(self, **changes: Any) -> Endpoint:
-        return Endpoint(f"{self.url}/v1", "writer", **{"timeout_seconds": 30.0, "max_retries": 0, **changes})
-
-
-def reply(handler: BaseHTTPRequestHandler, data: bytes, status: int = 200, **headers: str) -> None:
-    handler.send_response(status)
-    for name, value in {
-        "Content-Type": "application/json",
-        "Content-Length": str(len(data)),
-        **headers,
-    }.items():
-        handler.send_header(name, value)
-    handler.end_headers()
-    handler.wfile.write(data)
-
-
-def say(handler: BaseHTTPRequestHandler, text: object, **choice: object) -> None:
-    message = {
-        "role": "assistant",
-        "content": text,
-        **{k: choice.pop(k) for k in ("refusal",) if k in choice},
-    }
-    reply(handler, json.dumps({"choices": [{"message": message, **choice}]}).encode())
-
-
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[PolicyServer]:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            state.requests.append(json.loads(body))
-            state.headers.append({name.title(): value for name, value in self.headers.items()})
-            state.paths.append(self.path)
-            state.answer(self)
-
-        def log_message(self, *_: Any) -> None:
-            """Nothing on the terminal."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    state = Served(f"http://127.0.0.1:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield state
-    state.gate.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with PolicyServer.running(lambda _: says(GOOD)) as running:
+        yield running
 
 
-def test_a_good_answer_is_kept_beside_the_plain_one(sized_store: TaskStore, served: Served) -> None:
+def endpoint(server: PolicyServer, **changes: Any) -> Endpoint:
+    return Endpoint(f"{server.url}/v1", "writer", **{"timeout_seconds": 30.0, "max_retries": 0, **changes})
+
+
+def fail(server: PolicyServer, act: Callable[[Any], None], times: int = 9) -> None:
+    server.faults.append(Fault("POST", act, times))
+
+
+def test_a_good_answer_is_kept_beside_the_plain_one(sized_store: TaskStore, server: PolicyServer) -> None:
     before = sized_store.fingerprint
-    counts = write_instructions(sized_store, ["t-function-body", "t-class-whole"], served.endpoint())
+    counts = write_instructions(sized_store, ["t-function-body", "t-class-whole"], endpoint(server))
     assert counts == {"written": 2}
     expected = WrittenInstruction("t-function-body", "writer", GOOD + "\n")
     store = TaskStore.open(sized_store.root)
@@ -107,11 +61,11 @@ def test_a_good_answer_is_kept_beside_the_plain_one(sized_store: TaskStore, serv
     assert (store.root / "instructions" / "t-function-body.json.zst").is_file()
 
 
-def test_only_public_information_is_sent(sized_store: TaskStore, served: Served) -> None:
+def test_only_public_information_is_sent(sized_store: TaskStore, server: PolicyServer) -> None:
     ids = sized_store.task_ids()
-    write_instructions(sized_store, ids, served.endpoint())
-    assert len(served.requests) == len(ids) == 9
-    for task_id, request in zip(ids, served.requests, strict=True):
+    write_instructions(sized_store, ids, endpoint(server))
+    assert [route for route, _ in server.bodies] == ["/v1/chat/completions"] * len(ids)
+    for task_id, (_, request) in zip(ids, server.bodies, strict=True):
         assert request["model"] == "writer"
         assert [message["role"] for message in request["messages"]] == ["system", "user"]
         assert request["messages"][0]["content"] == REQUEST
@@ -120,14 +74,13 @@ def test_only_public_information_is_sent(sized_store: TaskStore, served: Served)
             assert golden not in sent
         for hidden in sized_store.secret(task_id).hidden:
             assert f"{hidden.rpartition('::')[2]}(" not in sent
-    assert all(path == "/v1/chat/completions" for path in served.paths)
 
 
-def test_what_is_kept_is_not_asked_again(sized_store: TaskStore, served: Served) -> None:
-    write_instructions(sized_store, ["t-function-body"], served.endpoint())
-    assert write_instructions(sized_store, ["t-function-body"], served.endpoint()) == {"kept": 1}
-    assert len(served.requests) == 1
-    other = Endpoint(served.endpoint().url, "another", timeout_seconds=30.0)
+def test_what_is_kept_is_not_asked_again(sized_store: TaskStore, server: PolicyServer) -> None:
+    write_instructions(sized_store, ["t-function-body"], endpoint(server))
+    assert write_instructions(sized_store, ["t-function-body"], endpoint(server)) == {"kept": 1}
+    assert len(server.seen) == 1
+    other = replace(endpoint(server), model="another")
     assert write_instructions(sized_store, ["t-function-body"], other) == {"written": 1}
     kept = written_instruction(sized_store, "t-function-body")
     assert kept is not None
@@ -135,29 +88,34 @@ def test_what_is_kept_is_not_asked_again(sized_store: TaskStore, served: Served)
 
 
 def test_the_key_is_sent_and_kept_nowhere(
-    sized_store: TaskStore, served: Served, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    sized_store: TaskStore,
+    server: PolicyServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("WRITER_KEY", f" {KEY}\n")
-    endpoint = replace(open_endpoint(served.url, "writer", "WRITER_KEY"), max_retries=0)
-    assert write_instructions(sized_store, ["t-function-body"], endpoint) == {"written": 1}
-    served.answer = lambda handler: reply(handler, KEY.encode(), 401)
-    assert write_instructions(sized_store, ["t-class-body"], endpoint) == {"http-401": 1}
-    assert [headers["Authorization"] for headers in served.headers] == [f"Bearer {KEY}"] * 2
-    assert KEY not in repr(endpoint)
+    keyed = replace(open_endpoint(server.url, "writer", "WRITER_KEY"), max_retries=0)
+    assert write_instructions(sized_store, ["t-function-body"], keyed) == {"written": 1}
+    fail(server, status(401, KEY))
+    assert write_instructions(sized_store, ["t-class-body"], keyed) == {"http-401": 1}
+    assert server.authorizations == [f"Bearer {KEY}"] * 2
+    assert KEY not in repr(keyed)
     assert KEY not in "".join(capfd.readouterr())
     for path in sized_store.root.rglob("*"):
         assert path.is_dir() or KEY.encode() not in read_content(path)
 
 
 def test_no_key_of_another_server_is_sent(
-    sized_store: TaskStore, served: Served, monkeypatch: pytest.MonkeyPatch
+    sized_store: TaskStore, server: PolicyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client reads variables that are meant for OpenAI's own server."""
+    headers: list[str] = []
     for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
         monkeypatch.setenv(name, KEY)
-    write_instructions(sized_store, ["t-function-body"], served.endpoint())
-    assert served.headers[0]["Authorization"] == "Bearer none"
-    assert KEY not in str(served.headers)
+    fail(server, lambda handler: headers.append(str(handler.headers)) or hang_up(handler))
+    write_instructions(sized_store, ["t-function-body"], endpoint(server))
+    assert server.authorizations == ["Bearer none"]
+    assert KEY not in headers[0]
 
 
 @pytest.mark.parametrize(
@@ -179,19 +137,16 @@ def test_no_key_of_another_server_is_sent(
         (GOOD + " 773 and 41 are no such numbers.", "written"),
     ],
 )
-def test_the_gates(make_store: Any, sized_tasks: Any, served: Served, text: str, reason: str) -> None:
+def test_the_gates(make_store: Any, sized_tasks: Any, server: PolicyServer, text: str, reason: str) -> None:
     store = store_with_hidden_values(make_store, sized_tasks)
-    served.answer = lambda handler: say(handler, text)
-    assert write_instructions(store, ["t-function-body"], served.endpoint()) == {reason: 1}
+    server.reply = lambda _: says(text)
+    assert write_instructions(store, ["t-function-body"], endpoint(server)) == {reason: 1}
     assert (written_instruction(store, "t-function-body") is not None) == (reason == "written")
     assert (store.root / "instructions").exists() == (reason == "written")
 
 
 def store_with_hidden_values(make_store: Any, sized_tasks: Any) -> TaskStore:
     """The hidden test of ``clamp`` has a number and a text that no visible file has."""
-    from dataclasses import replace
-    from pathlib import Path
-
     project = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
     files = {path.relative_to(project).as_posix(): path.read_bytes() for path in project.rglob("*.py")}
     name = "tests/test_numbers.py"
@@ -203,74 +158,70 @@ def store_with_hidden_values(make_store: Any, sized_tasks: Any) -> TaskStore:
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"),
+    ("act", "reason"),
     [
-        (lambda h: reply(h, b"<html>no</html>"), "not-an-answer"),
-        (lambda h: reply(h, b'{"choices": []}'), "not-an-answer"),
-        (lambda h: reply(h, b"\xff\xfe"), "not-an-answer"),
-        (lambda h: say(h, None), "not-an-answer"),
-        (lambda h: say(h, [GOOD]), "not-an-answer"),
-        (lambda h: say(h, None, refusal="I will not."), "refused"),
-        (lambda h: say(h, GOOD, finish_reason="length"), "cut-off"),
-        (lambda h: reply(h, b"oh no", 500), "http-500"),
-        (lambda h: reply(h, b"", 302, Location="/elsewhere"), "http-302"),
-        (lambda h: h.wfile.write(b"not http at all\r\n\r\n"), "unreachable"),
-        (lambda h: h.connection.close(), "unreachable"),
+        (no_json, "not-an-answer"),
+        (lambda h: h.say(200, {"choices": []}), "not-an-answer"),
+        (lambda h: h.say(200, {"choices": [{"message": {**says(""), "content": None}}]}), "not-an-answer"),
+        (lambda h: h.say(200, {"choices": [{"message": {**says(""), "content": [GOOD]}}]}), "not-an-answer"),
+        (lambda h: h.say(200, {"choices": [{"message": {**says(""), "refusal": "No."}}]}), "refused"),
+        (lambda h: h.say(200, {"choices": [{"message": says(GOOD), "finish_reason": "length"}]}), "cut-off"),
+        (status(500, "oh no"), "http-500"),
+        (lambda h: h.say(302, headers={"Location": "/elsewhere"}), "http-302"),
+        (no_http, "unreachable"),
+        (hang_up, "unreachable"),
     ],
 )
 def test_a_server_that_fails_leaves_the_plain_instruction(
-    sized_store: TaskStore, served: Served, answer: Callable[[BaseHTTPRequestHandler], None], reason: str
+    sized_store: TaskStore, server: PolicyServer, act: Callable[[Any], None], reason: str
 ) -> None:
-    served.answer = answer
+    fail(server, act)
     before = sized_store.fingerprint
-    assert write_instructions(sized_store, ["t-function-body"], served.endpoint()) == {reason: 1}
+    assert write_instructions(sized_store, ["t-function-body"], endpoint(server)) == {reason: 1}
     assert sized_store.fingerprint == before
-    assert len(served.requests) == 1  # it is followed nowhere else
+    assert len(server.seen) == 1  # it is followed nowhere else
 
 
-def test_what_may_pass_is_asked_again(sized_store: TaskStore, served: Served) -> None:
+def test_what_may_pass_is_asked_again(sized_store: TaskStore, server: PolicyServer) -> None:
     """By the client's own rules: a busy server, and not one that refuses."""
-    busy = {"Retry-After": "0.01"}
-    served.answer = lambda h: say(h, GOOD) if len(served.requests) == 2 else reply(h, b"", 503, **busy)
-    endpoint = served.endpoint(max_retries=2)
-    assert write_instructions(sized_store, ["t-function-body"], endpoint) == {"written": 1}
-    assert len(served.requests) == 2
-    served.answer = lambda h: reply(h, b"", 404)
-    assert write_instructions(sized_store, ["t-class-body"], endpoint) == {"http-404": 1}
-    assert len(served.requests) == 3
+    fail(server, status(503, "busy", {"Retry-After": "0.01"}), times=1)
+    patient = endpoint(server, max_retries=2)
+    assert write_instructions(sized_store, ["t-function-body"], patient) == {"written": 1}
+    assert len(server.seen) == 2
+    fail(server, status(404, "no"))
+    assert write_instructions(sized_store, ["t-class-body"], patient) == {"http-404": 1}
+    assert len(server.seen) == 3
 
 
 def test_without_the_package_one_sentence_says_what_to_install(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    server: PolicyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(MissingError, match=r"CR0101.*composer-replication\[openai\]"):
-        served.endpoint().ask([])
+        endpoint(server).ask([])
 
 
-def test_a_server_that_hangs(sized_store: TaskStore, served: Served) -> None:
-    served.answer = lambda _: served.gate.wait(60) and None
-    endpoint = served.endpoint(timeout_seconds=0.2)
-    assert write_instructions(sized_store, ["t-function-body"], endpoint) == {"timed-out": 1}
+def test_a_server_that_hangs(sized_store: TaskStore, server: PolicyServer) -> None:
+    fail(server, hold)
+    impatient = endpoint(server, timeout_seconds=0.2)
+    assert write_instructions(sized_store, ["t-function-body"], impatient) == {"timed-out": 1}
 
 
-def test_after_three_failures_in_a_row_nobody_is_asked(sized_store: TaskStore, served: Served) -> None:
+def test_after_three_failures_in_a_row_nobody_is_asked(sized_store: TaskStore, server: PolicyServer) -> None:
     steps: list[int] = []
-    served.answer = lambda handler: reply(handler, b"", 503)
+    fail(server, status(503, "busy"))
+    ids = sized_store.task_ids()
     counts = write_instructions(
-        sized_store,
-        sized_store.task_ids(),
-        served.endpoint(),
-        progress=lambda done, total, _: steps.append(done),
+        sized_store, ids, endpoint(server), progress=lambda done, *_: steps.append(done)
     )
     assert counts == {"http-503": 3, "not-asked": 6}
-    assert len(served.requests) == 3
+    assert len(server.seen) == 3
     assert steps == list(range(10))
 
 
-def test_control_characters_are_taken_out(sized_store: TaskStore, served: Served) -> None:
-    served.answer = lambda handler: say(handler, f"  {GOOD}\x1b[31m\ttab\x00\n\n")
-    write_instructions(sized_store, ["t-function-body"], served.endpoint())
+def test_control_characters_are_taken_out(sized_store: TaskStore, server: PolicyServer) -> None:
+    server.reply = lambda _: says(f"  {GOOD}\x1b[31m\ttab\x00\n\n")
+    write_instructions(sized_store, ["t-function-body"], endpoint(server))
     kept = written_instruction(sized_store, "t-function-body")
     assert kept is not None
     assert kept.text.startswith(f"{GOOD}[31m")
@@ -278,8 +229,8 @@ def test_control_characters_are_taken_out(sized_store: TaskStore, served: Served
     assert kept.text.endswith("tab\n")
 
 
-def test_tasks_that_go_take_their_texts_along(sized_store: TaskStore, served: Served) -> None:
-    write_instructions(sized_store, ["t-function-body", "t-class-whole"], served.endpoint())
+def test_tasks_that_go_take_their_texts_along(sized_store: TaskStore, server: PolicyServer) -> None:
+    write_instructions(sized_store, ["t-function-body", "t-class-whole"], endpoint(server))
     sized_store.drop_task("t-function-body")
     assert not (sized_store.root / "instructions" / "t-function-body.json.zst").exists()
     keep = {"repositories/tinymath-1.0.json", "tasks/t-class-whole.json", "secrets/t-class-whole.json"}
@@ -292,8 +243,10 @@ def test_tasks_that_go_take_their_texts_along(sized_store: TaskStore, served: Se
     assert written_instruction(store, "t-class-whole") is None
 
 
-def test_a_text_that_was_changed_on_disk_is_a_damaged_store(sized_store: TaskStore, served: Served) -> None:
-    write_instructions(sized_store, ["t-function-body"], served.endpoint())
+def test_a_text_that_was_changed_on_disk_is_a_damaged_store(
+    sized_store: TaskStore, server: PolicyServer
+) -> None:
+    write_instructions(sized_store, ["t-function-body"], endpoint(server))
     path = sized_store.root / "instructions" / "t-function-body.json"
     write_file(path, read_content(packed_path(path)).replace(b"missing", b"lost"))
     with pytest.raises(InputError, match="CR0411"):
@@ -338,8 +291,8 @@ def test_flags_that_do_not_work(monkeypatch: pytest.MonkeyPatch, url: str, model
     assert KEY not in str(caught.value)
 
 
-def test_a_failure_names_neither_address_nor_key(served: Served) -> None:
-    served.answer = lambda handler: reply(handler, b"", 403)
+def test_a_failure_names_neither_address_nor_key(server: PolicyServer) -> None:
+    fail(server, status(403, "no"))
     with pytest.raises(EndpointFailed) as caught:
-        served.endpoint(key=KEY).ask([])
+        endpoint(server, key=KEY).ask([])
     assert (str(caught.value), caught.value.__cause__) == ("http-403", None)

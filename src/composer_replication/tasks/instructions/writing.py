@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 
 from composer_replication.errors import InputError
 from composer_replication.records import Hole, Task
@@ -20,13 +22,11 @@ from composer_replication.tasks.leaks.shown_code import golden_spans, shows_any
 from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT
 from composer_replication.tasks.planning.edits import Lines, View, shifted_line
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.syntax_trees import docstring_of, first_line, parsed
+from composer_replication.tasks.syntax_trees import Definition, Function, docstring_of, first_line, parsed
 from composer_replication.tasks.test_functions import function_texts
 
 # --- What the broken files say around a hole.
 
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-_Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _tree = lru_cache(maxsize=16)(parsed)
 """A file may have a hundred holes; nobody changes its tree."""
 
@@ -56,7 +56,7 @@ def look_around(broken_text: str, hole: Hole) -> Surroundings:
     line = line_of(broken_text, hole)
     module = _tree(broken_text) or ast.Module([], [])
     chain = list(_chain(module, line))
-    function = next((node for node in reversed(chain) if isinstance(node, _Function)), None)
+    function = next((node for node in reversed(chain) if isinstance(node, Function)), None)
     owner = next((node for node in reversed(chain) if isinstance(node, ast.ClassDef)), None)
     begin = lines.starts[(line if function is None else first_line(function)) - 1]
     cut = end = max(hole.start, begin)
@@ -67,18 +67,18 @@ def look_around(broken_text: str, hole: Hole) -> Surroundings:
         line=line,
         header=broken_text[begin:cut].rstrip(),
         docstring=broken_text[cut:end].rstrip(),
-        name="" if function is None else ".".join(getattr(node, "name", "") for node in chain),
+        name="" if function is None else ".".join(node.name for node in chain),
         owner="" if owner is None else owner.name,
         siblings=() if owner is None else _names(owner.body, chain),
         neighbours=_names(module.body, chain),
     )
 
 
-def _chain(node: ast.AST, line: int) -> Iterator[ast.AST]:
+def _chain(node: ast.AST, line: int) -> Iterator[Definition]:
     """The definitions around a line, from the outside in."""
     for child in ast.iter_child_nodes(node):
         if getattr(child, "lineno", 0) <= line <= (getattr(child, "end_lineno", None) or 0):
-            if isinstance(child, _Definition):
+            if isinstance(child, Definition):
                 yield child
             yield from _chain(child, line)
 
@@ -86,15 +86,8 @@ def _chain(node: ast.AST, line: int) -> Iterator[ast.AST]:
 def _names(body: Sequence[ast.stmt], chain: Sequence[ast.AST]) -> tuple[str, ...]:
     """What a block defines beside the nodes of the chain, each name once, in its order."""
     return tuple(
-        dict.fromkeys(node.name for node in body if isinstance(node, _Definition) and node not in chain)
+        dict.fromkeys(node.name for node in body if isinstance(node, Definition) and node not in chain)
     )
-
-
-def public_names(text: str) -> tuple[str, ...]:
-    """The functions and classes that a file defines at the top, without those that begin with an underscore."""
-    module = _tree(text)
-    body = [] if module is None else module.body
-    return tuple(name for name in _names(body, ()) if not name.startswith("_"))
 
 
 # --- The broken places, where what went is a count and never a line.
@@ -113,19 +106,16 @@ def line_of(broken_text: str, hole: Hole) -> int:
 def broken_regions(store: TaskStore, task: Task) -> str:
     """All broken places of a task and how many lines went there, removed files first; of a long list the beginning."""
     golden, broken = store.files(task, "golden"), store.files(task, "rollout")
-    shown = [f"{path}: the file, {_removed(golden[path].decode())}" for path in task.removed_files]
+    gone = [(f"{path}: the file,", golden[path].decode()) for path in task.removed_files]
     edits = sorted(store.record(task.task_id).edits, key=lambda edit: (edit.path, edit.start, edit.end))
     for edit, hole in zip(edits, task.holes, strict=True):
         line = line_of(broken[hole.path].decode(), hole)
-        shown.append(
-            f"{hole.path}, line {line}: {_removed(golden[hole.path].decode()[edit.start : edit.end])}"
-        )
+        gone.append((f"{hole.path}, line {line}:", golden[hole.path].decode()[edit.start : edit.end]))
+    shown = []
+    for place, text in gone:
+        num_lines = sum(bool(line.strip()) for line in text.splitlines())
+        shown.append(f"{place} {num_lines} {'line' if num_lines == 1 else 'lines'} removed")
     return "\n".join([*shown[:MAX_PLACES], *and_more(len(shown) - MAX_PLACES, "and {} more places")])
-
-
-def _removed(text: str) -> str:
-    num_lines = sum(bool(line.strip()) for line in text.splitlines())
-    return f"{num_lines} {'line' if num_lines == 1 else 'lines'} removed"
 
 
 def first_broken_line(store: TaskStore, task: Task) -> int | None:
@@ -167,12 +157,8 @@ def write_instruction(store: TaskStore, task: Task) -> str:
     """``plain_instruction``; an InputError where even the shortest text would show golden code (CR0429)."""
     text = plain_instruction(store, task)
     if text is None:
-        raise InputError(
-            "CR0429",
-            "the instruction would contain the deleted code.",
-            where=task.task_id,
-            fix="leave this task out: build without that symbol.",
-        )
+        detail, fix = "the instruction would contain the deleted code.", "build without that symbol."
+        raise InputError("CR0429", detail, where=task.task_id, fix=f"leave this task out: {fix}")
     return text
 
 
@@ -187,16 +173,13 @@ def plain_instruction(store: TaskStore, task: Task) -> str | None:
     material = read_material(store, task)
     sources = tuple(source for source in material.sources if not shows_any(source[1], spans))
     bare = tuple((path, replace(place, docstring="")) for path, place in material.places)
-    places = tuple(
-        without if shows_any(one[1].docstring, spans) else one
-        for one, without in zip(material.places, bare, strict=True)
+    pairs = zip(material.places, bare, strict=True)
+    places = tuple(without if shows_any(one[1].docstring, spans) else one for one, without in pairs)
+    tries = (replace(material, places=places, sources=own) for own in (sources, ()))
+    texts = (
+        instruction_text(each, statement) for each in (*tries, replace(material, places=bare, sources=()))
     )
-    for shown_places, shown_sources in ((places, sources), (places, ()), (bare, ())):
-        shown = replace(material, places=shown_places, sources=shown_sources)
-        text = instruction_text(shown, statement)
-        if not shows_any(text, spans):
-            return text
-    return None
+    return next((text for text in texts if not shows_any(text, spans)), None)
 
 
 def read_material(store: TaskStore, task: Task) -> Material:
@@ -244,7 +227,7 @@ def instruction_text(material: Material, statement: str = "") -> str:
         parts = _one_body_parts(task, material.places[0])
     else:
         parts = _bodies_parts(material)
-    return "\n\n".join([*parts, *tests_part(task.tests.shown, material.sources)]) + "\n"
+    return "\n\n".join([*parts, *_tests_parts(task.tests.shown, material.sources)]) + "\n"
 
 
 def _one_body_parts(task: Task, place: tuple[str, Surroundings]) -> Iterator[str]:
@@ -269,18 +252,13 @@ def _bodies_parts(material: Material) -> Iterator[str]:
     ending = ", here and in the functions that only it needs" if task.granularity == "feature" else ""
     yield f"Write the {len(places)} missing bodies of {what}`{task.symbol}` in `{task.path}`{ending}."
     yield f"In the place of each stands `{MARKER_STATEMENT}`. Everything else stays as it is, this too:"
-    path = ""
-    for place_path, surroundings in places[:MAX_FUNCTIONS]:
-        if place_path != path:
-            path = place_path
-            yield f"In `{path}`:"
-        name = f"`{surroundings.name}`, line" if surroundings.name else "Line"
-        shown = [surroundings.header]
-        if surroundings.docstring:
-            shown.append(clipped(surroundings.docstring, MAX_DOCSTRING_LINES))
-        yield f"{name} {surroundings.line}:"
-        if any(shown):
-            yield fenced("\n".join(shown))
+    for path, own in groupby(places[:MAX_FUNCTIONS], key=itemgetter(0)):
+        yield f"In `{path}`:"
+        for _, around in own:
+            yield f"`{around.name}`, line {around.line}:" if around.name else f"Line {around.line}:"
+            docstring = [clipped(around.docstring, MAX_DOCSTRING_LINES)] if around.docstring else []
+            if around.header or docstring:
+                yield fenced("\n".join([around.header, *docstring]))
     yield from and_more(len(places) - MAX_FUNCTIONS, "And {} more functions with that statement in them.")
     yield from _other_names(material, {surroundings.name.split(".")[0] for _, surroundings in places})
 
@@ -304,22 +282,26 @@ def _whole_parts(material: Material) -> Iterator[str]:
 
 def _other_names(material: Material, taken: set[str]) -> Iterator[str]:
     """What the files that lost code still define."""
+    word = "still" if material.task.removal == "whole" else "also"
     for path, text in list(material.files.items())[:MAX_FILES]:
-        names = [name for name in public_names(text) if name not in taken]
+        module = _tree(text)
+        found = () if module is None else _names(module.body, ())
+        names = [name for name in found if not name.startswith("_") and name not in taken]
         if names:
-            yield f"`{path}` {'still' if material.task.removal == 'whole' else 'also'} defines {listed(names)}."
+            yield f"`{path}` {word} defines {listed(names)}."
     yield from and_more(len(material.files) - MAX_FILES, "{} more files are affected.")
 
 
-def tests_part(tests: Sequence[str], sources: Sequence[tuple[str, str]]) -> list[str]:
+def _tests_parts(tests: Sequence[str], sources: Sequence[tuple[str, str]]) -> Iterator[str]:
     """The tests that have to pass: their names, and the source of the first ones."""
-    is_one = len(tests) == 1
-    parts = ["This test fails now and has to pass:" if is_one else "These tests fail now and have to pass:"]
+    yield (
+        "This test fails now and has" if len(tests) == 1 else "These tests fail now and have"
+    ) + " to pass:"
     names = [f"- {_short(test)}" for test in tests[:MAX_NAMES]]
-    parts.append("\n".join([*names, *and_more(len(tests) - MAX_NAMES, "- and {} more")]))
+    yield "\n".join([*names, *and_more(len(tests) - MAX_NAMES, "- and {} more")])
     for path, source in sources[:MAX_SOURCES]:
-        parts += [f"From `{path}`:", fenced(clipped(source))]
-    return parts + and_more(len(sources) - MAX_SOURCES, "The tests have {} more functions.")
+        yield from (f"From `{path}`:", fenced(clipped(source)))
+    yield from and_more(len(sources) - MAX_SOURCES, "The tests have {} more functions.")
 
 
 def listed(names: Sequence[str]) -> str:
@@ -341,8 +323,7 @@ def clipped(source: str, max_lines: int = MAX_SOURCE_LINES) -> str:
 
 
 def _short(line: str) -> str:
-    left = len(line) - MAX_LINE_CHARS
-    return line if left <= 0 else f"{line[:MAX_LINE_CHARS]} … {left} more characters"
+    return "".join([line[:MAX_LINE_CHARS], *and_more(len(line) - MAX_LINE_CHARS, " … {} more characters")])
 
 
 def fenced(code: str) -> str:

@@ -68,19 +68,15 @@ def ask_git(search, tree):
 
 
 def folders_of(roots, tree):
-    """The real folders behind some paths, none inside another.
-
-    Instead of a root that is closed to us, as without namespaces, the tree alone.
-    """
+    """The real folders behind some paths, none inside another; the tree where the root is closed, as without namespaces."""
     try:
         os.listdir("/")
     except OSError:
         roots = [tree if root == "/" else root for root in roots]
     found = {os.path.realpath(root) for root in roots}
-    inner = {
-        one for one in found for other in found if one != other and one.startswith(f"{other.rstrip('/')}/")
-    }
-    return sorted(found - inner)
+    return sorted(
+        one for one in found if not any(one.startswith(f"{other.rstrip('/')}/") for other in found - {one})
+    )
 
 
 def main(request, send):

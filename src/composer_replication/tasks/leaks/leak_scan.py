@@ -16,7 +16,6 @@ import posixpath
 import re
 import socket
 import tokenize
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -37,6 +36,7 @@ from composer_replication.tasks.intake.tree_rules import below_root, recorded_fo
 from composer_replication.tasks.leaks.leak_search import MARKS, Leak, Search, Target, all_codes, code_digest
 from composer_replication.tasks.leaks.shown_code import distinctive_lines
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.syntax_trees import UNPARSABLE
 from composer_replication.tasks.test_run import last_words
 from composer_replication.tasks.twin.twin_run import run_program
 
@@ -77,11 +77,8 @@ def scan_store(
     What several tasks see is searched once for all of them: the folders of the system and the
     interpreter once, each environment once. Each task's own tree gets a sandbox of its own.
 
-    Args:
-        path: folder of the store.
-        jobs: sandboxes at a time.
-        backend: sandbox backend; None for the best of this machine.
-        progress: told at the start and after each task with (done, total, task id).
+    ``jobs`` are sandboxes at a time, ``backend`` None is the best of this machine; ``progress`` is told at the start and
+    after each task (done, total, task id).
 
     Raises:
         NothingToDoError: the store is empty (CR0604).
@@ -92,7 +89,12 @@ def scan_store(
     require_selftest(choose_backend(backend), progress=progress)
     tasks = store.tasks()
     targets = {task.task_id: targets_of(store, task) for task in tasks}
-    answers: list[dict[str, Any]] = []
+    # What is to be walked for several tasks: each environment, and what is shown of each system.
+    walks: dict[tuple[str, ...], tuple[list[Target], Environment]] = {}
+    for task in tasks:
+        environment = store.environment(task)
+        for folders in (_system_paths(environment), _with_real([environment.root])):
+            walks.setdefault(tuple(sorted(folders)), ([], environment))[0].extend(targets[task.task_id])
 
     def search_task(task: Task) -> dict[str, Any]:
         tree = with_git(store.files(task, "rollout"))
@@ -102,53 +104,30 @@ def scan_store(
     with interruptible_pool(jobs, "tasks-leakscan") as pool:
         if progress is not None:
             progress(0, len(tasks), "what all tasks see")
-        shared = [pool.submit(work) for work in _shared_walks(store, tasks, targets)]
-        futures = [pool.submit(search_task, task) for task in tasks]
-        for done, (task, future) in enumerate(zip(tasks, futures, strict=True), 1):
-            answers.append(future.result())
+        walk = partial(search_inside, {}, (), backend=store.backend)
+        shared = [pool.submit(walk, *one, roots=folders) for folders, one in walks.items()]
+        alone = [pool.submit(search_task, task) for task in tasks]
+        for done, (task, future) in enumerate(zip(tasks, alone, strict=True), 1):
+            future.result()
             if progress is not None:
                 progress(done, len(tasks), task.task_id)
-        answers += [one.result() for one in shared]
+        answers = [future.result() for future in (*alone, *shared)]
 
-    def together(key: str) -> set[str]:
-        return {str(one) for answer in answers for one in answer[key]}
+    def together(key: str) -> tuple[str, ...]:
+        return tuple(sorted({str(one) for answer in answers for one in answer[key]}))
 
-    silent = tuple(
-        task_id
-        for task_id, own in targets.items()
-        if not any(is_distinctive for target in own for _, is_distinctive in target.window)
-    )
     return ScanSummary(
-        len(tasks),
-        tuple(sorted({Leak(*map(str, leak)) for answer in answers for leak in answer["leaks"]})),
-        silent,
-        sum(int(answer["num_files"]) for answer in answers),
-        tuple(sorted(together("not_searched"))),
-        tuple(sorted(together("failed_checks"))),
+        tasks=len(tasks),
+        leaks=tuple(sorted({Leak(*leak) for answer in answers for leak in answer["leaks"]})),
+        without_distinctive_lines=tuple(
+            task_id
+            for task_id, own in targets.items()
+            if not any(is_distinctive for target in own for _, is_distinctive in target.window)
+        ),
+        files_searched=sum(answer["num_files"] for answer in answers),
+        not_searched=together("not_searched"),
+        failed_checks=together("failed_checks"),
     )
-
-
-def _shared_walks(
-    store: TaskStore, tasks: Sequence[Task], targets: Mapping[str, Sequence[Target]]
-) -> list[Callable[[], dict[str, Any]]]:
-    """What is to be walked for several tasks: each environment, and what is shown of each system."""
-    walks: dict[tuple[str, ...], tuple[list[Target], Environment]] = {}
-    for task in tasks:
-        environment = store.environment(task)
-        for folders in (_system_paths(environment), _with_real([environment.root])):
-            own = walks.setdefault(tuple(sorted(folders)), ([], environment))[0]
-            own.extend(targets[task.task_id])
-    walk = partial(search_inside, {}, (), backend=store.backend)
-    return [partial(walk, *one, roots=folders) for folders, one in walks.items()]
-
-
-def leaks_in_tree(store: TaskStore, task: Task) -> list[Leak]:
-    """What the tree of a task, as a rollout sees it, tells of the deleted code; nothing is run."""
-    search = Search(targets_of(store, task), unmarshal=False)
-    leaks: set[Leak] = set()
-    for name, data in store.files(task, "rollout").items():
-        leaks |= search.search_bytes(name, data, in_tree=True)
-    return sorted(leaks)
 
 
 def search_inside(
@@ -214,23 +193,30 @@ def _with_real(paths: Iterable[Path]) -> set[str]:
     return {str(one) for path in paths for one in (path, Path(path).resolve())}
 
 
+# --- The gates of each candidate, outside a sandbox: nothing is run, and no bytecode is read.
+
+
+def leaks_in_tree(store: TaskStore, task: Task) -> list[Leak]:
+    """What the tree of a task, as a rollout sees it, tells of the deleted code."""
+    search = Search(targets_of(store, task), unmarshal=False)
+    files = store.files(task, "rollout").items()
+    return sorted(leak for name, data in files for leak in search.search_bytes(name, data, in_tree=True))
+
+
 def installed_copies(store: TaskStore, task: Task) -> list[Leak]:
     """The installed Python files that hold a run of the task's deleted lines, by the rule of ``leak_search``.
 
-    A gate of each candidate, so it looks at Python sources alone. Each folder is read once a process; its files are
-    searched only if one of them has a distinctive line.
+    Each folder is read once a process; its files are searched only if one of them has a distinctive line.
     """
     search = Search(targets_of(store, task), unmarshal=False)
     checks = set(map(_line_check, search.places))
     lines = [line.encode() for line in search.places]
     shown = base_interpreter()
     masked = tuple(map(str, shown.masked))
-    folders: list[tuple[Path, tuple[str, ...]]] = [(store.environment(task).root, ())]
-    folders += [(folder, masked) for folder in shown.read_only]
     leaks: set[Leak] = set()
-    for folder, left_out in folders if lines else ():
+    for folder in (store.environment(task).root, *shown.read_only):
         with _read_lock:  # threads that want the same folder wait for the one that reads it
-            paths, checks_below = _below(str(folder), left_out)
+            paths, checks_below = _below(str(folder), masked)
         for path in () if checks.isdisjoint(checks_below) else paths:
             data = _read(path)
             if any(line in data for line in lines):
@@ -250,8 +236,8 @@ def _below(root: str, masked: tuple[str, ...]) -> tuple[list[str], frozenset[int
 
 
 def _line_check(line: str) -> int:
-    """A check sum of a line that is the same with and without marks around it."""
-    return zlib.crc32(line.strip().strip(MARKS).encode("utf-8", "replace"))
+    """The same for a line with and without marks around it."""
+    return hash(line.strip().strip(MARKS))
 
 
 def _read(path: str) -> bytes:
@@ -275,28 +261,24 @@ def targets_of(store: TaskStore, task: Task) -> list[Target]:
     files = store.files(task, "rollout")
     record = store.record(task.task_id)
     original = store.repository_files(record.repository_record)
-    touched = {hole.path for hole in task.holes} | set(task.removed_files)
-    broken = list(map(_counts_of, files.values()))
-    restored = [_counts_of(original[path] if path in touched else files[path]) for path in {*files, *touched}]
+    removed = {path: original[path] for path in task.removed_files}
+    restored = {**files, **removed, **{hole.path: original[hole.path] for hole in task.holes}}
+    before, after = (list(map(_counts_of, tree.values())) for tree in (restored, files))
     tests = _unseen_tests(task, files)
     found = []
-    whole = [Edit(path, 0, len(original[path]), "") for path in record.removed_files]
-    for edit in (*record.edits, *whole):
+    for edit in (*record.edits, *(Edit(path, 0, len(data), "") for path, data in removed.items())):
         path, text = edit.path, original[edit.path].decode("utf-8", "replace")
-        golden = text[edit.start : edit.end]
-        if not golden.strip() and edit not in whole:
+        parts = (text[: edit.start], text[edit.start : edit.end], text[edit.end :])
+        if not parts[1].strip() and path not in removed:
             continue
         distinctive = {
             line
-            for line in distinctive_lines(golden)
-            if sum(counts[line] for counts in restored) == 1
-            and not any(counts[line] for counts in broken)
+            for line in distinctive_lines(parts[1])
+            if sum(counts[line] for counts in before) == 1
+            and not any(counts[line] for counts in after)
             and _has_a_name(line)
         }
-        above, gone, below = (
-            [line for line in map(str.strip, part.splitlines()) if line]
-            for part in (text[: edit.start], golden, text[edit.end :])
-        )
+        above, gone, below = (list(filter(None, map(str.strip, part.splitlines()))) for part in parts)
         window = [*above[-NUM_LINES_AROUND:], *gone, *below[:NUM_LINES_AROUND]]
         target = Target(
             task_id=task.task_id,
@@ -315,9 +297,9 @@ def _unseen_tests(task: Task, files: Mapping[str, bytes]) -> frozenset[str]:
         (posixpath.basename(test.partition("::")[0]), test.partition("[")[0].rpartition("::")[2])
         for test in task.tests.unseen
     }
-    calls = {test: f"{test}(".encode() for _, test in hidden}
-    shown = {test for test, call in calls.items() if any(call in data for data in files.values())}
-    return frozenset(f"{leaf}::{test}" for leaf, test in hidden if test not in shown)
+    names = {name for _, name in hidden}
+    shown = {name for name in names if any(f"{name}(".encode() in data for data in files.values())}
+    return frozenset(f"{leaf}::{name}" for leaf, name in hidden if name not in shown)
 
 
 @lru_cache(maxsize=1024)
@@ -353,6 +335,6 @@ def _codes_in(data: bytes, path: str) -> dict[str, str]:
     text = data.decode("utf-8", "replace")
     try:
         modules = [compile(text, path, "exec", dont_inherit=True, optimize=level) for level in (0, 1, 2)]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except UNPARSABLE:
         return {}
     return {code_digest(code): code.co_qualname for module in modules for code in all_codes(module)}

@@ -75,21 +75,17 @@ def all_codes(code: types.CodeType) -> Iterator[types.CodeType]:
 class Search:
     """Looks through files for several targets at once; what one file costs hardly grows with their number.
 
-    Args:
-        targets: what is looked for.
-        unmarshal: read bytecode. It can crash the process on hostile bytes, so
-            it is for the inside of a jail.
+    ``unmarshal`` reads bytecode, too. It can crash the process on hostile bytes, so it is for the inside of a jail.
     """
 
     def __init__(self, targets: Iterable[Target], *, unmarshal: bool) -> None:
-        self.targets = list(targets)
         self.unmarshal = unmarshal
-        self.known = {line for target in self.targets for line, _ in target.window}
-        # Where in which window a distinctive line stands.
-        self.places: dict[str, list[tuple[Target, int]]] = {}
+        self.known: set[str] = set()
+        self.places: dict[str, list[tuple[Target, int]]] = {}  # of distinctive lines in windows
         self.by_code: dict[str, list[Target]] = {}
-        for target in self.targets:
+        for target in targets:
             for place, (line, is_distinctive) in enumerate(target.window):
+                self.known.add(line)
                 if is_distinctive:
                     self.places.setdefault(line, []).append((target, place))
             for key in (*target.codes, *target.tests):
@@ -105,23 +101,21 @@ class Search:
             if form.problem:
                 self.not_searched.append(f"{form.path} ({form.problem})")
             channel = _channel(form, in_tree=in_tree)
-            targets = self.lines_found(form.data, in_tree=in_tree)
+            targets = self._lines_found(form.data, in_tree=in_tree)
             found |= {Leak(target.task_id, channel, form.path) for target in targets}
             if self.unmarshal and form.path.endswith((".pyc", ".pyo")):
-                channel = form.kind or "pyc"
-                codes = self._codes_found(form.data, in_tree=in_tree)
-                found |= {Leak(target.task_id, channel, form.path) for target in codes}
+                targets = self._codes_found(form.data, in_tree=in_tree)
+                found |= {Leak(target.task_id, form.kind or "pyc", form.path) for target in targets}
         return found
 
-    def lines_found(self, data: bytes, *, in_tree: bool) -> list[Target]:
+    def _lines_found(self, data: bytes, *, in_tree: bool) -> list[Target]:
         """The targets whose lines stand in a text."""
-        lines = list(filter(None, map(str.strip, data.decode("utf-8", "replace").splitlines())))
+        lines = filter(None, map(str.strip, data.decode("utf-8", "replace").splitlines()))
         known: dict[int, str] = {}
         for place, line in enumerate(lines):
-            if line in self.known:
-                known[place] = line
-            elif (bare := line.lstrip(MARKS).rstrip(END_MARKS)) in self.known:
-                known[place] = bare
+            for form in (line, line.lstrip(MARKS).rstrip(END_MARKS)):
+                if form in self.known:
+                    known.setdefault(place, form)
         found: dict[int, Target] = {}
         for place, line in known.items():
             for target, where in self.places.get(line, ()):
@@ -140,11 +134,9 @@ class Search:
             # A test's name alone stands in many suites: its file must have the same name too.
             found += self.by_code.get(f"{leaf}::{code.co_name}", ())
             says_enough = in_tree or len(code.co_code) >= MIN_CODE_BYTES
-            found += (
-                target
-                for target in self.by_code.get(code_digest(code), ())
-                if says_enough or leaf == posixpath.basename(target.module)
-            )
+            for target in self.by_code.get(code_digest(code), ()):
+                if says_enough or leaf == posixpath.basename(target.module):
+                    found.append(target)
         return found
 
     def search_folder(self, root: str, *, tree: str, skip: Iterable[str] = ()) -> set[Leak]:

@@ -12,8 +12,7 @@ from composer_replication.tasks.store import TaskStore
 _NAMES_ONLY = re.compile(r"(?:[\w.]++|['\"][\w.]*+['\"]|[(),\s\\]|#[^\n]*+)*+")
 """What an import statement or an entry of ``__all__`` is made of: it tells no code."""
 _EMPTY_BODIES = frozenset(
-    {"pass", "..."}
-    | {f"return {what}".strip() for what in ("", "None", "True", "False", "self", "NotImplemented")}
+    "pass|...|return|return None|return True|return False|return self|return NotImplemented".split("|")
 )
 
 
@@ -38,18 +37,14 @@ def copied_share(bodies: Sequence[str], files: Mapping[str, bytes]) -> tuple[flo
     example = ""
     for lines in map(distinctive_lines, bodies):
         total += len(lines)
-        if path := _copy_of(lines, files) if len(lines) > 1 else "":
+        if len(lines) < 2:
+            continue
+        needle, first = _joined(lines), lines[0].encode()
+        copies = (path for path, data in sorted(files.items()) if first in data and needle in _plain(data))
+        if path := next(copies, ""):
             copied += len(lines)
             example = example or path
     return (copied / total if total else 0.0), example
-
-
-def _copy_of(lines: Sequence[str], files: Mapping[str, bytes]) -> str:
-    """The first file that holds the lines; only files with the first of them are looked at closely."""
-    needle, first = _joined(lines), lines[0].encode()
-    return next(
-        (path for path, data in sorted(files.items()) if first in data and needle in _plain(data)), ""
-    )
 
 
 @lru_cache(maxsize=1024)
@@ -62,10 +57,9 @@ def golden_spans(store: TaskStore, task: Task) -> tuple[str, ...]:
 
     Never to be shown to a policy.
     """
-    record = store.record(task.task_id)
+    record, golden = store.record(task.task_id), store.files(task, "golden")
     paths = {*(edit.path for edit in (*record.edits, *record.stub_edits)), *record.removed_files}
-    golden = store.files(task, "golden")
-    texts = {path: golden.get(path, b"").decode("utf-8", "replace") for path in sorted(paths)}
+    texts = {path: golden.get(path, b"").decode("utf-8", "replace") for path in paths}
     return spans_of(texts, record.edits, record.stub_edits, record.removed_files)
 
 
@@ -76,16 +70,17 @@ def spans_of(
     removed_files: Sequence[str],
 ) -> tuple[str, ...]:
     """The spans of ``golden_spans``, each once; those of ``stub_edits``, the cuts of every function inside, are bodies."""
-    bodies = [original[edit.path][edit.start : edit.end] for edit in stub_edits or edits]
-    others = [
-        *(original[edit.path][edit.start : edit.end] for edit in edits if stub_edits),
-        *(original[path] for path in removed_files),
-    ]
-    others = [span for span in others if not _NAMES_ONLY.fullmatch(span)]
-    spans = [span for span in (*bodies, *others) if distinctive_lines(span)]
-    if len(bodies) > 1:  # of many functions some do nothing; their line stands in every second test
-        spans = [span for span in spans if " ".join(distinctive_lines(span)) not in _EMPTY_BODIES]
-    return tuple(dict.fromkeys(spans))
+
+    def cut(own: Sequence[Edit]) -> list[str]:
+        return [original[edit.path][edit.start : edit.end] for edit in own]
+
+    bodies = cut(stub_edits or edits)
+    others = [*(cut(edits) if stub_edits else []), *(original[path] for path in removed_files)]
+    spans = [*bodies, *(span for span in others if not _NAMES_ONLY.fullmatch(span))]
+    lines = {span: " ".join(distinctive_lines(span)) for span in spans}  # each once
+    # Of many functions some do nothing; their line stands in every second test.
+    nothing = _EMPTY_BODIES if len(bodies) > 1 else frozenset[str]()
+    return tuple(span for span, text in lines.items() if text and text not in nothing)
 
 
 def shows_any(text: str, spans: Iterable[str]) -> bool:

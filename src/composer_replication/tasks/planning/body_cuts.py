@@ -18,22 +18,21 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal, get_args
 
 from composer_replication.records import Edit, Hole
-from composer_replication.tasks.planning.edits import LINE_END, Changes, Lines
-from composer_replication.tasks.syntax_trees import blocks_of, docstring_of, first_line, parsed
+from composer_replication.tasks.planning.edits import Changes, Lines
+from composer_replication.tasks.syntax_trees import Function, blocks_of, docstring_of, first_line, parsed
 
 MARKER_STATEMENT = "raise NotImplementedError"
 STUB_EXPRESSIONS = ("None", "True", "False", "0", "1", "''", "[]", "{}")
 
 _STUB_DECORATORS = frozenset({"overload", "abstractmethod", "abstractproperty", "singledispatch"})
-_ABSTRACT_BASES = frozenset({"Protocol"})
 _TO_COLON = re.compile(r"(?:[^:#]|#[^\r\n]*)*:")
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,31 +78,25 @@ def find_body_cuts(path: str, text: str) -> list[BodyCut]:
     already empty, functions on one line, and what shares a line with its surroundings.
     A file that does not parse, or that starts with a byte order mark, has none.
     """
-    if "def" not in text:  # a table of a million words takes seconds to parse
-        return []
-    module = parsed(text)
+    module = parsed(text) if "def" in text else None  # a table of a million words takes seconds to parse
     if module is None:
         return []
-    lines = Lines(text)
-    seen: dict[str, int] = {}
-    found: list[BodyCut] = []
+    lines, seen = Lines(text), Counter[str]()
+    found: list[BodyCut | None] = []
     for symbol, node in _functions(module.body, ""):
-        if _is_stub(node):
-            continue
-        seen[symbol] = seen.get(symbol, 0) + 1
-        name = symbol if seen[symbol] == 1 else f"{symbol}#{seen[symbol]}"
-        cut = _cut(path, name, node, lines)
-        if cut is not None:
-            found.append(cut)
-    return found
+        if not _is_stub(node):
+            seen[symbol] += 1
+            name = symbol if seen[symbol] == 1 else f"{symbol}#{seen[symbol]}"
+            found.append(_cut(path, name, node, lines))
+    return [cut for cut in found if cut is not None]
 
 
-def _functions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, _Function]]:
+def _functions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, Function]]:
     for node in body:
-        if isinstance(node, _Function):
+        if isinstance(node, Function):
             yield prefix + node.name, node
         elif isinstance(node, ast.ClassDef):
-            if not any(_last_name(base) in _ABSTRACT_BASES for base in node.bases):
+            if "Protocol" not in map(_last_name, node.bases):
                 yield from _functions(node.body, f"{prefix}{node.name}.")
         elif isinstance(node, ast.If | ast.Try | ast.With):
             for block in blocks_of(node):
@@ -111,50 +104,44 @@ def _functions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, _Functi
 
 
 def _last_name(node: ast.expr) -> str:
-    if isinstance(node, ast.Call | ast.Subscript):
-        return _last_name(node.func if isinstance(node, ast.Call) else node.value)
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    match node:
+        case ast.Call(func=inner) | ast.Subscript(value=inner):
+            return _last_name(inner)
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name
+    return ""
 
 
-def _is_stub(node: _Function) -> bool:
-    if any(_last_name(decorator) in _STUB_DECORATORS for decorator in node.decorator_list):
-        return True
-    body = node.body[1:] if docstring_of(node.body) else node.body
-    return all(_is_empty_statement(statement) for statement in body)
+def _is_stub(node: Function) -> bool:
+    is_declared = not _STUB_DECORATORS.isdisjoint(map(_last_name, node.decorator_list))
+    return is_declared or all(map(_is_empty, node.body))
 
 
-def _is_empty_statement(statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.Pass):
-        return True
-    if isinstance(statement, ast.Expr):
-        return isinstance(statement.value, ast.Constant)
-    return (
-        isinstance(statement, ast.Raise)
-        and statement.exc is not None
-        and _last_name(statement.exc) == "NotImplementedError"
-    )
+def _is_empty(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Pass() | ast.Expr(value=ast.Constant()):
+            return True
+        case ast.Raise(exc=ast.expr() as raised):
+            return _last_name(raised) == "NotImplementedError"
+    return False
 
 
-def _cut(path: str, symbol: str, node: _Function, lines: Lines) -> BodyCut | None:
+def _cut(path: str, symbol: str, node: Function, lines: Lines) -> BodyCut | None:
     docstring, last = docstring_of(node.body), node.body[-1]
-    if not lines.ends_line(last) or (docstring and not lines.ends_line(docstring)):
+    first = node.body[1] if docstring else node.body[0]
+    margin = lines.line(first.lineno)[: first.col_offset]
+    if margin.strip() or not lines.ends_line(last) or (docstring and not lines.ends_line(docstring)):
         return None
     start = lines.span(docstring)[1] if docstring else _colon_end(node, lines)
     end = lines.end_of_line(last.end_lineno or last.lineno)
-    first = node.body[1] if docstring else node.body[0]
-    margin = lines.line(first.lineno)[: first.col_offset]
-    if margin.strip():
-        return None  # the function stands on one line
-    line_end = LINE_END.search(lines.text, start)
-    marker = f"{line_end[0] if line_end else ''}{margin}{MARKER_STATEMENT}"
+    marker = f"{lines.ending_after(start)}{margin}{MARKER_STATEMENT}"
     return BodyCut(path, symbol, first_line(node), start, end, marker, lines.text[start:end])
 
 
-def _colon_end(node: _Function, lines: Lines) -> int:
+def _colon_end(node: Function, lines: Lines) -> int:
     """The offset after the colon that ends the signature: the first one after all that may hold another."""
     nodes = [*ast.walk(node.args), *getattr(node, "type_params", []), node.returns]
-    placed = [one for one in nodes if hasattr(one, "end_lineno")]
-    ends = [(one.end_lineno or 0, one.end_col_offset or 0) for one in placed]
+    ends = [(one.end_lineno, one.end_col_offset) for one in nodes if hasattr(one, "end_lineno")]
     start = lines.offset(*max(ends, default=(node.lineno, node.col_offset)))
     found = _TO_COLON.match(lines.text, start)
     assert found is not None, "a function without a colon"
@@ -177,7 +164,7 @@ class Deletion:
     have no edits. ``bodies`` are the cuts of all functions inside, in original offsets: with
     ``removal`` body they are the edits; with whole they make the stubs that must fail.
     ``test_edits`` let test files be collected without the deleted names: an import moves into
-    the tests that use it. ``functions`` are path and first line of all functions taken out.
+    the tests that use it.
     """
 
     path: str
@@ -204,8 +191,3 @@ class Deletion:
     def changes(self) -> Changes:
         """What it makes of the original while its tests are not parted."""
         return Changes(self.edits, self.removed_files, self.test_edits, self.test_edits)
-
-
-def body_deletion(cut: BodyCut) -> Deletion:
-    """The deletion of one function's body."""
-    return Deletion(cut.path, cut.symbol, "function", "body", (cut.edit,), (cut,))

@@ -6,6 +6,7 @@ import ast
 import difflib
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,11 @@ class Lines:
     def end_of_line(self, number: int) -> int:
         return self.starts[number - 1] + len(self.line(number).rstrip("\r\n"))
 
+    def ending_after(self, offset: int) -> str:
+        """The first line end from an offset on, empty where none follows."""
+        found = LINE_END.search(self.text, offset)
+        return found[0] if found else ""
+
     def ends_line(self, node: ast.stmt) -> bool:
         """Whether nothing but a comment follows a statement on its last line."""
         rest = self.text[self.span(node)[1] : self.end_of_line(node.end_lineno or node.lineno)].strip()
@@ -63,9 +69,9 @@ def edited_text(text: str, edits: Iterable[Edit]) -> str:
 
 def edited_files(original: Mapping[str, bytes], edits: Iterable[Edit]) -> dict[str, bytes]:
     """The edited files alone, by path."""
-    by_path: dict[str, list[Edit]] = {}
+    by_path: dict[str, list[Edit]] = defaultdict(list)
     for edit in edits:
-        by_path.setdefault(edit.path, []).append(edit)
+        by_path[edit.path].append(edit)
     missing = sorted(set(by_path) - set(original))
     if missing:
         raise ValueError(f"{missing[0]} is edited, but it is not in the tree")
@@ -88,18 +94,14 @@ def holes_of(edits: Sequence[Edit]) -> tuple[Hole, ...]:
 def line_edits(path: str, old: str, new: str) -> tuple[Edit, ...]:
     """The edits, whole lines each, that turn one text into another."""
     before, after = Lines(old), Lines(new)
-    a = [before.line(number) for number in range(1, len(before.starts) + 1)]
-    b = [after.line(number) for number in range(1, len(after.starts) + 1)]
-    ends = [*before.starts[1:], len(old)]
-    edits = []
-    for tag, first, last, other_first, other_last in difflib.SequenceMatcher(
-        None, a, b, autojunk=False
-    ).get_opcodes():
-        if tag != "equal":
-            start = before.starts[first] if first < len(a) else len(old)
-            end = ends[last - 1] if last > first else start
-            edits.append(Edit(path, start, end, "".join(b[other_first:other_last])))
-    return tuple(edits)
+    a, b = ([lines.line(number) for number in range(1, len(lines.starts) + 1)] for lines in (before, after))
+    starts = [*before.starts, len(old)]
+    matcher = difflib.SequenceMatcher(None, a, b, autojunk=False)
+    return tuple(
+        Edit(path, starts[first], starts[last], "".join(b[other_first:other_last]))
+        for tag, first, last, other_first, other_last in matcher.get_opcodes()
+        if tag != "equal"
+    )
 
 
 def shifted_line(text: str, edits: Iterable[Edit], number: int) -> int:
@@ -108,11 +110,11 @@ def shifted_line(text: str, edits: Iterable[Edit], number: int) -> int:
     A line that an edit replaces keeps the place where the edit began.
     """
     offset = Lines(text).starts[number - 1]
-    before = [edit for edit in edits if edit.start < offset]
-    return number + sum(
-        len(LINE_END.findall(edit.text)) - len(LINE_END.findall(text[edit.start : min(edit.end, offset)]))
-        for edit in before
-    )
+    for edit in edits:
+        if edit.start < offset:
+            gone = text[edit.start : min(edit.end, offset)]
+            number += len(LINE_END.findall(edit.text)) - len(LINE_END.findall(gone))
+    return number
 
 
 # --- The trees that one task has, by who looks.

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
+from typing import Any, NamedTuple
 
 from composer_replication.tasks.intake.tree_rules import below_root, is_test_path
 from composer_replication.tasks.planning.edits import Lines
-from composer_replication.tasks.syntax_trees import parse_syntax
+from composer_replication.tasks.syntax_trees import UNPARSABLE, Definition, Function, parse_syntax
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+ImportStatement = ast.Import | ast.ImportFrom
 Items = ast.List | ast.Tuple | ast.Set
 
 _FLAT_ROOTS = ("src", "lib", "python")
+_DOCTEST = re.compile(r"^\s*(?:>>>|\.\.\.)(.*)$", re.MULTILINE)
+_IDENTIFIER = re.compile(r"[^\W\d]\w*")
+_DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class ImportedName:
     target: str
     name: str | None
     bound: str
-    statement: ast.Import | ast.ImportFrom
+    statement: ImportStatement
     index: int
     is_module_level: bool
 
@@ -55,53 +59,64 @@ class Use:
     class whose body (not a method) runs it.
     """
 
-    identifier: str
     kind: str
     line: int
     is_import_time: bool
-    unit: str | None
+    unit: str
     in_class: str | None
     chain: str | None = None
 
 
-@dataclass(eq=False, repr=False)
-class SourceFile:
-    """What ``read_source`` finds. Names map to all parts: overloads, both arms of a condition, setters."""
+class _Scope(NamedTuple):
+    """Where a visitor is. ``owner`` is the class whose body it is, empty for the module's; None further inside."""
 
-    path: str
-    text: str
-    lines: Lines
-    tree: ast.Module
-    module: str
-    definitions: dict[str, list[Definition]] = field(default_factory=dict)
-    methods: dict[tuple[str, str], list[Function]] = field(default_factory=dict)
-    imports: list[ImportedName] = field(default_factory=list)
-    uses: list[Use] = field(default_factory=list)
-    bindings: dict[str, int] = field(default_factory=dict)
-    """Module-level bindings by name that are neither definitions nor imports: how many."""
-    assignments: dict[str, ast.stmt] = field(default_factory=dict)
-    """``NAME = …`` directly in the module, the last one of each name."""
-    exports: list[Items] = field(default_factory=list)
-    """The literal lists that make up ``__all__``."""
-    phrases: list[tuple[int, frozenset[str]]] = field(default_factory=list)
-    """Line and words of other strings on one line: they may be annotations."""
+    is_call_time: bool = False
+    owner: str | None = ""
+    unit: str = ""
 
-    @property
-    def is_package(self) -> bool:
-        return PurePosixPath(self.path).stem == "__init__"
 
-    @property
-    def is_stub(self) -> bool:
-        return self.path.endswith(".pyi")
+class SourceFile(ast.NodeVisitor):
+    """What a parsed file says; as a visitor it reads its own tree.
 
-    @property
-    def is_test(self) -> bool:
-        return is_test_path(self.path)
+    ``definitions`` are functions, classes and, as ``Class.method``, methods; each maps to all its parts: overloads,
+    both arms of a condition, setters. ``bindings`` count what else binds a name at module level, imports aside;
+    ``assignments`` are the last ``NAME = …`` directly in the module. ``exports`` are the literal lists that make up
+    ``__all__``; ``phrases`` line and words of strings on one line that are no name: they may be annotations.
+    """
+
+    def __init__(self, path: str, text: str, tree: ast.Module, module: str) -> None:
+        self.path, self.text, self.tree, self.module = path, text, tree, module
+        self.lines = Lines(text)
+        self.is_package = PurePosixPath(path).stem == "__init__"
+        self.is_stub = path.endswith(".pyi")
+        self.is_test = is_test_path(path)
+        self.definitions: dict[str, list[Definition]] = {}
+        self.imports: list[ImportedName] = []
+        self.uses: dict[str, list[Use]] = defaultdict(list)
+        self.bindings = Counter[str]()
+        self.assignments: dict[str, ast.stmt] = {}
+        self.exports: list[Items] = []
+        self.phrases: list[tuple[int, frozenset[str]]] = []
+        self._scope = _Scope()
+        self._future_annotations = any(
+            isinstance(node, ast.ImportFrom)
+            and node.module == "__future__"
+            and any(alias.name == "annotations" for alias in node.names)
+            for node in tree.body
+        )
+        for statement in tree.body:
+            name = _single_target(statement)
+            if name:
+                self.assignments[name] = statement
+            self._visit_all([statement], unit=name)
 
     def binds(self, name: str) -> bool:
         """Whether the module itself gives the name a meaning at module level."""
-        imported = any(found.bound == name and found.is_module_level for found in self.imports)
-        return imported or name in self.definitions or name in self.bindings
+        return bool(self.imports_of(name)) or name in self.definitions or name in self.bindings
+
+    def imports_of(self, bound: str) -> list[ImportedName]:
+        """The imports that bind a name at module level."""
+        return [found for found in self.imports if found.bound == bound and found.is_module_level]
 
     @cached_property
     def exported(self) -> frozenset[str]:
@@ -109,18 +124,147 @@ class SourceFile:
         values = [getattr(element, "value", None) for items in self.exports for element in items.elts]
         return frozenset(value for value in values if isinstance(value, str))
 
-    @cached_property
-    def uses_by_identifier(self) -> dict[str, list[Use]]:
-        found: dict[str, list[Use]] = {}
-        for use in self.uses:
-            found.setdefault(use.identifier, []).append(use)
-        return found
-
     def constant(self, name: str) -> ast.stmt | None:
         """The assignment of a module-level name that is bound nowhere else in the module."""
-        is_single = self.bindings.get(name) == 1 and name not in self.definitions
+        is_single = self.bindings[name] == 1 and name not in self.definitions
         is_dunder = name.startswith("__") and name.endswith("__")
         return self.assignments.get(name) if is_single and not is_dunder else None
+
+    # --- What is noted of each kind of syntax.
+
+    def _note(self, identifier: str, kind: str, line: int, chain: str | None = None) -> None:
+        is_call_time, owner, unit = self._scope
+        self.uses[identifier].append(Use(kind, line, not is_call_time, unit, owner or None, chain))
+
+    def _visit_all(self, nodes: Iterable[ast.AST | None], **changes: Any) -> None:
+        """Visit some nodes in a scope with these changes."""
+        before = self._scope
+        self._scope = before._replace(**changes)
+        for node in nodes:
+            if node is not None:
+                self.visit(node)
+        self._scope = before
+
+    def _visit_function(self, node: Function) -> None:
+        is_call_time, owner, unit = self._scope
+        if owner is not None:
+            unit = _dotted(owner, node.name)
+            self.definitions.setdefault(unit, []).append(node)
+        self._visit_all([*node.decorator_list, *node.args.defaults, *node.args.kw_defaults], unit=unit)
+        notes = [*(argument.annotation for argument in arguments_of(node)), node.returns]
+        self._visit_all(notes, unit=unit, is_call_time=is_call_time or self._future_annotations)
+        inside = [*getattr(node, "type_params", []), *node.body]
+        self._visit_all(inside, unit=unit, is_call_time=True, owner=None)
+
+    visit_FunctionDef = visit_AsyncFunctionDef = _visit_function
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        _, owner, unit = self._scope
+        if owner == "":
+            unit = node.name
+            self.definitions.setdefault(unit, []).append(node)
+        self._visit_all([*node.decorator_list, *node.bases, *node.keywords], unit=unit)
+        self._visit_all(node.body, unit=unit, owner=None if owner is None else _dotted(owner, node.name))
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        self._visit_all([*node.args.defaults, *node.args.kw_defaults])
+        self._visit_all([node.body], is_call_time=True, owner=None)
+
+    def _visit_comprehension(self, node: ast.AST) -> None:
+        self._visit_all(ast.iter_child_nodes(node), owner=None)  # its variables are its own
+
+    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _visit_comprehension
+
+    def visit_If(self, node: ast.If) -> None:
+        self.visit(node.test)
+        match node.test:
+            case ast.Compare(left=ast.Name(id="__name__")):
+                is_call_time = True
+            case test:
+                is_call_time = self._scope.is_call_time or is_type_checking(test)
+        self._visit_all(node.body, is_call_time=is_call_time)
+        self._visit_all(node.orelse)
+
+    def _visit_assignment(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> None:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if isinstance(node, ast.AnnAssign):
+            is_call_time = self._scope.is_call_time or self._future_annotations
+            self._visit_all([node.annotation], is_call_time=is_call_time)
+        self._visit_all(targets)
+        if self._scope.owner == "" and any(dotted_text(target) == "__all__" for target in targets):
+            self._export(node.value)
+        else:
+            self._visit_all([node.value])
+
+    visit_Assign = visit_AnnAssign = visit_AugAssign = _visit_assignment
+
+    def _export(self, value: ast.expr | None) -> None:
+        """``[…]``, ``(…)``, ``[…] + other.__all__``, ``sorted([…])``: literal lists are exports, the rest are uses."""
+        parts: list[ast.expr] = []
+        if isinstance(value, Items):
+            self.exports.append(value)
+            self._visit_all(item for item in value.elts if not isinstance(item, ast.Constant))
+        elif isinstance(value, ast.BinOp):
+            parts = [value.left, value.right]
+        elif isinstance(value, ast.Call):
+            parts = [value.func, *value.args, *(keyword.value for keyword in value.keywords)]
+        else:
+            self._visit_all([value])
+        for part in parts:
+            self._export(part)
+
+    def _visit_import(self, node: ImportStatement) -> None:
+        is_top = self._scope.owner == ""
+        for index, alias in enumerate(node.names):
+            target = self._absolute_target(node) if isinstance(node, ast.ImportFrom) else alias.name
+            name = alias.name if isinstance(node, ast.ImportFrom) else None
+            bound = alias.asname or name or alias.name.partition(".")[0]
+            self.imports.append(ImportedName(target, name, bound, node, index, is_top))
+
+    visit_Import = visit_ImportFrom = _visit_import
+
+    def _absolute_target(self, statement: ast.ImportFrom) -> str:
+        """The module that ``from … import`` names, with its dots resolved."""
+        if not statement.level:
+            return statement.module or ""
+        parts = self.module.split(".")
+        parts = parts[: len(parts) - statement.level + self.is_package]
+        return ".".join([*parts, *([statement.module] if statement.module else [])])
+
+    def visit_Global(self, node: ast.Global) -> None:
+        self.bindings.update(node.names)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if not isinstance(node.ctx, ast.Store):
+            self._note(node.id, "name", node.lineno)
+        elif self._scope.owner == "":
+            self.bindings[node.id] += 1
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        self._note(node.attr, "attribute", node.end_lineno or node.lineno, dotted_text(node.value))
+        self.visit(node.value)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if not isinstance(node.value, str):
+            return
+        if _DOTTED.fullmatch(node.value):
+            chain, _, last = node.value.rpartition(".")
+            self._note(last, "string", node.lineno, chain or None)
+        elif ">>>" in node.value:
+            said = " ".join(_DOCTEST.findall(node.value))
+            for name in sorted(set(_IDENTIFIER.findall(said))):
+                self._note(name, "doctest", node.lineno)
+        elif "\n" not in node.value:
+            self.phrases.append((node.lineno, frozenset(_IDENTIFIER.findall(node.value))))
+
+
+def read_source(path: str, content: bytes, roots: Iterable[str] = ()) -> SourceFile | None:
+    """Read a ``.py`` or ``.pyi`` file; None when it does not parse, is not UTF-8 or starts with a BOM."""
+    try:
+        text = content.decode()
+        return SourceFile(path, text, parse_syntax(text), module_name(path, roots))
+    except UNPARSABLE:  # or it is too deep for a visitor
+        return None
 
 
 def module_name(path: str, roots: Iterable[str] = ()) -> str:
@@ -132,15 +276,6 @@ def module_name(path: str, roots: Iterable[str] = ()) -> str:
     if parts[-1] == "__init__" and len(parts) > 1:
         parts = parts[:-1]
     return ".".join(parts)
-
-
-def absolute_target(statement: ast.ImportFrom, module: str, *, is_package: bool) -> str:
-    """The module that ``from … import`` names, with its dots resolved."""
-    if not statement.level:
-        return statement.module or ""
-    parts = module.split(".")
-    parts = parts[: len(parts) - statement.level + (1 if is_package else 0)]
-    return ".".join([*parts, *([statement.module] if statement.module else [])])
 
 
 def dotted_text(node: ast.expr) -> str | None:
@@ -163,202 +298,16 @@ def is_type_checking(test: ast.expr) -> bool:
     return (dotted_text(test) or "").rpartition(".")[2] == "TYPE_CHECKING"
 
 
-# --- Read one Python file without running it.
-
-_DOCTEST = re.compile(r"^\s*(?:>>>|\.\.\.)(.*)$", re.MULTILINE)
-_IDENTIFIER = re.compile(r"[^\W\d]\w*")
-_DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+def _dotted(owner: str, name: str) -> str:
+    return f"{owner}.{name}" if owner else name
 
 
-def read_source(path: str, content: bytes, roots: Iterable[str] = ()) -> SourceFile | None:
-    """Read a ``.py`` or ``.pyi`` file; None when it does not parse, is not UTF-8 or starts with a BOM."""
-    try:
-        text = content.decode()
-        tree = parse_syntax(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    found = SourceFile(path, text, Lines(text), tree, module_name(path, roots))
-    try:
-        _Reader(found).read()
-    except RecursionError:
-        return None
-    return found
-
-
-def _single_target(statement: ast.stmt) -> str | None:
-    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-        target: ast.expr = statement.targets[0]
-    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-        target = statement.target
-    else:
-        return None
-    return target.id if isinstance(target, ast.Name) else None
-
-
-class _Reader(ast.NodeVisitor):
-    def __init__(self, found: SourceFile) -> None:
-        self._found = found
-        self._is_import_time = True
-        self._unit: str | None = None
-        self._classes: list[str] = []
-        self._depth = 0  # functions around
-        self._comprehensions = 0
-        self._future_annotations = any(
-            isinstance(node, ast.ImportFrom)
-            and node.module == "__future__"
-            and any(alias.name == "annotations" for alias in node.names)
-            for node in found.tree.body
-        )
-
-    def read(self) -> None:
-        for statement in self._found.tree.body:
-            name = _single_target(statement)
-            if name is not None:
-                self._found.assignments[name] = statement
-                self._unit = name
-            self.visit(statement)
-            self._unit = None
-
-    @property
-    def _at_module_level(self) -> bool:
-        return not (self._depth or self._classes or self._comprehensions)
-
-    def _note(self, identifier: str, kind: str, line: int, chain: str | None = None) -> None:
-        in_body = self._classes and not (self._depth or self._comprehensions)
-        inside = ".".join(self._classes) if in_body else None
-        when, unit = self._is_import_time, self._unit
-        self._found.uses.append(Use(identifier, kind, line, when, unit, inside, chain))
-
-    def _visit_all(self, nodes: Iterable[ast.AST | None], *, call_time: bool = False) -> None:
-        before = self._is_import_time
-        self._is_import_time = before and not call_time
-        for node in nodes:
-            if node is not None:
-                self.visit(node)
-        self._is_import_time = before
-
-    def _visit_function(self, node: Function) -> None:
-        before = self._unit
-        if self._at_module_level:
-            self._found.definitions.setdefault(node.name, []).append(node)
-            self._unit = node.name
-        elif not self._depth:
-            owner = ".".join(self._classes)
-            self._found.methods.setdefault((owner, node.name), []).append(node)
-            self._unit = f"{owner}.{node.name}"
-        self._visit_all([*node.decorator_list, *node.args.defaults, *node.args.kw_defaults])
-        notes = [argument.annotation for argument in arguments_of(node)]
-        self._visit_all([*notes, node.returns], call_time=self._future_annotations)
-        self._depth += 1
-        self._visit_all([*getattr(node, "type_params", []), *node.body], call_time=True)
-        self._depth -= 1
-        self._unit = before
-
-    visit_FunctionDef = visit_AsyncFunctionDef = _visit_function
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        is_top = self._at_module_level
-        if is_top:
-            self._found.definitions.setdefault(node.name, []).append(node)
-            self._unit = node.name
-        self._visit_all([*node.decorator_list, *node.bases, *node.keywords])
-        self._classes.append(node.name)
-        self._visit_all(node.body)
-        self._classes.pop()
-        if is_top:
-            self._unit = None
-
-    def visit_Lambda(self, node: ast.Lambda) -> None:
-        self._visit_all([*node.args.defaults, *node.args.kw_defaults])
-        self._depth += 1
-        self._visit_all([node.body], call_time=True)
-        self._depth -= 1
-
-    def _visit_comprehension(self, node: ast.AST) -> None:
-        self._comprehensions += 1  # its variables are its own
-        self.generic_visit(node)
-        self._comprehensions -= 1
-
-    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _visit_comprehension
-
-    def visit_If(self, node: ast.If) -> None:
-        self.visit(node.test)
-        is_main = (
-            isinstance(node.test, ast.Compare)
-            and isinstance(node.test.left, ast.Name)
-            and node.test.left.id == "__name__"
-        )
-        self._visit_all(node.body, call_time=is_main or is_type_checking(node.test))
-        self._visit_all(node.orelse)
-
-    def _visit_assignment(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> None:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        if isinstance(node, ast.AnnAssign):
-            self._visit_all([node.annotation], call_time=self._future_annotations)
-        self._visit_all(targets)
-        if self._at_module_level and any(dotted_text(target) == "__all__" for target in targets):
-            self._export(node.value)
-        else:
-            self._visit_all([node.value])
-
-    visit_Assign = visit_AnnAssign = visit_AugAssign = _visit_assignment
-
-    def _export(self, value: ast.expr | None) -> None:
-        """``[…]``, ``(…)``, ``[…] + other.__all__``, ``sorted([…])``: literal lists are exports, the rest are uses."""
-        if isinstance(value, Items):
-            self._found.exports.append(value)
-            self._visit_all(item for item in value.elts if not isinstance(item, ast.Constant))
-        elif isinstance(value, ast.BinOp):
-            self._export(value.left)
-            self._export(value.right)
-        elif isinstance(value, ast.Call):
-            for part in (value.func, *value.args, *(keyword.value for keyword in value.keywords)):
-                self._export(part)
-        else:
-            self._visit_all([value])
-
-    def visit_Import(self, node: ast.Import) -> None:
-        for index, alias in enumerate(node.names):
-            bound = alias.asname or alias.name.partition(".")[0]
-            imported = ImportedName(alias.name, None, bound, node, index, self._at_module_level)
-            self._found.imports.append(imported)
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        target = absolute_target(node, self._found.module, is_package=self._found.is_package)
-        for index, alias in enumerate(node.names):
-            imported = ImportedName(
-                target, alias.name, alias.asname or alias.name, node, index, self._at_module_level
-            )
-            self._found.imports.append(imported)
-
-    def visit_Global(self, node: ast.Global) -> None:
-        for name in node.names:
-            self._bind(name)
-
-    def visit_Name(self, node: ast.Name) -> None:
-        if not isinstance(node.ctx, ast.Store):
-            self._note(node.id, "name", node.lineno)
-        elif self._at_module_level:
-            self._bind(node.id)
-
-    def _bind(self, name: str) -> None:
-        self._found.bindings[name] = self._found.bindings.get(name, 0) + 1
-
-    def visit_Attribute(self, node: ast.Attribute) -> None:
-        chain = dotted_text(node.value)
-        line = node.end_lineno or node.lineno
-        self._note(node.attr, "attribute", line, chain)
-        self.visit(node.value)
-
-    def visit_Constant(self, node: ast.Constant) -> None:
-        if not isinstance(node.value, str):
-            return
-        if _DOTTED.fullmatch(node.value):
-            chain, _, last = node.value.rpartition(".")
-            self._note(last, "string", node.lineno, chain or None)
-        elif ">>>" in node.value:
-            said = " ".join(_DOCTEST.findall(node.value))
-            for name in sorted(set(_IDENTIFIER.findall(said))):
-                self._note(name, "doctest", node.lineno)
-        elif "\n" not in node.value:
-            self._found.phrases.append((node.lineno, frozenset(_IDENTIFIER.findall(node.value))))
+def _single_target(statement: ast.stmt) -> str:
+    """The name of a plain assignment, else empty."""
+    match statement:
+        case (
+            ast.Assign(targets=[ast.Name(id=name)])
+            | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr())
+        ):
+            return name
+    return ""

@@ -10,7 +10,8 @@ from composer_replication.tasks.intake.tree_rules import is_subject_path, record
 from composer_replication.tasks.planning.source_file import ImportedName, SourceFile, Use, read_source
 
 Name = tuple[str, str]
-"""A dotted module and a module-level name in it."""
+"""A dotted module and a name in it: of its top level, or ``Class.method``."""
+Alias = tuple[SourceFile, ImportedName]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,30 +23,28 @@ class Reach:
     """
 
     names: frozenset[Name]
-    aliases: tuple[tuple[SourceFile, ImportedName], ...]
+    aliases: tuple[Alias, ...]
 
 
 class SymbolGraph:
     """All Python files that can be read, and how their names hang together.
 
-    ``files`` are by path. A stub file (``.pyi``) has the module name of its source. Tests are
-    part of the graph but ``sources`` leaves them out.
+    ``files`` are by path. A stub file (``.pyi``) has the module name of its source. ``sources`` are the runnable
+    files without tests and stubs, ``subjects`` those whose definitions may be taken out. ``importers`` has every
+    ``from module import name``, and ``import module`` with the name None.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        self.files: dict[str, SourceFile] = {}
         roots = recorded_folders(files)
-        for path in sorted(files):
-            if path.endswith((".py", ".pyi")):
-                found = read_source(path, files[path], roots)
-                if found is not None:
-                    self.files[path] = found
-        self.by_module: dict[str, list[SourceFile]] = defaultdict(list)
-        self.importers: dict[tuple[str, str | None], list[tuple[SourceFile, ImportedName]]] = defaultdict(
-            list
+        read = (
+            read_source(path, files[path], roots) for path in sorted(files) if path.endswith((".py", ".pyi"))
         )
-        """Every ``from module import name``, and ``import module`` with the name None."""
-        self._targets: dict[str, list[tuple[SourceFile, ImportedName]]] = defaultdict(list)
+        self.files = {found.path: found for found in read if found is not None}
+        self.sources = [file for file in self.files.values() if not file.is_test and not file.is_stub]
+        self.subjects = [file for file in self.sources if is_subject_path(file.path)]
+        self.by_module: dict[str, list[SourceFile]] = defaultdict(list)
+        self.importers: dict[tuple[str, str | None], list[Alias]] = defaultdict(list)
+        self._targets: dict[str, list[Alias]] = defaultdict(list)
         self._uses: dict[str, list[tuple[SourceFile, Use]]] = defaultdict(list)
         for file in self.files.values():
             self.by_module[file.module].append(file)
@@ -53,21 +52,13 @@ class SymbolGraph:
                 self.importers[imported.target, imported.name].append((file, imported))
                 self._targets[imported.target].append((file, imported))
         for file in self.sources:
-            for use in file.uses:
-                self._uses[use.identifier].append((file, use))
-        self._exported_anywhere = {
-            (file.module, name) for file in self.files.values() for name in file.exported
-        }
+            for identifier, uses in file.uses.items():
+                self._uses[identifier] += [(file, use) for use in uses]
+        self._exported = {(file.module, name) for file in self.files.values() for name in file.exported}
 
-    @property
-    def sources(self) -> list[SourceFile]:
-        """Runnable source files, in order of path: no tests, no stubs."""
-        return [file for file in self.files.values() if not file.is_test and not file.is_stub]
-
-    @property
-    def subjects(self) -> list[SourceFile]:
-        """The source files whose definitions may be taken out."""
-        return [file for file in self.sources if is_subject_path(file.path)]
+    def files_of(self, module: str) -> list[SourceFile]:
+        """The files with that module name; none of a module of others."""
+        return self.by_module.get(module, [])
 
     def uses_of(self, identifier: str) -> list[tuple[SourceFile, Use]]:
         """Every occurrence of an identifier in source files."""
@@ -75,55 +66,53 @@ class SymbolGraph:
 
     def star_exports(self, module: str, name: str) -> bool:
         """Whether ``from module import *`` brings the name."""
-        listed = [file.exported for file in self.by_module.get(module, []) if file.exports]
+        listed = [file.exported for file in self.files_of(module) if file.exports]
         return any(name in exported for exported in listed) if listed else not name.startswith("_")
 
     def reach(self, names: Iterable[Name], modules: Iterable[str] = ()) -> Reach:
         """Follow imports, re-exports and star imports from some names, and from modules that go altogether."""
         pending = list(names)
-        aliases: dict[tuple[str, int, int], tuple[SourceFile, ImportedName]] = {}
+        aliases: set[Alias] = set()
         found: set[Name] = set()
 
-        def arrive(file: SourceFile, imported: ImportedName) -> None:
-            aliases[file.path, id(imported.statement), imported.index] = (file, imported)
-            if imported.is_module_level and imported.name != "*" and not imported.is_plain:
-                pending.append((file.module, imported.bound))
+        def arrive(arriving: Iterable[Alias]) -> None:
+            for file, imported in arriving:
+                aliases.add((file, imported))
+                if imported.is_module_level and imported.name != "*" and not imported.is_plain:
+                    pending.append((file.module, imported.bound))
 
         for module in modules:
             parent, _, last = module.rpartition(".")
-            for file, imported in [*self._targets.get(module, []), *self.importers.get((parent, last), [])]:
-                arrive(file, imported)
+            arrive(self._targets.get(module, ()))
+            arrive(self.importers.get((parent, last), ()))
         while pending:
             name = pending.pop()
-            if name in found:
-                continue
-            found.add(name)
-            for file, imported in self.importers.get(name, []):
-                arrive(file, imported)
-            for file, imported in self.importers.get((name[0], "*"), []):
-                if imported.is_module_level and self.star_exports(*name):
-                    pending.append((file.module, name[1]))
-        return Reach(frozenset(found), tuple(aliases[key] for key in sorted(aliases)))
+            if name not in found:
+                found.add(name)
+                arrive(self.importers.get(name, ()))
+                for file, imported in self.importers.get((name[0], "*"), ()):
+                    if imported.is_module_level and self.star_exports(*name):
+                        pending.append((file.module, name[1]))
+        in_order = sorted(aliases, key=lambda one: (one[0].path, one[1].statement.lineno, one[1].index))
+        return Reach(frozenset(found), tuple(in_order))
 
     def is_own_api(self, name: Name) -> bool:
         """Whether a name is offered by itself: in an ``__all__``, or re-exported by a package."""
-        reach = self.reach([name])
-        if not reach.names.isdisjoint(self._exported_anywhere):
-            return True
-        packages = {module for module, _ in reach.names if module != name[0]}
-        return any(
-            file.is_package and not file.is_test for module in packages for file in self.by_module[module]
+        names = self.reach([name]).names
+        elsewhere = (file for module, _ in names if module != name[0] for file in self.files_of(module))
+        return not names.isdisjoint(self._exported) or any(
+            file.is_package and not file.is_test for file in elsewhere
         )
 
     def resolve(self, file: SourceFile, chain: str) -> str:
         """The absolute dotted text of ``a.b`` as one file sees it; its own names get its module in front."""
-        root, _, rest = chain.partition(".")
+        root, *rest = chain.split(".")
         found = self._step(file.module, root)
         if found == f"{file.module}.{root}" and any(
             imported.bound == root and imported.name is None for imported in file.imports
         ):
             found = root  # ``import root.other`` binds the root
-        for part in filter(None, rest.split(".")):
+        for part in rest:
             found = self._step(found, part)
         return found
 
@@ -132,13 +121,13 @@ class SymbolGraph:
         here = f"{module}.{name}"
         if here in self.by_module or not hops:
             return here
-        for file in self.by_module.get(module, []):
+        for file in self.files_of(module):
             for imported in file.imports:
                 if imported.bound != name or imported.name == "*":
                     continue
                 if imported.name is not None:
                     return self._step(imported.target, imported.name, hops - 1)
-                if imported.statement.names[imported.index].asname:
+                if not imported.is_plain:
                     return imported.target
         return here
 
@@ -148,11 +137,14 @@ class SymbolGraph:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What goes together: top-level names (constants too), methods (``Class.method``), whole modules (dotted)."""
+    """What goes together: names (functions, classes, constants, methods) and whole modules."""
 
     names: frozenset[Name] = frozenset()
-    methods: frozenset[Name] = frozenset()
     modules: frozenset[str] = frozenset()
+
+    @property
+    def methods(self) -> list[Name]:
+        return sorted(name for name in self.names if "." in name[1])
 
 
 class Needs:
@@ -168,54 +160,45 @@ class Needs:
 
     def __init__(self, graph: SymbolGraph) -> None:
         self._graph = graph
-        top = {(file.module, name) for file in graph.subjects for name in file.definitions}
-        constants = {
+        tops = {
             (file.module, name)
             for file in graph.subjects
-            for name in file.assignments
-            if file.constant(name) is not None
+            for name in (*file.definitions, *file.assignments)
+            if "." not in name and (name in file.definitions or file.constant(name) is not None)
         }
-        self._helpers: dict[Name, set[Name]] = {}
-        for name in sorted(top | constants):
-            if not graph.is_own_api(name):
-                self._helpers[name] = self._users_of_name(name)
-        self._methods = self._private_methods()
-        for method in sorted(self._methods):
-            self._helpers[method] = self._users_of_method(method)
+        users = {name: self._users_of_name(name) for name in tops if not graph.is_own_api(name)}
+        users |= {method: self._users_of_method(method) for method in self._private_methods()}
+        self._users = users
         self._needs: dict[Name, set[Name]] = defaultdict(set)
-        for name, users in sorted(self._helpers.items()):
-            for holder in {holder for user in users for holder in _holders(user)} - {name}:
+        for name, own in users.items():
+            for holder in {holder for user in own for holder in _holders(user)} - {name}:
                 self._needs[holder].add(name)
 
     def of_name(self, root: Name) -> Selection:
-        """The feature of a top-level function or class, or of a method: its helpers may be methods of its class."""
-        inside = self._closure(root)
-        methods = {name for name in inside if "." in name[1]}
-        return Selection(frozenset(inside - methods), frozenset(methods))
+        """The feature of a function or class, or of a method: its helpers may be methods of its class."""
+        return Selection(frozenset(self._closure(root)))
 
     def of_module(self, module: str) -> Selection:
         """A module, and what only it needs from other files."""
-        inside = self._closure((module, "*"))
-        return Selection(frozenset(name for name in inside if name[0] != module), modules=frozenset({module}))
+        names = frozenset(name for name in self._closure((module, "*")) if name[0] != module)
+        return Selection(names, frozenset({module}))
 
     def _closure(self, root: Name) -> set[Name]:
         inside = self._reachable(root)
-        while True:
-            outside = {
-                name
-                for name in inside - {root}
-                if any(inside.isdisjoint(_holders(user)) for user in self._helpers[name])
-            }
-            if not outside:
-                return self._reachable(root, inside)
+        while outside := {
+            name
+            for name in inside - {root}
+            if any(inside.isdisjoint(_holders(user)) for user in self._users[name])
+        }:
             inside -= outside
+        return self._reachable(root, inside)
 
     def _reachable(self, root: Name, among: set[Name] | None = None) -> set[Name]:
         owner = root[1].rpartition(".")[0]
         found, pending = {root}, [root]
         while pending:
             for needed in self._needs.get(pending.pop(), ()):
-                is_fit = needed not in self._methods or needed[1].rpartition(".")[0] == owner
+                is_fit = needed[1].rpartition(".")[0] in ("", owner)
                 if is_fit and needed not in found and (among is None or needed in among):
                     found.add(needed)
                     pending.append(needed)
@@ -224,10 +207,14 @@ class Needs:
     def _users_of_name(self, name: Name) -> set[Name]:
         reach = self._graph.reach([name])
         users: set[Name] = set()
-        for identifier in sorted({bound for _, bound in reach.names}):
+        for identifier in {bound for _, bound in reach.names}:
             for file, use in self._graph.uses_of(identifier):
-                if _is_about(file, use, reach.names):
-                    users.add((file.module, use.unit or ""))
+                if use.kind in ("name", "doctest"):
+                    is_user = (file.module, identifier) in reach.names
+                else:
+                    is_user = use.kind == "string" or use.chain not in ("self", "cls")
+                if is_user:
+                    users.add((file.module, use.unit))
         for file, imported in reach.aliases:
             if not (imported.is_module_level or file.is_test or file.is_stub):
                 users.add((file.module, ""))
@@ -236,7 +223,7 @@ class Needs:
     def _users_of_method(self, method: Name) -> set[Name]:
         owner, _, name = method[1].rpartition(".")
         users = {
-            (file.module, use.unit or "")
+            (file.module, use.unit)
             for file, use in self._graph.uses_of(name)
             if use.kind != "name" or (file.module == method[0] and use.in_class == owner)
         }
@@ -246,24 +233,16 @@ class Needs:
         """Private methods whose name only one class has."""
         homes: dict[str, set[Name]] = defaultdict(set)
         for file in self._graph.sources:
-            for owner, name in file.methods:
-                homes[name].add((file.module, f"{owner}.{name}"))
+            for dotted in file.definitions:
+                owner, _, name = dotted.rpartition(".")
+                if owner and name.startswith("_") and not name.endswith("__"):
+                    homes[name].add((file.module, dotted))
         subjects = {file.module for file in self._graph.subjects}
-        return {
-            method
-            for name, found in homes.items()
-            for method in found
-            if len(found) == 1 and name.startswith("_") and not name.endswith("__") and method[0] in subjects
-        }
+        single = (next(iter(found)) for found in homes.values() if len(found) == 1)
+        return {method for method in single if method[0] in subjects}
 
 
 def _holders(user: Name) -> set[Name]:
     """A definition, the class around it and its module."""
     module, unit = user
     return {user, (module, unit.partition(".")[0]), (module, "*")}
-
-
-def _is_about(file: SourceFile, use: Use, names: frozenset[Name]) -> bool:
-    if use.kind in ("name", "doctest"):
-        return (file.module, use.identifier) in names
-    return use.kind == "string" or use.chain not in ("self", "cls")

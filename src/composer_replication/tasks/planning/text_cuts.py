@@ -4,64 +4,154 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 
 from composer_replication.records import Edit
 from composer_replication.tasks.planning.edits import LINE_END, Lines, edited_text
-from composer_replication.tasks.planning.source_file import Definition, Items
-from composer_replication.tasks.syntax_trees import blocks_of, first_line, parsed
+from composer_replication.tasks.planning.source_file import ImportStatement, Items
+from composer_replication.tasks.syntax_trees import Definition, blocks_of, first_line, parsed
 
 _COMMA = re.compile(r"[ \t\f]*,")
-_List = ast.Import | ast.ImportFrom | Items
+_List = ImportStatement | Items
 _Span = tuple[int, int, str]
 """Two offsets, and the text that takes the place of what stands between them."""
 
 
-@dataclass(slots=True)
 class FileCut:
     """What goes out of one file: whole statements; by index, names of an import or elements of a literal list."""
 
-    path: str
-    lines: Lines
-    tree: ast.Module
-    statements: dict[int, ast.stmt] = field(default_factory=dict)
-    items: dict[int, tuple[_List, set[int]]] = field(default_factory=dict)
+    def __init__(self, path: str, lines: Lines, tree: ast.Module) -> None:
+        self._path, self._lines, self._tree = path, lines, tree
+        self._statements: set[ast.stmt] = set()
+        self._items: dict[_List, set[int]] = {}
 
     def take_statement(self, node: ast.stmt) -> None:
-        self.statements[id(node)] = node
+        self._statements.add(node)
 
     def take_item(self, node: _List, index: int) -> None:
-        self.items.setdefault(id(node), (node, set()))[1].add(index)
+        self._items.setdefault(node, set()).add(index)
 
     def gone_lines(self) -> set[int]:
         """The lines of the statements that go, decorators included."""
         gone: set[int] = set()
-        for node in self.statements.values():
+        for node in self._statements:
             gone.update(range(first_line(node), (node.end_lineno or node.lineno) + 1))
         return gone
 
     def edits(self) -> tuple[Edit, ...] | None:
         """The edits in order of place; None when what is left does not parse or a line is not cut cleanly."""
-        statements = dict(self.statements)
+        statements: set[ast.AST] = {*self._statements}
         spans: list[_Span] = []
-        for node, doomed in self.items.values():
+        for node, doomed in self._items.items():
             if not isinstance(node, Items) and len(doomed) == len(node.names):
-                statements[id(node)] = node
+                statements.add(node)
             elif isinstance(node, ast.Tuple) and len(node.elts) < len(doomed) + 2:
                 return None  # it would be no tuple any more
-            elif id(node) not in statements:
-                spans += _item_spans(self.lines, node, doomed)
-        gone = _gone_rows(self.lines, self.tree, statements)
+            elif node not in statements:
+                spans += self._item_spans(node, doomed)
+        gone = self._gone_rows(statements)
         if gone is None:
             return None
-        spans += _row_spans(self.lines, gone)
+        spans += self._row_spans(gone)
         edits: list[Edit] = []
         for start, end, text in sorted(spans, key=lambda span: (span[0], -span[1])):
             if not edits or start >= edits[-1].end:  # else it lies in one: an import in a function that goes
-                edits.append(Edit(self.path, start, end, text))
-        return tuple(edits) if parses_after(self.lines.text, edits) else None
+                edits.append(Edit(self._path, start, end, text))
+        return tuple(edits) if parses_after(self._lines.text, edits) else None
+
+    # --- Statements go with whole lines, with the comments right above definitions and spare blank lines.
+
+    def _gone_rows(self, statements: Collection[ast.AST]) -> dict[int, str] | None:
+        """The lines that go, with what takes the place of each; None where a statement shares a line with another."""
+        gone: dict[int, str] = {}
+        lines = self._lines
+        for block in _all_blocks(self._tree):
+            doomed = [node for node in block if node in statements]
+            for node in doomed:
+                first, last = first_line(node), node.end_lineno or node.lineno
+                if first in gone:
+                    continue
+                margin = lines.text[lines.starts[node.lineno - 1] : lines.span(node)[0]]
+                if margin.strip() or not lines.ends_line(node):
+                    return None
+                if isinstance(node, Definition | ast.Assign | ast.AnnAssign):
+                    while (
+                        first > 1 and first - 1 not in gone and lines.line(first - 1).startswith(f"{margin}#")
+                    ):
+                        first -= 1
+                gone.update(dict.fromkeys(range(first, last + 1), ""))
+                if node is block[0] and len(doomed) == len(block) and block is not self._tree.body:
+                    gone[first] = f"{margin}pass{lines.ending_after(lines.starts[last - 1])}"
+        return gone
+
+    def _row_spans(self, gone: dict[int, str]) -> Iterator[_Span]:
+        """One span for each run of lines that go; blank lines between two of them go along."""
+        runs: list[tuple[int, int]] = []
+        for number in sorted(gone):
+            is_next = runs and all(map(self._is_blank, range(runs[-1][1] + 1, number)))
+            if is_next and not (gone[number] and runs[-1][1] + 1 < number):
+                runs[-1] = (runs[-1][0], number)
+            else:
+                runs.append((number, number))
+        starts = [*self._lines.starts, len(self._lines.text)]
+        for first, last in runs:
+            text = "".join(gone.get(number, "") for number in range(first, last + 1))
+            begin, until = (first, last) if text else self._with_blanks(gone, first, last)
+            yield starts[begin - 1], starts[until], text
+
+    def _with_blanks(self, gone: Collection[int], first: int, last: int) -> tuple[int, int]:
+        """Blank lines on both sides become those of the wider side; none at a file's or block's edge."""
+        above, below, count = first, last, len(self._lines.starts)
+        while above > 1 and above - 1 not in gone and self._is_blank(above - 1):
+            above -= 1
+        while below < count and below + 1 not in gone and self._is_blank(below + 1):
+            below += 1
+        opens = above > 1 and self._indent(above - 1) < self._indent(first)
+        if above == 1 or (opens and below < count):
+            return first, below
+        if below == count:
+            return above, last
+        return (first, below) if first - above >= below - last else (above, last)
+
+    def _is_blank(self, number: int) -> bool:
+        return not self._lines.line(number).strip()
+
+    def _indent(self, number: int) -> int:
+        line = self._lines.line(number)
+        return len(line) - len(line.lstrip())
+
+    # --- Items go out of a comma-separated list, those that stand side by side at once.
+
+    def _item_spans(self, node: _List, doomed: set[int]) -> Iterator[_Span]:
+        places = [self._lines.span(item) for item in (node.elts if isinstance(node, Items) else node.names)]
+        head = self._lines.text[self._lines.span(node)[0] : places[0][0]]
+        for goes, group in groupby(range(len(places)), key=doomed.__contains__):
+            if goes:
+                run = list(group)
+                span = self._span_of_run(
+                    places, run[0], run[-1] + 1, has_brackets=bool(set("([{") & set(head))
+                )
+                yield (*span, "")
+
+    def _span_of_run(
+        self, places: Sequence[tuple[int, int]], index: int, stop: int, *, has_brackets: bool
+    ) -> tuple[int, int]:
+        text, start, end = self._lines.text, places[index][0], places[stop - 1][1]
+        comma = _COMMA.match(text, end)
+        after_comma = comma.end() if comma else end
+        line_start = max(text.rfind("\n", 0, start), text.rfind("\r", 0, start)) + 1
+        ending = LINE_END.search(text, after_comma)
+        line_end, next_line = ending.span() if ending else (len(text), len(text))
+        rest = text[after_comma:line_end].strip()
+        if has_brackets and not text[line_start:start].strip() and (not rest or rest.startswith("#")):
+            return line_start, next_line
+        following = places[stop][0] if stop < len(places) else None
+        if following is not None and not LINE_END.search(text, end, following):
+            return start, following
+        if index:
+            return places[index - 1][1], end
+        return start, after_comma if following is None else following
 
 
 def parses_after(text: str, edits: Sequence[Edit]) -> bool:
@@ -72,108 +162,9 @@ def parses_after(text: str, edits: Sequence[Edit]) -> bool:
         return False
 
 
-# --- Statements go with whole lines, with the comments right above definitions and spare blank lines.
-
-
-def _gone_rows(lines: Lines, tree: ast.Module, statements: Mapping[int, ast.stmt]) -> dict[int, str] | None:
-    """The lines that go, with what takes the place of each; None where a statement shares a line with another."""
-    gone: dict[int, str] = {}
-    for block in _all_blocks(tree):
-        doomed = [node for node in block if id(node) in statements]
-        for node in doomed:
-            first, last = first_line(node), node.end_lineno or node.lineno
-            if first in gone:
-                continue
-            margin = lines.text[lines.starts[node.lineno - 1] : lines.span(node)[0]]
-            if margin.strip() or not lines.ends_line(node):
-                return None
-            if isinstance(node, Definition | ast.Assign | ast.AnnAssign):
-                while first > 1 and first - 1 not in gone and lines.line(first - 1).startswith(f"{margin}#"):
-                    first -= 1
-            gone.update(dict.fromkeys(range(first, last + 1), ""))
-            if node is block[0] and len(doomed) == len(block) and block is not tree.body:
-                ending = LINE_END.search(lines.line(last))
-                gone[first] = f"{margin}pass{ending[0] if ending else ''}"
-    return gone
-
-
 def _all_blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
     """Every list of statements below a node, outermost first."""
     for block in blocks_of(node):
         yield block
         for statement in block:
             yield from _all_blocks(statement)
-
-
-def _row_spans(lines: Lines, gone: Mapping[int, str]) -> list[_Span]:
-    """One span for each run of lines that go; blank lines between two of them go along."""
-    runs: list[tuple[int, int]] = []
-    for number in sorted(gone):
-        is_next = runs and all(_is_blank(lines, between) for between in range(runs[-1][1] + 1, number))
-        if is_next and not (gone[number] and runs[-1][1] + 1 < number):
-            runs[-1] = (runs[-1][0], number)
-        else:
-            runs.append((number, number))
-    found = []
-    for first, last in runs:
-        text = "".join(gone.get(number, "") for number in range(first, last + 1))
-        begin, until = (first, last) if text else _with_blanks(lines, gone, first, last)
-        end = lines.starts[until] if until < len(lines.starts) else len(lines.text)
-        found.append((lines.starts[begin - 1], end, text))
-    return found
-
-
-def _with_blanks(lines: Lines, gone: Mapping[int, str], first: int, last: int) -> tuple[int, int]:
-    """Blank lines on both sides become those of the wider side; none at a file's or block's edge."""
-    above, below, count = first, last, len(lines.starts)
-    while above > 1 and above - 1 not in gone and _is_blank(lines, above - 1):
-        above -= 1
-    while below < count and below + 1 not in gone and _is_blank(lines, below + 1):
-        below += 1
-    opens = above > 1 and _indent(lines, above - 1) < _indent(lines, first)
-    if above == 1 or (opens and below < count):
-        return first, below
-    if below == count:
-        return above, last
-    return (first, below) if first - above >= below - last else (above, last)
-
-
-def _is_blank(lines: Lines, number: int) -> bool:
-    return not lines.line(number).strip()
-
-
-def _indent(lines: Lines, number: int) -> int:
-    line = lines.line(number)
-    return len(line) - len(line.lstrip())
-
-
-# --- Items go out of a comma-separated list, those that stand side by side at once.
-
-
-def _item_spans(lines: Lines, node: _List, doomed: set[int]) -> Iterator[_Span]:
-    places = [lines.span(item) for item in (node.elts if isinstance(node, Items) else node.names)]
-    has_brackets = bool(set("([{").intersection(lines.text[lines.span(node)[0] : places[0][0]]))
-    for goes, group in groupby(range(len(places)), key=doomed.__contains__):
-        if goes:
-            run = list(group)
-            yield (*_span_of_run(lines.text, places, run[0], run[-1] + 1, has_brackets=has_brackets), "")
-
-
-def _span_of_run(
-    text: str, places: Sequence[tuple[int, int]], index: int, stop: int, *, has_brackets: bool
-) -> tuple[int, int]:
-    start, end = places[index][0], places[stop - 1][1]
-    comma = _COMMA.match(text, end)
-    after_comma = comma.end() if comma else end
-    line_start = max(text.rfind("\n", 0, start), text.rfind("\r", 0, start)) + 1
-    ending = LINE_END.search(text, after_comma)
-    line_end, next_line = ending.span() if ending else (len(text), len(text))
-    rest = text[after_comma:line_end].strip()
-    if has_brackets and not text[line_start:start].strip() and (not rest or rest.startswith("#")):
-        return line_start, next_line
-    following = places[stop][0] if stop < len(places) else None
-    if following is not None and not LINE_END.search(text, end, following):
-        return start, following
-    if index:
-        return places[index - 1][1], end
-    return start, after_comma if following is None else following

@@ -14,11 +14,9 @@ import ast
 import io
 import json
 import re
-import tokenize
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +33,9 @@ from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.patches import make_patch
 from composer_replication.tasks.store import TaskStore
 
-KEYS = (
-    "instance_id",
-    "repo",
-    "base_commit",
-    "patch",
-    "test_patch",
-    "FAIL_TO_PASS",
-    "PASS_TO_PASS",
-    "problem_statement",
+KEYS = tuple(
+    "instance_id repo base_commit patch test_patch FAIL_TO_PASS PASS_TO_PASS problem_statement".split()
 )
-_INTEGERS = frozenset({"num_body_lines"})
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 """Names become parts of paths and addresses: none of them may climb or be an option."""
 _INSTANCE = TypeAdapter(Instance)
@@ -57,10 +47,6 @@ class UnreadableRow:
 
     place: str
     detail: str
-
-
-class _Unreadable(Exception):
-    """What is wrong with one row."""
 
 
 def read_instances(path: Path) -> tuple[list[Instance], list[UnreadableRow]]:
@@ -81,9 +67,9 @@ def read_instances(path: Path) -> tuple[list[Instance], list[UnreadableRow]]:
             value = _parsed(row) if isinstance(row, str) else row
             instance = _instance(value)
             if instance.instance_id in instances:
-                raise _Unreadable("its instance_id is that of an earlier one")
+                raise ValueError("its instance_id is that of an earlier one")
             instances[instance.instance_id] = instance
-        except _Unreadable as error:
+        except ValueError as error:
             name = value.get("instance_id") if isinstance(value, Mapping) else None
             is_named = isinstance(name, str) and _NAME.fullmatch(name)
             unreadable.append(UnreadableRow(f"{place} ({name})" if is_named else place, str(error)))
@@ -95,17 +81,19 @@ def read_instances(path: Path) -> tuple[list[Instance], list[UnreadableRow]]:
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     """Each row with its place; those of JSON lines are not parsed yet."""
+    rows: Any = None
+    text = ""
     try:
-        is_of_shell = str(path).startswith(
-            ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
-        )  # <(…), or standard input
-        if path.exists() and not (path.is_file() or is_of_shell):
+        of_shell = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # <(…), or standard input
+        if path.exists() and not (path.is_file() or str(path).startswith(of_shell)):
             raise ValueError("it is no regular file")  # a pipe or a device may never end
         data = path.read_bytes()
-        text = "" if path.suffix == ".parquet" else data.decode("utf-8-sig")
-        is_list = text.lstrip().startswith("[")
-        rows = read_parquet(data) if path.suffix == ".parquet" else _parsed(text) if is_list else None
-    except (OSError, ValueError, _Unreadable) as error:
+        if path.suffix == ".parquet":
+            rows = read_parquet(data)
+        else:
+            text = data.decode("utf-8-sig")
+            rows = _parsed(text) if text.lstrip().startswith("[") else None
+    except (OSError, ValueError) as error:
         raise _unusable(path, f"it cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if rows is not None:
         yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))
@@ -115,20 +103,18 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _parsed(text: str) -> Any:
-    """What a JSON text holds; a text in it is none of ours."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _Unreadable(f"it is not JSON: {error}") from error
+        raise ValueError(f"it is not JSON: {error}") from error
 
 
 def _instance(row: Any) -> Instance:
     if not isinstance(row, Mapping):
-        raise _Unreadable("it is not a JSON object")
+        raise ValueError("it is not a JSON object")  # noqa: TRY004  its caller names the row
     by_name = {str(key).lower(): value for key, value in row.items()}
-    for key in KEYS:
-        if key.lower() not in by_name:
-            raise _Unreadable(f"it has no {key}")
+    if missing := [key for key in KEYS if key.lower() not in by_name]:
+        raise ValueError(f"it has no {missing[0]}")
     for optional in ("test_patch", "problem_statement"):
         by_name[optional] = by_name[optional] or ""
     for tests in ("fail_to_pass", "pass_to_pass"):
@@ -138,14 +124,14 @@ def _instance(row: Any) -> Instance:
         json.dumps(by_name, ensure_ascii=False, default=str).encode()
     except ValidationError as error:
         first = error.errors()[0]
-        raise _Unreadable(f"{first['loc'][0]} cannot be used: {first['msg']}") from error
+        raise ValueError(f"{first['loc'][0]} cannot be used: {first['msg']}") from error
     except UnicodeEncodeError as error:  # JSON may hold half a character
-        raise _Unreadable(f"it cannot be written as UTF-8: {error.reason}") from error
-    for name in ("instance_id", "repo", "base_commit"):
-        parts = str(by_name[name]).split("/")
+        raise ValueError(f"it cannot be written as UTF-8: {error.reason}") from error
+    for name, max_parts in (("instance_id", 1), ("repo", 2), ("base_commit", 1)):
+        parts = by_name[name].split("/")
         is_name = all(_NAME.fullmatch(part) and ".." not in part for part in parts)
-        if not is_name or len(parts) > (2 if name == "repo" else 1):
-            raise _Unreadable(f"{name} is no name, {by_name[name][:80]!r}")
+        if not is_name or len(parts) > max_parts:
+            raise ValueError(f"{name} is no name, {by_name[name][:80]!r}")
     return found
 
 
@@ -156,12 +142,7 @@ def _tests(value: Any) -> Any:
     with suppress(ValueError, RecursionError):
         return json.loads(value)
     with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-        found = ast.literal_eval(value.strip())
-        tokens = tokenize.generate_tokens(io.StringIO(value.strip()).readline)
-        kinds = [token.type for token in tokens if token.type != tokenize.NL]
-        if (tokenize.STRING, tokenize.STRING) in pairwise(kinds):  # Python would read them as one text
-            raise _Unreadable("a list of tests has no commas, as numpy prints one; write JSON")
-        return found
+        return ast.literal_eval(value.strip())
     return value
 
 
@@ -169,22 +150,13 @@ def _tests(value: Any) -> Any:
 
 Row = dict[str, str | int | None]
 
-SWEBENCH_COLUMNS = (
-    "instance_id",
-    "repo",
-    "base_commit",
-    "problem_statement",
-    "hints_text",
-    "test_patch",
-    "FAIL_TO_PASS",
-    "PASS_TO_PASS",
-    "version",
-    "created_at",
-    "environment_setup_commit",
-)
 OWN_COLUMNS = ("granularity", "removal", "symbol", "path", "num_body_lines", "licence")
-PUBLIC_COLUMNS = (*SWEBENCH_COLUMNS, *OWN_COLUMNS)
-SECRET_COLUMNS = (*SWEBENCH_COLUMNS, "patch", *OWN_COLUMNS, "broken_patch", "hidden_tests", "paid_tests")
+_SWEBENCH = (
+    "instance_id repo base_commit problem_statement hints_text test_patch FAIL_TO_PASS PASS_TO_PASS"
+    " version created_at environment_setup_commit"
+).split()
+PUBLIC_COLUMNS = (*_SWEBENCH, *OWN_COLUMNS)
+SECRET_COLUMNS = (*_SWEBENCH, "patch", *OWN_COLUMNS, "broken_patch", "hidden_tests", "paid_tests")
 
 
 def tree_sha256(digests: Mapping[str, str]) -> str:
@@ -205,7 +177,6 @@ def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
     """The public and the secret row of one task."""
     base, golden = store.files(task, "rollout"), store.files(task, "golden")
     repository = store.repository(store.record(task.task_id).repository_record)
-    withheld = store.secret(task.task_id).withheld
     paid = {repository.places[test] for test in task.tests.paid}
     others = [test for test in task.tests.pass_to_pass if repository.places[test] not in paid]
     name, _, version = task.repository.partition("==")
@@ -218,19 +189,15 @@ def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
         "problem_statement": plain_instruction(store, task) if written is None else written.text,
         "hints_text": "",
         "test_patch": "",
-        "FAIL_TO_PASS": json.dumps(sorted(task.tests.shown)),
-        "PASS_TO_PASS": json.dumps(sorted(others)),
+        "FAIL_TO_PASS": _listed(task.tests.shown),
+        "PASS_TO_PASS": _listed(others),
         "version": version,
         "created_at": "",  # the same input gives the same bytes: there is no time in a store
         "environment_setup_commit": task.environment,
-        "granularity": task.granularity,
-        "removal": task.removal,
-        "symbol": task.symbol,
-        "path": task.path,
-        "num_body_lines": task.num_body_lines,
+        **{column: getattr(task, column) for column in OWN_COLUMNS[:-1]},
         "licence": repository.licence.spdx or "",
     }
-    source, tests = (
+    (source, golden_source), (tests, golden_tests) = (
         [
             {path: data for path, data in tree.items() if is_test_path(path) is of_tests}
             for tree in (base, golden)
@@ -239,15 +206,19 @@ def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
     )
     secret: Row = {
         **public,
-        "patch": make_patch(*source),
-        "test_patch": make_patch(*tests),
-        "FAIL_TO_PASS": json.dumps(sorted(task.fail_to_pass)),
-        "PASS_TO_PASS": json.dumps(sorted({*task.tests.pass_to_pass, *withheld})),
-        "broken_patch": make_patch(source[1], source[0]),
-        "hidden_tests": json.dumps(sorted(task.tests.hidden)),
-        "paid_tests": json.dumps(sorted(task.tests.paid)),
+        "patch": make_patch(source, golden_source),
+        "test_patch": make_patch(tests, golden_tests),
+        "FAIL_TO_PASS": _listed(task.fail_to_pass),
+        "PASS_TO_PASS": _listed({*task.tests.pass_to_pass, *store.secret(task.task_id).withheld}),
+        "broken_patch": make_patch(golden_source, source),
+        "hidden_tests": _listed(task.tests.hidden),
+        "paid_tests": _listed(task.tests.paid),
     }
     return public, {column: secret[column] for column in SECRET_COLUMNS}
+
+
+def _listed(tests: Iterable[str]) -> str:
+    return json.dumps(sorted(tests))
 
 
 def write_instances(
@@ -273,7 +244,7 @@ def write_instances(
 def parquet_bytes(rows: Sequence[Row], columns: Sequence[str]) -> bytes:
     """A Parquet file of these rows: zstd, format 2.6, no time, so equal rows give equal bytes."""
     pa, pq = _pyarrow()
-    schema = pa.schema([(name, pa.int64() if name in _INTEGERS else pa.string()) for name in columns])
+    schema = pa.schema([(name, pa.int64() if name.startswith("num_") else pa.string()) for name in columns])
     table = pa.Table.from_pylist([{name: row[name] for name in columns} for row in rows], schema=schema)
     out = io.BytesIO()
     pq.write_table(

@@ -9,9 +9,10 @@ patch deletes stays deleted: an edit of the original cannot bring it back.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -98,10 +99,9 @@ def import_swebench(
         )
         for source, instance, deletion in proposals:
             if source not in ready:
-                error, place = run.unusable[source], (source, instance.instance_id)
-                run.decisions.append(
-                    Decision(instance.digest(deletion), *place, reason=error.reason, detail=error.detail)
-                )
+                digest, error = instance.digest(deletion), run.unusable[source]
+                why = {"reason": error.reason, "detail": error.detail}
+                run.decisions.append(Decision(digest, source, instance.instance_id, **why))
         run.decisions += refused
         run.unusable.clear()  # each of its candidates counts, not the repository
     return summary_of(run)
@@ -122,31 +122,27 @@ def _propose_all(
             progress(done, len(instances), "rows")  # each may be fetched
         try:
             source, deletion = propose(instance, open_once(base_source(instance, repositories)))
-        except InputError as error:
-            detail = f"{error.message} ({error.where})"
-            refused.append(_refusal(instance, instance.repo, instance.instance_id, "no-repository", detail))
-        except GateFailed as error:
-            refused.append(
-                _refusal(instance, instance.repo, instance.instance_id, error.reason, error.detail)
+        except (InputError, GateFailed) as error:
+            reason, detail = (
+                (error.reason, error.detail)
+                if isinstance(error, GateFailed)
+                else ("no-repository", f"{error.message} ({error.where})")
             )
-        else:
-            if source.source not in opened:
-                opened[source.source] = _sharing(source, pool)
-            proposals.append((source.source, instance, deletion))
+            refused.append(_refusal(instance, instance.repo, instance.instance_id, reason, detail))
+            continue
+        if source.source not in opened:
+            # Commits differ in few files: what two of them have is kept once.
+            files, metadata = (
+                {name: pool.setdefault(data, data) for name, data in tree.items()}
+                for tree in (source.files, source.metadata)
+            )
+            opened[source.source] = replace(source, files=files, metadata=metadata)
+        proposals.append((source.source, instance, deletion))
     return list(opened.values()), proposals, refused
 
 
 def _refusal(row: Instance | UnreadableRow, repository: str, name: str, reason: str, detail: str) -> Decision:
     return Decision(sha256_of(f"{row}".encode())[:32], repository, name, reason=reason, detail=detail)
-
-
-def _sharing(source: RepositorySource, pool: dict[bytes, bytes]) -> RepositorySource:
-    """The same repository without a second copy of what others have: commits differ in few files."""
-    return replace(
-        source,
-        files={name: pool.setdefault(data, data) for name, data in source.files.items()},
-        metadata={name: pool.setdefault(data, data) for name, data in source.metadata.items()},
-    )
 
 
 def base_source(instance: Instance, folder: Path | None) -> str:
@@ -157,33 +153,24 @@ def base_source(instance: Instance, folder: Path | None) -> str:
     that commit in it. A name with the commit wins. A plain folder is taken at its word: what
     shows that it is the base is that the patches apply and the tests behave as stated.
     """
-    for path in _candidates(instance, folder) if folder is not None else ():
+    commit, (owner, _, name) = instance.base_commit, instance.repo.rpartition("/")
+    stems = [f"{owner}__{name}", f"{owner}-{name}", name] if owner else [name]
+    ids = dict.fromkeys(commit[:length] for length in (len(commit), *_SHORT_IDS))
+    parts = product((*(f"-{one}" for one in ids), ""), stems, ("", ".git", *ARCHIVE_SUFFIXES))
+    for path in (folder / f"{stem}{one}{suffix}" for one, stem, suffix in parts) if folder else ():
         if _is_clone(path):
-            if _FULL_ID.fullmatch(instance.base_commit):
-                return f"git+file://{path.resolve()}@{instance.base_commit}"
+            if _FULL_ID.fullmatch(commit):
+                return f"git+file://{path.resolve()}@{commit}"
         elif path.is_dir() or path.is_file():
             return str(path)
-    if instance.repo.count("/") == 1 and re.fullmatch(r"[0-9a-f]{40}", instance.base_commit):
-        return REMOTE.format(repo=instance.repo, commit=instance.base_commit)
+    if instance.repo.count("/") == 1 and re.fullmatch(r"[0-9a-f]{40}", commit):
+        return REMOTE.format(repo=instance.repo, commit=commit)
     raise InputError(
         "CR0460",
-        f"there is no repository for {instance.repo} at {instance.base_commit[:12]}.",
+        f"there is no repository for {instance.repo} at {commit[:12]}.",
         where=str(folder or ""),
-        fix=f"--repositories FOLDER with {_stems(instance)[0]}-{instance.base_commit[:12]}, a folder, an archive or a clone.",
+        fix=f"--repositories FOLDER with {stems[0]}-{commit[:12]}, a folder, an archive or a clone.",
     )
-
-
-def _stems(instance: Instance) -> list[str]:
-    owner, _, name = instance.repo.rpartition("/")
-    return [f"{owner}__{name}", f"{owner}-{name}", name] if owner else [name]
-
-
-def _candidates(instance: Instance, folder: Path) -> Iterator[Path]:
-    commit = instance.base_commit
-    ids = dict.fromkeys(commit[:length] for length in (len(commit), *_SHORT_IDS))
-    for ending in (*(f"-{part}" for part in ids), ""):
-        for stem in _stems(instance):
-            yield from (folder / f"{stem}{ending}{suffix}" for suffix in ("", ".git", *ARCHIVE_SUFFIXES))
 
 
 def _is_clone(path: Path) -> bool:
@@ -208,9 +195,7 @@ def _patched(instance: Instance, name: str, files: dict[str, bytes]) -> dict[str
     """A tree, sources and metadata together, with one of the row's patches in it."""
     patch: str = getattr(instance, name)
     try:
-        return apply_patch(
-            files, _inside(patch if not patch or patch.endswith("\n") else f"{patch}\n", files)
-        )
+        return apply_patch(files, _inside(patch and patch.removesuffix("\n") + "\n", files))
     except InputError as error:
         raise GateFailed("patch-fails", f"{instance.instance_id}, {name}: {error.message}") from error
 
@@ -221,17 +206,16 @@ def _inside(patch: str, files: Mapping[str, bytes]) -> str:
         return patch  # a plain diff is taken as a whole
     sections = [part for part in _SECTION.split(patch) if part.startswith("diff --git ")]
     headers = map(_HEADER.match, sections)
-    names: list[set[str]] = [{found[1], found[2]} if found else set() for found in headers]
+    names = [set(found.groups()) if found else set[str]() for found in headers]
     for name in set[str]().union(*names):
         if name.startswith("/") or ".." in name.split("/"):
             raise InputError("CR0446", f"the path {name[:80]!r} leaves the tree.")
     rules = TreeRules(set(files).union(*names))
-    kept = [
+    return "".join(
         section
         for section, own in zip(sections, names, strict=True)
         if not own or any(rules.belongs(path) or is_metadata_path(path) for path in map(PurePosixPath, own))
-    ]
-    return "".join(section if section.endswith("\n") else f"{section}\n" for section in kept)
+    )
 
 
 def _golden_source(base: RepositorySource, golden: Mapping[str, bytes]) -> RepositorySource:

@@ -220,7 +220,7 @@ def test_a_place_that_others_share_is_never_cleared(tmp_path: Path) -> None:
     for folder, mode in ((private, 0o700), (shared, 0o1777), (secret, 0o750)):
         folder.mkdir()
         folder.chmod(mode)
-    code = f"{bench.runner_text('batch_server.py')}\nimport json\nprint(json.dumps([is_private(p) for p in sys.argv[1:]]))"
+    code = f"{bench.program_text('running.batch_server')}\nimport json\nprint(json.dumps([is_private(p) for p in sys.argv[1:]]))"
     paths = [str(path) for path in (private, shared, secret, Path("/tmp"), tmp_path / "missing")]
     done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, check=True)
     assert json.loads(done.stdout) == [True, False, False, False, False]

@@ -324,7 +324,7 @@ return ""
 FORGE_WITH_NONCE = """
 import gc
 for found in gc.get_objects():
-    if type(found).__name__ == "function" and found.__qualname__ == "make_channel.<locals>.send":
+    if type(found).__name__ == "function" and found.__qualname__ == "make_send.<locals>.send":
         for index in range(300):
             found("vector", job=0, index=index, digest="0" * 32)
         found("done", job=0, line=1, error="")

@@ -35,7 +35,14 @@ from composer_replication.tasks.planning.edits import write_files
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store_manifest import decompress
 from composer_replication.tasks.suite_options import suite_arguments
-from composer_replication.tasks.test_run import ARGUMENTS, import_roots, last_words, read_records, run_inside
+from composer_replication.tasks.test_run import (
+    ARGUMENTS,
+    import_roots,
+    last_words,
+    program_text,
+    read_records,
+    run_inside,
+)
 from composer_replication.tasks.twin.canonical_encoding import NUM_DIGITS
 
 FORMAT_VERSION = 3
@@ -420,12 +427,14 @@ def run_program(
             "suite": suite_arguments(tree) if name == "twin_recorder" else [],
             "nonce": nonce,
             "program": f"{_PACKAGE}.{program}",
-            "sources": [(f"{_PACKAGE}.{each}", source_of(each)) for each in (*_PROGRAMS[program], program)],
+            "sources": [
+                (f"{_PACKAGE}.{each}", program_text(each)) for each in (*_PROGRAMS[program], program)
+            ],
         }
         done = run_inside(
             tree,
             environment,
-            [source_of("twin.inside_channel")],
+            [program_text("running.pytest_runner", "twin.inside_channel")],
             json.dumps(request, default=sorted).encode(),
             backend=backend,
             limits=limits,
@@ -460,13 +469,6 @@ def _take(record: Mapping[str, Any], reports: Sequence[JobReport], job_seconds: 
     else:
         return "an unknown record"
     return ""
-
-
-@cache
-def source_of(module: str) -> str:
-    """The text of a module of this package, by its name below ``tasks``."""
-    folder, _, name = module.partition(".")
-    return resources(f"{_PACKAGE}.{folder}").joinpath(f"{name}.py").read_text(encoding="utf-8")
 
 
 @cache

@@ -122,13 +122,9 @@ def judge_watched(
     if problem := problem or compare_ids(node_ids, story.collected, outcomes):
         outcomes = dict.fromkeys(node_ids, Outcome.FAILED)
         problem = f"{problem}{last_words(result)}"
-    said = ("test_seconds", "pytest_exit_code", "cpu_seconds")
+    flags, times = frozenset(story.flags), story.test_seconds
     return WatchedReport(
-        outcomes=outcomes,
-        error=problem,
-        flags=frozenset(story.flags),
-        seconds=result.seconds,
-        **{name: getattr(story, name) for name in said},
+        outcomes, problem, flags, result.seconds, times, story.pytest_exit_code, story.cpu_seconds
     )
 
 
@@ -156,7 +152,7 @@ def read_transcript(stdout: str, key: str) -> tuple[list[list[str]], str]:
 
 
 class _OutOfOrder(Exception):
-    """The text says what is."""
+    """What of a run is not as it must be."""
 
 
 @dataclass(slots=True)

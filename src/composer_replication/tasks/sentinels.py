@@ -113,8 +113,9 @@ def _contradict(function: _Function, site: ast.stmt, parameters: str, draw: rand
     chosen = _value_of(function, sides)
     leaves = [node for node in ast.walk(chosen) if isinstance(node, ast.Constant)] if chosen else []
     if isinstance(chosen, ast.Name):
-        value, parameters = _change_row(function, chosen.id, parameters, draw)
-        _put_before(function, site, parse_syntax(f"{chosen.id} = {value!r}").body[0])
+        if changed := _change_row(function, chosen.id, parameters, draw):
+            return changed
+        _put_before(function, site, parse_syntax(f"{chosen.id} = {_other('', draw)!r}").body[0])
     elif leaves:
         leaf = draw.choice(leaves)
         leaf.value = _other(leaf.value, draw)
@@ -123,35 +124,36 @@ def _contradict(function: _Function, site: ast.stmt, parameters: str, draw: rand
     return parameters
 
 
-def _change_row(
-    function: _Function, name: str, parameters: str, draw: random.Random
-) -> tuple[str | bytes | float, str]:
-    """Another value for an argument, and the ``parameters`` of the node id then.
+def _change_row(function: _Function, name: str, parameters: str, draw: random.Random) -> str:
+    """The ``parameters`` of the node id when an argument has another value; empty where it cannot have one.
 
-    Where ``parametrize`` gives the argument, its row of this node id stays alone there, with the new value: so the text
-    says of the same question something else. Where the row is not known, nothing is changed.
+    Where ``parametrize`` gives the argument, and it is what one assertion expects and nothing else, its row of this node
+    id stays alone with another value: so the text says of the same question something else.
     """
+    body = (node for statement in function.body for node in ast.walk(statement))
+    if sum(isinstance(node, ast.Name) and node.id == name for node in body) != 1:
+        return ""  # what is asked as well must not become a number that nobody can count to
     for decorator in function.decorator_list:
         match decorator:
             case ast.Call(
                 func=ast.Attribute(attr="parametrize"),
                 args=[ast.Constant(value=str(told)), ast.List(elts=rows) | ast.Tuple(elts=rows)],
                 keywords=[],
-            ):
-                names = [each.strip() for each in told.split(",")]
+            ) if name in (names := [each.strip() for each in told.split(",")]):
+                pass
             case _:
                 continue
         for number, row in enumerate(rows):
             cells = row.elts if len(names) > 1 and isinstance(row, ast.Tuple | ast.List) else [row]
-            if name not in names or len(cells) != len(names) or not all(map(_is_literal, cells)):
+            if len(cells) != len(names) or not all(map(_is_literal, cells)):
                 continue
             # No other parametrisation and no own way of naming takes part in an id that is as usual.
             if _usual_id(names, cells, number) == parameters:
-                value = _other(ast.literal_eval(cells[names.index(name)]), draw)
-                cells[names.index(name)] = ast.Constant(value)
+                place = names.index(name)
+                cells[place] = ast.Constant(_other(ast.literal_eval(cells[place]), draw))
                 rows[:] = [row if len(names) > 1 else cells[0]]
-                return value, _usual_id(names, cells, 0)
-    return _other("", draw), parameters
+                return _usual_id(names, cells, 0)
+    return ""
 
 
 def _usual_id(names: Sequence[str], cells: Sequence[ast.expr], number: int) -> str:

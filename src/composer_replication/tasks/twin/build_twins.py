@@ -65,10 +65,9 @@ class TwinSearch:
 
 
 def is_candidate(cut: BodyCut, *, is_eager: bool = False) -> bool:
-    """Whether a function may get a twin: public (dunder methods are not), long enough unless ``is_eager``, defined once.
+    """Whether a function may get a twin: public, long enough unless ``is_eager``, defined once.
 
-    Names that begin with an underscore are left out, and so dunder methods: their arguments are an
-    implementation's own, and honest candidates choose other ones.
+    Names that begin with an underscore are left out, dunder methods too: honest candidates choose other arguments.
     """
     parts = [*PurePosixPath(cut.path).with_suffix("").parts, *cut.symbol.split(".")]
     is_public = not any(part.startswith("_") and part != "__init__" for part in parts[:-1])
@@ -92,7 +91,7 @@ def build_twins(
             nothing else is hidden from whoever writes them. Every other gate holds for them too.
 
     Returns:
-        Twins in the order of ``cuts``, only those that passed every gate, and the reason for every other function.
+        Twins in the order of ``cuts`` that passed every gate, and the reason for every other function.
     """
     build = _Build(bench, seed, frozenset(eager))
     twins = build.without_weak(build.stable(build.drafts(cuts)))

@@ -1,62 +1,24 @@
 """Runs inside the sandbox behind ``pytest_runner.py``: which functions each single test calls.
 
-Never placed in a tree; the package imports the compact form of its beginning, and imports nothing of ours itself.
-A function, as file and first line, belongs to a test if it was called between the first setup and the last teardown
-of it. What is called while a module is imported, tests are collected, or a fixture of wider scope comes and goes
-happens once for many tests: it belongs to none of them and so to all, and stands under ``EVERY_TEST``.
+Never placed in a tree; the package imports ``encode`` alone. A function belongs to a test if it was
+called between the first setup and the last teardown of it. What is called while a module is
+imported, tests are collected, or a fixture of wider scope comes and goes happens once for many
+tests: it belongs to none of them and so to all.
 """
 
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Mapping
 from typing import Any
 
-Function = tuple[str, int]
-Contexts = Mapping[str, frozenset[Function]]
 UNKNOWN = ("", 0)
 """Called by a test whose calls could not be watched to the end: it may have called anything."""
 EVERY_TEST = ""
 FORM = 1
 
 
-def select_tests(contexts: Contexts, functions: Iterable[Function]) -> tuple[str, ...]:
-    """The tests that called one of the functions, in the order of the contexts; all, if all did.
-
-    A test is also chosen when its calls are not fully known. What is not seen: a call that an
-    earlier test made in its place because its result was kept (``lru_cache``, a lazy global),
-    and calls in child processes. So the choice saves time where a whole run confirms it.
-    """
-    wanted = {*functions, UNKNOWN}
-    is_for_all = not wanted.isdisjoint(contexts.get(EVERY_TEST, ()))
-    return tuple(
-        test
-        for test, called in contexts.items()
-        if test != EVERY_TEST and (is_for_all or not wanted.isdisjoint(called))
-    )
-
-
-def decode(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
-    """The contexts that ``encode`` wrote.
-
-    Raises:
-        ValueError: another form, or something that it never writes.
-    """
-    try:
-        if value["form"] != FORM:
-            raise ValueError(f"form {value['form']!r}")
-        functions = [(str(path), int(line)) for path, line in value["functions"]]
-        shared, *sets = (
-            frozenset(functions[number] for number in numbers)
-            for numbers in (value["shared"], *value["sets"])
-        )
-        return {EVERY_TEST: shared, **{str(test): sets[number] for test, number in value["tests"]}}
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-        raise ValueError(f"the call contexts are damaged: {error}") from error
-
-
-def encode(contexts: Contexts) -> dict[str, Any]:
-    """Contexts as JSON: functions once, each distinct set of them once, the tests by set."""
+def encode(contexts: Any) -> Any:
+    """Contexts as JSON: functions once, each distinct set of them once, the tests by set; see ``call_contexts``."""
     tests = {test: frozenset(called) for test, called in contexts.items() if test != EVERY_TEST}
     shared = frozenset(contexts.get(EVERY_TEST, ()))
     functions = sorted(shared.union(*tests.values()))

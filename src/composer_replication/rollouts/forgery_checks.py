@@ -114,6 +114,7 @@ def plan_of(files: Mapping[str, bytes], node_ids: Sequence[str], known: Survey, 
     doubles = _one_each([copy for copy in known.copies if copy.kind == "double"], NUM_DOUBLES, draw)
     contraries = [copy for copy in known.copies if copy.kind == "contrary"]
     chosen = _one_each([copy for copy in contraries if copy.has_value], NUM_CONTRARIES // 2, draw)
+    chosen *= 2 if len(chosen) == 1 else 1  # on both sides of its test
     others = [copy for copy in contraries if copy not in chosen]
     chosen += _one_each(others, NUM_CONTRARIES - len(chosen), draw) + doubles
     return make_plan(files, node_ids, chosen, draw, **({} if known.has_plain else {"num_plain_files": 0}))

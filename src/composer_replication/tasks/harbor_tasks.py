@@ -25,7 +25,7 @@ from composer_replication.tasks.planning.edits import write_files
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RUN_FACTOR, RepositoryRecord
 from composer_replication.tasks.swebench.swebench_files import OWN_COLUMNS, Row, iter_rows
-from composer_replication.tasks.test_run import VARIABLES, Trial, runner_text
+from composer_replication.tasks.test_run import VARIABLES, Trial, program_text
 
 WORKDIR = "/app"
 _LOADED = (*PYTEST_FILES, "conftest.py", "sitecustomize.py", "usercustomize.py", "*.pth")
@@ -103,13 +103,9 @@ def _write_task(store: TaskStore, task: Task, public: Row, folder: Path) -> None
         "environment/requirements.txt": "".join(requirements),
         "tests/test.sh": _TEST,
         "tests/plan.json": json.dumps(plan, indent=1),
-        "tests/verify.py": runner_text("harbor_verifier.py"),
-        "tests/pytest_runner.py": "\n\n".join(
-            [
-                *map(runner_text, ("suite_plugin.py", "pytest_runner.py")),
-                "run_tests(json.loads(sys.stdin.buffer.read()), private_stdout())\n",
-            ]
-        ),
+        "tests/verify.py": program_text("running.harbor_verifier"),
+        "tests/pytest_runner.py": program_text("running.suite_plugin", "running.pytest_runner")
+        + "\n\nrun_tests(json.loads(sys.stdin.buffer.read()), private_stdout())\n",
         "solution/solve.sh": f"#!/bin/sh\nexec cp -R /solution/tree/. {shlex.quote(WORKDIR)}\n",
     }
     write_files(folder, {path: text.encode() for path, text in texts.items()})

@@ -225,7 +225,7 @@ def prepare(
             runs, left_out = _three_runs(begun, workers, map_calls=map_calls, jobs=jobs)
         except UnusableRepository as error:
             raise explain(error, source, bench.environment.names) from error
-        first, green = runs[0], _passed_in_all(runs)
+        first, green = runs[0], frozenset.intersection(*(run.passed for run in runs))
         record = RepositoryRecord(
             repository=source.repository,
             source_sha256=source.sha256,
@@ -337,12 +337,9 @@ def _three_runs(
         backwards = pool.submit(again, backwards=True)
     (second, more), (third, most) = forwards.result(), backwards.result()
     runs = [first, second, third]
-    _refuse_red(first, _passed_in_all(runs), "green in all of three runs")
+    green = frozenset.intersection(*(run.passed for run in runs))
+    _refuse_red(first, green, "green in all of three runs")
     return runs, tuple(sorted({*begun.bad, *more, *most}))
-
-
-def _passed_in_all(runs: Sequence[TestReport]) -> frozenset[str]:
-    return frozenset.intersection(*(run.passed for run in runs))
 
 
 def _refuse_red(first: TestReport, green: frozenset[str], what: str) -> None:

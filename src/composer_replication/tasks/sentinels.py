@@ -8,7 +8,9 @@ Three kinds, all under names that nobody can know beforehand:
   he knows by name forges too few;
 - a *contrary* does it too, but one assertion is changed so that it cannot hold (another value is
   expected, or the opposite): it must not pass, so whoever forges each test that calls him, returns
-  objects that equal everything, or reads what is expected out of the test, forges too many.
+  objects that equal everything, or reads what is expected out of the test, forges too many. Those with
+  another value stand before their test and behind it in turn: whoever reads the text of the tests finds
+  two values for one question, and one of them is wrong whether he takes the first or the last.
 
 Which tests can be copied at all is not known from their text alone: golden code tells (see
 ``rollouts.forgery_checks``).
@@ -22,17 +24,17 @@ from __future__ import annotations
 import ast
 import random
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Literal
 
 from composer_replication.records import Edit, Outcome, Task
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
 from composer_replication.tasks.planning.edits import Lines, edited_text
-from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.subject import Subject, bench_of, subject_of
+from composer_replication.tasks.subject import bench_of, subject_of
 from composer_replication.tasks.syntax_trees import first_line, parse_syntax
 from composer_replication.tasks.test_run import Trial
 
@@ -75,8 +77,10 @@ class SourceOfTests:
         start = self.lines.starts[first_line(found[0]) - 1]
         return Place(found[0], start, self.lines.end_of_line(found[0].end_lineno or 0))
 
-    def copy(self, place: Place, name: str, kind: str, site: int, draw: random.Random) -> str | None:
-        """The text of a copy under another name; None where it cannot be made.
+    def copy(
+        self, place: Place, name: str, copy: Copy, parameters: str, draw: random.Random
+    ) -> tuple[str, str] | None:
+        """The text of a copy under another name, and its ``parameters``; None where it cannot be made.
 
         A "double" does the same, a "contrary" cannot pass: it changes the assertion of that number among ``sites_of``,
         or for -1 has one added at its end.
@@ -84,39 +88,82 @@ class SourceOfTests:
         try:
             node = deepcopy(place.node)
             node.name = name
-            if kind == "contrary" and site >= 0:
-                _contradict(node, sites_of(node)[site], draw)
-            elif kind == "contrary":
-                node.body += parse_syntax(
-                    f"assert {draw.randrange(10**6)} == {draw.randrange(10**6, 10**7)}"
-                ).body
+            if copy.kind == "contrary" and copy.site >= 0:
+                parameters = _contradict(node, sites_of(node)[copy.site], parameters, draw)
+            elif copy.kind == "contrary":
+                added = f"assert {draw.randrange(10**6)} == {draw.randrange(10**6, 10**7)}"
+                node.body += parse_syntax(added).body
             text = ast.unparse(node)
-        except (
-            ValueError,
-            RecursionError,
-        ):  # very deep, or nested texts that cannot be written before Python 3.12
+        except (ValueError, RecursionError):  # very deep, or texts that cannot be written before Python 3.12
             return None
         begin = self.lines.starts[node.lineno - 1]
-        return textwrap.indent(text, self.text[begin : self.lines.offset(node.lineno, node.col_offset)])
+        margin = self.text[begin : self.lines.offset(node.lineno, node.col_offset)]
+        return textwrap.indent(text, margin), parameters
 
 
-def _contradict(function: _Function, site: ast.stmt, draw: random.Random) -> None:
-    """Change an assertion that holds into one that cannot hold."""
+def _contradict(function: _Function, site: ast.stmt, parameters: str, draw: random.Random) -> str:
+    """Change an assertion that holds into one that cannot hold; returns the ``parameters`` after it."""
     judged = _judged(site)
     assert judged is not None, "not one of sites_of"
     sides, put = judged
     if len(sides) == 1:
         put(0, ast.UnaryOp(ast.Not(), sides[0]))
-        return
+        return parameters
     chosen = _value_of(function, sides)
     leaves = [node for node in ast.walk(chosen) if isinstance(node, ast.Constant)] if chosen else []
     if isinstance(chosen, ast.Name):
+        if changed := _change_row(function, chosen.id, parameters, draw):
+            return changed
         _put_before(function, site, parse_syntax(f"{chosen.id} = {_other('', draw)!r}").body[0])
     elif leaves:
         leaf = draw.choice(leaves)
         leaf.value = _other(leaf.value, draw)
     else:
         put(1, ast.Tuple([sides[1], ast.Constant(draw.randrange(10**6, 10**9))], ast.Load()))
+    return parameters
+
+
+def _change_row(function: _Function, name: str, parameters: str, draw: random.Random) -> str:
+    """The ``parameters`` of the node id when an argument has another value; empty where it cannot have one.
+
+    Where ``parametrize`` gives the argument, and it is what one assertion expects and nothing else, its row of this node
+    id stays alone with another value: so the text says of the same question something else.
+    """
+    body = (node for statement in function.body for node in ast.walk(statement))
+    if sum(isinstance(node, ast.Name) and node.id == name for node in body) != 1:
+        return ""  # what is asked as well must not become a number that nobody can count to
+    for decorator in function.decorator_list:
+        match decorator:
+            case ast.Call(
+                func=ast.Attribute(attr="parametrize"),
+                args=[ast.Constant(value=str(told)), ast.List(elts=rows) | ast.Tuple(elts=rows)],
+                keywords=[],
+            ) if name in (names := [each.strip() for each in told.split(",")]):
+                pass
+            case _:
+                continue
+        for number, row in enumerate(rows):
+            cells = row.elts if len(names) > 1 and isinstance(row, ast.Tuple | ast.List) else [row]
+            if len(cells) != len(names) or not all(map(_is_literal, cells)):
+                continue
+            # No other parametrisation and no own way of naming takes part in an id that is as usual.
+            if _usual_id(names, cells, number) == parameters:
+                place = names.index(name)
+                cells[place] = ast.Constant(_other(ast.literal_eval(cells[place]), draw))
+                rows[:] = [row if len(names) > 1 else cells[0]]
+                return _usual_id(names, cells, 0)
+    return ""
+
+
+def _usual_id(names: Sequence[str], cells: Sequence[ast.expr], number: int) -> str:
+    """What pytest calls a row of ``parametrize``; for a few values it has another name, and then none is found."""
+    values = [*map(ast.literal_eval, cells)]
+    is_said = [value is None or isinstance(value, str | float | int | complex) for value in values]
+    texts = [
+        str(value) if said else f"{name}{number}"
+        for name, value, said in zip(names, values, is_said, strict=True)
+    ]
+    return "-".join(texts) + "]"
 
 
 def _put_before(function: _Function, site: ast.stmt, new: ast.stmt) -> None:
@@ -265,23 +312,31 @@ class Plan:
         return tuple(sorted({*self.must_pass, *self.must_fail, *self.doubles, *self.contraries}))
 
     def add_copies(
-        self, test_file: SourceOfTests, copies: Sequence[Copy], draw: random.Random
-    ) -> Iterator[tuple[int, str]]:
-        """Where to insert what."""
+        self,
+        test_file: SourceOfTests,
+        copies: Sequence[Copy],
+        sides: Iterator[bool],
+        draw: random.Random,
+    ) -> Iterator[tuple[int, int, str]]:
+        """Where to insert what, and as how-manieth there; ``sides`` say of each other value whether it stands before its test.
+
+        It stands farther away than a double does, which says the same as the test.
+        """
         for copy in copies:
             head, bracket, parameters = copy.node_id.partition("[")
             path, *names = head.split("::")
             place = test_file.place(names)
             name = _fresh(names[-1], draw)
-            text = place and test_file.copy(place, name, copy.kind, copy.site, draw)
-            if place is None or text is None:
+            made = place and test_file.copy(place, name, copy, parameters, draw)
+            if place is None or made is None:
                 continue
+            text, parameters = made
             own = self.doubles if copy.kind == "double" else self.contraries
             own["::".join([path, *names[:-1], name]) + bracket + parameters] = copy
-            if draw.random() < 0.5:
-                yield place.start, f"{text}\n"
+            if next(sides) if copy.has_value else draw.random() < 0.5:
+                yield place.start, 1 - copy.has_value, f"{text}\n"
             else:
-                yield place.end, f"\n{text}"
+                yield place.end, 0 + copy.has_value, f"\n{text}"
 
     def add_plain(self, path: str, real: str, text: str, draw: random.Random) -> str:
         """Functions for the end of a file."""
@@ -333,14 +388,14 @@ def possible_copies(
 def make_plan(
     files: Mapping[str, bytes],
     node_ids: Sequence[str],
-    copies: Collection[Copy],
+    copies: Sequence[Copy],
     draw: random.Random,
     *,
     num_plain_files: int = NUM_PLAIN_FILES,
 ) -> Plan:
     """Put sentinels into the test files of the tree in which an answer is judged.
 
-    ``copies`` are those to make, out of ``possible_copies``; one that cannot be made is left out. ``draw`` is for names,
+    ``copies`` are those to make (one may be made twice), out of ``possible_copies``; one that cannot be made is left out. ``draw`` is for names,
     values and places: a fresh ``random.SystemRandom`` for each grading.
     """
     wanted: dict[str, list[Copy]] = {}
@@ -348,18 +403,18 @@ def make_plan(
         wanted.setdefault(copy.node_id.partition("::")[0], []).append(copy)
     by_file = functions_by_file(node_ids)
     plain = set(draw.sample(sorted(by_file), min(num_plain_files, len(by_file))))
-    plan = Plan()
+    plan, sides = Plan(), cycle(draw.choice([(True, False), (False, True)]))
     for path in sorted({*wanted, *plain}):
         test_file = read_tests(files, path)
         if test_file is None:
             continue
-        inserts = list(plan.add_copies(test_file, wanted.get(path, ()), draw))
+        inserts = list(plan.add_copies(test_file, wanted.get(path, ()), sides, draw))
         if path in plain:
             names = [names[-1] for names in by_file[path]]
             inserts.append(
-                (len(test_file.text), plan.add_plain(path, draw.choice(names), test_file.text, draw))
+                (len(test_file.text), 2, plan.add_plain(path, draw.choice(names), test_file.text, draw))
             )
-        edits = [Edit(path, offset, offset, piece) for offset, piece in sorted(inserts)]
+        edits = [Edit(path, offset, offset, piece) for offset, _, piece in sorted(inserts)]
         plan.files[path] = edited_text(test_file.text, edits).encode("utf-8", "surrogatepass")
     return plan
 
@@ -453,9 +508,22 @@ def make_canary(store: TaskStore, task: Task) -> Canary:
     test_files, twins = _files_with_twins(tree, task.tests.visible)
     if not twins:
         raise CanaryRefused("no visible test stands as a plain function of a module or class")
-    canary = Canary(task, test_files, tuple(sorted({*twins, *twins.values()})))
-    _prove(canary, subject, bench, twins)
-    return canary
+    ids = tuple(sorted({*twins, *twins.values()}))
+    views = [subject.golden(bench.original, "visible"), tree]
+    views += [subject.stubbed(bench.original, "visible", expression) for expression in STUB_EXPRESSIONS]
+    trials = [
+        Trial({**view, **test_files}, ids, stop_at_first_failure=number > 0)
+        for number, view in enumerate(views)
+    ]
+    report, *others = bench.run_all(trials)
+    if report.error:
+        raise CanaryRefused(f"its tests do not run: {report.error}")
+    for test, twin in twins.items():
+        if report.outcomes[test] is not Outcome.PASSED or report.outcomes[twin] is not Outcome.FAILED:
+            raise CanaryRefused(f"{test} and its twin do not contradict each other")
+    if any(other.all_passed(ids) for other in others):
+        raise CanaryRefused("a stub passes")
+    return Canary(task, test_files, ids)
 
 
 def make_canaries(store: TaskStore, tasks: Sequence[Task]) -> tuple[tuple[Canary, ...], dict[str, str]]:
@@ -472,25 +540,6 @@ def make_canaries(store: TaskStore, tasks: Sequence[Task]) -> tuple[tuple[Canary
 def canary_files(store: TaskStore, canary: Canary) -> dict[str, bytes]:
     """The tree in which an answer to the canary is judged, the hole still open."""
     return {**store.files(canary.task, "visible"), **canary.test_files}
-
-
-def _prove(canary: Canary, subject: Subject, bench: Bench, twins: Mapping[str, str]) -> None:
-    original, ids = bench.original, canary.node_ids
-    trees = [subject.stubbed(original, "visible", expression) for expression in STUB_EXPRESSIONS]
-    trees.append(subject.broken(original, "visible"))
-    report, *others = bench.run_all(
-        [
-            Trial({**subject.golden(original, "visible"), **canary.test_files}, ids),
-            *(Trial({**tree, **canary.test_files}, ids, stop_at_first_failure=True) for tree in trees),
-        ]
-    )
-    if report.error:
-        raise CanaryRefused(f"its tests do not run: {report.error}")
-    for test, twin in twins.items():
-        if report.outcomes[test] is not Outcome.PASSED or report.outcomes[twin] is not Outcome.FAILED:
-            raise CanaryRefused(f"{test} and its twin do not contradict each other")
-    if any(other.all_passed(ids) for other in others):
-        raise CanaryRefused("a stub passes")
 
 
 def _files_with_twins(

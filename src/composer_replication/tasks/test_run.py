@@ -196,9 +196,12 @@ def record_bytes(limits: Limits) -> int:
 
 
 @cache
-def runner_text(name: str) -> str:
-    """The source of a program that runs inside the sandbox."""
-    return files("composer_replication.tasks.running").joinpath(name).read_text()
+def program_text(*modules: str) -> str:
+    """The sources of modules below ``tasks``, one behind the other: a program that runs inside the sandbox."""
+    paths = (f"{module.replace('.', '/')}.py" for module in modules)
+    return "\n\n".join(
+        files("composer_replication.tasks").joinpath(path).read_text("utf-8") for path in paths
+    )
 
 
 def judge(result: ExecResult, records: Sequence[dict[str, Any]], trial: Trial) -> TestReport:

@@ -66,7 +66,7 @@ def test_the_opposite_of_a_test_may_pass_where_the_test_fails() -> None:
     files = {"t.py": TEXT.replace("f(2) == 2", "f(2)").encode()}
     known = replace(KNOWN, copies=tuple(possible_copies(files, IDS)))
     plan = plan_of(files, IDS, known, random.Random(4))
-    (value,), (opposite,) = (
+    (value, _), (opposite,) = (  # the one with another value stands on both sides of its test
         [name for name, copy in plan.contraries.items() if copy.has_value is has] for has in (True, False)
     )
     wrong = dict.fromkeys(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 
 import pytest
@@ -195,17 +196,54 @@ def test_a_file_that_cannot_be_read_gets_no_sentinels() -> None:
     assert (dict(plan.files), plan.node_ids) == ({}, ())
 
 
-def test_parametrisations_keep_their_brackets() -> None:
-    text = (
-        b"import pytest\n\n\n@pytest.mark.parametrize('x', [1, 2])\ndef test_p(x):\n    assert x == x + 0\n"
-    )
-    ids = ["t.py::test_p[1]", "t.py::test_p[2]"]
-    copies = possible_copies({"t.py": text}, ids, random.Random(3))
-    assert {copy.node_id for copy in copies} in ({ids[0]}, {ids[1]})
-    plan = make_plan({"t.py": text}, ids, copies, random.Random(0))
-    brackets = {copy.node_id.partition("[")[2] for copy in copies}
-    assert {name.partition("[")[2] for name in (*plan.doubles, *plan.contraries)} == brackets
-    assert plan.files["t.py"].decode().count("@pytest.mark.parametrize") == 3
+@pytest.mark.parametrize(
+    ("names", "rows", "chosen", "alone"),
+    [
+        ("'x, y'", "[(1, 2), (2, 4)]", "2-4", r"\[\(2, (\d+)\)\]"),
+        ("'x,y'", "(([1], 2), ([7], 14))", "x1-14", r"\(\(\[7\], (\d+)\),\)"),
+        ("'y'", "['four', 'a b']", "a b", r"\['(x\w+)'\]"),
+        ("'x, y'", "[(1, 2), (2, SIX)]", "2-6", ""),  # not written out
+        ("'x, y'", "[(1, 2), (2, 4)], ids=['2-4', 'b']", "2-4", ""),
+        ("'y, x'", "[(4, 2)]", "4-2", r"\[\((\d{6,}), 2\)\]"),
+        ("'x, y'", "[(1, 2), (2, 4)]", "a-2-4", ""),  # something else takes part in it
+        ("'x', [1])\n@mark.parametrize('y'", "[2, 4]", "4-1", ""),
+    ],
+)
+def test_a_row_has_another_value_and_stands_alone(names: str, rows: str, chosen: str, alone: str) -> None:
+    text = f"@mark.parametrize({names}, {rows})\ndef test_p(x, y):\n    assert double(x) == y\n"
+    node_id = f"t.py::test_p[{chosen}]"
+    copies = possible_copies({"t.py": text.encode()}, [node_id])
+    plan = make_plan({"t.py": text.encode()}, [node_id], copies, random.Random(0))
+    assert next(iter(plan.doubles)).partition("[")[2] == f"{chosen}]"
+    _, _, brackets = next(iter(plan.contraries)).partition("[")
+    found = re.search(alone or "nothing", plan.files["t.py"].decode())
+    assert (found is None) is (alone == "")
+    usual = {"2-4": "2-", "x1-14": "x0-", "a b": "", "4-2": ""}.get(chosen, "")
+    end = "-2]" if chosen == "4-2" else "]"
+    assert brackets == (f"{usual}{found[1]}{end}" if found else f"{chosen}]")
+
+
+def test_an_argument_that_is_asked_too_keeps_its_row() -> None:
+    """A number that nothing equals may be one up to which nobody can count."""
+    text = "@mark.parametrize('x', [1, 2])\ndef test_p(x):\n    assert len(range(x)) == x\n"
+    copies = possible_copies({"t.py": text.encode()}, ["t.py::test_p[2]"])
+    plan = make_plan({"t.py": text.encode()}, ["t.py::test_p[2]"], copies, random.Random(0))
+    assert plan.files["t.py"].decode().count("[1, 2]") == 3
+
+
+def test_other_values_stand_before_their_tests_and_behind_them_in_turn() -> None:
+    """Whoever takes the first value that the text has for a question, or the last, is wrong once."""
+    copies = [copy for copy in possible_copies(FILES, [*IDS, *METHODS]) if copy.has_value]
+    for seed in range(9):
+        plan = make_plan(FILES, IDS, copies, random.Random(seed))
+        text = plan.files["t/test_x.py"].decode()
+        sides = []
+        for sentinel, copy in plan.contraries.items():
+            there, original = (
+                text.index(f"def {name.rpartition(':')[2]}(") for name in (sentinel, copy.node_id)
+            )
+            sides.append(there < original)
+        assert sides in ([True, False] * 2, [False, True] * 2)
 
 
 def test_a_method_of_the_suite_is_no_assertion() -> None:

@@ -169,12 +169,6 @@ def test_collection_errors_are_named_and_others_run(run) -> None:
     assert len(report.passed) == 2
 
 
-def test_stop_at_first_failure(run) -> None:
-    report = run(with_body("return 1"), IDS, stop_at_first_failure=True)
-    assert report.error == ""
-    assert dict(report.outcomes) == {IDS[0]: Outcome.FAILED}
-
-
 def test_a_failed_import_of_the_candidate_is_its_failure(run) -> None:
     files = with_body("return 42")
     files["package.py"] = "raise RuntimeError('at import')\n"
@@ -357,31 +351,6 @@ def test_what_a_suite_prints_never_says_which_limit_ended_it(run) -> None:
 # --- runs are limited by processor time; a golden one gets a second, longer one ---
 
 
-SLOW_FILES = {"test_slow.py": b"import time\n\n\ndef test_slow():\n    time.sleep(1.5)\n"}
-
-
-def test_only_a_golden_run_is_made_again(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_module, "PATIENCE", 60)
-    monkeypatch.setattr(bench_module, "WALL_FACTOR", 1)
-    bench = Bench(SLOW_FILES, environment, None, suite_seconds=1.0, test_seconds=1.0)
-    tests = ["test_slow.py::test_slow"]
-    golden, other = bench.run_all([Trial(SLOW_FILES, tests, is_golden=True), Trial(SLOW_FILES, tests)])
-    assert (golden.error, golden.passed) == ("", frozenset(tests))
-    assert other.ran_out_of_time
-    assert not other.passed
-
-
-def test_a_golden_run_that_never_ends_is_ended(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench_module, "PATIENCE", 2)
-    files = {"test_slow.py": b"def test_slow():\n    while True:\n        pass\n"}
-    bench = Bench(files, environment, None, suite_seconds=1.0, test_seconds=1.0)
-    (report,) = bench.run_all([Trial(files, ["test_slow.py::test_slow"], is_golden=True)])
-    assert report.ran_out_of_time
-    assert "2 s" in report.error
-
-
 BUSY = """
 import time
 
@@ -398,25 +367,40 @@ def test_never_ends():
 def test_waits():
     time.sleep(60)
 """
+MOMENT, ENDLESS, WAITS = (
+    f"test_busy.py::test_{name}" for name in ("works_for_a_moment", "never_ends", "waits")
+)
 
 
-def test_the_limit_is_processor_time(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_module, "WALL_FACTOR", 100)
-    files = {"test_busy.py": BUSY.encode()}
-    bench = Bench(files, environment, None, suite_seconds=1.0, test_seconds=1.0)
-    tests = ["test_busy.py::test_works_for_a_moment", "test_busy.py::test_never_ends"]
-    moment, endless = bench.run_all([Trial(files, [test]) for test in tests])
-    assert (moment.error, moment.passed) == ("", frozenset(tests[:1]))
-    assert endless.ran_out_of_time
-    assert not endless.passed
-
-
-def test_a_run_that_waits_for_nothing_is_ended_by_the_clock(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("limits", "test", "is_golden", "passes"),
+    [
+        (
+            {"WALL_FACTOR": 1, "PATIENCE": 60},
+            MOMENT,
+            True,
+            True,
+        ),  # a golden run is made again, and by the clock
+        ({"WALL_FACTOR": 1, "PATIENCE": 60}, MOMENT, False, False),
+        ({"PATIENCE": 2}, ENDLESS, True, False),
+        ({"WALL_FACTOR": 100}, MOMENT, False, True),  # the limit is processor time
+        ({"WALL_FACTOR": 100}, ENDLESS, False, False),
+        ({"WALL_FACTOR": 2}, WAITS, False, False),  # of which what waits has none
+    ],
+)
+def test_how_long_a_run_may_take(
+    environment: Environment,
+    monkeypatch: pytest.MonkeyPatch,
+    limits: Mapping[str, int],
+    test: str,
+    is_golden: bool,
+    passes: bool,
 ) -> None:
-    monkeypatch.setattr(bench_module, "WALL_FACTOR", 2)
+    for name, value in limits.items():
+        monkeypatch.setattr(bench_module, name, value)
     files = {"test_busy.py": BUSY.encode()}
     bench = Bench(files, environment, None, suite_seconds=1.0, test_seconds=1.0)
-    (waiting,) = bench.run_all([Trial(files, ["test_busy.py::test_waits"])])
-    assert waiting.ran_out_of_time
-    assert not waiting.passed
+    (report,) = bench.run_all([Trial(files, [test], is_golden=is_golden)])
+    assert report.passed == ({test} if passes else set())
+    assert (report.error == "", report.ran_out_of_time) == (passes, not passes)
+    assert ("2 s" in report.error) is (is_golden and not passes)

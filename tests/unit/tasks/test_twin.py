@@ -324,7 +324,7 @@ return ""
 FORGE_WITH_NONCE = """
 import gc
 for found in gc.get_objects():
-    if type(found).__name__ == "function" and found.__qualname__ == "make_channel.<locals>.send":
+    if type(found).__name__ == "function" and found.__qualname__ == "make_send.<locals>.send":
         for index in range(300):
             found("vector", job=0, index=index, digest="0" * 32)
         found("done", job=0, line=1, error="")
@@ -418,27 +418,29 @@ def test_a_twin_survives_a_file(twins) -> None:
         assert read_twin(data) == twin
 
 
+def repacked(twin: Twin, **changes: object) -> bytes:
+    line, _, blobs = zstandard.decompress(twin_bytes(twin)).partition(b"\n")
+    return zstandard.compress(json.dumps({**json.loads(line), **changes}).encode() + b"\n" + blobs)
+
+
 def test_a_twin_of_an_earlier_version_is_read(twins) -> None:
-    line, _, blobs = zstandard.decompress(twin_bytes(twins["chosen"])).partition(b"\n")
-    value = {**json.loads(line), "version": 2, "tests": ["t"], "recorded_in": [[0]], "num_lookup_misses": 9}
-    assert read_twin(zstandard.compress(json.dumps(value).encode() + b"\n" + blobs)) == twins["chosen"]
-
-
-def test_a_twin_of_another_form_is_refused(twins) -> None:
-    line, _, blobs = zstandard.decompress(twin_bytes(twins["chosen"])).partition(b"\n")
-    other = json.dumps({**json.loads(line), "version": 1}).encode() + b"\n" + blobs
-    with pytest.raises(InputError, match=r"CR0411.*version 1"):
-        read_twin(zstandard.compress(other))
+    data = repacked(twins["chosen"], version=2, tests=["t"], recorded_in=[[0]], num_lookup_misses=9)
+    assert read_twin(data) == twins["chosen"]
 
 
 @pytest.mark.parametrize(
-    "change", [{"sizes": [-1, 1]}, {"sizes": [1]}, {"digests": "0"}, {"num_recorded": 0}]
+    ("change", "words"),
+    [
+        ({"version": 1}, "version 1"),
+        ({"sizes": [-1, 1]}, "do not fill"),
+        ({"sizes": [1]}, "do not fill"),
+        ({"digests": "0"}, "do not fill"),
+        ({"num_recorded": 0}, "0 of its"),
+    ],
 )
-def test_calls_that_do_not_fit_their_sizes_are_refused(twins, change: dict[str, object]) -> None:
-    line, _, blobs = zstandard.decompress(twin_bytes(twins["chosen"])).partition(b"\n")
-    data = json.dumps({**json.loads(line), **change}).encode() + b"\n" + blobs
-    with pytest.raises(InputError, match="CR0411"):
-        read_twin(zstandard.compress(data))
+def test_what_does_not_fit_is_refused(twins, change: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=rf"CR0411.*{words}"):
+        read_twin(repacked(twins["chosen"], **change))
 
 
 @pytest.mark.parametrize("change", ["cut", "empty", "noise"])

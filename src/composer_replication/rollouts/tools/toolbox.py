@@ -31,7 +31,7 @@ from composer_replication.rollouts.tools.tool_context import (
     spec_of,
 )
 from composer_replication.tasks.suite_options import OVERRIDES
-from composer_replication.tasks.test_run import runner_text
+from composer_replication.tasks.test_run import program_text
 
 _MAX_LINES = 20_000
 _MAX_WANTED_LINES = 60
@@ -286,7 +286,7 @@ def run_tests(box: Toolbox) -> ToolResult:
     notes, tests = _restore(box), box.tests
     request = (tests.options, _ARGUMENTS, tests.import_roots, tests.node_ids)
     done = box.sandbox.exec(
-        ["python3", "-P", "-B", "-c", f"{runner_text('suite_plugin.py')}\n{_TESTS_PROGRAM}"],
+        ["python3", "-P", "-B", "-c", f"{program_text('running.suite_plugin')}\n{_TESTS_PROGRAM}"],
         timeout_seconds=TEST_SECONDS,
         stdin=json.dumps(request).encode(),
         env=box.environment_variables,

@@ -22,10 +22,10 @@ from composer_replication.tasks.test_run import (
     TestReport,
     Trial,
     judge,
+    program_text,
     read_records,
     record_bytes,
     run_inside,
-    runner_text,
 )
 
 # --- Test runs of one repository in one sandbox: the test runner is started once, then forked.
@@ -112,7 +112,7 @@ def _run_part(
     """Reports of the first runs, up to one that the batch has no answer for; one that is alone has one in any case."""
     own_nonce, *nonces = (secrets.token_hex(16) for _ in range(len(runs) + 1))
     names = ("suite_plugin", "pytest_runner", "context_recorder", "batch_server")
-    program = "\n\n".join([*(runner_text(f"{name}.py") for name in names), "serve()\n"])
+    program = program_text(*(f"running.{name}" for name in names)) + "\n\nserve()\n"
     orders: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="batch-", dir=process_folder()) as folder:
         root = Path(folder) / "trees"

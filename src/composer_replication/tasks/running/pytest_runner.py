@@ -23,12 +23,13 @@ def private_stdout():
 
 def make_send(descriptor, nonce):
     """A function that writes one JSON line for each record; it begins a line, for whatever stands before may be cut off."""
+    dump, write = json.dumps, os.write  # what a tree makes of them later would be told the nonce
 
     def send(event, **fields):
-        line = "\n" + json.dumps({"nonce": nonce, "event": event, **fields}) + "\n"
+        line = "\n" + dump({"nonce": nonce, "event": event, **fields}) + "\n"
         data = line.encode("utf-8", "backslashreplace")
         while data:
-            data = data[os.write(descriptor, data) :]
+            data = data[write(descriptor, data) :]
 
     return send
 

@@ -26,9 +26,9 @@ from composer_replication.tasks.test_run import (
     broken_off,
     compare_ids,
     last_words,
+    program_text,
     record_bytes,
     run_inside,
-    runner_text,
 )
 
 _WORST = (Outcome.PASSED, Outcome.SKIPPED, Outcome.FAILED, Outcome.ERROR)
@@ -98,9 +98,8 @@ def run_watched(
 @cache
 def _program() -> str:
     """The runner in a namespace of its own: no module has it, and its built-in functions are copies."""
-    names = ("suite_plugin.py", "pytest_runner.py", "watched_runner.py")
-    parts = [runner_text(name) for name in names]
-    text = "\n\n".join([*parts, "watched_main()\n"])
+    names = ("running.suite_plugin", "running.pytest_runner", "running.watched_runner")
+    text = program_text(*names) + "\n\nwatched_main()\n"
     own = "{'__name__': 'watched_runner', '__builtins__': dict(vars(__import__('builtins')))}"
     return f"exec(compile({text!r}, '<runner>', 'exec'), {own})"
 
@@ -123,13 +122,9 @@ def judge_watched(
     if problem := problem or compare_ids(node_ids, story.collected, outcomes):
         outcomes = dict.fromkeys(node_ids, Outcome.FAILED)
         problem = f"{problem}{last_words(result)}"
-    said = ("test_seconds", "pytest_exit_code", "cpu_seconds")
+    flags, times = frozenset(story.flags), story.test_seconds
     return WatchedReport(
-        outcomes=outcomes,
-        error=problem,
-        flags=frozenset(story.flags),
-        seconds=result.seconds,
-        **{name: getattr(story, name) for name in said},
+        outcomes, problem, flags, result.seconds, times, story.pytest_exit_code, story.cpu_seconds
     )
 
 
@@ -157,7 +152,7 @@ def read_transcript(stdout: str, key: str) -> tuple[list[list[str]], str]:
 
 
 class _OutOfOrder(Exception):
-    """The text says what is."""
+    """What of a run is not as it must be."""
 
 
 @dataclass(slots=True)

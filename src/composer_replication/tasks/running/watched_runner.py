@@ -49,15 +49,8 @@ def open_transcript(descriptor, key):
     """
     state = hashlib.blake2s(key=key, digest_size=16)
     key[:] = bytes(len(key))
-    update, copy, write, encode, to_hex, joined = (
-        state.update,
-        state.copy,
-        os.write,
-        str.encode,
-        bytes.hex,
-        str.join,
-    )
-    pieces = range
+    update, copy, write, pieces = state.update, state.copy, os.write, range
+    encode, to_hex, joined = str.encode, bytes.hex, str.join
     forked: list[bool] = []
     os.register_at_fork(after_in_child=functools.partial(update, os.urandom(256)))
     os.register_at_fork(after_in_child=functools.partial(forked.append, True))

@@ -65,10 +65,9 @@ class TwinSearch:
 
 
 def is_candidate(cut: BodyCut, *, is_eager: bool = False) -> bool:
-    """Whether a function may get a twin: public (dunder methods are not), long enough unless ``is_eager``, defined once.
+    """Whether a function may get a twin: public, long enough unless ``is_eager``, defined once.
 
-    Names that begin with an underscore are left out, and so dunder methods: their arguments are an
-    implementation's own, and honest candidates choose other ones.
+    Names that begin with an underscore are left out, dunder methods too: honest candidates choose other arguments.
     """
     parts = [*PurePosixPath(cut.path).with_suffix("").parts, *cut.symbol.split(".")]
     is_public = not any(part.startswith("_") and part != "__init__" for part in parts[:-1])
@@ -92,7 +91,7 @@ def build_twins(
             nothing else is hidden from whoever writes them. Every other gate holds for them too.
 
     Returns:
-        Twins in the order of ``cuts``, only those that passed every gate, and the reason for every other function.
+        Twins in the order of ``cuts`` that passed every gate, and the reason for every other function.
     """
     build = _Build(bench, seed, frozenset(eager))
     twins = build.without_weak(build.stable(build.drafts(cuts)))
@@ -105,10 +104,8 @@ class _Build:
     """The steps between recording and a proven twin; each is one sandbox for all functions."""
 
     def __init__(self, bench: Bench, seed: int, eager: frozenset[str]) -> None:
-        self.bench = bench
+        self.bench, self.seed, self.eager = bench, seed, eager
         self.play = partial(play_apart, bench, call_seconds=GOLDEN_CALL_SECONDS)
-        self.seed = seed
-        self.eager = eager
         self.without: dict[str, str] = {}
         self.unknown: dict[str, str] = {}
 
@@ -116,7 +113,7 @@ class _Build:
         """Record calls in one run of the suite, replay and mutate them."""
         chosen = [cut for cut in cuts if is_candidate(cut, is_eager=cut.pin in self.eager)]
         calls, problem = record_calls(self.bench, chosen) if chosen else ({}, "")
-        known: dict[str, list[bytes]] = {}
+        jobs: list[tuple[BodyCut, Job]] = []
         for cut in cuts:
             kept = list(calls[cut.pin].kept) if cut.pin in calls else []
             if cut not in chosen:
@@ -126,14 +123,16 @@ class _Build:
             elif len(kept) < (wanted := self._min_recorded(cut.pin)):
                 self.without[cut.pin] = f"fewer than {wanted} recorded calls"
             else:
-                known[cut.pin] = kept
-        chosen = [cut for cut in chosen if cut.pin in known]
-        jobs = [
-            Job(_twin(cut, [Vector(blob, "") for blob in known[cut.pin]]), "mutate", self._mutation(cut))
-            for cut in chosen
-        ]
+                twin = _twin(cut, [Vector(blob, "") for blob in kept])
+                wanted = NUM_MUTATED_TEXT if _TEXT_WORK.search(cut.golden_body) else NUM_MUTATED
+                draw = {
+                    "wanted": wanted,
+                    "tries": TRIES_PER_MUTATED * wanted,
+                    "seed": f"{self.seed}/{cut.pin}",
+                }
+                jobs.append((cut, Job(twin, "mutate", draw)))
         twins = []
-        for cut, report in zip(chosen, self.play(jobs), strict=True):
+        for (cut, job), report in zip(jobs, self.play([job for _, job in jobs]), strict=True):
             if not self._is_whole(cut.pin, report):
                 continue
             if report.line != cut.first_line:
@@ -141,18 +140,14 @@ class _Build:
                 continue
             # Two pickles may be one input: their bytes differ, their encoding does not.
             by_input: dict[str, Vector] = {}
-            for index, (blob, told) in enumerate(zip(known[cut.pin], report.inputs, strict=False)):
+            for index, (vector, told) in enumerate(zip(job.twin.recorded, report.inputs, strict=False)):
                 if told is not None and report.digests.get(index):
-                    by_input.setdefault(told, Vector(blob, report.digests[index]))
+                    by_input.setdefault(told, Vector(vector.blob, report.digests[index]))
             twins.append(_twin(cut, list(by_input.values()), report.mutated))
         return [twin for twin in twins if self._is_large_enough(twin)]
 
     def _min_recorded(self, pin: str) -> int:
         return 1 if pin in self.eager else MIN_RECORDED
-
-    def _mutation(self, cut: BodyCut) -> dict[str, object]:
-        wanted = NUM_MUTATED_TEXT if _TEXT_WORK.search(cut.golden_body) else NUM_MUTATED
-        return {"wanted": wanted, "tries": TRIES_PER_MUTATED * wanted, "seed": f"{self.seed}/{cut.pin}"}
 
     def _is_whole(self, pin: str, report: JobReport) -> bool:
         """Whether a job came to its end; where not, it is noted."""

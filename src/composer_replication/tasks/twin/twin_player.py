@@ -89,10 +89,7 @@ class Job:
     """One function, one task: replay, mutate or constants."""
 
     def __init__(self, request, number, send, steps):
-        self.request = request
-        self.number = number
-        self.send = send
-        self.steps = steps
+        self.request, self.number, self.send, self.steps = request, number, send, steps
         self.job = request["jobs"][number]
         self.twin = request["twins"][self.job["twin"]]
         self.blobs = [base64.b64decode(blob) for blob in self.twin["blobs"]]

@@ -87,17 +87,13 @@ class Recorder:
 
     def __init__(self, request, root, pickler, dumps, pickle_by_value):
         self.drawn = drawn_names(request["ours"], (root, os.environ["HOME"], os.environ["TMPDIR"]))
-        self.pickler = pickler
+        self.pickler, self.dumps, self.pickle_by_value = pickler, dumps, pickle_by_value
         self.max_calls = request["max_calls"]
         self.wanted = {
             (os.path.join(root, path), line): number for number, (path, line) in enumerate(request["targets"])
         }
-        self.targets = {}
-        self.by_code = {}
+        self.targets, self.by_code, self.tests = {}, {}, []
         self.running = {}  # target and kept call by frame
-        self.tests = []
-        self.dumps = dumps
-        self.pickle_by_value = pickle_by_value
 
     def hook(self, frame, event, argument):
         if event == "return" and frame in self.running:
@@ -186,12 +182,7 @@ def main(request, send):
     send("tests", ids=recorder.tests)
     for number, target in sorted(recorder.targets.items()):
         blobs = [[base64.b64encode(blob).decode(), sorted(tests)] for blob, tests in target.blobs.items()]
-        packed = zlib.compress(json.dumps(blobs).encode(), 1)
-        send(
-            "calls",
-            target=number,
-            calls=base64.b64encode(packed).decode(),
-            not_kept=sorted(target.not_kept),
-        )
+        packed = base64.b64encode(zlib.compress(json.dumps(blobs).encode(), 1)).decode()
+        send("calls", target=number, calls=packed, not_kept=sorted(target.not_kept))
     send("end", exit_code=int(code))
     os._exit(0)  # threads that a test left behind must not hold the result back

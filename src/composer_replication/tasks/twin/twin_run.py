@@ -35,7 +35,14 @@ from composer_replication.tasks.planning.edits import write_files
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store_manifest import decompress
 from composer_replication.tasks.suite_options import suite_arguments
-from composer_replication.tasks.test_run import ARGUMENTS, import_roots, last_words, read_records, run_inside
+from composer_replication.tasks.test_run import (
+    ARGUMENTS,
+    import_roots,
+    last_words,
+    program_text,
+    read_records,
+    run_inside,
+)
 from composer_replication.tasks.twin.canonical_encoding import NUM_DIGITS
 
 FORMAT_VERSION = 3
@@ -172,8 +179,7 @@ ADDRESS_BYTES = 3 * 1024**3
 PLAYER_BYTES = 1024**3
 """Memory of the player: a mutated integer may ask for a list of any length. At most half of what its sandbox
 may use, so that such a call fails alone and not the sandbox."""
-_RECORD_SECONDS = 600.0
-_NUM_RECORDINGS = 2
+_RECORD_SECONDS, _NUM_RECORDINGS = 600.0, 2
 _PLAY_SECONDS = 1800.0
 _JOB_WALL_SECONDS = 60.0
 """Of ``play_apart`` by the clock, for each of its jobs, where that is more than ``_PLAY_SECONDS``."""
@@ -283,16 +289,12 @@ def record_calls(bench: Bench, cuts: Sequence[BodyCut]) -> tuple[dict[str, Recor
 def _recorded(records: Sequence[dict[str, Any]], cuts: Sequence[BodyCut]) -> dict[str, RecordedCalls]:
     ids: list[str] = next((record["ids"] for record in records if record["event"] == "tests"), [])
     found = {}
-    for record in records:
-        if record["event"] == "calls":
-            packed = base64.b64decode(record["calls"])
-            text = zlib.decompressobj().decompress(packed, _MAX_CALLS_BYTES)
-            kept = {
-                base64.b64decode(blob): frozenset(ids[number] for number in numbers)
-                for blob, numbers in json.loads(text)
-            }
-            not_kept = frozenset(ids[number] for number in record["not_kept"])
-            found[cuts[record["target"]].pin] = RecordedCalls(kept, not_kept)
+    for record in (record for record in records if record["event"] == "calls"):
+        packed = base64.b64decode(record["calls"])
+        calls = json.loads(zlib.decompressobj().decompress(packed, _MAX_CALLS_BYTES))
+        kept = {base64.b64decode(blob): frozenset(map(ids.__getitem__, numbers)) for blob, numbers in calls}
+        not_kept = frozenset(map(ids.__getitem__, record["not_kept"]))
+        found[cuts[record["target"]].pin] = RecordedCalls(kept, not_kept)
     return found
 
 
@@ -315,15 +317,13 @@ def play(
     Returns:
         A report for each job, and an empty text or why the run as a whole failed.
     """
+    chosen = limits or Limits()
     numbers = {twin: number for number, twin in enumerate(dict.fromkeys(job.twin for job in jobs))}
+    texts = [[base64.b64encode(vector.blob).decode() for vector in twin.vectors] for twin in numbers]
     options = {
         "twins": [
-            {
-                "path": twin.path,
-                "symbol": twin.symbol,
-                "blobs": [base64.b64encode(vector.blob).decode() for vector in twin.vectors],
-            }
-            for twin in numbers
+            {"path": twin.path, "symbol": twin.symbol, "blobs": blobs}
+            for twin, blobs in zip(numbers, texts, strict=True)
         ],
         "jobs": [
             {"twin": numbers[job.twin], "mode": job.mode, "overlay": dict(job.overlay), **job.options}
@@ -333,7 +333,7 @@ def play(
         "job_seconds": job_seconds,
         "max_bytes": 4 * MAX_CALL_BYTES,
         "address_bytes": ADDRESS_BYTES,
-        "memory_bytes": min(PLAYER_BYTES, (limits or Limits()).memory_bytes // 2),
+        "memory_bytes": min(PLAYER_BYTES, chosen.memory_bytes // 2),
         "cloudpickle": _cloudpickle(),
     }
     done, records = run_program(
@@ -342,7 +342,7 @@ def play(
         environment,
         options,
         backend=backend,
-        limits=replace(limits or Limits(), output_bytes=_OUTPUT_BYTES),
+        limits=replace(chosen, output_bytes=_OUTPUT_BYTES),
         timeout_seconds=timeout_seconds,
         hash_seed=hash_seed,
     )
@@ -420,12 +420,14 @@ def run_program(
             "suite": suite_arguments(tree) if name == "twin_recorder" else [],
             "nonce": nonce,
             "program": f"{_PACKAGE}.{program}",
-            "sources": [(f"{_PACKAGE}.{each}", source_of(each)) for each in (*_PROGRAMS[program], program)],
+            "sources": [
+                (f"{_PACKAGE}.{each}", program_text(each)) for each in (*_PROGRAMS[program], program)
+            ],
         }
         done = run_inside(
             tree,
             environment,
-            [source_of("twin.inside_channel")],
+            [program_text("running.pytest_runner", "twin.inside_channel")],
             json.dumps(request, default=sorted).encode(),
             backend=backend,
             limits=limits,
@@ -453,20 +455,13 @@ def _take(record: Mapping[str, Any], reports: Sequence[JobReport], job_seconds: 
         for index, (digest, known) in enumerate(record.get("recorded", ())):
             report.digests[index] = str(digest)
             report.inputs.append(None if known is None else str(known))
-        mutated = record.get("mutated", ())
-        report.mutated = [Vector(base64.b64decode(blob), str(digest)) for blob, digest in mutated]
+        calls = record.get("mutated", ())
+        report.mutated = [Vector(base64.b64decode(blob), str(digest)) for blob, digest in calls]
     elif event == "late":
         report.error = f"the calls ran longer than {job_seconds:g} s"
     else:
         return "an unknown record"
     return ""
-
-
-@cache
-def source_of(module: str) -> str:
-    """The text of a module of this package, by its name below ``tasks``."""
-    folder, _, name = module.partition(".")
-    return resources(f"{_PACKAGE}.{folder}").joinpath(f"{name}.py").read_text(encoding="utf-8")
 
 
 @cache

@@ -285,9 +285,11 @@ def cluster_options(config: RunConfig) -> ClusterOptions:
 
     assert config.ray is not None
     most = MANY_GRADINGS if config.agent is None else config.agent.max_concurrent
-    placing = config.ray.model_dump(exclude={"address"}) | {"num_actors": config.ray.num_actors or most}
+    resources = dict(config.ray.resources)
     return ClusterOptions(
-        **placing,
+        num_actors=config.ray.num_actors or most,
+        num_cpus=resources.pop("CPU", 1.0),
+        resources=resources,
         fits_nodes=config.ray.num_actors == 0,
         num_drivers=launched_size(),
         attempt=attempt_options(config),

@@ -72,7 +72,6 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 
 
 def _find_server(args: argparse.Namespace, recipe: RunConfig) -> ServedModel | None:
-    """The server of ``--endpoint``, as it describes itself."""
     if args.endpoint is None:
         return None
     if recipe.agent is None:

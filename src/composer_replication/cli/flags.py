@@ -62,6 +62,8 @@ def _add_argument(parser: argparse.ArgumentParser, row: list[Any]) -> None:
         options["choices"] = kind
     elif not metavar:
         options["action"] = "store_true"
+        if kind == "anywhere":  # a default of the verb's parser would reset what stands before the verb
+            options["default"] = argparse.SUPPRESS
     elif kind:
         options["type"] = _type_of(kind)
     if metavar:

@@ -95,8 +95,7 @@ def run_bench(args: argparse.Namespace) -> tuple[Result, int]:
             raise UsageError("CR0206", problem, where="--family", fix=f"one of {', '.join(known)}")
         num_runs, seed = _QUICK_RUNS if args.quick else args.runs, SEED if args.seed is None else args.seed
         with progress_bar(quiet=args.quiet) as report:
-            how = {"seed": seed, "families": args.family, "report": report}
-            return run_guard_bench(num_runs, args.tasks, **how), 0
+            return run_guard_bench(num_runs, args.tasks, seed=seed, families=args.family, report=report), 0
 
 
 def render_bench(result: Result) -> str:

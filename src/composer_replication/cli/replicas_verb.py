@@ -66,9 +66,9 @@ def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 
 def run_lighthouse(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    num, grace = args.min_replicas, args.grace_seconds
-    table = {"transport": f"torchft://{args.bind}", "num_replicas": max(num, 1), "min_replicas": num}
-    options = ReplicasSection(**table, grace_seconds=grace)
+    least = args.min_replicas
+    table: dict[str, Any] = {"transport": f"torchft://{args.bind}", "grace_seconds": args.grace_seconds}
+    options = ReplicasSection(**table, num_replicas=max(least, 1), min_replicas=least)
     with suppress(KeyboardInterrupt), closing(_open_lighthouse(replica_token(), options, args.records)):
         signal.sigwait({signal.SIGINT, signal.SIGTERM})
     return {"lighthouse": args.bind}, 0

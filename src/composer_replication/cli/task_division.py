@@ -103,9 +103,6 @@ def one_hole_tasks(store: TaskStore, note: Note = lambda _: None) -> list[Task]:
     return found
 
 
-# --------------------------------------------------------------------------- a split on disk
-
-
 def split_file(config: RunConfig, store: TaskStore, recipe_folder: Path) -> Path | None:
     """``heldout.split``, or the store's own file where the recipe says nothing else."""
     section = config.heldout

@@ -122,7 +122,7 @@ def lora_config(section: LoraSection | None) -> Any:
 
     return LoraConfig(
         r=section.rank,
-        lora_alpha=section.lora_alpha,
+        lora_alpha=2 * section.rank,
         target_modules="all-linear",
         lora_dropout=0.0,
         task_type="CAUSAL_LM",

@@ -89,9 +89,8 @@ def write_atomic(path: Path, data: str | bytes) -> None:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON object atomically, with the schema version in it."""
-    write_atomic(
-        path, json.dumps({"schema_version": SCHEMA_VERSION, **value}, indent=2, sort_keys=True) + "\n"
-    )
+    versioned = {"schema_version": SCHEMA_VERSION, **value}
+    write_atomic(path, json.dumps(versioned, indent=2, sort_keys=True) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

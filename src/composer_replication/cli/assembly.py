@@ -531,7 +531,5 @@ def _git_revision() -> str:
     words = ["git", "-C", str(root), "rev-parse", "HEAD"]
     with suppress(OSError, subprocess.SubprocessError):
         if (root / "pyproject.toml").is_file():
-            return subprocess.run(
-                words, capture_output=True, text=True, timeout=10, check=True
-            ).stdout.strip()
+            return subprocess.check_output(words, stderr=subprocess.DEVNULL, text=True, timeout=10).strip()
     return ""

@@ -29,12 +29,8 @@ from composer_replication.tasks.store import TaskStore
 
 _SINGLE_ANSWER = {"max_completion_length": 64, "temperature": 1.0}
 """How a model alone is asked; a recipe says otherwise."""
-_SIDES = (
-    "shown",
-    "paid",
-    "visible",
-    "hidden",
-)  # visible tests that the policy can read, that it cannot, both; and the others
+_SIDES = ("shown", "paid", "visible", "hidden")
+"""The tests of a task: visible ones that the policy can read, that it cannot, both, and those that are no part of a reward."""
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:

@@ -62,9 +62,9 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
             progress=report,
             **_build_settings(args),
         )
-        more = (
-            have_written(summary.folder, endpoint, report) if endpoint is not None and summary.tasks else {}
-        )
+        more: Result = {}
+        if endpoint is not None and summary.tasks:
+            more = have_written(summary.folder, endpoint, report)
     return finish_build(summary, more, quiet=args.quiet)
 
 
@@ -277,9 +277,7 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     """
     is_set, is_file = args.format != "tree", args.format in ("swebench", "parquet")
     if is_set is (args.task_id is not None):
-        problem = (
-            "a tree is that of one task, and needs its ID; the other formats write all tasks, and take none."
-        )
+        problem = "a tree is that of one task and needs its ID; the other formats write all and take none."
         ids = f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs"
         where, fix = args.task_id or "composer-rl tasks export", f"{ids}; --format swebench writes all tasks."
         raise UsageError("CR0206", problem, where=where, fix=fix)

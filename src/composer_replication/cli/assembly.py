@@ -128,10 +128,11 @@ def training_packages(purpose: str, *, quiet: bool) -> Iterator[None]:
 
 
 def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
-    """What the training packages, which are loaded, say: TRL's arguments and the method of the recipe."""
-    from composer_replication.trainer.run_setup import lora_config, trl_arguments
+    """What the training packages say: TRL's arguments and the method of the recipe."""
+    with needs_extra("train", "training"):
+        from composer_replication.trainer.run_setup import lora_config, trl_arguments
 
-    lora_config(config.model.lora)
+        lora_config(config.model.lora)
     arguments, method = trl_arguments(config, folder), resolve_method(config)
     check_arguments(config, arguments, method.options)
     return arguments, method
@@ -156,7 +157,10 @@ def make_guard(config: RunConfig) -> HeldOutGuard | CombinedGuard | None:
 
 
 def identity_table(config: RunConfig) -> dict[str, Any]:
-    """What the recipe sets beside its defaults; without ``[ray]`` and the addresses of lighthouse and judge, which a resumed run may change."""
+    """What the recipe sets, without what a resumed run may change: ``[ray]`` and the addresses of lighthouse and judge.
+
+    Defaults are left out, so that a key which a later version adds makes no other run of it.
+    """
     moves: Any = {"ray": True, "agent": {"judge"}}
     table = config.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude=moves)
     if config.replicas is not None and config.replicas.is_torchft:

@@ -193,12 +193,10 @@ def _tried_backend(name: str, backend: SandboxBackend) -> tuple[bool, str, str]:
 
 def check_loopback() -> Check:
     """A free port on the loopback address, for servers that a later verb starts."""
-    try:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-    except OSError as error:
-        return Check("ports", True, f"no loopback port ({error}); only servers need one")
-    return Check("ports", True, "a loopback port can be opened")
+    with suppress(OSError), socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return Check("ports", True, "a loopback port can be opened")
+    return Check("ports", True, "no loopback port can be opened; only servers need one")
 
 
 def check_program(name: str) -> Check:

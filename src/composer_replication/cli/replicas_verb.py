@@ -131,13 +131,10 @@ def _row(run: RunFolder, code: int) -> dict[str, Any]:
 def _free_port() -> int:
     """One whose next one is free as well."""
     while True:
-        with socket.socket() as first, socket.socket() as second:
+        with suppress(OSError), socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))
             port = int(first.getsockname()[1])
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
+            second.bind(("127.0.0.1", port + 1))
             return port
 
 

@@ -421,6 +421,7 @@ DEPARTED: Final[dict[str, dict[str, Any]]] = {
 }
 """Keys that have left, by table, with their last defaults: the run.toml of an older run has them, and is still read."""
 _INSTEAD = {
+    "agent.min_new_tokens": "take the line out (it is 16, or max_new_tokens where that is less)",
     "model.lora.lora_alpha": "take the line out (it is always twice the rank now)",
     "trainer.importance_clip": "take the line out (it is always 2.0 now)",
     "trainer.effort": "write trainer.effort_weight in place of the table",

@@ -251,7 +251,7 @@ class TrainingRun:
         }
 
     def _keep_model(self, summary: Mapping[str, Any]) -> str | None:
-        """Write ``model/`` with its card; None in all processes but the first, and where none can have all weights."""
+        """Write ``model/`` with its card, in which every process takes part; None but in the first, or where none has all weights."""
         trainer, folder, weights, trained = self.trainer, self.folder.model, None, None
         if model_modes.weights_are_sharded(trainer.model):
             weights = saved_model.gathered_weights(trainer)

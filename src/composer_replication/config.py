@@ -1,7 +1,6 @@
 """One recipe, typed: ``run.toml`` in, ``run.toml`` out; an unknown key is an error.
 
-Torch-free. Our keys are typed here; the ``[trl]`` table goes unchanged to TRL's
-``GRPOConfig``. Paths in a recipe are relative to the recipe's own folder.
+The ``[trl]`` table goes unchanged to TRL's ``GRPOConfig``. Paths in a recipe are relative to the recipe's own folder.
 """
 
 from __future__ import annotations
@@ -38,9 +37,8 @@ class LoraSection(Section):
 class ModelSection(Section):
     """Which causal language model.
 
-    ``name`` is a folder, a model name that transformers resolves,
-    ``package:NAME==VERSION`` (a GGUF model inside a wheel of the package registry,
-    pinned by ``sha256`` of the wheel), ``tiny-random`` or ``tiny-tools`` (made on the spot, tests).
+    ``name`` is a folder, a model name that transformers resolves, ``package:NAME==VERSION`` (a GGUF model inside a wheel of the
+    package registry, pinned by ``sha256`` of the wheel), ``tiny-random`` or ``tiny-tools`` (made on the spot, tests).
     """
 
     name: str
@@ -52,8 +50,7 @@ class ModelSection(Section):
 class TasksSection(Section):
     """Where tasks come from: ``source`` is built into the cache, ``store`` is used as it is.
 
-    ``symbols`` pins candidates: for each source, the qualified names to delete, written
-    ``path/inside/tree.py::Qualified.name``; without it candidates are drawn.
+    ``symbols`` pins for each source the names to delete (``path/inside/tree.py::Qualified.name``), which else are drawn.
     """
 
     source: list[str] = []
@@ -79,9 +76,8 @@ class RolloutsSection(Section):
 class RewardSection(Section):
     """In-loop reward: a dotted path ``package.module:function`` of (text, answer, score) -> float.
 
-    ``tests = "weakened"`` judges by the visible tests without their assertions, to see what a
-    suite that calls and never checks does to a policy; hidden tests stay as they are.
-    ``is_shuffled`` hands the rewards of each batch out anew, by the seed: a control that learns from nothing.
+    ``tests = "weakened"`` judges by the visible tests without their assertions, to see what a suite that never checks does to
+    a policy. ``is_shuffled`` hands the rewards of each batch out anew, by the seed: a control that learns from nothing.
     """
 
     function: str = "composer_replication.rollouts.rewards:visible_tests_pass"
@@ -102,8 +98,8 @@ class GuardSection(Section):
 class EvidenceSection(Section):
     """``EvidenceGuard`` beside the ``[guard]``: a halt that is false in at most 1% of honest runs (docs/safety.md).
 
-    ``planned_evaluations`` is how many held-out evaluations the run plans; ``tolerated_gap`` the visible-minus-hidden gap
-    that honest policies have, measured before the run. Needs ``heldout.sample_size``, fresh draws from a large pool.
+    The run plans ``planned_evaluations``; ``tolerated_gap`` is the visible-minus-hidden gap of honest policies, measured
+    before the run. Needs ``heldout.sample_size``, fresh draws from a large pool.
     """
 
     planned_evaluations: int = Field(ge=1)
@@ -111,10 +107,10 @@ class EvidenceSection(Section):
 
 
 class SandboxSection(Section):
-    """Backend by name or dotted path (empty: the best of this machine); its limits are those under which tasks are built.
+    """Backend by name or dotted path (empty: the best of this machine).
 
-    ``accept_no_isolation`` names guards of the self-test that need not hold, or ``everything``, without which the
-    backend ``none`` is refused. It is shown in the run's report.
+    ``accept_no_isolation`` names guards of the self-test that need not hold, or ``everything``, which the backend ``none``
+    needs. It is shown in the run's report.
     """
 
     backend: str = ""
@@ -229,10 +225,9 @@ class ReplaySection(Section):
 
 
 class CurriculumSection(Section):
-    """Draws the tasks of each generation by what is known of their pass rates (docs/curriculum.md); without this table the data order counts.
+    """Draws the tasks of each generation by what is known of their pass rates (docs/curriculum.md), in the place of the data order.
 
-    A task weighs E[p(1-p)] under what it did so far. Pass rates that ``eval --update-difficulty`` kept beside the tasks come
-    first, as at most eight attempts each; a tenth of the draws is spread evenly over all active tasks.
+    A task weighs E[p(1-p)] under what it did so far, beginning with what ``eval --update-difficulty`` kept beside the tasks.
     """
 
 
@@ -240,13 +235,12 @@ class RaySection(Section):
     """Attempts and gradings as actors of a Ray cluster, and a build of ``tasks.source`` too; docs/rollouts_on_ray.md has more.
 
     ``address`` as ``tasks build --ray`` takes it; ``train --ray ADDRESS`` sets it. ``num_actors`` 0 is one for each episode
-    that runs at a time, or as many as the nodes have room for where that is less; each asks Ray for ``num_cpus`` and
-    ``resources``. A run may be resumed with another table.
+    that runs at a time, or as many as the nodes have room for where that is less; each asks Ray for ``resources``, of ``CPU``
+    one where they do not say. A run may be resumed with another table.
     """
 
     address: str
     num_actors: int = Field(0, ge=0)
-    num_cpus: float = Field(1.0, ge=0.0)
     resources: dict[str, Annotated[float, Field(ge=0.0)]] = {}
 
 
@@ -257,7 +251,7 @@ class ReplicasSection(Section):
     """Several trainers of one run (DiLoCo), each with its share of the tasks; docs/replicas.md explains each key.
 
     ``transport`` is the address of an object store (``s3://``, ``gs://``, ``az://``, ``file:///``), or for replicas on one
-    network ``torchft://HOST:PORT`` of ``composer-rl replicas lighthouse``. With one replica nothing of this is built.
+    network ``torchft://HOST:PORT`` of ``composer-rl replicas lighthouse``.
     """
 
     transport: str
@@ -272,7 +266,6 @@ class ReplicasSection(Section):
 
     @property
     def is_torchft(self) -> bool:
-        """Whether the replicas are on one network."""
         return self.transport.partition("://")[0] == "torchft"
 
     @property
@@ -313,9 +306,9 @@ class AgentRewardSection(Section):
 
 
 class AgentToolsSection(Section):
-    """``max_characters`` of one result; ``is_warm`` keeps one process in an attempt's sandbox, which starts the commands.
+    """``max_characters`` of one result; ``is_warm`` keeps one process in an attempt's sandbox, where the backend can.
 
-    So it is where the backend can. Without it each command has a jail of its own, some 10 ms. docs/sandbox.md says what differs.
+    It starts the commands, each of which else has a jail of its own, some 10 ms. docs/sandbox.md says what differs.
     """
 
     max_characters: int = Field(16_000, ge=1000)
@@ -336,7 +329,6 @@ class AgentSection(Section):
     max_turns: int = Field(20, ge=1)
     max_context_tokens: int = Field(16_384, ge=2)
     max_new_tokens: int = Field(2048, ge=1)
-    min_new_tokens: int = Field(16, ge=1)
     max_concurrent: int = Field(32, ge=1)
     summary_tokens: int = Field(0, ge=0)
     reminder: str = ""
@@ -347,10 +339,13 @@ class AgentSection(Section):
     reward: AgentRewardSection = AgentRewardSection()
     tools: AgentToolsSection = AgentToolsSection()
 
+    @property
+    def min_new_tokens(self) -> int:
+        """Where the context has less room for an answer, the episode ends."""
+        return min(16, self.max_new_tokens)
+
     @model_validator(mode="after")
     def _limits_fit(self) -> AgentSection:
-        if self.min_new_tokens > self.max_new_tokens:
-            raise ValueError("min_new_tokens is above max_new_tokens")
         for name in ("max_new_tokens", "summary_tokens"):
             if getattr(self, name) >= self.max_context_tokens:
                 raise ValueError(f"{name} has to be below max_context_tokens: a prompt needs room, too")
@@ -422,13 +417,16 @@ DEPARTED: Final[dict[str, dict[str, Any]]] = {
     "replay": {"margin": 0.0, "length_normalised": True},
     "curriculum": {"half_life": 100.0, "recorded": "any"},
     "replicas": {"lighthouse": "", "interface": "127.0.0.1"},
-    "agent": {"dialect": "", "max_summaries": 4, "system": ""},
+    "agent": {"dialect": "", "max_summaries": 4, "system": "", "min_new_tokens": 16},
+    "ray": {"num_cpus": 1.0},
 }
 """Keys that have left, by table, with their last defaults: the run.toml of an older run has them, and is still read."""
 _INSTEAD = {
+    "agent.min_new_tokens": "take the line out (it is 16, or max_new_tokens where that is less)",
     "trainer.importance_clip": "take the line out (it is always 2.0 now)",
     "trainer.effort": "write trainer.effort_weight in place of the table",
     "heldout.has_sentinel": "take the line out (with [evidence] it is always true now)",
+    "ray.num_cpus": "write resources.CPU",
     "replicas.lighthouse": 'write transport = "torchft://HOST:PORT"',
 }
 """How the sentence ends that refuses another value, where that is not just to take the line out."""
@@ -448,12 +446,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """Read a recipe, apply ``section.key`` overrides, check every key and type.
-
-    Raises:
-        UsageError: no such file (CR0201), not TOML (CR0201), an unknown key or a wrong
-            value (CR0204; names the key and the nearest known one).
-    """
+    """Read a recipe (CR0201), apply ``section.key`` overrides, check every key and value (CR0204 names the nearest known key)."""
     table = read_table(path)
     for key, value in (overrides or {}).items():
         _set(table, key, copy.deepcopy(value))  # a later key may change a table that the caller gave
@@ -463,10 +456,7 @@ def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> RunCo
 def parse_config(
     table: Mapping[str, Any], *, where: str, overrides: Mapping[str, Any] | None = None
 ) -> RunConfig:
-    """Check a recipe given as a table; errors as ``load_config``.
-
-    An error in one of ``overrides`` names the flag instead of ``where``.
-    """
+    """Check a recipe given as a table; an error in one of ``overrides`` names the flag instead of ``where``."""
     current, problem = _without_departed(table)
     if problem is None:
         try:
@@ -498,11 +488,7 @@ def _without_departed(table: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[s
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """``KEY=VALUE`` to key and TOML value; a value that is not TOML is taken as a string.
-
-    Raises:
-        UsageError: no equals sign, or no key before it (CR0206).
-    """
+    """``KEY=VALUE`` to key and TOML value (else CR0206); a value that is not TOML is taken as a string."""
     key, equals, value = text.partition("=")
     if not equals or not all(part.strip() for part in key.split(".")):
         raise UsageError(
@@ -545,14 +531,12 @@ def _first_problem(error: ValidationError) -> tuple[str, str]:
     if problem["type"] != "extra_forbidden":
         return key, f"{key}: {problem['msg'].removeprefix('Value error, ')}."
     near = difflib.get_close_matches(path[-1], _known_keys(path[:-1]), n=1, cutoff=0.0)
-    known = (
-        f"; the nearest known key is {'.'.join([*path[:-1], *near])}" if near else ": its table has no keys"
-    )
-    return key, f"unknown key {key}{known}."
+    nearest = f"the nearest known key is {'.'.join([*path[:-1], *near])}"
+    return key, f"unknown key {key}{f'; {nearest}' if near else ': its table has no keys'}."
 
 
 def _known_keys(path: list[str]) -> list[str]:
-    """The keys of the table at ``path``, found by walking the section types."""
+    """The keys of the table at ``path``."""
     kind: type[BaseModel] = RunConfig
     for part in path:
         annotation = kind.model_fields[part].annotation if part in kind.model_fields else None

@@ -29,11 +29,10 @@ _OWN = "composer_replication"
 
 
 class ComposerError(Exception):
-    """One sentence that says what is wrong, where, and what to type next.
+    """One sentence that says what is wrong.
 
     Args:
         code: stable short code, ``CR`` and four digits; ``composer-rl explain CODE``.
-        message: one sentence.
         where: file and line, or the key, that the sentence speaks of.
         fix: the next command or edit.
     """
@@ -42,10 +41,7 @@ class ComposerError(Exception):
 
     def __init__(self, code: str, message: str, *, where: str = "", fix: str = "") -> None:
         super().__init__(code, message, where, fix)
-        self.code = code
-        self.message = message
-        self.where = where
-        self.fix = fix
+        self.code, self.message, self.where, self.fix = code, message, where, fix
 
     def __str__(self) -> str:
         place = f" [{self.where}]" if self.where else ""
@@ -53,7 +49,7 @@ class ComposerError(Exception):
         return f"{self.code}: {self.message}{place}{next_step}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """From a pickle it comes back without a call of a constructor that takes keywords, or other arguments."""
+        """A pickle comes back without a call of a constructor that takes keywords, or other arguments."""
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
@@ -96,11 +92,7 @@ class EmptyMaskError(InputError):
 
 
 class SplitOverlapError(InputError, ValueError):
-    """Train and held-out tasks overlap.
-
-    Attributes:
-        pairs: ``(kind, train task id, held-out task id)``; a pair may overlap in two kinds.
-    """
+    """Train and held-out tasks overlap; ``pairs`` are ``(kind, train task id, held-out task id)``, of any number of kinds."""
 
     def __init__(self, pairs: list[tuple[str, str, str]]) -> None:
         kinds: dict[tuple[str, str], list[str]] = {}
@@ -110,30 +102,21 @@ class SplitOverlapError(InputError, ValueError):
         counts = Counter(kind for kind, _, _ in pairs)
         by_kind = ", ".join(f"{count} by {kind}" for kind, count in counts.items())
         more = f"; and {len(kinds) - 5} more" if len(kinds) > 5 else ""
-        super().__init__(
-            "CR0501",
-            f"train and held-out tasks overlap in {len(kinds)} pair(s), {by_kind}: {'; '.join(shown[:5])}{more}.",
-            fix="take those tasks out of one side, or use composer-rl tasks split.",
-        )
+        found = f"overlap in {len(kinds)} pair(s), {by_kind}: {'; '.join(shown[:5])}{more}."
+        fix = "take those tasks out of one side, or use composer-rl tasks split."
+        super().__init__("CR0501", f"train and held-out tasks {found}", fix=fix)
         self.pairs = pairs
 
 
 class CollapseStopError(ComposerError, RuntimeError):
-    """The guard halted the run.
-
-    Attributes:
-        status: the status that fired, the very object.
-    """
+    """The guard halted the run; ``status`` is the very object that fired."""
 
     exit_code = HALTED_EXIT_CODE
 
     def __init__(self, status: Any) -> None:
         reason = getattr(status, "reason", "") or "the guard fired"
-        super().__init__(
-            "CR0601",
-            f"the guard halted training: {reason}",
-            fix="open report.html in the run folder and read what the reward paid for.",
-        )
+        fix = "open report.html in the run folder and read what the reward paid for."
+        super().__init__("CR0601", f"the guard halted training: {reason}", fix=fix)
         self.status = status
 
 
@@ -145,15 +128,7 @@ class NothingToDoError(ComposerError):
 
 @contextmanager
 def needs_extra(extra: str, purpose: str) -> Iterator[None]:
-    """Inside, an import that fails is answered by the extra that brings the package.
-
-    Args:
-        extra: of ``composer-replication``.
-        purpose: what the packages are needed for, as the subject of a sentence.
-
-    Raises:
-        MissingError: a package is absent, or installed and broken (CR0101).
-    """
+    """Inside, an import that fails is answered by the extra that brings the package (CR0101); ``purpose`` begins the sentence."""
     try:
         yield
     except ImportError as error:
@@ -161,10 +136,8 @@ def needs_extra(extra: str, purpose: str) -> Iterator[None]:
         if package == _OWN:
             raise  # a module of ours that is gone is no missing extra
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:300]
-        problem = (
-            f"{purpose} needs {package}, which is not installed"
-            if isinstance(error, ModuleNotFoundError) and package
-            else f"{purpose} needs packages that cannot be imported here: {reason}"
-        )
+        problem = f"{purpose} needs packages that cannot be imported here: {reason}"
+        if isinstance(error, ModuleNotFoundError) and package:
+            problem = f"{purpose} needs {package}, which is not installed"
         fix = f"pip install 'composer-replication[{extra}]'"
         raise MissingError("CR0101", f"{problem}.", where=package, fix=fix) from error

@@ -33,30 +33,24 @@ class Stateful(Protocol):
 class Sandbox(Protocol):
     """One jail around one task tree, used by any number of threads.
 
-    **Commands.** ``exec`` runs ``command`` (a program with its arguments, or one text for ``/bin/sh -c``)
-    with the tree as working directory, the network off and nothing of the parent's environment but
-    what ``env`` names. ``stdin`` is given whole. When ``timeout_seconds`` (above 0) is over, every process
-    of the command, daemons included, is killed and ``timed_out`` is set; none outlives ``exec`` either.
-    Standard output and error are each cut at ``limits.output_bytes`` (``truncated``). A command that used
-    more than ``limits.memory_bytes``, ``num_processes`` or ``disk_bytes`` in total is killed: exit code 137, the
-    limit is named in the last line of ``stderr``, and for memory ``out_of_memory`` is set.
+    **Commands.** ``exec`` runs a program with its arguments, or one text for ``/bin/sh -c``, in the tree, the network off and
+    nothing of the parent's environment but what ``env`` names. After ``timeout_seconds`` every process of the command, daemons
+    included, is killed and ``timed_out`` is set; none outlives ``exec`` either. Standard output and error are each cut at
+    ``limits.output_bytes`` (``truncated``). A command that used more than ``limits.memory_bytes``, ``num_processes`` or
+    ``disk_bytes`` in total is killed: exit code 137, the limit in the last line of ``stderr``, for memory ``out_of_memory``.
 
-    **Files.** Paths are POSIX and relative to the tree, or absolute below it. Links are followed as long as
-    they stay in the tree. ``read_file`` gives at most ``max_bytes`` bytes. ``write_file`` makes missing folders and
-    replaces what is there; the file belongs to the user inside. ``list_files`` gives everything below
-    a folder, sorted by path, links unfollowed.
+    **Files.** Paths are POSIX and relative to the tree, or absolute below it. Links are followed as long as they stay in the
+    tree. ``write_file`` makes missing folders and replaces what is there; the file belongs to the user inside. ``list_files``
+    gives everything below a folder, sorted by path, links unfollowed.
 
-    **Snapshots.** ``snapshot`` keeps the tree as it is (a copy on write where the file system can) and returns
-    its name; ``restore`` brings the tree back to it, byte for byte, modes and links included, any number of
-    times. HOME and TMPDIR are not part of it. Both wait until no command runs. They die with the sandbox.
+    **Snapshots.** ``snapshot`` keeps the tree as it is and returns its name; ``restore`` brings it back, byte for byte, modes
+    and links included, any number of times. HOME and TMPDIR are not part of it. Both wait until no command runs.
 
     Raises:
-        SandboxFailure: the jail itself broke (CR0302), is closed (CR0303), a snapshot is unknown or cannot
-            be made (CR0309). Never raised for what the command did.
-        SandboxFileError: a path that leads out of the tree, is missing, or is no file; a tree with more in it than is
-            listed, or too deep for a snapshot (CR0309).
-        CommandError: no command or program, a NUL byte, what is no text, a variable without a name or with ``=`` in it,
-            a time-out that is not above 0 and finite, input that is not bytes (CR0886); a ``ValueError`` too.
+        SandboxFailure: the jail broke (CR0302), is closed (CR0303), a snapshot is unknown or cannot be made (CR0309); never
+            for what the command did.
+        SandboxFileError: a path that leads out of the tree, is missing, or is no file; a tree too large or deep (CR0309).
+        CommandError: what no command can be, such as a NUL byte or no finite time-out (CR0886); a ``ValueError`` too.
     """
 
     tree: Path
@@ -98,11 +92,9 @@ class SandboxBackend(Protocol):
 
 
 class Policy(Protocol):
-    """Something that answers prompts.
+    """Something that answers prompts: ``num_samples`` completions for each, in order; the same seed and weights, the same answers.
 
-    ``generate`` returns ``num_samples`` completions for each prompt, in order. A row
-    ends at an end-of-sequence token, at ``max_new_tokens``, or as soon as
-    ``is_finished(text so far)`` is true. The same seed and weights give the same answers.
+    A row ends at an end-of-sequence token, at ``max_new_tokens``, or as soon as ``is_finished(text so far)`` is true.
     """
 
     def generate(
@@ -135,14 +127,10 @@ class TokenPolicy(Protocol):
 class AgentEnvironment(Protocol):
     """One attempt at one task, as an agent loop drives it: blocking, used by one thread at a time.
 
-    ``reset`` begins and answers the first message for the policy. ``call`` does what the policy asked; whatever is
-    wrong with the call is a result with ``is_error``. After ``submit``, ``is_done`` is true and further calls are
-    refused, as results. ``finish`` ends the attempt and says what it is worth: a judgement with the ``score`` of the
-    visible tests and the ``reward``, None where the sandbox failed. ``close`` leaves nothing behind and may be called
-    twice.
-
-    Raises:
-        SandboxFailure: the sandbox broke; never for what the policy did.
+    ``reset`` begins and answers the first message for the policy. ``call`` does what the policy asked; whatever is wrong with
+    the call is a result with ``is_error``. After ``submit``, ``is_done`` is true and further calls are refused, as results.
+    ``finish`` ends the attempt with a judgement: the ``score`` of the visible tests and the ``reward``, None where the sandbox
+    failed. ``close`` may be called twice. ``SandboxFailure`` is never raised for what the policy did.
     """
 
     @property
@@ -161,11 +149,7 @@ class AgentEnvironment(Protocol):
 
 
 class GuardStatus(Protocol):
-    """What the trainer reads from a guard's status.
-
-    A status may also have ``evidence_figures``, a mapping of name to number; the trainer
-    logs them as ``killswitch/evidence_NAME``.
-    """
+    """What the trainer reads from a guard's status; numbers of a mapping ``evidence_figures`` are logged, too."""
 
     @property
     def fire(self) -> bool: ...
@@ -200,21 +184,16 @@ class Guard(Stateful, Protocol):
 class HintGenerator(Protocol):
     """Finds the turns of rollouts that went wrong and puts a hint before each: a trainer's ``hint_source``.
 
-    ``hinted_turns`` answers row by row, in the order of the rollouts, with any number of turns; none where
-    nothing went wrong or nothing can be said. A turn's ``prompt_ids`` and ``completion_ids`` are those of a turn
-    of its rollout, id for id; ``hinted_prompt_ids`` are the same prompt with the hint's ids put in at one place;
-    ``sampled_logp`` are those of that turn, or left empty. What a source adds to a mapping ``counts`` of its own, by name, is logged for each generation.
+    ``hinted_turns`` answers row by row, in the order of the rollouts, with any number of turns. ``prompt_ids``,
+    ``completion_ids`` and ``sampled_logp`` are those of a turn of its rollout, id for id; ``hinted_prompt_ids`` are the same
+    prompt with the hint's ids put in at one place. What a source adds to a mapping ``counts`` is logged for each generation.
     """
 
     def hinted_turns(self, rollouts: Sequence[Rollout]) -> Sequence[Sequence[HintedTurn]]: ...
 
 
 class Tokenizer(Protocol):
-    """What is asked of a tokenizer; those of transformers fit. Its length is how many ids it has.
-
-    ``apply_chat_template`` gives text when ``tokenize`` is false, and raises whatever the template raises
-    for a conversation that it does not take.
-    """
+    """What is asked of a tokenizer; those of transformers fit. Its length is how many ids it has."""
 
     def __len__(self) -> int: ...
 
@@ -237,11 +216,9 @@ class Tokenizer(Protocol):
 
 @runtime_checkable
 class PromptSource(Stateful, Protocol):
-    """Who gives fresh prompts in the place of those whose groups taught nothing.
+    """Who gives at most ``num_rows`` fresh rows in the place of those ``without_signal``, whose groups had equal rewards.
 
-    ``fresh_rows`` gives at most ``num_rows`` rows of the training data's form, fewer where it has no more.
-    ``without_signal`` are the rows whose group had equal rewards. The same state and the same calls give the same
-    rows on every process; the state is in every checkpoint.
+    The same state and the same calls give the same rows on every process; the state is in every checkpoint.
     """
 
     def fresh_rows(
@@ -253,9 +230,8 @@ class PromptSource(Stateful, Protocol):
 class PromptChooser(PromptSource, Protocol):
     """A source that also chooses the prompts of every generation, and learns from what came of them.
 
-    ``chosen_rows`` begins a generation: exactly ``num_rows`` rows, no two of the same task. ``fresh_rows`` then gives
-    others than these. ``take_outcomes`` hands over what was graded in this process since it was last asked; ``learn`` gets
-    those of all processes, the same ones on each. ``figures`` are numbers for the log.
+    ``chosen_rows`` begins a generation: exactly ``num_rows`` rows, no two of the same task; ``fresh_rows`` gives others.
+    ``take_outcomes`` hands over what was graded in this process; ``learn`` gets those of all. ``figures`` are for the log.
     """
 
     def chosen_rows(self, num_rows: int) -> Sequence[Mapping[str, Any]]: ...

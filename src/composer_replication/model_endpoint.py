@@ -13,22 +13,20 @@ from composer_replication.errors import UsageError, needs_extra
 if TYPE_CHECKING:
     from types import ModuleType
 
-TIMEOUT_SECONDS = 120.0
-"""For one answer; a large model on a slow machine needs a minute."""
+TIMEOUT_SECONDS = 120.0  # for one answer; a large model on a slow machine needs a minute
 _CHAT = "/chat/completions"
 _ADDRESS = re.compile(
     r"(?P<server>(?i:https?)://(?:\[[\da-fA-F:.]+\]|[^\s/?#@:\[\]]+)(?::(?P<port>\d{1,5}))?)(?P<path>(?:/[^\s?#]*)?)"
 )
-_OF_OPENAI = ("OpenAI-Organization", "OpenAI-Project")
-"""Headers that the client takes from variables meant for OpenAI's own server."""
+_OF_OPENAI = ("OpenAI-Organization", "OpenAI-Project")  # headers from variables meant for OpenAI's own server
 
 
 class EndpointFailed(Exception):
     """No answer came; ``reason`` is a short name that is counted. Neither address nor key is in it."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    @property
+    def reason(self) -> str:
+        return str(self.args[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,6 @@ class Endpoint:
         Raises:
             EndpointFailed: ``unreachable``, ``timed-out``, ``http-STATUS``, ``not-an-answer``, ``refused`` (the model says
                 so) or ``cut-off`` (it ran out of tokens).
-            MissingError: the package ``openai`` is not installed (CR0101).
         """
         openai = openai_package()
         # The key is for the server that was named, and for no other one that it points to.
@@ -80,11 +77,7 @@ class Endpoint:
 
 
 def openai_package() -> ModuleType:
-    """The package ``openai``, imported where a server is first asked.
-
-    Raises:
-        MissingError: it is not installed (CR0101).
-    """
+    """The package ``openai``, imported where a server is first asked."""
     with needs_extra("openai", "asking a model on a server"):
         import openai
     return openai
@@ -112,15 +105,9 @@ def _content(answer: Any) -> str:
 
 
 def open_endpoint(url: str, model: str, key_variable: str = "") -> Endpoint:
-    """An endpoint from what a user typed; nothing is asked yet.
+    """An endpoint from what a user typed, refused where it is none (CR0206); nothing is asked yet.
 
-    Args:
-        url: of the server, with or without ``/v1`` or ``/v1/chat/completions``.
-        model: its name there.
-        key_variable: environment variable that holds the key; empty: none is sent.
-
-    Raises:
-        UsageError: an address that is none, no model, or an empty variable (CR0206).
+    ``url`` may end with ``/v1`` or ``/v1/chat/completions``; the environment variable ``key_variable`` holds the key, if any.
     """
     key = os.environ.get(key_variable, "").strip() if key_variable else ""
     problem, where, address = "", "--instructions-from", _ADDRESS.fullmatch(url)

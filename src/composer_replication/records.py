@@ -38,10 +38,9 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """The span of a file that the policy has to write.
+    """The span that the policy has to write: ``broken[:start] + answer + broken[end:]`` is the answered file.
 
-    ``broken[:start] + answer + broken[end:]`` is the answered file; offsets count
-    characters of the broken file at ``path`` (POSIX, relative to the tree).
+    Offsets count characters of the broken file at ``path`` (POSIX, relative to the tree).
     """
 
     path: str
@@ -58,10 +57,7 @@ class Edit(Hole):
 
 @dataclass(frozen=True, slots=True)
 class TestSplit:
-    """Node ids by their use: reward, held-out twin, and must-not-break.
-
-    ``paid`` are those of ``visible`` that the policy cannot read: the reward counts them, and no tree of a rollout has them.
-    """
+    """Node ids by their use: reward, held-out twin, must-not-break; ``paid`` are those of ``visible`` that no rollout's tree has."""
 
     __test__ = False  # the name starts with Test; pytest must not collect it
 
@@ -85,13 +81,11 @@ class TestSplit:
 class Task:
     """One deleted feature of one real repository.
 
-    ``repository`` is ``NAME==VERSION`` (a folder's version may be empty), ``symbol``
-    the qualified name without the module (``Version.minor``; a module's is its dotted name),
-    ``environment`` the fingerprint of the locked environment in which its tests run.
-    ``granularity`` is function, class, module or feature; ``removal`` is body (signatures and
-    docstrings stay) or whole. ``path`` is the file of the symbol, ``holes`` are the places of the broken files where code was
-    taken out, ``removed_files`` those that are gone altogether. ``num_twins`` is how many of
-    its functions have their recorded behaviour as a further hidden test.
+    ``repository`` is ``NAME==VERSION`` (a folder's version may be empty), ``symbol`` the qualified name without the module (a
+    module's is its dotted name), ``environment`` the fingerprint of the locked environment in which its tests run.
+    ``granularity`` is function, class, module or feature; ``removal`` is body (signatures and docstrings stay) or whole.
+    ``path`` is the file of the symbol, ``holes`` are the places where code was taken out, ``removed_files`` are gone
+    altogether. ``num_twins`` of its functions have their recorded behaviour as a further hidden test.
     """
 
     task_id: str
@@ -114,11 +108,7 @@ class Task:
 
     @property
     def hole(self) -> Hole:
-        """The only hole.
-
-        Raises:
-            ValueError: the task is not one hole.
-        """
+        """The only hole; a ``ValueError`` for a task that is not one hole."""
         if not self.is_one_hole:
             raise ValueError(f"{self.task_id} has no single hole")
         return self.holes[0]
@@ -135,10 +125,9 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class TaskContent:
-    """What a task is made of, for overlap checks: text by path, tests, golden code.
+    """What a task is made of, for overlap checks: text by path, all test files of the repository, golden code.
 
-    ``tests`` are all test files of the repository, ``own_tests`` the test functions that
-    fail without the golden code. Without ``has_hidden_tests`` it cannot be held out.
+    ``own_tests`` are the test functions that fail without it. Without ``has_hidden_tests`` it cannot be held out.
     """
 
     task_id: str
@@ -164,12 +153,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """What a sandbox sees.
+    """What a sandbox sees, each path under its own host path.
 
-    Every path is visible inside under its own host path. ``tree`` is the caller's
-    private copy: writable inside and the working directory. ``read_only`` are files
-    or folders to read and execute from. ``masked`` are paths below a read-only
-    folder (or below the system folders) whose content must not be readable.
+    ``tree`` is the caller's private copy: writable inside and the working directory. ``read_only`` are files or folders to
+    read and execute from, ``masked`` paths below them or the system folders whose content must not be readable.
     """
 
     tree: Path
@@ -180,10 +167,7 @@ class SandboxSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """What one command inside a sandbox did; text is UTF-8 with replacement.
-
-    ``stopped`` is the limit, besides time, at which the sandbox ended it, in the sandbox's words; else empty.
-    """
+    """What one command inside a sandbox did (UTF-8 with replacement); ``stopped`` names the limit, besides time, that ended it."""
 
     exit_code: int
     stdout: str
@@ -197,13 +181,12 @@ class ExecResult:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One entry of a sandbox's tree; ``path`` is POSIX and relative to the tree."""
+    """One entry of a sandbox's tree; ``path`` is POSIX and relative to it, ``mode`` has setuid, setgid and sticky bits too."""
 
     path: str
     kind: Literal["file", "folder", "link", "other"]
     num_bytes: int
     mode: int
-    """Permission bits, setuid, setgid and sticky included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +201,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled answer: ids are the truth, text is for reading.
-
-    ``token_logp`` are the sampler's log-probabilities, nats, one an id; empty where it gave none.
-    """
+    """One sampled answer: ids are the truth; ``token_logp`` are the sampler's log-probabilities (nats), empty where it gave none."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -233,10 +213,9 @@ class Completion:
 class Score:
     """What the tests said about one answer.
 
-    ``outcomes`` maps node id to outcome for the tests that ran. ``error`` is empty, or says why the run itself is a failure of
-    the candidate (no closing record, time-out, other node ids than the stored ones). ``paid`` are those of the tests that the
-    policy cannot read (``TestSplit.paid``); their outcomes count as any other. ``is_forged``: the candidate changed what its
-    tests said, so it fails all of them; ``error`` says what showed it.
+    ``outcomes`` maps node id to outcome. ``error`` is empty, or says why the run itself is a failure of the candidate (no
+    closing record, time-out, other node ids than the stored ones). ``paid`` are the tests that the policy cannot read.
+    ``is_forged``: the candidate changed what its tests said, so it fails all of them; ``error`` says what showed it.
     """
 
     outcomes: Mapping[str, Outcome]
@@ -283,10 +262,7 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call as the policy wrote it: ``arguments`` is its own text, JSON or not.
-
-    ``call_id`` is the one that a server or a template gave it; empty where there is none.
-    """
+    """A call as the policy wrote it: ``arguments`` is its own text, JSON or not; ``call_id`` that of a server or template."""
 
     name: str
     arguments: str
@@ -300,13 +276,11 @@ ToolFault = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What the environment answered to one call.
+    """What the environment answered to one call; ``seconds`` are not compared.
 
-    ``is_error`` says that the tool itself refused or failed; ``exit_code`` is that of a command, None for
-    tools that run none. Where the text was cut, it says so. ``fault`` is what the tool
-    knows of why it failed: ``invalid`` where no tool could take the call (unknown name, no JSON, wrong arguments, after the
-    end of the attempt), ``refused`` where it was one too many in its answer, so that no environment has seen it,
-    ``missing-file``, ``command-not-found``, ``edit-not-applied``, ``out-of-memory``. Two answers are equal whatever ``seconds`` each took.
+    ``is_error`` says that the tool itself refused or failed; ``exit_code`` is that of a command, None for tools that run none.
+    ``fault`` is ``invalid`` where no tool could take the call (unknown name, no JSON, wrong arguments, after the end of the
+    attempt), ``refused`` where it was one too many in its answer, so that no environment has seen it.
     """
 
     text: str
@@ -336,11 +310,9 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """What came of one attempt at a task, as whoever chooses the next tasks reads it.
+    """What came of one attempt at a task: whether every test of the reward passed, and ``trouble`` where it was not graded.
 
-    ``is_full_pass``: every test of the reward passed. ``trouble`` is ``infrastructure`` where the attempt was not graded
-    (a pass means nothing then). One whose result cannot be believed (forged outcomes, flagged by the hack monitor) is an
-    attempt without a pass.
+    One whose result cannot be believed (forged outcomes, flagged by the hack monitor) is an attempt without a pass.
     """
 
     task_id: str
@@ -350,11 +322,9 @@ class TaskOutcome:
 
 @dataclass(frozen=True, slots=True)
 class HintedTurn:
-    """One turn that went wrong, as token ids: the same completion after two prompts.
+    """One turn that went wrong, as token ids: the sampled completion after the prompt that the policy saw and after a hinted one.
 
-    ``prompt_ids`` is what the policy saw, ``hinted_prompt_ids`` the same but for the hint.
-    ``completion_ids`` are the sampled ids, ``sampled_logp`` their log-probabilities under the sampler
-    (nats; empty where unknown), ``weight`` scales the turn's part of the loss.
+    ``sampled_logp`` are log-probabilities under the sampler (nats; empty where unknown), ``weight`` scales the turn's loss.
     """
 
     prompt_ids: tuple[int, ...]
@@ -366,11 +336,7 @@ class HintedTurn:
 
 @dataclass(frozen=True, slots=True)
 class PreferencePair:
-    """Two answers to the same prompt, as token ids; the first is the better one.
-
-    ``weight`` is at least 0 and scales the pair's part of the loss; ``source`` says where the label
-    comes from (``executed``, ``siblings``, ``consensus``, …).
-    """
+    """Two answers to the same prompt, as token ids; ``weight``, at least 0, scales the pair's loss, ``source`` made the label."""
 
     prompt_ids: tuple[int, ...]
     chosen_ids: tuple[int, ...]
@@ -381,11 +347,9 @@ class PreferencePair:
 
 @dataclass(frozen=True, slots=True)
 class HeldoutReading:
-    """One held-out evaluation, as the trainer's guard hook receives it.
+    """One held-out evaluation: the mean truth in [0, 1], without infrastructure failures, and (visible, hidden) scores per task.
 
-    ``score`` is the mean truth in [0, 1]; ``pairs`` are (visible, hidden) scores per
-    task; ``evaluation_idx`` counts 1, 2, …; infrastructure failures are left out of
-    the score and counted here.
+    ``evaluation_idx`` counts 1, 2, ….
     """
 
     evaluation_idx: int
@@ -399,10 +363,9 @@ class HeldoutReading:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check of the trainer said, as ``checks.jsonl`` keeps it.
+    """What a check of the trainer said, as ``checks.jsonl`` keeps it; at an ``error`` the step was not taken.
 
-    ``step`` is the optimizer step, from 1 (0: before the first). ``level`` is ``note``, ``warning`` or
-    ``error`` (the step was not taken). ``figures`` are the numbers behind the sentence, NaN where there is none.
+    ``step`` counts from 1 (0: before the first). ``figures`` are the numbers behind the sentence, NaN where there is none.
     """
 
     step: int

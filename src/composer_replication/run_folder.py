@@ -31,32 +31,24 @@ from typing import Any
 from composer_replication.errors import InputError, UsageError
 
 SCHEMA_VERSION = 1
-_TORN_WRITE = re.compile(r"\..+\.(\d+)\.tmp")  # as write_atomic names it, the process last
 
 
 def is_torn_write(name: str) -> bool:
-    """Whether a file has the name that ``write_atomic`` gives it until it is whole."""
-    return _TORN_WRITE.fullmatch(name) is not None
+    """Whether a file has the name that ``write_atomic`` gives it until it is whole, the process last."""
+    return re.fullmatch(r"\..+\.(\d+)\.tmp", name) is not None
 
 
 class RunFolder:
     """Paths and locked access to one run's folder."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root.resolve()
-        self.recipe = self.root / "run.toml"
-        self.environment = self.root / "environment.json"
-        self.metrics = self.root / "metrics.jsonl"
-        self.verdicts = self.root / "verdicts.jsonl"
-        self.evaluations = self.root / "evaluations.jsonl"
-        self.checks = self.root / "checks.jsonl"
-        self.outer_steps = self.root / "outer_steps.jsonl"
-        self.bad_batches = self.root / "bad_batches"
-        self.rollouts = self.root / "rollouts"
-        self.checkpoints = self.root / "checkpoints"
-        self.model = self.root / "model"
-        self.summary = self.root / "summary.json"
-        self.report = self.root / "report.html"
+        self.root = root = root.resolve()
+        self.recipe, self.environment = root / "run.toml", root / "environment.json"
+        self.metrics, self.verdicts = root / "metrics.jsonl", root / "verdicts.jsonl"
+        self.evaluations, self.checks = root / "evaluations.jsonl", root / "checks.jsonl"
+        self.outer_steps, self.bad_batches = root / "outer_steps.jsonl", root / "bad_batches"
+        self.rollouts, self.checkpoints = root / "rollouts", root / "checkpoints"
+        self.model, self.summary, self.report = root / "model", root / "summary.json", root / "report.html"
 
     @property
     def is_occupied(self) -> bool:
@@ -67,22 +59,15 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for one process; the lock dies with the process.
-
-        Raises:
-            UsageError: another live process holds it (CR0203).
-        """
+        """Hold the folder for one process, with which the lock dies; refused where another one holds it (CR0203)."""
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / "LOCK").open("w") as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise UsageError(
-                    "CR0203",
-                    "another run is writing this folder.",
-                    where=str(self.root),
-                    fix="wait for it to end, or choose another folder with --out RUN.",
-                ) from error
+                fix = "wait for it to end, or choose another folder with --out RUN."
+                problem = "another run is writing this folder."
+                raise UsageError("CR0203", problem, where=str(self.root), fix=fix) from error
             yield
 
 
@@ -109,11 +94,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object that ``write_json`` wrote.
-
-    Raises:
-        InputError: missing, not JSON, or of another schema version (CR0401).
-    """
+    """Read a JSON object that ``write_json`` wrote; missing, broken or of another version it is refused (CR0401)."""
     try:
         value = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -139,11 +120,7 @@ def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a JSONL file; a torn last line (a crash) is left out.
-
-    Raises:
-        InputError: a line before the last is not JSON (CR0401).
-    """
+    """All whole lines of a JSONL file; a torn last line (a crash) is left out, another that is no JSON refused (CR0401)."""
     if not path.is_file():
         return []
     lines = path.read_text().split("\n")  # a JSON string may hold other signs at which str.splitlines cuts

@@ -49,7 +49,7 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
     [
         ({"modle": {}}, "unknown key modle; the nearest known key is model"),
         ({"trainer": {"effort_weigt": 0.1}}, "the nearest known key is trainer.effort_weight"),
-        ({"model": {"name": "x", "lora": {"alpha": 3}}}, "the nearest known key is model.lora.lora_alpha"),
+        ({"model": {"name": "x", "lora": {"alpha": 3}}}, "the nearest known key is model.lora.rank"),
         ({"guard": {"ema": 0.5}, "heldout": {}}, "the nearest known key is guard.ema_alpha"),
         ({"model": {}}, "the key model.name is missing"),
         ({"model": {"name": 3}}, "model.name: Input should be a valid string"),
@@ -75,6 +75,7 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
             "the key hints.top_k has left: take the line out (it is always 100 now)",
         ),
         ({"heldout": {"has_sentinel": True}}, "(with [evidence] it is always true now)"),
+        ({"ray": {"address": "auto", "num_cpus": 0.5}}, "the key ray.num_cpus has left: write resources.CPU"),
         ({"evidence": {"alpha": 0.05}}, "the key evidence.alpha has left: take the line out"),
         ({"trainer": {"effort": {"q": 1.0}}}, "the key trainer.effort has left: write trainer.effort_weight"),
     ],

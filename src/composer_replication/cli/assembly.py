@@ -1,7 +1,4 @@
-"""From a checked recipe to the parts of a run: what can be refused at once, then tasks, reward, sampler, guard, channels, model.
-
-Building tasks may take an hour, so what is cheap to try is tried first; what was made to try it is what the run uses.
-"""
+"""From a recipe to the parts of a run: what is cheap to try is tried first, and what was made to try it is what the run uses."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import json
 import platform
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,8 +67,7 @@ if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
 
-MANY_GRADINGS = 64
-"""At a time on a cluster, where single answers are graded and nobody says how many."""
+MANY_GRADINGS = 64  # at a time on a cluster, where single answers are graded and nobody says how many
 POOL_PER_SAMPLE = 10
 
 # --------------------------------------------------------------------------- what is refused at once
@@ -99,15 +95,15 @@ def check_agent(config: RunConfig) -> None:
     """What of ``[agent]`` can be refused before anything is built, the server that ``[trl]`` names among it."""
     if config.agent is None:
         return
-    uses_vllm, is_server = config.trl.get("use_vllm"), config.trl.get("vllm_mode") == "server"
+    trl = config.trl
+    uses_vllm, is_server = trl.get("use_vllm"), trl.get("vllm_mode") == "server"
     if shards_weights() and not uses_vllm:
         raise spread_weights("agent")
-    refused = ["use_transformers_continuous_batching"]
+    refused = {"use_transformers_continuous_batching": False}
     if uses_vllm and not is_server:
-        refused += ["vllm_enable_sleep_mode", "vllm_structured_outputs_regex"]
-        refused += ["vllm_tensor_parallel_size"] * (config.trl.get("vllm_tensor_parallel_size", 1) != 1)
-    key = next((key for key in refused if config.trl.get(key)), None)
-    if key is not None:
+        refused |= {"vllm_enable_sleep_mode": False, "vllm_structured_outputs_regex": ""}
+        refused["vllm_tensor_parallel_size"] = 1
+    for key in (key for key, idle in refused.items() if trl.get(key) not in (idle, None)):
         problem = f"trl.{key} is set, and the agent loop does not sample so."
         fix = 'take the key out, the [agent] table, or set trl.vllm_mode = "server".'
         raise UsageError("CR0211", problem, where=f"trl.{key}", fix=fix)
@@ -144,8 +140,8 @@ def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
 def find_trl_server(config: RunConfig) -> ServedModel:
     """The server that ``[trl]`` names, as it describes itself; waited for ``trl.vllm_server_timeout`` where that is set."""
     of = config.trl
-    url = of.get("vllm_server_base_url")
-    url = url or f"http://{of.get('vllm_server_host', '0.0.0.0')}:{of.get('vllm_server_port', 8000)}"  # noqa: S104  TRL's
+    host, port = of.get("vllm_server_host", "0.0.0.0"), of.get("vllm_server_port", 8000)  # noqa: S104  TRL's
+    url = of.get("vllm_server_base_url") or f"http://{host}:{port}"
     return find_server(open_server(url), wait_seconds=float(of.get("vllm_server_timeout", 0.0)))
 
 
@@ -160,7 +156,7 @@ def make_guard(config: RunConfig) -> HeldOutGuard | CombinedGuard | None:
 
 
 def identity_table(config: RunConfig) -> dict[str, Any]:
-    """What the recipe sets, without ``[ray]`` and the addresses of lighthouse and judge: a run may be resumed at another cluster, and with no other change.
+    """What the recipe sets, without what a resumed run may change: ``[ray]`` and the addresses of lighthouse and judge.
 
     Defaults are left out, so that a key which a later version adds makes no other run of it.
     """
@@ -182,7 +178,7 @@ def recipe_sha256(config: RunConfig) -> str:
 
 
 def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) -> TaskStore:
-    """The store that the recipe names, or one built from its sources in the cache; ``report`` is told of the build's progress."""
+    """The store that the recipe names, or one built from its sources in the cache."""
     section = config.tasks
     if section.store:
         folder = (recipe_folder / section.store).resolve()
@@ -211,10 +207,8 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
 
 
 def _tasks_key(config: RunConfig, sources: Sequence[str]) -> str:
-    """Names the cached store by the tasks table and by what a task could hold of every source that may change.
-
-    And by the versions of stores and gates: another version of this program may run beside us, and
-    would build the store anew under our hands.
+    """Names the cached store by the tasks table, by every source that may change, and by the versions of stores and gates:
+    another version of this program may run beside us, and would build the store anew under our hands.
     """
     digest = hashlib.sha256(f"{STORE_VERSION}/{GATES_VERSION}/{config.tasks.model_dump_json()}".encode())
     for source in sources:
@@ -240,10 +234,7 @@ def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) ->
 def open_curriculum(
     config: RunConfig, store: TaskStore, rows: Sequence[Mapping[str, Any]], model: Any
 ) -> Curriculum | None:
-    """Who chooses the tasks of each generation; None without a ``[curriculum]`` table.
-
-    ``model`` as it was loaded, before adapters: its weights say which recorded pass rates are its own.
-    """
+    """Who chooses the tasks of each generation; the weights of ``model``, before adapters, say which pass rates are its own."""
     from composer_replication.trainer.model_modes import parameter_sha256
 
     if config.curriculum is None:
@@ -276,10 +267,7 @@ def open_pairs(rows: Mapping[str, PairRow], tokenizer: Any, model: Any) -> tuple
 def open_grader(
     config: RunConfig, store: TaskStore, *unseen: Path, cluster: RolloutCluster | None = None
 ) -> Grader:
-    """A grader with the recipe's sandbox; refuses a sandbox whose self-test fails, or that shows ``unseen``.
-
-    With ``cluster`` it grades there, and the nodes try their sandboxes themselves.
-    """
+    """A grader with the recipe's sandbox, which must pass its self-test and not show ``unseen``; with ``cluster`` it grades there."""
     accept(config.sandbox.accept_no_isolation, where="sandbox.accept_no_isolation")
     if cluster is not None:
         from composer_replication.rollouts.cluster.rollout_cluster import RayGrader
@@ -300,9 +288,11 @@ def cluster_options(config: RunConfig) -> ClusterOptions:
 
     assert config.ray is not None
     most = MANY_GRADINGS if config.agent is None else config.agent.max_concurrent
-    placing = config.ray.model_dump(exclude={"address"}) | {"num_actors": config.ray.num_actors or most}
+    resources = dict(config.ray.resources)
     return ClusterOptions(
-        **placing,
+        num_actors=config.ray.num_actors or most,
+        num_cpus=resources.pop("CPU", 1.0),
+        resources=resources,
         fits_nodes=config.ray.num_actors == 0,
         num_drivers=launched_size(),
         attempt=attempt_options(config),
@@ -328,10 +318,9 @@ def open_actors(config: RunConfig, store: TaskStore) -> Iterator[RolloutCluster 
 
 @dataclass(frozen=True)
 class Attempts:
-    """How a recipe's attempts are made: episodes where it has an ``[agent]`` table, else single answers.
+    """How a recipe's attempts are made, here or by actors of a cluster: episodes where it has ``[agent]``, else single answers.
 
-    With ``cluster`` its actors make them, and no more of them at a time than it has. ``model`` may have no weights where a
-    server samples, and is None where only conversations are opened.
+    ``model`` may have no weights where a server samples, and is None where only conversations are opened.
     """
 
     config: RunConfig
@@ -373,9 +362,7 @@ class Attempts:
     def for_training(
         self, folder: RunFolder, tasks: RunTasks, curriculum: Curriculum | None
     ) -> tuple[Any, Any, HintGenerator | None, TaskSampler]:
-        """What a trainer takes as reward, rollout function (None for single answers) and source of hints, and who samples for
-        evaluation. A curriculum hears of every outcome.
-        """
+        """Reward, rollout function (None for single answers) and source of hints of a trainer, and who samples for evaluation."""
         config = self.config
         reward: Any
         rollouts: Any = None
@@ -388,10 +375,9 @@ class Attempts:
         else:
             from composer_replication.trainer import episode_rollouts
 
-            name, most = config.model.name, self.agent.max_concurrent
-            kept = KeptEpisodes(
-                folder.rollouts, part=file_part(), session_id=folder.root.name, model_name=name
-            )
+            most = self.agent.max_concurrent
+            names = {"session_id": folder.root.name, "model_name": config.model.name}
+            kept = KeptEpisodes(folder.rollouts, part=file_part(), **names)
             observer = ObservedEpisodes(self.grader.store)
             listeners: list[Listener] = [kept.keep]
             if curriculum is not None:
@@ -402,10 +388,8 @@ class Attempts:
                 self.require_server(find_trl_server(config))
             player = self.player(*listeners)
             self.refuse_long_conversations(player, (*tasks.train, *tasks.heldout))
-            judge = self.player(is_evaluation=True)
-            sampler = EpisodeSampler(
-                judge, episode_rollouts.TrainedPolicy(max_batch=most), keep=kept.keep_evaluation
-            )
+            judge, policy = self.player(is_evaluation=True), episode_rollouts.TrainedPolicy(max_batch=most)
+            sampler = EpisodeSampler(judge, policy, keep=kept.keep_evaluation)
             reward = episode_rollouts.episode_reward_of(player)
             rollouts = episode_rollouts.EpisodeRollouts(player, max_batch=most)
         hints = HintedTurnMaker(self.tokenizer, observe=observer) if has_hints else None
@@ -474,7 +458,7 @@ class Attempts:
             length = player.talk.open(first_message(self.grader.store, task), TOOLS).num_tokens
             if length + self.agent.min_new_tokens > limit:
                 problem = (
-                    f"the first prompt takes {length} of {limit} tokens and leaves no room for an answer."
+                    f"the first prompt takes {length} of {limit} tokens, which leaves no room for an answer."
                 )
                 fix = "raise agent.max_context_tokens, or leave the task out."
                 raise InputError("CR0705", problem, where=task.task_id, fix=fix)
@@ -486,10 +470,9 @@ class Attempts:
 def open_evaluator(
     config: RunConfig, folder: RunFolder, sampler: TaskSampler, tasks: RunTasks
 ) -> tuple[PatientEvaluation[HeldoutReading] | None, Callable[[], Any] | None]:
-    """The guard's truth, and how it is asked: with ``[evidence]`` every score is on disk before the evidence is told, and a
-    sentinel says whether the grader itself can be believed.
+    """The guard's truth, and how it is asked; both are None where the recipe holds nothing out.
 
-    Both are None where the recipe holds nothing out.
+    With ``[evidence]`` every score is on disk before the evidence is told, and a sentinel says whether to believe the grader.
     """
     section = config.heldout
     if section is None or tasks.split is None:
@@ -525,40 +508,31 @@ def write_environment(
 ) -> None:
     """Versions, seeds, fingerprints, sources of pairs, jails and their missing guards; never an environment variable."""
     packages = ("composer-replication", "torch", "transformers", "trl", "accelerate", "peft")
-    jails = {"backend": grader.backend_name}
+    jails: dict[str, Any] = {"backend": grader.backend_name, "accepted_no_isolation": list(accepted())}
+    jails["not_effective"] = list(grader.missing_guards)
     if config.agent is not None and config.ray is None:  # nodes choose for themselves
-        is_warm = config.agent.tools.is_warm
-        jails["attempts"] = grader.attempt_backend(is_warm=is_warm).name
-    write_json(
-        folder.environment,
-        {
-            "python": platform.python_version(),
-            "platform": f"{platform.system()} {platform.machine()}",
-            "versions": {name: package_version(name) for name in packages},
-            "seed": config.seed,
-            **({"pairs": pair_sources(pairs.values())} if pairs else {}),
-            "git_revision": _git_revision(),
-            "tasks_fingerprint": grader.store.fingerprint,
-            "split_fingerprint": tasks.split_fingerprint,
-            "split_checked": list(tasks.split.checked) if tasks.split else [],
-            "train_tasks": [task.task_id for task in tasks.train],
-            "heldout_tasks": [task.task_id for task in tasks.heldout],
-            "sandbox": {
-                **jails,
-                "accepted_no_isolation": list(accepted()),
-                "not_effective": list(grader.missing_guards),
-            },
-        },
-    )
+        jails["attempts"] = grader.attempt_backend(is_warm=config.agent.tools.is_warm).name
+    environment = {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "versions": {name: package_version(name) for name in packages},
+        "seed": config.seed,
+        "git_revision": _git_revision(),
+        "tasks_fingerprint": grader.store.fingerprint,
+        "split_fingerprint": tasks.split_fingerprint,
+        "split_checked": list(tasks.split.checked) if tasks.split else [],
+        "train_tasks": [task.task_id for task in tasks.train],
+        "heldout_tasks": [task.task_id for task in tasks.heldout],
+        "sandbox": jails,
+    }
+    write_json(folder.environment, environment | ({"pairs": pair_sources(pairs.values())} if pairs else {}))
 
 
 def _git_revision() -> str:
     """The checkout's revision; nothing for an installed package, whatever repository is around it."""
     root = Path(__file__).parents[3]
-    if not (root / "pyproject.toml").is_file():
-        return ""
-    try:
-        words = ["git", "-C", str(root), "rev-parse", "HEAD"]
-        return subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""
+    words = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    with suppress(OSError, subprocess.SubprocessError):
+        if (root / "pyproject.toml").is_file():
+            return subprocess.check_output(words, stderr=subprocess.DEVNULL, text=True, timeout=10).strip()
+    return ""

@@ -11,10 +11,7 @@ if TYPE_CHECKING:
 
 
 def launched_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """Which process of the launch this is, from 0; 0 where it is alone.
-
-    The first one alone locks and writes the run folder, and speaks. Known before torch is loaded.
-    """
+    """Which process of the launch this is, from 0; the first one alone writes the run folder, and speaks."""
     rank = environment.get("RANK", "")
     return int(rank) if launched_size(environment) > 1 and rank.isdecimal() else 0
 

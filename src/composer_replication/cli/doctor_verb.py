@@ -1,7 +1,4 @@
-"""``composer-rl doctor``: what this machine has, what it lacks, and what to type about it.
-
-No check imports torch, none goes to the network.
-"""
+"""``composer-rl doctor``: what this machine has, what it lacks, and what to type about it; without torch and without network."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ _OPTIONAL = ("vllm", "git", "make", "gpu")
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """All checks; exit code 0 when all that are required hold, else 3. A failing check is a result, not an error."""
-    checks = all_checks((lambda _: None) if args.quiet else note)
+    checks = list(all_checks((lambda _: None) if args.quiet else note))
     is_ok = all(check.ok or check.name in _OPTIONAL or check.name.startswith("sandbox ") for check in checks)
     return {"ok": is_ok, "checks": list(map(asdict, checks))}, 0 if is_ok else MISSING_EXIT_CODE
 
@@ -58,34 +55,25 @@ def render(result: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", "ready for composer-rl quickstart" if result["ok"] else missing])
 
 
-# --------------------------------------------------------------------------- the checks
-
-
-def all_checks(progress: Callable[[str], None]) -> list[Check]:
+def all_checks(progress: Callable[[str], None]) -> Iterator[Check]:
     """Every check in the order in which a person should read them; ``progress`` hears of the slow ones."""
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return [
-        check_platform(),
-        Check("python", True, f"{platform.python_version()} at {sys.executable}"),
-        Check("cores", True, f"{num_cores} usable"),
-        check_room(
-            "memory",
-            available_memory_bytes(),
-            QUICKSTART_MEMORY_BYTES,
-            "close other programs or use a larger machine",
-        ),
-        *check_cache(),
-        *map(check_package, TRAINING_PACKAGES),
-        *check_vllm(),
-        *check_sandboxes(progress),
-        check_loopback(),
-        *map(check_program, ("git", "make")),
-        check_gpu(),
-    ]
+    yield check_platform()
+    yield Check("python", True, f"{platform.python_version()} at {sys.executable}")
+    yield Check("cores", True, f"{num_cores} usable")
+    smaller = "close other programs or use a larger machine"
+    yield check_room("memory", available_memory_bytes(), QUICKSTART_MEMORY_BYTES, smaller)
+    yield from check_cache()
+    yield from map(check_package, TRAINING_PACKAGES)
+    yield from check_vllm()
+    yield from check_sandboxes(progress)
+    yield check_loopback()
+    yield from map(check_program, ("git", "make"))
+    yield check_gpu()
 
 
 def check_platform(system: str = sys.platform) -> Check:
-    """Rollouts run on Linux; elsewhere only what needs no jail does. Said first."""
+    """Rollouts run on Linux; elsewhere only what needs no jail does."""
     found = f"{platform.system()} {platform.machine()}"
     if system == "linux":
         return Check("platform", True, found)
@@ -167,7 +155,8 @@ def check_sandboxes(progress: Callable[[str], None]) -> Iterator[Check]:
     tried: dict[str, Check] = {}
     for name in (name for name in BACKENDS if name != WITHOUT_ISOLATION):
         progress(f"trying to break out of {name}")
-        tried[name] = _check_backend(name, choose_backend(name))
+        is_ok, detail, fix = _tried_backend(name, choose_backend(name))
+        tried[name] = Check(f"sandbox {name}", is_ok, detail if is_ok else f"optional: {detail}", fix)
         yield tried[name]
     try:  # what a run would take, by the very function that it asks
         backend = choose_backend()
@@ -186,31 +175,28 @@ def check_sandboxes(progress: Callable[[str], None]) -> Iterator[Check]:
     yield Check("sandbox", False, detail, fix)
 
 
-def _check_backend(name: str, backend: SandboxBackend) -> Check:
+def _tried_backend(name: str, backend: SandboxBackend) -> tuple[bool, str, str]:
+    """Whether it holds, what was seen, and what to type."""
     from composer_replication.sandbox.selftest import run_selftest
 
-    label = f"sandbox {name}"
     try:
         available = backend.is_available()
         if not available.ok:
-            return Check(label, False, f"optional: {available.detail}", available.fix)
+            return False, available.detail, available.fix
         guards = run_selftest(backend)
     except ComposerError as error:
-        return Check(label, False, f"optional: {error.message}", error.fix)
+        return False, error.message, error.fix
     if broken := [f"{guard.name}: {guard.detail}" for guard in guards if not guard.ok]:
-        fix = f"composer-rl sandbox selftest --backend {name}"
-        return Check(label, False, f"optional: {'; '.join(broken)}", fix)
-    return Check(label, True, f"all {len(guards)} guards hold; {available.detail}")
+        return False, "; ".join(broken), f"composer-rl sandbox selftest --backend {name}"
+    return True, f"all {len(guards)} guards hold; {available.detail}", ""
 
 
 def check_loopback() -> Check:
     """A free port on the loopback address, for servers that a later verb starts."""
-    try:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-    except OSError as error:
-        return Check("ports", True, f"no loopback port ({error}); only servers need one")
-    return Check("ports", True, "a loopback port can be opened")
+    with suppress(OSError), socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return Check("ports", True, "a loopback port can be opened")
+    return Check("ports", True, "no loopback port can be opened; only servers need one")
 
 
 def check_program(name: str) -> Check:

@@ -23,12 +23,8 @@ from composer_replication.rollouts.episodes.policies import ServedModel, find_se
 from composer_replication.rollouts.heldout_evaluation import TaskResult, TaskSampler, summarise
 from composer_replication.run_folder import RunFolder
 from composer_replication.safety import upper_confidence_gap
-from composer_replication.tasks.difficulty import (
-    Difficulty,
-    MeasuredPolicy,
-    read_difficulty,
-    record_difficulty,
-)
+from composer_replication.tasks import difficulty
+from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
 from composer_replication.tasks.store import TaskStore
 
 _SINGLE_ANSWER = {"max_completion_length": 64, "temperature": 1.0}
@@ -38,15 +34,14 @@ _SIDES = ("shown", "paid", "visible", "hidden")
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    _check_words(args)
-    store = TaskStore.open(args.tasks)
     recipe = _recipe(args)
+    store = TaskStore.open(args.tasks)
     assembly.check_agent(recipe)
     served = _find_server(args, recipe)
     tell = (lambda _: None) if args.quiet else note
     tasks = stored_tasks(store) if recipe.agent else one_hole_tasks(store, tell)
     if args.update_difficulty:  # what would be in the way is said now, not after the evaluation
-        read_difficulty(store.root)
+        difficulty.read_difficulty(store.root)
         refuse_unwritable(store.root)
     if args.ray is not None:
         check_cluster(args.ray, "an evaluation on a Ray cluster")
@@ -67,16 +62,14 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     if isinstance(sampler, EpisodeSampler):
         result |= {"rollouts": "episodes", "stop_reasons": dict(sampler.stop_reasons)}
     if measured_policy is not None:
-        path = record_difficulty(store.root, args.seed, difficulty_of(measured_policy, results))
+        path = difficulty.record_difficulty(store.root, args.seed, difficulty_of(measured_policy, results))
         result["difficulty"] = None if path is None else str(path)
     return result, 0
 
 
 def _find_server(args: argparse.Namespace, recipe: RunConfig) -> ServedModel | None:
-    """The server of ``--endpoint``, as it describes itself."""
     if args.endpoint is None:
         return None
-
     if recipe.agent is None:
         fix = "name a run with one, or a recipe by --recipe."
         raise UsageError("CR0206", "--endpoint samples episodes, and there is no [agent] table.", fix=fix)
@@ -94,25 +87,18 @@ def _result(results: Sequence[TaskResult], num_dropped: int) -> dict[str, object
         "gap_upper99": _gap_bound(results),
         "ci95": {side: rates[f"{side}_ci95"] for side in _SIDES},
         "infrastructure_failures": num_dropped,
-        "by_task": [
-            {
-                "task_id": result.task_id,
-                "samples": len(result.visible),
-                "visible": sum(result.visible),
-                "hidden": sum(result.hidden) if result.hidden else None,
-            }
-            for result in results
-        ],
+        "by_task": [{"task_id": result.task_id, **_counts(result)} for result in results],
     }
+
+
+def _counts(result: TaskResult) -> dict[str, Any]:
+    visible, hidden = result.visible, result.hidden
+    return {"samples": len(visible), "visible": sum(visible), "hidden": sum(hidden) if hidden else None}
 
 
 def difficulty_of(policy: MeasuredPolicy, results: Sequence[TaskResult]) -> list[Difficulty]:
     """What each task's samples say of it; a task whose samples were all dropped says nothing."""
-    return [
-        Difficulty(r.task_id, policy, len(r.visible), sum(r.visible), sum(r.hidden) if r.hidden else None)
-        for r in results
-        if r.visible
-    ]
+    return [Difficulty(r.task_id, policy, *_counts(r).values()) for r in results if r.visible]
 
 
 def _measured_policy(args: argparse.Namespace, config: RunConfig, model: Any) -> MeasuredPolicy:
@@ -137,26 +123,20 @@ def _gap_bound(results: Sequence[TaskResult]) -> float | None:
     return upper_confidence_gap(pairs, 0.99) if pairs else None
 
 
-def _check_words(args: argparse.Namespace) -> None:
-    """Refuse flags that contradict each other or the run."""
-    is_run, problem = RunFolder(Path(args.model)).recipe.is_file(), ""
-    if is_run and args.recipe is not None:
+def render(result: dict[str, Any]) -> str:
+    sides = [side for side in ("visible", "hidden") if result[f"{side}_pass"] is None]
+    return columns(result | {f"{side}_pass": f"not measured: no task has {side} tests" for side in sides})
+
+
+def _recipe(args: argparse.Namespace) -> RunConfig:
+    """How attempts are made: the run's own recipe, that of ``--recipe`` with this model, or one answer by the flags."""
+    recipe, problem = RunFolder(Path(args.model)).recipe, ""
+    if recipe.is_file() and args.recipe is not None:
         problem = "--recipe is for a model: this run has a recipe of its own."
     elif args.endpoint is not None and args.update_difficulty:
         problem = "--update-difficulty is for weights that are here: a server's are not known."
     if problem:
         raise UsageError("CR0206", problem, fix="composer-rl eval MODEL --tasks DIR --samples 4")
-
-
-def render(result: dict[str, Any]) -> str:
-    said = {side: f"not measured: no task has {side} tests" for side in ("visible", "hidden")}
-    missing = {f"{side}_pass": what for side, what in said.items() if result[f"{side}_pass"] is None}
-    return columns(result | missing)
-
-
-def _recipe(args: argparse.Namespace) -> RunConfig:
-    """How attempts are made: the run's own recipe, that of ``--recipe`` with this model, or one answer by the flags."""
-    recipe = RunFolder(Path(args.model)).recipe
     if recipe.is_file():
         return load_config(recipe)
     if args.recipe is not None:
@@ -164,11 +144,7 @@ def _recipe(args: argparse.Namespace) -> RunConfig:
         if config.model.name == args.model:
             return config
         return config.model_copy(update={"model": ModelSection(name=args.model, dtype=config.model.dtype)})
-    table = {
-        "model": {"name": args.model},
-        "tasks": {"store": str(args.tasks)},
-        "trl": _SINGLE_ANSWER,
-    }
+    table = {"model": {"name": args.model}, "tasks": {"store": str(args.tasks)}, "trl": _SINGLE_ANSWER}
     return parse_config(table, where="composer-rl eval")
 
 
@@ -177,13 +153,11 @@ def _open_model(args: argparse.Namespace, config: RunConfig) -> tuple[Any, Any]:
     from composer_replication.trainer.checkpoints import refuse_foreign_checkpoints
     from composer_replication.trainer.model_loading import load_checkpoint, load_model
 
-    folder = RunFolder(Path(args.model))
-    has_weights = args.endpoint is None
+    folder, has_weights = RunFolder(Path(args.model)), args.endpoint is None
     if folder.recipe.is_file() and has_weights:
         refuse_foreign_checkpoints(folder.checkpoints, recipe_sha256(config))
         return load_checkpoint(config, folder)
     as_chat = config.agent is not None or config.rollouts.prompt_style == "chat"
-    model, tokenizer = load_model(
-        config.model, seed=args.seed, needs_chat_template=as_chat, has_weights=has_weights
-    )
+    how = {"needs_chat_template": as_chat, "has_weights": has_weights}
+    model, tokenizer = load_model(config.model, seed=args.seed, **how)
     return model.eval(), tokenizer

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         store = open_tasks(config, recipe_folder, report)
     tasks = divide_tasks(config, store, recipe_folder)
     out.mkdir(parents=True, exist_ok=True)
-    _write(config, store, tasks, out)
+    _write(config, config.agent or AgentSection(), store, tasks, out)
     here = config.model_copy(update={"tasks": TasksSection(store=str(store.root.resolve()))})
     write_atomic(out / "run.toml", dump_config(here))
     result = {
@@ -74,7 +74,7 @@ def _not_carried(config: RunConfig) -> list[str]:
     return [name for name, is_set in found.items() if is_set]
 
 
-def _write(config: RunConfig, store: Any, tasks: RunTasks, out: Path) -> None:
+def _write(config: RunConfig, agent: AgentSection, store: Any, tasks: RunTasks, out: Path) -> None:
     with needs_extra("train", "writing rows for verl"):
         from composer_replication.engines.verl_export import rows_of, verl_arguments, write_rows, write_start
         from composer_replication.trainer.model_loading import load_model
@@ -85,13 +85,11 @@ def _write(config: RunConfig, store: Any, tasks: RunTasks, out: Path) -> None:
             name = str(out / "model")
             model.save_pretrained(name)
             tokenizer.save_pretrained(name)
-        talk = LedgerTalk(tokenizer, config.agent or AgentSection())
-        longest = 0
-        for side, is_heldout in (("train", False), ("heldout", True)):
-            chosen = tasks.heldout if is_heldout else tasks.train
+        talk, lengths = LedgerTalk(tokenizer, agent), [0]
+        for side, chosen in (("train", tasks.train), ("heldout", tasks.heldout)):
             messages = [first_message(store, task) for task in chosen]
-            longest = max([longest, *(talk.open(message, TOOLS).num_tokens for message in messages)])
-            write_rows(out / f"{side}.parquet", rows_of(chosen, messages, is_heldout=is_heldout))
-    context = config.agent.max_context_tokens if config.agent is not None else 0
-    limits = {"prompt": longest, "response": max(context - longest, 1)}
+            lengths += [talk.open(message, TOOLS).num_tokens for message in messages]
+            write_rows(out / f"{side}.parquet", rows_of(chosen, messages, is_heldout=side == "heldout"))
+    longest = max(lengths)
+    limits = {"prompt": longest, "response": max(agent.max_context_tokens - longest, 1)}
     write_start(out, verl_arguments(out, config.trl, model=name, limits=limits, num_tasks=len(tasks.train)))

@@ -10,12 +10,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import UsageError
 
 Reader = Callable[[str], Any]
+_TOLD = {"help", "description", "usage"}
 
 
 @cache
@@ -26,31 +28,23 @@ def declared_verbs() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name("command_line.toml").read_text(encoding="utf-8"))
 
 
-def add_verb(
-    subparsers: Any, common: argparse.ArgumentParser, name: str, table: Mapping[str, Any], group: str = ""
-) -> None:
+def add_verb(subparsers: Any, name: str, table: Mapping[str, Any], group: str = "") -> None:
     """Add a verb to the parser, declared as the file does it: its arguments, or the sub-verbs of which it is the ``group``."""
-    is_group = "arguments" not in table
-    parser = subparsers.add_parser(
-        name,
-        parents=[] if is_group else [common],
-        help=table["help"],
-        description=table.get("description", table["help"]),
-        usage=table.get("usage"),
-    )
-    if is_group:
+    told = {"description": table["help"], **{key: table[key] for key in _TOLD & table.keys()}}
+    parser = subparsers.add_parser(name, **told)
+    if "arguments" not in table:
         verbs = parser.add_subparsers(dest="sub_verb", metavar="VERB", required=True, title="verbs")
         for word, inner in table.items():
-            if isinstance(inner, dict):
-                add_verb(verbs, common, word, inner, group=name)
+            if word not in _TOLD:
+                add_verb(verbs, word, inner, group=name)
         return
-    add_arguments(parser, table["arguments"])
+    add_arguments(parser, ["output", *table["arguments"]])
     module = f"{__package__}.{(group or name).replace('-', '_')}_verb"
     parser.set_defaults(run=f"{module}:run_{name}" if group else f"{module}:run")
 
 
 def add_arguments(parser: argparse.ArgumentParser, rows: list[Any]) -> None:
-    """Add arguments as the file writes them."""
+    """Add arguments as the file writes them; its first lines say what stands in a row."""
     for row in rows:
         if isinstance(row, str):
             add_arguments(parser, declared_verbs()["shared"][row])
@@ -59,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser, rows: list[Any]) -> None:
 
 
 def _add_argument(parser: argparse.ArgumentParser, row: list[Any]) -> None:
-    """One row; the first lines of the file say what stands in it."""
     more = row[-1] if isinstance(row[-1], dict) else {}
     parts: list[Any] = [*(part for part in row if part is not more), None, None]
     usage, text, kind, default = parts[:4]
@@ -69,6 +62,8 @@ def _add_argument(parser: argparse.ArgumentParser, row: list[Any]) -> None:
         options["choices"] = kind
     elif not metavar:
         options["action"] = "store_true"
+        if kind == "anywhere":  # a default of the verb's parser would reset what stands before the verb
+            options["default"] = argparse.SUPPRESS
     elif kind:
         options["type"] = _type_of(kind)
     if metavar:
@@ -124,14 +119,12 @@ def price(text: str) -> tuple[str, tuple[float, float]]:
 
 def load(dotted: str) -> Any:
     """What ``module:name`` names."""
-    from importlib import import_module
-
     module, _, name = dotted.partition(":")
     return getattr(import_module(module), name)
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Refuse a folder that cannot be written before any work is done for it; what is made there to try is gone at once."""
+    """Refuse a folder that cannot be written before any work is done for it."""
     nearest = path.absolute()
     while not os.path.lexists(nearest) and nearest != nearest.parent:
         nearest = nearest.parent
@@ -170,8 +163,7 @@ def given_up() -> dict[str, object]:
     """Said in every result of a process that does without something."""
     from composer_replication.sandbox import accepted
 
-    names = list(accepted())
-    return {"accepted_no_isolation": names} if names else {}
+    return {"accepted_no_isolation": list(accepted())} if accepted() else {}
 
 
 def isolation_lines(result: dict[str, Any]) -> list[str]:

@@ -20,16 +20,14 @@ Result = dict[str, Any]
 
 
 def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
-    """Read the log, replay the guard over it.
+    """Replay the guard over a log: 0 nothing fired, 5 the guard fired, 6 fewer updates than ``min_steps``.
 
-    Returns:
-        The result and the exit code: 0 nothing fired, 5 the guard fired, 6 fewer updates than
-        ``min_steps``. ``fired_at`` is the step of the first update that fired; ``updates`` counts all.
+    ``fired_at`` is the step of the first update that fired; ``updates`` counts all.
     """
     guard = _make_guard(args)
     with needs_extra("tensorboard", "reading TensorBoard event files"):
         log = read_log(args.log, step=args.step, resumed=args.resumed)
-    named = {"proxy": args.proxy, "truth": args.truth, "kl": args.kl}
+    named = {role: getattr(args, role) for role in ("proxy", "truth", "kl")}
     chosen = choose_columns(log, **named)
     readings, notes = readings_of(log, chosen)
     statuses = replay(guard, readings)
@@ -95,15 +93,9 @@ def run_bench(args: argparse.Namespace) -> tuple[Result, int]:
         if unknown := [name for name in args.family if name not in known]:
             problem = f"there is no family {unknown[0]!r}."
             raise UsageError("CR0206", problem, where="--family", fix=f"one of {', '.join(known)}")
+        num_runs, seed = _QUICK_RUNS if args.quick else args.runs, SEED if args.seed is None else args.seed
         with progress_bar(quiet=args.quiet) as report:
-            result = run_guard_bench(
-                _QUICK_RUNS if args.quick else args.runs,
-                args.tasks,
-                seed=SEED if args.seed is None else args.seed,
-                families=args.family,
-                report=report,
-            )
-    return result, 0
+            return run_guard_bench(num_runs, args.tasks, seed=seed, families=args.family, report=report), 0
 
 
 def render_bench(result: Result) -> str:

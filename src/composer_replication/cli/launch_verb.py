@@ -38,7 +38,8 @@ def run(args: argparse.Namespace) -> tuple[Result, int]:
 def _launch(args: argparse.Namespace) -> tuple[Result, int]:
     name = args.name or Path(args.recipe).resolve().parent.name.lower().replace("_", "-")
     folder = args.jobs / name
-    target = open_target(args.to, _options(args), folder.resolve())
+    table = {} if args.options is None else read_table(args.options).get(args.to, {})
+    target = open_target(args.to, {**table, **dict(args.option)}, folder.resolve())
     job = _job(args, name, target)
     files = target.render(job)
     result: Result = {"job": job.name, "target": args.to, "folder": str(folder.resolve()), "files": files}
@@ -53,16 +54,9 @@ def _launch(args: argparse.Namespace) -> tuple[Result, int]:
     return result | {"state": "submitted", "id": job_id}, 0
 
 
-def _options(args: argparse.Namespace) -> dict[str, Any]:
-    """The target's table of ``--options``, then each ``--option``."""
-    table = {} if args.options is None else read_table(args.options).get(args.to, {})
-    return {**table, **dict(args.option)}
-
-
 def _job(args: argparse.Namespace, name: str, target: Any) -> Job:
     """The recipe as a job: checked whole, before anything is rendered."""
-    options = target.options
-    recipe = Path(args.recipe).resolve()
+    options, recipe = target.options, Path(args.recipe).resolve()
     files = recipe_files(recipe)
     overrides = dict(parse_override(text) for text in args.overrides)
     if args.replicas > 1 and args.to != "local":  # there they may meet in a folder that is made for them

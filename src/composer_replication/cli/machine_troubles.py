@@ -1,8 +1,7 @@
 """What ends a verb and is nobody's mistake: no space, no permission, an interruption, and faults of our own.
 
 For a fault of ours a crash bundle is written: versions, arguments, traceback; no secret. Environment variables are never
-written. The values of those whose name speaks of a secret are looked up only to strike them out of the text, as are words
-that look like one.
+written: the values of those whose name speaks of a secret are struck out of the text, as are words that look like one.
 """
 
 from __future__ import annotations
@@ -24,15 +23,14 @@ from composer_replication.errors import ComposerError, MissingError, UsageError
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR}
+# Rust and C++ libraries that write weights give the system's words instead of its number
 _NO_SPACE_WORDS = ("No space left on device", "Disk quota exceeded", "File too large")
-"""Rust and C++ libraries that write weights give the system's words instead of its number."""
 _LOST_PROCESS_WORDS = ("Connection closed by peer", "Connection reset by peer")  # gloo's
 _PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "pydantic", "sandlock")
 
 STRUCK_OUT = "[struck out]"
-_SECRET_NAME = (
-    r"[\w.-]*(?:token|secret|passw|api[_-]?key|access[_-]?key|private[_-]?key|credential|auth)[\w.-]*"  # noqa: S105  a pattern
-)
+_KINDS = "token|secret|passw|api[_-]?key|access[_-]?key|private[_-]?key|credential|auth"
+_SECRET_NAME = rf"[\w.-]*(?:{_KINDS})[\w.-]*"
 _PATTERNS = (
     re.compile(rf"(?i)(--{_SECRET_NAME}\s+)\S+"),
     re.compile(rf"(?i)({_SECRET_NAME}['\"]?\s*[=:]\s*)['\"]?[^\s'\"]+['\"]?"),
@@ -42,11 +40,22 @@ _PATTERNS = (
 _SHORTEST_SECRET = 6  # a shorter value would strike ordinary words out of the traceback
 
 
-def machine_error(error: BaseException, words: Sequence[str]) -> ComposerError | None:
-    """The sentence for a full disk, a forbidden path or a lost process behind ``error``; None when it is neither.
+def known_error(error: Exception, words: Sequence[str]) -> ComposerError:
+    """What a user is told: a trouble of the machine, an error with a code, or that it is a bug, with a crash bundle."""
+    known = machine_error(error, words) or error
+    if isinstance(known, ComposerError):
+        return known
+    path = write_crash_bundle(error, words)
+    fix = "report it; no folder could be written for the crash bundle."
+    if path is not None:
+        fix = "read that file and report it; it holds versions, arguments and the traceback."
+    return ComposerError("CR0100", f"a bug of ours: {type(error).__name__}.", where=str(path or ""), fix=fix)
 
-    The causes of ``error`` are looked at too, so that a full disk is named as such even where a library or a part
-    of ours took it for something else. ``words`` are the command's arguments, which say how to go on.
+
+def machine_error(error: BaseException, words: Sequence[str]) -> ComposerError | None:
+    """The sentence for a full disk, a forbidden path or a lost process behind ``error`` or its causes; None for anything else.
+
+    ``words`` are the command's arguments, which say how to go on.
     """
     is_known = isinstance(error, ComposerError)
     for cause in _causes(error):
@@ -67,9 +76,8 @@ def machine_error(error: BaseException, words: Sequence[str]) -> ComposerError |
             fix = "give another path: a name has at most 255 bytes, the whole at most 4095."
             return UsageError("CR0206", f"a path cannot be used: {reason}.", where=where[:200], fix=fix)
         if not is_known and number in _NOT_ALLOWED:
-            fix = (
-                "give yourself the right to it, or move it: --out for a run, COMPOSER_RL_CACHE for the cache."
-            )
+            move = "--out for a run, COMPOSER_RL_CACHE for the cache."
+            fix = f"give yourself the right to it, or move it: {move}"
             return MissingError("CR0209", f"a path may not be used: {reason}.", where=where, fix=fix)
     return None
 
@@ -96,11 +104,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def write_crash_bundle(error: BaseException, argv: Sequence[str]) -> Path | None:
-    """Write one text file into the temporary folder, readable by its owner alone.
-
-    Returns:
-        Its path; None when it cannot be written.
-    """
+    """Write one text file into the temporary folder, readable by its owner alone; None when it cannot be written."""
     versions = [f"{name} {version}" for name in _PACKAGES if (version := package_version(name))]
     head = f"composer-replication {__version__}\npython {platform.python_version()}, {platform.platform()}"
     lines = [head, *versions, f"arguments {' '.join(argv)}", "", *traceback.format_exception(error)]

@@ -3,9 +3,7 @@
 ``command_line.toml`` declares the verbs. The function that a verb names takes the parsed arguments and returns
 ``(result, exit code)``; the one beside it, with ``render`` for ``run`` in its name, says the result to a person, or ``columns``
 where there is none. No verb's module is imported before its own run, so that ``--help`` is instant.
-
-Standard output carries the result and nothing else: whatever a verb prints on the way
-goes to standard error, so that ``--json`` is exactly one JSON object.
+Whatever a verb prints on the way goes to standard error, so that ``--json`` is exactly one JSON object.
 """
 
 from __future__ import annotations
@@ -22,15 +20,13 @@ from typing import Any, NoReturn
 
 from composer_replication import __version__
 from composer_replication.cli.cluster import launched_rank
-from composer_replication.cli.flags import add_verb, declared_verbs, load
+from composer_replication.cli.flags import add_arguments, add_verb, declared_verbs, load
 from composer_replication.cli.terminal import columns, visible
 from composer_replication.errors import INTERRUPTED_EXIT_CODE, ComposerError, UsageError
 
 PROGRAM = "composer-rl"
 VERBS = tuple(name for name in declared_verbs() if name != "shared")
 """In the order in which ``--help`` lists them."""
-
-BUG_EXIT_CODE = 1
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -62,11 +58,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def build_parser(only: str = "") -> argparse.ArgumentParser:
-    """The parser of the whole command.
-
-    Args:
-        only: a verb that alone is added, since no other can be meant; empty: all of them.
-    """
+    """The parser of the whole command, or of the verb ``only``, where no other can be meant."""
     parser = CommandParser(
         prog=PROGRAM,
         description="RL post-training of coding agents on deleted features of real repositories, "
@@ -75,25 +67,18 @@ def build_parser(only: str = "") -> argparse.ArgumentParser:
         "4 unusable input, 5 halted by the guard, 6 too little evidence or nothing to do, 130 interrupted.",
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    _add_output_flags(parser, default=False)
-    # Suppressed defaults: a flag before the verb must not be reset by the verb's own parser.
-    common = argparse.ArgumentParser(add_help=False)
-    _add_output_flags(common, default=argparse.SUPPRESS)
+    add_arguments(parser, ["output"])
+    parser.set_defaults(json=False, quiet=False)
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True, title="verbs")
     for name in [only] if only in VERBS else VERBS:
-        add_verb(subparsers, common, name, declared_verbs()[name])
+        add_verb(subparsers, name, declared_verbs()[name])
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb.
+    """Run one verb by the arguments after the program's name; returns the exit code.
 
-    Args:
-        argv: the arguments without the program's name; ``sys.argv`` by default.
-
-    Returns:
-        The exit code. Errors become one sentence on standard error (and, with ``--json``,
-        one JSON object on standard output), never a traceback.
+    Errors become one sentence on standard error (with ``--json`` one object on standard output, too), never a traceback.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in words[: words.index("--") if "--" in words else None]
@@ -105,14 +90,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.verb == "train" and launched_rank():
             text = ""  # the first process of the launch says it
     except SystemExit as leaving:  # argparse, once it has printed --help or --version
-        return _print_result("", leaving.code if isinstance(leaving.code, int) else BUG_EXIT_CODE)
+        return _print_result("", leaving.code if isinstance(leaving.code, int) else 1)
     except KeyboardInterrupt:
         from composer_replication.cli.machine_troubles import how_to_go_on
 
         stopped = ComposerError("CR0103", "interrupted.", fix=how_to_go_on(words))
         return _print_error(stopped, INTERRUPTED_EXIT_CODE, as_json=as_json)
     except Exception as error:  # noqa: BLE001  recorded in the crash bundle, which the sentence names
-        known = _known_error(error, words)
+        from composer_replication.cli.machine_troubles import known_error
+
+        known = known_error(error, words)
         return _print_error(known, known.exit_code, as_json=as_json)
     return _print_result(text, exit_code)
 
@@ -126,10 +113,9 @@ def rendered(run: str, result: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _orderly_end() -> Iterator[None]:
-    """Inside, an order to end, or a terminal that goes away, unwinds like Ctrl-C.
+    """Inside, an order to end, or a terminal that goes away, unwinds like Ctrl-C and leaves no temporary folder behind.
 
-    Python's default would leave temporary folders behind. A handler of another program, or
-    ``nohup``, stays in charge.
+    A handler of another program, or ``nohup``, stays in charge.
     """
     import signal
     import threading
@@ -146,12 +132,6 @@ def _orderly_end() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _add_output_flags(parser: argparse.ArgumentParser, *, default: Any) -> None:
-    as_json, quiet = "print exactly one JSON object on standard output", "no progress on standard error"
-    parser.add_argument("--json", action="store_true", default=default, help=as_json)
-    parser.add_argument("--quiet", action="store_true", default=default, help=quiet)
-
-
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     first = next((word for word in words if not word.startswith("-")), "")
     try:
@@ -162,8 +142,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _print_result(text: str, exit_code: int) -> int:
-    """Print and flush; a reader that has gone takes nothing from the work that is done."""
-    try:
+    try:  # a reader that has gone takes nothing from the work that is done
         if text:
             print(visible(text))
         sys.stdout.flush()
@@ -186,20 +165,6 @@ def _silence_stdout() -> None:
     """Let the interpreter's last flush go nowhere instead of into a closed pipe."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _known_error(error: Exception, words: Sequence[str]) -> ComposerError:
-    """What a user is told: a trouble of the machine, an error with a code, or that it is a bug, with a crash bundle."""
-    from composer_replication.cli.machine_troubles import machine_error, write_crash_bundle
-
-    known = machine_error(error, words) or error
-    if isinstance(known, ComposerError):
-        return known
-    path = write_crash_bundle(error, words)
-    fix = "report it; no folder could be written for the crash bundle."
-    if path is not None:
-        fix = "read that file and report it; it holds versions, arguments and the traceback."
-    return ComposerError("CR0100", f"a bug of ours: {type(error).__name__}.", where=str(path or ""), fix=fix)
 
 
 if __name__ == "__main__":

@@ -26,24 +26,17 @@ from composer_replication.config import GuardSection, RunConfig, parse_config
 from composer_replication.errors import UsageError
 from composer_replication.tasks.store import TaskStore
 
-GROUP_SIZE, PROMPTS_PER_STEP = 8, 2
-"""Completions of one prompt, whose mean is the baseline, and prompts of a step: the sizes of the quick start."""
-MEMORY_SHARE = 0.7
-"""Of the free memory that the estimate may fill: evaluations, checkpoints and the allocator are not in the
-formula, and a run's peak can be a third above it."""
+GROUP_SIZE, PROMPTS_PER_STEP = 8, 2  # as in the quick start
+MEMORY_SHARE = 0.7  # of the free memory: a run's peak can be a third above the estimate
 _MANY_HELDOUT, _FEW_TASKS = 16, 40
 _LARGE_MODEL = 3 * 10**9
 
 
 def run_new(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Write the recipe.
+    """Write the recipe. Both figures are of a step with the longest prompts (``model_trial.measure_step``).
 
-    Both figures are of a step with the longest prompts (``model_trial.measure_step``). ``seconds_per_step`` is
-
-        sampling + training + R g / j
-
-    with R completions a step, g the measured seconds of one test run, j test runs at a time; held-out evaluations
-    come on top. Every completion is taken for as long as allowed and for different from all others.
+    ``seconds_per_step`` is sampling + training + R g / j, with R completions a step, all different and as long as allowed, g
+    the measured seconds of one test run, j test runs at a time; held-out evaluations come on top.
     """
     if os.path.lexists(args.out):
         fix = "choose another --out FILE, or move it away."
@@ -98,16 +91,10 @@ def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[di
     step = {"num_prompts": num_prompts, "group_size": GROUP_SIZE, "completion_tokens": num_tokens}
     with model_trial.within_memory(config.model.name):
         cost = model_trial.measure_step(model, tokenizer, longest, **step)
-    sizes = {
-        "num_train": len(tasks.train),
-        "num_heldout": len(tasks.heldout),
-        "num_prompts": num_prompts,
-        "num_tokens": num_tokens,
-        "num_parameters": num_parameters,
-        "is_shared": cost.is_shared,
-        "cpu_threads": model_trial.cpu_threads(),
-        "dtype": str(model.dtype).removeprefix("torch."),
-    }
+    sizes: dict[str, Any] = {"num_train": len(tasks.train), "num_heldout": len(tasks.heldout)}
+    sizes |= {"num_prompts": num_prompts, "num_tokens": num_tokens, "num_parameters": num_parameters}
+    sizes |= {"is_shared": cost.is_shared, "cpu_threads": model_trial.cpu_threads()}
+    sizes["dtype"] = str(model.dtype).removeprefix("torch.")
     fits = free is None or cost.memory_bytes <= MEMORY_SHARE * free
     memory = {"memory_bytes": cost.memory_bytes, "free_memory_bytes": free, "fits": fits, "device": device}
     return sizes, {**memory, "seconds_per_step": cost.seconds}
@@ -124,11 +111,10 @@ def _grading_seconds(config: RunConfig, store: TaskStore, tasks: RunTasks) -> fl
 
 
 def completion_tokens(golden_lengths: Sequence[int], *, as_chat: bool) -> int:
-    """Room for an answer, in tokens.
+    """Room for an answer, in tokens; for the longest it would cost every step.
 
-    1.25 times the 90th percentile (nearest rank) of the golden bodies' lengths plus 8, rounded
-    up to a multiple of 8, in [16, 1024]. In chat style twice that plus 64, for the fence and for
-    words around it. Longer bodies exist; room for the longest would cost every step.
+    1.25 times the 90th percentile (nearest rank) of the golden bodies' lengths plus 8, rounded up to a multiple of 8, in
+    [16, 1024]. In chat style twice that plus 64, for the fence and for words around it.
     """
     ranked = sorted(golden_lengths)
     percentile = ranked[math.ceil(0.9 * len(ranked)) - 1]
@@ -151,9 +137,8 @@ def recipe_text(
 ) -> str:
     """The whole recipe: 30 to 300 steps, which show each task eight times. Without sizes it is enough to divide the tasks.
 
-    The store's path is relative where it lies beside or below the recipe, so that both can be moved. More than 16
-    held-out tasks: each evaluation draws 16 afresh. Up to 40 tasks: pass rates are measured before and after with four
-    samples each. The learning rates are rules of thumb.
+    The store's path is relative where it lies beside or below the recipe, so that both can be moved. The learning rates are
+    rules of thumb.
     """
     store, model = args.tasks.resolve(), Path(args.model)
     name = {"name": str(model.resolve()) if model.is_dir() else args.model}

@@ -1,7 +1,4 @@
-"""``composer-rl replicas``: several trainers of one run on this machine, or the lighthouse of those on one network.
-
-And what joins one of them to its run: its flags, its share of the tasks, and what ties a trainer to the others.
-"""
+"""``composer-rl replicas``: several trainers of one run, or the lighthouse of those on one network; what joins one to its run."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import Any
@@ -36,10 +34,10 @@ from composer_replication.report.page import merged_outer_steps
 from composer_replication.run_folder import RunFolder, append_jsonl, read_json, read_jsonl, write_json
 
 _CHILD_PATIENCE_SECONDS = 30.0
+TOKEN_VARIABLE = "COMPOSER_REPLICAS_TOKEN"  # noqa: S105 - the name of the variable
 
 
 def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    """Start all, wait for all; none outlives this process."""
     out = (args.out or Path("runs") / args.recipe.resolve().parent.name).resolve()
     overrides = dict(parse_override(text) for text in args.overrides) | {"replicas.num_replicas": args.local}
     if "replicas" not in read_table(args.recipe) and "replicas.transport" not in overrides:
@@ -55,7 +53,7 @@ def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
             stack.callback(_open_lighthouse(environment[TOKEN_VARIABLE], options).close)
         out.mkdir(parents=True, exist_ok=True)
         children: list[Popen[bytes]] = []
-        stack.callback(_end_all, children)
+        stack.callback(_end_all, children)  # none outlives this process
         children.extend(_child(args, number, out, overrides, environment) for number in range(args.local))
         codes = [child.wait() for child in children]
     code = HALTED_EXIT_CODE if HALTED_EXIT_CODE in codes else next((code for code in codes if code), 0)
@@ -68,13 +66,9 @@ def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 
 def run_lighthouse(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    """Serve until interrupted."""
-    options = ReplicasSection(
-        transport=f"torchft://{args.bind}",
-        num_replicas=max(args.min_replicas, 1),
-        min_replicas=args.min_replicas,
-        grace_seconds=args.grace_seconds,
-    )
+    least = args.min_replicas
+    table: dict[str, Any] = {"transport": f"torchft://{args.bind}", "grace_seconds": args.grace_seconds}
+    options = ReplicasSection(**table, num_replicas=max(least, 1), min_replicas=least)
     with suppress(KeyboardInterrupt), closing(_open_lighthouse(replica_token(), options, args.records)):
         signal.sigwait({signal.SIGINT, signal.SIGTERM})
     return {"lighthouse": args.bind}, 0
@@ -103,8 +97,7 @@ def _child(
 def _end_all(children: list[Popen[bytes]]) -> None:
     """Those that still run are asked to save and end, and ended if they do not."""
     for child in children:
-        if child.poll() is None:
-            child.send_signal(signal.SIGINT)
+        child.send_signal(signal.SIGINT)  # does nothing to one that has ended
     for child in children:
         try:
             child.wait(_CHILD_PATIENCE_SECONDS)
@@ -138,19 +131,11 @@ def _row(run: RunFolder, code: int) -> dict[str, Any]:
 def _free_port() -> int:
     """One whose next one is free as well."""
     while True:
-        with socket.socket() as first, socket.socket() as second:
+        with suppress(OSError), socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))
             port = int(first.getsockname()[1])
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
+            second.bind(("127.0.0.1", port + 1))
             return port
-
-
-# --------------------------------------------------------------------------- one replica of a run
-
-TOKEN_VARIABLE = "COMPOSER_REPLICAS_TOKEN"  # noqa: S105 - the name of the variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,18 +165,16 @@ class Replica:
 
         self.rounds.records.agree(identity)
         state = OuterState(trainer.model, self.options)
-        loop = ReplicaLoop(
-            self.rounds, state, self.options, on_merge=lambda row: append_jsonl(folder.outer_steps, row)
-        )
+        keep = partial(append_jsonl, folder.outer_steps)
+        loop = ReplicaLoop(self.rounds, state, self.options, on_merge=keep)
         trainer.add_callback(ReplicaCallback(trainer, loop, identity))
 
 
 @contextmanager
 def open_replica(config: RunConfig, number: int | None) -> Iterator[Replica | None]:
     """This replica with an open way to the others; None where a run has one only, of which nothing is built."""
-    options = config.replicas
+    options, problem = config.replicas, ""
     num_replicas = 1 if options is None else options.num_replicas
-    problem = ""
     if options is None and number is not None:
         problem = "--replica needs a [replicas] table in the recipe"
     elif num_replicas > 1 and number is None:
@@ -210,18 +193,15 @@ def open_replica(config: RunConfig, number: int | None) -> Iterator[Replica | No
 
 def _open_rounds(options: ReplicasSection, number: int) -> Rounds:
     """The way to the others, tried once."""
-    rounds: Rounds
     if options.is_torchft:
         quiet_torchft()
         with needs_extra("replicas", "torchft"):
             from composer_replication.replicas.torchft_rounds import TorchftRounds
-
         rounds = TorchftRounds(options, token=replica_token(), replica=number)
         rounds.probe()
         return rounds
     with needs_extra("replicas", "an object store for replicas"):
         import obstore  # noqa: F401
-
     store = open_store(options.transport, patience_seconds=options.deadline_seconds)
     store.probe()
     return StoreRounds(store, options, replica=number)
@@ -229,11 +209,10 @@ def _open_rounds(options: ReplicasSection, number: int) -> Rounds:
 
 def replica_token() -> str:
     """What replicas on one network show each other."""
-    token = os.environ.get(TOKEN_VARIABLE, "")
-    if not token:
-        fix = f"export {TOKEN_VARIABLE}=... with the same secret for the lighthouse and every replica."
-        raise MissingError("CR1101", "the replicas' shared token is missing.", where=TOKEN_VARIABLE, fix=fix)
-    return token
+    if token := os.environ.get(TOKEN_VARIABLE, ""):
+        return token
+    fix = f"export {TOKEN_VARIABLE}=... with the same secret for the lighthouse and every replica."
+    raise MissingError("CR1101", "the replicas' shared token is missing.", where=TOKEN_VARIABLE, fix=fix)
 
 
 def quiet_torchft() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from composer_replication import sandbox
 from composer_replication.cli.flags import given_up, isolation_lines
 from composer_replication.cli.terminal import progress_bar
 from composer_replication.errors import InputError, MissingError
 from composer_replication.records import SandboxSpec
-from composer_replication.sandbox import accept, choose_backend, open_sandbox
+from composer_replication.sandbox import accept, accepted, choose_backend, open_sandbox
+from composer_replication.sandbox import run_selftest as try_guards
 from composer_replication.sandbox.acceptance import EVERYTHING
 from composer_replication.sandbox.folders import copy_file, door_in
 from composer_replication.sandbox.process_folder import process_folder
@@ -24,13 +24,13 @@ _SELFTEST_FAILED = 3
 
 def run_selftest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Try every guard; where some were given up, the result names them, and ``ok`` is about the others."""
-    sandbox.accept(args.accepted)
-    backend = sandbox.choose_backend(args.backend)
+    accept(args.accepted)
+    backend = choose_backend(args.backend)
     works = backend.is_available()
     if not works.ok:  # one sentence instead of a list of tests that cannot be tried
         raise MissingError("CR0301", works.detail, where=backend.name, fix=works.fix)
     with progress_bar(quiet=args.quiet) as report:
-        checks, without = sandbox.run_selftest(backend, progress=report), sandbox.accepted()
+        checks, without = try_guards(backend, progress=report), accepted()
     is_ok = all(check.ok or check.name in without or EVERYTHING in without for check in checks)
     result = {"backend": backend.name, "ok": is_ok, "checks": [asdict(check) for check in checks]}
     return {**result, **given_up()}, 0 if is_ok else _SELFTEST_FAILED
@@ -59,14 +59,10 @@ def _copy(source: Path | None, tree: Path) -> None:
         if door := door_in(source):
             why, fix = f"the tree cannot be handed over: {door}.", "take it out of the folder"
             raise InputError("CR0304", why, where=str(source), fix=fix)
-        shutil.copytree(
-            source.resolve(),
-            tree,
-            symlinks=True,
-            ignore=lambda folder, _: [ours.name] if Path(folder) == ours.parent else [],
-            copy_function=copy_file,
-        )
-    except (OSError, shutil.Error, RecursionError) as error:
+        how: dict[str, Any] = {"symlinks": True, "copy_function": copy_file}
+        how["ignore"] = lambda folder, _: [ours.name] if Path(folder) == ours.parent else []
+        shutil.copytree(source.resolve(), tree, **how)
+    except (OSError, RecursionError) as error:  # shutil.Error is an OSError with a list of problems
         problem = error.args[0][0][-1] if isinstance(error, shutil.Error) else error
         if isinstance(error, RecursionError):
             problem = "its folders lie too deep in one another"

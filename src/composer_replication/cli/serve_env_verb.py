@@ -13,12 +13,7 @@ from composer_replication.tasks.store import TaskStore
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Serve until a signal.
-
-    Returns:
-        ``url``, ``signal``, ``tasks``, ``attempts``, ``infrastructure_failures``, ``flagged``, ``masked``; exit code 0
-        after SIGTERM, else 130.
-    """
+    """Serve until a signal; exit code 0 after SIGTERM, else 130."""
     chosen_backend(args)
     store = TaskStore.open(args.tasks, backend=args.backend)
     num_tasks = len(store.require_task_ids())
@@ -42,6 +37,5 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         finally:
             grader.stop_runs()  # a signal ended it: nobody waits for a grading any more
     names = ("attempts", "infrastructure_failures", "flagged", "masked")
-    result: dict[str, object] = {"url": url, "signal": signal_name, "tasks": num_tasks}
-    result |= {name: counts[name] for name in names}
+    result = {"url": url, "signal": signal_name, "tasks": num_tasks, **{name: counts[name] for name in names}}
     return result, 0 if signal_name == "SIGTERM" else INTERRUPTED_EXIT_CODE

@@ -23,7 +23,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class RunTasks:
-    """The tasks of a run by use."""
+    """The tasks of a run by use; ``split_fingerprint`` is empty where nothing is held out."""
 
     train: tuple[Task, ...]
     heldout: tuple[Task, ...]
@@ -31,7 +31,6 @@ class RunTasks:
 
     @property
     def split_fingerprint(self) -> str:
-        """Empty where nothing is held out."""
         return self.split.fingerprint if self.split else ""
 
 
@@ -41,8 +40,7 @@ def divide_tasks(
     """Train and held-out tasks, proven disjoint by id, content, near-duplicates and origin; ``note`` is told what is left out.
 
     The split is that of ``split_file``, that of the named repositories, or one that is drawn, by repository where there are
-    several. With tools a task of any size will do, and its instruction shows no deleted code. A single answer needs
-    the body of one function, and a prompt that does not show the deleted code.
+    several. A single answer needs the body of one function, and a prompt that does not show the deleted code.
     """
     tasks = stored_tasks(store)
     if config.agent is None:
@@ -93,11 +91,7 @@ def stored_tasks(store: TaskStore) -> list[Task]:
 
 
 def one_hole_tasks(store: TaskStore, note: Note = lambda _: None) -> list[Task]:
-    """The tasks that one answer can solve; ``note`` is told of the others.
-
-    Single-turn rollouts splice one text into one file, so a class, a module, a feature or a
-    removed definition is nothing for them.
-    """
+    """The tasks that one answer, which is one text in one file, can solve; ``note`` is told of the others."""
     tasks = stored_tasks(store)
     found = [task for task in tasks if task.is_one_hole]
     if not found:
@@ -107,9 +101,6 @@ def one_hole_tasks(store: TaskStore, note: Note = lambda _: None) -> list[Task]:
     if len(found) < len(tasks):
         note(f"tasks: {len(tasks) - len(found)} left out: one answer fills the body of one function only")
     return found
-
-
-# --------------------------------------------------------------------------- a split on disk
 
 
 def split_file(config: RunConfig, store: TaskStore, recipe_folder: Path) -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,25 +13,17 @@ from typing import Any
 from composer_replication.cli.cluster import check_cluster
 from composer_replication.cli.flags import chosen_backend, given_up, refuse_unwritable, refuse_without_jail
 from composer_replication.cli.task_division import FILE_NAME
-from composer_replication.cli.terminal import Report, columns, note, progress_bar, visible
+from composer_replication.cli.terminal import Report, columns, counted, note, progress_bar, visible
 from composer_replication.errors import UsageError
 from composer_replication.model_endpoint import Endpoint, open_endpoint
-from composer_replication.records import Task, TaskContent
+from composer_replication.records import Task
 from composer_replication.run_folder import RunFolder, write_json
 from composer_replication.safety import HeldoutSplit
 from composer_replication.tasks.build import BuildSummary, build_tasks, restricted_licences
 from composer_replication.tasks.build_state import read_journal
 from composer_replication.tasks.difficulty import read_difficulty
 from composer_replication.tasks.harbor_tasks import write_harbor_tasks
-from composer_replication.tasks.instructions.writing import (
-    broken_regions,
-    first_broken_line,
-    write_instruction,
-)
-from composer_replication.tasks.instructions.written_instructions import (
-    write_instructions,
-    written_instruction,
-)
+from composer_replication.tasks.instructions import writing, written_instructions
 from composer_replication.tasks.leaks.leak_scan import scan_store
 from composer_replication.tasks.repository import read_unused, slug_of
 from composer_replication.tasks.store import TaskStore
@@ -45,9 +37,6 @@ _NOT_PASSED = 4
 """Exit code of a store with a task that does not pass a gate, or with a leak."""
 
 Result = dict[str, object]
-
-
-# --------------------------------------------------------------------------- build and import
 
 
 def run_build(args: argparse.Namespace) -> tuple[Result, int]:
@@ -73,9 +62,8 @@ def run_build(args: argparse.Namespace) -> tuple[Result, int]:
             progress=report,
             **_build_settings(args),
         )
-    more: Result = {}
-    if endpoint is not None and summary.tasks:
-        with progress_bar(quiet=args.quiet) as report:
+        more: Result = {}
+        if endpoint is not None and summary.tasks:
             more = have_written(summary.folder, endpoint, report)
     return finish_build(summary, more, quiet=args.quiet)
 
@@ -88,17 +76,16 @@ def _chosen(given: list[str], *choices: str) -> tuple[Any, ...]:
 
 def _build_settings(args: argparse.Namespace) -> dict[str, Any]:
     """What ``build_tasks`` and ``import_swebench`` both take."""
-    same = {
-        name: getattr(args, name) for name in ("seed", "jobs", "hidden_share", "suite_seconds", "backend")
-    }
-    return same | {"with_truth": not args.visible_only}
+    names = ("seed", "jobs", "hidden_share", "suite_seconds", "backend")
+    return {name: getattr(args, name) for name in names} | {"with_truth": not args.visible_only}
 
 
 def have_written(folder: Path, endpoint: Endpoint, report: Report | None) -> dict[str, Any]:
     """Have instructions written for a finished store; the keys of ``tasks build`` that change."""
     with RunFolder(folder).locked():
         store = TaskStore.open(folder)
-        counts = dict(sorted(write_instructions(store, store.task_ids(), endpoint, progress=report).items()))
+        written = written_instructions.write_instructions(store, store.task_ids(), endpoint, progress=report)
+        counts = dict(sorted(written.items()))
         return {"instructions": counts, "bytes": store.num_bytes(), "fingerprint": store.fingerprint}
 
 
@@ -106,9 +93,9 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
     """Import a task set; the keys are those of ``build``, and ``refused_rows`` says of each why it is no task."""
     chosen_backend(args)
     refuse_unwritable(args.out)
+    settings = {"repositories": args.repositories, **_build_settings(args)}
     with progress_bar(quiet=args.quiet) as report:
-        repositories, settings = args.repositories, _build_settings(args)
-        summary = import_swebench(args.file, args.out, repositories=repositories, progress=report, **settings)
+        summary = import_swebench(args.file, args.out, progress=report, **settings)
     rows = read_journal(summary.folder / "journal.jsonl")
     refused = {row["pin"]: f"{row['reason']}: {row['detail']}" for row in rows if row["reason"]}
     if not args.quiet:
@@ -136,12 +123,9 @@ def finish_build(summary: BuildSummary, more: Mapping[str, object], *, quiet: bo
     return result, 0
 
 
-# --------------------------------------------------------------------------- validate and leakscan
-
-
 def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
     chosen_backend(args)
-    warn_unfinished(args.folder, quiet=args.quiet)
+    _warn_unfinished(args)
     with progress_bar(quiet=args.quiet) as report:
         settings = {name: getattr(args, name) for name in ("repeat", "jobs", "backend")}
         summary = validate_store(args.folder, progress=report, **settings)
@@ -157,28 +141,21 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
 def run_leakscan(args: argparse.Namespace) -> tuple[Result, int]:
     why = "what it runs sees this whole machine, the store and the sources with all deleted code among it"
     refuse_without_jail(chosen_backend(args), why)
-    warn_unfinished(args.folder, quiet=args.quiet)
+    _warn_unfinished(args)
     with progress_bar(quiet=args.quiet) as report:
         summary = scan_store(args.folder, jobs=args.jobs, backend=args.backend, progress=report)
     return {**asdict(summary), **given_up()}, 0 if summary.is_clean else _NOT_PASSED
 
 
-# --------------------------------------------------------------------------- show
-
-
 def run_show(args: argparse.Namespace) -> tuple[Result, int]:
     """List tasks, without golden code and without the names of hidden tests.
 
-    With ``--golden`` the one task has its ``golden_patch``: the unified diff that turns the broken sources into
-    the original ones, as the gates had git apply it. Tests are no part of it.
+    With ``--golden`` the one task has its ``golden_patch``, the unified diff that turns the broken sources into the original ones.
     """
     if args.golden and not args.task_id:
-        raise UsageError(
-            "CR0206",
-            "--golden shows the patch of one task, and no ID is given.",
-            where="--golden",
-            fix=f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs.",
-        )
+        problem = "--golden shows the patch of one task, and no ID is given."
+        fix = f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs."
+        raise UsageError("CR0206", problem, where="--golden", fix=fix)
     store = _open(args)
     tasks = [store.get(args.task_id)] if args.task_id else list(store.tasks())
     rows = [_row(store, task) for task in tasks]
@@ -193,7 +170,7 @@ def _row(store: TaskStore, task: Task) -> Result:
     same = ("task_id", "repository", "symbol", "granularity", "removal", "path")
     return {
         **{name: getattr(task, name) for name in same},
-        "line": first_broken_line(store, task),
+        "line": writing.first_broken_line(store, task),
         "files": sorted({*(hole.path for hole in task.holes), *task.removed_files}),
         "num_holes": len(task.holes),
         "num_body_lines": task.num_body_lines,
@@ -209,15 +186,15 @@ def _row(store: TaskStore, task: Task) -> Result:
 def _details(store: TaskStore, task: Task) -> Result:
     """What is looked up for one task only."""
     measured = read_difficulty(store.root, only=[task.task_id])
-    written = written_instruction(store, task.task_id)
+    written = written_instructions.written_instruction(store, task.task_id)
     records = (store.record(task.task_id), store.secret(task.task_id))
     strength = next((found for record in records if (found := getattr(record, "strength", None))), None)
     kept = ("mutants", "killed_visible", "killed_all")
     return {
         "strength": strength and {name: int(strength[name]) for name in kept},
         "difficulty": [row.to_json() for row in measured.get(task.task_id, ())],
-        "broken_region": broken_regions(store, task),
-        "instruction": write_instruction(store, task),
+        "broken_region": writing.broken_regions(store, task),
+        "instruction": writing.write_instruction(store, task),
         "written_instruction": None if written is None else {"model": written.model, "text": written.text},
     }
 
@@ -238,9 +215,7 @@ def _counts(store: TaskStore, tasks: Sequence[Task]) -> Result:
 
 
 def render_show(result: dict[str, Any]) -> str:
-    """One task is all that may be known of it; several are a line each. Without ``golden_patch`` no row holds golden code or
-    the name of a hidden test, so this does not.
-    """
+    """One task is all that may be known of it; several are a line each."""
     rows = result["tasks"]
     if len(rows) == 1 and "instruction" in rows[0]:
         return columns(rows[0])
@@ -253,16 +228,11 @@ def render_show(result: dict[str, Any]) -> str:
     return "\n".join(lines) or "The store holds no task."
 
 
-# --------------------------------------------------------------------------- stats
-
-
 def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
-    """Count tasks; ``hidden`` counts those with hidden tests or recorded behaviour, ``recorded`` those with the
-    latter, ``flaky`` names left-out tests.
+    """Count tasks; ``hidden`` counts those with hidden tests or recorded behaviour, ``recorded`` those with the latter.
 
-    ``unfinished`` is a sentence where the build was cut off. ``licences`` says under which licence each repository comes,
-    ``spdx`` null where that is unknown; ``unused_tests`` says what became of the tests of each repository (``UnusedTests``).
-    ``proved_by`` names the sandboxes in which the tasks were proven.
+    ``flaky`` names tests that were left out, ``unused_tests`` what became of the others; ``unfinished`` is a sentence where
+    the build was cut off; ``proved_by`` names the sandboxes in which the tasks were proven.
     """
     store = TaskStore.open(args.folder)
     tasks, repositories = store.tasks(), {record.repository: record for record in store.repositories()}
@@ -288,37 +258,29 @@ def unfinished(folder: Path) -> str:
     return f"The build of this store was cut off, its tasks are whole but not all there; {again}"
 
 
-def warn_unfinished(folder: Path, *, quiet: bool) -> None:
-    """Print the sentence, if there is one, on standard error."""
-    sentence = "" if quiet else unfinished(folder)
-    if sentence:
+def _warn_unfinished(args: argparse.Namespace) -> None:
+    if not args.quiet and (sentence := unfinished(args.folder)):
         note(sentence)
 
 
 def _open(args: argparse.Namespace) -> TaskStore:
     """The store of ``args.folder``; that its build was cut off is said."""
     store = TaskStore.open(args.folder)
-    warn_unfinished(args.folder, quiet=args.quiet)
+    _warn_unfinished(args)
     return store
-
-
-# --------------------------------------------------------------------------- export
 
 
 def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     """Write a tree, or with a set format all tasks.
 
-    ``restricted_licences`` has the repositories of what was written whose licence is not permissive or
-    unknown; their lines go to standard error, also with ``--quiet``, which is about progress.
+    Repositories of what was written whose licence is not permissive are told on standard error, also with ``--quiet``.
     """
     is_set, is_file = args.format != "tree", args.format in ("swebench", "parquet")
     if is_set is (args.task_id is not None):
-        raise UsageError(
-            "CR0206",
-            "a tree is that of one task, and needs its ID; the other formats write all tasks, and take none.",
-            where=args.task_id or "composer-rl tasks export",
-            fix=f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs; --format swebench writes all tasks.",
-        )
+        problem = "a tree is that of one task and needs its ID; the other formats write all and take none."
+        ids = f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs"
+        where, fix = args.task_id or "composer-rl tasks export", f"{ids}; --format swebench writes all tasks."
+        raise UsageError("CR0206", problem, where=where, fix=fix)
     if args.out.exists() and (is_file or not args.out.is_dir() or any(args.out.iterdir())):
         problem = "the file exists already." if is_file else "the folder is not empty."
         raise UsageError("CR0231", problem, where=str(args.out), fix="choose another --out.")
@@ -352,23 +314,12 @@ def _write_set(store: TaskStore, args: argparse.Namespace) -> Result:
     return {"tasks": tasks, "out": str(args.out.absolute()), "bytes": sum(sizes)}
 
 
-# --------------------------------------------------------------------------- split
-
-
 def run_split(args: argparse.Namespace) -> tuple[Result, int]:
     """Write ``split.json`` into the store's folder."""
     store = _open(args)
-    tasks = store.tasks()
-
-    def told(report: Report | None) -> Iterator[TaskContent]:
-        """Each is told when it was compared, which is when the next one is asked for."""
-        for done, item in enumerate(map(store.content, tasks), start=1):
-            yield item
-            if report is not None:
-                report(done, len(tasks), "comparing tasks")
-
     with progress_bar(quiet=args.quiet) as report:
-        split = HeldoutSplit.split(told(report), args.heldout_fraction, args.seed)
+        items = map(store.content, counted(store.tasks(), report, "comparing tasks"))
+        split = HeldoutSplit.split(items, args.heldout_fraction, args.seed)
     write_json(store.root / FILE_NAME, split.state_dict())
     result: Result = {"train": list(split.train_ids), "heldout": list(split.heldout_ids)}
     return result | {"fingerprint": split.fingerprint}, 0

@@ -1,35 +1,33 @@
-"""What a person sees while a verb runs, and of text that others wrote: a progress bar, notes, and no live control characters."""
+"""What a person sees: a progress bar, notes, a result, and no live control characters of others."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+T = TypeVar("T")
 Report = Callable[[int, int, str], None]
 """Takes (done, total, what is done now)."""
 
 _LONG = 150
 """Characters of what stands in one line beside a name; the parts of what is longer have lines of their own below it."""
-_KEPT = "\n\t"
+_CONTROLS = {*range(0x20), *range(0x7F, 0xA0)} - {ord("\n"), ord("\t")}
 _DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
 _SURROGATES = range(0xD800, 0xE000)  # of a file name that is not UTF-8; no stream can be given them
-_SHOWN = {number: f"\\x{number:02x}" for number in _CONTROLS if chr(number) not in _KEPT} | {
-    number: f"\\u{number:04x}" for number in (*_DIRECTIONS, *_SURROGATES)
-}
+_SHOWN = {number: f"\\x{number:02x}" for number in _CONTROLS}
+_SHOWN |= {number: f"\\u{number:04x}" for number in (*_DIRECTIONS, *_SURROGATES)}
 
 
 def visible(text: str) -> str:
     r"""The text with control characters, changes of direction and lone surrogates written out, as ``\x1b`` or ``\u202e``.
 
-    The output of hostile code goes through here: it could otherwise rename the window, write into the
-    clipboard, or move the cursor over a line that says what the code really did.
-    New lines and tabs stay; a carriage return before a new line is dropped.
+    The output of hostile code could otherwise rename the window, write into the clipboard, or move the cursor over a line that
+    says what the code really did. New lines and tabs stay; a carriage return before a new line is dropped.
     Reference: ECMA-48 (C0 and C1 sets), Unicode Bidirectional Algorithm (explicit formatting characters).
     """
     return text.replace("\r\n", "\n").translate(_SHOWN)
@@ -41,10 +39,7 @@ def note(text: str) -> None:
 
 
 def columns(result: Mapping[str, Any]) -> str:
-    """What a person reads of a result: a line for each name with its value; rows, long values and texts of several lines below it.
-
-    What is empty is left out; that a list is empty is said.
-    """
+    """A line for each name with its value; rows, long values and texts of several lines below it. What is empty is left out."""
     width, lines = max([10, *map(len, result)]), []
     for name, value in result.items():
         if text := words(value) or ("none" if isinstance(value, list | tuple) else ""):
@@ -80,13 +75,20 @@ def words(value: Any) -> str:
     return "" if value is None else str(value)
 
 
+def counted(items: Sequence[T], report: Report | None, what: str) -> Iterator[T]:
+    """Each item; that it is done is told when the next one is asked for."""
+    for done, item in enumerate(items, start=1):
+        yield item
+        if report is not None:
+            report(done, len(items), what)
+
+
 @contextmanager
 def progress_bar(*, quiet: bool) -> Iterator[Report | None]:
     """A bar with rate and time left that appears with the first report; None when nobody wants one.
 
-    Fewer done than before is a new stretch of work, with a rate of its own. Another total alone is a better
-    estimate: what is done stays done, and the rate what it was. The same count again only draws the bar, so that
-    the clock goes on and waiting is not taken for work.
+    Fewer done than before is a new stretch of work, with a rate of its own; another total alone is a better estimate. The
+    same count again only draws the bar, so that the clock goes on and waiting is not taken for work.
     """
     if quiet:
         yield None

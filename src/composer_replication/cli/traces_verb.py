@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import re
 import shlex
 from collections import Counter
@@ -11,19 +12,35 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from composer_replication.cli.flags import chosen_backend, given_up, refuse_unwritable
-from composer_replication.cli.terminal import note, progress_bar
-from composer_replication.errors import InputError, MissingError, NothingToDoError, UsageError, needs_extra
+from composer_replication.cli.task_division import open_split
+from composer_replication.cli.terminal import counted, note, progress_bar
+from composer_replication.config import ModelSection
+from composer_replication.errors import (
+    InputError,
+    MissingError,
+    NothingToDoError,
+    SplitOverlapError,
+    UsageError,
+    needs_extra,
+)
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.rollouts.grading import Grader
 from composer_replication.run_folder import read_jsonl, rewrite_jsonl, write_json
+from composer_replication.safety import HeldoutSplit
+from composer_replication.tasks.intake.git_source import names_commit
+from composer_replication.tasks.store import TaskStore
+from composer_replication.traces import execution, pairs, teachers
+from composer_replication.traces.ingest import FORMATS, SECRETS_NAME, ingest, read_traces
+from composer_replication.traces.prompts import chosen_steps
+from composer_replication.traces.teachers import Classroom
+from composer_replication.traces.trace_records import Trace
 
-if TYPE_CHECKING:
-    from composer_replication.traces.teachers import Classroom
-    from composer_replication.traces.trace_records import Trace
+Result = tuple[dict[str, object], int]
 
-REPLAY_NAME, VERDICTS_NAME, ANSWERS_NAME = "replay.jsonl", "verdicts.jsonl", "answers.sqlite"
-BINDINGS_NAME = "bindings.jsonl"
+REPLAY_NAME, VERDICTS_NAME, BINDINGS_NAME = "replay.jsonl", "verdicts.jsonl", "bindings.jsonl"
 _LEAST_GOLDEN_CHARACTERS = 20
 """Held-out code that is shorter is an idiom that anybody writes; from here on its lines are looked for as they are."""
 _INCOMPLETE = 6
@@ -31,9 +48,7 @@ _INCOMPLETE = 6
 _NOTHING_SENT = {"dry_run": True, "cost_usd": 0.0, "cached": 0, "failed": 0}
 
 
-def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    from composer_replication.traces.ingest import FORMATS, SECRETS_NAME, ingest
-
+def run_ingest(args: argparse.Namespace) -> Result:
     if args.format and args.format not in FORMATS:
         problem = f"there is no format {args.format!r}."
         raise UsageError("CR0206", problem, where="--format", fix=f"one of {', '.join(FORMATS)}")
@@ -47,20 +62,14 @@ def run_ingest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     return result, 0
 
 
-def run_bind(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    from composer_replication.tasks.intake.git_source import names_commit
-    from composer_replication.traces.execution import proven
-
+def run_bind(args: argparse.Namespace) -> Result:
     if args.commit and not names_commit(f"git+file:///.@{args.commit}"):
         problem, fix = "the commit is not named by its full id.", "git rev-parse HEAD"
         raise UsageError("CR0206", problem, where=f"--commit {args.commit}", fix=fix)
     traces, backend = _traces_to_write_beside(args.folder), chosen_backend(args)
-    rows = []
     with _graded(args, backend) as (grader, names), progress_bar(quiet=args.quiet) as report:
-        for done, trace in enumerate(traces, start=1):
-            rows.append(proven(trace, grader, names, backend, (args.repository, args.commit)))
-            if report is not None:
-                report(done, len(traces), "sessions")
+        how = (grader, names, backend, (args.repository, args.commit))
+        rows = [execution.proven(trace, *how) for trace in counted(traces, report, "sessions")]
     rewrite_jsonl(args.folder / BINDINGS_NAME, rows)
     bound = [row for row in rows if not row["problem"]]
     problems = dict(Counter(row["problem"] for row in rows if row["problem"]))
@@ -82,43 +91,28 @@ def run_bind(args: argparse.Namespace) -> tuple[dict[str, object], int]:
 @contextmanager
 def _graded(args: argparse.Namespace, backend: str) -> Iterator[tuple[Any, Mapping[str, str]]]:
     """A grader of the store of ``--tasks`` and the names of its tasks; nothing without the flag."""
-    from composer_replication.rollouts.grading import Grader
-    from composer_replication.tasks.store import TaskStore
-    from composer_replication.traces.execution import task_names
-
     if args.tasks is None:
         yield None, {}
         return
     with closing(Grader(TaskStore.open(args.tasks), backend=backend)) as grader:
-        yield grader, task_names(grader)
+        yield grader, execution.task_names(grader)
 
 
-def run_replay(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    import asyncio
-
-    from composer_replication.traces.teachers import replay_request
-
+def run_replay(args: argparse.Namespace) -> Result:
     chosen = _chosen(args, takes_all=args.every_step or bool(args.first))
     room = _open_room(args, args.goes_on, args.first)
     with closing(room.store):
-        cost = room.cost(replay_request(room, step) for step in chosen)
+        cost = room.cost(teachers.replay_request(room, step) for step in chosen)
         if args.dry_run:
             return {**_NOTHING_SENT, **cost}, 0
         return asyncio.run(_replay(args, room, chosen, cost))
 
 
-def run_distill(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    import asyncio
-
-    from composer_replication.config import parse_config
-    from composer_replication.traces import teachers
-    from composer_replication.traces.pairs import write_rows
-
+def run_distill(args: argparse.Namespace) -> Result:
     refuse_unwritable(args.out.parent)
     with needs_extra("train", "the student's tokenizer"):
         from composer_replication.trainer.model_loading import load_model
-    table = {"model": {"name": args.model}, "tasks": {"store": "."}}
-    section = parse_config(table, where="composer-rl traces distill").model
+    section = ModelSection(name=args.model)
     tokenizer = load_model(section, seed=0, needs_chat_template=True, has_weights=False)[1]
     chosen = _chosen(args, takes_all=args.every_step)
     rows, dropped = teachers.scoring_rows(chosen, tokenizer, _heldout_rows(args))
@@ -133,15 +127,13 @@ def run_distill(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         problem = f"no teacher gave log-probabilities of the student's tokens: {_reasons(room)}; dropped: {dropped}."
         fix = "a server with prompt_logprobs (vLLM, composer-rl serve-model) and a model with the student's tokenizer"
         raise NothingToDoError("CR0944", problem, where="--teacher", fix=fix)
-    write_rows(args.out, found)
+    pairs.write_rows(args.out, found)
     sources = dict(Counter(row["source"] for row in found))
     result = {"dry_run": False, **cost, **paid, "rows": len(found), "sources": sources}
     return {**result, "dropped": dropped, "out": str(args.out)}, code
 
 
 def _chosen(args: argparse.Namespace, *, takes_all: bool) -> list[Any]:
-    from composer_replication.traces.prompts import chosen_steps
-
     chosen = chosen_steps(_traces_to_write_beside(args.folder), args.max_steps, takes_all=takes_all)
     if not chosen:
         problem = "no step is worth asking about: no errors, objections or edits."
@@ -151,47 +143,44 @@ def _chosen(args: argparse.Namespace, *, takes_all: bool) -> list[Any]:
 
 def _open_room(args: argparse.Namespace, *named: str) -> Classroom:
     """The teachers, of whom those that are ``named`` have to be some; an empty name is nobody's."""
-    from composer_replication.traces.teachers import AnswerStore, Classroom, open_teacher
-
     keys, prices = dict(args.key), dict(args.price)
-    opened = [open_teacher(text, keys, prices, args.concurrent) for text in args.teacher]
-    teachers = {teacher.name: teacher for teacher in opened}
-    unknown = {*keys, *prices, *filter(None, named)} - teachers.keys()
-    if unknown or len(teachers) < len(opened):
+    opened = [teachers.open_teacher(text, keys, prices, args.concurrent) for text in args.teacher]
+    by_name = {teacher.name: teacher for teacher in opened}
+    unknown = {*keys, *prices, *filter(None, named)} - by_name.keys()
+    if unknown or len(by_name) < len(opened):
         problem = f"there is no teacher {min(unknown)!r}." if unknown else "two teachers have one name."
         fix = "--teacher NAME=URL#MODEL, each with a name of its own"
         raise UsageError("CR0206", problem, where="--teacher", fix=fix)
-    store = AnswerStore(args.folder / ANSWERS_NAME, max_dollars=args.budget_usd, max_tokens=args.max_tokens)
-    return Classroom(teachers, store, max_tokens=args.answer_tokens)
+    limits = {"max_dollars": args.budget_usd, "max_tokens": args.max_tokens}
+    store = teachers.AnswerStore(args.folder / "answers.sqlite", **limits)
+    return Classroom(by_name, store, max_tokens=args.answer_tokens)
 
 
 def _reasons(room: Classroom) -> dict[str, Any]:
     return {name: each.left_out or dict(each.counts) for name, each in room.teachers.items()}
 
 
-def _paid(room: Classroom) -> tuple[dict[str, object], int]:
+def _paid(room: Classroom) -> Result:
     """What was spent and how each teacher did, with the exit code."""
     dollars, tokens = room.store.spent()
-    teachers = room.teachers.values()
+    asked = room.teachers.values()
     result: dict[str, object] = {
         "cost_usd": dollars,
         "tokens": tokens,
-        "cached": sum(teacher.counts["cached"] for teacher in teachers),
-        "failed": sum(teacher.counts.total() - teacher.num_answered for teacher in teachers),
+        "cached": sum(teacher.counts["cached"] for teacher in asked),
+        "failed": sum(teacher.counts.total() - teacher.num_answered for teacher in asked),
         "budget_is_spent": room.is_spent,
         "fix": "raise --budget-usd or --max-tokens and give the command again." if room.is_spent else "",
-        "teachers": {each.name: {**each.counts, "left_out": each.left_out} for each in teachers},
+        "teachers": {each.name: {**each.counts, "left_out": each.left_out} for each in asked},
     }
-    return result, _INCOMPLETE if room.is_spent or any(teacher.left_out for teacher in teachers) else 0
+    return result, _INCOMPLETE if room.is_spent or any(teacher.left_out for teacher in asked) else 0
 
 
 async def _replay(
     args: argparse.Namespace, room: Classroom, chosen: Sequence[Any], cost: Mapping[str, Any]
-) -> tuple[dict[str, object], int]:
-    from composer_replication.traces.teachers import replay_steps
-
+) -> Result:
     with progress_bar(quiet=args.quiet) as report:
-        steps = await replay_steps(chosen, room, first=args.first, report=report)
+        steps = await teachers.replay_steps(chosen, room, first=args.first, report=report)
         if not room.is_spent and not any(teacher.num_answered for teacher in room.teachers.values()):
             problem = f"no teacher answered: {_reasons(room)}."
             fix = "check address, model and key of each, and whether its server runs."
@@ -207,24 +196,18 @@ async def _replay(
 async def _execute(
     args: argparse.Namespace, room: Classroom, steps: Sequence[Any], report: Any
 ) -> dict[str, object]:
-    from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-    from composer_replication.traces.execution import Execution, execute
-    from composer_replication.traces.teachers import BudgetSpent
-
     done: list[dict[str, Any]] = []
     failures: list[InputError | MissingError] = []
-    with _graded(args, chosen_backend(args)) as (grader, names), suppress(BudgetSpent):
+    with _graded(args, chosen_backend(args)) as (grader, names), suppress(teachers.BudgetSpent):
         bound = [each for each in steps if each.trace.task_id in names]
         attempt = partial(FeatureDeletionEnv, grader, monitor="off")
         goes_on = args.goes_on or next(iter(room.teachers))
-        how = Execution(attempt, names, room, goes_on, args.tries, args.horizon)
-        for step in bound:
+        how = execution.Execution(attempt, names, room, goes_on, args.tries, args.horizon)
+        for step in counted(bound, report, "executed"):
             try:
-                done.append(await execute(step, how))
+                done.append(await execution.execute(step, how))
             except (InputError, MissingError) as error:  # of this task; the others go on
                 failures.append(error)
-            if report is not None:
-                report(len(done) + len(failures), len(bound), "executed")
     if failures and len(failures) == len(bound):
         raise failures[0]
     problems = [row["problem"] for row in done if row["problem"]]
@@ -241,9 +224,7 @@ async def _execute(
     }
 
 
-def run_pairs(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    from composer_replication.traces import pairs
-
+def run_pairs(args: argparse.Namespace) -> Result:
     refuse_unwritable(args.out.parent)
     traces = _all_traces(args.folders)
     verdicts = [row for folder in args.folders for row in read_jsonl(folder / VERDICTS_NAME)]
@@ -252,11 +233,9 @@ def run_pairs(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     return _written(args, pairs.balanced(found, _heldout_rows(args)), "pairs")
 
 
-def run_sft(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    from composer_replication.traces.pairs import sft_rows
-
+def run_sft(args: argparse.Namespace) -> Result:
     refuse_unwritable(args.out.parent)
-    return _written(args, sft_rows(_all_traces(args.folders), _heldout_rows(args)), "rows")
+    return _written(args, pairs.sft_rows(_all_traces(args.folders), _heldout_rows(args)), "rows")
 
 
 def _traces_to_write_beside(folder: Path) -> list[Trace]:
@@ -269,8 +248,6 @@ def _traces_to_write_beside(folder: Path) -> list[Trace]:
 
 
 def _all_traces(folders: Sequence[Path]) -> list[Trace]:
-    from composer_replication.traces.ingest import read_traces
-
     return [trace for folder in folders for trace in read_traces(folder)]
 
 
@@ -281,10 +258,6 @@ def _heldout_rows(args: argparse.Namespace) -> Callable[[Sequence[Mapping[str, A
         raise UsageError("CR0206", "--split and --tasks go together.", where="--split", fix=fix)
     if args.split is None:
         return lambda _: set()
-    from composer_replication.cli.task_division import open_split
-    from composer_replication.errors import SplitOverlapError
-    from composer_replication.safety import HeldoutSplit
-    from composer_replication.tasks.store import TaskStore
 
     store = TaskStore.open(args.tasks)
     heldout = open_split(args.split, store).heldout_ids
@@ -319,9 +292,7 @@ def _texts(value: Any) -> str:
 
 def _written(
     args: argparse.Namespace, found: tuple[list[dict[str, Any]], Mapping[str, int]], what: str
-) -> tuple[dict[str, object], int]:
-    from composer_replication.traces.pairs import write_rows
-
+) -> Result:
     rows, dropped = found[0], {why: number for why, number in found[1].items() if number}
     if not rows:
         problem = f"no {what.removesuffix('s')} was found; dropped: {dropped or 'nothing'}."
@@ -329,7 +300,7 @@ def _written(
         raise NothingToDoError("CR0942", problem, where=str(args.folders[0]), fix=fix)
     is_file = args.out.suffix in (".jsonl", ".parquet")
     path = args.out if is_file else args.out / f"{what}.jsonl"
-    write_rows(path, rows)
+    pairs.write_rows(path, rows)
     sources = dict(Counter(row.get("source", "passing attempts") for row in rows))
     result = {what: len(rows), "sources": sources, "dropped": dropped, "out": str(path)}
     if not is_file:
@@ -337,9 +308,8 @@ def _written(
     return result, 0
 
 
-def run_show(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+def run_show(args: argparse.Namespace) -> Result:
     from composer_replication.report.trace_page import write_trace_page
-    from composer_replication.traces.ingest import read_traces
 
     refuse_unwritable(args.out.parent)
     num_sessions = write_trace_page(args.folder, read_traces(args.folder), args.out)

@@ -41,8 +41,8 @@ def run_recipe(
 ) -> tuple[dict[str, object], int]:
     """Train by a recipe into a run folder; returns the summary and the exit code.
 
-    ``replica`` says which of several replicas this is. Where several processes were launched, each calls this with the same
-    arguments: the first locks and writes the folder, all build, measure and train.
+    Where several processes were launched, each calls this with the same arguments: the first locks and writes the folder, all
+    build, measure and train.
     """
     is_first = launched_rank() == 0
     config, recipe_folder, folder = load_config(recipe, overrides), recipe.resolve().parent, RunFolder(out)
@@ -72,7 +72,6 @@ def run_recipe(
 
 
 def _refuse_occupied(folder: RunFolder, *, resume: bool) -> None:
-    """A folder with anything in it is only gone on with where a run is in it, and only when asked."""
     if not folder.is_occupied or (resume and folder.recipe.is_file()):
         return
     problem, fix = "no run is in it, and the folder is not empty.", "choose another --out."
@@ -82,7 +81,7 @@ def _refuse_occupied(folder: RunFolder, *, resume: bool) -> None:
 
 
 def _keep_recipe(config: RunConfig, folder: RunFolder) -> None:
-    """Write the recipe; one that trains differently from what was begun is refused. Where attempts run changes none of them."""
+    """Write the recipe; one that trains differently from what was begun is refused."""
     resolved = dump_config(config)
     begun = (folder.metrics, folder.root / "before.json", *folder.checkpoints.glob("checkpoint-*"))
     if not folder.recipe.is_file() or not any(path.exists() for path in begun):
@@ -99,7 +98,6 @@ def _keep_recipe(config: RunConfig, folder: RunFolder) -> None:
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted keys to values."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}

@@ -1,7 +1,4 @@
-"""One training run whose recipe was checked, from its tasks to its report, from top to bottom.
-
-Needs the training packages, which ``train_verb`` has loaded.
-"""
+"""One training run whose recipe was checked, from its tasks to its report; ``train_verb`` has loaded the training packages."""
 
 from __future__ import annotations
 
@@ -49,10 +46,9 @@ NUM_ENDS = 5  # steps averaged at either end of the run
 
 @dataclass(slots=True)
 class TrainingRun:
-    """One run: what it was told and what was checked, then what it holds open.
+    """One run: what it was told, what was made to check the recipe, then what it holds open.
 
-    ``guard``, ``pairs``, ``arguments`` and ``method`` are those that were made to check the recipe. Each of several processes
-    of a launch has one with the same arguments; the first one writes the folder.
+    Each of several processes of a launch has one with the same arguments; the first one writes the folder.
     """
 
     config: RunConfig
@@ -71,7 +67,6 @@ class TrainingRun:
     trainer: Any = field(init=False)
 
     def tell(self, text: str) -> None:
-        """Progress, unless nobody wants any."""
         if not self.quiet:
             note(text)
 
@@ -105,8 +100,6 @@ class TrainingRun:
             write_json(folder.summary, summary)
             write_report(folder.root)
         return summary, HALTED_EXIT_CODE if halted else 0
-
-    # ----------------------------------------------------------------------- the parts
 
     def _open_parts(self, cluster: RolloutCluster | None = None) -> None:
         """Everything that trains: grader, model, curriculum, attempts, evaluation, trainer, in this order."""
@@ -183,8 +176,6 @@ class TrainingRun:
             run_setup.refuse_long_prompts(rows, model, tokenizer, max_new_tokens=num_new, engine_limit=limit)
         return model, tokenizer
 
-    # ----------------------------------------------------------------------- measure and train
-
     def _measure_once(self, when: str) -> dict[str, Any] | None:
         """Fresh-sample pass rates; kept on disk, so that a resumed run measures once. The first process's count."""
         section = self.config.heldout
@@ -202,16 +193,14 @@ class TrainingRun:
             sides = (("train", self.tasks.train, num_trained), ("heldout", self.tasks.heldout, num_heldout))
             for number, (side, tasks, num) in enumerate(sides):
                 seed, label = truth.derive_seed(self.config.seed, when, number), f"{when}, {side} tasks"
+                how: dict[str, Any] = {"num_samples": num, "seed": seed, "name": f"{when}-{side}"}
                 with progress_bar(quiet=self.quiet) as report, self.sampler.reporting(report, label):
-                    results, dropped = self.sampler.sample(
-                        tasks, num_samples=num, seed=seed, name=f"{when}-{side}"
-                    )
+                    results, dropped = self.sampler.sample(tasks, **how)
                 rates[side] = rates_of(results, dropped=dropped)
             return rates
 
-        rates = processes.once(
-            measured, every_process_joins=model_modes.weights_are_sharded(self.trainer.model)
-        )
+        all_join = model_modes.weights_are_sharded(self.trainer.model)
+        rates = processes.once(measured, every_process_joins=all_join)
         if launched_rank() == 0:
             write_json(path, rates)
         return rates
@@ -229,14 +218,11 @@ class TrainingRun:
         has_halted = self.trainer.halted_at is not None  # also by missed evaluations, where no guard fires
         return has_halted or bool(guard is not None and guard.should_halt())
 
-    # ----------------------------------------------------------------------- what it leaves
-
     def _summary(self, *, halted: bool, **more: Any) -> dict[str, Any]:
         """What the verb prints; ``verdict`` is ``clean``, ``halted``, ``none`` (no guard) or ``INSUFFICIENT_DATA``."""
         metrics, verdicts = read_jsonl(self.folder.metrics), read_jsonl(self.folder.verdicts)
-        rewards, scores = (
-            [row[key] for row in metrics if row.get(key) is not None] for key in ("reward", "heldout/score")
-        )
+        keys = ("reward", "heldout/score")
+        rewards, scores = ([row[key] for row in metrics if row.get(key) is not None] for key in keys)
         verdict = str(getattr(getattr(self.trainer.heldout_guard, "last_status", None), "verdict", "clean"))
         if self.config.guard is None:
             verdict = "none"
@@ -265,11 +251,7 @@ class TrainingRun:
         }
 
     def _keep_model(self, summary: Mapping[str, Any]) -> str | None:
-        """Write ``model/`` with its card, from the first process; every process has to come here.
-
-        Returns:
-            The folder; None in the other processes, and where no process can have all weights.
-        """
+        """Write ``model/`` with its card, in which every process takes part; None but in the first, or where none has all weights."""
         trainer, folder, weights, trained = self.trainer, self.folder.model, None, None
         if model_modes.weights_are_sharded(trainer.model):
             weights = saved_model.gathered_weights(trainer)

@@ -1,7 +1,4 @@
-"""Joins our parts in the processes of verl: the agent loop that its configuration names, and the guard.
-
-The folder of ``composer-rl export-verl`` stands in a variable of the environment.
-"""
+"""Joins our parts in the processes of verl, whose environment names the folder of ``composer-rl export-verl``."""
 
 from __future__ import annotations
 
@@ -33,20 +30,11 @@ class AgentLoop:
         config, parts = _parts(_folder(), self.tokenizer)
         about = row["extra_info"]
         policy = VerlPolicy(self.server, self.tokenizer, sampling_params, self.end_token_ids)
-        attempted = await attempt(
-            parts,
-            policy,
-            str(about["task_id"]),
-            seed=config.seed,
-            step=int(row.get("global_steps") or 0),
-            is_heldout=bool(about["is_heldout"]),
-        )
-        return verl_output(
-            attempted,
-            policy,
-            prompt_length=int(self.rollout.prompt_length),
-            response_length=int(self.rollout.response_length),
-        )
+        how = {"seed": config.seed, "step": int(row.get("global_steps") or 0)}
+        is_heldout = bool(about["is_heldout"])
+        attempted = await attempt(parts, policy, str(about["task_id"]), is_heldout=is_heldout, **how)
+        names = ("prompt_length", "response_length")
+        return verl_output(attempted, policy, **{name: int(getattr(self.rollout, name)) for name in names})
 
 
 def open_agent_loop(trainer_config: Any, server_manager: Any, tokenizer: Any, **more: Any) -> AgentLoop:
@@ -64,19 +52,17 @@ def open_guard() -> GuardHook | None:
 
 
 def _folder() -> Path:
-    name = os.environ.get(FOLDER_VARIABLE, "")
-    if not name:
-        problem = f"verl's agent loop does not know its folder: {FOLDER_VARIABLE} is not set."
-        fix = "start verl with run.sh of the folder that composer-rl export-verl wrote."
-        raise UsageError("CR0951", problem, where=FOLDER_VARIABLE, fix=fix)
-    return Path(name)
+    if name := os.environ.get(FOLDER_VARIABLE, ""):
+        return Path(name)
+    problem = f"verl's agent loop does not know its folder: {FOLDER_VARIABLE} is not set."
+    fix = "start verl with run.sh of the folder that composer-rl export-verl wrote."
+    raise UsageError("CR0951", problem, where=FOLDER_VARIABLE, fix=fix)
 
 
 @lru_cache(maxsize=1)
 def _parts(folder: Path, tokenizer: Any) -> tuple[RunConfig, AgentLoopParts]:
     config = load_config(folder / "run.toml")
-    store = TaskStore.open(Path(config.tasks.store))
-    grader = open_grader(config, store)
+    grader = open_grader(config, TaskStore.open(Path(config.tasks.store)))
     attempts = Attempts(config, grader, tokenizer)
     return config, AgentLoopParts(attempts.player(), attempts.player(is_evaluation=True), grader)
 

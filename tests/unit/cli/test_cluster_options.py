@@ -48,9 +48,12 @@ def test_a_share_of_a_resource_that_cannot_be() -> None:
 
 
 def test_an_evaluation_is_placed_by_its_flag_alone() -> None:
-    trained = recipe(ray={"address": "old:1", "num_cpus": 0.5})
+    trained = recipe(ray={"address": "old:1", "resources": {"CPU": 0.5, "jail": 1.0}})
     assert placed_at(trained, None).ray is None
     moved = placed_at(trained, "new:2").ray
-    assert moved is not None and (moved.address, moved.num_cpus) == ("new:2", 0.5)
-    plain = placed_at(recipe(ray=None), "new:2").ray
-    assert plain is not None and (plain.address, plain.num_cpus) == ("new:2", 1.0)
+    assert moved is not None and (moved.address, moved.resources) == ("new:2", {"CPU": 0.5, "jail": 1.0})
+    options = cluster_options(trained)
+    assert (options.num_cpus, options.resources) == (0.5, {"jail": 1.0})
+    plain = placed_at(recipe(ray=None), "new:2")
+    assert plain.ray is not None and plain.ray.address == "new:2"
+    assert (cluster_options(plain).num_cpus, cluster_options(plain).resources) == (1.0, {})

@@ -104,7 +104,7 @@ def test_eval_of_a_run_refuses_it_too(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(model_loading, "load_checkpoint", lambda *_: ("model", "tokenizer"))
     folder, asked = (
         RunFolder(tmp_path / "run"),
-        argparse.Namespace(model=str(tmp_path / "run"), endpoint=None),
+        argparse.Namespace(model=str(tmp_path / "run"), endpoint=None, recipe=None, update_difficulty=False),
     )
     train_verb._keep_recipe(load_config(RECIPE), folder)
     config = eval_verb._recipe(asked)

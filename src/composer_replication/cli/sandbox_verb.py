@@ -9,12 +9,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from composer_replication import sandbox
 from composer_replication.cli.flags import given_up, isolation_lines
 from composer_replication.cli.terminal import progress_bar
 from composer_replication.errors import InputError, MissingError
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import accept, accepted, choose_backend, open_sandbox
-from composer_replication.sandbox import run_selftest as try_guards
 from composer_replication.sandbox.acceptance import EVERYTHING
 from composer_replication.sandbox.folders import copy_file, door_in
 from composer_replication.sandbox.process_folder import process_folder
@@ -30,7 +30,7 @@ def run_selftest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     if not works.ok:  # one sentence instead of a list of tests that cannot be tried
         raise MissingError("CR0301", works.detail, where=backend.name, fix=works.fix)
     with progress_bar(quiet=args.quiet) as report:
-        checks, without = try_guards(backend, progress=report), accepted()
+        checks, without = sandbox.run_selftest(backend, progress=report), accepted()
     is_ok = all(check.ok or check.name in without or EVERYTHING in without for check in checks)
     result = {"backend": backend.name, "ok": is_ok, "checks": [asdict(check) for check in checks]}
     return {**result, **given_up()}, 0 if is_ok else _SELFTEST_FAILED

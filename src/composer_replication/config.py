@@ -329,6 +329,7 @@ class AgentSection(Section):
     max_turns: int = Field(20, ge=1)
     max_context_tokens: int = Field(16_384, ge=2)
     max_new_tokens: int = Field(2048, ge=1)
+    min_new_tokens: int = Field(16, ge=1)
     max_concurrent: int = Field(32, ge=1)
     summary_tokens: int = Field(0, ge=0)
     reminder: str = ""
@@ -339,16 +340,13 @@ class AgentSection(Section):
     reward: AgentRewardSection = AgentRewardSection()
     tools: AgentToolsSection = AgentToolsSection()
 
-    @property
-    def min_new_tokens(self) -> int:
-        """Where the context has less room for an answer, the episode ends."""
-        return min(16, self.max_new_tokens)
-
     @model_validator(mode="after")
     def _limits_fit(self) -> AgentSection:
         for name in ("max_new_tokens", "summary_tokens"):
             if getattr(self, name) >= self.max_context_tokens:
                 raise ValueError(f"{name} has to be below max_context_tokens: a prompt needs room, too")
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ValueError("min_new_tokens is above max_new_tokens")
         return self
 
 
@@ -417,12 +415,11 @@ DEPARTED: Final[dict[str, dict[str, Any]]] = {
     "replay": {"margin": 0.0, "length_normalised": True},
     "curriculum": {"half_life": 100.0, "recorded": "any"},
     "replicas": {"lighthouse": "", "interface": "127.0.0.1"},
-    "agent": {"dialect": "", "max_summaries": 4, "system": "", "min_new_tokens": 16},
+    "agent": {"dialect": "", "max_summaries": 4, "system": ""},
     "ray": {"num_cpus": 1.0},
 }
 """Keys that have left, by table, with their last defaults: the run.toml of an older run has them, and is still read."""
 _INSTEAD = {
-    "agent.min_new_tokens": "take the line out (it is 16, or max_new_tokens where that is less)",
     "trainer.importance_clip": "take the line out (it is always 2.0 now)",
     "trainer.effort": "write trainer.effort_weight in place of the table",
     "heldout.has_sentinel": "take the line out (with [evidence] it is always true now)",

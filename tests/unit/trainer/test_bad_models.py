@@ -135,7 +135,7 @@ def run(recipe: str, folder: Path, store: TaskStore, **settings: Any) -> RunFold
 
 @pytest.mark.long
 def test_episodes_and_held_out_episodes(tmp_path: Path, store: TaskStore) -> None:
-    settings = {"agent.max_turns": 1, "agent.max_new_tokens": 2}
+    settings = {"agent.max_turns": 1, "agent.max_new_tokens": 2, "agent.min_new_tokens": 1}
     model = recurrent(tmp_path / "model", with_tools=True)
     folder = run("tiny-tools", tmp_path / "run", store, **{"model.name": model, **settings})
     (line,) = read_jsonl(folder.metrics)

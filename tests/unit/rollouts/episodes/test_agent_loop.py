@@ -122,8 +122,8 @@ def test_a_reminder_goes_on_where_no_call_was_made() -> None:
 
 def test_no_answer_is_asked_for_beyond_the_context() -> None:
     policy = ScriptedPolicy(lambda asked: ECHO)
-    episode, _ = one(policy, AgentSection(max_context_tokens=165, max_new_tokens=40))
-    assert all(len(each.prompt_ids) + each.max_new_tokens <= 165 for each in policy.asked)
+    episode, _ = one(policy, AgentSection(max_context_tokens=150, max_new_tokens=40, min_new_tokens=5))
+    assert all(len(each.prompt_ids) + each.max_new_tokens <= 150 for each in policy.asked)
     assert policy.asked[-1].max_new_tokens < 40  # it shrank to what was left
     assert episode.stop_reason is StopReason.CONTEXT
 

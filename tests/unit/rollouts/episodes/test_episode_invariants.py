@@ -45,7 +45,8 @@ def plays(draw: st.DrawFn) -> Play:
     options = AgentSection(
         max_turns=draw(st.integers(1, 6)),
         max_context_tokens=context,
-        max_new_tokens=draw(st.integers(1, min(200, context - 1))),
+        max_new_tokens=draw(st.integers(20, min(200, context - 1))),
+        min_new_tokens=draw(st.integers(1, 20)),
         max_concurrent=draw(st.integers(1, 5)),
         reminder=draw(st.sampled_from(["", "go on"])),
         summary_tokens=draw(st.sampled_from([0, context // 2])),

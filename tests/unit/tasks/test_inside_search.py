@@ -15,7 +15,7 @@ import pytest
 from composer_replication.sandbox import choose_backend
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.leaks import leak_scan
+from composer_replication.tasks.leaks import inside_search, leak_scan
 from composer_replication.tasks.leaks.leak_scan import targets_of
 from composer_replication.tasks.store import TaskStore
 
@@ -84,6 +84,18 @@ def test_without_namespaces_what_lies_in_the_tree_is_found(search_inside: Inside
     assert (clean.leaks, clean.failed) == (set(), [])
     found = search_inside("t-module-body", golden=(TEXT,), backend="sandlock")
     assert found.leaks == {("copy", TEXT)}
+
+
+def test_a_folder_behind_a_link_that_may_not_be_read_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``/lib`` on a machine without namespaces, which is a link there."""
+
+    def closed(path: str) -> str:
+        if path == "/lib":
+            raise PermissionError(13, "Permission denied", path)
+        return path
+
+    monkeypatch.setattr(os.path, "realpath", closed)
+    assert inside_search.folders_of(["/lib", "/usr/lib"], "/tree") == ["/lib", "/usr/lib"]
 
 
 @pytest.mark.parametrize("task_id", ["t-module-body", "t-module-whole"])

@@ -73,10 +73,18 @@ def folders_of(roots, tree):
         os.listdir("/")
     except OSError:
         roots = [tree if root == "/" else root for root in roots]
-    found = {os.path.realpath(root) for root in roots}
+    found = {_real(root) for root in roots}
     return sorted(
         one for one in found if not any(one.startswith(f"{other.rstrip('/')}/") for other in found - {one})
     )
+
+
+def _real(path):
+    """The folder behind a path; the path itself where a link may not be read, as without namespaces."""
+    try:
+        return os.path.realpath(path)
+    except OSError:
+        return path
 
 
 def main(request, send):

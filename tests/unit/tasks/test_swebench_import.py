@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from small_trees import commit_all, write_tree
 
@@ -293,6 +295,11 @@ def test_three_kinds_of_files_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(parquet_bytes(texts, KEYS))
     assert read_instances(tmp_path / "a.parquet") == (lines, [])
     assert lines[0].fail_to_pass == {"tests/test_planted.py::test_double"}
+    columns = {key: [value.encode() if isinstance(value, str) else value] for key, value in rows[0].items()}
+    pq.write_table(
+        pa.table(columns), tmp_path / "bytes.parquet"
+    )  # columns of bytes, as some writers make them
+    assert read_instances(tmp_path / "bytes.parquet") == (lines[:1], [])
     ((other,), _) = read_instances(write_rows(tmp_path / "b.jsonl", row(test_patch=None)))
     assert other.test_patch == ""
 
@@ -327,8 +334,9 @@ def test_lists_are_read_as_python_prints_them_and_names_in_any_case(told: object
         (json.dumps(row(patch="\ud800")), "it cannot be written as UTF-8"),
         *(
             (json.dumps(row(FAIL_TO_PASS=odd)), "fail_to_pass cannot be used")
-            for odd in ("test_a", "['a', x]", "['a", "[1]", {"a": 1})
+            for odd in ("test_a", "['a', x]", "['a", "[1]", "{[]}", {"a": 1})
         ),
+        (json.dumps(row(FAIL_TO_PASS=f"[{TWO[0]!r}\n {TWO[1]!r}]")), "no commas, as numpy prints one"),
         (json.dumps(row(repo="../../etc")), "repo is no name"),
         (json.dumps(row(repo="a/b/c")), "repo is no name"),
         (json.dumps(row(base_commit="--upload-pack=x")), "base_commit is no name"),

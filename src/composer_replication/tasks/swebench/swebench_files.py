@@ -14,9 +14,11 @@ import ast
 import io
 import json
 import re
+import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.patches import make_patch
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.syntax_trees import UNPARSABLE
 
 KEYS = tuple(
     "instance_id repo base_commit patch test_patch FAIL_TO_PASS PASS_TO_PASS problem_statement".split()
@@ -112,7 +115,9 @@ def _parsed(text: str) -> Any:
 def _instance(row: Any) -> Instance:
     if not isinstance(row, Mapping):
         raise ValueError("it is not a JSON object")  # noqa: TRY004  its caller names the row
-    by_name = {str(key).lower(): value for key, value in row.items()}
+    by_name = {
+        str(key).lower(): value.decode() if isinstance(value, bytes) else value for key, value in row.items()
+    }
     if missing := [key for key in KEYS if key.lower() not in by_name]:
         raise ValueError(f"it has no {missing[0]}")
     for optional in ("test_patch", "problem_statement"):
@@ -141,9 +146,15 @@ def _tests(value: Any) -> Any:
         return [] if value is None else value
     with suppress(ValueError, RecursionError):
         return json.loads(value)
-    with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-        return ast.literal_eval(value.strip())
-    return value
+    found: Any = value
+    kinds: list[int] = []
+    with suppress(*UNPARSABLE, TypeError):
+        found = ast.literal_eval(value.strip())
+        tokens = tokenize.generate_tokens(io.StringIO(value.strip()).readline)
+        kinds = [token.type for token in tokens if token.type != tokenize.NL]
+    if (tokenize.STRING, tokenize.STRING) in pairwise(kinds):  # Python reads them as one name
+        raise ValueError("a list of tests has no commas, as numpy prints one; write JSON")
+    return found
 
 
 # --- Our own tasks as rows.

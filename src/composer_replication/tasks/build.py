@@ -14,7 +14,7 @@ from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.run_folder import RunFolder
@@ -27,8 +27,10 @@ from composer_replication.tasks.build_state import (
     Item,
     Journal,
     Progress,
+    Result,
     Settings,
     drawn,
+    in_order,
     in_turn,
     pinned,
 )
@@ -55,8 +57,6 @@ from composer_replication.tasks.store_records import SecretRecord, TaskRecord
 from composer_replication.tasks.subject import GateFailed, Subject
 from composer_replication.tasks.truth import add_truth
 from composer_replication.tasks.workers import Workers, open_workers
-
-Result = TypeVar("Result")
 
 
 def build_tasks(
@@ -271,23 +271,23 @@ class Build:
     def _judge_until_enough(self, candidates: Sequence[Candidate]) -> None:
         """Decided in their order, so that the cut does not depend on timing; later ones are judged meanwhile."""
         most = math.inf if self.settings.max_tasks is None else self.settings.max_tasks
-        upcoming, in_order = iter(candidates), deque[Future[Decision]]()
+        upcoming, begun = iter(candidates), deque[Future[Decision]]()
         running: set[Future[Decision]] = set()
         self.decisions = []
         num_valid = num_found = 0  # the second counts those that are decided before their turn, too
         while num_valid < most:
             if num_found < most:  # else another one would most likely be dropped
                 free = self.jobs - len(running)
-                begun = [self.pool.submit(self._decide, one) for one in islice(upcoming, free)]
-                in_order.extend(begun)
-                running.update(begun)
+                new = [self.pool.submit(self._decide, one) for one in islice(upcoming, free)]
+                begun.extend(new)
+                running.update(new)
             self.progress(len(self.decisions), len(candidates), f"{num_valid} tasks")
             if not running:
                 break
             finished, running = wait(running, return_when=FIRST_COMPLETED)
             num_found += sum(future.result().is_valid for future in finished)
-            while in_order and in_order[0] not in running and num_valid < most:
-                decision = in_order.popleft().result()
+            while begun and begun[0] not in running and num_valid < most:
+                decision = begun.popleft().result()
                 self.decisions.append(decision)
                 num_valid += decision.is_valid
         if running:
@@ -366,9 +366,7 @@ class Build:
 
     def _each(self, work: Callable[[Item], Result], items: Collection[Item], what: str) -> Iterator[Result]:
         self.progress(0, len(items), what)
-        for done, result in enumerate(self.pool.map(work, items), start=1):
-            yield result
-            self.progress(done, len(items), what)
+        return in_order(self.pool, work, items, lambda done, _: self.progress(done, len(items), what))
 
     def finish(self) -> None:
         """Leave exactly what was asked for, no task beyond the cut or of an earlier setting, and note that nothing is left."""

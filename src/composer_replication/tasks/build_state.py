@@ -6,7 +6,9 @@ import difflib
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field
 from itertools import product, zip_longest
@@ -19,7 +21,7 @@ from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import Deletion, Granularity, Removal
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.running.context_recorder import EVERY_TEST
-from composer_replication.tasks.store_manifest import packed_path, read_content, write_file
+from composer_replication.tasks.store_manifest import MAX_BYTES, packed_path, read_content, write_file
 from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord
 from composer_replication.tasks.subject import GateFailed, Subject
 
@@ -30,6 +32,7 @@ _UNDECIDED = ("truth-unknown",)
 _HOW_TO_NAME = "write PATH::NAME, or PATH::NAME@SIZE/WAY: SIZE one of function, class, module, feature, WAY body or whole."
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what is done now) from the calling thread; a new stretch of work begins with fewer done."""
 
@@ -128,7 +131,23 @@ class Candidate:
         return Decision(self.key, self.repository.record.repository, name, **said)
 
 
-# --- In which order the candidates of a repository are tried.
+# --- In which order things are done: items of one stretch, and the candidates of a repository.
+
+
+def in_order(
+    pool: ThreadPoolExecutor,
+    work: Callable[[Item], Result],
+    items: Collection[Item],
+    tell: Callable[[int, Item], None],
+) -> Iterator[Result]:
+    """What ``work`` gives for each item, in their order; whatever its place, an end is told and a failure raised at once."""
+    futures = {pool.submit(work, item): item for item in items}
+    waiting = deque(futures)
+    for num_done, future in enumerate(as_completed(futures), start=1):
+        future.result()
+        tell(num_done, futures[future])
+        while waiting and waiting[0].done():
+            yield waiting.popleft().result()
 
 
 def drawn(repository: PreparedRepository, seed: int) -> tuple[list[Deletion], list[Deletion]]:
@@ -238,9 +257,14 @@ class Journal:
         packed_path(self._path).unlink(missing_ok=True)
 
     def keep(self, decisions: Iterable[Decision]) -> None:
-        """Replace the whole file by these decisions, compressed, in an order that does not depend on time."""
-        rows = sorted(map(asdict, decisions), key=lambda row: (row["repository"], row["pin"]))
-        write_file(self._path, "".join(f"{json.dumps(row, sort_keys=True)}\n" for row in rows).encode())
+        """Replace the whole file by these decisions, compressed up to ``MAX_BYTES``, in an order that does not depend on time."""
+        ordered = sorted(decisions, key=lambda one: (one.repository, one.pin))
+        data = "".join(f"{json.dumps(asdict(one), sort_keys=True)}\n" for one in ordered).encode()
+        if len(data) <= MAX_BYTES:
+            write_file(self._path, data)
+        else:
+            self._decisions = {one.key: one for one in ordered}
+            self._rewrite()
 
 
 def read_journal(path: Path) -> list[dict[str, str]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from composer_replication.tasks.build_state import Candidate
 from composer_replication.tasks.planning.body_cuts import BodyCut, Deletion
-from composer_replication.tasks.planning.edits import Lines, View
+from composer_replication.tasks.planning.edits import Lines, View, view_files
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.running.bench import Bench, noticing_seconds
 from composer_replication.tasks.store import TaskStore
@@ -52,7 +52,7 @@ def _attach_twins(store: TaskStore, tasks: Tasks, seed: int, workers: Workers) -
     of a foreign set has code where ours have a hole, so it keeps only twins that its broken tree fails.
     """
     repository = _repository_of(tasks)
-    fair = {task_id: _known_cuts(store, task_id, one.deletion) for task_id, one in tasks.items()}
+    fair = {task_id: _known_cuts(store, task_id, one) for task_id, one in tasks.items()}
     waiting = [task_id for task_id in tasks if store.secret(task_id).twins is None]
     cuts = {cut.pin: cut for task_id in waiting for cut in fair[task_id]}
     # Of all tasks, not of those that wait: a build that was killed here must go on to the same twins.
@@ -68,7 +68,8 @@ def _attach_twins(store: TaskStore, tasks: Tasks, seed: int, workers: Workers) -
         own = {pin: digests[pin] for pin in pins if pin in digests}
         record, secret = store.record(task_id), store.secret(task_id)
         if own and record.instance_id:
-            broken, twins = _broken(store, task_id, "hidden"), [found.twins[pin] for pin in own]
+            broken = _broken(store, task_id, repository, "hidden")
+            twins = [found.twins[pin] for pin in own]
             for pin in workers.call(_passed_by, broken, twins, repository.bench):
                 del own[pin]
                 found.without.setdefault(pin, SAME_BEFORE)
@@ -88,8 +89,8 @@ def _passed_by(files: Mapping[str, bytes], twins: Sequence[Twin], bench: Bench) 
     return [twin.pin for twin, score in zip(twins, scores, strict=True) if score.passed]
 
 
-def _broken(store: TaskStore, task_id: str, view: View) -> dict[str, bytes]:
-    return store.files(store.get(task_id), view)
+def _broken(store: TaskStore, task_id: str, repository: PreparedRepository, view: View) -> dict[str, bytes]:
+    return view_files(repository.bench.original, store.record(task_id).changes, view)
 
 
 def twin_cuts(deletion: Deletion) -> list[BodyCut]:
@@ -103,12 +104,13 @@ def twin_cuts(deletion: Deletion) -> list[BodyCut]:
     return [cut for cut in deletion.bodies if is_one_body or "." not in cut.symbol]
 
 
-def _known_cuts(store: TaskStore, task_id: str, deletion: Deletion) -> list[BodyCut]:
+def _known_cuts(store: TaskStore, task_id: str, candidate: Candidate) -> list[BodyCut]:
     """Those of ``twin_cuts`` whose names a rollout can know; with a body gone, its signature stays."""
-    cuts = twin_cuts(deletion)
+    deletion, cuts = candidate.deletion, twin_cuts(candidate.deletion)
     if deletion.removal == "body" or not cuts:
         return cuts
-    shown, given = _broken(store, task_id, "rollout"), words_of(f"{deletion.path} {deletion.symbol}")
+    shown = _broken(store, task_id, candidate.repository, "rollout")
+    given = words_of(f"{deletion.path} {deletion.symbol}")
     return [cut for cut in cuts if is_named(cut.path, cut.symbol, shown, given)]
 
 

@@ -12,7 +12,7 @@ from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.sandbox import choose_backend, require_selftest
 from composer_replication.sandbox.supervised_run import interruptible_pool
-from composer_replication.tasks.build_state import Progress
+from composer_replication.tasks.build_state import Progress, in_order
 from composer_replication.tasks.gates import (
     STUBS,
     check_fair,
@@ -88,15 +88,15 @@ def validate_store(
     store = TaskStore.open(path, backend=backend)
     task_ids = store.require_task_ids()
     require_selftest(choose_backend(backend), progress=progress)
-    failed: list[ValidationFailure] = []
     without_truth: list[str] = []
-    with interruptible_pool(jobs, "tasks-validate") as pool:
-        results = pool.map(lambda one: validate_task(store, one, max(1, repeat)), task_ids)
-        for num_done, failure in enumerate(results, start=1):  # a sandbox that broke ends it all
-            if failure is not None:
-                failed.append(failure)
-            if progress is not None:
-                progress(num_done, len(task_ids), task_ids[num_done - 1])
+
+    def tell(num_done: int, task_id: str) -> None:
+        if progress is not None:
+            progress(num_done, len(task_ids), task_id)
+
+    with interruptible_pool(jobs, "tasks-validate") as pool:  # a sandbox that broke ends it all
+        found = in_order(pool, lambda one: validate_task(store, one, max(1, repeat)), task_ids, tell)
+        failed = [failure for failure in found if failure is not None]
     for task_id in task_ids:
         with suppress(InputError):  # damaged: its own check says so
             if not store.get(task_id).has_hidden_tests:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, SandboxSpec
 from composer_replication.tasks import build, repository
 from composer_replication.tasks.build import Build, BuildSummary, build_tasks
-from composer_replication.tasks.build_state import Decision, Settings
+from composer_replication.tasks.build_state import Decision, Settings, in_order
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.leaks.leak_scan import scan_store
 from composer_replication.tasks.store import TaskStore
@@ -172,6 +173,41 @@ def test_once_enough_are_found_no_candidate_is_begun() -> None:
         Build._judge_until_enough(run, candidates)
     assert [decision.pin for decision in run.decisions] == ["r.py::f0", "r.py::f1", "r.py::f2"]
     assert len(begun) <= 4  # one beside the last of three
+
+
+def test_results_come_in_order_and_every_end_is_told_at_once() -> None:
+    told: list[tuple[int, str]] = []
+    is_told = Event()
+
+    def work(item: str) -> str:
+        if item == "slow":
+            is_told.wait(10)
+        return item.upper()
+
+    def tell(num_done: int, item: str) -> None:
+        told.append((num_done, item))
+        is_told.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(in_order(pool, work, ["slow", "quick"], tell)) == ["SLOW", "QUICK"]
+    assert told == [(1, "quick"), (2, "slow")]
+
+
+def test_a_failure_does_not_wait_for_what_was_begun_before() -> None:
+    is_seen, ended = Event(), list[str]()
+
+    def work(item: str) -> None:
+        if item == "broken":
+            raise SandboxFailure("CR0302", "planted failure")
+        is_seen.wait(10)
+        ended.append(item)
+
+    with ThreadPoolExecutor(2) as pool:
+        results = in_order(pool, work, ["slow", "broken"], lambda *_: None)
+        with pytest.raises(SandboxFailure):
+            next(results)
+        assert not ended
+        is_seen.set()
 
 
 def test_max_tasks_does_not_depend_on_jobs_and_can_grow(make_project: MakeProject, tmp_path: Path) -> None:

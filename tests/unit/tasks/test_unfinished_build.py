@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.cli.main import main
+from composer_replication.tasks import build_state
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.build_state import Decision, Journal, read_journal
 from composer_replication.tasks.store import TaskStore
@@ -110,6 +111,16 @@ def test_it_is_compressed_at_the_end_and_read_again(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     again.keep([ONE, TWO])
     assert packed.read_bytes() == finished
+
+
+def test_one_that_would_not_unpack_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "journal.jsonl"
+    Journal(path).keep([ONE])
+    monkeypatch.setattr(build_state, "MAX_BYTES", 200)
+    for _ in range(2):
+        Journal(path).keep([TWO, ONE])
+        assert [file.name for file in tmp_path.iterdir()] == [path.name]
+        assert [row["pin"] for row in read_journal(path)] == [ONE.pin, TWO.pin]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 
 from composer_replication.tasks.build_state import Candidate
 from composer_replication.tasks.planning.body_cuts import BodyCut, Deletion
-from composer_replication.tasks.planning.edits import Lines, View, view_files
+from composer_replication.tasks.planning.edits import Lines, view_files
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.running.bench import Bench, noticing_seconds
 from composer_replication.tasks.store import TaskStore
@@ -68,7 +68,7 @@ def _attach_twins(store: TaskStore, tasks: Tasks, seed: int, workers: Workers) -
         own = {pin: digests[pin] for pin in pins if pin in digests}
         record, secret = store.record(task_id), store.secret(task_id)
         if own and record.instance_id:
-            broken = _broken(store, task_id, repository, "hidden")
+            broken = view_files(repository.bench.original, record.changes, "hidden")
             twins = [found.twins[pin] for pin in own]
             for pin in workers.call(_passed_by, broken, twins, repository.bench):
                 del own[pin]
@@ -89,10 +89,6 @@ def _passed_by(files: Mapping[str, bytes], twins: Sequence[Twin], bench: Bench) 
     return [twin.pin for twin, score in zip(twins, scores, strict=True) if score.passed]
 
 
-def _broken(store: TaskStore, task_id: str, repository: PreparedRepository, view: View) -> dict[str, bytes]:
-    return view_files(repository.bench.original, store.record(task_id).changes, view)
-
-
 def twin_cuts(deletion: Deletion) -> list[BodyCut]:
     """The functions whose twin is fair to every honest answer that knows their names.
 
@@ -109,7 +105,7 @@ def _known_cuts(store: TaskStore, task_id: str, candidate: Candidate) -> list[Bo
     deletion, cuts = candidate.deletion, twin_cuts(candidate.deletion)
     if deletion.removal == "body" or not cuts:
         return cuts
-    shown = _broken(store, task_id, candidate.repository, "rollout")
+    shown = view_files(candidate.repository.bench.original, store.record(task_id).changes, "rollout")
     given = words_of(f"{deletion.path} {deletion.symbol}")
     return [cut for cut in cuts if is_named(cut.path, cut.symbol, shown, given)]
 

@@ -18,6 +18,7 @@ import random
 import stat
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from composer_replication.records import Outcome
@@ -38,8 +39,10 @@ _CONFIG_NAMES = CONFIG_NAMES | {"conftest.py"}
 START_NAMES = frozenset({"sitecustomize.py", "usercustomize.py", *_CONFIG_NAMES})
 """What a test runner or interpreter loads by itself where it stands."""
 
-Run = Callable[[Mapping[str, bytes], Sequence[str], int | None], WatchedReport]
-"""Runs these tests of a tree, in an order drawn by the seed, with the files that were changed among its flags."""
+Run = Callable[..., WatchedReport]
+"""Runs tests: ``(files, node_ids, seed, *, backwards)``, with the files that were changed among its flags (``Grader.watched``)."""
+MAX_LOOKS = 3
+"""At golden code with fewer and fewer copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,28 +68,78 @@ def survey(
 ) -> Survey:
     """Run golden code (in ``files``) with every sentinel that its tests' text allows, and keep what fits.
 
-    Where it does not pass so, it is run as it is stored, and then with fewer sentinels. Tests whose assertions mean nothing
-    have no copies (``has_copies``). Where golden code passes all tests (``all_pass``) a failure is the fault of the order.
+    An order and the same backwards: each copy stands once before every other test, and what it leaves behind is seen. The
+    copies of tests that do not bear this are left out. Where nothing helps it is run in the order of the files, each copy
+    before its test, then without copies, then without plain sentinels. Tests whose assertions mean nothing have no copies
+    (``has_copies``). Where golden code passes all tests (``all_pass``) a failure is the fault of copies or order.
     """
     dice = random.SystemRandom()
     copies = possible_copies(files, node_ids, dice) if has_copies else []
     names = sorted({copy.node_id for copy in copies})
     drawn = {*dice.sample(names, min(MAX_SURVEYED, len(names)))}
-    copies = [copy for copy in copies if copy.node_id in drawn]
+    copies = left = [copy for copy in copies if copy.node_id in drawn]
+    look = partial(_look, files, node_ids, run, all_pass=all_pass)
     bare: WatchedReport | None = None
-    for chosen, is_shuffled in ((copies, True), (copies, False), ([], True), ([], False)):
-        plan = make_plan(files, node_ids, chosen, dice)
-        seed = dice.getrandbits(32) if is_shuffled else None
-        report = run({**files, **plan.files}, (*node_ids, *plan.node_ids), seed)
-        if not _problem(report, node_ids, all_pass=all_pass):
-            has_plain, fitting = not _lies(plan, report), _fitting(plan, report)
-            return Survey(fitting, report.flags, is_shuffled, has_plain, report.cpu_seconds)
+    for _ in range(MAX_LOOKS):
+        found, guilty = look(left, is_shuffled=True)
+        if found is not None:
+            return found
         if bare is None:
             bare = run(files, node_ids, None)
             if problem := _problem(bare, node_ids, all_pass=all_pass):
                 raise GoldenFails(problem)
+        innocent = [copy for copy in left if copy.node_id not in guilty]
+        if len(innocent) in (0, len(left)):
+            break
+        left = innocent
+    for chosen, is_shuffled, has_plain in (
+        (copies, False, True), ([], True, True), ([], False, True), (copies, True, False),
+    ):  # fmt: skip
+        found, _ = look(chosen, is_shuffled=is_shuffled, has_plain=has_plain)
+        if found is not None:
+            return found
     assert bare is not None
     return Survey((), bare.flags, is_shuffled=False, has_plain=False, cpu_seconds=bare.cpu_seconds)
+
+
+def _look(
+    files: Mapping[str, bytes],
+    node_ids: Sequence[str],
+    run: Run,
+    copies: Sequence[Copy],
+    *,
+    all_pass: bool,
+    is_shuffled: bool,
+    has_plain: bool = True,
+) -> tuple[Survey | None, set[str]]:
+    """What golden code does with these copies, None where it does not bear them; and the tests whose copies may be why."""
+    dice = random.SystemRandom()
+    plan = make_plan(
+        files, node_ids, copies, dice, num_plain_files=len(node_ids) * has_plain, copies_first=not is_shuffled
+    )
+    seed = dice.getrandbits(32) if is_shuffled else None
+    tree, names = {**files, **plan.files}, (*node_ids, *plan.node_ids)
+    reports: list[WatchedReport] = []
+    for backwards in (False, True) if is_shuffled else (False,):
+        reports.append(run(tree, names, seed, backwards=backwards))
+        if reports[-1].error:
+            return None, set(node_ids)
+    guilty: set[str] = set()
+    for outcomes in (report.outcomes for report in reports):
+        guilty |= {test for test in node_ids if all_pass and outcomes[test] is not Outcome.PASSED}
+        # An error is no assertion that fails: a fixture that is shared has noticed the copy.
+        erring = (copy.node_id for name, copy in plan.copies.items() if outcomes[name] is Outcome.ERROR)
+        guilty |= {test for test in erring if outcomes[test] is not Outcome.ERROR}
+    if guilty:
+        return None, guilty
+    fitting = frozenset.intersection(*(_fitting(plan, report) for report in reports))
+    return Survey(
+        tuple(sorted(fitting, key=lambda copy: (copy.node_id, copy.kind, copy.site))),
+        frozenset[str]().union(*(report.flags | _odd_end(plan, report) for report in reports)),
+        is_shuffled,
+        has_plain and not any(_lies(plan, report) for report in reports),
+        max(report.cpu_seconds for report in reports),
+    ), guilty
 
 
 def _problem(report: WatchedReport, node_ids: Sequence[str], *, all_pass: bool) -> str:
@@ -97,16 +150,16 @@ def _problem(report: WatchedReport, node_ids: Sequence[str], *, all_pass: bool) 
     return f"{num_failed} of its {len(node_ids)} tests do not pass" if num_failed and all_pass else ""
 
 
-def _fitting(plan: Plan, report: WatchedReport) -> tuple[Copy, ...]:
+def _fitting(plan: Plan, report: WatchedReport) -> frozenset[Copy]:
     """The copies that behave as they must with golden code, and are quick."""
     found = set()
-    for sentinel, copy in (*plan.doubles.items(), *plan.contraries.items()):
+    for sentinel, copy in plan.copies.items():
         has_passed = report.outcomes[sentinel] is Outcome.PASSED
         original = report.outcomes[copy.node_id] is Outcome.PASSED
         fits = has_passed == original if copy.kind == "double" else original and not has_passed
         if fits and report.test_seconds.get(sentinel, 0.0) <= SLOW_SECONDS:
             found.add(copy)
-    return tuple(sorted(found, key=lambda copy: (copy.node_id, copy.kind, copy.site)))
+    return frozenset(found)
 
 
 def plan_of(files: Mapping[str, bytes], node_ids: Sequence[str], known: Survey, draw: random.Random) -> Plan:
@@ -145,7 +198,10 @@ def forgery(plan: Plan, node_ids: Collection[str], report: WatchedReport, known:
         could_pass = not copy.has_value and report.outcomes[copy.node_id] is not Outcome.PASSED
         if report.outcomes[sentinel] is Outcome.PASSED and not could_pass:
             found.append(f"{copy.node_id} passes with an assertion that cannot hold")
-    found += [f"unlike the original code: {flag}" for flag in sorted(report.flags - known.flags)]
+    found += [
+        f"unlike the original code: {flag}"
+        for flag in sorted((report.flags | _odd_end(plan, report)) - known.flags)
+    ]
     return "; ".join(found[:3])
 
 
@@ -156,9 +212,13 @@ def _lies(plan: Plan, report: WatchedReport) -> list[str]:
         found.append("a test that must fail has not failed")
     if any(report.outcomes[test] is not Outcome.PASSED for test in plan.must_pass):
         found.append("a test that must pass has not passed")
-    if (plan.must_fail or plan.contraries) and report.pytest_exit_code != TESTS_FAILED:
-        found.append(f"the test runner ended with exit code {report.pytest_exit_code}")
     return found
+
+
+def _odd_end(plan: Plan, report: WatchedReport) -> set[str]:
+    """Named where the test runner ended as if no test had failed."""
+    is_odd = (plan.must_fail or plan.contraries) and report.pytest_exit_code != TESTS_FAILED
+    return {f"the test runner ended with exit code {report.pytest_exit_code}"} if is_odd else set()
 
 
 def changed_files(tree: Path, files: Mapping[str, bytes]) -> frozenset[str]:

@@ -270,7 +270,7 @@ class Grader:
             lambda: survey(
                 {**self._files(request), **self.golden_files(task)},
                 request.node_ids,
-                lambda files, node_ids, seed: self.watched(task, files, node_ids, seed),
+                partial(self.watched, task),
                 has_copies=request.tests != "weakened",
                 all_pass=request.canary is None,
             ),
@@ -321,9 +321,10 @@ class Grader:
         node_ids: Sequence[str],
         seed: int | None = None,
         *,
+        backwards: bool = False,
         timeout_seconds: float | None = None,
     ) -> WatchedReport:
-        """One watched run of tests over these files in a sandbox of its own; ``seed`` draws their order."""
+        """One watched run of tests over these files in a sandbox of its own; ``seed`` draws their order, ``backwards`` turns it round."""
         with tempfile.TemporaryDirectory(prefix="grade-", dir=process_folder()) as folder:
             tree = Path(folder) / "tree"
             write_files(tree, files)
@@ -336,6 +337,7 @@ class Grader:
                 wall_factor=WALL_FACTOR,
                 limits=self.limits,
                 shuffle_seed=seed,
+                backwards=backwards,
             )
             return replace(report, flags=report.flags | changed_files(tree, files))
 

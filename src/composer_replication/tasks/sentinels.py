@@ -194,8 +194,14 @@ def read_tests(files: Mapping[str, bytes], path: str) -> SourceOfTests | None:
 
 def sites_of(function: _Function) -> list[ast.stmt]:
     """The assertions that a contrary may change, in the order of the text."""
-    found = [node for node in ast.walk(function) if isinstance(node, ast.stmt) and _judged(node)]
+    inside = function.body if _draws_examples(function) else ast.walk(function)
+    found = [node for node in inside if isinstance(node, ast.stmt) and _judged(node)]
     return sorted(found, key=lambda node: (node.lineno, node.col_offset))[:MAX_SITES]
+
+
+def _draws_examples(function: _Function) -> bool:
+    """Whether hypothesis calls it: a copy under another name has other examples, and may not come to an assertion in an ``if``."""
+    return any("given" in ast.unparse(decorator) for decorator in function.decorator_list)
 
 
 def _call_of_self(node: ast.AST) -> ast.Call | None:
@@ -227,10 +233,15 @@ def _judged(site: ast.AST) -> tuple[list[ast.expr], _Put] | None:
 
 
 def _value_of(function: _Function, sides: Sequence[ast.expr]) -> ast.expr | None:
-    """The side of an equality that is written out, or is an argument of the test; None where there is none."""
+    """The side of an equality that is written out, or is an argument that the other side does not ask; else None."""
     names = {argument.arg for argument in function.args.args} - {"self"}
     literal = next((side for side in reversed(sides) if _is_literal(side)), None)
-    given = (side for side in reversed(sides) if isinstance(side, ast.Name) and side.id in names)
+    said = [node.id for side in sides for node in ast.walk(side) if isinstance(node, ast.Name)]
+    given = (
+        side
+        for side in reversed(sides)
+        if isinstance(side, ast.Name) and side.id in names and said.count(side.id) == 1
+    )
     return literal or next(given, None)
 
 
@@ -250,12 +261,14 @@ def _is_literal(node: ast.expr) -> bool:
 
 
 def _other(value: object, draw: random.Random) -> str | bytes | float:
-    """A value that nothing equals by chance, of the type of another one where that is easy."""
-    number = draw.randrange(10**6, 10**9)
-    if isinstance(value, str):
-        return f"x{number:x}"
-    if isinstance(value, bytes):
-        return b"x%x" % number
+    """A value that nothing equals by chance, of the type of another one where that is easy.
+
+    All are alike in size and letters: what code does with one in the survey it does with another one in a grading.
+    """
+    number = draw.randrange(10**6, 2 * 10**6)
+    word = "x" + "".join("abcdefghij"[int(digit)] for digit in str(number))
+    if isinstance(value, str | bytes):
+        return word if isinstance(value, str) else word.encode()
     return number + 0.5 if isinstance(value, float) else number
 
 
@@ -309,7 +322,12 @@ class Plan:
     @property
     def node_ids(self) -> tuple[str, ...]:
         """All sentinels."""
-        return tuple(sorted({*self.must_pass, *self.must_fail, *self.doubles, *self.contraries}))
+        return tuple(sorted({*self.must_pass, *self.must_fail, *self.copies}))
+
+    @property
+    def copies(self) -> dict[str, Copy]:
+        """Doubles and contraries."""
+        return {**self.doubles, **self.contraries}
 
     def add_copies(
         self,
@@ -317,10 +335,12 @@ class Plan:
         copies: Sequence[Copy],
         sides: Iterator[bool],
         draw: random.Random,
+        *,
+        copies_first: bool,
     ) -> Iterator[tuple[int, int, str]]:
-        """Where to insert what, and as how-manieth there; ``sides`` say of each other value whether it stands before its test.
+        """Where to insert what, and in which turn there; ``sides`` say of each other value whether it stands before its test.
 
-        It stands farther away than a double does, which says the same as the test.
+        It stands farther away than a double does, which says the same as the test. With ``copies_first`` all stand before.
         """
         for copy in copies:
             head, bracket, parameters = copy.node_id.partition("[")
@@ -333,7 +353,8 @@ class Plan:
             text, parameters = made
             own = self.doubles if copy.kind == "double" else self.contraries
             own["::".join([path, *names[:-1], name]) + bracket + parameters] = copy
-            if next(sides) if copy.has_value else draw.random() < 0.5:
+            is_before = next(sides) if copy.has_value else draw.random() < 0.5
+            if copies_first or is_before:
                 yield place.start, 1 - copy.has_value, f"{text}\n"
             else:
                 yield place.end, 0 + copy.has_value, f"\n{text}"
@@ -376,7 +397,7 @@ def possible_copies(
             if place is None:
                 continue
             chosen = ids[0] if draw is None else draw.choice(ids)
-            found.append(Copy(chosen, "double"))
+            found += [] if _draws_examples(place.node) else [Copy(chosen, "double")]
             sites = sites_of(place.node)
             found += [
                 Copy(chosen, "contrary", n, has_value(place.node, site)) for n, site in enumerate(sites)
@@ -392,11 +413,13 @@ def make_plan(
     draw: random.Random,
     *,
     num_plain_files: int = NUM_PLAIN_FILES,
+    copies_first: bool = False,
 ) -> Plan:
     """Put sentinels into the test files of the tree in which an answer is judged.
 
-    ``copies`` are those to make (one may be made twice), out of ``possible_copies``; one that cannot be made is left out. ``draw`` is for names,
-    values and places: a fresh ``random.SystemRandom`` for each grading.
+    ``copies`` are those to make (one may be made twice), out of ``possible_copies``; one that cannot be made is left out.
+    ``draw`` is for names, values and places: a fresh ``random.SystemRandom`` for each grading. With ``copies_first`` every copy
+    stands before its test.
     """
     wanted: dict[str, list[Copy]] = {}
     for copy in copies:
@@ -408,7 +431,9 @@ def make_plan(
         test_file = read_tests(files, path)
         if test_file is None:
             continue
-        inserts = list(plan.add_copies(test_file, wanted.get(path, ()), sides, draw))
+        inserts = list(
+            plan.add_copies(test_file, wanted.get(path, ()), sides, draw, copies_first=copies_first)
+        )
         if path in plain:
             names = [names[-1] for names in by_file[path]]
             inserts.append(

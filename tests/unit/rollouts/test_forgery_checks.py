@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -114,6 +115,7 @@ class Golden:
     def __init__(self, **habits: object) -> None:
         self.habits = habits
         self.seeds: list[int | None] = []
+        self.ways: list[bool] = []
 
     def golden(self, n: int) -> int:
         caller = sys._getframe(1).f_code.co_name
@@ -129,20 +131,31 @@ class Golden:
         return PASSED
 
     def __call__(
-        self, files: Mapping[str, bytes], node_ids: Sequence[str], seed: int | None
+        self,
+        files: Mapping[str, bytes],
+        node_ids: Sequence[str],
+        seed: int | None,
+        *,
+        backwards: bool = False,
     ) -> WatchedReport:
         self.seeds.append(seed)
+        self.ways.append(backwards)
         text = files["t.py"].decode()
         outcomes = {node_id: self.outcome(text, node_id.rpartition("::")[2]) for node_id in node_ids}
         if self.habits.get("needs_order") and seed is not None:
             outcomes[IDS[1]] = FAILED
+        if text.count("f(1)") > 1 and self.habits.get("once") and backwards:
+            outcomes[IDS[0]] = FAILED
+        if self.habits.get("notices"):
+            copied = re.findall(r"def (test_a_\w+)\(\):\n +assert f\(", text)
+            outcomes |= {f"t.py::{name}": ERROR for name in copied}
         if self.habits.get("is_wrong"):
             outcomes[IDS[1]] = FAILED
         is_broken = bool(self.habits.get("breaks_with_copies")) and text.count("f(1)") > 1
         is_slow = bool(self.habits.get("is_slow"))
         return WatchedReport(
             outcomes, "it broke" if is_broken else "", frozenset({"ctypes.dlopen"}), 1.0,
-            dict.fromkeys(outcomes, 9.0 if is_slow else 0.001), 1,
+            dict.fromkeys(outcomes, 9.0 if is_slow else 0.001), 0 if self.habits.get("ends_well") else 1,
         )  # fmt: skip
 
 
@@ -151,17 +164,19 @@ def test_a_survey_keeps_what_fits() -> None:
     known = survey(FILES, IDS, golden)
     assert set(known.copies) == set(COPIES)
     assert known == Survey(known.copies, frozenset({"ctypes.dlopen"}))
-    assert len(golden.seeds) == 1
-    assert golden.seeds[0] is not None
+    assert golden.ways == [False, True], "each copy stands before every other test once"
+    assert golden.seeds[0] == golden.seeds[1] is not None
 
 
 @pytest.mark.parametrize(
     ("habits", "kept", "is_shuffled", "runs"),
     [
-        ({"knows_names": True}, {c for c in COPIES if c.node_id == IDS[1] or c.kind == "contrary"}, True, 1),
-        ({"is_slow": True}, set(), True, 1),
-        ({"needs_order": True}, set(COPIES), False, 3),
-        ({"breaks_with_copies": True}, set(), True, 4),
+        ({"knows_names": True}, {c for c in COPIES if c.node_id == IDS[1] or c.kind == "contrary"}, True, 2),
+        ({"is_slow": True}, set(), True, 2),
+        ({"needs_order": True}, set(COPIES), False, 6),
+        ({"breaks_with_copies": True}, set(), True, 5),
+        ({"once": True}, {c for c in COPIES if c.node_id == IDS[1]}, True, 5),
+        ({"notices": True}, {c for c in COPIES if c.node_id == IDS[1]}, True, 5),
     ],
 )
 def test_a_survey_leaves_out_what_golden_code_cannot_stand(
@@ -177,8 +192,17 @@ def test_original_code_that_does_not_pass_as_it_is_stored_says_nothing() -> None
     golden = Golden(is_wrong=True)
     with pytest.raises(GoldenFails, match="1 of its 2 tests do not pass"):
         survey(FILES, IDS, golden)
-    assert len(golden.seeds) == 2
+    assert len(golden.seeds) == 3
     assert survey(FILES, IDS, golden, all_pass=False).copies
+
+
+def test_an_odd_end_of_golden_code_is_its_habit() -> None:
+    golden = Golden(ends_well=True)
+    known = survey(FILES, IDS, golden)
+    plan = plan_of(FILES, IDS, known, random.Random(0))
+    report = golden({**FILES, **plan.files}, (*IDS, *plan.node_ids), None)
+    assert forgery(plan, IDS, report, known) == ""
+    assert "exit code 0" in forgery(plan, IDS, report, replace(known, flags=report.flags))
 
 
 def test_tests_without_meaning_get_plain_sentinels_alone() -> None:

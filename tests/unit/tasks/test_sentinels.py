@@ -246,6 +246,19 @@ def test_other_values_stand_before_their_tests_and_behind_them_in_turn() -> None
         assert sides in ([True, False] * 2, [False, True] * 2)
 
 
+def test_an_argument_on_both_sides_is_not_exchanged() -> None:
+    """What another value makes of both sides is chance."""
+    text = b"def test_p(x):\n    assert double(x) == x\n"
+    assert [copy.has_value for copy in possible_copies({"t.py": text}, ["t.py::test_p"])] == [False, False]
+
+
+def test_what_hypothesis_calls_has_no_double_and_no_contrary_behind_a_condition() -> None:
+    """A copy under another name has other examples."""
+    text = b"@given(integers())\ndef test_p(x):\n    if x == 7:\n        assert f(x) == 1\n    assert g(x)\n"
+    copies = possible_copies({"t.py": text}, ["t.py::test_p"])
+    assert [(copy.kind, copy.site, copy.has_value) for copy in copies] == [("contrary", 0, False)]
+
+
 def test_a_method_of_the_suite_is_no_assertion() -> None:
     """``self.check()`` without arguments was once taken for one, and grading broke on it."""
     text = b"import unittest\n\n\nclass TestIt(unittest.TestCase):\n    def test_a(self):\n        self.check()\n"

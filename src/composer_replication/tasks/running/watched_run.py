@@ -66,6 +66,7 @@ def run_watched(
     wall_factor: float = 1.0,
     limits: Limits | None = None,
     shuffle_seed: int | None = None,
+    backwards: bool = False,
 ) -> WatchedReport:
     """Run tests over a private copy of a tree that holds untrusted code.
 
@@ -78,9 +79,12 @@ def run_watched(
         wall_factor: at least 1; the limit by the clock is so many times as long.
         limits: of the sandbox; records may use more output than other programs.
         shuffle_seed: draws the order, as in ``Trial``.
+        backwards: that order from its end.
     """
     key = secrets.token_hex(32)
-    trial = Trial({}, node_ids, timeout_seconds, wall_factor=wall_factor, shuffle_seed=shuffle_seed)
+    trial = Trial(
+        {}, node_ids, timeout_seconds, wall_factor=wall_factor, shuffle_seed=shuffle_seed, backwards=backwards
+    )
     chosen = limits or Limits()
     result = run_inside(
         tree,

@@ -170,7 +170,8 @@ def make_recorder(name, request):
     import pytest
 
     audit, clock, own_clock = sys.audit, time.perf_counter, time.process_time
-    wanted, seed, hook_checks = set(request["node_ids"]), request["shuffle_seed"], []
+    wanted, hook_checks = set(request["node_ids"]), []
+    seed, backwards = request["shuffle_seed"], request["backwards"]
     order, plain_run, hook_check_of = shuffle_key, pytest.Function.runtest, make_hook_check  # type: ignore[name-defined]  # noqa: F821  of the files before
     used, text_of, most = processor_seconds, repr, max  # type: ignore[name-defined]  # noqa: F821  the same
 
@@ -182,7 +183,7 @@ def make_recorder(name, request):
         @pytest.hookimpl(wrapper=True, tryfirst=True)
         def pytest_collection_modifyitems(self, items):
             if seed is not None:
-                items.sort(key=lambda item: order(item, seed))
+                items.sort(key=lambda item: order(item, seed), reverse=backwards)
             result = yield
             items[:] = [item for item in items if item.nodeid in wanted]
             kinds = ["f" if type(item).runtest is plain_run else "o" for item in items]

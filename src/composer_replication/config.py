@@ -98,8 +98,8 @@ class GuardSection(Section):
 class EvidenceSection(Section):
     """``EvidenceGuard`` beside the ``[guard]``: a halt that is false in at most 1% of honest runs (docs/safety.md).
 
-    The run plans ``planned_evaluations``; ``tolerated_gap`` is the visible-minus-hidden gap of honest policies, measured
-    before the run. Needs ``heldout.sample_size``, fresh draws from a large pool.
+    ``planned_evaluations`` is how many the run plans, ``tolerated_gap`` the visible-minus-hidden gap of honest policies,
+    measured before the run. Needs ``heldout.sample_size``, fresh draws from a large pool.
     """
 
     planned_evaluations: int = Field(ge=1)
@@ -225,7 +225,7 @@ class ReplaySection(Section):
 
 
 class CurriculumSection(Section):
-    """Draws the tasks of each generation by what is known of their pass rates (docs/curriculum.md), in the place of the data order.
+    """Draws the tasks of each generation by their pass rates, in the place of the data order (docs/curriculum.md).
 
     A task weighs E[p(1-p)] under what it did so far, beginning with what ``eval --update-difficulty`` kept beside the tasks.
     """
@@ -235,8 +235,8 @@ class RaySection(Section):
     """Attempts and gradings as actors of a Ray cluster, and a build of ``tasks.source`` too; docs/rollouts_on_ray.md has more.
 
     ``address`` as ``tasks build --ray`` takes it; ``train --ray ADDRESS`` sets it. ``num_actors`` 0 is one for each episode
-    that runs at a time, or as many as the nodes have room for where that is less; each asks Ray for ``resources``, of ``CPU``
-    one where they do not say. A run may be resumed with another table.
+    that runs at a time, or as many as the nodes have room for where that is less. Each asks Ray for ``resources``, which
+    may set ``CPU`` (else 1). A run may be resumed with another table.
     """
 
     address: str
@@ -416,14 +416,12 @@ DEPARTED: Final[dict[str, dict[str, Any]]] = {
     "curriculum": {"half_life": 100.0, "recorded": "any"},
     "replicas": {"lighthouse": "", "interface": "127.0.0.1"},
     "agent": {"dialect": "", "max_summaries": 4, "system": ""},
-    "ray": {"num_cpus": 1.0},
 }
 """Keys that have left, by table, with their last defaults: the run.toml of an older run has them, and is still read."""
 _INSTEAD = {
     "trainer.importance_clip": "take the line out (it is always 2.0 now)",
     "trainer.effort": "write trainer.effort_weight in place of the table",
     "heldout.has_sentinel": "take the line out (with [evidence] it is always true now)",
-    "ray.num_cpus": "write resources.CPU",
     "replicas.lighthouse": 'write transport = "torchft://HOST:PORT"',
 }
 """How the sentence ends that refuses another value, where that is not just to take the line out."""
@@ -443,7 +441,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """Read a recipe (CR0201), apply ``section.key`` overrides, check every key and value (CR0204 names the nearest known key)."""
+    """Read a recipe (CR0201), apply ``section.key`` overrides, and check every key and value (CR0204)."""
     table = read_table(path)
     for key, value in (overrides or {}).items():
         _set(table, key, copy.deepcopy(value))  # a later key may change a table that the caller gave
@@ -469,6 +467,11 @@ def parse_config(
 def _without_departed(table: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, str] | None]:
     """The recipe without keys that have left, and the first one that had another value than its last default, if any."""
     current: dict[str, Any] = copy.deepcopy(dict(table))
+    ray = current.get("ray")
+    if isinstance(ray, dict) and "num_cpus" in ray:  # of an older run
+        asked = ray.setdefault("resources", {})
+        if isinstance(asked, dict):
+            asked.setdefault("CPU", ray.pop("num_cpus"))
     for section, keys in DEPARTED.items():
         *outer, name = section.split(".")
         inner = (current.get(outer[0]) or {}) if outer else current

@@ -92,7 +92,7 @@ class EmptyMaskError(InputError):
 
 
 class SplitOverlapError(InputError, ValueError):
-    """Train and held-out tasks overlap; ``pairs`` are ``(kind, train task id, held-out task id)``, of any number of kinds."""
+    """Train and held-out tasks overlap; ``pairs`` are ``(kind, train task id, held-out task id)``, one for each kind."""
 
     def __init__(self, pairs: list[tuple[str, str, str]]) -> None:
         kinds: dict[tuple[str, str], list[str]] = {}
@@ -128,7 +128,7 @@ class NothingToDoError(ComposerError):
 
 @contextmanager
 def needs_extra(extra: str, purpose: str) -> Iterator[None]:
-    """Inside, an import that fails is answered by the extra that brings the package (CR0101); ``purpose`` begins the sentence."""
+    """Inside, an import that fails names the extra that brings the package (CR0101); ``purpose`` begins the sentence."""
     try:
         yield
     except ImportError as error:

@@ -57,7 +57,7 @@ class Edit(Hole):
 
 @dataclass(frozen=True, slots=True)
 class TestSplit:
-    """Node ids by their use: reward, held-out twin, must-not-break; ``paid`` are those of ``visible`` that no rollout's tree has."""
+    """Node ids by use: reward, held-out twin, must-not-break; ``paid`` are those of ``visible`` that no rollout can read."""
 
     __test__ = False  # the name starts with Test; pytest must not collect it
 
@@ -167,7 +167,7 @@ class SandboxSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """What one command inside a sandbox did (UTF-8 with replacement); ``stopped`` names the limit, besides time, that ended it."""
+    """What one command inside a sandbox did (UTF-8 with replacement); ``stopped`` names a limit, not time, that ended it."""
 
     exit_code: int
     stdout: str
@@ -201,7 +201,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled answer: ids are the truth; ``token_logp`` are the sampler's log-probabilities (nats), empty where it gave none."""
+    """One sampled answer, of which ids are the truth; ``token_logp`` (nats) are the sampler's, empty where it gave none."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -322,7 +322,7 @@ class TaskOutcome:
 
 @dataclass(frozen=True, slots=True)
 class HintedTurn:
-    """One turn that went wrong, as token ids: the sampled completion after the prompt that the policy saw and after a hinted one.
+    """One turn that went wrong, as token ids: the sampled completion after the policy's prompt and after a hinted one.
 
     ``sampled_logp`` are log-probabilities under the sampler (nats; empty where unknown), ``weight`` scales the turn's loss.
     """
@@ -336,7 +336,7 @@ class HintedTurn:
 
 @dataclass(frozen=True, slots=True)
 class PreferencePair:
-    """Two answers to the same prompt, as token ids; ``weight``, at least 0, scales the pair's loss, ``source`` made the label."""
+    """Two answers to one prompt, as token ids; ``weight``, at least 0, scales the pair's loss; ``source`` made the label."""
 
     prompt_ids: tuple[int, ...]
     chosen_ids: tuple[int, ...]
@@ -347,9 +347,9 @@ class PreferencePair:
 
 @dataclass(frozen=True, slots=True)
 class HeldoutReading:
-    """One held-out evaluation: the mean truth in [0, 1], without infrastructure failures, and (visible, hidden) scores per task.
+    """One held-out evaluation: the mean truth in [0, 1], without infrastructure failures.
 
-    ``evaluation_idx`` counts 1, 2, ….
+    ``pairs`` are (visible, hidden) scores per task; ``evaluation_idx`` counts from 1.
     """
 
     evaluation_idx: int

@@ -34,6 +34,8 @@ SUB_VERBS = [
     ["sandbox", "exec"],
     ["guard", "scan"],
     ["guard", "bench"],
+    ["traces"],
+    ["traces", "replay"],
 ]
 
 REPORT = """

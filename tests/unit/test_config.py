@@ -49,7 +49,7 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
     [
         ({"modle": {}}, "unknown key modle; the nearest known key is model"),
         ({"trainer": {"effort_weigt": 0.1}}, "the nearest known key is trainer.effort_weight"),
-        ({"model": {"name": "x", "lora": {"alpha": 3}}}, "the nearest known key is model.lora.rank"),
+        ({"model": {"name": "x", "lora": {"alpha": 3}}}, "the nearest known key is model.lora.lora_alpha"),
         ({"guard": {"ema": 0.5}, "heldout": {}}, "the nearest known key is guard.ema_alpha"),
         ({"model": {}}, "the key model.name is missing"),
         ({"model": {"name": 3}}, "model.name: Input should be a valid string"),
@@ -75,7 +75,6 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
             "the key hints.top_k has left: take the line out (it is always 100 now)",
         ),
         ({"heldout": {"has_sentinel": True}}, "(with [evidence] it is always true now)"),
-        ({"ray": {"address": "auto", "num_cpus": 0.5}}, "the key ray.num_cpus has left: write resources.CPU"),
         ({"evidence": {"alpha": 0.05}}, "the key evidence.alpha has left: take the line out"),
         ({"trainer": {"effort": {"q": 1.0}}}, "the key trainer.effort has left: write trainer.effort_weight"),
     ],
@@ -124,6 +123,13 @@ def test_an_override_leaves_the_tables_of_its_caller_alone() -> None:
     config = load_config(recipe, overrides)
     assert config.heldout is not None and config.heldout.every == 3
     assert overrides["heldout"] == {"every": 2}
+
+
+def test_what_an_older_run_asked_of_ray_is_read(tmp_path: Path) -> None:
+    older = 'address = "auto"\nnum_cpus = 0.5\n[ray.resources]\njail = 1.0\n'
+    config = load_config(write(tmp_path, f'[model]\nname = "x"\n[tasks]\nstore = "s"\n[ray]\n{older}'))
+    assert config.ray is not None
+    assert config.ray.resources == {"CPU": 0.5, "jail": 1.0}
 
 
 def test_an_override_of_an_unknown_key_is_refused(tmp_path: Path) -> None:

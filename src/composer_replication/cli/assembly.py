@@ -1,4 +1,4 @@
-"""From a recipe to the parts of a run: what is cheap to try is tried first, and what was made to try it is what the run uses."""
+"""From a recipe to the parts of a run. What is cheap to try is tried first; what was made for that, the run uses."""
 
 from __future__ import annotations
 
@@ -99,14 +99,15 @@ def check_agent(config: RunConfig) -> None:
     uses_vllm, is_server = trl.get("use_vllm"), trl.get("vllm_mode") == "server"
     if shards_weights() and not uses_vllm:
         raise spread_weights("agent")
-    refused = {"use_transformers_continuous_batching": False}
+    refused: dict[str, Any] = {"use_transformers_continuous_batching": False}
     if uses_vllm and not is_server:
         refused |= {"vllm_enable_sleep_mode": False, "vllm_structured_outputs_regex": ""}
         refused["vllm_tensor_parallel_size"] = 1
-    for key in (key for key, idle in refused.items() if trl.get(key) not in (idle, None)):
-        problem = f"trl.{key} is set, and the agent loop does not sample so."
-        fix = 'take the key out, the [agent] table, or set trl.vllm_mode = "server".'
-        raise UsageError("CR0211", problem, where=f"trl.{key}", fix=fix)
+    for key, idle in refused.items():
+        if trl.get(key) not in (idle, None):
+            problem = f"trl.{key} is set, and the agent loop does not sample so."
+            fix = 'take the key out, the [agent] table, or set trl.vllm_mode = "server".'
+            raise UsageError("CR0211", problem, where=f"trl.{key}", fix=fix)
     if uses_vllm and importlib.util.find_spec("vllm") is None:
         problem = "trl.use_vllm is set, and vllm is not installed here; TRL needs it to send weights, to a server too."
         fix = "composer-rl doctor names the version that fits; or take trl.use_vllm out."
@@ -207,8 +208,9 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
 
 
 def _tasks_key(config: RunConfig, sources: Sequence[str]) -> str:
-    """Names the cached store by the tasks table, by every source that may change, and by the versions of stores and gates:
-    another version of this program may run beside us, and would build the store anew under our hands.
+    """Names the cached store by the tasks table, by every source that may change, and by the versions of stores and gates.
+
+    Another version of this program may run beside us, and would build the store anew under our hands.
     """
     digest = hashlib.sha256(f"{STORE_VERSION}/{GATES_VERSION}/{config.tasks.model_dump_json()}".encode())
     for source in sources:
@@ -234,7 +236,7 @@ def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) ->
 def open_curriculum(
     config: RunConfig, store: TaskStore, rows: Sequence[Mapping[str, Any]], model: Any
 ) -> Curriculum | None:
-    """Who chooses the tasks of each generation; the weights of ``model``, before adapters, say which pass rates are its own."""
+    """Who chooses the tasks of each generation; kept pass rates count if they are of ``model``, which has no adapter yet."""
     from composer_replication.trainer.model_modes import parameter_sha256
 
     if config.curriculum is None:
@@ -267,7 +269,7 @@ def open_pairs(rows: Mapping[str, PairRow], tokenizer: Any, model: Any) -> tuple
 def open_grader(
     config: RunConfig, store: TaskStore, *unseen: Path, cluster: RolloutCluster | None = None
 ) -> Grader:
-    """A grader with the recipe's sandbox, which must pass its self-test and not show ``unseen``; with ``cluster`` it grades there."""
+    """A grader with the recipe's sandbox, which must pass its self-test and not show ``unseen``; or one of the ``cluster``."""
     accept(config.sandbox.accept_no_isolation, where="sandbox.accept_no_isolation")
     if cluster is not None:
         from composer_replication.rollouts.cluster.rollout_cluster import RayGrader
@@ -318,7 +320,7 @@ def open_actors(config: RunConfig, store: TaskStore) -> Iterator[RolloutCluster 
 
 @dataclass(frozen=True)
 class Attempts:
-    """How a recipe's attempts are made, here or by actors of a cluster: episodes where it has ``[agent]``, else single answers.
+    """How attempts are made, here or by actors of a cluster: episodes where the recipe has ``[agent]``, else single answers.
 
     ``model`` may have no weights where a server samples, and is None where only conversations are opened.
     """
@@ -362,7 +364,7 @@ class Attempts:
     def for_training(
         self, folder: RunFolder, tasks: RunTasks, curriculum: Curriculum | None
     ) -> tuple[Any, Any, HintGenerator | None, TaskSampler]:
-        """Reward, rollout function (None for single answers) and source of hints of a trainer, and who samples for evaluation."""
+        """A trainer's reward, rollout function (None for single answers) and source of hints; who samples for evaluations."""
         config = self.config
         reward: Any
         rollouts: Any = None

@@ -1,4 +1,4 @@
-"""``composer-rl doctor``: what this machine has, what it lacks, and what to type about it; without torch and without network."""
+"""``composer-rl doctor``: what this machine has and lacks, and what to type about it; without torch, without network."""
 
 from __future__ import annotations
 

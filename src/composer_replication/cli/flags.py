@@ -7,7 +7,6 @@ import contextlib
 import math
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
@@ -125,6 +124,8 @@ def load(dotted: str) -> Any:
 
 def refuse_unwritable(path: Path) -> None:
     """Refuse a folder that cannot be written before any work is done for it."""
+    import tempfile  # not needed for --help
+
     nearest = path.absolute()
     while not os.path.lexists(nearest) and nearest != nearest.parent:
         nearest = nearest.parent
@@ -136,9 +137,6 @@ def refuse_unwritable(path: Path) -> None:
         problem = f"the output folder cannot be made or written: {problem}."
         fix = "choose another --out, in a folder that you may write."
         raise UsageError("CR0209", problem, where=f"--out {path}", fix=fix) from error
-
-
-# --------------------------------------------------------------------------- sandboxes
 
 
 def chosen_backend(args: argparse.Namespace) -> str:

@@ -53,7 +53,7 @@ def known_error(error: Exception, words: Sequence[str]) -> ComposerError:
 
 
 def machine_error(error: BaseException, words: Sequence[str]) -> ComposerError | None:
-    """The sentence for a full disk, a forbidden path or a lost process behind ``error`` or its causes; None for anything else.
+    """The sentence for a full disk, a forbidden path or a lost process behind ``error`` or its causes; else None.
 
     ``words`` are the command's arguments, which say how to go on.
     """

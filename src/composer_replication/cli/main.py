@@ -57,8 +57,8 @@ class CommandParser(argparse.ArgumentParser):
         raise UsageError("CR0206", f"{sentence}.", where=self.prog, fix=f"{guess}{self.prog} --help")
 
 
-def build_parser(only: str = "") -> argparse.ArgumentParser:
-    """The parser of the whole command, or of the verb ``only``, where no other can be meant."""
+def build_parser(only: str = "", *, lists_verbs: bool = False) -> argparse.ArgumentParser:
+    """The parser of the whole command, of the verb ``only``, or of all verbs without their arguments, which is quick."""
     parser = CommandParser(
         prog=PROGRAM,
         description="RL post-training of coding agents on deleted features of real repositories, "
@@ -71,7 +71,8 @@ def build_parser(only: str = "") -> argparse.ArgumentParser:
     parser.set_defaults(json=False, quiet=False)
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True, title="verbs")
     for name in [only] if only in VERBS else VERBS:
-        add_verb(subparsers, name, declared_verbs()[name])
+        table = declared_verbs()[name]
+        add_verb(subparsers, name, {"help": table["help"], "arguments": []} if lists_verbs else table)
     return parser
 
 
@@ -135,7 +136,7 @@ def _orderly_end() -> Iterator[None]:
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     first = next((word for word in words if not word.startswith("-")), "")
     try:
-        return build_parser(only=first).parse_args(words)
+        return build_parser(first, lists_verbs=first not in VERBS).parse_args(words)
     except BrokenPipeError:  # the reader of --help has gone; not every argparse keeps that to itself
         _silence_stdout()
         raise SystemExit(0) from None

@@ -1,4 +1,4 @@
-"""``composer-rl replicas``: several trainers of one run, or the lighthouse of those on one network; what joins one to its run."""
+"""``composer-rl replicas``: all trainers of one run here, or the lighthouse of those on one network; how one joins its run."""
 
 from __future__ import annotations
 
@@ -131,11 +131,12 @@ def _row(run: RunFolder, code: int) -> dict[str, Any]:
 def _free_port() -> int:
     """One whose next one is free as well."""
     while True:
-        with suppress(OSError), socket.socket() as first, socket.socket() as second:
+        with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))
             port = int(first.getsockname()[1])
-            second.bind(("127.0.0.1", port + 1))
-            return port
+            with suppress(OSError, OverflowError):  # it is taken, or there is none
+                second.bind(("127.0.0.1", port + 1))
+                return port
 
 
 @dataclass(frozen=True, slots=True)

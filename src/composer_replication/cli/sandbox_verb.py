@@ -14,7 +14,6 @@ from composer_replication.cli.flags import given_up, isolation_lines
 from composer_replication.cli.terminal import progress_bar
 from composer_replication.errors import InputError, MissingError
 from composer_replication.records import SandboxSpec
-from composer_replication.sandbox import accept, accepted, choose_backend, open_sandbox
 from composer_replication.sandbox.acceptance import EVERYTHING
 from composer_replication.sandbox.folders import copy_file, door_in
 from composer_replication.sandbox.process_folder import process_folder
@@ -24,26 +23,26 @@ _SELFTEST_FAILED = 3
 
 def run_selftest(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Try every guard; where some were given up, the result names them, and ``ok`` is about the others."""
-    accept(args.accepted)
-    backend = choose_backend(args.backend)
+    sandbox.accept(args.accepted)
+    backend = sandbox.choose_backend(args.backend)
     works = backend.is_available()
     if not works.ok:  # one sentence instead of a list of tests that cannot be tried
         raise MissingError("CR0301", works.detail, where=backend.name, fix=works.fix)
     with progress_bar(quiet=args.quiet) as report:
-        checks, without = sandbox.run_selftest(backend, progress=report), accepted()
+        checks, without = sandbox.run_selftest(backend, progress=report), sandbox.accepted()
     is_ok = all(check.ok or check.name in without or EVERYTHING in without for check in checks)
     result = {"backend": backend.name, "ok": is_ok, "checks": [asdict(check) for check in checks]}
     return {**result, **given_up()}, 0 if is_ok else _SELFTEST_FAILED
 
 
 def run_exec(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    accept(args.accepted)
-    backend = choose_backend(args.backend)
+    sandbox.accept(args.accepted)
+    backend = sandbox.choose_backend(args.backend)
     with TemporaryDirectory(dir=process_folder(), ignore_cleanup_errors=True) as folder:
         tree = Path(folder) / "tree"
         _copy(args.tree, tree)
-        with open_sandbox(SandboxSpec(tree), backend) as sandbox:
-            done = sandbox.exec(args.command, timeout_seconds=args.timeout)
+        with sandbox.open_sandbox(SandboxSpec(tree), backend) as jail:
+            done = jail.exec(args.command, timeout_seconds=args.timeout)
     told = ("exit_code", "stdout", "stderr", "timed_out", "out_of_memory", "truncated")
     return {**{name: getattr(done, name) for name in told}, **given_up()}, 0
 

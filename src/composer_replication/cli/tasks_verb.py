@@ -150,7 +150,7 @@ def run_leakscan(args: argparse.Namespace) -> tuple[Result, int]:
 def run_show(args: argparse.Namespace) -> tuple[Result, int]:
     """List tasks, without golden code and without the names of hidden tests.
 
-    With ``--golden`` the one task has its ``golden_patch``, the unified diff that turns the broken sources into the original ones.
+    With ``--golden`` the one task has its ``golden_patch``: the diff that turns the broken sources into the original ones.
     """
     if args.golden and not args.task_id:
         problem = "--golden shows the patch of one task, and no ID is given."

@@ -39,7 +39,7 @@ def note(text: str) -> None:
 
 
 def columns(result: Mapping[str, Any]) -> str:
-    """A line for each name with its value; rows, long values and texts of several lines below it. What is empty is left out."""
+    """A line for each name and value; rows, long values and texts of several lines below it. What is empty is left out."""
     width, lines = max([10, *map(len, result)]), []
     for name, value in result.items():
         if text := words(value) or ("none" if isinstance(value, list | tuple) else ""):

@@ -258,7 +258,6 @@ def _heldout_rows(args: argparse.Namespace) -> Callable[[Sequence[Mapping[str, A
         raise UsageError("CR0206", "--split and --tasks go together.", where="--split", fix=fix)
     if args.split is None:
         return lambda _: set()
-
     store = TaskStore.open(args.tasks)
     heldout = open_split(args.split, store).heldout_ids
     golden = [_lines(store.content(store.get(task_id)).golden) for task_id in heldout]

@@ -41,8 +41,8 @@ def run_recipe(
 ) -> tuple[dict[str, object], int]:
     """Train by a recipe into a run folder; returns the summary and the exit code.
 
-    Where several processes were launched, each calls this with the same arguments: the first locks and writes the folder, all
-    build, measure and train.
+    Where several processes were launched, each calls this with the same arguments: all build, measure and train, and the
+    first locks and writes the folder.
     """
     is_first = launched_rank() == 0
     config, recipe_folder, folder = load_config(recipe, overrides), recipe.resolve().parent, RunFolder(out)

@@ -1,4 +1,4 @@
-"""One training run whose recipe was checked, from its tasks to its report; ``train_verb`` has loaded the training packages."""
+"""One training run by a checked recipe, from its tasks to its report; ``train_verb`` has loaded the training packages."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ class TrainingRun:
         }
 
     def _keep_model(self, summary: Mapping[str, Any]) -> str | None:
-        """Write ``model/`` with its card, in which every process takes part; None but in the first, or where none has all weights."""
+        """Write ``model/`` with its card; all processes take part. Its path in the first one, if a process has all weights."""
         trainer, folder, weights, trained = self.trainer, self.folder.model, None, None
         if model_modes.weights_are_sharded(trainer.model):
             weights = saved_model.gathered_weights(trainer)

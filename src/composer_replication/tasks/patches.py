@@ -150,10 +150,9 @@ def _run_git_apply(folder: Path, patch: bytes) -> None:
         **dict.fromkeys(("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"), os.devnull),
         **dict.fromkeys(("GIT_CONFIG_NOSYSTEM", "GIT_ATTR_NOSYSTEM"), "1"),
     }
-    command = ["git", "apply", "--whitespace=nowarn", "-"]
     try:
         done = subprocess.run(
-            command,
+            ["git", "apply", "--whitespace=nowarn", "-"],
             input=patch,
             cwd=folder / "tree",
             env=environment,

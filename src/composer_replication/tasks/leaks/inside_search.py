@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.machinery import all_suffixes
 
 from composer_replication.tasks.leaks.leak_search import Leak, Search, Target
@@ -73,18 +74,15 @@ def folders_of(roots, tree):
         os.listdir("/")
     except OSError:
         roots = [tree if root == "/" else root for root in roots]
-    found = {_real(root) for root in roots}
+    found = set()
+    for root in roots:
+        with suppress(
+            OSError
+        ):  # a link that may not be read, as without namespaces: its folder is named, too
+            found.add(os.path.realpath(root))
     return sorted(
         one for one in found if not any(one.startswith(f"{other.rstrip('/')}/") for other in found - {one})
     )
-
-
-def _real(path):
-    """The folder behind a path; the path itself where a link may not be read, as without namespaces."""
-    try:
-        return os.path.realpath(path)
-    except OSError:
-        return path
 
 
 def main(request, send):

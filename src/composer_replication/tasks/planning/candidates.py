@@ -67,9 +67,7 @@ class _Plan:
             if removal == "body":
                 if len(cuts) > 1 and (granularity != "feature" or self._num_cut_names(selection) > 1):
                     changed = tuple(cut.edit for cut in cuts), (), ()
-            elif not (
-                granularity == "module" and file.is_package
-            ):  # without its file it would live on as a namespace
+            elif granularity != "module" or not file.is_package:  # a package would live on as a namespace
                 changed = remove_whole(self._graph, selection)
             if changed is not None:
                 edits, removed_files, moved = changed

@@ -93,8 +93,12 @@ class SymbolGraph:
                 for file, imported in self.importers.get((name[0], "*"), ()):
                     if imported.is_module_level and self.star_exports(*name):
                         pending.append((file.module, name[1]))
-        in_order = sorted(aliases, key=lambda one: (one[0].path, one[1].statement.lineno, one[1].index))
-        return Reach(frozenset(found), tuple(in_order))
+
+        def place(alias: Alias) -> tuple[str, int, int, int]:
+            file, imported = alias
+            return file.path, imported.statement.lineno, imported.statement.col_offset, imported.index
+
+        return Reach(frozenset(found), tuple(sorted(aliases, key=place)))
 
     def is_own_api(self, name: Name) -> bool:
         """Whether a name is offered by itself: in an ``__all__``, or re-exported by a package."""

@@ -126,13 +126,11 @@ class FileCut:
     def _item_spans(self, node: _List, doomed: set[int]) -> Iterator[_Span]:
         places = [self._lines.span(item) for item in (node.elts if isinstance(node, Items) else node.names)]
         head = self._lines.text[self._lines.span(node)[0] : places[0][0]]
+        has_brackets = not set("([{").isdisjoint(head)
         for goes, group in groupby(range(len(places)), key=doomed.__contains__):
             if goes:
                 run = list(group)
-                span = self._span_of_run(
-                    places, run[0], run[-1] + 1, has_brackets=bool(set("([{") & set(head))
-                )
-                yield (*span, "")
+                yield (*self._span_of_run(places, run[0], run[-1] + 1, has_brackets=has_brackets), "")
 
     def _span_of_run(
         self, places: Sequence[tuple[int, int]], index: int, stop: int, *, has_brackets: bool

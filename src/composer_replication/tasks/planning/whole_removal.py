@@ -234,12 +234,12 @@ class _Removal:
 
     def _cut_spare_imports(self, file: SourceFile, gone: set[int]) -> None:
         """Imports that only the deleted lines used: they would hint at the code, and nobody needs them."""
-        spared = set(file.tree.body)
+        statements = set(file.tree.body)
         for node in file.tree.body:
             if isinstance(node, ast.If) and not node.orelse and is_type_checking(node.test):
-                spared.update(node.body)
+                statements.update(node.body)
         for imported in file.imports:
-            if imported.statement in spared and self._is_spare(file, imported, gone):
+            if imported.statement in statements and self._is_spare(file, imported, gone):
                 self._cut(file).take_item(imported.statement, imported.index)
 
     def _is_spare(self, file: SourceFile, imported: ImportedName, gone: set[int]) -> bool:

@@ -132,14 +132,15 @@ def _change_row(function: _Function, name: str, parameters: str, draw: random.Ra
     body = (node for statement in function.body for node in ast.walk(statement))
     if sum(isinstance(node, ast.Name) and node.id == name for node in body) != 1:
         return ""  # what is asked as well must not become a number that nobody can count to
+    given = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)} - {"self"}
     for decorator in function.decorator_list:
         match decorator:
             case ast.Call(
                 func=ast.Attribute(attr="parametrize"),
                 args=[ast.Constant(value=str(told)), ast.List(elts=rows) | ast.Tuple(elts=rows)],
                 keywords=[],
-            ) if name in (names := [each.strip() for each in told.split(",")]):
-                pass
+            ) if name in (names := [each.strip() for each in told.split(",")]) and given == set(names):
+                pass  # any other argument is a fixture, which may ask for this one as well
             case _:
                 continue
         for number, row in enumerate(rows):
@@ -435,7 +436,8 @@ def make_plan(
             plan.add_copies(test_file, wanted.get(path, ()), sides, draw, copies_first=copies_first)
         )
         if path in plain:
-            names = [names[-1] for names in by_file[path]]
+            functions = [names for names in by_file[path] if len(names) == 1]  # methods have other rules
+            names = [names[-1] for names in functions or by_file[path]]
             inserts.append(
                 (len(test_file.text), 2, plan.add_plain(path, draw.choice(names), test_file.text, draw))
             )

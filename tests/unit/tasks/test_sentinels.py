@@ -210,7 +210,8 @@ def test_a_file_that_cannot_be_read_gets_no_sentinels() -> None:
     ],
 )
 def test_a_row_has_another_value_and_stands_alone(names: str, rows: str, chosen: str, alone: str) -> None:
-    text = f"@mark.parametrize({names}, {rows})\ndef test_p(x, y):\n    assert double(x) == y\n"
+    arguments = "y" if names == "'y'" else "x, y"
+    text = f"@mark.parametrize({names}, {rows})\ndef test_p({arguments}):\n    assert double(2) == y\n"
     node_id = f"t.py::test_p[{chosen}]"
     copies = possible_copies({"t.py": text.encode()}, [node_id])
     plan = make_plan({"t.py": text.encode()}, [node_id], copies, random.Random(0))
@@ -223,9 +224,12 @@ def test_a_row_has_another_value_and_stands_alone(names: str, rows: str, chosen:
     assert brackets == (f"{usual}{found[1]}{end}" if found else f"{chosen}]")
 
 
-def test_an_argument_that_is_asked_too_keeps_its_row() -> None:
-    """A number that nothing equals may be one up to which nobody can count."""
-    text = "@mark.parametrize('x', [1, 2])\ndef test_p(x):\n    assert len(range(x)) == x\n"
+@pytest.mark.parametrize(
+    "test", ["(x):\n    assert len(range(x)) == x\n", "(a_fixture, x):\n    assert a_fixture == x\n"]
+)
+def test_an_argument_that_is_asked_too_keeps_its_row(test: str) -> None:
+    """A number that nothing equals may be one up to which nobody can count; a fixture may ask for it, too."""
+    text = f"@mark.parametrize('x', [1, 2])\ndef test_p{test}"
     copies = possible_copies({"t.py": text.encode()}, ["t.py::test_p[2]"])
     plan = make_plan({"t.py": text.encode()}, ["t.py::test_p[2]"], copies, random.Random(0))
     assert plan.files["t.py"].decode().count("[1, 2]") == 3
@@ -257,6 +261,16 @@ def test_what_hypothesis_calls_has_no_double_and_no_contrary_behind_a_condition(
     text = b"@given(integers())\ndef test_p(x):\n    if x == 7:\n        assert f(x) == 1\n    assert g(x)\n"
     copies = possible_copies({"t.py": text}, ["t.py::test_p"])
     assert [(copy.kind, copy.site, copy.has_value) for copy in copies] == [("contrary", 0, False)]
+
+
+def test_plain_sentinels_are_named_after_functions() -> None:
+    """``python_functions`` says nothing of methods of unittest."""
+    files = {
+        "t.py": b"def check_it():\n    pass\n\n\nclass TestA(TestCase):\n    def test_a(self):\n        pass\n"
+    }
+    for seed in range(9):
+        plan = make_plan(files, ["t.py::check_it", "t.py::TestA::test_a"], [], random.Random(seed))
+        assert {name.rpartition("_")[0] for name in plan.node_ids} == {"t.py::check_it"}
 
 
 def test_a_method_of_the_suite_is_no_assertion() -> None:

@@ -128,8 +128,10 @@ class Recorder:
             raise
         finally:
             if os.getpid() != self.home:  # a test forked, and here comes the child
-                self.send("forked", id=item.nodeid)
-                os._exit(0)
+                try:
+                    self.send("forked", id=item.nodeid)
+                finally:  # a child of a daemon has closed the channel
+                    os._exit(0)
             outcome = self.states.pop(item.nodeid, "") or "missing"
             self.send("test", id=item.nodeid, outcome=outcome, why=self.why.pop(item.nodeid, ""))
 

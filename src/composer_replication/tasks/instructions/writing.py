@@ -175,10 +175,9 @@ def plain_instruction(store: TaskStore, task: Task) -> str | None:
     bare = tuple((path, replace(place, docstring="")) for path, place in material.places)
     pairs = zip(material.places, bare, strict=True)
     places = tuple(without if shows_any(one[1].docstring, spans) else one for one, without in pairs)
-    tries = (replace(material, places=places, sources=own) for own in (sources, ()))
-    texts = (
-        instruction_text(each, statement) for each in (*tries, replace(material, places=bare, sources=()))
-    )
+    tries = ((places, sources), (places, ()), (bare, ()))
+    shown = (replace(material, places=own, sources=tests) for own, tests in tries)
+    texts = (instruction_text(each, statement) for each in shown)
     return next((text for text in texts if not shows_any(text, spans)), None)
 
 
@@ -294,9 +293,8 @@ def _other_names(material: Material, taken: set[str]) -> Iterator[str]:
 
 def _tests_parts(tests: Sequence[str], sources: Sequence[tuple[str, str]]) -> Iterator[str]:
     """The tests that have to pass: their names, and the source of the first ones."""
-    yield (
-        "This test fails now and has" if len(tests) == 1 else "These tests fail now and have"
-    ) + " to pass:"
+    failing = "This test fails now and has" if len(tests) == 1 else "These tests fail now and have"
+    yield f"{failing} to pass:"
     names = [f"- {_short(test)}" for test in tests[:MAX_NAMES]]
     yield "\n".join([*names, *and_more(len(tests) - MAX_NAMES, "- and {} more")])
     for path, source in sources[:MAX_SOURCES]:

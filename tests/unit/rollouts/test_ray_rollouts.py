@@ -94,7 +94,7 @@ def test_what_a_cluster_cannot_do_is_one_sentence(run: Run) -> None:
     told = run("refusals")
     for name, kind, code, words in (
         ("unsafe", "MissingError", "CR0491", "the sandbox unsafe does not hold"),
-        ("no_room", "MissingError", "CR0490", "Ray has placed 0 of 4, and each asks for num_cpus 64, side 2"),
+        ("no_room", "MissingError", "CR0490", "Ray has placed 0 of 4, and each asks for CPU 64, side 2"),
         ("second", "UsageError", "CR0490", "has joined a Ray cluster already"),
         ("last", "SandboxFailure", "CR0491", "the worker of an attempt or a grading was lost"),
     ):

@@ -79,7 +79,7 @@ class RolloutCluster:
                 return self._free.get(timeout=_LOOK_SECONDS)
             if time.monotonic() >= ends:
                 break
-        shares = {"num_cpus": options.num_cpus, **options.resources}
+        shares = {"CPU": options.num_cpus, **options.resources}
         asked = ", ".join(f"{name} {share:g}" for name, share in shares.items())
         raise SandboxFailure(
             "CR0490",

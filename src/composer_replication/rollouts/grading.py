@@ -88,8 +88,8 @@ class Grader:
     caller, never a zero.
 
     The tests of each grading run in a random order with sentinels among them; see
-    ``forgery_checks``. The first grading of a task runs its golden code once as well, in
-    a sandbox of its own, to learn which sentinels fit it. Where that code does not pass here, no answer is graded
+    ``forgery_checks``. The first grading of a task runs its golden code as well, in
+    sandboxes of its own, to learn which sentinels fit it. Where that code does not pass here, no answer is graded
     (``of_golden_code``). An answer that forged outcomes fails all tests, and its score says so (``is_forged``).
 
     Args:

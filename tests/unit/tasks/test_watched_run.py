@@ -154,10 +154,23 @@ TESTS = (
 
 
 def run_tree(
-    folder: Path, environment: Environment, files: Mapping[str, str], ids: Sequence[str]
+    folder: Path,
+    environment: Environment,
+    files: Mapping[str, str],
+    ids: Sequence[str],
+    *,
+    backwards: bool = False,
 ) -> WatchedReport:
     write_tree(folder, files)
-    return run_watched(folder, environment, ids, timeout_seconds=30.0, wall_factor=10.0, shuffle_seed=7)
+    return run_watched(
+        folder,
+        environment,
+        ids,
+        timeout_seconds=30.0,
+        wall_factor=10.0,
+        shuffle_seed=7,
+        backwards=backwards,
+    )
 
 
 def test_a_real_run_of_honest_code(tmp_path: Path, environment: Environment) -> None:
@@ -169,6 +182,17 @@ def test_a_real_run_of_honest_code(tmp_path: Path, environment: Environment) -> 
     }  # fmt: skip
     # pytest's own plugin for old paths exchanges functions for the time of a run
     assert all(flag.startswith("_pytest.") for flag in report.flags)
+
+
+def test_an_order_and_the_same_backwards(tmp_path: Path, environment: Environment) -> None:
+    names = [f"test_{number}" for number in range(6)]
+    files = {"test_x.py": "".join(f"def {name}():\n    pass\n" for name in names)}
+    ids = [f"test_x.py::{name}" for name in names]
+    first, second = (
+        list(run_tree(tmp_path / str(backwards), environment, files, ids, backwards=backwards).test_seconds)
+        for backwards in (False, True)
+    )
+    assert first == second[::-1] != ids
 
 
 @pytest.mark.parametrize(

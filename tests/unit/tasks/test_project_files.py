@@ -157,9 +157,7 @@ def test_a_version_file_of_a_build_is_written_with_version_0(files: Mapping[str,
 
 
 def test_a_version_file_that_is_there_stays_and_none_lies_outside() -> None:
-    table = (
-        '[tool.setuptools_scm]\nversion_file = "other/_version.py"\n[tool.pdm.version]\nwrite_to = "../x.py"'
-    )
+    table = '[tool.setuptools_scm]\nversion_file = "other/_version.py"\nwrite_to = "other"\n[tool.pdm.version]\nwrite_to = "../x.py"'
     files = encoded({"other/_version.py": "", "pyproject.toml": table})
     assert version_files(ProjectFiles(files), "1.2") == {}
     text = encoded(

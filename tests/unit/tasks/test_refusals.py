@@ -131,6 +131,7 @@ def test_metadata_of_any_shape_is_read(table: dict[str, Any]) -> None:
         ("E   ModuleNotFoundError: No module named 'numpy.linalg'", "missing-requirement", "module numpy"),
         ("E   ModuleNotFoundError: No module named 'wanted_one'", "missing-requirement", "wanted-one"),
         ("E   ModuleNotFoundError: No module named 'addressed'", "dependency-by-url", "addressed"),
+        ("E   ModuleNotFoundError: No module named 'other'", "missing-requirement", "another name, source,"),
         ("E   ImportError: cannot import name 'helper' from 'pkg.core'", "red-baseline", "helper"),
         ("E   AssertionError", "red-baseline", "AssertionError"),
         (
@@ -142,7 +143,8 @@ def test_metadata_of_any_shape_is_read(table: dict[str, Any]) -> None:
 )
 def test_a_red_baseline_is_told_by_its_first_cause(said: str, reason: str, words: str) -> None:
     declared = b'[dependency-groups]\ntest = ["wanted-one"]\ndocs = ["addressed @ git+https://h/x"]\n'
-    found = source("pkg/__init__.py", "pkg/core.py", pyproject_toml=declared)
+    config = b"[options]\npackage_dir =\n    other = source\n"
+    found = source("pkg/__init__.py", "pkg/core.py", pyproject_toml=declared, setup_cfg=config)
     found = replace(found, left_out=("a.py", "tests/data/b.zip"))
     error = explain(
         UnusableRepository("red-baseline", f"0 of 3 tests are green; the first says: {said}"), found

@@ -70,6 +70,7 @@ delta = "*"
 MARKERS = """
 [tool.poetry.dependencies]
 never = {version = "^1", markers = "sys_platform == 'nowhere'"}
+odd = {version = "^1", markers = "no ="}
 old = {version = "^1", python = "<3"}
 new = {version = "^1", python = "^3.6"}
 other = {version = "^1", platform = "nowhere"}
@@ -85,7 +86,7 @@ ENDS_THE_PROCESS = "import os\nos._exit(9)\nsetup(install_requires=compute() + [
     [
         ("pyproject.toml", GROUPS, "", {"alpha>=1", "beta", "gamma[extra]<3", "delta"}),
         ("pyproject.toml", POETRY, "", {"alpha<2,>=1.2", "gamma<3.2,>=3.1", "delta"}),
-        ("pyproject.toml", MARKERS, MARKED, {"new<2,>=1", "both<3,>=2", "tomli>=1", "pinned"}),
+        ("pyproject.toml", MARKERS, MARKED, {"odd<2,>=1", "new<2,>=1", "both<3,>=2", "tomli>=1", "pinned"}),
         ("pyproject.toml", INCLUDES_ITSELF, "", {"a"}),
         ("setup.py", ENDS_THE_PROCESS, "", {"x", "y"}),  # it is read and not run
     ],
@@ -226,6 +227,8 @@ def test_what_lies_in_the_tree_is_used_from_there(line: str) -> None:
             "requirements.txt": "alpha>=1\n",
         },
         {"setup.py": "setup(install_requires=open('deps.txt').readlines())", "deps.txt": "alpha>=1\n"},
+        {"setup.py": "setup(install_requires=find_needs('requirements.txt'))", "requirements.txt": "alpha>=1\n"},
+        {"setup.py": "setup(extras_require={'test': {'alpha>=1'}})"},
         {
             "setup.py": "settings.update(install_requires=read('reqs/base.txt'), tests_require=read('reqs/tests.txt'))\nsetup(**settings)",
             "reqs/base.txt": "alpha>=1\n",

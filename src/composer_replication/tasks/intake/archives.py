@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.intake.packed_forms import BOUNDED_METHODS, BROKEN, forms_of
@@ -153,20 +153,20 @@ def _tar_members(path: Path) -> _Members:
     with tarfile.open(fileobj=io.BytesIO(whole), mode="r:") as archive:
         for member in archive:
             target = ""
-            data: memoryview | None = None
+            data: bytes | memoryview | None = None
             if member.issym():
                 target = os.path.join(os.path.dirname(member.name), member.linkname)
             elif member.islnk():
                 target = member.linkname
-            elif (
-                member.isfile() and not member.issparse()
-            ):  # a sparse one is larger than what lies in the archive
-                if not 0 <= member.size <= left:
+            elif member.isfile():
+                if not 0 <= member.size <= left:  # a sparse one is larger than what lies in the archive
                     raise ValueError("it unpacks to too much data")
                 left -= member.size
                 data = unpacked[member.offset_data : member.offset_data + member.size]
+                if member.issparse():
+                    data = cast("IO[bytes]", archive.extractfile(member)).read()
             elif not member.isdir():
-                raise ValueError(f"member {member.name[:80]!r} is a device or a pipe, or sparse")
+                raise ValueError(f"member {member.name[:80]!r} is a device or a pipe")
             yield member.name, target, data
 
 

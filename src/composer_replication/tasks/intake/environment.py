@@ -175,9 +175,8 @@ def _resolve(requirements: Sequence[Requirement], repository: str, pytest: str) 
     key = sha256_of(request.encode())
     with cache.cache_lock(f"resolve-{key[:16]}"):
         answer = cache_folder() / "resolutions" / f"{key}.json"
-        with suppress(
-            OSError, ValueError, KeyError, TypeError, RecursionError
-        ):  # absent, broken or of an older format
+        # It may be absent, broken or of an older format.
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             known = EnvironmentLock.from_json(json.loads(answer.read_text()))
             is_whole = all(sha256_of_file(wheel_path(wheel)) == wheel.sha256 for wheel in known.wheels)
             if is_whole and known.names >= TOOLCHAIN.keys():
@@ -324,9 +323,7 @@ def _make(
     variables = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
     with open_sandbox(spec, backend) as sandbox:
         done = sandbox.exec(install, timeout_seconds=_INSTALL_SECONDS, env=variables)
-    is_done = done.exit_code == 0 and not done.timed_out
-    require(
-        is_done=is_done, problem="the wheels could not be installed", said=done.stderr.strip() or "timed out"
-    )
+    is_done, said = done.exit_code == 0 and not done.timed_out, done.stderr.strip() or "timed out"
+    require(is_done=is_done, problem="the wheels could not be installed", said=said)
     shutil.rmtree(wheels)
     (root / _READY).write_text(json.dumps(lock.to_json(), sort_keys=True))

@@ -131,9 +131,8 @@ def list_commit(
         if not (cache.hold(folder) and (folder / _TREE).is_file()):
             folder.parent.mkdir(exist_ok=True)
             with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder.parent) as temporary:
-                cache.hold(
-                    Path(temporary)
-                )  # what a killed process leaves is pruned, what is being fetched is not
+                # What a killed process leaves is pruned, what is being fetched is not.
+                cache.hold(Path(temporary))
                 made = Path(temporary) / "made"
                 made.mkdir()
                 _fetch(made / _TREE, Path(temporary) / "repository", address, commit)
@@ -275,12 +274,8 @@ class GitFailed(Exception):
 
 
 def run_git(
-    arguments: Sequence[str],
-    *,
-    seconds: float,
-    repository: Path | None = None,
-    most_bytes: int = MAX_TOTAL_BYTES,
-) -> bytes:
+    arguments: Sequence[str], *, seconds: float, repository: Path | None = None, most_bytes: int = MAX_TOTAL_BYTES
+) -> bytes:  # fmt: skip
     """Run git without hooks, helpers, prompts and settings of user or system, and give what it printed.
 
     After ``seconds`` git and what it started are killed. ``repository`` is the bare one to work in, ``most_bytes``
@@ -288,8 +283,8 @@ def run_git(
 
     Raises:
         MissingError: there is no git (CR0440).
-        GitFailed: any failure but
         OSError: there was no space for what it wrote.
+        GitFailed: it failed otherwise.
     """
     if shutil.which("git") is None:
         fix = "install git, or give a folder or an archive."

@@ -16,13 +16,13 @@ import posixpath
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from email.parser import Parser
 from functools import cached_property
 from itertools import chain
 from typing import Any
 from urllib.parse import unquote
 
 from packaging.markers import InvalidMarker, Marker, UndefinedComparison
-from packaging.metadata import parse_email
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
@@ -128,7 +128,8 @@ def _of_setuptools(said: Mapping[str, Any]) -> dict[str, Any]:
     extras = {"tests-require": said.get("tests_require"), **inner_table(said.get("extras_require"))}
     folders, points = said.get("package_dir"), said.get("entry_points")
     if isinstance(folders, str):
-        folders = dict(line.split("=", 1) for line in folders.splitlines() if "=" in line)
+        rows = (line.split("=", 1) for line in folders.splitlines() if "=" in line)
+        folders = {package.strip(): folder.strip() for package, folder in rows}
     return {
         "project": {
             **{key: said.get(key) for key in ("name", "version", "license", "classifiers")},
@@ -146,17 +147,17 @@ def _of_setuptools(said: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_package_info(text: str) -> dict[str, Any]:
     """The header of ``PKG-INFO``, what an archive of sources says of itself."""
-    said, _ = parse_email(text)
+    said = Parser().parsestr(text, headersonly=True)
     groups: dict[str, list[str]] = {"": []}
-    for line in said.get("requires_dist", []):
+    for line in said.get_all("Requires-Dist", []):
         for extra in ("", *dict.fromkeys(_EXTRA.findall(line))):
             groups.setdefault(extra, []).append(line)
     project = {
-        "name": said.get("name"),
-        "version": said.get("version"),
-        "license": [said.get("license_expression"), said.get("license")],
-        "classifiers": said.get("classifiers"),
-        "requires-python": said.get("requires_python"),
+        "name": said["Name"],
+        "version": said["Version"],
+        "license": [said["License-Expression"], said["License"]],
+        "classifiers": said.get_all("Classifier"),
+        "requires-python": said["Requires-Python"],
         "dependencies": groups.pop(""),
         "optional-dependencies": groups,
     }
@@ -234,7 +235,7 @@ class _Values:
         match node:
             case ast.Constant(value=str() as text):
                 found = text
-            case ast.List(elts=parts) | ast.Tuple(elts=parts):
+            case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
                 found = [text for part in parts for text in texts(self.value(part))]
             case ast.Starred(value=part):
                 found = self.value(part)
@@ -249,7 +250,9 @@ class _Values:
                 found = self._follow(name)
             case ast.Call(func=ast.Name(id="dict"), keywords=words):
                 found = self.table((word.arg, word.value) for word in words)
-            case ast.Call(args=args, keywords=words) if _called(node).startswith("find_"):
+            case ast.Call(args=args, keywords=words) if re.fullmatch(
+                "find_(namespace_)?packages", _called(node)
+            ):
                 where = [*args, *(word.value for word in words if word.arg == "where")]
                 found = {"where": self.value(where[0])} if where else None
         return found
@@ -378,7 +381,10 @@ def poetry_lines(table: Mapping[str, Any], *, with_optional: bool = True) -> lis
             marker = " and ".join(f"({one})" for one in markers if one)
             is_asked = with_optional or value.get("optional") is not True
             if is_asked and canonicalize_name(name) != "python":
-                found.append(f"{asked} ; {marker}" if marker else asked)
+                line = f"{asked} ; {marker}"
+                found.append(
+                    line if marker and _parsed(line) else asked
+                )  # a broken marker is as good as none
     return found
 
 

@@ -198,11 +198,8 @@ def _take_what_is_missing(found: Requirements, source: RepositorySource, missing
 
     The latter bring modules of other names along: ``h2`` brings ``hpack``.
     """
-    left = [
-        module
-        for module in sorted(set(missing) - tree_rules.own_modules(source.files))
-        if not found.take(module)
-    ]
+    foreign = sorted(set(missing) - tree_rules.own_modules(source.files))
+    left = [module for module in foreign if not found.take(module)]
     if not _OF_SETUPTOOLS.isdisjoint(left):
         found.wanted.setdefault("setuptools", Requirement("setuptools<81"))
     if set(left) - _OF_SETUPTOOLS - sys.stdlib_module_names:
@@ -350,7 +347,9 @@ def _why_missing(module: str, source: RepositorySource, installed: Collection[st
     if found.refused:
         return "dependency-by-url", f"{found.refused[0]} is asked for by address"
     if named in found.wanted and named not in installed:
-        cause = f"what its tests want, {named}, is not to be had as a wheel for this Python"
-        return "missing-requirement", cause
+        return "missing-requirement", f"what its tests want, {named}, has no wheel for this Python"
+    for folder in ProjectFiles(source.metadata).strings(f"tool.setuptools.package-dir.{module}"):
+        where = f"in a folder of another name, {folder}, which cannot be imported from the tree"
+        return "missing-requirement", f"the package {module} lies {where}"
     computed = " (what a setup.py computes is not read)" if "setup.py" in source.metadata else ""
     return "missing-requirement", f"nothing that is declared brings the module {module}{computed}"

@@ -90,7 +90,7 @@ def open_source(source: str) -> RepositorySource:
         return _read(source, archives.list_folder(path, skip=skips_folder), path.resolve().name)
     if os.path.isfile(path) and path.name.lower().endswith(archives.ARCHIVE_SUFFIXES):
         return _read_archive(source, path)
-    problem = "is neither a folder nor an archive" if os.path.exists(path) else "cannot be found"
+    problem = "is neither a folder nor an archive" if os.path.exists(path) else "cannot be found or reached"
     kinds = f"give a folder, an archive ({', '.join(archives.ARCHIVE_SUFFIXES)}), sdist:NAME==VERSION or git+URL@REF."
     problem = problem if source.strip() else "is empty"
     raise InputError("CR0402", f"the source {problem}.", where=source[:_SHOWN_CHARACTERS], fix=kinds)

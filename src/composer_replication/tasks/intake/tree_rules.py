@@ -139,9 +139,8 @@ class TreeRules:
         self._packages = {path.parent for path in paths if path.name == "__init__.py"} - {top}
         self._with_sources = {path.parent for path in paths if path.suffix == ".py"} - {top}
         # Folders whose data may be that of a package, namespace packages (no ``__init__.py``) too.
-        self._with_modules = (
-            self._packages | self._with_sources | set(map(PurePosixPath, ("src", "lib", "python")))
-        )
+        usual = set(map(PurePosixPath, ("src", "lib", "python")))
+        self._with_modules = self._packages | self._with_sources | usual
         # The folder of a project may be an environment, too.
         self._environments = {path.parent for path in paths if path.name == "pyvenv.cfg"} - {top}
         self._of_tests = folders_of_tests([name for name in self.names if is_test_path(name)], self.names)
@@ -190,9 +189,7 @@ class TreeRules:
         They are data of tests (``xmltestdata/``, ``schemas/a.json``), or examples that tests run. What the top folders of
         documentation and builds hold is not among them, nor what is left out for its suffix. ``found`` belong to the tree.
         """
-        tests = (data for path, data in found.items() if is_test_path(path))
-        quoted = (text.decode("utf-8", "replace") for data in tests for text in _QUOTED.findall(data))
-        words = {word for text in quoted for word in text.split("/")}
+        words = _quoted_words(data for path, data in found.items() if is_test_path(path))
 
         def is_named(path: PurePosixPath) -> bool:
             is_optional = bool(path.parts[1:]) and path.parts[0] in _OUT_TOP_UNLESS_IMPORTED
@@ -205,28 +202,36 @@ class TreeRules:
     def packed_data(self) -> frozenset[str]:
         """Compressed files and archives in packages and folders of tests, which may be data; their content decides."""
         paths = (PurePosixPath(name) for name in self.names if name.lower().endswith(_PACKED_SUFFIXES))
-        return frozenset(
-            str(path) for path in paths if self._are_kept(path.parts[:-1]) and self._is_data(path)
-        )
+        kept = (path for path in paths if self._are_kept(path.parts[:-1]) and self._is_data(path))
+        return frozenset(map(str, kept))
 
-    def left_out(self, kept: Collection[str], links: Collection[str] = ()) -> tuple[str, ...]:
-        """What was left out and might be missed by a test, the likeliest first: files of tests and packages, then other sources.
+    def left_out(self, kept: Mapping[str, bytes], links: Collection[str] = ()) -> tuple[str, ...]:
+        """What was left out and might be missed by a test, the likeliest first: files of tests and packages, other sources,
+        and files whose own name stands in a string of the package.
 
-        Version control, caches, environments, documentation and loose files at the top are not named. ``links``
-        are symbolic ones, which are never followed; where one may stand for a source or a folder it is named first.
+        Version control, caches, environments and documentation are not named. ``links`` are symbolic ones, which are
+        never followed; where one may stand for a source or a folder it is named first.
         """
         ranked: list[tuple[int, str]] = []
+        words = _quoted_words(data for path, data in kept.items() if is_subject_path(path))
         for name in {*self.names.difference(kept), *links}:
             path, is_link = PurePosixPath(name), name in links
             is_near = self._in_tests(path) or not self._packages.isdisjoint(path.parents)
             folders = path.parts if is_link else path.parts[:-1]  # a link may stand for a folder
             is_made = any(map(skips_folder, folders)) or path.suffix.lower() in _BYTECODE_SUFFIXES
             is_foreign = is_system_file(path) or not self._environments.isdisjoint(path.parents)
-            is_asked = is_near or path.suffix in _SOURCE_SUFFIXES or (is_link and not path.suffix)
+            is_source = path.suffix in _SOURCE_SUFFIXES or (is_link and not path.suffix)
+            is_asked = is_near or is_source or path.name in words
             if is_asked and not (is_made or is_foreign) and _OUT_TOP_FOLDERS.isdisjoint(folders[:1]):
-                rank = 0 if is_link else 1 if is_near else 2
+                rank = 0 if is_link else 1 if is_near else 2 if is_source else 3
                 ranked.append((rank, f"{name} (a link)" if is_link else name))
         return tuple(name for _, name in sorted(ranked))
+
+
+def _quoted_words(files: Iterable[bytes]) -> set[str]:
+    """What stands in the strings of some sources, of paths each part."""
+    quoted = (text.decode("utf-8", "replace") for data in files for text in _QUOTED.findall(data))
+    return {word for text in quoted for word in text.split("/")}
 
 
 def without_unused(found: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -41,7 +41,8 @@ def version_files(read: ProjectFiles, version: str) -> dict[str, bytes]:
     for declared, template in _declared(read):
         path = read.path(declared)
         is_inside = declared.strip() and ".." not in declared.split("/") and not path.startswith("/")
-        if is_inside and path not in read.files and posixpath.dirname(path) in folders:
+        is_free = not any(f"{one}/".startswith(f"{path}/") for one in read.files)
+        if is_inside and is_free and declared.isprintable() and posixpath.dirname(path) in folders:
             found[path] = _filled(path, template, version).encode()
     return found
 
@@ -66,12 +67,9 @@ def _declared(read: ProjectFiles) -> Iterator[tuple[str, str]]:
             template = next((table[key] for key in _TEMPLATES if isinstance(table.get(key), str)), "")
             # These two count from the place of import.
             is_shifted = name in ("pdm.version", "scikit-build.generate.*")
-            for base in ("", "src", "python")[: 3 if is_shifted else 1]:
-                yield from (
-                    (posixpath.join(base, table[key]), template)
-                    for key in _KEYS
-                    if isinstance(table.get(key), str)
-                )
+            for base, key in product(("", "src", "python") if is_shifted else ("",), _KEYS):
+                if isinstance(table.get(key), str):
+                    yield posixpath.join(base, table[key]), template
     for path, table in read.table("tool.poetry-dynamic-versioning.files").items():
         yield path, str(inner_table(table).get("initial-content") or "")
     for path in read.strings("tool.poetry-dynamic-versioning.substitution.files"):

@@ -12,39 +12,21 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.flags import chosen_backend, given_up, refuse_unwritable
-from composer_replication.cli.task_division import open_split
 from composer_replication.cli.terminal import counted, note, progress_bar
-from composer_replication.config import ModelSection
-from composer_replication.errors import (
-    InputError,
-    MissingError,
-    NothingToDoError,
-    SplitOverlapError,
-    UsageError,
-    needs_extra,
-)
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.grading import Grader
+from composer_replication.errors import InputError, MissingError, NothingToDoError, UsageError, needs_extra
 from composer_replication.run_folder import read_jsonl, rewrite_jsonl, write_json
-from composer_replication.safety import HeldoutSplit
-from composer_replication.tasks.intake.git_source import names_commit
-from composer_replication.tasks.store import TaskStore
-from composer_replication.traces import execution, pairs, teachers
 from composer_replication.traces.ingest import FORMATS, SECRETS_NAME, ingest, read_traces
-from composer_replication.traces.prompts import chosen_steps
-from composer_replication.traces.teachers import Classroom
 from composer_replication.traces.trace_records import Trace
 
+if TYPE_CHECKING:  # ``ingest`` runs where no sandbox does: what needs one is imported by the other verbs
+    from composer_replication.traces.teachers import Classroom
 Result = tuple[dict[str, object], int]
-
 REPLAY_NAME, VERDICTS_NAME, BINDINGS_NAME = "replay.jsonl", "verdicts.jsonl", "bindings.jsonl"
-_LEAST_GOLDEN_CHARACTERS = 20
-"""Held-out code that is shorter is an idiom that anybody writes; from here on its lines are looked for as they are."""
-_INCOMPLETE = 6
-"""Exit code where the budget or a teacher ended: what was answered is kept, and the same command goes on."""
+_LEAST_GOLDEN_CHARACTERS = 20  # held-out code that is shorter is an idiom that anybody writes
+_INCOMPLETE = 6  # exit code where the budget or a teacher ended: the same command goes on
 _NOTHING_SENT = {"dry_run": True, "cost_usd": 0.0, "cached": 0, "failed": 0}
 
 
@@ -63,6 +45,9 @@ def run_ingest(args: argparse.Namespace) -> Result:
 
 
 def run_bind(args: argparse.Namespace) -> Result:
+    from composer_replication.tasks.intake.git_source import names_commit
+    from composer_replication.traces import execution
+
     if args.commit and not names_commit(f"git+file:///.@{args.commit}"):
         problem, fix = "the commit is not named by its full id.", "git rev-parse HEAD"
         raise UsageError("CR0206", problem, where=f"--commit {args.commit}", fix=fix)
@@ -91,24 +76,33 @@ def run_bind(args: argparse.Namespace) -> Result:
 @contextmanager
 def _graded(args: argparse.Namespace, backend: str) -> Iterator[tuple[Any, Mapping[str, str]]]:
     """A grader of the store of ``--tasks`` and the names of its tasks; nothing without the flag."""
+    from composer_replication.rollouts.grading import Grader
+    from composer_replication.tasks.store import TaskStore
+    from composer_replication.traces.execution import task_names
+
     if args.tasks is None:
         yield None, {}
         return
     with closing(Grader(TaskStore.open(args.tasks), backend=backend)) as grader:
-        yield grader, execution.task_names(grader)
+        yield grader, task_names(grader)
 
 
 def run_replay(args: argparse.Namespace) -> Result:
+    from composer_replication.traces.teachers import replay_request
+
     chosen = _chosen(args, takes_all=args.every_step or bool(args.first))
     room = _open_room(args, args.goes_on, args.first)
     with closing(room.store):
-        cost = room.cost(teachers.replay_request(room, step) for step in chosen)
+        cost = room.cost(replay_request(room, step) for step in chosen)
         if args.dry_run:
             return {**_NOTHING_SENT, **cost}, 0
         return asyncio.run(_replay(args, room, chosen, cost))
 
 
 def run_distill(args: argparse.Namespace) -> Result:
+    from composer_replication.config import ModelSection
+    from composer_replication.traces import pairs, teachers
+
     refuse_unwritable(args.out.parent)
     with needs_extra("train", "the student's tokenizer"):
         from composer_replication.trainer.model_loading import load_model
@@ -134,6 +128,8 @@ def run_distill(args: argparse.Namespace) -> Result:
 
 
 def _chosen(args: argparse.Namespace, *, takes_all: bool) -> list[Any]:
+    from composer_replication.traces.prompts import chosen_steps
+
     chosen = chosen_steps(_traces_to_write_beside(args.folder), args.max_steps, takes_all=takes_all)
     if not chosen:
         problem = "no step is worth asking about: no errors, objections or edits."
@@ -143,6 +139,8 @@ def _chosen(args: argparse.Namespace, *, takes_all: bool) -> list[Any]:
 
 def _open_room(args: argparse.Namespace, *named: str) -> Classroom:
     """The teachers, of whom those that are ``named`` have to be some; an empty name is nobody's."""
+    from composer_replication.traces import teachers
+
     keys, prices = dict(args.key), dict(args.price)
     opened = [teachers.open_teacher(text, keys, prices, args.concurrent) for text in args.teacher]
     by_name = {teacher.name: teacher for teacher in opened}
@@ -153,7 +151,7 @@ def _open_room(args: argparse.Namespace, *named: str) -> Classroom:
         raise UsageError("CR0206", problem, where="--teacher", fix=fix)
     limits = {"max_dollars": args.budget_usd, "max_tokens": args.max_tokens}
     store = teachers.AnswerStore(args.folder / "answers.sqlite", **limits)
-    return Classroom(by_name, store, max_tokens=args.answer_tokens)
+    return teachers.Classroom(by_name, store, max_tokens=args.answer_tokens)
 
 
 def _reasons(room: Classroom) -> dict[str, Any]:
@@ -179,8 +177,10 @@ def _paid(room: Classroom) -> Result:
 async def _replay(
     args: argparse.Namespace, room: Classroom, chosen: Sequence[Any], cost: Mapping[str, Any]
 ) -> Result:
+    from composer_replication.traces.teachers import replay_steps
+
     with progress_bar(quiet=args.quiet) as report:
-        steps = await teachers.replay_steps(chosen, room, first=args.first, report=report)
+        steps = await replay_steps(chosen, room, first=args.first, report=report)
         if not room.is_spent and not any(teacher.num_answered for teacher in room.teachers.values()):
             problem = f"no teacher answered: {_reasons(room)}."
             fix = "check address, model and key of each, and whether its server runs."
@@ -196,6 +196,9 @@ async def _replay(
 async def _execute(
     args: argparse.Namespace, room: Classroom, steps: Sequence[Any], report: Any
 ) -> dict[str, object]:
+    from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+    from composer_replication.traces import execution, teachers
+
     done: list[dict[str, Any]] = []
     failures: list[InputError | MissingError] = []
     with _graded(args, chosen_backend(args)) as (grader, names), suppress(teachers.BudgetSpent):
@@ -225,6 +228,8 @@ async def _execute(
 
 
 def run_pairs(args: argparse.Namespace) -> Result:
+    from composer_replication.traces import pairs
+
     refuse_unwritable(args.out.parent)
     traces = _all_traces(args.folders)
     verdicts = [row for folder in args.folders for row in read_jsonl(folder / VERDICTS_NAME)]
@@ -234,8 +239,10 @@ def run_pairs(args: argparse.Namespace) -> Result:
 
 
 def run_sft(args: argparse.Namespace) -> Result:
+    from composer_replication.traces.pairs import sft_rows
+
     refuse_unwritable(args.out.parent)
-    return _written(args, pairs.sft_rows(_all_traces(args.folders), _heldout_rows(args)), "rows")
+    return _written(args, sft_rows(_all_traces(args.folders), _heldout_rows(args)), "rows")
 
 
 def _traces_to_write_beside(folder: Path) -> list[Trace]:
@@ -258,6 +265,11 @@ def _heldout_rows(args: argparse.Namespace) -> Callable[[Sequence[Mapping[str, A
         raise UsageError("CR0206", "--split and --tasks go together.", where="--split", fix=fix)
     if args.split is None:
         return lambda _: set()
+    from composer_replication.cli.task_division import open_split
+    from composer_replication.errors import SplitOverlapError
+    from composer_replication.safety import HeldoutSplit
+    from composer_replication.tasks.store import TaskStore
+
     store = TaskStore.open(args.tasks)
     heldout = open_split(args.split, store).heldout_ids
     golden = [_lines(store.content(store.get(task_id)).golden) for task_id in heldout]
@@ -292,6 +304,8 @@ def _texts(value: Any) -> str:
 def _written(
     args: argparse.Namespace, found: tuple[list[dict[str, Any]], Mapping[str, int]], what: str
 ) -> Result:
+    from composer_replication.traces.pairs import write_rows
+
     rows, dropped = found[0], {why: number for why, number in found[1].items() if number}
     if not rows:
         problem = f"no {what.removesuffix('s')} was found; dropped: {dropped or 'nothing'}."
@@ -299,7 +313,7 @@ def _written(
         raise NothingToDoError("CR0942", problem, where=str(args.folders[0]), fix=fix)
     is_file = args.out.suffix in (".jsonl", ".parquet")
     path = args.out if is_file else args.out / f"{what}.jsonl"
-    pairs.write_rows(path, rows)
+    write_rows(path, rows)
     sources = dict(Counter(row.get("source", "passing attempts") for row in rows))
     result = {what: len(rows), "sources": sources, "dropped": dropped, "out": str(path)}
     if not is_file:

@@ -32,9 +32,8 @@ MAX_LENGTH_RATIO = 8.0  # a side that has so many times the characters of the ot
 MAX_SHARE_OF_LAST = 0.25  # that may speak of the last step of a session: else ending early is what is learned
 _REFUSED = {"denied", "interrupted"}
 Rows = tuple[list[PairRow], Counter[str]]  # rows that are kept, and how many were dropped by reason
-HeldoutRows = Callable[
-    [Sequence[Mapping[str, Any]]], set[int]
-]  # places of rows of held-out tasks or their code
+HeldoutRows = Callable[[Sequence[Mapping[str, Any]]], set[int]]
+"""The places of rows that are of a held-out task or show its code."""
 
 
 def executed_pairs(traces: Mapping[str, Trace], verdicts: Iterable[Mapping[str, Any]]) -> Iterator[PairRow]:
@@ -201,9 +200,8 @@ def _parquet_rows(path: Path) -> list[PairRow]:
         import pyarrow.parquet as pq
     rows: list[PairRow] = pq.read_table(path).to_pylist()
     for row in rows:
-        row |= {
-            side: [parsed(each) for each in row[side]] for side in SIDES if isinstance(row.get(side), list)
-        }
+        for side in (side for side in SIDES if isinstance(row.get(side), list)):
+            row[side] = [*map(parsed, row[side])]
     return [{key: value for key, value in row.items() if value is not None} for row in rows]
 
 

@@ -47,10 +47,8 @@ def our_call(call: ToolCall, folder: str = "") -> ToolCall | None:
     given, folder = parsed(call.arguments or "{}"), folder or USUAL_FOLDER
     if not isinstance(given, dict):
         return None
-    name, patch = (
-        _TOOLS.get(call.name, ""),
-        str(given.get("input") or given.get("cmd") or given.get("command")),
-    )
+    name = _TOOLS.get(call.name, "")
+    patch = str(given.get("input") or given.get("cmd") or given.get("command"))
     if "*** Begin Patch" in patch and "apply_patch" in f"{call.name} {call.arguments}":
         if (found := _PATCH.search(patch)) is None:
             return None

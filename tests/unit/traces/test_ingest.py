@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +227,11 @@ def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
     ):
         assert main(["traces", *words, *out]) == code
         assert sentence in capsys.readouterr().err
+
+
+def test_sessions_are_read_where_no_sandbox_can_be_imported(tmp_path: Path) -> None:
+    blocked = "import sys; sys.modules['composer_replication.sandbox'] = None; "
+    words = ["traces", "ingest", str(DATA / "codex"), "--out", str(tmp_path / "out"), "--quiet"]
+    code = f"{blocked}from composer_replication.cli.main import main; sys.exit(main({words!r}))"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert (tmp_path / "out" / "traces.jsonl").stat().st_size

@@ -244,6 +244,18 @@ def test_a_sub_agent_knows_who_called_it() -> None:
     assert agent.parent[1] in {call.call_id for _, step in session.agent_steps() for call in step.calls}
 
 
+def test_only_the_program_s_own_words_say_that_the_user_stopped_an_answer(tmp_path: Path) -> None:
+    answer = {"role": "assistant", "content": "I look."}
+    stopped = [{"type": "text", "text": "No."}, {"type": "text", "text": "[Request interrupted by user]"}]
+    for said, flags in ((stopped, {"interrupted"}), ("It says:\n[Request interrupted by user]", set())):
+        messages = [("a", "assistant", answer), ("b", "user", {"role": "user", "content": said})]
+        own = {"sessionId": "s", "version": "2.1.39"}
+        rows = [{**own, "type": kind, "uuid": uuid, "message": message} for uuid, kind, message in messages]
+        (tmp_path / "session.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        (trace,) = traces_of(tmp_path / "session.jsonl")[0]
+        assert trace.steps[0].flags == flags
+
+
 def test_codex_knows_its_commit_and_keeps_encrypted_thoughts_apart() -> None:
     (trace,) = traces_of(DATA / "codex" / "rollout-0.169.0.jsonl")[0]
     assert trace.commit == "78e8f408d4a5521996c75a882eb6029dcda8929a"

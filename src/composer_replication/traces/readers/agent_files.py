@@ -78,7 +78,8 @@ class _Session:
         step.flags = {flag for name, flag in _CLAUDE["flags"].items() if record.get(name) is True}
         step.flags |= {"synthetic"} if message.get("model") == "<synthetic>" else set()
         is_user = step.source == "user"
-        if is_user and (step.text.startswith(_INTERRUPTED) or f"\n{_INTERRUPTED}" in step.text):
+        said = [step.text, *(text_at(block, "text") for block in items_at(message, "content"))]
+        if is_user and any(text.startswith(_INTERRUPTED) for text in said):
             step.flags.add("injected")
             trace.interrupt()
         is_denied = any(result.text.startswith(_DENIED) for result in step.results)
@@ -181,9 +182,7 @@ def _gemini_message(trace: Trace, message: dict[str, Any]) -> None:
     calls = items_at(message, "toolCalls")
     if (role := _GEMINI.get(kind := message.get("type"))) is None:
         raise Dropped(f"a message of the kind {kind!r:.40}")
-    thoughts = "\n".join(
-        f"{each['subject']}: {each['description']}" for each in items_at(message, "thoughts")
-    )
+    thoughts = [f"{each['subject']}: {each['description']}" for each in items_at(message, "thoughts")]
     said = {"role": role, "content": message.get("content"), "reasoning": thoughts, "tool_calls": calls}
     step = chat.said_in(said)
     for call in (call for call in calls if call.get("result")):
@@ -225,10 +224,8 @@ def _event(trace: Trace, event: dict[str, Any]) -> str | None:
     message: dict[str, Any]
     match kind:
         case "SystemPromptEvent":
-            message = {
-                "role": "system",
-                "content": [event.get("system_prompt"), event.get("dynamic_context")],
-            }
+            message = {"role": "system"}
+            message["content"] = [event.get("system_prompt"), event.get("dynamic_context")]
             trace.tools = chat.function_tools(event.get("tools"))
         case "MessageEvent":
             said, role = event["llm_message"], "assistant" if event.get("source") == "agent" else "user"
@@ -239,11 +236,8 @@ def _event(trace: Trace, event: dict[str, Any]) -> str | None:
                 given = {name: value for name, value in (event.get("action") or {}).items() if name != "kind"}
             tool = text_at(event, "tool_call", "name") or text_at(event, "tool_name")
             said = {} if key in trace.answers else {**event, "content": event.get("thought")}
-            message = {
-                **said,
-                "role": "agent",
-                "tool_calls": [{"id": call_id, "name": tool, "arguments": given}],
-            }
+            calls = [{"id": call_id, "name": tool, "arguments": given}]
+            message = {**said, "role": "agent", "tool_calls": calls}
         case "ObservationEvent" | "UserRejectObservation" | "AgentErrorEvent":
             if not call_id:
                 raise Dropped("a result without its call")

@@ -79,9 +79,10 @@ def said_in(value: Any, step: TraceStep | None = None) -> TraceStep:
     elif not role and kind != "message":
         step.text = joined(step.text, text_of(value))
     else:
-        step.source = NAMES["roles"].get(role, "agent")
-        step.reasoning = text_of(value.get("reasoning_content") or value.get("reasoning"))
+        thought = text_of(value.get("reasoning_content") or value.get("reasoning"))
+        step.reasoning = joined(step.reasoning, thought)
         said_in(first_at(value, "content", "parts"), step)
+        step.source = NAMES["roles"].get(role, "agent")
         step.sealed += filter(
             None, (text_at(each, "signature") for each in items_at(value, "thinking_blocks"))
         )
@@ -97,7 +98,8 @@ def _calls_in(block: dict[str, Any], kind: str) -> Iterator[ToolCall]:
     own = values.typed(dict, block.get("function")) or block
     written = at(block, "extra", "arguments_text")  # of a line of ours, where they are no JSON
     given = first_at(own, *_GIVEN) if written is None else written
-    if name := first_text(own, "name", "function_name") or kind.removesuffix("_call"):
+    name = first_text(own, "name", "function_name") or kind.removesuffix("_call")
+    if name or "function_name" in own:  # a step of ATIF keeps what it has
         arguments = values.json_text({"input": given} if kind == "custom_tool_call" else given)
         yield ToolCall(name, arguments, first_text(block, *_IDS))
 

@@ -124,7 +124,7 @@ def run_distill(args: argparse.Namespace) -> Result:
     pairs.write_rows(args.out, found)
     sources = dict(Counter(row["source"] for row in found))
     result = {"dry_run": False, **cost, **paid, "rows": len(found), "sources": sources}
-    return {**result, "dropped": dropped, "out": str(args.out)}, code
+    return {**result, "dropped": dropped, "out": str(args.out.absolute())}, code
 
 
 def _chosen(args: argparse.Namespace, *, takes_all: bool) -> list[Any]:
@@ -315,7 +315,7 @@ def _written(
     path = args.out if is_file else args.out / f"{what}.jsonl"
     write_rows(path, rows)
     sources = dict(Counter(row.get("source", "passing attempts") for row in rows))
-    result = {what: len(rows), "sources": sources, "dropped": dropped, "out": str(path)}
+    result = {what: len(rows), "sources": sources, "dropped": dropped, "out": str(path.absolute())}
     if not is_file:
         write_json(args.out / "summary.json", result)
     return result, 0
@@ -326,4 +326,4 @@ def run_show(args: argparse.Namespace) -> Result:
 
     refuse_unwritable(args.out.parent)
     num_sessions = write_trace_page(args.folder, read_traces(args.folder), args.out)
-    return {"page": str(args.out), "sessions": num_sessions}, 0
+    return {"page": str(args.out.absolute()), "sessions": num_sessions}, 0

@@ -222,3 +222,14 @@ def test_the_installed_command_is_this_one() -> None:
 
     (entry,) = entry_points(group="console_scripts", name="composer-rl")
     assert entry.load() is main
+
+
+def test_paths_of_a_result_are_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sessions = Path(__file__).parents[2] / "data" / "traces" / "atif"
+    monkeypatch.chdir(tmp_path)
+    assert main(["traces", "ingest", str(sessions), "--out", "sessions", "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["traces", "show", "sessions", "--out", "page.html", "--quiet", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["page"] == str(tmp_path / "page.html")

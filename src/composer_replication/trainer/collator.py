@@ -185,16 +185,19 @@ def rollouts_of(
 
 
 def matched_turns(
-    turns_by_row: Sequence[Sequence[HintedTurn]], rollouts: Sequence[Rollout], model: Any
+    turns_by_row: Any, rollouts: Sequence[Rollout], model: Any
 ) -> tuple[list[list[HintedTurn]], int]:
     """The hint source's answer to ``rollouts``: each turn must be one of its row, id for id, whose log-probabilities it gets.
 
     Turns that their hint makes longer than the model's context are left out; how many these are comes along. A run does not end
     because one hint met a conversation that was nearly full; an id outside the vocabulary does end it.
     """
-    if len(turns_by_row) != len(rollouts):
-        words = f"the hint source gave {len(turns_by_row)} lists of turns for {len(rollouts)} rollouts"
-        raise _misaligned(words, "hint_source")
+    given = turns_by_row if isinstance(turns_by_row, Sequence) else ()
+    each = [turn for turns in given for turn in (turns if isinstance(turns, Sequence) else [None])]
+    if len(given) != len(rollouts) or not all(isinstance(turn, HintedTurn) for turn in each):
+        words = f"the hint source gave something else than a list of HintedTurn for each of {len(rollouts)} rollouts"
+        fix = "let hinted_turns give one list a rollout, empty where it has no hint."
+        raise _misaligned(words, "hint_source", fix)
     matched: list[list[HintedTurn]] = [[] for _ in rollouts]
     num_too_long, most = 0, num_positions(model) or math.inf
     for row, (turns, rollout) in enumerate(zip(turns_by_row, rollouts, strict=True)):

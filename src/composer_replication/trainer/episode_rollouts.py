@@ -134,7 +134,7 @@ class EpisodeRollouts:
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """Columns for TRL, a row for each prompt."""
         task_ids = [row.get("task_id") for row in trainer.generation.rows]
-        if len(task_ids) != len(prompts) or not all(task_ids):
+        if len(task_ids) != len(prompts) or not all(isinstance(each, str) and each for each in task_ids):
             words = f"{len(prompts)} prompts are to be played, and not every one of {len(task_ids)} rows names a task."
             fix = "give the data set a column task_id with the ids of tasks of the store."
             raise UsageError("CR0412", words, where="train_dataset", fix=fix)

@@ -468,8 +468,9 @@ def test_spread_weights_are_refused_before_anything_is_loaded(
         train(tmp_path / "run", store)
 
 
-def test_rows_without_a_task_are_refused() -> None:
-    trainer: Any = SimpleNamespace(generation=Generation([{"prompt": "x"}]))
+@pytest.mark.parametrize("row", [{"prompt": "x"}, {"prompt": "x", "task_id": 3}])
+def test_rows_without_a_task_are_refused(row: dict[str, Any]) -> None:
+    trainer: Any = SimpleNamespace(generation=Generation([row]))
     with pytest.raises(UsageError, match=r"CR0412.*names a task"):
         episode_rollouts.EpisodeRollouts(None)(["x"], trainer)  # type: ignore[arg-type]
 

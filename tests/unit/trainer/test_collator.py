@@ -154,6 +154,12 @@ def test_wherever_ids_are_put_in_the_context_is_taken(
     assert matched_turns([[turn]], [replace(rollout(), turns=(made,))]) == [[turn]]
 
 
+@pytest.mark.parametrize("answer", [None, [], [None], [[None]], ["a hint"], iter([[]])])
+def test_a_hint_source_that_answers_otherwise_is_told_what_to_give(answer: Any) -> None:
+    error = refusal(lambda: matched_turns(answer, [rollout()]))
+    assert "a list of HintedTurn for each of 1 rollout" in error.message
+
+
 def test_the_rows_log_probabilities_win_where_they_are_known() -> None:
     other = [[hinted(logps=(-50.0, -60.0))]]
     assert matched_turns(other, [rollout()]) == [[hinted(logps=LOGPS)]]

@@ -76,8 +76,9 @@ def raise_halt(guard: Guard, status: GuardStatus | None = None) -> NoReturn:
     raise CollapseStopError(status or getattr(guard, "last_status", None))
 
 
-_AVERAGES: dict[str, Any] = {"in_loop_ema": None, "heldout_ema": None, "kl_ema": None, "proxy_real_gap": 0}
-_UNKNOWN: dict[str, Any] = {**_AVERAGES, "decline_streak": 0, "num_updates": 0}
+_AVERAGES = ("in_loop_ema", "heldout_ema", "kl_ema", "proxy_real_gap")
+_UNKNOWN: dict[str, Any] = dict.fromkeys(_AVERAGES)
+_UNKNOWN |= dict.fromkeys(("proxy_real_gap", "decline_streak", "num_updates"), 0)
 """Figures of a verdict, as they are written where a guard does not know them."""
 
 
@@ -135,11 +136,11 @@ def fold(
             measured["killswitch/kl_to_init"] = signals["kl_to_init"]
     figures = {name: getattr(status, name, other) for name, other in _UNKNOWN.items()}
     evidence = getattr(status, "evidence_figures", None) or {}
-    averages = {name: figures[name] for name in _AVERAGES}
-    averages |= {f"evidence_{name}": value for name, value in evidence.items()}
-    verdict = figures | averages | {"round_idx": round_idx, "fire": bool(status.fire)}
+    evidence = {f"evidence_{name}": value for name, value in evidence.items()}
+    verdict = figures | evidence | {"round_idx": round_idx, "fire": bool(status.fire)}
     verdict |= {"split_fingerprint": split_fingerprint, "reason": str(getattr(status, "reason", ""))}
-    said = {f"killswitch/{name}": float(value) for name, value in averages.items() if value is not None}
+    known = {name: getattr(status, name, None) for name in _AVERAGES} | evidence
+    said = {f"killswitch/{name}": float(value) for name, value in known.items() if value is not None}
     said["killswitch/fire"] = 1.0 if status.fire else 0.0
     measured["killswitch/eval_seconds"] = time.monotonic() - start
     return Fold(status, verdict, said, measured, has_reading=reading is not None)
@@ -218,7 +219,7 @@ class GuardHook:
         if not is_new:
             self.num_cadence_hits_without_new_reward += 1
             words = "killswitch: no new in-loop reward at step %d: the %.4g of before the fold at step %s stands in (%d time(s) "
-            words += "so far). One generation serves steps_per_generation x num_iterations micro-steps: choose logging_steps no shorter."
+            words += "so far). Choose logging_steps no shorter than the steps of one generation (steps_per_generation x num_iterations micro-steps)."
             num_times = self.num_cadence_hits_without_new_reward
             logger.warning(words, round_idx, reward, self.last_round_idx, num_times)
         if (evaluate := trainer.heldout_eval_fn) is None:  # only on an instance that skipped the constructor

@@ -292,6 +292,18 @@ def test_component_losses_are_collected_on_the_cadence_only(flat_loss: None) -> 
     assert trainer._metrics["train"]["loss/grpo"] == [2.0]
 
 
+def test_what_a_guard_does_not_know_is_not_logged_and_one_that_does_not_fire_stops_nothing() -> None:
+    class Silent(HeldOutGuard):
+        def update(self, *labels: Any, **keywords: Any) -> Any:
+            return SimpleNamespace(fire=False, reason="")
+
+    trainer = bare_trainer(heldout_guard=Silent(), strict_killswitch=False)
+    trainer._maybe_update_killswitch()
+    assert trainer.rows == [{"killswitch/fire": 0.0}]
+    assert trainer.guard_hook.last_verdict["proxy_real_gap"] == 0
+    assert (trainer.control.should_training_stop, trainer.halted_at) == (False, None)
+
+
 def test_bare_instances_share_no_state() -> None:
     first, second = bare_trainer(), bare_trainer(_metrics={"train": {}})
     first._maybe_update_killswitch()

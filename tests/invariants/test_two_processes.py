@@ -65,6 +65,11 @@ def test_a_failed_evaluation_stops_both(more_ranks: Ranks) -> None:
     assert (first["notes"], second["notes"]) == ([], ["raised on process 0"])
 
 
+def test_a_checkpoint_that_cannot_be_written_ends_both(more_ranks: Ranks) -> None:
+    for result in more_ranks[1]:
+        assert result["saves"] == dict.fromkeys(("write", "write_manifest"), "the disk is full")
+
+
 def test_a_failure_of_any_process_stops_both(more_ranks: Ranks) -> None:
     errors = [result["joint"]["error"] for result in more_ranks[1]]
     assert errors == ["RuntimeError: Unpicklable: out of memory", "Unpicklable: out of memory"]

@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
 
@@ -27,6 +28,7 @@ from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum import Curriculum
 from composer_replication.run_folder import RunFolder
 from composer_replication.safety import HeldOutGuard
+from composer_replication.trainer import checkpoints
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.output_head import head_of
@@ -56,6 +58,24 @@ def failing_run(folder: Path) -> dict[str, Any]:
     except InputError as error:
         return {"error": error.code, "notes": getattr(error, "__notes__", [])}
     return {"error": None}
+
+
+def failing_saves(folder: Path) -> dict[str, Any]:
+    """The first process's disk is full for one file of a checkpoint after the other."""
+
+    def full(*_: Any) -> None:
+        if dist.get_rank() == 0:
+            raise OSError("the disk is full")
+
+    found = {}
+    for place, name in ((checkpoints.OwnState, "write"), (checkpoints, "write_manifest")):
+        trainer = build_trainer(output_dir=folder / name, num_prompts=8, max_steps=1, save_strategy="steps")
+        with patch.object(place, name, full):
+            try:
+                trainer.train()
+            except OSError as error:
+                found[name] = str(error)
+    return found
 
 
 def joint_failure() -> dict[str, Any]:
@@ -187,6 +207,7 @@ def main(part: str, folder: Path) -> None:
         results["channels"] = {channel: channel_run(folder / "channels", channel) for channel in CHANNELS}
     else:
         results["failing"] = failing_run(folder / "failing")
+        results["saves"] = failing_saves(folder / "saves")
         results["joint"] = joint_failure()
         results["fresh"] = fresh_groups_run(folder / "fresh")
         results["curriculum"] = curriculum_run(folder / "curriculum")

@@ -427,8 +427,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             limits = {"save_total_limit": self.args.save_total_limit, "use_mtime": True}
             with temporarily(self.args, save_total_limit=None):  # it would delete too early
                 super()._save_checkpoint(model, trial)  # type: ignore[no-untyped-call]
-            self.own_state.write(checkpoint)
-            processes.wait_for_all()
+            processes.together(lambda: self.own_state.write(checkpoint))
             processes.once(lambda: checkpoints.write_manifest(checkpoint))
             best = self.state.best_model_checkpoint
             processes.once(lambda: rotate_checkpoints(str(folder), best_model_checkpoint=best, **limits))

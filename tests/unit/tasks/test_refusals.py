@@ -25,7 +25,8 @@ from composer_replication.tasks.intake.sources import RepositorySource
 
 def source(*paths: str, **metadata: bytes) -> RepositorySource:
     named = {name.replace("_", "."): data for name, data in metadata.items()}
-    return RepositorySource("x", "x", "1", "0" * 64, dict.fromkeys(paths, b"x = 1\n"), named)
+    code = b"x = 1\nfrom .core import brought\n"
+    return RepositorySource("x", "x", "1", "0" * 64, dict.fromkeys(paths, code), named)
 
 
 def environment(root: Path, *paths: str) -> Environment:
@@ -133,6 +134,7 @@ def test_metadata_of_any_shape_is_read(table: dict[str, Any]) -> None:
         ("E   ModuleNotFoundError: No module named 'addressed'", "dependency-by-url", "addressed"),
         ("E   ModuleNotFoundError: No module named 'other'", "missing-requirement", "another name, source,"),
         ("E   ImportError: cannot import name 'helper' from 'pkg.core'", "red-baseline", "helper"),
+        ("cannot import name 'brought' from partially initialized module 'pkg'", "red-baseline", "brought"),
         ("E   AssertionError", "red-baseline", "AssertionError"),
         (
             "E   FileNotFoundError: '/tree/tests/data/b.zip'",

@@ -335,7 +335,8 @@ def _missing_module(detail: str, files: Mapping[str, bytes]) -> str:
         name, package = no_name.groups()
         end = f"/{package.replace('.', '/')}/__init__.py"
         inits = [data for path, data in files.items() if f"/{path}".endswith(end)]
-        defined = re.compile(rf"^\s*(def|class)?\s*{name}\b".encode(), re.MULTILINE)
+        given = rf"^\s*(def|class)?\s*{name}\b|\bfrom\s+\.*\w[\w.]*\s+import\b.*\b{name}\b"
+        defined = re.compile(given.encode(), re.MULTILINE)
         return f"{package}.{name}" if inits and not any(map(defined.search, inits)) else ""
     return ""
 

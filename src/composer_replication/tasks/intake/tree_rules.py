@@ -206,11 +206,10 @@ class TreeRules:
         return frozenset(map(str, kept))
 
     def left_out(self, kept: Mapping[str, bytes], links: Collection[str] = ()) -> tuple[str, ...]:
-        """What was left out and might be missed by a test, the likeliest first: files of tests and packages, other sources,
-        and files whose own name stands in a string of the package.
+        """What was left out and might be missed by a test, the likeliest first: files of tests and packages, then other sources.
 
-        Version control, caches, environments and documentation are not named. ``links`` are symbolic ones, which are
-        never followed; where one may stand for a source or a folder it is named first.
+        Of all others only those whose own name stands in a string of the package; of version control, caches, environments
+        and documentation none. ``links`` are symbolic ones, never followed; one that may stand for a source or a folder is first.
         """
         ranked: list[tuple[int, str]] = []
         words = _quoted_words(data for path, data in kept.items() if is_subject_path(path))

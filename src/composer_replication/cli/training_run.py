@@ -259,7 +259,7 @@ class TrainingRun:
                 why = "its weights are spread over processes"
                 self.tell(f"model: {why} and {folder} is not written; take the newest checkpoint")
                 return None
-            trained = saved_model.probe_logps(trainer.model)
+            trained = saved_model.probe_logps(trainer.model, trainer.processing_class)
         if launched_rank():
             return None
         self.tell(f"model: saving it to {folder}")

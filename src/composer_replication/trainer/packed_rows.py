@@ -47,9 +47,8 @@ class Part(NamedTuple):
     column: int
 
 
-Pack = tuple[
-    tuple[int, ...], list[Part]
-]  # the ids of a prompt, without padding, and the completions behind it
+Pack = tuple[tuple[int, ...], list[Part]]
+"""The ids of a prompt, without padding, and the completions behind it."""
 
 
 def shared_prefix_logps(
@@ -122,9 +121,8 @@ def _parts_of(
 ) -> dict[tuple[int, ...], list[Part]]:
     """What follows each distinct prompt."""
     parts_of: defaultdict[tuple[int, ...], list[Part]] = defaultdict(list)
-    lengths = (
-        completion_mask_BT.bool().sum(1).tolist()
-    )  # 0 where TRL has emptied the mask of a row that was cut
+    # 0 where TRL has emptied the mask of a row that was cut
+    lengths = completion_mask_BT.bool().sum(1).tolist()
     for row, length in enumerate(lengths):
         prompt = tuple(prompt_ids_BP[row][prompt_mask_BP[row].bool()].tolist())
         if not prompt:
@@ -171,9 +169,8 @@ def _laid_out(model: nn.Module, packs: Sequence[Pack], device: torch.device) -> 
     padded = {name: pad_sequence(values, True, fillers[name]) for name, values in columns.items()}
     segments_KS = padded.pop("segments")
     if int(segments_KS.max()) <= 1:
-        return (
-            padded  # one row behind each prompt: causality is all, and nothing sees the padding on the right
-        )
+        # one row behind each prompt: causality is all, and nothing sees the padding on the right
+        return padded
     of_query, of_key = segments_KS[:, :, None], segments_KS[:, None, :]
     # padding sees padding, so that no line is empty
     mask = ((of_key == 0) | (of_key == of_query)).tril()[:, None]

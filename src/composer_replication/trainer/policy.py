@@ -249,13 +249,11 @@ class _NextLogits:
         self.cache = DynamicCache(config=inner.config) if reason is None else None
         if reason is not None and model not in _TOLD:
             _TOLD.add(model)
-            words = (
-                "sampling for evaluation and episodes forwards each row whole for every token, which is slow"
-            )
-            logger.warning("%s: %s", words, reason)
+            words = "sampling for evaluation and episodes forwards each row whole for every token, which is slow: %s"
+            logger.warning(words, reason)
 
     def __call__(self, rows: list[list[int]], places: Sequence[int] = ()) -> torch.Tensor:
-        """``places`` are those of the rows among the rows of the call before, from which each has one more id."""
+        """``places`` says of each row where it stood in the call before; it has one more id since."""
         if self.cache is None:
             more = {"use_cache": False, "logits_to_keep": 1}
             taken = {name: value for name, value in more.items() if accepts(self.model, name)}
@@ -264,6 +262,10 @@ class _NextLogits:
         if self.num_columns == 0:
             prompts = {ids: number for number, ids in enumerate(dict.fromkeys(map(tuple, rows)))}
             logits_KV = self._cached_logits(self.cache, list(prompts), max(map(len, prompts)))
+            if self.cache.get_seq_length() != self.num_columns:  # its next tokens would not see the prompt
+                words = f"{type(inner_model(self.model)).__name__} does not fill the key-value cache that it takes."
+                fix = "take a model of transformers whose forward uses its cache."
+                raise InputError("CR0757", words, where="model.name", fix=fix)
             return logits_KV[self._reorder(self.cache, [prompts[tuple(ids)] for ids in rows])]
         if len(places) < self.num_rows:
             self._reorder(self.cache, places)
@@ -339,9 +341,8 @@ class InProcessPolicy(ModelSampler):
     numbers where they were. Without ``sampling`` the model's own distribution is drawn from.
     """
 
-    on_prompts: Callable[[int, int], None] | None = (
-        None  # told (prompts answered, prompts in all), chunk by chunk
-    )
+    # told (prompts answered, prompts in all), chunk by chunk
+    on_prompts: Callable[[int, int], None] | None = None
 
     def __init__(self, model: Any, tokenizer: Any, *, as_chat: bool = False, sampling: Any = None) -> None:
         super().__init__(model, sampling, tokenizer, eos_token_ids=end_token_ids(model, tokenizer))

@@ -193,10 +193,8 @@ class PolicyTerms:
             for row, mask in zip(generation.rows, masks, strict=True):
                 lengths = {"tool_output_token": len(mask) - sum(mask), "final_token": sum(mask), "turn": 1}
                 units.append(effort_units(row.get(EFFORT_COLUMN) or lengths))
-            cost_B = losses.effort_cost(
-                penalty_B.new_tensor(units), scale=EFFORT_SCALE, curvature=EFFORT_CURVATURE
-            )
-            cost_B = weight * cost_B
+            units_B = penalty_B.new_tensor(units)
+            cost_B = weight * losses.effort_cost(units_B, scale=EFFORT_SCALE, curvature=EFFORT_CURVATURE)
             penalty_B += cost_B
             generation.efforts_N = gather(cost_B)
             self._log_mean("effort/cost", cost_B.sum(), torch.ones_like(cost_B).sum())
@@ -205,9 +203,8 @@ class PolicyTerms:
         is_scored_N = ~scores_NF.isnan().all(dim=1)
         options: dict[str, Any] = {"group_size": trainer.num_generations, "valid_B": is_scored_N}
         # beta is 1: the penalty is weighted already
-        advantage_N = losses.fold_kl_into_advantages(
-            gather(batch["advantages"]), penalty_N, beta=1.0, **options
-        )
+        advantage_N = gather(batch["advantages"])
+        advantage_N = losses.fold_kl_into_advantages(advantage_N, penalty_N, beta=1.0, **options)
         start = trainer.accelerator.process_index * mask_BT.size(0)
         batch["advantages"] = advantage_N[start : start + mask_BT.size(0)]
 

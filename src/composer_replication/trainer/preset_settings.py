@@ -15,9 +15,8 @@ from composer_replication.trainer import setting_errors
 _DEFINING = ["trl.loss_type", "trl.scale_rewards", "trl.importance_sampling_level", "trl.num_iterations"]
 _DEFINING += ["trl.beta", "trainer.kl_in_reward"]
 """Keys without which a method is another one, where its preset has them; ``trl.beta`` where it is 0: that method has no KL."""
-IMPORTANCE_CLIP = (
-    2.0  # of every recipe; it acts with [agent]: no other rollouts bring their sampler's log-probabilities
-)
+IMPORTANCE_CLIP = 2.0
+"""Of every recipe; it acts with ``[agent]``: no other rollouts bring their sampler's log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +145,8 @@ def check_arguments(config: RunConfig, arguments: Any, options: PolicyOptions) -
 _TOKENS = {"thinking_token": 1.0, "tool_call_token": 1.0, "tool_output_token": 0.1, "final_token": 1.0}
 EFFORT_UNITS: Final[Mapping[str, float]] = _TOKENS | {"tool_call": 20.0, "turn": 20.0}
 """What one of each kind adds to x, the effort of a rollout: a choice of ours, since the originals are not published."""
-EFFORT_COLUMN = (
-    "effort_counts"  # a rollout function returns under it one mapping of kind to number for each row
-)
+EFFORT_COLUMN = "effort_counts"
+"""A rollout function returns under it one mapping of kind to number for each row."""
 
 
 def effort_units(counts: Mapping[str, Any]) -> float:

@@ -20,10 +20,10 @@ from composer_replication.trainer.processes import process_rank
 
 MOST_APART, MOST_KL = 2e-2, 1e-6
 """Log-probabilities and mean KL in nats in float32: SmolLM2's unlikely tokens differ by 0.002, its KL by 1e-8."""
-MOST_KL_IN_HALF = (
-    5e-3  # in nats where 16 bits take part: what rounding alone makes of a forward stays below it
-)
-MOST_ENERGY_LOST = 0.1  # of an update's squared length, when it is added to weights of 16 bits; beyond it they become float32
+# in nats where 16 bits take part: what rounding alone makes of a forward stays below it
+MOST_KL_IN_HALF = 5e-3
+# share of an update's squared length, when it is added to weights of 16 bits; beyond it they become float32
+MOST_ENERGY_LOST = 0.1
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -33,23 +33,28 @@ def gathered_weights(trainer: Any) -> dict[str, Any] | None:
     None where they cannot be had: those of an adapter, which would have to be added first, and those that no step has
     spread yet. A collective call; no more than one tensor is whole on the device at a time.
     """
-    model, is_first = trainer.model, process_rank() == 0
+    model = trainer.model
     if hasattr(model, "merge_and_unload") or not any(map(lies_in_parts, model.parameters())):
         return None
-    copies = (
-        (name, whole.to("cpu", copy=True) if is_first else None) for name, whole in whole_tensors(model)
-    )
-    return {name: copy for name, copy in copies if copy is not None}
+    weights: dict[str, Any] = {}
+    for name, whole in whole_tensors(model):
+        if process_rank() == 0:
+            weights[name] = whole.to("cpu", copy=True)
+    return weights
 
 
-def probe_logps(model: Any) -> torch.Tensor:
+def probe_logps(model: Any, tokenizer: Any) -> torch.Tensor:
     """Log-probabilities (N, T, V) of the next token behind a few ids: what a saved model has to answer, too.
 
-    The ids are spread over the whole vocabulary, its last row included. A collective call where weights are spread over processes.
+    The ids are spread over the whole vocabulary, its last row and the newest of the tokens that were added to it included. A
+    collective call where weights are spread over processes.
     """
     weight = getattr(model, "module", model).get_input_embeddings().weight
     num_ids = int(getattr(weight, "ds_shape", weight.shape)[0])
-    ids_NT = torch.linspace(0, num_ids - 1, 128, device=next(model.parameters()).device).long().view(8, 16)
+    ids, added = torch.linspace(0, num_ids - 1, 128).long(), sorted(tokenizer.added_tokens_decoder)
+    added = [number for number in added if number < num_ids][-16:]
+    ids[1 : 2 * len(added) : 2] = torch.tensor(added, dtype=torch.long)
+    ids_NT = ids.view(8, 16).to(next(model.parameters()).device)
     with torch.no_grad(), evaluation_mode(model):
         logits_NTV = model(input_ids=ids_NT, attention_mask=torch.ones_like(ids_NT)).logits
     logps_NTV: torch.Tensor = logits_NTV.float().log_softmax(-1).cpu()
@@ -81,10 +86,10 @@ def save_model(
             model.set_attn_implementation("sdpa")  # the others need an accelerator
         model = model.to("cpu")
         model = model.float() if _loses_update(model) else model
-        trained = probe_logps(model)
+        trained = probe_logps(model, tokenizer)
         if hasattr(model, "merge_and_unload"):
             with model.disable_adapter():
-                most_kl += _mean_kl(trained, probe_logps(model)) / 4
+                most_kl += _mean_kl(trained, probe_logps(model, tokenizer)) / 4
             model = _merged(model)
     try:
         shutil.rmtree(begun, ignore_errors=True)
@@ -94,7 +99,7 @@ def save_model(
         if weights is not None:
             weights.clear()
         if trained is not None:
-            difference = _difference(begun, trained, most_kl, may_be_exact=may_be_exact)
+            difference = _difference(begun, tokenizer, trained, most_kl, may_be_exact=may_be_exact)
             if difference:
                 words = f"the saved model would not be the trained one: {difference}."
                 fix = "load the newest checkpoint of the run, which is as it was trained: composer-rl eval RUN reads it."
@@ -131,9 +136,7 @@ def _merged(model: Any) -> Any:
     have stayed equal.
     """
     configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
-    head, embeddings = (
-        _bare(layer) for layer in (model.get_output_embeddings(), model.get_input_embeddings())
-    )
+    head, embeddings = map(_bare, (model.get_output_embeddings(), model.get_input_embeddings()))
     was_tied = head is not None and head.weight is embeddings.weight
     if was_tied:
         head.weight = torch.nn.Parameter(embeddings.weight.detach().clone(), requires_grad=False)
@@ -160,7 +163,9 @@ def _mean_kl(logps_NTV: torch.Tensor, others_NTV: torch.Tensor) -> float:
     return float((logps_NTV.exp() * (logps_NTV - others_NTV)).sum(-1).mean())
 
 
-def _difference(begun: Path, trained_NTV: torch.Tensor, most_kl: float, *, may_be_exact: bool) -> str:
+def _difference(
+    begun: Path, tokenizer: Any, trained_NTV: torch.Tensor, most_kl: float, *, may_be_exact: bool
+) -> str:
     """Load what a user gets, and say how its answers differ by more than rounding makes of them; empty if they do not."""
     from transformers import AutoModelForCausalLM
 
@@ -169,7 +174,7 @@ def _difference(begun: Path, trained_NTV: torch.Tensor, most_kl: float, *, may_b
     except Exception as error:  # noqa: BLE001 - each architecture has errors of its own
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         return f"it does not load ({reason})"
-    saved_NTV = probe_logps(saved)
+    saved_NTV = probe_logps(saved, tokenizer)
     if saved_NTV.shape != trained_NTV.shape:
         return "its vocabulary has another size"
     apart, kl = float((saved_NTV - trained_NTV).abs().max()), _mean_kl(trained_NTV, saved_NTV)

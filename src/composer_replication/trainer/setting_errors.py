@@ -1,4 +1,4 @@
-"""What the trainer refuses of its settings, before a model loads or in the words of the library that does; other words stay out."""
+"""What the trainer refuses of its settings, before a model loads or in the words of the library that does; their notices stay out."""
 
 from __future__ import annotations
 
@@ -92,10 +92,8 @@ def contradiction(sentence: str, *, where: str, fix: str) -> TrainerSettingError
 def nothing_to_learn(weight: Literal["alpha_sdpo", "beta_replay"]) -> TrainerSettingError:
     """The error for a loss channel whose weight is not 0, and that has no hint source, or no pair that weighs something."""
     sources = {"alpha_sdpo": "hint_source", "beta_replay": "replay_pairs, or replay.sibling_pairs = true"}
-    words, fix = (
-        f"{weight} is not 0, but there is nothing to learn from.",
-        f"give it {sources[weight]}, or set {weight} to 0.",
-    )
+    words = f"{weight} is not 0, but there is nothing to learn from."
+    fix = f"give it {sources[weight]}, or set {weight} to 0."
     return TrainerSettingError("CR0755", words, where=f"trainer.{weight}", fix=fix)
 
 

@@ -154,12 +154,17 @@ def test_the_budget_holds_and_held_out_tasks_are_not_written(
         {"prompt": "text", "prompt_logprobs": 0},
         {"prompt": [1, 2]},
         {"prompt": [10**9], "prompt_logprobs": 0},
+        {"messages": "x"},
+        {"messages": [{"role": "user", "content": "x"}], "max_tokens": -1},
+        {"messages": [{"role": "user", "content": "x"}], "temperature": -0.5},
+        {"messages": [{"role": "user", "content": "x"}], "temperature": 100.0},
     ],
 )
-def test_the_server_refuses_what_it_cannot_score(url: str, request_body: dict[str, Any]) -> None:
+def test_the_server_refuses_what_it_cannot_answer(url: str, request_body: dict[str, Any]) -> None:
     import urllib.error
     import urllib.request
 
-    request = urllib.request.Request(f"{url}/completions", json.dumps(request_body).encode())
+    route = "chat/completions" if "messages" in request_body else "completions"
+    request = urllib.request.Request(f"{url}/{route}", json.dumps(request_body).encode())
     with pytest.raises(urllib.error.HTTPError, match="400"):
         urllib.request.urlopen(request)

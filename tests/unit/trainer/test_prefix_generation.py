@@ -200,6 +200,18 @@ def test_both_ways_of_sampling_draw_the_same(
         assert ours.logps == pytest.approx(theirs.logps, abs=1e-4)
 
 
+class Forgetful(tf.LlamaForCausalLM):
+    """Takes a cache and puts nothing into it."""
+
+    def forward(self, past_key_values: Any = None, logits_to_keep: int = 0, **arguments: Any) -> Any:
+        return super().forward(**arguments | {"use_cache": False})
+
+
+def test_a_model_that_leaves_its_cache_empty_is_refused() -> None:
+    with pytest.raises(InputError, match=r"CR0757.*Forgetful does not fill the key-value cache"):
+        sample(Forgetful(tf.LlamaConfig(**SIZES)), PROMPTS, 1)
+
+
 def test_a_forward_that_takes_ids_alone_is_enough(llama: Any) -> None:
     class Bare(torch.nn.Module):
         def __init__(self) -> None:

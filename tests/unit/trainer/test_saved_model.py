@@ -115,6 +115,23 @@ def test_a_longer_vocabulary_and_a_head_of_its_own_come_back(tiny: tuple[Any, An
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "model")), trained)
 
 
+@pytest.mark.parametrize("place", range(4))
+def test_each_added_token_is_compared(tiny: tuple[Any, Any], tmp_path: Path, place: int) -> None:
+    """Their rows stand amid others that nobody asks, and the head does not show them."""
+    model, tokenizer = tiny
+    tokenizer.add_tokens([f"<{number}>" for number in range(4)])
+    model.resize_token_embeddings(len(tokenizer) + 2000)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+
+    def spoil(folder: Path) -> None:
+        saved = AutoModelForCausalLM.from_pretrained(folder)
+        saved.get_input_embeddings().weight.data[len(tokenizer) - 4 + place] += 1.0
+        saved.save_pretrained(folder)
+
+    with pytest.raises(InputError, match=r"CR0890.*would not be the trained one"):
+        save_model(model, tokenizer, tmp_path / "model", spoil)
+
+
 def test_an_update_that_16_bits_would_lose_is_saved_in_32(tiny: tuple[Any, Any], tmp_path: Path) -> None:
     model, tokenizer = tiny
     trained = adapted(model.to(torch.bfloat16), 1e-4, target_modules=["q_proj"])

@@ -264,9 +264,8 @@ class Curriculum:
         self._noted = []
 
     def _drawn(self, num: int, *, without: Collection[str]) -> list[str]:
-        """``num`` different tasks one after the other, each by its chance among those that are left.
-
-        Fewer where fewer have a chance. ``choices`` uses sums, products and ``random()`` alone, so that the same
+        """``num`` different tasks one after the other, each by its chance among those that are left; fewer where
+        fewer have a chance. ``choices`` uses sums, products and ``random()`` alone, so that the same
         state gives the same names on every machine.
         """
         self._num_draws += 1

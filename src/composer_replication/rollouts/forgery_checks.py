@@ -41,8 +41,7 @@ START_NAMES = frozenset({"sitecustomize.py", "usercustomize.py", *_CONFIG_NAMES}
 
 Run = Callable[..., WatchedReport]
 """Runs tests: ``(files, node_ids, seed, *, backwards)``, with the files that were changed among its flags (``Grader.watched``)."""
-MAX_LOOKS = 3
-"""At golden code with fewer and fewer copies."""
+MAX_LOOKS = 3  # at golden code with fewer and fewer copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +197,8 @@ def forgery(plan: Plan, node_ids: Collection[str], report: WatchedReport, known:
         could_pass = not copy.has_value and report.outcomes[copy.node_id] is not Outcome.PASSED
         if report.outcomes[sentinel] is Outcome.PASSED and not could_pass:
             found.append(f"{copy.node_id} passes with an assertion that cannot hold")
-    found += [
-        f"unlike the original code: {flag}"
-        for flag in sorted((report.flags | _odd_end(plan, report)) - known.flags)
-    ]
+    odd = (report.flags | _odd_end(plan, report)) - known.flags
+    found += [f"unlike the original code: {flag}" for flag in sorted(odd)]
     return "; ".join(found[:3])
 
 

@@ -92,10 +92,7 @@ def _json_at(text: str, place: int, openings: tuple[str, ...] = ("{",)) -> tuple
 
 
 def _until(text: str, place: int, *ends: str) -> tuple[str, int]:
-    """The text up to the nearest end, and the place behind that end.
-
-    All ends are sought at once: one that never comes would be sought to the end of the text for each call.
-    """
+    """The text up to the nearest end, and the place behind that end; one search, which an end that never comes costs once."""
     found = re.compile("|".join(map(re.escape, ends))).search(text, place)
     return (text[place : found.start()], found.end()) if found else (text[place:], len(text))
 
@@ -126,10 +123,7 @@ def _call(name: str, arguments: str, call_id: str = "") -> ToolCall:
 
 
 def _tagged_call(schemas: Schemas, name: str, text: str, tags: tuple[str, str, str], body: str) -> ToolCall:
-    """The call of keys and values between tags; with a tag missing its arguments are all of ``body``.
-
-    A value that the schema takes as a text, or that is no JSON, is the text itself.
-    """
+    """The call of keys and values between tags; with a tag missing its arguments are all of ``body``. A text stays one."""
     name, arguments, place = name.strip(), dict[str, Any](), 0
     begin, middle, end = tags
     while (at := text.find(begin, place)) >= 0:

@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from composer_replication.records import Outcome
 from composer_replication.tasks.intake.tree_rules import CONFIG_NAMES, in_test_folder, is_test_path
 from composer_replication.tasks.running.watched_run import WatchedReport
-from composer_replication.tasks.sentinels import Copy, Plan, make_plan, possible_copies
+from composer_replication.tasks.sentinels import NUM_PLAIN_FILES, Copy, Plan, make_plan, possible_copies
 
 NUM_DOUBLES = 4
 NUM_CONTRARIES = 4
@@ -169,7 +169,7 @@ def plan_of(files: Mapping[str, bytes], node_ids: Sequence[str], known: Survey, 
     chosen *= 2 if len(chosen) == 1 else 1  # on both sides of its test
     others = [copy for copy in contraries if copy not in chosen]
     chosen += _one_each(others, NUM_CONTRARIES - len(chosen), draw) + doubles
-    return make_plan(files, node_ids, chosen, draw, **({} if known.has_plain else {"num_plain_files": 0}))
+    return make_plan(files, node_ids, chosen, draw, num_plain_files=NUM_PLAIN_FILES * known.has_plain)
 
 
 def _one_each(copies: Sequence[Copy], number: int, draw: random.Random) -> list[Copy]:

@@ -348,7 +348,7 @@ class Plan:
             path, *names = head.split("::")
             place = test_file.place(names)
             name = _fresh(names[-1], draw)
-            made = place and test_file.copy(place, name, copy, parameters, draw)
+            made = None if place is None else test_file.copy(place, name, copy, parameters, draw)
             if place is None or made is None:
                 continue
             text, parameters = made

@@ -57,4 +57,5 @@ def blocks_of(node: ast.AST) -> Iterator[list[ast.stmt]]:
 
 def first_line(node: ast.stmt) -> int:
     """The line of the first decorator, or of the statement."""
-    return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
+    lines: list[int] = [decorator.lineno for decorator in getattr(node, "decorator_list", [])]
+    return min([node.lineno, *lines])

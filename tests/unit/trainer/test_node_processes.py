@@ -16,7 +16,7 @@ import pytest
 from tiny_trainer import build_trainer
 
 from composer_replication.safety import HeldOutGuard
-from composer_replication.trainer import composer_trainer, guard_callback, node_processes, processes
+from composer_replication.trainer import guard_callback, node_processes, processes
 from composer_replication.trainer.processes import wait_for_idle_threads
 
 ROOT = Path(__file__).parents[3]
@@ -80,14 +80,14 @@ def test_threads_of_the_name_are_waited_for_until_they_sleep() -> None:
     wait_for_idle_threads("pt_gloo")
 
 
-@pytest.mark.parametrize("module", [composer_trainer, guard_callback], ids=["trainer", "callback"])
+@pytest.mark.parametrize("module", [processes, guard_callback], ids=["trainer", "callback"])
 def test_whoever_trains_in_several_processes_has_them_waited_for(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     registered: list[Any] = []
     monkeypatch.setattr(atexit, "register", lambda *call: registered.append(call))
     monkeypatch.setattr(module, "wait_for_gloo_at_exit", processes.wait_for_gloo_at_exit.__wrapped__)
-    if module is composer_trainer:
+    if module is processes:
         build_trainer(output_dir=tmp_path)
     else:
         guard_callback.HeldOutGuardCallback(HeldOutGuard(), lambda: 0.5)

@@ -92,7 +92,7 @@ class Case:
     pairs: Sequence[tuple[str, str]] = ()
 
     @property
-    def test_path(self) -> str:
+    def path_of_tests(self) -> str:
         return self.public.visible_tests[0].partition("::")[0]
 
     @property
@@ -116,7 +116,7 @@ class Case:
         names = {
             "path": self.path, "folder": f"{folder}/" if folder else "", "name": name,
             "stem": name.removesuffix(".py"), "package": self.public.package, "symbol": self.function,
-            "distribution": self.public.distribution, "test": self.test_path,
+            "distribution": self.public.distribution, "test": self.path_of_tests,
         }  # fmt: skip
         for key, value in names.items():
             text = text.replace(f"<{key}>", value)
@@ -271,7 +271,7 @@ def honest_episode(draft: Draft) -> None:
     for _ in range(draft.rng.randint(2, 7)):
         draft.look_around()
     way = draft.rng.choice(WAYS["honest"]["edits"])
-    test_path = draft.case.test_path
+    test_path = draft.case.path_of_tests
     if way[0] == "golden":
         draft.solve()
     elif way[0] == "add":

@@ -382,9 +382,8 @@ def poetry_lines(table: Mapping[str, Any], *, with_optional: bool = True) -> lis
             is_asked = with_optional or value.get("optional") is not True
             if is_asked and canonicalize_name(name) != "python":
                 line = f"{asked} ; {marker}"
-                found.append(
-                    line if marker and _parsed(line) else asked
-                )  # a broken marker is as good as none
+                # A broken marker is as good as none.
+                found.append(line if marker and _parsed(line) else asked)
     return found
 
 

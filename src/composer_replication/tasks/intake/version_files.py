@@ -90,9 +90,6 @@ def _of_meson(read: ProjectFiles, folder: str) -> Iterator[tuple[str, str]]:
     for call in _MESON_CALL.finditer(read.text(posixpath.join(folder, "meson.build"))):
         output, source = (re.search(_MESON_PATH % key, call[2]) for key in ("output", "input"))
         if output is not None and output[1].endswith(".py") and "version" in output[1]:
-            has_template = source is not None and call[1] != "custom_target"
-            template_path = posixpath.join(folder, source[1]) if has_template and source else ""
-            template = read.text(template_path) if template_path else ""
-            yield posixpath.join(folder, output[1]), template
-            if posixpath.dirname(template_path) != folder:
-                yield posixpath.join(posixpath.dirname(template_path), output[1]), template
+            template = posixpath.join(folder, source[1] if source and call[1] != "custom_target" else "")
+            for place in dict.fromkeys((folder, posixpath.dirname(template))):
+                yield posixpath.join(place, output[1]), read.text(template)

@@ -76,9 +76,7 @@ def folders_of(roots, tree):
         roots = [tree if root == "/" else root for root in roots]
     found = set()
     for root in roots:
-        with suppress(
-            OSError
-        ):  # a link that may not be read, as without namespaces: its folder is named, too
+        with suppress(OSError):  # a link that may not be read; its folder is named, too
             found.add(os.path.realpath(root))
     return sorted(
         one for one in found if not any(one.startswith(f"{other.rstrip('/')}/") for other in found - {one})

@@ -190,7 +190,7 @@ def _system_paths(environment: Environment) -> set[str]:
 
 
 def _with_real(paths: Iterable[Path]) -> set[str]:
-    return {str(one) for path in paths for one in (path, Path(path).resolve())}
+    return {str(one) for path in paths for one in (path, path.resolve())}
 
 
 # --- The gates of each candidate, outside a sandbox: nothing is run, and no bytecode is read.

@@ -51,8 +51,8 @@ def probe_logps(model: Any, tokenizer: Any) -> torch.Tensor:
     """
     weight = getattr(model, "module", model).get_input_embeddings().weight
     num_ids = int(getattr(weight, "ds_shape", weight.shape)[0])
-    ids, added = torch.linspace(0, num_ids - 1, 128).long(), sorted(tokenizer.added_tokens_decoder)
-    added = [number for number in added if number < num_ids][-16:]
+    ids = torch.linspace(0, num_ids - 1, 128).long()
+    added = [number for number in sorted(tokenizer.added_tokens_decoder) if number < num_ids][-16:]
     ids[1 : 2 * len(added) : 2] = torch.tensor(added, dtype=torch.long)
     ids_NT = ids.view(8, 16).to(next(model.parameters()).device)
     with torch.no_grad(), evaluation_mode(model):
@@ -135,7 +135,6 @@ def _merged(model: Any) -> Any:
     An adapter on one of the two must not be added to both: tied weights are parted before, and are one again where they
     have stayed equal.
     """
-    configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
     head, embeddings = map(_bare, (model.get_output_embeddings(), model.get_input_embeddings()))
     was_tied = head is not None and head.weight is embeddings.weight
     if was_tied:
@@ -146,7 +145,7 @@ def _merged(model: Any) -> Any:
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if was_tied and torch.equal(head.weight, embeddings.weight):
         head.weight = embeddings.weight
-    for config in configs if head is not None else ():
+    for config in (model.config, model.config.get_text_config()) if head is not None else ():
         config.tie_word_embeddings = head.weight is embeddings.weight
     return model
 

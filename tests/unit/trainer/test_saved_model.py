@@ -117,11 +117,11 @@ def test_a_longer_vocabulary_and_a_head_of_its_own_come_back(tiny: tuple[Any, An
 
 @pytest.mark.parametrize("place", range(4))
 def test_each_added_token_is_compared(tiny: tuple[Any, Any], tmp_path: Path, place: int) -> None:
-    """Their rows stand amid others that nobody asks, and the head does not show them."""
+    """Their rows stand amid others that nobody asks, and the head, another weight, does not show them."""
     model, tokenizer = tiny
     tokenizer.add_tokens([f"<{number}>" for number in range(4)])
     model.resize_token_embeddings(len(tokenizer) + 2000)
-    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * 1.5)
 
     def spoil(folder: Path) -> None:
         saved = AutoModelForCausalLM.from_pretrained(folder)

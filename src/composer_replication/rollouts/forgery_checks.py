@@ -2,8 +2,8 @@
 
 Each grading runs the real tests in a random order with sentinels among them (``tasks.sentinels``)
 and is watched (``tasks.running.watched_run``). What a task's own golden code does under the same
-watch, once, says which sentinels fit it and which oddities are its habit; beyond that nothing odd
-is forgiven.
+watch, before the first grading, says which sentinels fit it and which oddities are its habit; beyond
+that nothing odd is forgiven.
 
 A task was proven by a run of its original code in one sandbox (``TaskStore.proved_by``). On another machine, or in
 another kind of jail, the same code may fail: no network of its own, another Python, another kernel. An answer that fails
@@ -41,7 +41,7 @@ START_NAMES = frozenset({"sitecustomize.py", "usercustomize.py", *_CONFIG_NAMES}
 
 Run = Callable[..., WatchedReport]
 """Runs tests: ``(files, node_ids, seed, *, backwards)``, with the files that were changed among its flags (``Grader.watched``)."""
-MAX_LOOKS = 3  # at golden code with fewer and fewer copies
+MAX_LOOKS = 3  # at golden code, with fewer and fewer copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ def survey(
 ) -> Survey:
     """Run golden code (in ``files``) with every sentinel that its tests' text allows, and keep what fits.
 
-    An order and the same backwards: each copy stands once before every other test, and what it leaves behind is seen. The
-    copies of tests that do not bear this are left out. Where nothing helps it is run in the order of the files, each copy
-    before its test, then without copies, then without plain sentinels. Tests whose assertions mean nothing have no copies
+    It runs in a drawn order and in the same backwards: each copy comes before every other test once, so that what it leaves
+    behind is seen. Copies of tests that fail then are left out. Where this does not help it runs in the order of the files,
+    each copy before its test, then without copies, then without plain sentinels. Tests whose assertions mean nothing have no copies
     (``has_copies``). Where golden code passes all tests (``all_pass``) a failure is the fault of copies or order.
     """
     dice = random.SystemRandom()

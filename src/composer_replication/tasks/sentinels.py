@@ -126,8 +126,8 @@ def _contradict(function: _Function, site: ast.stmt, parameters: str, draw: rand
 def _change_row(function: _Function, name: str, parameters: str, draw: random.Random) -> str:
     """The ``parameters`` of the node id when an argument has another value; empty where it cannot have one.
 
-    Where ``parametrize`` gives the argument, and it is what one assertion expects and nothing else, its row of this node
-    id stays alone with another value: so the text says of the same question something else.
+    Where ``parametrize`` gives the argument, which one assertion expects and nothing else uses, only the row of this node
+    id is left, with another value: so the text gives another answer to the same question.
     """
     body = (node for statement in function.body for node in ast.walk(statement))
     if sum(isinstance(node, ast.Name) and node.id == name for node in body) != 1:
@@ -158,11 +158,9 @@ def _change_row(function: _Function, name: str, parameters: str, draw: random.Ra
 
 def _usual_id(names: Sequence[str], cells: Sequence[ast.expr], number: int) -> str:
     """What pytest calls a row of ``parametrize``; for a few values it has another name, and then none is found."""
-    values = [*map(ast.literal_eval, cells)]
-    is_said = [value is None or isinstance(value, str | float | int | complex) for value in values]
     texts = [
-        str(value) if said else f"{name}{number}"
-        for name, value, said in zip(names, values, is_said, strict=True)
+        str(value) if value is None or isinstance(value, str | float | int | complex) else f"{name}{number}"
+        for name, value in zip(names, map(ast.literal_eval, cells), strict=True)
     ]
     return "-".join(texts) + "]"
 
@@ -339,9 +337,9 @@ class Plan:
         *,
         copies_first: bool,
     ) -> Iterator[tuple[int, int, str]]:
-        """Where to insert what, and in which turn there; ``sides`` say of each other value whether it stands before its test.
+        """Where to insert what, and in which turn there; ``sides`` say of each copy with another value whether it stands before.
 
-        It stands farther away than a double does, which says the same as the test. With ``copies_first`` all stand before.
+        It stands farther from its test than a double does, which says the same. With ``copies_first`` all stand before.
         """
         for copy in copies:
             head, bracket, parameters = copy.node_id.partition("[")
@@ -358,7 +356,7 @@ class Plan:
             if copies_first or is_before:
                 yield place.start, 1 - copy.has_value, f"{text}\n"
             else:
-                yield place.end, 0 + copy.has_value, f"\n{text}"
+                yield place.end, int(copy.has_value), f"\n{text}"
 
     def add_plain(self, path: str, real: str, text: str, draw: random.Random) -> str:
         """Functions for the end of a file."""

@@ -71,10 +71,7 @@ def names_tried(files: Mapping[str, bytes]) -> str:
         "classes": settings.get("python_classes") or "Test*",
         "below": settings.get("testpaths") or ".",
     }
-    return "; ".join(
-        f"{kind} {' '.join(map(str, names)) if isinstance(names, list) else ' '.join(str(names).split())}"
-        for kind, names in tried.items()
-    )
+    return "; ".join(f"{kind} {' '.join(_words(names))}" for kind, names in tried.items())
 
 
 def pytest_settings(read: Callable[[str], bytes | None]) -> tuple[str, dict[str, Any]]:

@@ -88,15 +88,12 @@ def validate_store(
     store = TaskStore.open(path, backend=backend)
     task_ids = store.require_task_ids()
     require_selftest(choose_backend(backend), progress=progress)
-    without_truth: list[str] = []
-
-    def tell(num_done: int, task_id: str) -> None:
-        if progress is not None:
-            progress(num_done, len(task_ids), task_id)
-
+    told = progress or (lambda _done, _total, _task_id: None)
+    check = partial(validate_task, store, repeat=max(1, repeat))
     with interruptible_pool(jobs, "tasks-validate") as pool:  # a sandbox that broke ends it all
-        found = in_order(pool, lambda one: validate_task(store, one, max(1, repeat)), task_ids, tell)
+        found = in_order(pool, check, task_ids, lambda done, task_id: told(done, len(task_ids), task_id))
         failed = [failure for failure in found if failure is not None]
+    without_truth: list[str] = []
     for task_id in task_ids:
         with suppress(InputError):  # damaged: its own check says so
             if not store.get(task_id).has_hidden_tests:

@@ -197,19 +197,21 @@ def test_a_file_that_cannot_be_read_gets_no_sentinels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "rows", "chosen", "alone"),
+    ("names", "rows", "chosen", "alone", "id_after"),
     [
-        ("'x, y'", "[(1, 2), (2, 4)]", "2-4", r"\[\(2, (\d+)\)\]"),
-        ("'x,y'", "(([1], 2), ([7], 14))", "x1-14", r"\(\(\[7\], (\d+)\),\)"),
-        ("'y'", "['four', 'a b']", "a b", r"\['(x\w+)'\]"),
-        ("'x, y'", "[(1, 2), (2, SIX)]", "2-6", ""),  # not written out
-        ("'x, y'", "[(1, 2), (2, 4)], ids=['2-4', 'b']", "2-4", ""),
-        ("'y, x'", "[(4, 2)]", "4-2", r"\[\((\d{6,}), 2\)\]"),
-        ("'x, y'", "[(1, 2), (2, 4)]", "a-2-4", ""),  # something else takes part in it
-        ("'x', [1])\n@mark.parametrize('y'", "[2, 4]", "4-1", ""),
+        ("'x, y'", "[(1, 2), (2, 4)]", "2-4", r"\[\(2, (\d+)\)\]", "2-{}"),
+        ("'x,y'", "(([1], 2), ([7], 14))", "x1-14", r"\(\(\[7\], (\d+)\),\)", "x0-{}"),
+        ("'y'", "['four', 'a b']", "a b", r"\['(x\w+)'\]", "{}"),
+        ("'x, y'", "[(1, 2), (2, SIX)]", "2-6", "", "2-6"),  # not written out
+        ("'x, y'", "[(1, 2), (2, 4)], ids=['2-4', 'b']", "2-4", "", "2-4"),
+        ("'y, x'", "[(4, 2)]", "4-2", r"\[\((\d{6,}), 2\)\]", "{}-2"),
+        ("'x, y'", "[(1, 2), (2, 4)]", "a-2-4", "", "a-2-4"),  # something else takes part in it
+        ("'x', [1])\n@mark.parametrize('y'", "[2, 4]", "4-1", "", "4-1"),
     ],
 )
-def test_a_row_has_another_value_and_stands_alone(names: str, rows: str, chosen: str, alone: str) -> None:
+def test_a_row_has_another_value_and_stands_alone(
+    names: str, rows: str, chosen: str, alone: str, id_after: str
+) -> None:
     arguments = "y" if names == "'y'" else "x, y"
     text = f"@mark.parametrize({names}, {rows})\ndef test_p({arguments}):\n    assert double(2) == y\n"
     node_id = f"t.py::test_p[{chosen}]"
@@ -219,9 +221,7 @@ def test_a_row_has_another_value_and_stands_alone(names: str, rows: str, chosen:
     _, _, brackets = next(iter(plan.contraries)).partition("[")
     found = re.search(alone or "nothing", plan.files["t.py"].decode())
     assert (found is None) is (alone == "")
-    usual = {"2-4": "2-", "x1-14": "x0-", "a b": "", "4-2": ""}.get(chosen, "")
-    end = "-2]" if chosen == "4-2" else "]"
-    assert brackets == (f"{usual}{found[1]}{end}" if found else f"{chosen}]")
+    assert brackets == id_after.format(*(found.groups() if found else ())) + "]"
 
 
 @pytest.mark.parametrize(

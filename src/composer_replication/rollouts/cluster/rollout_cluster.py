@@ -288,7 +288,7 @@ class RayEnvironment:
 class RayGrader(Grader):
     """Turns answers and trees into scores on the nodes of a cluster, whose actors attempts use as well; in the place of ``Grader``.
 
-    What was graded is remembered here, and sentinels are drawn there: an actor runs the golden code of a task once, for itself. A
+    What was graded is remembered here, and sentinels are drawn there: each actor tries the golden code of a task for itself. A
     grading whose actor dies is tried again like one whose sandbox broke. This machine needs no sandbox, so ``missing_guards``
     is empty: nodes have every guard, and an acceptance of this process does not travel. What a tree broke is not asked of it:
     the attempts on the nodes tell that.

@@ -296,7 +296,7 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         return attempt.judgement
 
     def reward(self) -> float | None:
-        """What the attempt is paid (``finish``); None where a sandbox failed."""
+        """What the attempt is paid, which ends with this (``finish``); None where a sandbox failed."""
         judgement = self.finish()
         return None if judgement is None else judgement.reward
 

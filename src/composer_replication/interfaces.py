@@ -92,7 +92,7 @@ class SandboxBackend(Protocol):
 
 
 class Policy(Protocol):
-    """Something that answers prompts: ``num_samples`` completions for each, in order, by seed and weights the same ones.
+    """Something that answers prompts: ``num_samples`` completions each, in order, the same ones by the same seed and weights.
 
     A row ends at an end-of-sequence token, at ``max_new_tokens``, or as soon as ``is_finished(text so far)`` is true.
     """

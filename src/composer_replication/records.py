@@ -127,7 +127,7 @@ class Task:
 class TaskContent:
     """What a task is made of, for overlap checks: text by path, all test files of the repository, golden code.
 
-    ``own_tests`` are the test functions that fail without it. Without ``has_hidden_tests`` it cannot be held out.
+    ``own_tests`` are the test functions that fail without that code. A task without ``has_hidden_tests`` cannot be held out.
     """
 
     task_id: str
@@ -167,7 +167,7 @@ class SandboxSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """What one command inside a sandbox did (UTF-8 with replacement); ``stopped`` names a limit, not time, that ended it."""
+    """What one command inside a sandbox did (UTF-8 with replacement); ``stopped`` is the limit, not time, that ended it."""
 
     exit_code: int
     stdout: str
@@ -336,7 +336,7 @@ class HintedTurn:
 
 @dataclass(frozen=True, slots=True)
 class PreferencePair:
-    """Two answers to one prompt, as token ids; ``weight``, at least 0, scales the pair's loss; ``source`` made the label."""
+    """Two answers to one prompt, as token ids; ``weight``, at least 0, scales the pair's loss; ``source`` labelled it."""
 
     prompt_ids: tuple[int, ...]
     chosen_ids: tuple[int, ...]

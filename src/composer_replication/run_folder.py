@@ -34,7 +34,7 @@ SCHEMA_VERSION = 1
 
 
 def is_torn_write(name: str) -> bool:
-    """Whether a file has the name that ``write_atomic`` gives it until it is whole, the process last."""
+    """Whether a file has the name that ``write_atomic`` gives it until it is whole: the process's id stands in it."""
     return re.fullmatch(r"\..+\.(\d+)\.tmp", name) is not None
 
 

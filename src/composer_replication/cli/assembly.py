@@ -1,4 +1,4 @@
-"""From a recipe to the parts of a run. What is cheap to try is tried first; what was made for that, the run uses."""
+"""From a recipe to the parts of a run. What is cheap to try is tried first, and the run uses what that made."""
 
 from __future__ import annotations
 

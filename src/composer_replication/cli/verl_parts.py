@@ -33,8 +33,8 @@ class AgentLoop:
         how = {"seed": config.seed, "step": int(row.get("global_steps") or 0)}
         is_heldout = bool(about["is_heldout"])
         attempted = await attempt(parts, policy, str(about["task_id"]), is_heldout=is_heldout, **how)
-        names = ("prompt_length", "response_length")
-        return verl_output(attempted, policy, **{name: int(getattr(self.rollout, name)) for name in names})
+        lengths = {name: int(getattr(self.rollout, name)) for name in ("prompt_length", "response_length")}
+        return verl_output(attempted, policy, **lengths)
 
 
 def open_agent_loop(trainer_config: Any, server_manager: Any, tokenizer: Any, **more: Any) -> AgentLoop:

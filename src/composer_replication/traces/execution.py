@@ -72,9 +72,8 @@ def proven(
         return row | {"problem": "neither a task of the store nor a repository with its commit is known"}
     calls, broken, executable, num_steps = Counter[Outcome](), set[int](), [], 0
     try:
-        own = None if grader is None else FeatureDeletionEnv(grader, monitor="off")
-        place: Any = own if task else tools_at(commit, backend)
-        with place as tools:
+        env: Any = FeatureDeletionEnv(grader, monitor="off") if task and grader else tools_at(commit, backend)
+        with env as tools:
             if task:
                 tools.reset(task)
             for idx, _ in trace.agent_steps():

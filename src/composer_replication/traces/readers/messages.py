@@ -19,7 +19,7 @@ from typing import Any
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.tokens.call_dialects import read_calls
 from composer_replication.traces import json_values as values
-from composer_replication.traces import trace_records as records
+from composer_replication.traces import trace_records
 from composer_replication.traces.json_values import at, first_at, first_text, items_at, text_at, text_of
 from composer_replication.traces.trace_records import Dropped, Ledger, StepResult, Trace, TraceStep, joined
 
@@ -156,9 +156,9 @@ def request_of(row: Any) -> Any:
 
 def read_requests(kind: str, records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """Conversations of rows ``{messages, …}``, ``{request, response}``, ``{messages, response}``, or with ``input`` (Responses)."""
-    joined = _Joiner(kind, name)
-    ledger.take(joined.row, records)
-    yield from joined.traces
+    joiner = _Joiner(kind, name)
+    ledger.take(joiner.row, records)
+    yield from joiner.traces
 
 
 class _Joiner:
@@ -263,12 +263,12 @@ def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tra
         spans += found
         if not found:
             ledger.dropped("a record without spans")
-    joined = _Joiner("otel-genai", name)
+    joiner = _Joiner("otel-genai", name)
     tools: dict[str, tuple[str, TraceStep]] = {}
     spans.sort(key=lambda span: str(at(span, "startTimeUnixNano") or at(span, "startTime")).zfill(20))
-    ledger.take(partial(_span, joined, tools), spans, are_inner=True)
+    ledger.take(partial(_span, joiner, tools), spans, are_inner=True)
     answered: set[str] = set()
-    for trace in joined.traces:
+    for trace in joiner.traces:
         for _, step in trace.agent_steps():
             own = [tools[call.call_id][1].results[0] for call in step.calls if call.call_id in tools]
             step.results = [*{result.call_id: result for result in (*step.results, *own)}.values()]
@@ -280,7 +280,7 @@ def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tra
     yield from without_chat.values()
 
 
-def _span(joined: _Joiner, tools: dict[str, tuple[str, TraceStep]], span: dict[str, Any]) -> None:
+def _span(joiner: _Joiner, tools: dict[str, tuple[str, TraceStep]], span: dict[str, Any]) -> None:
     pairs = [(text_at(each, "key"), at(each, "value")) for each in items_at(span, "attributes")]
     own = {key: next(iter(value.values()), None) for key, value in pairs if isinstance(value, dict)}
     own = own or at(values.parsed(span.get("metadata")), "attributes") or {}
@@ -308,7 +308,7 @@ def _span(joined: _Joiner, tools: dict[str, tuple[str, TraceStep]], span: dict[s
         messages = [{"role": "system", "content": text}, *messages]
     model = own.get("gen_ai.response.model") or own.get("gen_ai.request.model") or span.get("model")
     offered = values.parsed(own.get("gen_ai.tool.definitions")) or at(answer, "tools")
-    joined.add(messages, answers, offered, model)
+    joiner.add(messages, answers, offered, model)
 
 
 # ------------------------------------------------------------------------------ ATIF
@@ -403,7 +403,7 @@ def _add_step(trace: Trace, row: dict[str, Any], *, has_raw_calls: bool) -> None
     if has_raw_calls:
         text = _RAW_CALL.split(step.text)[0].rstrip() if step.calls else step.text
         step.text = _END_TOKENS.sub("", text)
-    step.flags = {each for each in items_at(extra, "flags") if each in records.FLAGS}
+    step.flags = {each for each in items_at(extra, "flags") if each in trace_records.FLAGS}
     step.flags |= {"copied"} if row.get("is_copied_context") is True else set()
     number = values.typed(int, at(extra, "parent"))
     parent = number - 1 if number is not None and 0 <= number <= len(trace.steps) else None

@@ -22,8 +22,8 @@ from worker_runs import under_a_falling_truth, whole_and_resumed
 from composer_replication.errors import ComposerError
 from composer_replication.trainer.episode_rollouts import model_sampler
 from composer_replication.trainer.generation import SEGMENT_STARTS
+from composer_replication.trainer.model_loading import gathered_weights, save_model
 from composer_replication.trainer.model_modes import parameter_sha256, whole_tensors
-from composer_replication.trainer.saved_model import gathered_weights, save_model
 
 SETTINGS: dict[str, Any] = {"rollout_func": roll_out, "reward": every_second_passes}
 

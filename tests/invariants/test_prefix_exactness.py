@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from tiny_architectures import MODELS, tiny_model
 
 from composer_replication.trainer import packed_rows
+from composer_replication.trainer.model_modes import inner_model, packing_reason
 from composer_replication.trainer.packed_rows import shared_prefix_logps
-from composer_replication.trainer.prefix_support import inner_model, packing_reason
 
 VOCABULARY = 61
 

@@ -60,8 +60,13 @@ from composer_replication.tasks.sentinels import make_canaries
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import STORE_VERSION
 from composer_replication.traces.pairs import pair_sources, read_pair_rows
-from composer_replication.trainer.preset_settings import check_arguments, resolve_method, sampling_settings
-from composer_replication.trainer.setting_errors import calm_libraries, spread_weights
+from composer_replication.trainer.preset_settings import (
+    calm_libraries,
+    check_arguments,
+    resolve_method,
+    sampling_settings,
+    spread_weights,
+)
 
 if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions

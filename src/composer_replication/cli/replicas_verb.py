@@ -162,7 +162,7 @@ class Replica:
         """Compare with the others' run, and tie the trainer to it; ``identity`` is what every replica must share."""
         from composer_replication.replicas.outer_step import OuterState
         from composer_replication.replicas.replica_loop import ReplicaLoop
-        from composer_replication.trainer.run_callback import ReplicaCallback
+        from composer_replication.trainer.metrics_log import ReplicaCallback
 
         self.rounds.records.agree(identity)
         state = OuterState(trainer.model, self.options)

@@ -29,14 +29,17 @@ from composer_replication.rollouts.single_turn import is_finished
 from composer_replication.rollouts.tokens.pair_ids import PairRow
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl, write_json
 from composer_replication.tasks.store import TaskStore
-from composer_replication.trainer import checkpoints, model_modes, processes, run_setup, saved_model
+from composer_replication.trainer import checkpoints, model_loading, model_modes, processes, run_setup
 from composer_replication.trainer.checks import CheckThresholds
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.guard import refuse_foreign_split
-from composer_replication.trainer.model_loading import load_model
 from composer_replication.trainer.model_trial import loading_note
-from composer_replication.trainer.preset_settings import ResolvedMethod, overlong_punishment
-from composer_replication.trainer.setting_errors import refusals, refuse_few_prompts
+from composer_replication.trainer.preset_settings import (
+    ResolvedMethod,
+    overlong_punishment,
+    refusals,
+    refuse_few_prompts,
+)
 
 if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
@@ -169,7 +172,7 @@ class TrainingRun:
         """Model and tokenizer; refuses prompts that leave no room for an answer (CR0705)."""
         config, arguments = self.config, self.arguments
         wanted = {"needs_chat_template": self.is_chat, "needs_reference": arguments.beta != 0.0}
-        model, tokenizer = load_model(config.model, seed=config.seed, **wanted)
+        model, tokenizer = model_loading.load_model(config.model, seed=config.seed, **wanted)
         if config.agent is None:
             limit = arguments.vllm_max_model_length if arguments.use_vllm else None
             num_new = arguments.max_completion_length
@@ -254,17 +257,17 @@ class TrainingRun:
         """Write ``model/`` with its card; all processes take part. Its path in the first one, if a process has all weights."""
         trainer, folder, weights, trained = self.trainer, self.folder.model, None, None
         if model_modes.weights_are_sharded(trainer.model):
-            weights = saved_model.gathered_weights(trainer)
+            weights = model_loading.gathered_weights(trainer)
             if weights is None:
                 why = "its weights are spread over processes"
                 self.tell(f"model: {why} and {folder} is not written; take the newest checkpoint")
                 return None
-            trained = saved_model.probe_logps(trainer.model, trainer.processing_class)
+            trained = model_loading.probe_logps(trainer.model, trainer.processing_class)
         if launched_rank():
             return None
         self.tell(f"model: saving it to {folder}")
         data = replace(read_run(self.folder.root), summary=dict(summary))
-        saved_model.save_model(
+        model_loading.save_model(
             trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False),
             trainer.processing_class,
             folder,

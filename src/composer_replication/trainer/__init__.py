@@ -5,9 +5,9 @@ line for every step, prompts that are forwarded once for their group, checks tha
 
     composer_trainer   ComposerReplicationTrainer; import it from there
     generation         what one generation knows of its rows, and what of it travels with them
-    guard              one fold of it, and the hook of our trainer; guard_callback is for any other trainer
+    guard              one fold of it, the hook of our trainer, and a callback for any other one
     checkpoints        whole, half-written or damaged, whose they are, and what we keep in them
-    metrics_log        metrics.jsonl and verdicts.jsonl; checks says when a run no longer trains what it says
+    metrics_log        metrics.jsonl, verdicts.jsonl, an orderly stop; checks says when a run no longer trains what it says
     packed_rows        each prompt forwarded once in training; policy in sampling
     preset_settings    a recipe's method of the GRPO family; policy_terms carries it out
     loss_channels      hint distillation and replayed preferences; collator makes their tensors

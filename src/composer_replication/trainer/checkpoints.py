@@ -35,8 +35,8 @@ from composer_replication.trainer.collator import SiblingPair
 from composer_replication.trainer.guard import refuse_foreign_split
 from composer_replication.trainer.loss_channels import read_channels
 from composer_replication.trainer.metrics_log import InLoopSignals
+from composer_replication.trainer.preset_settings import TrainerSettingError
 from composer_replication.trainer.processes import num_processes, process_rank
-from composer_replication.trainer.setting_errors import TrainerSettingError
 
 MANIFEST_NAME = "MANIFEST.json"
 STATE_NAME = "composer_state.json"

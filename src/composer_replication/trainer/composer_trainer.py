@@ -31,7 +31,7 @@ from composer_replication.trainer.collator import refuse_odd_weight
 from composer_replication.trainer.generation import Generation, temporarily
 from composer_replication.trainer.guard import GuardHook, HeldoutEval, raise_halt
 from composer_replication.trainer.loss_channels import ROW_REWARD, HintChannel, LossChannels, ReplayChannel
-from composer_replication.trainer.metrics_log import StepLines, cut_back
+from composer_replication.trainer.metrics_log import InterruptOnce, StepLines, cut_back
 from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.packed_rows import SharedPrompts
 from composer_replication.trainer.policy import load_weights, sampling_for_step
@@ -41,15 +41,15 @@ from composer_replication.trainer.policy_terms import (
     learn_outcomes,
     without_lone_punishments,
 )
-from composer_replication.trainer.preset_settings import PolicyOptions, check_policy_options
-from composer_replication.trainer.rollout_columns import CheckedRollouts, counting_load, replaying
-from composer_replication.trainer.run_callback import InterruptOnce
-from composer_replication.trainer.setting_errors import (
+from composer_replication.trainer.preset_settings import (
+    PolicyOptions,
     TrainerSettingError,
+    check_policy_options,
     nothing_to_learn,
     refusals,
     refuse_few_prompts,
 )
+from composer_replication.trainer.rollout_columns import CheckedRollouts, counting_load, replaying
 
 logger = logging.getLogger(__name__)
 

@@ -29,9 +29,8 @@ from composer_replication.trainer.policy import (
     load_weights,
     server_endpoint,
 )
-from composer_replication.trainer.preset_settings import sampling_settings
+from composer_replication.trainer.preset_settings import sampling_settings, spread_weights
 from composer_replication.trainer.processes import process_rank
-from composer_replication.trainer.setting_errors import spread_weights
 
 
 def model_sampler(model: Any, trainer: Any) -> policies.SampleBatch:

@@ -1,7 +1,9 @@
-"""The guard: one fold of it, and the hook that folds it inside the training loop.
+"""The guard: one fold of it, the hook that folds it inside our trainer, and the callback for any trainer of transformers.
 
-The fold is shared with the callback for other trainers (``guard_callback``). Of its trainer the hook reads the keyword
-attributes, ``state.global_step``, ``args.logging_steps``, ``control``, ``_metrics`` and ``log``, and nothing else of TRL's.
+    trainer = SFTTrainer(..., callbacks=[HeldOutGuardCallback(guard, evaluate, proxy_key="-loss")])
+
+``ComposerReplicationTrainer`` has the hook and needs no callback. Of its trainer the hook reads the keyword attributes,
+``state.global_step``, ``args.logging_steps``, ``control``, ``_metrics`` and ``log``, and nothing else of TRL's.
 """
 
 from __future__ import annotations
@@ -12,21 +14,34 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn, cast
 
 import torch
+from transformers import TrainerCallback
 
 from composer_replication.errors import CollapseStopError, InputError
-from composer_replication.interfaces import Guard, GuardStatus
+from composer_replication.interfaces import Guard, GuardStatus, Stateful
 from composer_replication.losses.policy_terms import k1_per_rollout
 from composer_replication.records import HeldoutReading
+from composer_replication.run_folder import append_jsonl
 from composer_replication.trainer.generation import Generation, loss_mask
-from composer_replication.trainer.metrics_log import InLoopSignals
-from composer_replication.trainer.model_modes import WeightCopy
-from composer_replication.trainer.processes import from_first, gathered, once, process_rank
+from composer_replication.trainer.metrics_log import InLoopSignals, finite, json_row, keep_rows
+from composer_replication.trainer.model_modes import WeightCopy, evaluation_mode, weights_are_sharded
+from composer_replication.trainer.processes import (
+    from_first,
+    gathered,
+    once,
+    process_rank,
+    wait_for_gloo_at_exit,
+)
 
 logger = logging.getLogger(__name__)
+STATE_KEY = "composer_replication.held_out_guard"
+"""Where the callback's state stands in ``stateful_callbacks`` of ``trainer_state.json``. Not the name of its class: with
+``restore_callback_states_from_checkpoint`` transformers would make a new one of it."""
+VERDICTS_NAME = "verdicts.jsonl"
 
 
 class KlPath(StrEnum):
@@ -77,8 +92,12 @@ def raise_halt(guard: Guard, status: GuardStatus | None = None) -> NoReturn:
 
 
 _AVERAGES = ("in_loop_ema", "heldout_ema", "kl_ema", "proxy_real_gap")
-_UNKNOWN: dict[str, Any] = dict.fromkeys(_AVERAGES)
-_UNKNOWN |= dict.fromkeys(("proxy_real_gap", "decline_streak", "num_updates"), 0)
+_UNKNOWN: dict[str, Any] = {
+    **dict.fromkeys(_AVERAGES),
+    "proxy_real_gap": 0,
+    "decline_streak": 0,
+    "num_updates": 0,
+}
 """Figures of a verdict, as they are written where a guard does not know them."""
 
 
@@ -89,8 +108,9 @@ class Fold:
     status: GuardStatus
     verdict: dict[str, Any]  # a line of ``verdicts.jsonl`` but for its ``kl_path``
     said: dict[str, float]  # ``killswitch/fire`` (1.0 or 0.0), the averages that are known, evidence
-    measured: dict[str, float]  # what the evaluation was and took
-    has_reading: bool  # without one the evaluation gave up: the status is its own, and nobody knows the truth
+    measured: dict[
+        str, float
+    ]  # what the evaluation was and took; no score where it gave up: the status is its own then
 
 
 def fold(
@@ -113,7 +133,6 @@ def fold(
     A score that was measured on another split is refused (CR0884); the guard refuses odd numbers (``ValueError``).
     """
     start, measured = time.monotonic(), dict[str, float]()
-    reading: float | HeldoutReading | None = None
     try:
         with torch.no_grad():
             reading = once(evaluate, every_process_joins=every_process_joins)
@@ -122,38 +141,32 @@ def fold(
     else:
         if reading is None:
             return None
-        found = getattr(reading, "split_fingerprint", "")
-        refuse_foreign_split(found, split_fingerprint, where="the held-out reading")
-        split_fingerprint = split_fingerprint or found
-        score = float(reading.score if isinstance(reading, HeldoutReading) else reading)
+        whole = reading if isinstance(reading, HeldoutReading) else None
+        if whole is not None:
+            refuse_foreign_split(whole.split_fingerprint, split_fingerprint, where="the held-out reading")
+            split_fingerprint = split_fingerprint or whole.split_fingerprint
+            measured["heldout/evaluation_idx"] = whole.evaluation_idx
+            measured["heldout/infrastructure_failures"] = whole.infrastructure_failures
+            for side, scores in zip(("visible", "hidden"), zip(*whole.pairs, strict=True), strict=False):
+                measured[f"heldout/{side}"] = fmean(scores)
+        measured["heldout/score"] = score = float(getattr(reading, "score", reading))
         signals: dict[str, Any] = {"in_loop_reward": reward, "kl_to_init": kl()}
-        if isinstance(reading, HeldoutReading) and hasattr(guard, "update_from_reading"):
-            status = guard.update_from_reading(round_idx, reading, **signals)
+        if whole is not None and hasattr(guard, "update_from_reading"):
+            status = guard.update_from_reading(round_idx, whole, **signals)
         else:
             status = guard.update(round_idx, heldout_score=score, **signals)
-        measured = {"heldout/score": score, **_fields_of(reading)}
         if signals["kl_to_init"] is not None:
             measured["killswitch/kl_to_init"] = signals["kl_to_init"]
-    figures = {name: getattr(status, name, other) for name, other in _UNKNOWN.items()}
     evidence = getattr(status, "evidence_figures", None) or {}
     evidence = {f"evidence_{name}": value for name, value in evidence.items()}
-    verdict = figures | evidence | {"round_idx": round_idx, "fire": bool(status.fire)}
-    verdict |= {"split_fingerprint": split_fingerprint, "reason": str(getattr(status, "reason", ""))}
+    verdict = {name: getattr(status, name, other) for name, other in _UNKNOWN.items()} | evidence
+    verdict |= {"round_idx": round_idx, "fire": bool(status.fire), "split_fingerprint": split_fingerprint}
+    verdict["reason"] = str(getattr(status, "reason", ""))
     known = {name: getattr(status, name, None) for name in _AVERAGES} | evidence
     said = {f"killswitch/{name}": float(value) for name, value in known.items() if value is not None}
     said["killswitch/fire"] = 1.0 if status.fire else 0.0
     measured["killswitch/eval_seconds"] = time.monotonic() - start
-    return Fold(status, verdict, said, measured, has_reading=reading is not None)
-
-
-def _fields_of(reading: float | HeldoutReading) -> dict[str, float]:
-    fields: dict[str, float] = {}
-    if isinstance(reading, HeldoutReading):
-        fields["heldout/evaluation_idx"] = reading.evaluation_idx
-        fields["heldout/infrastructure_failures"] = reading.infrastructure_failures
-        for side, scores in zip(("visible", "hidden"), zip(*reading.pairs, strict=True), strict=False):
-            fields[f"heldout/{side}"] = fmean(scores)
-    return fields
+    return Fold(status, verdict, said, measured)
 
 
 def refuse_foreign_split(found: str | None, expected: str, *, where: str) -> None:
@@ -235,7 +248,7 @@ class GuardHook:
         )
         if folded is None:
             return
-        if folded.has_reading:
+        if "heldout/score" in folded.measured:
             signals.is_reward_new, self.last_round_idx = False, round_idx
         off = f" ({self.kl_path_off_reason})" if self.kl_path_off_reason else ""
         verdict = {**folded.verdict, "kl_path": f"{self.kl_path.value}{off}"}
@@ -309,3 +322,173 @@ class GuardHook:
             return cast("AbstractContextManager[None]", model.disable_adapter())
         first: WeightCopy = self._trainer.channels.channel_of_first_weights.weights
         return first.in_place_of(model)
+
+
+class HeldOutGuardCallback(TrainerCallback):
+    """Asks a guard whenever the trainer logs its reward, and ends the run when it fires.
+
+    At a logged row with ``proxy_key``, at least ``every`` steps after the fold before: the truth is measured on the present
+    weights, the guard folds (proxy, truth, KL) under ``global_step``, the verdict is written (into the row, and as a line of
+    ``verdicts.jsonl`` in ``args.output_dir``), then acted on. A row without a finite proxy is counted and folds nothing.
+
+    When it fires: the step is finished, a checkpoint is saved (whatever ``save_strategy`` says), training stops, and with
+    ``strict`` ``train()`` raises ``CollapseStopError`` at its end. The guard's state is in every checkpoint, and that of
+    ``heldout_eval_fn`` where it is ``Stateful``; a checkpoint under a fired guard is not trained on. Reporters that come before
+    the callback, several processes: docs/guard-anywhere.md.
+
+    Args:
+        guard: ``HeldOutGuard`` or anything with its methods (``interfaces.Guard``).
+        heldout_eval_fn: the truth, as a number or a ``HeldoutReading``; None: not due. It runs without gradient and with the
+            model in evaluation mode. An error of it ends the run; ``PatientEvaluation`` around it halts at the third in a row.
+        proxy_key: the logged name of what is trained on; a leading minus where lower is better (``-loss``): the number is
+            turned round, and the truth must then be turned round too.
+        kl_key: the logged name of the KL to the initial policy, nats; None, or a name that no row has: the KL path is off,
+            which is said once and in each verdict. TRL's ``kl`` can be blown up by single tokens; choose ``kl_hard_stop`` for it.
+        every: least distance of two folds, global steps.
+        strict: raise when it fires; else ``train()`` returns.
+        split_fingerprint: of the held-out split; a reading or checkpoint of another is refused.
+
+    ``halted_at`` is the ``global_step`` of the fold that fired, ``last_verdict`` the newest row of ``verdicts.jsonl``, or None;
+    ``num_rows_without_proxy`` training rows could not be folded.
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        heldout_eval_fn: HeldoutEval,
+        *,
+        proxy_key: str = "reward",
+        kl_key: str | None = "kl",
+        every: int = 1,
+        strict: bool = True,
+        split_fingerprint: str = "",
+    ) -> None:
+        wait_for_gloo_at_exit()
+        self.guard, self.heldout_eval_fn, self.split_fingerprint = guard, heldout_eval_fn, split_fingerprint
+        self.proxy_key, self.kl_key, self.every, self.strict = proxy_key, kl_key, every, strict
+        self.halted_at: int | None = None
+        self.last_verdict: dict[str, Any] | None = None
+        self.num_rows_without_proxy = 0
+        self._last_round_idx: int | None = None
+        self._halting_status: GuardStatus | None = None
+        self._is_halt_saved = False
+        self._has_said_kl_is_off = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Go on where the checkpoint was, or begin; a guard that had fired before ends the run."""
+        self.halted_at = self._halting_status = self._last_round_idx = None
+        self._is_halt_saved = False
+        self.num_rows_without_proxy = 0
+        saved = state.stateful_callbacks.get(STATE_KEY)
+        if saved is not None:
+            self._restore(saved)
+        elif state.global_step > 0:
+            logger.warning("the checkpoint has no guard state: the guard starts afresh from here.")
+        if self.guard.should_halt():
+            raise_halt(self.guard)
+        if process_rank() == 0:  # a resumed run writes later rows again, one that begins anew all
+            keep_rows(Path(args.output_dir) / VERDICTS_NAME, "round_idx", state.global_step or -1)
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: Any = None, model: Any = None, **kwargs: Any
+    ) -> None:
+        if not logs or self.halted_at is not None:
+            return
+        is_turned = self.proxy_key.startswith("-") and self.proxy_key not in logs
+        proxy = finite(logs.get(self.proxy_key[1:] if is_turned else self.proxy_key))
+        is_of_training = "loss" in logs and not any(name.startswith("eval_") for name in logs)
+        if proxy is None and is_of_training:
+            self.num_rows_without_proxy += 1
+            if self.num_rows_without_proxy == 1:
+                words = (
+                    "killswitch: a logged row has no finite %r, so the guard was not asked; the row has %s"
+                )
+                logger.warning(words, self.proxy_key, ", ".join(sorted(map(str, logs))))
+        step, last = state.global_step, self._last_round_idx
+        if proxy is None or (last is not None and step - last < self.every):
+            return
+        kl = None if self.kl_key is None else finite(logs.get(self.kl_key))
+        reward, kl = from_first((-proxy if is_turned else proxy, kl))
+
+        def evaluate() -> float | HeldoutReading | None:
+            with evaluation_mode(model):
+                return self.heldout_eval_fn()
+
+        try:
+            folded = fold(
+                self.guard,
+                evaluate,
+                round_idx=step,
+                reward=reward,
+                kl=lambda: kl,
+                split_fingerprint=self.split_fingerprint,
+                every_process_joins=weights_are_sharded(model),
+            )
+        finally:  # an evaluation that was not due may count as well
+            state.stateful_callbacks[STATE_KEY] = self._state()
+        if folded is None:
+            return
+        self._last_round_idx = step
+        self._write(args, state, logs, folded)
+        state.stateful_callbacks[STATE_KEY] = self._state()
+        if folded.status.fire:
+            self.halted_at, self._halting_status = step, folded.status
+            logger.warning("killswitch: the guard halts training at step %d: %s", step, folded.status.reason)
+            control.should_save = control.should_training_stop = True
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A save that ``save_strategy="best"`` took back is asked for again; the loop still looks once."""
+        if self.halted_at is not None and not self._is_halt_saved:
+            control.should_save = True
+            control.should_evaluate = False  # it would take the save back once more
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.halted_at is not None:
+            self._is_halt_saved = True
+            control.should_save = False  # the end of the epoch would save it a second time
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The run is over and saved: a strict guard that fired now raises."""
+        if self._halting_status is not None and self.strict:
+            raise_halt(self.guard, self._halting_status)
+
+    def _write(self, args: Any, state: Any, logs: dict[str, Any], folded: Fold) -> None:
+        """Into the logged row, whose copy the trainer has kept already, and into ``verdicts.jsonl``."""
+        row = folded.said | folded.measured
+        logs.update(row)
+        if state.log_history and state.log_history[-1].get("step") == state.global_step:
+            state.log_history[-1].update(row)
+        is_off = folded.verdict["kl_ema"] is None
+        if is_off and not self._has_said_kl_is_off:
+            self._has_said_kl_is_off = True
+            why = f"no row has {self.kl_key!r} (TRL logs none at beta 0)" if self.kl_key else "kl_key is None"
+            logger.warning("killswitch: the KL path is off: %s.", why)
+        kl_path = "off (no row has had a finite KL)" if is_off else f"logged as {self.kl_key}"
+        self.last_verdict = {**folded.verdict, "kl_path": kl_path}
+        if process_rank() == 0:
+            append_jsonl(Path(args.output_dir) / VERDICTS_NAME, json_row(self.last_verdict))
+
+    def _state(self) -> dict[str, Any]:
+        evaluator: object = self.heldout_eval_fn
+        return {
+            "guard": self.guard.state_dict(),
+            "evaluator": evaluator.state_dict() if isinstance(evaluator, Stateful) else None,
+            "last_round_idx": self._last_round_idx,
+            "last_verdict": self.last_verdict,
+            "split_fingerprint": self.split_fingerprint,
+        }
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
+        refuse_foreign_split(saved.get("split_fingerprint"), self.split_fingerprint, where="the checkpoint")
+        try:
+            self.guard.load_state_dict(saved["guard"])
+            evaluator: object = self.heldout_eval_fn
+            if saved["evaluator"] is not None and isinstance(evaluator, Stateful):
+                evaluator.load_state_dict(saved["evaluator"])
+            self._last_round_idx = saved["last_round_idx"]
+            self.last_verdict = saved["last_verdict"]
+        except (KeyError, TypeError, ValueError) as error:
+            words = f"the guard's state in the checkpoint cannot be used: {error}."
+            fix = "resume with the kind of guard that the run began with, or from another checkpoint."
+            where = f"trainer_state.json, stateful_callbacks.{STATE_KEY}"
+            raise InputError("CR0884", words, where=where, fix=fix) from error

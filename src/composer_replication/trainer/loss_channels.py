@@ -38,8 +38,8 @@ from composer_replication.records import HintedTurn, PreferencePair
 from composer_replication.trainer import collator
 from composer_replication.trainer.model_modes import WeightCopy, evaluation_mode
 from composer_replication.trainer.output_head import completion_states, scored_ids, states_problem
+from composer_replication.trainer.preset_settings import TrainerSettingError, nothing_to_learn
 from composer_replication.trainer.processes import gathered, num_processes, process_rank, together
-from composer_replication.trainer.setting_errors import TrainerSettingError, nothing_to_learn
 
 STATE_FILE = "loss_channels.pt"
 ROW_REWARD = "row_reward"

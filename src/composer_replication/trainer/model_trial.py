@@ -17,9 +17,9 @@ from trl.trainer.utils import add_fused_lm_head
 from composer_replication.config import ModelSection, RunConfig
 from composer_replication.errors import MissingError
 from composer_replication.trainer.model_loading import load_model
+from composer_replication.trainer.model_modes import inner_model, packing_reason
 from composer_replication.trainer.packed_rows import shared_prefix_logps
 from composer_replication.trainer.policy import ModelSampler
-from composer_replication.trainer.prefix_support import inner_model, packing_reason
 from composer_replication.trainer.run_setup import lora_config
 
 T = TypeVar("T")

@@ -15,12 +15,14 @@ from composer_replication.losses.gathered_weight import gathered, is_spread
 from composer_replication.trainer.collator import TokenRows
 from composer_replication.trainer.generation import temporarily
 from composer_replication.trainer.model_modes import (
+    VIRTUAL_TOKENS,
     evaluation_mode,
     fsdp_plugin,
+    has_virtual_tokens,
+    inner_model,
     spread_again,
     weights_are_sharded,
 )
-from composer_replication.trainer.prefix_support import VIRTUAL_TOKENS, has_virtual_tokens, inner_model
 from composer_replication.trainer.processes import num_processes
 
 

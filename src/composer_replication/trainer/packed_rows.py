@@ -27,11 +27,15 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from composer_replication.errors import InputError
-from composer_replication.trainer.model_modes import weights_are_sharded
+from composer_replication.trainer.model_modes import (
+    inner_model,
+    packing_reason,
+    sampling_reason,
+    weights_are_sharded,
+)
 from composer_replication.trainer.policy import ModelSampler
-from composer_replication.trainer.prefix_support import inner_model, packing_reason, sampling_reason
+from composer_replication.trainer.preset_settings import refuse_masked_stops
 from composer_replication.trainer.processes import gathered, num_processes
-from composer_replication.trainer.setting_errors import refuse_masked_stops
 
 logger = logging.getLogger(__name__)
 

@@ -28,8 +28,7 @@ from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes import policies
 from composer_replication.rollouts.episodes.policies import SampleOptions
 from composer_replication.rollouts.tokens.token_ledger import unwilling_template
-from composer_replication.trainer.model_modes import evaluation_mode
-from composer_replication.trainer.prefix_support import accepts, inner_model, sampling_reason
+from composer_replication.trainer.model_modes import accepts, evaluation_mode, inner_model, sampling_reason
 
 logger = logging.getLogger(__name__)
 

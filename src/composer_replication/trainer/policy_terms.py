@@ -23,9 +23,13 @@ from trl.trainer.utils import pad
 from composer_replication.interfaces import PromptChooser, PromptSource
 from composer_replication.losses import policy_terms as losses
 from composer_replication.trainer.generation import ROUTED_EXPERTS, Generation, loss_mask, temporarily
-from composer_replication.trainer.preset_settings import EFFORT_COLUMN, effort_units
+from composer_replication.trainer.preset_settings import (
+    EFFORT_COLUMN,
+    TrainerSettingError,
+    effort_units,
+    refuse_split_groups,
+)
 from composer_replication.trainer.processes import from_first, gathered, num_processes, process_rank
-from composer_replication.trainer.setting_errors import TrainerSettingError, refuse_split_groups
 
 Batch = dict[str, Any]
 Generate = Callable[[Any], tuple[Batch, Generation]]

@@ -31,7 +31,7 @@ from trl.trainer.utils import pad
 
 from composer_replication.errors import InputError
 from composer_replication.trainer.generation import ROUTED_EXPERTS, SEGMENT_STARTS, temporarily
-from composer_replication.trainer.prefix_support import inner_model
+from composer_replication.trainer.model_modes import inner_model
 
 Ids = Sequence[int]
 _WHERE = "the rollout function's routed_experts"

@@ -26,9 +26,8 @@ from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.collator import num_positions
 from composer_replication.trainer.episode_rollouts import EpisodeRollouts
 from composer_replication.trainer.policy import chat_prompt_ids
-from composer_replication.trainer.preset_settings import resolve_method
+from composer_replication.trainer.preset_settings import refusals, refuse_bad_values, refused, resolve_method
 from composer_replication.trainer.processes import process_rank
-from composer_replication.trainer.setting_errors import refusals, refuse_bad_values, refused
 
 OWN_KEYS = frozenset(
     {"output_dir", "save_strategy", "save_steps", "seed", "remove_unused_columns", "model_init_kwargs"}

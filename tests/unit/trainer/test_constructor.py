@@ -10,7 +10,7 @@ from trl import GRPOTrainer
 
 from composer_replication.errors import UsageError
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-from composer_replication.trainer.setting_errors import TrainerSettingError
+from composer_replication.trainer.preset_settings import TrainerSettingError
 
 OWN_ARGUMENTS = {
     "heldout_guard": object(),

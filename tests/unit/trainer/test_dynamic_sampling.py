@@ -21,8 +21,7 @@ from composer_replication.trainer import policy_terms
 from composer_replication.trainer.checkpoints import STATE_NAME
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.policy_terms import merge_rows, other_rows
-from composer_replication.trainer.preset_settings import PolicyOptions
-from composer_replication.trainer.setting_errors import TrainerSettingError
+from composer_replication.trainer.preset_settings import PolicyOptions, TrainerSettingError
 
 MakeTrainer = Callable[..., Any]
 SAMPLING = PolicyOptions(dynamic_sampling_rounds=2)

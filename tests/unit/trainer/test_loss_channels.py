@@ -29,7 +29,7 @@ from composer_replication.trainer.composer_trainer import ComposerReplicationTra
 from composer_replication.trainer.loss_channels import STATE_FILE, LossChannels
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.output_head import states_problem
-from composer_replication.trainer.setting_errors import TrainerSettingError
+from composer_replication.trainer.preset_settings import TrainerSettingError
 
 PAIRS = (PreferencePair((5, 6), (40, 41), (42,)), PreferencePair((7,), (43,), (44, 45)))
 

@@ -15,7 +15,7 @@ from composer_replication.trainer import packed_rows
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.packed_rows import MAX_COLUMNS, rows_of_a_pack, shared_prefix_logps
 from composer_replication.trainer.policy import ModelSampler
-from composer_replication.trainer.setting_errors import TrainerSettingError
+from composer_replication.trainer.preset_settings import TrainerSettingError
 
 PROMPT = [5, 6, 7, 8]
 

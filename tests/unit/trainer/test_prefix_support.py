@@ -10,7 +10,7 @@ import torch
 import transformers as tf
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 
-from composer_replication.trainer.prefix_support import inner_model, packing_reason, sampling_reason
+from composer_replication.trainer.model_modes import inner_model, packing_reason, sampling_reason
 
 SIZES: dict[str, Any] = {
     "vocab_size": 23,

@@ -13,13 +13,13 @@ from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.preset_settings import (
     PolicyOptions,
+    TrainerSettingError,
     check_arguments,
     check_policy_options,
     overlong_punishment,
     resolve_method,
 )
 from composer_replication.trainer.run_setup import trl_arguments
-from composer_replication.trainer.setting_errors import TrainerSettingError
 
 EXPECTED: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo", "scale_rewards": "group", "importance_sampling_level": "token"},

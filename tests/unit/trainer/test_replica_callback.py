@@ -8,7 +8,7 @@ from typing import Any
 
 from composer_replication.replicas.run_records import RunEnd
 from composer_replication.run_folder import RunFolder
-from composer_replication.trainer.run_callback import ReplicaCallback
+from composer_replication.trainer.metrics_log import ReplicaCallback
 
 
 class EndingLoop:

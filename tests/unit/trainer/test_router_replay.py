@@ -28,7 +28,7 @@ from composer_replication.trainer.generation import (
     temporarily,
 )
 from composer_replication.trainer.policy_terms import merge_rows
-from composer_replication.trainer.preset_settings import PolicyOptions
+from composer_replication.trainer.preset_settings import PolicyOptions, TrainerSettingError
 from composer_replication.trainer.rollout_columns import (
     UNKNOWN,
     CheckedRollouts,
@@ -36,7 +36,6 @@ from composer_replication.trainer.rollout_columns import (
     laid_out,
     routers_of,
 )
-from composer_replication.trainer.setting_errors import TrainerSettingError
 
 MakeTrainer = Callable[..., Any]
 

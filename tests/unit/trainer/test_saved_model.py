@@ -19,9 +19,13 @@ from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer import model_modes
 from composer_replication.trainer.checkpoints import write_manifest
-from composer_replication.trainer.model_loading import load_checkpoint, load_model
+from composer_replication.trainer.model_loading import (
+    gathered_weights,
+    load_checkpoint,
+    load_model,
+    save_model,
+)
 from composer_replication.trainer.model_modes import parameter_sha256, weights_are_sharded, whole_tensors
-from composer_replication.trainer.saved_model import gathered_weights, save_model
 
 IDS = torch.arange(1, 9).unsqueeze(0)
 

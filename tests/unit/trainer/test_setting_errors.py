@@ -15,7 +15,7 @@ from composer_replication.cli.assembly import check_training
 from composer_replication.config import RunConfig, load_config
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder
-from composer_replication.trainer.setting_errors import calm_libraries, refusals, refuse_split_groups
+from composer_replication.trainer.preset_settings import calm_libraries, refusals, refuse_split_groups
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
 
@@ -50,7 +50,7 @@ def test_the_tasks_are_counted_before_the_model_is_loaded(
     def load(*_: Any, **__: Any) -> Any:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr(training_run, "load_model", load)
+    monkeypatch.setattr(training_run.model_loading, "load_model", load)
     rows = [{"prompt": f"def f{number}():", "task_id": str(number)} for number in range(12)]
     parts = training_run.assembly
     monkeypatch.setattr(parts, "training_rows", lambda *_: rows)

@@ -17,13 +17,12 @@ from peft import LoraConfig, get_peft_model
 from tiny_trainer import lora, tiny_model
 from trl import GRPOTrainer
 
-from composer_replication.trainer import run_callback
+from composer_replication.trainer import metrics_log
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.guard import KlPath, kl_path_of
-from composer_replication.trainer.metrics_log import InLoopSignals
+from composer_replication.trainer.metrics_log import InLoopSignals, InterruptOnce
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.processes import from_first, gathered, once, process_rank
-from composer_replication.trainer.run_callback import InterruptOnce
 
 # ---- signals
 
@@ -206,8 +205,8 @@ def test_orders_to_end_are_one_request_however_often_they_come(
     for number in (signal.SIGINT, signal.SIGTERM):
         before = signal.signal(number, signal.default_int_handler)
         request.addfinalizer(lambda number=number, before=before: signal.signal(number, before))
-    monkeypatch.setattr(run_callback, "num_processes", lambda: processes)
-    monkeypatch.setattr(run_callback, "gathered", lambda value: [value] * processes)
+    monkeypatch.setattr(metrics_log, "num_processes", lambda: processes)
+    monkeypatch.setattr(metrics_log, "gathered", lambda value: [value] * processes)
     with InterruptOnce() as interrupt:
         assert not interrupt.is_agreed()
         for _ in range(3):
@@ -219,7 +218,7 @@ def test_orders_to_end_are_one_request_however_often_they_come(
 
 
 def test_one_process_that_was_asked_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_callback, "gathered", lambda value: [value, True])
+    monkeypatch.setattr(metrics_log, "gathered", lambda value: [value, True])
     with InterruptOnce() as interrupt:
         assert interrupt.is_agreed()
         assert interrupt.is_requested

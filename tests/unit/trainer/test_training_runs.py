@@ -20,7 +20,7 @@ from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer import checkpoints
 from composer_replication.trainer.checkpoints import STATE_NAME, check_is_resumable, newest_whole_checkpoint
 from composer_replication.trainer.model_modes import parameter_sha256
-from composer_replication.trainer.setting_errors import TrainerSettingError
+from composer_replication.trainer.preset_settings import TrainerSettingError
 
 MakeTrainer = Callable[..., Any]
 

@@ -16,7 +16,7 @@ from two_processes import both_ranks
 
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.checkpoints import newest_whole_checkpoint
-from composer_replication.trainer.output_head import head_of
+from composer_replication.trainer.model_modes import head_of
 
 WORKER = Path(__file__).with_name("two_process_worker.py")
 

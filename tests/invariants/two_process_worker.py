@@ -30,8 +30,7 @@ from composer_replication.run_folder import RunFolder
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer import checkpoints
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-from composer_replication.trainer.model_modes import parameter_sha256
-from composer_replication.trainer.output_head import head_of
+from composer_replication.trainer.model_modes import head_of, parameter_sha256
 from composer_replication.trainer.preset_settings import PolicyOptions
 from composer_replication.trainer.processes import once
 

@@ -49,8 +49,7 @@ HASHED_BYTES = 64 * 1024**2
 
 def newest_whole_checkpoint(folder: Path) -> Path | None:
     """The checkpoint of the highest step that has a manifest, its bytes compared with it (CR0706); None where there is none."""
-    newest = max(_checkpoints(folder, are_whole=True), key=checkpoint_step, default=None)
-    if newest is not None:
+    if (newest := max(_checkpoints(folder, are_whole=True), key=checkpoint_step, default=None)) is not None:
         check_manifest(newest)
     return newest
 
@@ -87,17 +86,14 @@ def _checkpoints(folder: Path, *, are_whole: bool) -> list[Path]:
 def write_manifest(checkpoint: Path) -> None:
     """Make the checkpoint whole: every file to disk, then their sizes, and hashes of those up to ``HASHED_BYTES``, atomically.
 
-    The other processes wait meanwhile, so large shards of weights, which safetensors checks by their size when it opens
-    them, are not read once more.
+    The other processes wait meanwhile, so large shards of weights, whose size safetensors checks, are not read once more.
     """
     manifest, files = checkpoint / MANIFEST_NAME, {}
     for path in sorted(path for path in checkpoint.rglob("*") if path.is_file() and path != manifest):
         with path.open("rb") as handle:
             os.fsync(handle.fileno())
-        files[path.relative_to(checkpoint).as_posix()] = {
-            "size_bytes": path.stat().st_size,
-            "sha256": _sha256(path) if path.stat().st_size <= HASHED_BYTES else "",
-        }
+        size, name = path.stat().st_size, path.relative_to(checkpoint).as_posix()
+        files[name] = {"size_bytes": size, "sha256": _sha256(path) if size <= HASHED_BYTES else ""}
     write_json(manifest, {"step": checkpoint_step(checkpoint), "files": files})
 
 
@@ -120,12 +116,10 @@ def check_manifest(checkpoint: Path) -> None:
 
 
 def check_is_resumable(checkpoint: Path) -> None:
-    """Refuse weights without what an exact resume needs; transformers would go on with a fresh optimizer and say nothing.
-    DeepSpeed keeps optimizer and scheduler in a folder of its own, FSDP the optimizer in one or in ``optimizer.bin``.
-    """
+    """Refuse weights without what an exact resume needs; transformers would go on with a fresh optimizer and say nothing."""
     rng = "rng_state.pth" if num_processes() == 1 else f"rng_state_{process_rank()}.pth"
     wanted = {"optimizer": "optimizer*", "scheduler": "scheduler.pt", "random numbers": rng}
-    if any(checkpoint.glob("global_step*")):
+    if any(checkpoint.glob("global_step*")):  # DeepSpeed's folder has both
         del wanted["optimizer"], wanted["scheduler"]
     missing = [name for name, pattern in wanted.items() if not any(checkpoint.glob(pattern))]
     if missing:
@@ -197,21 +191,20 @@ class OwnState:
         """Add our files to a folder that transformers has written. Every process calls it."""
         trainer = self._trainer
         every = trainer.args.steps_per_generation * trainer.num_iterations
-        buffered = trainer._buffered_inputs  # noqa: SLF001 - TRL's only name
-        is_inside = buffered is not None and trainer._step % every != 0  # noqa: SLF001
+        is_inside = trainer._buffered_inputs is not None and trainer._step % every != 0
         if trainer.channels is not None:
             trainer.channels.write(checkpoint)
         if is_inside:
-            torch.save({"buffered": buffered}, _buffer(checkpoint))
+            torch.save({"buffered": trainer._buffered_inputs}, _buffer(checkpoint))
         if process_rank() != 0:
             return
-        trainer.step_lines.signals.read(trainer._metrics["train"])  # noqa: SLF001 - TRL's only name
+        trainer.step_lines.signals.read(trainer._metrics["train"])
         parts = self._parts().items()
         state: dict[str, Any] = {name: None if part is None else part.state_dict() for name, part in parts}
         state |= trainer.guard_hook.state_dict() | {
             "run": {"recipe": trainer.run_identity},
             "global_step": trainer.state.global_step,
-            "micro_step": trainer._step,  # noqa: SLF001
+            "micro_step": trainer._step,
             "has_buffered_inputs": is_inside,
             "num_permutations_done": self._num_epochs_done(),
             "split_fingerprint": trainer.split_fingerprint,
@@ -252,10 +245,10 @@ class OwnState:
                 continue
             with _usable(name, checkpoint):
                 part.load_state_dict(state)
-        trainer._metrics["train"].clear()  # noqa: SLF001 - of an earlier run of this trainer
+        trainer._metrics["train"].clear()
         signals.num_rewards_read = 0
-        trainer._step = saved["micro_step"]  # noqa: SLF001 - TRL's only name
-        trainer._buffered_inputs = self._read_buffer(checkpoint) if saved["has_buffered_inputs"] else None  # noqa: SLF001
+        trainer._step = saved["micro_step"]
+        trainer._buffered_inputs = self._read_buffer(checkpoint) if saved["has_buffered_inputs"] else None
         if not trainer.args.ignore_data_skip:
             self.num_permutations_to_skip = saved["num_permutations_done"]
 

@@ -54,10 +54,10 @@ class CheckThresholds:
     num_bad_steps: int = 3  # in a row that are not finite, after which the run stops
 
 
-Figures = Mapping[str, float]
-"""Those of one micro-step."""
-Said = tuple[str, str, dict[str, float]]
-"""Name of a check (and of what, where it speaks of several things), its sentence, the numbers."""
+Figures = Mapping[str, float]  # of one micro-step
+Said = tuple[
+    str, str, dict[str, float]
+]  # name of a check (and of what, if of several things), sentence, numbers
 
 CODES: Final[Mapping[str, str]] = {
     "token_drift": "CR0765",
@@ -112,10 +112,6 @@ class Judgement:
     def num_bad_in_a_row(self) -> int:
         """Steps in a row, up to the newest one, that were not finite."""
         return int(self._memory["num_bad_in_a_row"])
-
-    @property
-    def must_stop(self) -> bool:
-        return self.num_bad_in_a_row >= self.thresholds.num_bad_steps
 
     def note_generation(self, *, num_groups: float, num_dull: float, num_truncated: float) -> None:
         known = [*self._memory["generations"], [num_groups, num_dull, num_truncated]]
@@ -263,15 +259,14 @@ class ChecksThatSpeak(TrainerCallback):
             loss=loss,
             policy_logp_BT=logps,
             entropy_BT=entropies,
-            pad_token_id=self._trainer._tokenizer.pad_token_id,  # noqa: SLF001 - TRL's only name
+            pad_token_id=self._trainer._tokenizer.pad_token_id,
             masks_truncated=bool(self._trainer.args.mask_truncated_completions),
             channels=channels,
-            parting=limit,
         )
         self._figures.append(figures)
         self._inputs = inputs
         if not self._first_part and mean_drift(figures) > limit:
-            self._first_part = self._words_on_drift(inputs, logps, int(figures["parts_at"]))
+            self._first_part = self._words_on_drift(inputs, logps)
         if not figures["is_finite"]:
             self._note_bad("the loss")
 
@@ -283,8 +278,7 @@ class ChecksThatSpeak(TrainerCallback):
 
     def note_importance(self, *, truncated_share: float, effective_share: float) -> None:
         """What importance weights did to the newest generation."""
-        row = {"truncated_share": truncated_share, "sampling_effective_share": effective_share}
-        self._figures.append(row)
+        self._figures += [{"truncated_share": truncated_share, "sampling_effective_share": effective_share}]
 
     def after_generation(self, output: Mapping[str, Any], num_dull: float, num_groups: float) -> None:
         """Count groups; ``num_*`` are over all processes."""
@@ -302,12 +296,13 @@ class ChecksThatSpeak(TrainerCallback):
         counts = {"num_groups": num_groups, "num_dull": num_dull, "num_truncated": share * num_groups}
         self.judgement.note_generation(**counts)
 
-    def _words_on_drift(self, inputs: Any, logps: torch.Tensor, parts_at: int) -> str:
-        row, position = divmod(parts_at, logps.size(1))
-        mine = inputs.get("old_per_token_logps", logps)[row, position].item()
-        theirs = inputs["sampling_per_token_logps"][row, position].item()
+    def _words_on_drift(self, inputs: Any, logps: torch.Tensor) -> str:
+        mine_BT, distance_BT, _ = _drift(inputs, logps, loss_mask(inputs).bool())
+        # of all rows the earliest position
+        position, row = (distance_BT > self._thresholds.max_token_drift).T.nonzero()[0].tolist()
+        mine, theirs = (each[row, position].item() for each in (mine_BT, inputs["sampling_per_token_logps"]))
         token = int(inputs["completion_ids"][row, position])
-        text = str(self._trainer._tokenizer.decode([token]))[:40]  # noqa: SLF001 - TRL's only name
+        text = str(self._trainer._tokenizer.decode([token]))[:40]
         turn = ""
         if "tool_mask" in inputs:  # a turn begins where sampled ids follow what was not sampled
             sampled = [0, *inputs["tool_mask"][row, : position + 1].tolist()]
@@ -347,7 +342,7 @@ class ChecksThatSpeak(TrainerCallback):
             words = f"trainer and sampler disagree about sampled tokens; {first_part}."
             fix = 'find out what differs (template, temperature, precision); agent.log_prob_check = "report" goes on.'
             raise InputError("CR0765", words, where=f"step {self._step}", fix=fix)
-        metrics = self._trainer._metrics["train"]  # noqa: SLF001 - TRL's only name
+        metrics = self._trainer._metrics["train"]
         if figures.get("num_drift_tokens"):
             metrics["checks/token_drift"].append(mean_drift(figures))
             metrics["checks/token_drift_max"].append(figures["drift_max"])
@@ -363,9 +358,9 @@ class ChecksThatSpeak(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the run where too many steps in a row were not finite."""
-        if self.judgement.must_stop:
+        num_bad = self.judgement.num_bad_in_a_row
+        if num_bad >= self._thresholds.num_bad_steps:
             self._trainer.step_lines.finish_broken(state.global_step)
-            num_bad = self.judgement.num_bad_in_a_row
             words = f"{num_bad} steps in a row had a loss or gradient that is not finite; none was taken."
             fix = "look at the batches there; lower trl.learning_rate, and train in float32 or bf16 instead of fp16."
             raise InputError("CR0770", words, where=str(self._bad_batches), fix=fix)
@@ -380,12 +375,9 @@ def micro_step_figures(
     pad_token_id: int,
     masks_truncated: bool,
     channels: Mapping[str, Any],
-    parting: float,
 ) -> dict[str, float]:
-    """What could be measured of one micro-step, by name.
+    """What could be measured of one micro-step, by name: ``num_*`` are counts, ``*_sum`` are to be added up over micro-steps.
 
-    ``num_*`` are counts, ``*_sum`` are to be added up over micro-steps. ``parts_at`` is row * T + position of the first token
-    whose log-probabilities in sampling and training are more than ``parting`` nats apart, -1 where none is.
     ``policy_logp_BT`` is of the weights at hand; ``channels`` has the values of the further loss channels. With
     ``masks_truncated`` rows without any mask are meant, and are no fault.
     """
@@ -404,13 +396,13 @@ def micro_step_figures(
     }
     if entropy_BT is not None:
         scalars["entropy_sum"] = (entropy_BT.detach() * mask_BT).sum()
-    old_BT, sampled_BT = inputs.get("old_per_token_logps"), inputs.get("sampling_per_token_logps")
-    if old_BT is not None:
+    if (old_BT := inputs.get("old_per_token_logps")) is not None:
         scalars["policy_effective_share"] = effective_share((policy_logp_BT - old_BT)[mask_BT].exp())
-    if sampled_BT is not None:
-        scalars |= _drift(policy_logp_BT if old_BT is None else old_BT, sampled_BT, mask_BT, parting)
-    for name, value in channels.items():
-        scalars[f"channel/{name}"] = torch.as_tensor(value).detach().abs()
+    if inputs.get("sampling_per_token_logps") is not None:
+        _, distance_BT, known_BT = _drift(inputs, policy_logp_BT, mask_BT)
+        scalars |= {"drift_sum": distance_BT.double().sum(), "num_drift_tokens": known_BT.sum()}
+        scalars["drift_max"] = distance_BT.max()
+    scalars |= {f"channel/{name}": torch.as_tensor(value).detach().abs() for name, value in channels.items()}
     numbers = [value.double().reshape(()).to(mask_BT.device) for value in scalars.values()]
     return dict(zip(scalars, torch.stack(numbers).tolist(), strict=True))
 
@@ -433,20 +425,10 @@ def _over_padding(
 
 
 def _drift(
-    policy_logp_BT: torch.Tensor, sampled_logp_BT: torch.Tensor, mask_BT: torch.Tensor, parting: float
-) -> dict[str, torch.Tensor]:
-    """How far the sampler's log-probabilities are from the trainer's, and where they part first."""
-    known_BT = mask_BT & ~torch.isnan(sampled_logp_BT)
-    distance_BT = torch.where(known_BT, (policy_logp_BT.detach() - sampled_logp_BT).abs(), 0.0)
-    parts_BT = distance_BT > parting
-    # The earliest position counts, and among rows the first: position-major order.
-    parts_TB = parts_BT.T.reshape(-1).to(torch.uint8)
-    first = parts_TB.argmax()
-    num_rows = distance_BT.size(0)
-    parts_at = (first % num_rows) * distance_BT.size(1) + first // num_rows
-    return {
-        "drift_sum": distance_BT.double().sum(),
-        "num_drift_tokens": known_BT.sum(),
-        "drift_max": distance_BT.max() if distance_BT.numel() else distance_BT.new_zeros(()),
-        "parts_at": torch.where(parts_BT.any(), parts_at, torch.full_like(parts_at, -1)),
-    }
+    inputs: Mapping[str, Any], policy_logp_BT: torch.Tensor, mask_BT: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The trainer's log-probabilities, how far the sampler's are from them, 0 where unknown, and where they are known."""
+    old_BT, sampled_BT = inputs.get("old_per_token_logps"), inputs["sampling_per_token_logps"]
+    mine_BT = policy_logp_BT.detach() if old_BT is None else old_BT
+    known_BT = mask_BT & ~torch.isnan(sampled_BT)
+    return mine_BT, torch.where(known_BT, (mine_BT - sampled_BT).abs(), 0.0), known_BT

@@ -1,10 +1,8 @@
 """Hinted turns and preference pairs to tensors, and rollouts out of TRL's batch: which ids are forwarded, which carry loss.
 
 Rows are padded on the right, so that under a causal mask no token sees padding. The ids are those of the records: nothing is
-tokenised here. Loss lies on completions alone.
-
-Whether they fit the model is asked before the first step: an id that the model has no row for ends in an index error from
-the depths of an embedding, and at positions that it was never trained at nothing would say anything.
+tokenised here. Loss lies on completions alone. Whether they fit the model is asked before the first step, since a model says
+it late and badly, or not at all.
 
 Letters: N rows, S columns of prompt and completion, M ids that carry loss, P pairs.
 """
@@ -83,9 +81,7 @@ def _token_rows(rows: Sequence[tuple[Ids, Ids]], loss_masks: Sequence[Ids] = (),
     masks = loss_masks or [[1] * len(completion) for _, completion in rows]
     ids = [torch.tensor([*prompt, *completion]) for prompt, completion in rows]
     loss = [torch.tensor([0] * len(prompt) + [*mask]) for (prompt, _), mask in zip(rows, masks, strict=True)]
-    return TokenRows(
-        pad_sequence(ids, batch_first=True, padding_value=pad_id), pad_sequence(loss, batch_first=True)
-    )
+    return TokenRows(pad_sequence(ids, True, pad_id), pad_sequence(loss, True))
 
 
 def check_pairs(pairs: Sequence[PreferencePair]) -> None:
@@ -159,14 +155,12 @@ def rollouts_of(
     ``task_id`` is the row's column of that name, else its prompt; ``prompt_text`` the data's own text where a turn answers it,
     else its ids decoded; ``token_logp`` the sampler's. A row whose mask TRL has emptied (an answer cut off) has no turn.
     """
-    prompts = _kept(batch["prompt_ids"], batch["prompt_mask"])
-    completions = batch["completion_ids"].tolist()
-    is_sampled_BT = loss_mask(batch)
+    prompts, is_sampled_BT = _kept(batch["prompt_ids"], batch["prompt_mask"]), loss_mask(batch)
     known_logps = (batch.get(f"{of}_per_token_logps") for of in ("sampling", "old"))
     logps_BT = next((logps for logps in known_logps if logps is not None), None)
     chains = batch[SEGMENT_STARTS].tolist() if SEGMENT_STARTS in batch else [[]] * len(prompts)
     rollouts = []
-    for idx, (prompt, ids) in enumerate(zip(prompts, completions, strict=True)):
+    for idx, (prompt, ids) in enumerate(zip(prompts, batch["completion_ids"].tolist(), strict=True)):
         turns = []
         for start, end in _runs(is_sampled_BT[idx].tolist()):
             logp = () if logps_BT is None else tuple(logps_BT[idx, start:end].float().tolist())
@@ -216,9 +210,9 @@ def matched_turns(
             refuse_odd_weight(turn.weight, where)
             if len(hinted) + len(ids) > most:
                 num_too_long += 1
-                continue
-            _refuse_unfit((*hinted, *ids), model, where)
-            matched[row].append(replace(turn, sampled_logp=logps))
+            else:
+                _refuse_unfit((*hinted, *ids), model, where)
+                matched[row].append(replace(turn, sampled_logp=logps))
     return matched, num_too_long
 
 

@@ -1,6 +1,6 @@
 """TRL's GRPO trainer with a kill switch, exact resume, one log line a step, prefix sharing and two further loss channels.
 
-Everything here is off unless it is asked for: without a guard, a run folder, sharing and channels training is TRL's, bit for bit.
+Without a guard, a run folder, sharing and channels training is TRL's, bit for bit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerState
+from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 from trl.models.utils import unwrap_model_for_generation
@@ -64,7 +64,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
         heldout_guard: asked once every ``args.logging_steps`` global steps, on the first micro-step, before its update.
         heldout_eval_fn: the truth for the guard; None from it means not due.
         strict_killswitch: a verdict that fires raises ``CollapseStopError``; otherwise training stops and ``train`` returns.
-            Either way checkpoint and verdict are on disk first.
         alpha_sdpo: weight of hint distillation, by the ``[hints]`` table of a recipe (``hints``; None for the defaults).
         hint_source: asked about each generation for the turns that went wrong; ``alpha_sdpo`` above 0 needs it.
         beta_replay: weight of replayed preferences, by the ``[replay]`` table (``replay``; None for the defaults).
@@ -94,6 +93,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
     rollout_func: Any
     train_dataset: Any
     callback_handler: Any
+    _metrics: Any
     _buffered_inputs: Any
 
     channels: LossChannels | None = None
@@ -140,13 +140,11 @@ class ComposerReplicationTrainer(GRPOTrainer):
             raise _guard_error(words, "heldout_eval_fn", "pass a function that returns the held-out score.")
         check_policy_options(policy_options, kwargs.get("args", args[2] if len(args) > 2 else None))
         if checks:
-            limits = checks if isinstance(checks, CheckThresholds) else CheckThresholds()
-            self.checks = ChecksThatSpeak(self, limits)
+            self.checks = ChecksThatSpeak(self, CheckThresholds() if checks is True else checks)
         for name, weight in {"alpha_sdpo": alpha_sdpo, "beta_replay": beta_replay}.items():
             refuse_odd_weight(weight, f"trainer.{name}", error=TrainerSettingError)
-        hints, replay = hints or HintsSection(), replay or ReplaySection()
-        distils = HintChannel(self, hints, hint_source) if alpha_sdpo else None
-        replays = ReplayChannel(self, replay, replay_pairs) if beta_replay else None
+        distils = HintChannel(self, hints or HintsSection(), hint_source) if alpha_sdpo else None
+        replays = ReplayChannel(self, replay or ReplaySection(), replay_pairs) if beta_replay else None
         if distils or replays:
             self.channels = LossChannels(self, distils, replays)
         self.generation = Generation()
@@ -193,11 +191,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
             loss = loss + self.beta_replay * others["trace_replay"]
         if self.checks is not None:
             self.checks.after_loss(inputs, loss, others)
-        if is_open and others:
-            metrics: Any = self._metrics
-            for name, value in {"grpo": of_trl, **others}.items():
-                number = value.item() if isinstance(value, torch.Tensor) else value
-                metrics.setdefault("train", {}).setdefault(f"loss/{name}", []).append(float(number))
+        for name, value in {"grpo": of_trl, **others}.items() if is_open and others else ():
+            number = value.item() if isinstance(value, torch.Tensor) else float(value)
+            self._metrics.setdefault("train", {}).setdefault(f"loss/{name}", []).append(number)
         return loss
 
     def _compute_sdpo_loss(self, model: Any, inputs: Any) -> Any:
@@ -281,7 +277,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         return batch, generation
 
     def _generate(self, prompts: Any) -> Any:
-        """As TRL's; which ids were sampled is remembered before any mask is emptied."""
+        """As TRL's; which ids were sampled is remembered before TRL empties any mask."""
         if self.use_vllm:
             load_weights(self)
         with self.step_lines.timing("sampling"):
@@ -362,8 +358,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
     ) -> Any:
         """Train, or go on from a checkpoint, exactly; the other arguments are transformers'.
 
-        ``resume_from_checkpoint`` is True for the newest whole checkpoint of ``args.output_dir`` (none there: from the start;
-        half-written ones are deleted), or one checkpoint's folder. A checkpoint under a fired guard is not trained on.
+        ``resume_from_checkpoint`` is one checkpoint's folder, or True for the newest whole one of ``args.output_dir`` (none
+        there: from the start; half-written ones are deleted). A checkpoint under a fired guard is not trained on.
 
         Raises:
             CollapseStopError: the guard fired, after verdict and checkpoint were written: that of ``state.global_step``, as
@@ -464,8 +460,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.guard_hook.begin()
         self._halt_is_saved, self.own_state.num_permutations_to_skip = False, 0
         self.step_lines.begin(has_run_folder=any(processes.gathered(self.run_folder is not None)))
-        parts: tuple[TrainerCallback | None, ...] = (self.step_lines, self.checks, self.channels)
-        for part in parts:
+        for part in (self.step_lines, self.checks, self.channels):
             if part is not None and part not in self.callback_handler.callbacks:
                 self.add_callback(part)
         self.has_trackers = bool(self.args.report_to)
@@ -480,11 +475,11 @@ class ComposerReplicationTrainer(GRPOTrainer):
         """Weights and step of the checkpoint are loaded; nothing is trained or written."""
         if checkpoint is not None:
             self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-        if checkpoint is not None and self.has_sharded_weights:  # spread first; each process loads its parts
-            loader = self.get_train_dataloader()  # type: ignore[no-untyped-call]
-            self._prepare_for_training(self.state.max_steps, loader, str(checkpoint))  # type: ignore[no-untyped-call]
-        elif checkpoint is not None:
-            self._load_from_checkpoint(str(checkpoint))
+            if self.has_sharded_weights:  # spread first; each process loads its parts
+                loader = self.get_train_dataloader()  # type: ignore[no-untyped-call]
+                self._prepare_for_training(self.state.max_steps, loader, str(checkpoint))  # type: ignore[no-untyped-call]
+            else:
+                self._load_from_checkpoint(str(checkpoint))
         guard = self.heldout_guard
         if guard is not None and guard.should_halt() and self.strict_killswitch:
             raise_halt(guard)

@@ -185,18 +185,18 @@ class GuardHook:
     batch: Mapping[str, Any] | None = None  # the micro-batch under way, on whose tokens the KL is estimated
     num_cadence_hits_without_new_reward = 0  # folds that had to use the remembered reward
     last_verdict: dict[str, Any] | None = None  # the newest row of ``verdicts.jsonl``
+    halted_at: int | None = None  # ``global_step`` of the fold that fired
+    last_round_idx: int | None = None
+    gate_step: int | None = None
     kl_path = KlPath.LOGGED
     kl_path_off_reason: str | None = None  # why the guard gets no KL
     _kl_path_is_chosen = False
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self.begin()
 
     def begin(self) -> None:
-        self.halted_at: int | None = None  # ``global_step`` of the fold that fired
-        self.last_round_idx: int | None = None
-        self.gate_step: int | None = None
+        self.halted_at = self.last_round_idx = self.gate_step = None
 
     def state_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.KEPT}
@@ -224,7 +224,7 @@ class GuardHook:
         if guard is None:
             return
         signals = trainer.step_lines.signals
-        signals.read(trainer._metrics.get("train", {}))  # noqa: SLF001 - TRL's only name
+        signals.read(trainer._metrics.get("train", {}))
         reward, is_new = from_first((signals.reward, signals.is_reward_new))
         if reward is None:
             return
@@ -251,7 +251,7 @@ class GuardHook:
         if "heldout/score" in folded.measured:
             signals.is_reward_new, self.last_round_idx = False, round_idx
         off = f" ({self.kl_path_off_reason})" if self.kl_path_off_reason else ""
-        verdict = {**folded.verdict, "kl_path": f"{self.kl_path.value}{off}"}
+        verdict = {**folded.verdict, "kl_path": f"{self.kl_path}{off}"}
         self._write_verdict(verdict, folded.said | folded.measured)
         trainer.log(folded.said | (folded.measured if trainer.has_trackers else {}))
         if folded.status.fire:
@@ -272,7 +272,8 @@ class GuardHook:
         """Keep the verdict: here, and in the run folder where this process writes one."""
         self.last_verdict = verdict
         lines = self._trainer.step_lines
-        lines.verdict(verdict)
+        if lines.folder is not None:
+            append_jsonl(lines.folder.verdicts, json_row(verdict))
         halted = {"halted": True} if verdict["fire"] else {}
         lines.noted |= {**fields, "killswitch/round_idx": verdict["round_idx"], **halted}
 
@@ -295,8 +296,7 @@ class GuardHook:
 
         Estimated, it is k1: for tokens drawn from the policy its mean is KL(policy || initial), unbiased; a small sample can
         come out below zero. In k3, which cannot, one token that the policy hardly ever writes and the initial model likes
-        outweighs a whole batch, and halts honest runs. Tokens of an older policy (several updates on one generation) bias it
-        slightly. Reference: Schulman, Approximating KL Divergence (2020).
+        outweighs a whole batch, and halts honest runs. Reference: Schulman, Approximating KL Divergence (2020).
         """
         if self.kl_path is KlPath.LOGGED:
             return from_first(signals.kl)
@@ -304,12 +304,10 @@ class GuardHook:
             return None
         total = num_tokens = 0.0
         if self.batch is not None:  # a forward of either policy over the micro-batch, without gradient
-            known = Generation.of_batch(self.batch)
-            chains = Generation(starts_BS=known.starts_BS)  # the first policy's routers choose for themselves
+            known, mask_BT = Generation.of_batch(self.batch), loss_mask(self.batch)
             policy_logps = self._trainer.logps_of(self.batch, known)
-            with self.as_initial_policy():
-                initial_logps = self._trainer.logps_of(self.batch, chains)
-            mask_BT = loss_mask(self.batch)
+            with self.as_initial_policy():  # whose routers choose for themselves
+                initial_logps = self._trainer.logps_of(self.batch, Generation(starts_BS=known.starts_BS))
             kl_B = k1_per_rollout(policy_logps.double(), initial_logps.double(), mask_BT)
             total, num_tokens = float(kl_B.sum()), float(mask_BT.sum())
         totals, counts = zip(*gathered((total, num_tokens)), strict=True)
@@ -333,8 +331,7 @@ class HeldOutGuardCallback(TrainerCallback):
 
     When it fires: the step is finished, a checkpoint is saved (whatever ``save_strategy`` says), training stops, and with
     ``strict`` ``train()`` raises ``CollapseStopError`` at its end. The guard's state is in every checkpoint, and that of
-    ``heldout_eval_fn`` where it is ``Stateful``; a checkpoint under a fired guard is not trained on. Reporters that come before
-    the callback, several processes: docs/guard-anywhere.md.
+    ``heldout_eval_fn`` where it is ``Stateful``; a checkpoint under a fired guard is not trained on. More: docs/guard-anywhere.md.
 
     Args:
         guard: ``HeldOutGuard`` or anything with its methods (``interfaces.Guard``).
@@ -343,7 +340,7 @@ class HeldOutGuardCallback(TrainerCallback):
         proxy_key: the logged name of what is trained on; a leading minus where lower is better (``-loss``): the number is
             turned round, and the truth must then be turned round too.
         kl_key: the logged name of the KL to the initial policy, nats; None, or a name that no row has: the KL path is off,
-            which is said once and in each verdict. TRL's ``kl`` can be blown up by single tokens; choose ``kl_hard_stop`` for it.
+            which is said once and in each verdict.
         every: least distance of two folds, global steps.
         strict: raise when it fires; else ``train()`` returns.
         split_fingerprint: of the held-out split; a reading or checkpoint of another is refused.
@@ -351,6 +348,13 @@ class HeldOutGuardCallback(TrainerCallback):
     ``halted_at`` is the ``global_step`` of the fold that fired, ``last_verdict`` the newest row of ``verdicts.jsonl``, or None;
     ``num_rows_without_proxy`` training rows could not be folded.
     """
+
+    halted_at: int | None = None
+    num_rows_without_proxy = 0
+    last_verdict: dict[str, Any] | None = None
+    _last_round_idx: int | None = None
+    _halting_status: GuardStatus | None = None
+    _is_halt_saved = _has_said_kl_is_off = False
 
     def __init__(
         self,
@@ -366,19 +370,11 @@ class HeldOutGuardCallback(TrainerCallback):
         wait_for_gloo_at_exit()
         self.guard, self.heldout_eval_fn, self.split_fingerprint = guard, heldout_eval_fn, split_fingerprint
         self.proxy_key, self.kl_key, self.every, self.strict = proxy_key, kl_key, every, strict
-        self.halted_at: int | None = None
-        self.last_verdict: dict[str, Any] | None = None
-        self.num_rows_without_proxy = 0
-        self._last_round_idx: int | None = None
-        self._halting_status: GuardStatus | None = None
-        self._is_halt_saved = False
-        self._has_said_kl_is_off = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Go on where the checkpoint was, or begin; a guard that had fired before ends the run."""
         self.halted_at = self._halting_status = self._last_round_idx = None
-        self._is_halt_saved = False
-        self.num_rows_without_proxy = 0
+        self._is_halt_saved, self.num_rows_without_proxy = False, 0
         saved = state.stateful_callbacks.get(STATE_KEY)
         if saved is not None:
             self._restore(saved)
@@ -439,8 +435,7 @@ class HeldOutGuardCallback(TrainerCallback):
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A save that ``save_strategy="best"`` took back is asked for again; the loop still looks once."""
         if self.halted_at is not None and not self._is_halt_saved:
-            control.should_save = True
-            control.should_evaluate = False  # it would take the save back once more
+            control.should_save, control.should_evaluate = True, False  # which would take the save back again
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.halted_at is not None:

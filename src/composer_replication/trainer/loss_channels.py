@@ -36,8 +36,13 @@ from composer_replication.losses.policy_terms import truncated_importance_weight
 from composer_replication.losses.preferences import PreferenceMetrics, preference_loss, sequence_logp
 from composer_replication.records import HintedTurn, PreferencePair
 from composer_replication.trainer import collator
-from composer_replication.trainer.model_modes import WeightCopy, evaluation_mode
-from composer_replication.trainer.output_head import completion_states, scored_ids, states_problem
+from composer_replication.trainer.model_modes import (
+    WeightCopy,
+    completion_states,
+    evaluation_mode,
+    scored_ids,
+    states_problem,
+)
 from composer_replication.trainer.preset_settings import TrainerSettingError, nothing_to_learn
 from composer_replication.trainer.processes import gathered, num_processes, process_rank, together
 
@@ -73,6 +78,7 @@ def records_of_step(step: int, num_records: int, *, per_step: int, seed: int) ->
 class LossChannel:
     """What both channels need of the step under way, and what they keep."""
 
+    table = ""  # of a recipe, with its settings
     settings: HintsSection | ReplaySection
     records: Sequence[Any] = ()  # given to the trainer
     weights: WeightCopy | None = None  # the teacher's, or those before the first step, where needed
@@ -84,7 +90,7 @@ class LossChannel:
 
     def begin(self, saved: Mapping[str, Any] | None) -> None:
         """Set the channel to the run's start, or to what ``state_dict`` gave in the run that saved it."""
-        self.weights = WeightCopy(self._model)
+        self.weights = WeightCopy(self.model)
         if saved is not None:
             self.weights.load(saved[self.weights_name])
 
@@ -97,13 +103,13 @@ class LossChannel:
         return int(self._trainer.state.global_step)
 
     @property
-    def _model(self) -> Any:
+    def model(self) -> Any:
         """Without the wrappers of several processes."""
         return self._trainer.accelerator.unwrap_model(self._trainer.model)
 
     @property
     def _pad_id(self) -> int:
-        return int(self._trainer._tokenizer.pad_token_id)  # noqa: SLF001 - TRL's only name
+        return int(self._trainer._tokenizer.pad_token_id)
 
     def _on_device(self, rows: R) -> R:
         moved: R = send_to_device(rows, self._trainer.accelerator.device)
@@ -126,7 +132,7 @@ class LossChannel:
     def _note(self, prefix: str, figures: Mapping[str, float]) -> None:
         """Keep a micro-batch's figures for the log."""
         for name, value in figures.items():
-            self._trainer._metrics["train"].setdefault(f"{prefix}/{name}", []).append(value)  # noqa: SLF001 - TRL's only name
+            self._trainer._metrics["train"].setdefault(f"{prefix}/{name}", []).append(value)
 
     def _gathered_sum(self, value: float) -> torch.Tensor:
         """The sum over all processes, as a 0-dimensional tensor: TRL leaves such alone when it splits a batch."""
@@ -151,13 +157,11 @@ def hint_loss(
 
     D is the divergence of student and teacher (``losses.divergence``) over the student's top k and one tail class;
     c = min(exp(logp - sampled_logp), 2), without gradient, 1 for an id whose sampled_logp is unknown; w_n is the turn's
-    weight. The student carries gradient, the teacher none.
+    weight. ``num_tokens`` are those of the whole optimizer step; under ``teacher`` the model is the teacher; the ids were sampled
+    at ``sampling_temperature``, which their log-probabilities belong to.
 
     Departs from the reference: SDPO averages tokens within a rollout first; here long and short turns weigh by their tokens,
     as the policy-gradient channel does. Reference: Reinforcement Learning via Self-Distillation (2026, arXiv 2601.20802).
-
-    ``num_tokens`` are those of the whole optimizer step; under ``teacher`` the model is the teacher; the ids were sampled at
-    ``sampling_temperature``, which their log-probabilities belong to.
     """
     ids_M = scored_ids(rows.student)
     with autocast():
@@ -187,8 +191,8 @@ class HintChannel(LossChannel):
     ``weights`` are the teacher's; None where it is the model without its adapter.
     """
 
+    table, weights_name = "hints", "teacher"
     settings: HintsSection
-    weights_name = "teacher"
 
     def __init__(self, trainer: Any, settings: HintsSection, source: HintGenerator | None) -> None:
         super().__init__(trainer)
@@ -201,17 +205,13 @@ class HintChannel(LossChannel):
         if self.settings.teacher != "lora-off":
             super().begin(saved)
 
-    def after_step(self) -> None:
-        if self.settings.teacher == "ema" and self.weights is not None:
-            self.weights.move_towards(self._model, EMA_RATE)
-
     def after_generation(self, rows: Any, batch: dict[str, Any], rewards: Sequence[float | None]) -> None:
         """Ask the hint source about a fresh generation."""
-        tokenizer, ends = self._trainer._tokenizer, self._trainer.eos_token_ids  # noqa: SLF001 - TRL's only name
+        tokenizer, ends = self._trainer._tokenizer, self._trainer.eos_token_ids
         rollouts = collator.rollouts_of(rows, batch, rewards, tokenizer, step=self._step, eos_token_ids=ends)
         source, before = self.source, Counter(getattr(self.source, "counts", {}))
         turns, num_too_long = together(
-            lambda: collator.matched_turns(source.hinted_turns(rollouts), rollouts, self._model)
+            lambda: collator.matched_turns(source.hinted_turns(rollouts), rollouts, self.model)
         )
         batch[HINTED_TURNS] = turns
         num_tokens = sum(len(turn.completion_ids) for of_row in turns for turn in of_row)
@@ -224,20 +224,15 @@ class HintChannel(LossChannel):
         self._note("hint_source", {name: float(number) for name, number in total.items()})
 
     def loss(self, model: Any, inputs: Any) -> torch.Tensor:
-        """Mean over all hinted tokens of the optimizer step of weight times divergence; this micro-batch's part.
-
-        The mean is over the step's tokens and not the micro-batch's, so that the gradient does not depend on how
-        a step is split.
-        """
+        """Mean over all hinted tokens of the optimizer step of weight times divergence; this micro-batch's part."""
         own, pad_id = [turn for turns in inputs.get(HINTED_TURNS, ()) for turn in turns], self._pad_id
         self._note("sdpo", {"turns": float(len(own))})
         turns = self._to_forward(own, HintedTurn((pad_id,), (pad_id, pad_id), (pad_id,)))
         if not turns:
             return self._on_device(torch.zeros(()))
+        rows = self._on_device(collator.collate_hinted_turns(turns, pad_id=pad_id))
         loss, figures = hint_loss(
-            model,
-            self._on_device(collator.collate_hinted_turns(turns, pad_id=pad_id)),
-            self.settings,
+            *(model, rows, self.settings),
             num_tokens=self._of_step(inputs["hint_num_tokens"]),
             teacher=self._teacher_in_place,
             autocast=self._trainer.accelerator.autocast,
@@ -251,7 +246,7 @@ class HintChannel(LossChannel):
     @contextmanager
     def _teacher_in_place(self) -> Iterator[None]:
         """Inside, the model is the teacher: its weights, and no dropout."""
-        model, weights = self._model, self.weights
+        model, weights = self.model, self.weights
         teacher = model.disable_adapter() if weights is None else weights.in_place_of(model)
         with teacher, evaluation_mode(model):
             yield
@@ -288,8 +283,8 @@ _BETAS = {"dpo": 5.0, "ipo": 0.1, "simpo": 2.0}
 class ReplayChannel(LossChannel):
     """Draws pairs, makes some of siblings, compares the policy with the reference, and keeps the reference's log-probabilities."""
 
+    table, weights_name = "replay", "first"
     settings: ReplaySection
-    weights_name = "first"
     reference_P2: torch.Tensor | None = None  # of ``records`` under the first weights, where needed
     _newest_part = (-1, 0)
 
@@ -323,7 +318,7 @@ class ReplayChannel(LossChannel):
         num_pairs = max(gathered(len(own))) if self._trainer.has_sharded_weights else len(own)
         if self.weights is not None and num_pairs:
             at_once = int(self._trainer.args.per_device_train_batch_size)  # they may be long
-            with self.weights.in_place_of(self._model):
+            with self.weights.in_place_of(self.model):
                 logps_P2 = self._logps_of([*own, *[self._stand_in()] * (num_pairs - len(own))], at_once)
             logps = iter(logps_P2.tolist())
             of_row = [[replace(pair, reference=tuple(next(logps))) for pair in pairs] for pairs in of_row]
@@ -364,13 +359,8 @@ class ReplayChannel(LossChannel):
             reference_2P = self._on_device(torch.tensor(reference if own else [[0.0, 0.0]])).unbind(dim=1)
         with self._trainer.accelerator.autocast():
             policy = pair_logps(model, self._on_device(collator.collate_pairs(pairs, pad_id=self._pad_id)))
-        loss, metrics = preference_loss(
-            *policy,
-            *reference_2P,
-            kind=self.settings.kind,
-            beta=self._beta,
-            weight_P=weight_P,
-        )
+        options: dict[str, Any] = {"kind": self.settings.kind, "beta": self._beta, "weight_P": weight_P}
+        loss, metrics = preference_loss(*policy, *reference_2P, **options)
         return (loss * metrics.total_weight, metrics) if own else (loss * 0.0, None)
 
     def _drawn(self) -> tuple[list[int], list[int]]:
@@ -394,23 +384,20 @@ class ReplayChannel(LossChannel):
     def _logps_of(self, pairs: Sequence[PreferencePair], at_once: int = 8) -> torch.Tensor:
         """``reference_logps`` (P, 2) of the model as it stands, in the processor's memory."""
         scope, pad_id = self._trainer.accelerator.autocast, self._pad_id
-        return reference_logps(self._model, pairs, pad_id=pad_id, autocast=scope, at_once=at_once).cpu()
+        return reference_logps(self.model, pairs, pad_id=pad_id, autocast=scope, at_once=at_once).cpu()
 
 
 class LossChannels(TrainerCallback):
-    """A ``HintChannel`` and a ``ReplayChannel`` as one part of the trainer; one whose weight is 0 is None.
-    At the end of each step the teacher follows the policy.
-    """
+    """A ``HintChannel`` and a ``ReplayChannel`` as one part of the trainer; one whose weight is 0 is None."""
 
     def __init__(self, trainer: Any, hints: HintChannel | None, replay: ReplayChannel | None) -> None:
         self._trainer, self.hints, self.replay = trainer, hints, replay
-        both: dict[str, HintChannel | ReplayChannel | None] = {"hints": hints, "replay": replay}
-        self._channels = {name: channel for name, channel in both.items() if channel is not None}
+        self._channels = [channel for channel in (hints, replay) if channel is not None]
         self.saved: dict[str, Any] | None = None  # of the checkpoint that the run goes on from
 
     def check_model(self) -> None:
         """Refuse a model that the channels cannot train, or not on these records."""
-        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        model = self._channels[0].model
         problem = states_problem(model)
         needs_adapter = self.hints is not None and self.hints.settings.teacher == "lora-off"
         if needs_adapter and not hasattr(model, "disable_adapter"):
@@ -427,29 +414,29 @@ class LossChannels(TrainerCallback):
         """Set both channels to the run's start, or to the checkpoint's state. Errors as ``check_model``."""
         saved, self.saved = self.saved, None
         self.check_model()
-        for channel in self._channels.values():
+        for channel in self._channels:
             channel.begin(saved)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The weights have moved; a checkpoint of the step is written after it."""
-        if self.hints is not None:
-            self.hints.after_step()
+        """The teacher that is an average follows the policy; a checkpoint of the step is written after it."""
+        if self.hints is not None and self.hints.settings.teacher == "ema" and self.hints.weights is not None:
+            self.hints.weights.move_towards(self.hints.model, EMA_RATE)
 
     def after_generation(self, rows: Any, batch: dict[str, Any]) -> None:
         """A fresh generation gets what the channels train on."""
         rewards = [None if math.isnan(reward) else reward for reward in batch[ROW_REWARD].tolist()]
-        for channel in self._channels.values():
+        for channel in self._channels:
             channel.after_generation(rows, batch, rewards)
 
     @property
     def channel_of_first_weights(self) -> LossChannel | None:
         """The channel whose ``weights`` are those before the first step, if one keeps them."""
-        return next((channel for channel in self._channels.values() if channel.keeps_first_weights), None)
+        return next((channel for channel in self._channels if channel.keeps_first_weights), None)
 
     def write(self, checkpoint: Path) -> None:
         """Weights and numbers in a file of their own."""
         state: dict[str, Any] = {"fingerprint": self.fingerprint()}
-        for channel in self._channels.values():
+        for channel in self._channels:
             state |= channel.state_dict()
         if process_rank() == 0:
             torch.save(state, checkpoint / STATE_FILE)
@@ -457,19 +444,17 @@ class LossChannels(TrainerCallback):
     def fingerprint(self) -> str:
         """Of both tables (also keys that have left: older checkpoints know them), records and the seed of their order."""
         digest = hashlib.sha256(str(self._trainer.args.seed).encode())
-        for name, channel in self._channels.items():
+        for channel in self._channels:
             records = [asdict(record) for record in channel.records]
-            settings = {**DEPARTED[name], **channel.settings.model_dump()}
-            digest.update(json.dumps([name, settings, records], sort_keys=True).encode())
+            settings = {**DEPARTED[channel.table], **channel.settings.model_dump()}
+            digest.update(json.dumps([channel.table, settings, records], sort_keys=True).encode())
         return digest.hexdigest()
 
 
 def read_channels(channels: LossChannels | None, checkpoint: Path) -> None:
     """What the channels kept waits for ``begin``. A run goes on with the channels that it began with (CR0884)."""
-    path = checkpoint / STATE_FILE
-    saved: dict[str, Any] | None = None
-    if path.is_file():
-        saved = torch.load(path, map_location=lambda storage, _tag: storage, weights_only=True)
+    path, options = checkpoint / STATE_FILE, {"map_location": lambda storage, _tag: storage}
+    saved = torch.load(path, weights_only=True, **options) if path.is_file() else None
     found = None if saved is None else saved["fingerprint"]
     if found != (None if channels is None else channels.fingerprint()):
         words = "the checkpoint belongs to another run: its loss channels, or what they learn from, are not this trainer's."

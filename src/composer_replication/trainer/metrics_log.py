@@ -28,6 +28,10 @@ from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, append_jsonl, read_jsonl, rewrite_jsonl
 from composer_replication.trainer.processes import gathered, num_processes
 
+if TYPE_CHECKING:
+    from composer_replication.replicas.replica_loop import ReplicaLoop
+    from composer_replication.replicas.run_records import RunEnd
+
 _ROLLOUT_FILE = re.compile(r"(?:step|episodes|findings)-(\d+)(?:-process-\d+)?\.jsonl")
 
 
@@ -57,13 +61,13 @@ def keep_rows(path: Path, key: str, last: int) -> None:
 
 def json_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row with plain JSON scalars: not finite becomes null, arrays of one element a number."""
-    found = dict(row)
-    for name, value in row.items():
-        plain = value.item() if hasattr(value, "item") else value
-        if isinstance(plain, float) and not math.isfinite(plain):
-            plain = None
-        found[name] = plain if plain is None or isinstance(plain, bool | int | float | str) else str(plain)
-    return found
+    plain = {name: value.item() if hasattr(value, "item") else value for name, value in row.items()}
+    for name, value in plain.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            plain[name] = None
+        elif not isinstance(value, bool | int | float | str | None):
+            plain[name] = str(value)
+    return plain
 
 
 @dataclass(slots=True)
@@ -135,10 +139,6 @@ class StepLines(TrainerCallback):
         if self.folder is not None:
             append_jsonl(self.folder.metrics, json_row(row))
 
-    def verdict(self, row: Mapping[str, Any]) -> None:
-        if self.folder is not None:
-            append_jsonl(self.folder.verdicts, json_row(row))
-
     @contextmanager
     def timing(self, part: str) -> Iterator[None]:
         """Inside, time counts as ``PART_seconds`` of the step under way."""
@@ -150,7 +150,7 @@ class StepLines(TrainerCallback):
 
     def finish_broken(self, step: int) -> None:
         """Write the line of a step that ends the run before TRL has logged it."""
-        measured = self._trainer._metrics["train"].items()  # noqa: SLF001 - TRL's only name
+        measured = self._trainer._metrics["train"].items()
         known = {name: [n for n in map(finite, values) if n is not None] for name, values in measured}
         self.finish_step(step, {name: fmean(values) for name, values in known.items() if values})
 
@@ -161,23 +161,15 @@ class StepLines(TrainerCallback):
         """Ask for TRL's row; stop where the guard or a person asked for it."""
         control.should_log = control.should_log or self._has_run_folder
         if self._trainer.interrupt.is_agreed() or self._trainer.halted_at is not None:
-            control.should_save = True
-            control.should_training_stop = True
+            control.should_save = control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """The row of a step, which alone has a loss, makes its line."""
-        if "loss" not in logs:
-            return
-        # A reward of an earlier step is the one that this step trained on.
-        fields = {"reward": self.signals.reward, **logs, "reward_is_new": "reward" in logs, **self._seconds}
-        fields["step_seconds"] = time.monotonic() - self._step_began
-        self.finish_step(state.global_step, fields)
-        self._seconds.clear()
-
-
-if TYPE_CHECKING:
-    from composer_replication.replicas.replica_loop import ReplicaLoop
-    from composer_replication.replicas.run_records import RunEnd
+        if "loss" in logs:
+            # A reward of an earlier step is the one that this step trained on.
+            row = {"reward": self.signals.reward, **logs, "reward_is_new": "reward" in logs, **self._seconds}
+            self.finish_step(state.global_step, row | {"step_seconds": time.monotonic() - self._step_began})
+            self._seconds.clear()
 
 
 class InterruptOnce:
@@ -240,20 +232,18 @@ class ReplicaCallback(TrainerCallback):
         """A halt of this replica is told to all; a finished run takes its last merges."""
         if self._trainer.interrupt.is_requested:
             self._loop.close()
-        elif self._trainer.halted_at is None:
+        elif (own := self._own_reason()) is None:
             self._follow(self._loop.finish(), control)
         else:
-            self._follow(self._loop.halt(self._own_reason), control)
+            self._follow(self._loop.halt(own), control)
 
-    @property
-    def _own_reason(self) -> str:
-        """What the newest verdict of this replica says."""
-        return str((self._trainer.guard_hook.last_verdict or {}).get("reason", ""))
+    def _own_reason(self) -> str | None:
+        """What this replica's guard halted the run for; None where it did not."""
+        verdict = self._trainer.guard_hook.last_verdict or {}
+        return None if self._trainer.halted_at is None else str(verdict.get("reason", ""))
 
     def _follow(self, end: RunEnd | None, control: Any) -> None:
-        if end is None:
-            return
-        control.should_training_stop = True
-        is_own = self._trainer.halted_at is not None and end.reason == self._own_reason
-        if end.kind == "halted" and not is_own:
-            self._trainer.guard_hook.halt_for(end.reason, end.replica)
+        if end is not None:
+            control.should_training_stop = True
+            if end.kind == "halted" and end.reason != self._own_reason():
+                self._trainer.guard_hook.halt_for(end.reason, end.replica)

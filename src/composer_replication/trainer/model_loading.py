@@ -187,8 +187,7 @@ def _convert_gguf(wheel: Path, scratch: Path, name: str) -> None:
 
 def load_checkpoint(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
     """The model of a run's newest whole checkpoint, with its tokenizer; refused without one, or if it lies in parts (CR0706)."""
-    checkpoint = newest_whole_checkpoint(folder.checkpoints)
-    if checkpoint is None:
+    if (checkpoint := newest_whole_checkpoint(folder.checkpoints)) is None:
         fix = f"composer-rl train RECIPE.toml --out {quote(str(folder.root))} --resume"
         raise InputError("CR0706", "the run has no whole checkpoint.", where=str(folder.checkpoints), fix=fix)
     if not any(checkpoint.glob("*.safetensors")):
@@ -259,20 +258,15 @@ def make_tiny_tools_model(seed: int) -> tuple[Any, Any]:
 
 def _llama(raw: Any, *, end: str, seed: int, num_positions: int) -> tuple[Any, Any]:
     words = {"pad_token": "<pad>", "eos_token": end, "padding_side": "left"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw._tokenizer, **words)  # type: ignore[no-untyped-call]  # noqa: SLF001
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=num_positions,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        tie_word_embeddings=True,
-    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw._tokenizer, **words)  # type: ignore[no-untyped-call]
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": num_positions}
+    ids = {
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    config = LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=True, **sizes, **ids)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return LlamaForCausalLM(config), tokenizer
@@ -280,10 +274,10 @@ def _llama(raw: Any, *, end: str, seed: int, num_positions: int) -> tuple[Any, A
 
 MOST_APART, MOST_KL = 2e-2, 1e-6
 """Log-probabilities and mean KL in nats in float32: SmolLM2's unlikely tokens differ by 0.002, its KL by 1e-8."""
-# in nats where 16 bits take part: what rounding alone makes of a forward stays below it
-MOST_KL_IN_HALF = 5e-3
-# share of an update's squared length, when it is added to weights of 16 bits; beyond it they become float32
-MOST_ENERGY_LOST = 0.1
+MOST_KL_IN_HALF = 5e-3  # nats, where 16 bits take part: what rounding alone makes of a forward stays below it
+MOST_ENERGY_LOST = (
+    0.1  # of an update's squared length, when it is added to 16 bits; beyond it they become float32
+)
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -335,9 +329,8 @@ def save_model(
     It loads with ``from_pretrained``, without peft: an adapter is added to the weights that it was trained on, in ``model``
     itself, which is not to be trained any more. A model whose weights are whole is moved to the processor, so that the loaded
     copy finds room and computes as it does. ``describe`` writes further files, such as a model card, into the folder before it
-    is in its place. ``weights`` are those of ``gathered_weights``, let go once they are written; ``trained`` is of
-    ``probe_logps``, by default asked of ``model`` where it is whole. Refused are a folder that cannot be written (CR0209) and a
-    copy that is not the trained model (CR0890).
+    is in its place. ``weights`` are of ``gathered_weights``, let go once written; ``trained`` is of ``probe_logps``, by default
+    of ``model``. Refused are a folder that cannot be written (CR0209) and a copy that is not the trained model (CR0890).
     """
     begun = folder.with_name(f".{folder.name}.partial")
     most_kl, may_be_exact = MOST_KL_IN_HALF, weights is None

@@ -51,8 +51,7 @@ class Part(NamedTuple):
     column: int
 
 
-Pack = tuple[tuple[int, ...], list[Part]]
-"""The ids of a prompt, without padding, and the completions behind it."""
+Pack = tuple[tuple[int, ...], list[Part]]  # a prompt, without padding, and the completions behind it
 
 
 def shared_prefix_logps(
@@ -72,15 +71,14 @@ def shared_prefix_logps(
     forward of prompt and completion together, for values and gradients, up to rounding.
     Both results are float32 and zero where ``completion_mask_BT`` is zero, as in TRL.
 
-    Ids are padded on the left in prompts and on the right in completions; masks are 1 for tokens and 0 for padding, and a
-    completion may have none. Rows whose prompts are equal under the mask form a group, wherever they stand in the batch.
-    ``starts_BS`` are completion columns at which later conversations of a row begin, rising; 0 for none. The first id of one is
-    its prompt, and has no value: 0. Without ``packs``, for a model that has a ``packing_reason``, every conversation is
-    forwarded by itself. ``model`` has TRL's fused head (``trl.trainer.utils.add_fused_lm_head``), which has the temperature.
+    Ids are padded on the left in prompts and on the right in completions, where masks are 0. Rows whose prompts are equal under
+    the mask form a group, wherever they stand in the batch. ``starts_BS`` are completion columns at which later conversations of
+    a row begin, rising; 0 for none. The first id of one is its prompt, and has no value: 0. Without ``packs``, for a model that
+    has a ``packing_reason``, every conversation is forwarded by itself. ``model`` has TRL's fused head
+    (``trl.trainer.utils.add_fused_lm_head``), which has the temperature.
 
-    Departs from TRL: positions count from the first unmasked token, as in generation, where TRL's
-    plain forward counts padding too. The two agree for relative positions (RoPE, ALiBi); a model
-    with learned absolute positions gets here what it would get without padding.
+    Departs from TRL: positions count from the first unmasked token, as in generation, where TRL's plain forward counts padding
+    too. The two agree for relative positions (RoPE, ALiBi).
     Reference: DeepSeekMath (2024), equation 3, for the groups. A prompt without a token is refused (CR0722).
     """
     parts_of = _parts_of(prompt_ids_BP, prompt_mask_BP, completion_ids_BT, completion_mask_BT, starts_BS)
@@ -95,8 +93,7 @@ def shared_prefix_logps(
     width = max(len(prompt) + sum(len(part.ids) for part in parts) for prompt, parts in of_packs)
     fits = not packs or weights_are_sharded(model) or len(of_packs) * width**2 <= MAX_COLUMNS**2
     forwards = [of_packs] if num_processes() > 1 and fits else [[pack] for pack in of_packs]
-    logp_parts: list[torch.Tensor] = []
-    entropy_parts: list[torch.Tensor] = []
+    logp_parts, entropy_parts = list[torch.Tensor](), list[torch.Tensor]()
     for together in forwards:
         arguments = _laid_out(model, together, completion_ids_BT.device)
         if not packs:
@@ -179,7 +176,7 @@ def _laid_out(model: nn.Module, packs: Sequence[Pack], device: torch.device) -> 
     # padding sees padding, so that no line is empty
     mask = ((of_key == 0) | (of_key == of_query)).tril()[:, None]
     inner = inner_model(model)
-    if inner.config.get_text_config()._attn_implementation == "eager":  # noqa: SLF001 - transformers' only name
+    if inner.config.get_text_config()._attn_implementation == "eager":
         zeros = torch.zeros_like(mask, dtype=inner.dtype)
         mask = zeros.masked_fill(~mask, torch.finfo(inner.dtype).min)
     return {**padded, "attention_mask": mask}
@@ -188,15 +185,12 @@ def _laid_out(model: nn.Module, packs: Sequence[Pack], device: torch.device) -> 
 class SharedPrompts:
     """Decides per call whether prompts are shared where TRL samples and computes log-probabilities, and does it then.
 
-    Sharing is exact or it is not done: whatever stands against it is said once, and TRL's own path runs. Rows are grouped by
-    content inside a micro-batch, so with ``steps_per_generation = 1`` each prompt is forwarded once, and otherwise, as TRL
-    shuffles and splits a generation, about once a micro-batch.
-    ``off_reasons`` are those met so far for falling back to TRL's path.
+    Sharing is exact or it is not done: whatever stands against it is said once, and TRL's own path runs.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self.off_reasons: tuple[str, ...] = ()
+        self.off_reasons: tuple[str, ...] = ()  # those met so far
 
     def check(self) -> None:
         args: Any = self._trainer.args
@@ -267,7 +261,7 @@ class SharedPrompts:
         global generator, whose state is in every checkpoint, so a resumed run samples the same rows.
         """
         trainer, args = self._trainer, self._trainer.args
-        sampler = ModelSampler(model, args, trainer._tokenizer, eos_token_ids=trainer.eos_token_ids)  # noqa: SLF001
+        sampler = ModelSampler(model, args, trainer._tokenizer, eos_token_ids=trainer.eos_token_ids)
         is_sharded = weights_are_sharded(trainer.model)
         samples = sampler.sample(
             prompt_ids,

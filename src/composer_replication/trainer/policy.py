@@ -1,8 +1,8 @@
 """The model being trained as it samples in this process: groups of completions, every distinct prompt forwarded once.
 
 One left-padded forward fills the key-value cache for all distinct prompts; its rows are then copied to the samples, and
-decoding goes on token by token. A finished row leaves the batch at once, so the cost of a step follows the rows still running.
-A model that cannot share prompts exactly is sampled by whole forwards.
+decoding goes on token by token. A finished row leaves the batch at once. A model that cannot share prompts exactly is sampled
+by whole forwards.
 
 Letters: B samples (all prompts), A samples still running, P prompt columns, V vocabulary.
 """
@@ -31,6 +31,8 @@ from composer_replication.rollouts.tokens.token_ledger import unwilling_template
 from composer_replication.trainer.model_modes import accepts, evaluation_mode, inner_model, sampling_reason
 
 logger = logging.getLogger(__name__)
+NUM_PROMPTS_AT_ONCE = 8
+_TOLD: WeakSet[nn.Module] = WeakSet()
 
 
 def _not_finite(where: str) -> InputError:
@@ -79,7 +81,6 @@ class GrowingText:
         return text
 
 
-Generators = torch.Generator | Sequence[torch.Generator] | None
 _NO_FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
 
 
@@ -130,7 +131,7 @@ class ModelSampler:
         max_new_tokens: int,
         temperature: float,
         is_finished: Callable[[str], bool] | None = None,
-        generator: Generators = None,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
         row_limits: Sequence[int] | None = None,
         goes_on: Callable[[bool], bool] = bool,
     ) -> list[list[SampledRow]]:
@@ -139,14 +140,13 @@ class ModelSampler:
         Tokens are drawn from softmax(w(z)), w being transformers' own processors in the order of ``generate``: repetition
         penalty, temperature, top-k, top-p, min-p; ``logps`` are of that very distribution, in nats. Temperature 0 takes the most
         likely token; top-k, top-p and min-p are then off, and ``logps`` those of temperature 1. Logits that are not finite are
-        refused (CR0770). All rows run in one batch: memory for the cache is B x (P + tokens), so pass many prompts in several calls.
+        refused (CR0770). All rows run in one batch, whose cache takes B x (P + tokens).
 
         ``is_finished`` is asked of the text so far after each token but an end of sequence; the row ends where it is.
-        ``generator`` is the source of randomness, on any device; None is torch's global one. Every row has its own random number
-        at every step, whether or not it is still running: what it says does not depend on when its neighbours stop. With a
-        generator for each row it does not depend on the rows beside it at all. ``row_limits`` are the most tokens of each row,
-        where some may have fewer. ``goes_on`` is told after each token whether a row still runs, and says whether to forward once
-        more; it asks the others where weights are spread over processes, whose forwards are collective calls.
+        ``generator``: None is torch's global one. Every row has its own random number at every step, running or not, so what it
+        says does not depend on when its neighbours stop; with a generator for each row it depends on none of them.
+        ``row_limits`` are the most tokens of each row. ``goes_on`` is told after each token whether a row still runs, and says
+        whether to forward once more, as others need where weights are spread over processes.
         """
         so_far = [list(ids) for ids in prompts for _ in range(num_samples)]  # of the rows still running
         rows, texts = [SampledRow() for _ in so_far], [GrowingText(self._text) for _ in so_far]
@@ -186,14 +186,27 @@ class ModelSampler:
         uniforms_A: torch.Tensor | None,
         temperature: float,
     ) -> list[tuple[int, float]]:
-        """Token id and log-probability of each row, by its random number in [0, 1), or without any the most likely."""
+        """Token id and log-probability of each row, by its random number in [0, 1), or without any the most likely.
+
+        With temperature 0 the penalty alone changes scores.
+        """
+        top_p, top_k, min_p, penalty = self.filters.values()
         context: list[list[int]] = [[]]
-        if self.filters["repetition_penalty"] != 1.0:
+        if penalty != 1.0:
             # It alone reads them. Padding repeats a row's first id, so that the padding id itself (often the end) is not penalised.
             width = max(map(len, rows))
             context = [[ids[0]] * (width - len(ids)) + ids for ids in rows]
+        draws = temperature != 0
+        steps: list[tuple[bool, Any, Any]] = [
+            (penalty != 1.0, logits_process.RepetitionPenaltyLogitsProcessor, float(penalty)),
+            (temperature not in (0, 1), logits_process.TemperatureLogitsWarper, float(temperature)),
+            (draws and top_k > 0, logits_process.TopKLogitsWarper, top_k),
+            (draws and top_p < 1.0, logits_process.TopPLogitsWarper, top_p),
+            (draws and min_p is not None, logits_process.MinPLogitsWarper, min_p),
+        ]
+        processors = logits_process.LogitsProcessorList(make(value) for is_on, make, value in steps if is_on)
         ids_AC: Any = torch.tensor(context, dtype=torch.long, device=logits_AV.device)
-        scores_AV = self._processors(temperature)(ids_AC, logits_AV.float())
+        scores_AV = processors(ids_AC, logits_AV.float())
         if uniforms_A is None:
             drawn_A = scores_AV.argmax(-1)
         else:
@@ -207,31 +220,16 @@ class ModelSampler:
             raise _not_finite("sampling")
         return list(zip(drawn_A.tolist(), logps, strict=True))
 
-    def _processors(self, temperature: float) -> logits_process.LogitsProcessorList:
-        """transformers' own, in the order of ``generate``; with temperature 0 the penalty alone."""
-        top_p, top_k, min_p, penalty = self.filters.values()
-        draws = temperature != 0
-        steps: list[tuple[bool, Any, Any]] = [
-            (penalty != 1.0, logits_process.RepetitionPenaltyLogitsProcessor, float(penalty)),
-            (temperature not in (0, 1), logits_process.TemperatureLogitsWarper, float(temperature)),
-            (draws and top_k > 0, logits_process.TopKLogitsWarper, top_k),
-            (draws and top_p < 1.0, logits_process.TopPLogitsWarper, top_p),
-            (draws and min_p is not None, logits_process.MinPLogitsWarper, min_p),
-        ]
-        return logits_process.LogitsProcessorList([make(value) for is_on, make, value in steps if is_on])
 
-
-def _uniforms(generator: Generators, numbers: list[int], num_rows: int) -> torch.Tensor:
+def _uniforms(
+    generator: torch.Generator | Sequence[torch.Generator] | None, numbers: list[int], num_rows: int
+) -> torch.Tensor:
     """Random numbers in [0, 1) of the rows of these numbers (A,); with one generator every row's is drawn."""
     if isinstance(generator, Sequence):
         own = [torch.rand((), generator=generator[number], dtype=torch.float64).cpu() for number in numbers]
         return torch.stack(own)
     device = None if generator is None else generator.device
-    options: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": device}
-    return torch.rand(num_rows, **options)[numbers]
-
-
-_TOLD: WeakSet[nn.Module] = WeakSet()
+    return torch.rand(num_rows, generator=generator, dtype=torch.float64, device=device)[numbers]
 
 
 class _NextLogits:
@@ -254,10 +252,10 @@ class _NextLogits:
     def __call__(self, rows: list[list[int]], places: Sequence[int] = ()) -> torch.Tensor:
         """``places`` says of each row where it stood in the call before; it has one more id since."""
         if self.cache is None:
-            more = {"use_cache": False, "logits_to_keep": 1}
-            taken = {name: value for name, value in more.items() if accepts(self.model, name)}
+            more: dict[str, Any] = {"use_cache": False, "logits_to_keep": 1}
+            more = {name: value for name, value in more.items() if accepts(self.model, name)}
             inputs = [torch.tensor([ids], device=self.device) for ids in rows]
-            return torch.stack([self.model(input_ids=ids, **taken).logits[0, -1] for ids in inputs])
+            return torch.stack([self.model(input_ids=ids, **more).logits[0, -1] for ids in inputs])
         if self.num_columns == 0:
             prompts = {ids: number for number, ids in enumerate(dict.fromkeys(map(tuple, rows)))}
             logits_KV = self._cached_logits(self.cache, list(prompts), max(map(len, prompts)))
@@ -270,9 +268,9 @@ class _NextLogits:
             self._reorder(self.cache, places)
         return self._cached_logits(self.cache, rows, 1)
 
-    def _reorder(self, cache: DynamicCache, places: Sequence[int]) -> torch.Tensor:
-        places_A = torch.tensor(places, device=self.device)
-        cache.reorder_cache(cast("torch.LongTensor", places_A))
+    def _reorder(self, cache: DynamicCache, places: Sequence[int]) -> Any:
+        places_A: Any = torch.tensor(places, device=self.device)
+        cache.reorder_cache(places_A)
         self.num_rows = len(places)
         return places_A
 
@@ -291,11 +289,7 @@ class _NextLogits:
         if any(lefts):
             arguments["attention_mask"] = (columns_C >= left_B1).long()
         output: Any = self.model(**arguments, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        logits_BV: torch.Tensor = output.logits[:, -1]
-        return logits_BV
-
-
-NUM_PROMPTS_AT_ONCE = 8
+        return cast("torch.Tensor", output.logits[:, -1])
 
 
 def end_token_ids(model: Any, tokenizer: Any) -> list[int]:
@@ -311,9 +305,8 @@ def take_end_of_template(model: Any, tokenizer: Any) -> None:
     TRL, this module and whoever loads the saved model read them. A template that takes no such conversation, or that closes
     an answer with plain text, names none.
     """
-    said = "stand-in"
+    said, text = "stand-in", ""
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": said}]
-    text = ""
     with suppress(Exception):  # a template is foreign code; where a prompt meets its trouble, that is told
         text = tokenizer.apply_chat_template(messages, tokenize=False)
     behind = tokenizer(text.rpartition(said)[2].lstrip(), add_special_tokens=False)["input_ids"]
@@ -325,12 +318,10 @@ def take_end_of_template(model: Any, tokenizer: Any) -> None:
 def chat_prompt_ids(tokenizer: Any, messages: Sequence[Any], **options: Any) -> list[int]:
     """The messages through the chat template, with the prompt for an answer; ``options`` go to the template, too."""
     try:
-        ids = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options
-        )
+        form = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
+        return list(tokenizer.apply_chat_template(messages, **form, **options))
     except Exception as error:  # a template is foreign code and may raise anything
         raise unwilling_template(error) from error
-    return list(ids)
 
 
 class InProcessPolicy(ModelSampler):
@@ -384,7 +375,7 @@ def server_endpoint(args: Any) -> Endpoint:
 def load_weights(trainer: Any) -> None:
     """Let vLLM have the trainer's weights of this step, as TRL does before it generates; nothing where it has them."""
     step = trainer.state.global_step
-    if trainer._last_loaded_step == step:  # noqa: SLF001  TRL's mark, which its own generation reads
+    if trainer._last_loaded_step == step:
         return
     is_served = trainer.args.vllm_mode == "server"
     if is_served:
@@ -396,4 +387,4 @@ def load_weights(trainer: Any) -> None:
             words = f"it did not take the weights of step {step} ({str(error)[:200]})"
             raise policies.server_gone(words) from error
         raise
-    trainer._last_loaded_step = step  # noqa: SLF001
+    trainer._last_loaded_step = step

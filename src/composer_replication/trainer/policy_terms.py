@@ -9,6 +9,7 @@ Letters: B rollouts, T completion tokens, N rollouts of all processes, K groups,
 from __future__ import annotations
 
 import inspect
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +57,7 @@ class PolicyTerms:
 
     @property
     def _metrics(self) -> dict[str, list[float]]:
-        metrics: dict[str, list[float]] = self._trainer._metrics["train"]  # noqa: SLF001 - TRL's only name
+        metrics: dict[str, list[float]] = self._trainer._metrics["train"]
         return metrics
 
     def take_kl_out_of_the_loss(self) -> None:
@@ -96,7 +97,7 @@ class PolicyTerms:
         corrects = has_sampler and options.importance_clip > 0
         if (self.kl_beta != 0.0 or corrects) and old_BT is None:
             # images are among what it takes
-            taken = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters  # noqa: SLF001
+            taken = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters
             more = {name: batch[name] for name in taken if name in batch}
             more["batch_size"] = trainer.args.per_device_train_batch_size
             with disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs):
@@ -113,16 +114,14 @@ class PolicyTerms:
         A group that has earned something (a reward above 0) and differs in its price of effort teaches that price. The KL in
         the reward teaches nothing of the task and does not count.
         """
-        rewards_N, efforts_N = generation.totals(self._trainer.reward_weights), generation.efforts_N
+        rewards_N, group_size = generation.totals(self._trainer.reward_weights), self._trainer.num_generations
         if rewards_N is None:
             return []
-        group_size = self._trainer.num_generations
         highest_K, is_dull_K = _alike(rewards_N, group_size)
-        if efforts_N is not None:
-            priced_N = efforts_N.masked_fill(rewards_N.isnan(), torch.nan)
+        if generation.efforts_N is not None:
+            priced_N = generation.efforts_N.masked_fill(rewards_N.isnan(), torch.nan)
             is_dull_K &= (highest_K <= 0.0) | _alike(priced_N, group_size)[1]
-        is_dull: list[bool] = is_dull_K.tolist()
-        return is_dull
+        return [bool(is_dull) for is_dull in is_dull_K]
 
     def _with_fresh_groups(
         self, generate: Generate, inputs: Any, batch: Batch, is_dull_K: list[bool]
@@ -142,7 +141,7 @@ class PolicyTerms:
             good = [n for n in range(len(rows)) if not is_bad_K[process_rank() * len(rows) + n]]
             pairs = list(zip(dull_here, good, strict=False))
             places = [(k * group + i, n * group + i) for k, n in pairs for i in range(group)]
-            batch = merge_rows(batch, newer, places, pad_token_id=trainer._tokenizer.pad_token_id)  # noqa: SLF001
+            batch = merge_rows(batch, newer, places, pad_token_id=trainer._tokenizer.pad_token_id)
             for old, new in places:
                 inputs[old] = fresh[new]
             for k in chain.from_iterable(gathered([first + k for k, _ in pairs])):
@@ -163,7 +162,7 @@ class PolicyTerms:
             found = list(trainer.prompt_source.fresh_rows(num_rows, without_signal=dull))
         else:
             # by micro-step: a step may have several generations
-            place = f"{trainer.args.seed} {trainer._step} {num_rounds}"  # noqa: SLF001 - TRL's only name
+            place = f"{trainer.args.seed} {trainer._step} {num_rounds}"
             found = other_rows(trainer.train_dataset, num_rows, without_signal=dull, place=place)
         rows = from_first(found)
         each = min(each, len(rows) // len(dull_by_process))
@@ -176,7 +175,7 @@ class PolicyTerms:
         near one half whatever the policy does.
         """
         kept, aside = self._metrics, defaultdict[str, list[float]](list)
-        with temporarily(self._trainer, _metrics={**self._trainer._metrics, "train": aside}):  # noqa: SLF001
+        with temporarily(self._trainer, _metrics={**self._trainer._metrics, "train": aside}):
             newer, generation = self._with_terms(generate, fresh)
         kept["num_tokens"] = aside["num_tokens"]
         return newer, self.dull_groups(generation)
@@ -206,9 +205,8 @@ class PolicyTerms:
         scores_NF = penalty_N[:, None] if generation.rewards_NF is None else generation.rewards_NF
         is_scored_N = ~scores_NF.isnan().all(dim=1)
         options: dict[str, Any] = {"group_size": trainer.num_generations, "valid_B": is_scored_N}
-        # beta is 1: the penalty is weighted already
-        advantage_N = gather(batch["advantages"])
-        advantage_N = losses.fold_kl_into_advantages(advantage_N, penalty_N, beta=1.0, **options)
+        options["beta"] = 1.0  # the penalty is weighted already
+        advantage_N = losses.fold_kl_into_advantages(gather(batch["advantages"]), penalty_N, **options)
         start = trainer.accelerator.process_index * mask_BT.size(0)
         batch["advantages"] = advantage_N[start : start + mask_BT.size(0)]
 
@@ -221,9 +219,9 @@ class PolicyTerms:
         """
         trainer, of_vllm = self._trainer, self._trainer.args.vllm_importance_sampling_clip_max
         clip = trainer.policy_options.importance_clip if corrects else of_vllm
-        clip = float("inf") if clip is None else float(clip)
+        given = old_BT, sampled_BT, loss_mask(batch)
         ratio_BT, figures = losses.truncated_importance_weights(
-            old_BT, sampled_BT, loss_mask(batch), clip=clip
+            *given, clip=math.inf if clip is None else clip
         )
         truncated, effective = float(figures.masked_share), float(figures.effective_sample_share)
         self._metrics["sampling/truncated_share"].append(truncated)

@@ -4,10 +4,9 @@ Chains: a rollout that went on from its summaries is one row to TRL, so that its
 loss stay those of one rollout. Its completion is then every id after the first prompt, later prompts included, without loss. The
 model, though, saw one conversation at a time, and so does every forward that scores the row (``packed_rows``).
 
-Router replay: training uses the experts to which the generation engine sent each token. A rounding error is enough for
-another choice, and another choice is another network: sampler and trainer then disagree by far more than rounding. Replayed,
-token x of a router with logits s goes to the engine's experts I, with weights from the logits at hand and with their gradient:
-by the model's own formula, in which nothing but the choice is replaced. For softmax routers it is
+Router replay: training uses the experts to which the generation engine sent each token, since a rounding error is enough for
+another choice, which is another network. Replayed, token x of a router with logits s goes to the engine's experts I, with
+weights from the logits at hand and with their gradient, by the model's own formula. For softmax routers it is
 y = sum_{i in I} g_i E_i(x), g_i = exp(s_i) / sum_{j in I} exp(s_j).
 Reference: Ma et al., Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers (2510.11370), section 4.
 
@@ -34,7 +33,8 @@ from composer_replication.trainer.generation import ROUTED_EXPERTS, SEGMENT_STAR
 from composer_replication.trainer.model_modes import inner_model
 
 Ids = Sequence[int]
-_WHERE = "the rollout function's routed_experts"
+_ROUTING = "give, for each row, (tokens, layers, experts a token) over prompt_ids and completion_ids, "
+_ROUTING += "-1 where the routing is unknown."
 UNKNOWN = -1
 """In the place of K experts: there the router chooses itself."""
 
@@ -71,18 +71,17 @@ class CheckedRollouts:
 
 def _check_starts(starts: Sequence[Ids], completion_ids: Sequence[Ids], masks: Sequence[Ids] | None) -> None:
     """A later conversation begins inside its completion, after the one before, with an id that carries no loss."""
-    problems = []
+    problem = ""
     if len(starts) != len(completion_ids):
-        problems.append(f"there are {len(starts)} lists for {len(completion_ids)} completions")
+        problem = f"there are {len(starts)} lists for {len(completion_ids)} completions"
     for row, (places, ids) in enumerate(zip(starts, completion_ids, strict=False)):
         rises = all(before < after for before, after in pairwise([0, *places, len(ids)]))
         if not rises or any(masks is None or masks[row][place] for place in places):
             words = f"{list(places)} of row {row} does not rise between 0 and its {len(ids)} ids over places "
-            problems.append(f"{words}that env_mask leaves without loss")
-    if problems:
-        words = f"segment_starts cannot be followed: {problems[0]}."
+            problem = problem or f"{words}that env_mask leaves without loss"
+    if problem:
         fix = "give, for each row, the places in completion_ids where the prompt of a later conversation begins."
-        raise InputError("CR0777", words, where="the rollout function's segment_starts", fix=fix)
+        raise _refusal(problem, SEGMENT_STARTS, fix)
 
 
 def starts_tensor(starts: Sequence[Ids]) -> torch.Tensor:
@@ -121,15 +120,13 @@ def counting_load(trainer: Any, model: nn.Module) -> Iterator[None]:
         yield
     if chosen:
         loads = [chosen_E.max() * chosen_E.numel() / chosen_E.sum() for chosen_E in chosen.values()]
-        trainer._metrics["train"]["router/max_load"].append(float(max(loads)))  # noqa: SLF001 - TRL's only name
+        trainer._metrics["train"]["router/max_load"].append(float(max(loads)))
 
 
-def _refusal(problem: str) -> InputError:
-    """The error for a column that cannot be followed."""
-    words = f"routed_experts cannot be replayed: {problem}."
-    fix = "give, for each row, (tokens, layers, experts a token) over prompt_ids and completion_ids, "
-    fix += "-1 where the routing is unknown."
-    return InputError("CR0777", words, where=_WHERE, fix=fix)
+def _refusal(problem: str, column: str = ROUTED_EXPERTS, fix: str = _ROUTING) -> InputError:
+    """The error for a column that cannot be used."""
+    words = f"{column} cannot be {'replayed' if column == ROUTED_EXPERTS else 'followed'}: {problem}."
+    return InputError("CR0777", words, where=f"the rollout function's {column}", fix=fix)
 
 
 def laid_out(
@@ -235,10 +232,8 @@ class Replay:
         self.model, self.routers = model, routers_of(model)
         num_layers, largest = routing_BWLK.size(2), int(routing_BWLK.max())
         if num_layers != len(self.routers):
-            name = type(inner_model(model)).__name__
-            raise _refusal(
-                f"they are of {num_layers} layers, and {name} has {len(self.routers)} with a router"
-            )
+            has = f"{type(inner_model(model)).__name__} has {len(self.routers)} with a router"
+            raise _refusal(f"they are of {num_layers} layers, and {has}")
         if largest >= (fewest := min(map(_num_experts, self.routers))) > 0:
             raise _refusal(f"they name the expert {largest} of a router that has {fewest}")
         matters_BW = mask_BW.bool() & mask_BW.bool().roll(-1, dims=1)
@@ -299,7 +294,7 @@ def _choose(router: Any, forward: Any, forced_NK: torch.Tensor, *args: Any, **kw
         words = f"{type(router).__name__} does not choose {forced_NK.size(1)} of all its experts by one top-k, so "
         words += "this routing cannot be replayed."
         fix = "give as many experts a token as the model takes, or leave routed_experts out."
-        raise InputError("CR0757", words, where=_WHERE, fix=fix)
+        raise InputError("CR0757", words, where=f"the rollout function's {ROUTED_EXPERTS}", fix=fix)
     return output
 
 

@@ -68,15 +68,10 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
         given["vllm_importance_sampling_mode"] = "token_truncate"
         given["vllm_importance_sampling_clip_max"] = 2.0
     given |= method.trl | {"report_to": _trackers(config.trl.get("report_to", "none"))}
+    given |= {"output_dir": str(folder.checkpoints), "seed": config.seed, "remove_unused_columns": False}
+    given |= {"save_strategy": "steps", "save_steps": config.trainer.checkpoint_every}
     with refusals():
-        return GRPOConfig(
-            **given,
-            output_dir=str(folder.checkpoints),
-            save_strategy="steps",
-            save_steps=config.trainer.checkpoint_every,
-            seed=config.seed,
-            remove_unused_columns=False,
-        )
+        return GRPOConfig(**given)
 
 
 def _trackers(named: str | Sequence[str]) -> list[str]:
@@ -111,13 +106,8 @@ def lora_config(section: LoraSection | None) -> Any:
         return None
     from peft import LoraConfig
 
-    return LoraConfig(
-        r=section.rank,
-        lora_alpha=section.lora_alpha,
-        target_modules=section.target_modules,
-        lora_dropout=0.0,
-        task_type="CAUSAL_LM",
-    )
+    where: dict[str, Any] = {"target_modules": section.target_modules, "task_type": "CAUSAL_LM"}
+    return LoraConfig(r=section.rank, lora_alpha=section.lora_alpha, lora_dropout=0.0, **where)
 
 
 def refuse_long_prompts(

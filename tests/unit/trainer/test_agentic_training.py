@@ -256,7 +256,7 @@ def test_hints_of_failed_calls_are_what_the_hint_channel_distils(
         seen.extend(zip(found, rollouts, strict=True))
         return inner(maker, rollouts)
 
-    scripted.setitem(model_loading._MADE, "tiny-tools", sharp)
+    scripted.setattr(model_loading, "make_tiny_tools_model", sharp)
     scripted.setattr(HintedTurnMaker, "hinted_turns", hinted_turns)
     settings = {
         "trl.max_steps": 1,

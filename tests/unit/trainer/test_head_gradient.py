@@ -17,7 +17,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from composer_replication.config import HintsSection
 from composer_replication.losses.preferences import preference_loss
 from composer_replication.records import HintedTurn, PreferencePair
-from composer_replication.trainer import loss_channels, output_head
+from composer_replication.trainer import loss_channels, model_modes
 from composer_replication.trainer.collator import collate_hinted_turns, collate_pairs
 from composer_replication.trainer.loss_channels import hint_loss, pair_logps
 
@@ -76,7 +76,7 @@ PARTS: dict[str, tuple[Any, ...]] = {"hints": TURNS, "replay": PAIRS}
 @contextmanager
 def given_to_autograd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
-        patch.setattr(output_head, "num_processes", lambda: 2)
+        patch.setattr(model_modes, "num_processes", lambda: 2)
         yield
 
 

@@ -23,12 +23,11 @@ from trl import GRPOTrainer
 from composer_replication.config import HintsSection, ReplaySection
 from composer_replication.errors import ComposerError, InputError
 from composer_replication.records import HintedTurn, PreferencePair, Rollout
-from composer_replication.trainer import output_head
+from composer_replication.trainer import model_modes
 from composer_replication.trainer.checkpoints import write_manifest
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.loss_channels import STATE_FILE, LossChannels
-from composer_replication.trainer.model_modes import parameter_sha256
-from composer_replication.trainer.output_head import states_problem
+from composer_replication.trainer.model_modes import parameter_sha256, states_problem
 from composer_replication.trainer.preset_settings import TrainerSettingError
 
 PAIRS = (PreferencePair((5, 6), (40, 41), (42,)), PreferencePair((7,), (43,), (44, 45)))
@@ -106,8 +105,8 @@ def test_how_fsdp_spreads_weights_is_looked_at(
     monkeypatch: pytest.MonkeyPatch, plugin: dict[str, Any], words: str | None
 ) -> None:
     usual = {"fsdp_version": 2, "cpu_offload": None, "cpu_ram_efficient_loading": False}
-    monkeypatch.setattr(output_head, "weights_are_sharded", lambda model: True)
-    monkeypatch.setattr(output_head, "fsdp_plugin", lambda: SimpleNamespace(**usual | plugin))
+    monkeypatch.setattr(model_modes, "weights_are_sharded", lambda model: True)
+    monkeypatch.setattr(model_modes, "fsdp_plugin", lambda: SimpleNamespace(**usual | plugin))
     problem = states_problem(tiny_model())
     assert problem is None if words is None else words in str(problem)
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from composer_replication.errors import InputError
-from composer_replication.run_folder import RunFolder, read_jsonl
+from composer_replication.run_folder import RunFolder, append_jsonl, read_jsonl
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.metrics_log import StepLines, cut_back, json_row
 from composer_replication.trainer.run_setup import ProgressLines, show_own_progress
@@ -50,7 +50,7 @@ def test_cutting_back_keeps_what_the_checkpoint_knows(tmp_path: Path) -> None:
     log.folder.rollouts.mkdir(parents=True)
     for step in range(1, 6):
         log.finish_step(step, {})
-        log.verdict({"round_idx": step - 1})
+        append_jsonl(log.folder.verdicts, {"round_idx": step - 1})
         (log.folder.rollouts / f"step-{step:06d}.jsonl").write_text("{}\n")
     (log.folder.rollouts / "notes.txt").write_text("mine")
     with log.folder.metrics.open("a") as handle:

@@ -185,7 +185,7 @@ def rollout_function(prompts: list[str], trainer: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"beta": 0.1, "lora_adapter": True}, {"steps_per_generation": 2, "num_iterations": 2}]
+    "settings", [{"beta": 0.1, "lora_adapter": True}, {"steps_per_generation": 2, "num_iterations": 2}]
 )
 def test_a_run_on_chains_drifts_from_nothing(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Shuffled, split and used again: each row stays with its own conversations."""

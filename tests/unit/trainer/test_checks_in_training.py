@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_trainer import tiny_model
 from transformers import TrainerCallback
 
 from composer_replication.errors import InputError
@@ -95,14 +94,15 @@ def test_token_drift_names_the_token(make: MakeTrainer) -> None:
     assert finding.figures["mean"] == pytest.approx(0.15, abs=1e-3)
     assert "they part first at token 2 of row" in finding.sentence
     assert any(f"id {90 + n} " in finding.sentence for n in range(4))
+    (row,) = read_run(trainer.run_folder.root).findings  # as the report shows it
+    assert dict(row) == asdict(finding)
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.04])
-def test_engines_that_nearly_agree_do_not_drift(make: MakeTrainer, shift: float) -> None:
-    trainer = make(max_steps=2, rollout_func=shifted_rollouts(shift, 0))
+def test_engines_that_nearly_agree_do_not_drift(make: MakeTrainer) -> None:
+    trainer = make(max_steps=1, rollout_func=shifted_rollouts(0.04, 0))
     trainer.train()
     assert spoken(trainer) == []
-    assert read_jsonl(trainer.run_folder.metrics)[0]["checks/token_drift"] == pytest.approx(shift, abs=1e-5)
+    assert read_jsonl(trainer.run_folder.metrics)[0]["checks/token_drift"] == pytest.approx(0.04, abs=1e-5)
 
 
 def test_weights_that_are_cut_everywhere(make: MakeTrainer) -> None:
@@ -318,24 +318,6 @@ def test_findings_of_steps_that_are_trained_again_are_cut_back(make: MakeTrainer
     again.train(resume_from_checkpoint=str(checkpoint))
     assert read_jsonl(again.run_folder.checks) == rows
     assert parameter_sha256(again.model) == parameter_sha256(whole.model)
-
-
-def test_the_report_reads_and_shows_findings(make: MakeTrainer) -> None:
-    trainer = make(max_steps=1, rollout_func=shifted_rollouts(0.3, 0))
-    trainer.train()
-    (row,) = read_run(trainer.run_folder.root).findings
-    assert dict(row) == asdict(trainer.checks.findings[0])
-    assert row["code"] == "CR0765"
-
-
-def test_a_model_that_is_not_finite_from_the_start_stops_soon(make: MakeTrainer) -> None:
-    model = tiny_model()
-    with torch.no_grad():
-        model.model.layers[0].mlp.down_proj.weight[0, 0] = math.nan
-    trainer = make(max_steps=5, model=model, rollout_func=rollouts_of([70, 80, 90]))
-    with pytest.raises(InputError, match="3 steps in a row"):
-        trainer.train()
-    assert trainer.state.global_step == 3
 
 
 @pytest.mark.parametrize("shares", [False, True])

@@ -253,9 +253,11 @@ class Chooser(Source):
         self.noted: list[TaskOutcome] = []
         self.asked: list[int] = []
         self.learnt: list[list[TaskOutcome]] = []
+        self.order: list[str] = []
 
     def chosen_rows(self, num_rows: int) -> list[Mapping[str, Any]]:
         self.asked.append(num_rows)
+        self.order.append("chosen")
         return self.fresh_rows(num_rows, without_signal=())
 
     def take_outcomes(self) -> list[TaskOutcome]:
@@ -264,6 +266,7 @@ class Chooser(Source):
 
     def learn(self, outcomes: Sequence[TaskOutcome]) -> None:
         self.learnt.append(list(outcomes))
+        self.order.append("learnt")
 
     def figures(self) -> dict[str, float]:
         return {"curriculum/num_asked": float(len(self.asked))}
@@ -297,6 +300,7 @@ def test_what_was_chosen_is_what_is_trained_on(make_trainer: MakeTrainer, tmp_pa
     chosen = [[row["prompt"] for row in chooser.rows][n % 5] for n in range(6)]
     assert seen == [[chosen[2 * step]] * 4 + [chosen[2 * step + 1]] * 4 for step in range(3)]
     assert chooser.asked == [2, 2, 2]
+    assert chooser.order == ["chosen", "learnt"] * 3  # the sampler runs ahead; the choice does not
     assert [[outcome.task_id for outcome in part] for part in chooser.learnt] == [
         [f"id of {prompt}" for prompt in prompts] for prompts in seen
     ]
@@ -316,24 +320,6 @@ def test_a_generation_that_serves_many_steps_is_chosen_once(make_trainer: MakeTr
     trainer.train()
     assert chooser.asked == [2, 2]  # each for two slices, used twice
     assert len(chooser.learnt) == len(seen) == 2
-
-
-def test_outcomes_of_one_generation_are_known_when_the_next_is_chosen(make_trainer: MakeTrainer) -> None:
-    """The sampler runs ahead; the choice does not."""
-    order: list[str] = []
-
-    class Listening(Chooser):
-        def chosen_rows(self, num_rows: int) -> list[Mapping[str, Any]]:
-            order.append("chosen")
-            return super().chosen_rows(num_rows)
-
-        def learn(self, outcomes: Sequence[TaskOutcome]) -> None:
-            order.append("learnt")
-            super().learn(outcomes)
-
-    chooser = Listening(["def one():", "def two():"])
-    make_trainer(max_steps=3, reward=noting(chooser, []), prompt_source=chooser).train()
-    assert order == ["chosen", "learnt"] * 3
 
 
 def test_an_evaluation_neither_chooses_nor_teaches(make_trainer: MakeTrainer) -> None:

@@ -21,7 +21,6 @@ from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.run_folder import read_jsonl
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.guard import STATE_KEY, HeldOutGuardCallback
-from composer_replication.trainer.model_modes import evaluation_mode, weights_are_sharded
 
 TEXTS = ["def add(a, b):", "def twice(x):", "def first(s):", "def size(c):"] * 4
 COMMON: dict[str, Any] = {
@@ -226,32 +225,6 @@ def test_the_model_is_in_evaluation_mode_meanwhile(tmp_path: Path) -> None:
     trainer.train()
     assert seen == [(False, False, False)]
     assert trainer.model.training
-
-
-def test_parts_go_back_to_the_mode_they_had() -> None:
-    model = tiny_model().train()
-    frozen = model.model.layers[1].eval()
-
-    def evaluate_and_fail() -> None:
-        with evaluation_mode(model):
-            assert not any(part.training for part in model.modules())
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        evaluate_and_fail()
-    assert model.training
-    assert model.model.layers[0].training
-    assert not any(part.training for part in frozen.modules())
-    with evaluation_mode(None):  # a trainer without a model
-        pass
-
-
-def test_sharded_weights_are_seen() -> None:
-    """A parameter that is a part of a whole can give the whole; a plain one cannot."""
-    part = SimpleNamespace(full_tensor=lambda: None)
-    assert weights_are_sharded(SimpleNamespace(parameters=lambda: iter([torch.ones(1), part])))
-    assert not weights_are_sharded(tiny_model())
-    assert not weights_are_sharded(None)
 
 
 def test_reporters_that_come_later_see_the_verdict(tmp_path: Path) -> None:

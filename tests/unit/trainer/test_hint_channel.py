@@ -177,13 +177,13 @@ def test_the_moving_average_follows_once_a_step(make_trainer: Callable[..., Any]
     )
     name = "model.layers.0.mlp.up_proj.weight"
     weights = [trainer.model.get_parameter(name).detach().clone()]
-    follow = trainer.channels.hints.after_step
+    follow = trainer.channels.on_step_end
 
-    def note_and_follow() -> None:
+    def note_and_follow(*rest: Any, **more: Any) -> None:
         weights.append(trainer.model.get_parameter(name).detach().clone())
-        follow()
+        follow(*rest, **more)
 
-    trainer.channels.hints.after_step = note_and_follow
+    trainer.channels.on_step_end = note_and_follow
     trainer.train()
     first, one, two = weights
     average = 0.95 * first + 0.05 * one

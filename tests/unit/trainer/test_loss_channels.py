@@ -223,5 +223,5 @@ def test_a_checkpoint_of_before_a_key_left_is_still_this_runs() -> None:
     of_before |= {"writing": {"layers": ["template", "environment"]}}
     kept = json.dumps(["hints", of_before, []], sort_keys=True)
     trainer: Any = SimpleNamespace(args=SimpleNamespace(seed=3))
-    channels = LossChannels(trainer, SimpleNamespace(records=[], settings=settings), None)
+    channels = LossChannels(trainer, SimpleNamespace(table="hints", records=[], settings=settings), None)
     assert channels.fingerprint() == hashlib.sha256(f"3{kept}".encode()).hexdigest()

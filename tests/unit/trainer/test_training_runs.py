@@ -45,14 +45,21 @@ def gap_guard() -> HeldOutGuard:
 
 
 def test_the_cadence_with_reused_generations(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    folds: list[int] = []
+    """The reward of step 16 is cleared by TRL's row of step 20, just before the fold at 20, and is remembered."""
+    folds, given = list[int](), list[float]()
+
+    def reward(completions: list[str], **kwargs: Any) -> list[float]:
+        given.append(0.125 * (len(given) + 1))
+        return [given[-1]] * len(completions)
+
     trainer = make_trainer(
         max_steps=35,
         num_prompts=8,
         num_iterations=2,
         steps_per_generation=8,
         logging_steps=10,
-        heldout_guard=patient_guard(),
+        reward=reward,
+        heldout_guard=HeldOutGuard(min_steps=1000, ema_alpha=0.0),
         heldout_eval_fn=lambda: folds.append(trainer.state.global_step) or 0.5,
         run_folder=RunFolder(tmp_path / "run"),
     )
@@ -67,33 +74,11 @@ def test_the_cadence_with_reused_generations(make_trainer: MakeTrainer, tmp_path
     assert trainer.guard_hook.num_cadence_hits_without_new_reward == 2
     assert [line["step"] for line in lines if line["reward_is_new"]] == [1, 17, 33]
     assert all(line["reward"] is not None and line["loss"] is not None for line in lines)
+    averages = [row["in_loop_ema"] for row in read_jsonl(trainer.run_folder.verdicts)]
+    assert averages == [0.125, 0.125, 0.25, 0.25]
     # TRL's own rows still carry everything it measured: the verdict rows did not empty its lists.
     rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
     assert len(rewards) == 3
-
-
-def test_a_reward_is_remembered_over_trls_clearing(make_trainer: MakeTrainer) -> None:
-    """The reward of step 16 is cleared by TRL's row of step 20, just before the fold at 20."""
-    rewards: list[float] = []
-
-    def reward(completions: list[str], **kwargs: Any) -> list[float]:
-        rewards.append(0.125 * (len(rewards) + 1))
-        return [rewards[-1]] * len(completions)
-
-    trainer = make_trainer(
-        max_steps=25,
-        num_prompts=8,
-        num_iterations=2,
-        steps_per_generation=8,
-        logging_steps=10,
-        reward=reward,
-        heldout_guard=HeldOutGuard(min_steps=1000, ema_alpha=0.0),
-        heldout_eval_fn=lambda: 0.5,
-    )
-    trainer.train()
-    verdicts = [row for row in trainer.state.log_history if "killswitch/fire" in row]
-    assert [row["killswitch/in_loop_ema"] for row in verdicts] == [0.125, 0.125, 0.25]
-    assert trainer.guard_hook.num_cadence_hits_without_new_reward == 1  # at 10
 
 
 def test_lines_agree_with_trls_rows_and_time_a_checkpoint_in_the_step_after_it(
@@ -238,6 +223,7 @@ def test_a_clean_guarded_run_is_trls_run(make_trainer: MakeTrainer) -> None:
         hashes = []
         for guard in (None, patient_guard()):
             trainer = make_trainer(
+                max_steps=2,
                 lora_adapter=lora_adapter,
                 heldout_guard=guard,
                 heldout_eval_fn=None if guard is None else lambda: 0.5,
@@ -408,7 +394,9 @@ def saved_run(make_trainer: MakeTrainer, **settings: Any) -> Any:
     return trainer
 
 
-def test_extra_states_and_the_guard_are_restored(make_trainer: MakeTrainer) -> None:
+def test_extra_states_and_the_guard_are_restored(
+    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counter, guard = Counter(), patient_guard()
     counter.count = 7
     settings: dict[str, Any] = {"heldout_eval_fn": lambda: 0.5, "split_fingerprint": "split-a"}
@@ -419,6 +407,9 @@ def test_extra_states_and_the_guard_are_restored(make_trainer: MakeTrainer) -> N
     assert fresh.count == 7
     assert fresh_guard.last_status is not None
     assert fresh_guard.last_status.num_updates == 3
+    monkeypatch.setattr(checkpoints, "num_processes", lambda: 2)
+    with pytest.raises(InputError, match="lacks the state of random numbers:"):  # those of the other process
+        check_is_resumable(tmp_path / "checkpoints" / "checkpoint-2")
 
 
 def test_a_reward_that_is_in_no_row_yet_is_in_the_checkpoint(make_trainer: MakeTrainer) -> None:
@@ -459,16 +450,6 @@ def test_a_checkpoint_of_weights_alone_is_not_trained_on(make_trainer: MakeTrain
         make_trainer(max_steps=3).train(resume_from_checkpoint=True)
     assert (caught.value.code, caught.value.where) == ("CR0706", str(tmp_path / "checkpoints/checkpoint-2"))
     assert make_trainer(max_steps=2).train(resume_from_checkpoint=True).global_step == 2
-
-
-def test_the_random_numbers_of_other_processes_are_no_exact_resume(
-    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved_run(make_trainer)
-    check_is_resumable(tmp_path / "checkpoints" / "checkpoint-2")
-    monkeypatch.setattr(checkpoints, "num_processes", lambda: 2)
-    with pytest.raises(InputError, match="lacks the state of random numbers:"):
-        check_is_resumable(tmp_path / "checkpoints" / "checkpoint-2")
 
 
 def test_old_checkpoints_go_only_when_the_new_one_is_whole(

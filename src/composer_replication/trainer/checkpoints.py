@@ -283,5 +283,4 @@ class OwnState:
 
 
 def _buffer(checkpoint: Path) -> Path:
-    """Where this process keeps the rollouts that are still to be trained on."""
     return checkpoint / f"buffered_inputs_{process_rank()}.pt"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 from transformers import TrainerCallback
 
@@ -138,7 +139,6 @@ class Judgement:
         return findings
 
     def _tokens(self, figures: Figures, first_part: str) -> Iterator[Said]:
-        """Log-probabilities, masks and importance weights of the step's tokens."""
         limits = self.thresholds
         if (drift := mean_drift(figures)) > limits.max_token_drift:
             words = f"sampling and training log-probabilities differ by {drift:.3g} nats a token on average"
@@ -159,9 +159,7 @@ class Judgement:
     def _channels(self, figures: Figures) -> Iterator[Said]:
         """The policy gradient is zero where no advantage counts; another channel where its value is."""
         most, before = self.thresholds.num_zero_steps, self._memory["zero_steps"]
-        totals = {
-            name.removeprefix("channel/"): total for name, total in figures.items() if "channel/" in name
-        }
+        totals = {n.removeprefix("channel/"): total for n, total in figures.items() if "channel/" in n}
         totals |= {"grpo": figures["num_paid_rows"]} if "num_paid_rows" in figures else {}
         now = {name: 0 if total else before.get(name, 0) + 1 for name, total in totals.items()}
         self._memory["zero_steps"] = now
@@ -175,16 +173,14 @@ class Judgement:
         limits, generations = self.thresholds, self._memory["generations"]
         if len(generations) < limits.window:
             return
-        num_groups, num_dull, num_truncated = map(math.fsum, zip(*generations, strict=True))
-        cut = "in {} every completion met the length limit."
-        for name, number, most, words in (
-            ("groups_without_signal", num_dull, limits.max_dull_share, "{} had equal rewards."),
-            ("truncated_groups", num_truncated, limits.max_truncated_groups, cut),
-        ):
-            share = number / num_groups if num_groups else 0.0
-            if share > most:
-                groups = f"{share:.0%} of the groups of the last {len(generations)} generations"
-                yield name, words.format(groups), {"share": share}
+        num_groups, *counts = map(math.fsum, zip(*generations, strict=True))
+        dull, cut = (count / num_groups if num_groups else 0.0 for count in counts)
+        groups = f"of the groups of the last {len(generations)} generations"
+        if dull > limits.max_dull_share:
+            yield "groups_without_signal", f"{dull:.0%} {groups} had equal rewards.", {"share": dull}
+        if cut > limits.max_truncated_groups:
+            words = f"in {cut:.0%} {groups} every completion met the length limit."
+            yield "truncated_groups", words, {"share": cut}
 
     def _trends(self, figures: Figures) -> Iterator[Said]:
         """Length and entropy of the last steps beside those of the first; nothing while the two ends would overlap."""
@@ -224,7 +220,7 @@ class ChecksThatSpeak(TrainerCallback):
 
     def __init__(self, trainer: Any, thresholds: CheckThresholds) -> None:
         self._trainer, self._thresholds = trainer, thresholds
-        self._step_tensors: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        self._step_tensors: tuple[Tensor, Tensor | None] | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -234,7 +230,6 @@ class ChecksThatSpeak(TrainerCallback):
         self._begin_step()
 
     def _begin_step(self) -> None:
-        """Forget what was measured of the optimizer step before, in this process."""
         self._figures: list[Figures] = []
         self._inputs: Mapping[str, Any] = {}
         self._bad_cause = self._first_part = ""
@@ -277,7 +272,6 @@ class ChecksThatSpeak(TrainerCallback):
             self._note_bad("the gradient")
 
     def note_importance(self, *, truncated_share: float, effective_share: float) -> None:
-        """What importance weights did to the newest generation."""
         self._figures += [{"truncated_share": truncated_share, "sampling_effective_share": effective_share}]
 
     def after_generation(self, output: Mapping[str, Any], num_dull: float, num_groups: float) -> None:
@@ -296,7 +290,7 @@ class ChecksThatSpeak(TrainerCallback):
         counts = {"num_groups": num_groups, "num_dull": num_dull, "num_truncated": share * num_groups}
         self.judgement.note_generation(**counts)
 
-    def _words_on_drift(self, inputs: Any, logps: torch.Tensor) -> str:
+    def _words_on_drift(self, inputs: Any, logps: Tensor) -> str:
         mine_BT, distance_BT, _ = _drift(inputs, logps, loss_mask(inputs).bool())
         # of all rows the earliest position
         position, row = (distance_BT > self._thresholds.max_token_drift).T.nonzero()[0].tolist()
@@ -323,7 +317,7 @@ class ChecksThatSpeak(TrainerCallback):
             return
         self._bad_cause, folder = cause, self._bad_batches
         folder.mkdir(parents=True, exist_ok=True)
-        kept = {name: part.cpu() for name, part in self._inputs.items() if isinstance(part, torch.Tensor)}
+        kept = {name: part.cpu() for name, part in self._inputs.items() if isinstance(part, Tensor)}
         torch.save(kept, folder / f"step-{self._step:06d}-process-{process_rank()}.pt")
         for path in sorted(folder.glob("step-*.pt"))[:-MAX_BAD_BATCHES]:
             path.unlink(missing_ok=True)
@@ -357,7 +351,6 @@ class ChecksThatSpeak(TrainerCallback):
                 append_jsonl(self._trainer.run_folder.checks, row)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End the run where too many steps in a row were not finite."""
         num_bad = self.judgement.num_bad_in_a_row
         if num_bad >= self._thresholds.num_bad_steps:
             self._trainer.step_lines.finish_broken(state.global_step)
@@ -369,9 +362,9 @@ class ChecksThatSpeak(TrainerCallback):
 def micro_step_figures(
     inputs: Mapping[str, Any],
     *,
-    loss: torch.Tensor,
-    policy_logp_BT: torch.Tensor,
-    entropy_BT: torch.Tensor | None,
+    loss: Tensor,
+    policy_logp_BT: Tensor,
+    entropy_BT: Tensor | None,
     pad_token_id: int,
     masks_truncated: bool,
     channels: Mapping[str, Any],
@@ -386,7 +379,7 @@ def micro_step_figures(
     is_paid_B = (advantages != 0).reshape(advantages.size(0), -1).any(-1)
     is_empty_B = ~mask_BT.any(-1)
     is_fault_B = is_empty_B & completion_mask_BT.any(-1) if masks_truncated else is_empty_B
-    scalars: dict[str, torch.Tensor] = {
+    scalars: dict[str, Tensor] = {
         "is_finite": torch.isfinite(loss.detach()),
         "num_tokens": mask_BT.sum(),
         "num_rows": torch.tensor(mask_BT.size(0)),
@@ -407,26 +400,24 @@ def micro_step_figures(
     return dict(zip(scalars, torch.stack(numbers).tolist(), strict=True))
 
 
-def _over_padding(
-    inputs: Mapping[str, Any], completion_mask_BT: torch.Tensor, pad_token_id: int
-) -> torch.Tensor:
+def _over_padding(inputs: Mapping[str, Any], mask_BT: Tensor, pad_token_id: int) -> Tensor:
     """Rows (B,) whose mask has a hole, whose prompt mask has one, or which carry loss on trailing padding.
 
     Completions are padded on the right and prompts on the left, so a completion's mask may only fall and a
     prompt's only rise. One padding token at a row's end may have been sampled (it may be the end token), two cannot.
     """
-    prompt_mask_BP: torch.Tensor = inputs["prompt_mask"].bool()
-    rises_B = (completion_mask_BT[:, 1:] & ~completion_mask_BT[:, :-1]).any(-1)
+    prompt_mask_BP: Tensor = inputs["prompt_mask"].bool()
+    rises_B = (mask_BT[:, 1:] & ~mask_BT[:, :-1]).any(-1)
     falls_B = (prompt_mask_BP[:, :-1] & ~prompt_mask_BP[:, 1:]).any(-1)
-    is_pad_BT: torch.Tensor = inputs["completion_ids"] == pad_token_id
-    is_last_BT = completion_mask_BT & ~functional.pad(completion_mask_BT[:, 1:], (0, 1))
+    is_pad_BT: Tensor = inputs["completion_ids"] == pad_token_id
+    is_last_BT = mask_BT & ~functional.pad(mask_BT[:, 1:], (0, 1))
     ends_in_pads_B = (is_last_BT[:, 1:] & is_pad_BT[:, 1:] & is_pad_BT[:, :-1]).any(-1)
     return rises_B | falls_B | ends_in_pads_B
 
 
 def _drift(
-    inputs: Mapping[str, Any], policy_logp_BT: torch.Tensor, mask_BT: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    inputs: Mapping[str, Any], policy_logp_BT: Tensor, mask_BT: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """The trainer's log-probabilities, how far the sampler's are from them, 0 where unknown, and where they are known."""
     old_BT, sampled_BT = inputs.get("old_per_token_logps"), inputs["sampling_per_token_logps"]
     mine_BT = policy_logp_BT.detach() if old_BT is None else old_BT

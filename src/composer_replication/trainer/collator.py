@@ -17,6 +17,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from composer_replication.errors import ComposerError, InputError
@@ -31,8 +32,8 @@ Batch = dict[str, Any]
 class TokenRows(NamedTuple):
     """Prompt and completion of each row; ``loss_mask_NS`` is 1 on the ids of completions that carry loss."""
 
-    ids_NS: torch.Tensor
-    loss_mask_NS: torch.Tensor
+    ids_NS: Tensor
+    loss_mask_NS: Tensor
 
 
 class HintedRows(NamedTuple):
@@ -42,8 +43,8 @@ class HintedRows(NamedTuple):
 
     student: TokenRows
     teacher: TokenRows
-    sampled_logp_M: torch.Tensor
-    weight_M: torch.Tensor
+    sampled_logp_M: Tensor
+    weight_M: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,6 @@ def refuse_odd_weight(weight: Any, where: str, *, error: type[ComposerError] = I
 def _misaligned(
     sentence: str, where: str, fix: str = "take ids as they were sampled, never tokenise text again."
 ) -> InputError:
-    """The error for ids that do not line up."""
     return InputError("CR0751", f"{sentence}.", where=where, fix=fix)
 
 
@@ -245,11 +245,10 @@ def sibling_pairs(
     return pairs
 
 
-def _kept(values: torch.Tensor, mask: torch.Tensor) -> list[list[Any]]:
+def _kept(values: Tensor, mask: Tensor) -> list[list[Any]]:
     return [row[kept].tolist() for row, kept in zip(values, mask.bool(), strict=True)]
 
 
 def _runs(flags: Sequence[int]) -> list[tuple[int, int]]:
-    """Start and end of each run of ones."""
     edges = [idx for idx, (left, right) in enumerate(pairwise((0, *flags, 0))) if left != right]
     return list(zip(edges[::2], edges[1::2], strict=True))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
@@ -192,7 +193,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if self.checks is not None:
             self.checks.after_loss(inputs, loss, others)
         for name, value in {"grpo": of_trl, **others}.items() if is_open and others else ():
-            number = value.item() if isinstance(value, torch.Tensor) else float(value)
+            number = value.item() if isinstance(value, Tensor) else float(value)
             self._metrics.setdefault("train", {}).setdefault(f"loss/{name}", []).append(number)
         return loss
 
@@ -211,8 +212,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self,
         model: Any,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
+        input_ids: Tensor,
+        attention_mask: Tensor,
         logits_to_keep: int,
         batch_size: int | None = None,
         compute_entropy: bool = False,
@@ -242,13 +243,13 @@ class ComposerReplicationTrainer(GRPOTrainer):
             self.checks.take_logps(answer)
         return answer
 
-    def logps_of(self, batch: Mapping[str, Any], generation: Generation, **options: Any) -> torch.Tensor:
+    def logps_of(self, batch: Mapping[str, Any], generation: Generation, **options: Any) -> Tensor:
         """Log-probabilities (B, T) of a batch's rows under the weights at hand, without gradient."""
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         num_columns, score = batch["completion_ids"].size(1), self._get_per_token_logps_and_entropies
         with torch.no_grad(), temporarily(self, generation=generation):
-            logps: torch.Tensor = score(self.model, ids, mask, num_columns, **options)[0]
+            logps: Tensor = score(self.model, ids, mask, num_columns, **options)[0]
         return logps
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -287,7 +288,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """As TRL's, but a row that nobody scored is not punished for its length; remembered for this generation."""
         with self.step_lines.timing("grading"):
             rewards_NF = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
@@ -456,7 +457,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
             refuse_few_prompts(self.args, self.num_generations, len(self.train_dataset))
 
     def _begin_run(self, checkpoint: Path | None) -> None:
-        """Set our own state to the run's start, or to the checkpoint."""
         self.guard_hook.begin()
         self._halt_is_saved, self.own_state.num_permutations_to_skip = False, 0
         self.step_lines.begin(has_run_folder=any(processes.gathered(self.run_folder is not None)))

@@ -131,7 +131,6 @@ class EpisodeRollouts:
         self._num_at_place = 0
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
-        """Columns for TRL, a row for each prompt."""
         task_ids = [row.get("task_id") for row in trainer.generation.rows]
         if len(task_ids) != len(prompts) or not all(isinstance(each, str) and each for each in task_ids):
             words = f"{len(prompts)} prompts are to be played, and not every one of {len(task_ids)} rows names a task."

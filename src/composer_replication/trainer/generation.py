@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 SEGMENT_STARTS = "segment_starts"
 """Under this name a rollout function returns, for each row, where in its completion the later conversations begin."""
@@ -29,12 +30,12 @@ class Generation:
     rows: Sequence[Mapping[str, Any]] = ()  # of the training data, for whoever needs more than prompts
     sampled_ids: Sequence[Sequence[int]] = ()  # of each row, before TRL empties any mask
     sampled_masks: Sequence[Sequence[int]] | None = None  # 0 for what a tool said; None without tools
-    rewards_NF: torch.Tensor | None = None  # NaN where a function gave none; None before they are known
-    efforts_N: torch.Tensor | None = None  # the weighted price of effort, where there is one
-    starts_BS: torch.Tensor | None = None  # columns at which later conversations begin, filled up with 0
-    routing_BWLK: torch.Tensor | None = None  # the experts that sampled each token, -1 for unknown
+    rewards_NF: Tensor | None = None  # NaN where a function gave none; None before they are known
+    efforts_N: Tensor | None = None  # the weighted price of effort, where there is one
+    starts_BS: Tensor | None = None  # columns at which later conversations begin, filled up with 0
+    routing_BWLK: Tensor | None = None  # the experts that sampled each token, -1 for unknown
 
-    def totals(self, weights_F: torch.Tensor) -> torch.Tensor | None:
+    def totals(self, weights_F: Tensor) -> Tensor | None:
         """The weighted reward of each row of all processes, NaN where nobody scored it; None before rewards are known."""
         if self.rewards_NF is None:
             return None
@@ -53,9 +54,9 @@ class Generation:
         batch.update({name: column for name, column in columns.items() if column is not None})
 
 
-def loss_mask(batch: Mapping[str, Any]) -> torch.Tensor:
+def loss_mask(batch: Mapping[str, Any]) -> Tensor:
     """The tokens (B, T) that carry loss: the policy's own, not those of tools."""
-    mask: torch.Tensor = batch["completion_mask"]
+    mask: Tensor = batch["completion_mask"]
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
 

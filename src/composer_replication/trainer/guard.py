@@ -396,9 +396,7 @@ class HeldOutGuardCallback(TrainerCallback):
         if proxy is None and is_of_training:
             self.num_rows_without_proxy += 1
             if self.num_rows_without_proxy == 1:
-                words = (
-                    "killswitch: a logged row has no finite %r, so the guard was not asked; the row has %s"
-                )
+                words = "killswitch: a logged row has no finite %r: the guard was not asked; the row has %s"
                 logger.warning(words, self.proxy_key, ", ".join(sorted(map(str, logs))))
         step, last = state.global_step, self._last_round_idx
         if proxy is None or (last is not None and step - last < self.every):

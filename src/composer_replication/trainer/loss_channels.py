@@ -18,13 +18,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import send_to_device
+from torch import Tensor
 from transformers import TrainerCallback
 
 from composer_replication.config import DEPARTED, HintsSection, ReplaySection
@@ -130,14 +131,13 @@ class LossChannel:
         return own or [stand_in]
 
     def _note(self, prefix: str, figures: Mapping[str, float]) -> None:
-        """Keep a micro-batch's figures for the log."""
         for name, value in figures.items():
             self._trainer._metrics["train"].setdefault(f"{prefix}/{name}", []).append(value)
 
-    def _gathered_sum(self, value: float) -> torch.Tensor:
+    def _gathered_sum(self, value: float) -> Tensor:
         """The sum over all processes, as a 0-dimensional tensor: TRL leaves such alone when it splits a batch."""
         local = self._on_device(torch.tensor(value, dtype=torch.float32))
-        total: torch.Tensor = self._trainer.accelerator.gather(local).sum()
+        total: Tensor = self._trainer.accelerator.gather(local).sum()
         return total
 
 
@@ -150,7 +150,7 @@ def hint_loss(
     teacher: Scope,
     autocast: Scope,
     sampling_temperature: float,
-) -> tuple[torch.Tensor, dict[str, float]]:
+) -> tuple[Tensor, dict[str, float]]:
     """The loss, and two means over its tokens for the log: the divergence before weights, nats, and the importance weight.
 
     L = sum_n w_n sum_t c_nt D_nt / num_tokens over the sampled ids of each turn.
@@ -167,14 +167,12 @@ def hint_loss(
     with autocast():
         states_MH, weight_VH, options = completion_states(model, rows.student)
         top_k = min(TOP_K, weight_VH.size(0))
-        given = (states_MH, weight_VH, ids_M)
-        logp_M, top_logp_MK, top_index_MK = sampled_and_top_k_logp(
-            *given, k=top_k, temperature=1.0, **options
-        )
+        head, options["temperature"] = (states_MH, weight_VH, ids_M), 1.0
+        logp_M, top_logp_MK, top_index_MK = sampled_and_top_k_logp(*head, k=top_k, **options)
         now_M = logp_M.detach()
         if sampling_temperature != 1.0:
             with torch.no_grad():
-                now_M = sampled_logp(*given, temperature=sampling_temperature, **options)
+                now_M = sampled_logp(*head, **options | {"temperature": sampling_temperature})
     with teacher(), torch.no_grad(), autocast():
         hidden_MH, teacher_weight_VH, options = completion_states(model, rows.teacher)
         teacher_MK = logp_at(hidden_MH, teacher_weight_VH, top_index_MK, **options)
@@ -206,13 +204,11 @@ class HintChannel(LossChannel):
             super().begin(saved)
 
     def after_generation(self, rows: Any, batch: dict[str, Any], rewards: Sequence[float | None]) -> None:
-        """Ask the hint source about a fresh generation."""
         tokenizer, ends = self._trainer._tokenizer, self._trainer.eos_token_ids
         rollouts = collator.rollouts_of(rows, batch, rewards, tokenizer, step=self._step, eos_token_ids=ends)
-        source, before = self.source, Counter(getattr(self.source, "counts", {}))
-        turns, num_too_long = together(
-            lambda: collator.matched_turns(source.hinted_turns(rollouts), rollouts, self.model)
-        )
+        source, before, model = self.source, Counter(getattr(self.source, "counts", {})), self.model
+        matched = partial(collator.matched_turns, rollouts=rollouts, model=model)
+        turns, num_too_long = together(lambda: matched(source.hinted_turns(rollouts)))
         batch[HINTED_TURNS] = turns
         num_tokens = sum(len(turn.completion_ids) for of_row in turns for turn in of_row)
         batch["hint_num_tokens"] = self._gathered_sum(num_tokens)
@@ -223,7 +219,7 @@ class HintChannel(LossChannel):
             total.update(added)
         self._note("hint_source", {name: float(number) for name, number in total.items()})
 
-    def loss(self, model: Any, inputs: Any) -> torch.Tensor:
+    def loss(self, model: Any, inputs: Any) -> Tensor:
         """Mean over all hinted tokens of the optimizer step of weight times divergence; this micro-batch's part."""
         own, pad_id = [turn for turns in inputs.get(HINTED_TURNS, ()) for turn in turns], self._pad_id
         self._note("sdpo", {"turns": float(len(own))})
@@ -252,7 +248,7 @@ class HintChannel(LossChannel):
             yield
 
 
-def pair_logps(model: Any, rows: collator.TokenRows) -> tuple[torch.Tensor, torch.Tensor]:
+def pair_logps(model: Any, rows: collator.TokenRows) -> tuple[Tensor, Tensor]:
     """Mean log-probability a token of each chosen and each rejected answer, nats: two tensors (P,), at temperature 1."""
     states_MH, weight_VH, options = completion_states(model, rows)
     logp_M = sampled_logp(states_MH, weight_VH, scored_ids(rows), **options)
@@ -265,8 +261,8 @@ def pair_logps(model: Any, rows: collator.TokenRows) -> tuple[torch.Tensor, torc
 
 def reference_logps(
     model: Any, pairs: Sequence[PreferencePair], *, pad_id: int, autocast: Scope, at_once: int = 8
-) -> torch.Tensor:
-    """Columns chosen and rejected (P, 2), float32, of the model as it stands, without gradient or dropout."""
+) -> Tensor:
+    """Columns chosen and rejected (P, 2), float32, on the processor, of the model as it stands, without gradient or dropout."""
     parts = []
     with torch.no_grad(), evaluation_mode(model):
         for start in range(0, len(pairs), at_once):
@@ -274,7 +270,7 @@ def reference_logps(
             rows = send_to_device(rows, model.device)
             with autocast():
                 parts.append(torch.stack(pair_logps(model, rows), dim=1))
-    return torch.cat(parts).float()
+    return torch.cat(parts).float().cpu()
 
 
 _BETAS = {"dpo": 5.0, "ipo": 0.1, "simpo": 2.0}
@@ -285,7 +281,7 @@ class ReplayChannel(LossChannel):
 
     table, weights_name = "replay", "first"
     settings: ReplaySection
-    reference_P2: torch.Tensor | None = None  # of ``records`` under the first weights, where needed
+    reference_P2: Tensor | None = None  # of ``records`` under the first weights, where needed
     _newest_part = (-1, 0)
 
     def __init__(self, trainer: Any, settings: ReplaySection, pairs: Sequence[PreferencePair] | None) -> None:
@@ -309,7 +305,6 @@ class ReplayChannel(LossChannel):
         return {**super().state_dict(), "reference": self.reference_P2}
 
     def after_generation(self, rows: Any, batch: dict[str, Any], rewards: Sequence[float | None]) -> None:
-        """Make pairs inside the groups of a fresh generation."""
         if not self.settings.sibling_pairs:
             return
         of_row = collator.sibling_pairs(batch, rewards, pass_reward=self.settings.pass_reward)
@@ -324,7 +319,7 @@ class ReplayChannel(LossChannel):
             of_row = [[replace(pair, reference=tuple(next(logps))) for pair in pairs] for pairs in of_row]
         batch[SIBLING_PAIRS] = of_row
 
-    def loss(self, model: Any, inputs: Any) -> torch.Tensor:
+    def loss(self, model: Any, inputs: Any) -> Tensor:
         """Weighted mean over all pairs of the optimizer step of the preference loss; this micro-batch's part."""
         of_step, share = self._drawn()
         drawn = [idx for idx in share if self.records[idx].weight > 0]
@@ -348,13 +343,13 @@ class ReplayChannel(LossChannel):
 
     def _part_of_loss(
         self, model: Any, own: Sequence[PreferencePair], reference: Sequence[Sequence[float]]
-    ) -> tuple[torch.Tensor, PreferenceMetrics | None]:
+    ) -> tuple[Tensor, PreferenceMetrics | None]:
         """The loss of these pairs times their weight, and its figures; 0 and None where there is none."""
         pairs = self._to_forward(own, self._stand_in())
         if not pairs:
             return self._on_device(torch.zeros(())), None
         weight_P = self._on_device(torch.tensor([float(pair.weight) for pair in pairs]))
-        reference_2P: Sequence[torch.Tensor | None] = (None, None)
+        reference_2P: Sequence[Tensor | None] = (None, None)
         if self.settings.kind != "simpo":
             reference_2P = self._on_device(torch.tensor(reference if own else [[0.0, 0.0]])).unbind(dim=1)
         with self._trainer.accelerator.autocast():
@@ -381,10 +376,9 @@ class ReplayChannel(LossChannel):
     def _stand_in(self) -> PreferencePair:
         return PreferencePair((self._pad_id,), (self._pad_id,), (self._pad_id, self._pad_id))
 
-    def _logps_of(self, pairs: Sequence[PreferencePair], at_once: int = 8) -> torch.Tensor:
-        """``reference_logps`` (P, 2) of the model as it stands, in the processor's memory."""
-        scope, pad_id = self._trainer.accelerator.autocast, self._pad_id
-        return reference_logps(self.model, pairs, pad_id=pad_id, autocast=scope, at_once=at_once).cpu()
+    def _logps_of(self, pairs: Sequence[PreferencePair], at_once: int = 8) -> Tensor:
+        options: dict[str, Any] = {"pad_id": self._pad_id, "autocast": self._trainer.accelerator.autocast}
+        return reference_logps(self.model, pairs, at_once=at_once, **options)
 
 
 class LossChannels(TrainerCallback):
@@ -423,7 +417,6 @@ class LossChannels(TrainerCallback):
             self.hints.weights.move_towards(self.hints.model, EMA_RATE)
 
     def after_generation(self, rows: Any, batch: dict[str, Any]) -> None:
-        """A fresh generation gets what the channels train on."""
         rewards = [None if math.isnan(reward) else reward for reward in batch[ROW_REWARD].tolist()]
         for channel in self._channels:
             channel.after_generation(rows, batch, rewards)
@@ -434,7 +427,6 @@ class LossChannels(TrainerCallback):
         return next((channel for channel in self._channels if channel.keeps_first_weights), None)
 
     def write(self, checkpoint: Path) -> None:
-        """Weights and numbers in a file of their own."""
         state: dict[str, Any] = {"fingerprint": self.fingerprint()}
         for channel in self._channels:
             state |= channel.state_dict()

@@ -164,7 +164,6 @@ class StepLines(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """The row of a step, which alone has a loss, makes its line."""
         if "loss" in logs:
             # A reward of an earlier step is the one that this step trained on.
             row = {"reward": self.signals.reward, **logs, "reward_is_new": "reward" in logs, **self._seconds}

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
 from tokenizers.pre_tokenizers import ByteLevel
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -275,9 +276,7 @@ def _llama(raw: Any, *, end: str, seed: int, num_positions: int) -> tuple[Any, A
 MOST_APART, MOST_KL = 2e-2, 1e-6
 """Log-probabilities and mean KL in nats in float32: SmolLM2's unlikely tokens differ by 0.002, its KL by 1e-8."""
 MOST_KL_IN_HALF = 5e-3  # nats, where 16 bits take part: what rounding alone makes of a forward stays below it
-MOST_ENERGY_LOST = (
-    0.1  # of an update's squared length, when it is added to 16 bits; beyond it they become float32
-)
+MOST_ENERGY_LOST = 0.1  # of an update's squared length, when it is added to 16 bits; else they become float32
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -297,7 +296,7 @@ def gathered_weights(trainer: Any) -> dict[str, Any] | None:
     return weights
 
 
-def probe_logps(model: Any, tokenizer: Any) -> torch.Tensor:
+def probe_logps(model: Any, tokenizer: Any) -> Tensor:
     """Log-probabilities (N, T, V) of the next token behind a few ids: what a saved model has to answer, too.
 
     The ids are spread over the whole vocabulary, its last row and the newest of the tokens that were added to it included. A
@@ -311,7 +310,7 @@ def probe_logps(model: Any, tokenizer: Any) -> torch.Tensor:
     ids_NT = ids.view(8, 16).to(next(model.parameters()).device)
     with torch.no_grad(), evaluation_mode(model):
         logits_NTV = model(input_ids=ids_NT, attention_mask=torch.ones_like(ids_NT)).logits
-    logps_NTV: torch.Tensor = logits_NTV.float().log_softmax(-1).cpu()
+    logps_NTV: Tensor = logits_NTV.float().log_softmax(-1).cpu()
     return logps_NTV.nan_to_num(nan=-1e4).clamp(min=-1e4)  # so that what is masked or broken alike is alike
 
 
@@ -322,7 +321,7 @@ def save_model(
     describe: Callable[[Path], None],
     *,
     weights: dict[str, Any] | None = None,
-    trained: torch.Tensor | None = None,
+    trained: Tensor | None = None,
 ) -> None:
     """Write weights, configuration and tokenizer; the folder is there as a whole, or as it was before.
 
@@ -411,12 +410,12 @@ def _bare(layer: Any) -> Any:
     return layer
 
 
-def _mean_kl(logps_NTV: torch.Tensor, others_NTV: torch.Tensor) -> float:
+def _mean_kl(logps_NTV: Tensor, others_NTV: Tensor) -> float:
     return float((logps_NTV.exp() * (logps_NTV - others_NTV)).sum(-1).mean())
 
 
 def _difference(
-    begun: Path, tokenizer: Any, trained_NTV: torch.Tensor, most_kl: float, *, may_be_exact: bool
+    begun: Path, tokenizer: Any, trained_NTV: Tensor, most_kl: float, *, may_be_exact: bool
 ) -> str:
     """Load what a user gets, and say how its answers differ by more than rounding makes of them; empty if they do not."""
     try:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from accelerate.state import AcceleratorState, is_initialized
 from accelerate.utils import DistributedType
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import DynamicCache
 from transformers.cache_utils import get_layer_types_and_kwargs
@@ -31,7 +31,7 @@ def lies_in_parts(tensor: Any) -> bool:
     return is_spread(tensor) or hasattr(tensor, "ds_tensor")
 
 
-def whole_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def whole_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
     """The entries of the model's state, sorted by name; each is whole until the next one is asked for.
 
     A collective call where weights lie in parts: every process has to come here, and to ask for all.
@@ -136,17 +136,16 @@ class WeightCopy:
                 _own_part(parameter).copy_(own)
             torch.clear_autocast_cache()
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """The copy itself, whole, by parameter name, for a checkpoint. A collective call for spread weights."""
         weights: dict[str, Any] = self._weights
         return {name: each.full_tensor().cpu() if is_spread(each) else each for name, each in weights.items()}
 
-    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what ``tensors`` gave in the run that saved it."""
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
         for name, weight in self._weights.items():
             _own_part(weight).copy_(_own_part(_spread_as(weight, tensors[name])))
 
-    def _pairs(self, model: nn.Module) -> list[tuple[nn.Parameter, torch.Tensor]]:
+    def _pairs(self, model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
         """Each parameter and its copy; where weights were spread since the copy was made, it is spread alike."""
         spread_again(model)
         trained = [(name, each) for name, each in model.named_parameters() if name in self._weights]
@@ -154,13 +153,13 @@ class WeightCopy:
         return [(each, self._weights[name]) for name, each in trained]
 
 
-def _own_part(tensor: Any) -> torch.Tensor:
+def _own_part(tensor: Any) -> Tensor:
     """The memory of a tensor, or of this process's part of it; autograd does not see what is written there."""
-    part: torch.Tensor = (tensor.to_local() if is_spread(tensor) else tensor).data
+    part: Tensor = (tensor.to_local() if is_spread(tensor) else tensor).data
     return part
 
 
-def _spread_as(weight: Any, whole: torch.Tensor) -> torch.Tensor:
+def _spread_as(weight: Any, whole: Tensor) -> Tensor:
     """A whole tensor that each process has, spread as ``weight`` is; a spread one as it is."""
     if not is_spread(weight) or is_spread(whole):
         return whole
@@ -282,7 +281,7 @@ def _randomness(model: nn.Module) -> Iterator[str]:
             yield f"{key} {rate} acts in training; rows do not share a prompt."
 
 
-def head_of(model: nn.Module) -> tuple[torch.Tensor, dict[str, Any]]:
+def head_of(model: nn.Module) -> tuple[Tensor, dict[str, Any]]:
     """The weight (V, H) of the output head as it is now, and keyword arguments for ``losses.chunked_head``.
 
     logits = softcap(weight states), of states that are scaled already; ``softcap`` None is the identity. With
@@ -332,21 +331,21 @@ def states_problem(model: nn.Module) -> str | None:
     return f"the logits of {name} are not what its head makes of its last hidden states."
 
 
-def last_states(model: nn.Module, ids_NS: torch.Tensor) -> torch.Tensor:
+def last_states(model: nn.Module, ids_NS: Tensor) -> Tensor:
     """What the head reads at every position (N, S, H), not scaled; rows begin with their first token.
 
     The model's own forward is replaced by that of its body and called as ever, so that hooks gather spread weights.
     """
     inner = inner_model(model)
 
-    def states(**arguments: Any) -> torch.Tensor:
+    def states(**arguments: Any) -> Tensor:
         # an adapter adds some that are None
         given = {name: value for name, value in arguments.items() if value is not None}
-        found: torch.Tensor = inner.base_model(**given).last_hidden_state
+        found: Tensor = inner.base_model(**given).last_hidden_state
         return found
 
     with temporarily(inner, forward=states):
-        found: torch.Tensor = _called(model)(input_ids=ids_NS, use_cache=False)
+        found: Tensor = _called(model)(input_ids=ids_NS, use_cache=False)
     return found
 
 
@@ -381,12 +380,12 @@ def logit_scale(config: Any) -> float:
     return float(divisor) if config.model_type == "hyperclovax" else 1.0 / float(divisor)
 
 
-def completion_states(model: nn.Module, rows: TokenRows) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+def completion_states(model: nn.Module, rows: TokenRows) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Scaled last hidden state before each id that carries loss (M, H), row by row, and the head of ``head_of``."""
     states_MH = last_states(model, rows.ids_NS)[:, :-1][rows.loss_mask_NS[:, 1:].bool()]
     return states_MH * logit_scale(inner_model(model).config.get_text_config()), *head_of(model)
 
 
-def scored_ids(rows: TokenRows) -> torch.Tensor:
+def scored_ids(rows: TokenRows) -> Tensor:
     """The ids that carry loss, (M,), in the order of ``completion_states``."""
     return rows.ids_NS[rows.loss_mask_NS.bool()]

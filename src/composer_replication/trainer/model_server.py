@@ -40,14 +40,12 @@ class ChatModel:
         self._lock = threading.Lock()
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """A chat completion."""
         tokenizer = self._tokenizer
         try:
             messages = [_for_template(each) for each in request["messages"]]
             tools = request.get("tools") or []
-            specs = tuple(
-                ToolSpec(of["name"], of.get("parameters", {})) for of in (t["function"] for t in tools)
-            )
+            functions = [tool["function"] for tool in tools]
+            specs = tuple(ToolSpec(of["name"], of.get("parameters", {})) for of in functions)
             limit = int(request.get("max_tokens") or request.get("max_completion_tokens") or 1024)
             temperature, seed = float(request.get("temperature", 1.0)), int(request.get("seed") or 0)
             if limit < 1 or not 0 <= temperature < 100:
@@ -153,7 +151,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _for_template(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of calls as objects, which templates want, and no content as an empty text."""
     found = deepcopy({**message, "content": message.get("content") or ""})
     for call in found.get("tool_calls") or ():
         with suppress(TypeError, ValueError):  # an object already, or no JSON

@@ -118,9 +118,8 @@ def measure_step(
         options["generator"] = torch.Generator(device=model.device).manual_seed(0)
         sample = partial(sampler.sample, [of_prompt], group_size, **options)
         [sampled], sampling_seconds, sampling_bytes = _taken(model, sample)
-        train = partial(
-            _train, model, [of_prompt] * group_size, [row.ids for row in sampled], packs=is_shared
-        )
+        answers = [row.ids for row in sampled]
+        train = partial(_train, model, [of_prompt] * group_size, answers, packs=is_shared)
         _, training_seconds, training_bytes = _taken(model, train)
     above = max(0, sampling_bytes - held, training_bytes - held)
     num_forwarded = 1 if is_shared else group_size

@@ -23,7 +23,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from composer_replication.errors import InputError
@@ -56,14 +56,14 @@ Pack = tuple[tuple[int, ...], list[Part]]  # a prompt, without padding, and the 
 
 def shared_prefix_logps(
     model: nn.Module,
-    prompt_ids_BP: torch.Tensor,
-    prompt_mask_BP: torch.Tensor,
-    completion_ids_BT: torch.Tensor,
-    completion_mask_BT: torch.Tensor,
-    starts_BS: torch.Tensor | None = None,
+    prompt_ids_BP: Tensor,
+    prompt_mask_BP: Tensor,
+    completion_ids_BT: Tensor,
+    completion_mask_BT: Tensor,
+    starts_BS: Tensor | None = None,
     *,
     packs: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:
     """Log-probability of each completion token, and the entropy where it was drawn, if the model's head gives it.
 
     logp_bt = log softmax(z_bt / temperature)[y_bt], H_bt = -sum_v p_btv log p_btv, in nats,
@@ -93,7 +93,7 @@ def shared_prefix_logps(
     width = max(len(prompt) + sum(len(part.ids) for part in parts) for prompt, parts in of_packs)
     fits = not packs or weights_are_sharded(model) or len(of_packs) * width**2 <= MAX_COLUMNS**2
     forwards = [of_packs] if num_processes() > 1 and fits else [[pack] for pack in of_packs]
-    logp_parts, entropy_parts = list[torch.Tensor](), list[torch.Tensor]()
+    logp_parts, entropy_parts = list[Tensor](), list[Tensor]()
     for together in forwards:
         arguments = _laid_out(model, together, completion_ids_BT.device)
         if not packs:
@@ -106,7 +106,7 @@ def shared_prefix_logps(
     places = [(part.row, part.column + place) for part in placed for place in range(len(part.ids))]
     places_N2 = torch.tensor(places, dtype=torch.long, device=completion_ids_BT.device).reshape(-1, 2)
 
-    def in_rows(parts: list[torch.Tensor]) -> torch.Tensor:
+    def in_rows(parts: list[Tensor]) -> Tensor:
         values_N = torch.cat(parts)
         return values_N.new_zeros(completion_ids_BT.shape).index_put(places_N2.unbind(-1), values_N)
 
@@ -114,13 +114,12 @@ def shared_prefix_logps(
 
 
 def _parts_of(
-    prompt_ids_BP: torch.Tensor,
-    prompt_mask_BP: torch.Tensor,
-    completion_ids_BT: torch.Tensor,
-    completion_mask_BT: torch.Tensor,
-    starts_BS: torch.Tensor | None,
+    prompt_ids_BP: Tensor,
+    prompt_mask_BP: Tensor,
+    completion_ids_BT: Tensor,
+    completion_mask_BT: Tensor,
+    starts_BS: Tensor | None,
 ) -> dict[tuple[int, ...], list[Part]]:
-    """What follows each distinct prompt."""
     parts_of: defaultdict[tuple[int, ...], list[Part]] = defaultdict(list)
     # 0 where TRL has emptied the mask of a row that was cut
     lengths = completion_mask_BT.bool().sum(1).tolist()
@@ -152,7 +151,7 @@ def rows_of_a_pack(num_rows: int, prompt_length: int, completion_length: int, hi
 
 def _laid_out(model: nn.Module, packs: Sequence[Pack], device: torch.device) -> dict[str, Any]:
     """Packs side by side, padded on the right, as arguments of a forward; positions are those of generation."""
-    columns: defaultdict[str, list[torch.Tensor]] = defaultdict(list)
+    columns: defaultdict[str, list[Tensor]] = defaultdict(list)
     for prompt, parts in packs:
         *ids, last = prompt
         positions, segments, labels = list(range(len(ids))), [0] * len(ids), [_UNSCORED] * len(ids)
@@ -228,22 +227,22 @@ class SharedPrompts:
     def logps(
         self,
         model: Any,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
+        input_ids: Tensor,
+        attention_mask: Tensor,
         logits_to_keep: int,
         batch_size: int | None,
         compute_entropy: bool,
-        starts_BS: torch.Tensor | None,
+        starts_BS: Tensor | None,
         *,
         packs: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
+    ) -> tuple[Tensor, Tensor | None, None]:
         """TRL's return value of ``_get_per_token_logps_and_entropies``, by ``shared_prefix_logps``.
 
         ``batch_size`` bounds the rows of one forward, as in TRL, and a group that it cuts shares its prompt by parts.
         """
         split, step = input_ids.size(1) - logits_to_keep, batch_size or len(input_ids)
         chains = [None] * len(input_ids) if starts_BS is None else torch.split(starts_BS, step)
-        answers: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        answers: list[tuple[Tensor, Tensor | None]] = []
         by_step = torch.split(input_ids, step), torch.split(attention_mask, step)
         for ids_BW, mask_BW, starts in zip(*by_step, chains, strict=False):
             parts = ids_BW[:, :split], mask_BW[:, :split], ids_BW[:, split:], mask_BW[:, split:]

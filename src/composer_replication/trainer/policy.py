@@ -18,7 +18,7 @@ from typing import Any, cast
 from weakref import WeakSet
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.generation import logits_process
 
@@ -180,11 +180,7 @@ class ModelSampler:
         return [rows[start : start + num_samples] for start in range(0, len(rows), num_samples)]
 
     def _draw(
-        self,
-        logits_AV: torch.Tensor,
-        rows: list[list[int]],
-        uniforms_A: torch.Tensor | None,
-        temperature: float,
+        self, logits_AV: Tensor, rows: list[list[int]], uniforms_A: Tensor | None, temperature: float
     ) -> list[tuple[int, float]]:
         """Token id and log-probability of each row, by its random number in [0, 1), or without any the most likely.
 
@@ -223,7 +219,7 @@ class ModelSampler:
 
 def _uniforms(
     generator: torch.Generator | Sequence[torch.Generator] | None, numbers: list[int], num_rows: int
-) -> torch.Tensor:
+) -> Tensor:
     """Random numbers in [0, 1) of the rows of these numbers (A,); with one generator every row's is drawn."""
     if isinstance(generator, Sequence):
         own = [torch.rand((), generator=generator[number], dtype=torch.float64).cpu() for number in numbers]
@@ -249,7 +245,7 @@ class _NextLogits:
             words = "sampling for evaluation and episodes forwards each row whole for every token, which is slow: %s"
             logger.warning(words, reason)
 
-    def __call__(self, rows: list[list[int]], places: Sequence[int] = ()) -> torch.Tensor:
+    def __call__(self, rows: list[list[int]], places: Sequence[int] = ()) -> Tensor:
         """``places`` says of each row where it stood in the call before; it has one more id since."""
         if self.cache is None:
             more: dict[str, Any] = {"use_cache": False, "logits_to_keep": 1}
@@ -274,9 +270,7 @@ class _NextLogits:
         self.num_rows = len(places)
         return places_A
 
-    def _cached_logits(
-        self, cache: DynamicCache, rows: Sequence[Sequence[int]], num_new: int
-    ) -> torch.Tensor:
+    def _cached_logits(self, cache: DynamicCache, rows: Sequence[Sequence[int]], num_new: int) -> Tensor:
         """The cache grows by ``num_new`` columns, the newest of each row; it is padded on the left."""
         self.num_columns += num_new
         columns_C = torch.arange(self.num_columns, device=self.device)
@@ -289,7 +283,7 @@ class _NextLogits:
         if any(lefts):
             arguments["attention_mask"] = (columns_C >= left_B1).long()
         output: Any = self.model(**arguments, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        return cast("torch.Tensor", output.logits[:, -1])
+        return cast("Tensor", output.logits[:, -1])
 
 
 def end_token_ids(model: Any, tokenizer: Any) -> list[int]:

@@ -17,6 +17,7 @@ from itertools import chain, islice
 from typing import Any
 
 import torch
+from torch import Tensor
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import pad
@@ -39,7 +40,7 @@ EFFORT_SCALE, EFFORT_CURVATURE = 1e-3, 2.0
 """k and q of ``effort_cost``, which stays below 1 / k with them: no saving of effort outweighs a passed test in ``composer``."""
 
 
-def without_lone_punishments(rewards_NF: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
+def without_lone_punishments(rewards_NF: Tensor, names: Sequence[str]) -> Tensor:
     """A row that no other function scored is not scored by its length: NaN there, so that it is left out and not 0."""
     is_punishment_F = torch.tensor([name == PUNISHMENT for name in names], device=rewards_NF.device)
     if is_punishment_F.all() or not is_punishment_F.any():
@@ -66,7 +67,6 @@ class PolicyTerms:
             self.kl_beta, self._trainer.beta = float(self._trainer.beta), 0.0
 
     def check_settings(self) -> None:
-        """Refuse what dynamic sampling cannot do."""
         trainer = self._trainer
         if not trainer.policy_options.dynamic_sampling_rounds:
             return
@@ -180,7 +180,7 @@ class PolicyTerms:
         kept["num_tokens"] = aside["num_tokens"]
         return newer, self.dull_groups(generation)
 
-    def _fold_reward_terms(self, batch: Batch, generation: Generation, old_BT: torch.Tensor | None) -> None:
+    def _fold_reward_terms(self, batch: Batch, generation: Generation, old_BT: Tensor | None) -> None:
         """``A_i <- A_i - (P_i - mean_j P_j)`` with ``P = beta K + weight C``; rows nobody scored keep advantage 0."""
         trainer, mask_BT = self._trainer, loss_mask(batch)
         gather = trainer.accelerator.gather
@@ -211,7 +211,7 @@ class PolicyTerms:
         batch["advantages"] = advantage_N[start : start + mask_BT.size(0)]
 
     def _weigh_by_importance(
-        self, batch: Batch, old_BT: torch.Tensor, sampled_BT: torch.Tensor, *, corrects: bool
+        self, batch: Batch, old_BT: Tensor, sampled_BT: Tensor, *, corrects: bool
     ) -> None:
         """Log how far sampler and trainer are apart; with a rollout function weigh each token by the ratio.
 
@@ -219,10 +219,8 @@ class PolicyTerms:
         """
         trainer, of_vllm = self._trainer, self._trainer.args.vllm_importance_sampling_clip_max
         clip = trainer.policy_options.importance_clip if corrects else of_vllm
-        given = old_BT, sampled_BT, loss_mask(batch)
-        ratio_BT, figures = losses.truncated_importance_weights(
-            *given, clip=math.inf if clip is None else clip
-        )
+        given, clip = (old_BT, sampled_BT, loss_mask(batch)), math.inf if clip is None else clip
+        ratio_BT, figures = losses.truncated_importance_weights(*given, clip=clip)
         truncated, effective = float(figures.masked_share), float(figures.effective_sample_share)
         self._metrics["sampling/truncated_share"].append(truncated)
         self._metrics["sampling/effective_sample_size"].append(effective)
@@ -233,14 +231,13 @@ class PolicyTerms:
         elif corrects:
             batch["advantages"] = batch["advantages"].reshape(ratio_BT.size(0), -1) * ratio_BT
 
-    def _log_mean(self, name: str, total: torch.Tensor, count: torch.Tensor) -> None:
-        """Over all processes."""
+    def _log_mean(self, name: str, total: Tensor, count: Tensor) -> None:
         both = torch.stack([total.float(), count.float()])
         sum_of_all, num_of_all = self._trainer.accelerator.reduce(both, reduction="sum").tolist()
         self._metrics[name].append(sum_of_all / max(num_of_all, 1.0))
 
 
-def _alike(values_N: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _alike(values_N: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     """For each group its highest value, and whether all are equal; NaN, for rows that nobody scored, does not count."""
     highest_K = values_N.nan_to_num(nan=-torch.inf).view(-1, group_size).amax(-1)
     lowest_K = values_N.nan_to_num(nan=torch.inf).view(-1, group_size).amin(-1)

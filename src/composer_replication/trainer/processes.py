@@ -114,7 +114,6 @@ def wait_for_idle_threads(name: str) -> None:
 
 
 def _runs(name: str, thread: Path) -> bool:
-    """Whether a thread of this name is at work."""
     with suppress(OSError):  # it has ended
         _, _, rest = (thread / "stat").read_text().partition("(")
         own_name, _, state = rest.rpartition(") ")

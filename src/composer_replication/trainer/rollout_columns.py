@@ -23,7 +23,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
 from trl.trainer.utils import pad
@@ -84,7 +84,7 @@ def _check_starts(starts: Sequence[Ids], completion_ids: Sequence[Ids], masks: S
         raise _refusal(problem, SEGMENT_STARTS, fix)
 
 
-def starts_tensor(starts: Sequence[Ids]) -> torch.Tensor:
+def starts_tensor(starts: Sequence[Ids]) -> Tensor:
     """One line a row, filled up with 0: (B, S)."""
     return pad_sequence([torch.tensor(each, dtype=torch.long) for each in starts], batch_first=True)
 
@@ -107,7 +107,7 @@ def counting_load(trainer: Any, model: nn.Module) -> Iterator[None]:
     It is the largest E p of any layer, p being the share of an expert in its layer's choices: 1 is even, E one expert alone.
     Every token that the forwards read counts, padding too.
     """
-    chosen: dict[nn.Module, torch.Tensor] = {}
+    chosen: dict[nn.Module, Tensor] = {}
 
     def count(router: nn.Module, _inputs: Any, output: Any) -> None:
         logits_NE, _, index_NK = output
@@ -135,7 +135,7 @@ def laid_out(
     completion_ids: Sequence[Ids],
     *,
     pad_to_multiple_of: int | None = None,
-) -> torch.Tensor | None:
+) -> Tensor | None:
     """The rows in the columns of TRL's batch: (B, P + T, L, K); None where nothing is known of any.
 
     ``routing`` has for each row an array, a tensor or nested lists; None for a row of which nothing is known. A row has P + T
@@ -164,8 +164,7 @@ def laid_out(
     return torch.cat(parts, dim=1)
 
 
-def _choices(given: Any, row: int, num_tokens: int) -> torch.Tensor:
-    """Those of all tokens but the last."""
+def _choices(given: Any, row: int, num_tokens: int) -> Tensor:
     try:
         given_SLK = torch.as_tensor(given)
     except (TypeError, ValueError) as error:
@@ -182,8 +181,8 @@ def _choices(given: Any, row: int, num_tokens: int) -> torch.Tensor:
     return given_SLK
 
 
-_TOP_K = (torch.topk, torch.Tensor.topk)
-_MASKED_FILL = (torch.masked_fill, torch.Tensor.masked_fill)
+_TOP_K = (torch.topk, Tensor.topk)
+_MASKED_FILL = (torch.masked_fill, Tensor.masked_fill)
 _CHECKPOINT_FUNCTIONS = {"_gradient_checkpointing_func", "checkpoint_fn"}
 """Where transformers' layers, and torch's ``CheckpointWrapper``, keep the function that runs them again in backward."""
 
@@ -194,7 +193,7 @@ class _ForcedTopK(TorchFunctionMode):
     has_chosen = False
     _masked: tuple[Any, Any] = (None, None)
 
-    def __init__(self, forced_NK: torch.Tensor, num_experts: int) -> None:
+    def __init__(self, forced_NK: Tensor, num_experts: int) -> None:
         super().__init__()
         self.forced_NK, self.num_experts = forced_NK, num_experts
 
@@ -226,9 +225,9 @@ class Replay:
     token of a row, which nothing reads, stays free.
     """
 
-    _forced_NLK: torch.Tensor
+    _forced_NLK: Tensor
 
-    def __init__(self, model: nn.Module, routing_BWLK: torch.Tensor, mask_BW: torch.Tensor) -> None:
+    def __init__(self, model: nn.Module, routing_BWLK: Tensor, mask_BW: Tensor) -> None:
         self.model, self.routers = model, routers_of(model)
         num_layers, largest = routing_BWLK.size(2), int(routing_BWLK.max())
         if num_layers != len(self.routers):
@@ -255,7 +254,6 @@ class Replay:
             yield
 
     def _forward(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The model's forward, over the next rows."""
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
         routing_BWLK = self.routing_BWLK[self._num_rows : self._num_rows + len(ids)]
         self._num_rows += len(ids)
@@ -278,7 +276,7 @@ class Replay:
         return checkpoint(run, *args, **kwargs)
 
     @contextmanager
-    def _forced(self, forced_NLK: torch.Tensor) -> Iterator[None]:
+    def _forced(self, forced_NLK: Tensor) -> Iterator[None]:
         """Inside, each router takes the experts that are forced on it, or says that it chooses in another way."""
         with ExitStack() as stack:
             for number, router in enumerate(self.routers):
@@ -287,7 +285,7 @@ class Replay:
             yield
 
 
-def _choose(router: Any, forward: Any, forced_NK: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _choose(router: Any, forward: Any, forced_NK: Tensor, *args: Any, **kwargs: Any) -> Any:
     with _ForcedTopK(forced_NK, _num_experts(router)) as choice:
         output = forward(*args, **kwargs)
     if not choice.has_chosen:
@@ -305,9 +303,7 @@ def _num_experts(router: nn.Module) -> int:
 
 
 @contextmanager
-def replaying(
-    trainer: Any, model: nn.Module, mask_BW: torch.Tensor, routing_BWLK: torch.Tensor | None
-) -> Iterator[bool]:
+def replaying(trainer: Any, model: nn.Module, mask_BW: Tensor, routing_BWLK: Tensor | None) -> Iterator[bool]:
     """Inside, forwards of these rows follow their routing, where ``model`` is the policy, under older weights too.
     Gives whether they do. An adapter that is off, and TRL's copy of the first one, are the reference.
     """

@@ -62,6 +62,9 @@ class SampledRow:
     stop_reason: StopReason = StopReason.LENGTH
 
 
+Generators = torch.Generator | Sequence[torch.Generator] | None
+
+
 class GrowingText:
     """The text of a row, asked for after each of its ids; only what is new is decoded.
 
@@ -131,7 +134,7 @@ class ModelSampler:
         max_new_tokens: int,
         temperature: float,
         is_finished: Callable[[str], bool] | None = None,
-        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        generator: Generators = None,
         row_limits: Sequence[int] | None = None,
         goes_on: Callable[[bool], bool] = bool,
     ) -> list[list[SampledRow]]:
@@ -217,9 +220,7 @@ class ModelSampler:
         return list(zip(drawn_A.tolist(), logps, strict=True))
 
 
-def _uniforms(
-    generator: torch.Generator | Sequence[torch.Generator] | None, numbers: list[int], num_rows: int
-) -> Tensor:
+def _uniforms(generator: Generators, numbers: list[int], num_rows: int) -> Tensor:
     """Random numbers in [0, 1) of the rows of these numbers (A,); with one generator every row's is drawn."""
     if isinstance(generator, Sequence):
         own = [torch.rand((), generator=generator[number], dtype=torch.float64).cpu() for number in numbers]

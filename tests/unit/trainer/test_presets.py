@@ -89,9 +89,6 @@ def test_without_a_preset_nothing_is_set() -> None:
 
 
 def test_weights_of_vllm_are_cut_by_token_unless_the_recipe_says_otherwise(tmp_path: Path) -> None:
-    plain = trl_arguments(recipe(), RunFolder(tmp_path))
-    assert plain.vllm_importance_sampling_mode == "token_truncate"
-    assert plain.vllm_importance_sampling_clip_max == 2.0
     own = trl_arguments(recipe(trl={"vllm_importance_sampling_mode": "sequence_mask"}), RunFolder(tmp_path))
     assert own.vllm_importance_sampling_mode == "sequence_mask"
     assert own.vllm_importance_sampling_clip_max == 3.0  # TRL's

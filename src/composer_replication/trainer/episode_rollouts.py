@@ -1,8 +1,7 @@
 """Episodes in the place of completions: TRL's ``rollout_func`` over an agent loop, and the reward that it brings.
 
-``rollout_func`` and not ``environment_factory``: TRL then takes ids, mask and log-probabilities as they are, where its own
-tool loop decodes every answer, drives turns in lockstep and knows no deadline, budget or retry. The model samples in this
-process, or by vLLM (``vllm_mode`` server or colocate), whose weights TRL keeps those of the trainer.
+``rollout_func`` and not ``environment_factory``: TRL then takes ids, mask and log-probabilities as they are. The model samples
+in this process, or by vLLM (``vllm_mode`` server or colocate), whose weights TRL keeps those of the trainer.
 """
 
 from __future__ import annotations
@@ -56,10 +55,10 @@ def colocated_sampler(trainer: Any) -> policies.SampleBatch:
         return Completion(ids, answer.text, reason, logp)
 
     def sample(prompts: list[tuple[int, ...]], options: list[policies.SampleOptions]) -> Sequence[Completion]:
-        asked = [
-            SamplingParams(max_tokens=o.max_new_tokens, temperature=o.temperature, seed=o.seed, **fixed)
-            for o in options
-        ]
+        own = (
+            {"max_tokens": o.max_new_tokens, "temperature": o.temperature, "seed": o.seed} for o in options
+        )
+        asked = [SamplingParams(**each, **fixed) for each in own]
         prompt_ids = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         return [completion(each) for each in engine.generate(prompt_ids, asked, use_tqdm=False)]
 

@@ -1,7 +1,6 @@
-"""What one generation knows of its rows, and under which names it travels with them through TRL's shuffle and split.
+"""What one generation knows of its rows, and under which names it travels with them.
 
-TRL shuffles and splits every tensor of a batch along its first dimension, so what a row needs later is a tensor whose first
-dimension is the row.
+TRL shuffles and splits every tensor of a batch along its first dimension, which is therefore the row.
 
 Letters: B rows of this process, N of all processes, F reward functions, S later conversations of a row, W columns of prompt
 and completion, L routers, K experts a token.

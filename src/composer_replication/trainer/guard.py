@@ -126,11 +126,10 @@ def fold(
     """Measure the truth and update the guard; None where no evaluation is due. A collective call.
 
     On several processes the evaluation runs once in total, and each process folds the same numbers. A guard that has
-    ``update_from_reading`` gets the whole reading, any other the score. ``evaluate`` runs without gradient; what it raises is raised, but a
-    ``CollapseStopError`` is its own halt. ``kl`` (to the initial policy, nats a token) is asked only when a reading is there.
-    ``every_process_joins``: weights are sharded, so that each has to take part in the evaluation.
-
-    A score that was measured on another split is refused (CR0884); the guard refuses odd numbers (``ValueError``).
+    ``update_from_reading`` gets the whole reading, any other the score. ``evaluate`` runs without gradient; a
+    ``CollapseStopError`` of it is its own halt. ``kl`` (to the initial policy, nats a token) is asked only when a reading is
+    there. ``every_process_joins``: weights are sharded, so that each has to take part in the evaluation. A score that was
+    measured on another split is refused (CR0884); the guard refuses odd numbers (``ValueError``).
     """
     start, measured = time.monotonic(), dict[str, float]()
     try:

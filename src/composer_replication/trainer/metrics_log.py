@@ -1,8 +1,7 @@
 """``metrics.jsonl``: exactly one line a global step; ``verdicts.jsonl``: one a guard update.
 
-Line ``step`` = 1..N is about the N-th optimizer step. A fold at ``state.global_step`` k happens
-while step k + 1 is computed, so its verdict stands in line k + 1, whose reward it judged, with
-``killswitch/round_idx`` k. A number that is not finite is written as null.
+Line ``step`` = 1..N is about the N-th optimizer step. A fold at ``state.global_step`` k happens while step k + 1 is computed,
+so its verdict stands in line k + 1, whose reward it judged, with ``killswitch/round_idx`` k.
 """
 
 from __future__ import annotations
@@ -174,10 +173,9 @@ class StepLines(TrainerCallback):
 class InterruptOnce:
     """Inside, Ctrl-C, or a scheduler's order to end, asks for a checkpoint at the end of the step.
 
-    A second Ctrl-C stops at once. Further orders to end (SIGTERM) change nothing: schedulers send them to a launcher and to
-    its processes, and the launcher passes its own on; what is too slow is killed by them. Nothing is installed outside the
-    main thread or under another program's handler. With several processes only the order to end is heard: each of them gets a
-    Ctrl-C twice, which leaves the last whole checkpoint.
+    A second Ctrl-C stops at once. Further orders to end (SIGTERM) change nothing: schedulers and launchers send several.
+    Nothing is installed outside the main thread or under another program's handler. With several processes only the order to
+    end is heard: each of them gets a Ctrl-C twice, which leaves the last whole checkpoint.
     """
 
     def __init__(self) -> None:

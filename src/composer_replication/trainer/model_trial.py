@@ -106,8 +106,8 @@ def measure_step(
 ) -> StepCost:
     """Sample one group of short answers and train on it, without changing a weight; a step is in proportion to its tokens.
 
-    A whole step is not taken, nor a very long prompt or answer: what does not fit into the memory of a processor ends the process.
-    A first try of two tokens a row has what happens once only. With a run's longest prompt the cost is the most that a step has.
+    Not a whole step, nor a very long prompt or answer: what does not fit into the memory of a processor ends the process.
+    A first try of two tokens a row has what happens once only.
     """
     is_shared, of_prompt = packing_reason(model) is None, list(prompt[:_MOST_TRIED_PROMPT])
     add_fused_lm_head(inner_model(model))

@@ -2,9 +2,8 @@
 
     … --nodes 2 --processes 8 --node-rank 0 --head node-0 -- train run.toml --out runs/a --resume
 
-What follows ``--`` are words of ``composer-rl``. torchrun itself ends with code 1 however its
-processes end; here the code is theirs, so that a scheduler can tell a run that the guard has
-halted (5) from a crash. Imports torch only to start something.
+What follows ``--`` are words of ``composer-rl``. torchrun itself ends with code 1 however its processes end; here the code is
+theirs, so that a scheduler can tell a run that the guard has halted (5) from a crash.
 """
 
 from __future__ import annotations

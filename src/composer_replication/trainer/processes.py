@@ -11,7 +11,7 @@ import pickle
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -97,18 +97,18 @@ def wait_for_gloo_at_exit() -> None:
     """Have gloo's threads waited for before the interpreter ends.
 
     They let go of a collective's tensors on their own time, under Python's lock; a thread that asks for it while the interpreter
-    ends is ended amid C++, and a finished run aborts (exit code -6). Destroying the group would join them only where nothing
-    else holds it, as FSDP2 and DistributedDataParallel do, and might wait for a process that has failed.
+    ends is ended amid C++, and a finished run aborts (exit code -6). Destroying the group joins them only where nothing else
+    holds it, and might wait for a process that has failed.
     """
     atexit.register(wait_for_idle_threads, "pt_gloo")
 
 
 def wait_for_idle_threads(name: str) -> None:
     """Wait, five seconds at most, for all native threads of this process whose names begin with ``name`` to sleep."""
-    num_calm = 0
+    num_calm, tasks = 0, Path("/proc/self/task")
     for _ in range(1000):
         time.sleep(0.005)  # without Python's lock: who waits for it gets it
-        num_calm = 0 if any(map(partial(_runs, name), Path("/proc/self/task").glob("*"))) else num_calm + 1
+        num_calm = 0 if any(_runs(name, task) for task in tasks.glob("*")) else num_calm + 1
         if num_calm == 3:
             return
 

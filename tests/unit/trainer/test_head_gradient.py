@@ -1,15 +1,14 @@
-"""The head's gradient of both channels: by hand, added in place, and given to autograd where something waits for it."""
+"""The head's gradient of both channels: added in place, and given to autograd where something waits for it."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
-from full_vocabulary import assert_same_gradients, gradients, jensen_shannon, support
+from full_vocabulary import assert_same_gradients, gradients
 from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -78,83 +77,6 @@ def given_to_autograd(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
         patch.setattr(model_modes, "num_processes", lambda: 2)
         yield
-
-
-def states_of(model: Any, prompt: tuple[int, ...], completion: tuple[int, ...]) -> torch.Tensor:
-    """What the head reads before each completion id: (T, H)."""
-    ids = torch.tensor([[*prompt, *completion]])
-    states: torch.Tensor = model.model(input_ids=ids).last_hidden_state[0, len(prompt) - 1 : -1]
-    return states
-
-
-@torch.no_grad()
-def hints_by_hand(model: Any) -> torch.Tensor:
-    """dL/dW of the head alone: sum over tokens of (dL/dz) h', dL/dz of a top-k with tail by the chain rule, class by class."""
-    weight, total = model.lm_head.weight, torch.zeros_like(model.lm_head.weight)
-    for turn in TURNS:
-        states = states_of(model, turn.prompt_ids, turn.completion_ids)
-        student = (states @ weight.t()).log_softmax(-1)
-        teacher = (states_of(model, turn.hinted_prompt_ids, turn.completion_ids) @ weight.t()).log_softmax(-1)
-        for state, s, t in zip(states, student, teacher, strict=True):
-            p, q = support(s[None], t[None], TOP_K)
-            p, q = p[0], q[0]
-            m = (p + q) / 2
-            # D = KL(p|m)/2 + KL(q|m)/2: its slope by p_c is log(p_c / m_c) / 2
-            slope = (p / m).log() / 2
-            top = s.topk(TOP_K).indices
-            by_word = slope[-1].repeat(VOCABULARY)  # words outside the support act through the tail
-            by_word[top] = slope[:-1]
-            dz = s.exp() * (by_word - (s.exp() * by_word).sum())
-            total += turn.weight * torch.outer(dz, state) / 7.0
-            assert jensen_shannon(p, q, 0.5) > 0
-    return total
-
-
-@torch.no_grad()
-def replay_by_hand(model: Any) -> torch.Tensor:
-    """dL/dW of -log sigmoid(beta gap), gap the mean logp chosen - rejected: -beta sigmoid(-beta gap) (mean of (onehot - p) h', signed)."""
-    weight, total = model.lm_head.weight, torch.zeros_like(model.lm_head.weight)
-    for pair in PAIRS:
-        gap, part = 0.0, torch.zeros_like(weight)
-        for sign, ids in ((1.0, pair.chosen_ids), (-1.0, pair.rejected_ids)):
-            states = states_of(model, pair.prompt_ids, ids)
-            logps = (states @ weight.t()).log_softmax(-1)
-            for state, logp, token in zip(states, logps, ids, strict=True):
-                gap += sign * float(logp[token]) / len(ids)
-                dz = -logp.exp()
-                dz[token] += 1.0
-                part += sign * torch.outer(dz, state) / len(ids)
-        total -= BETA / (1 + math.exp(BETA * gap)) * part / len(PAIRS)
-    return total
-
-
-BY_HAND = {"hints": hints_by_hand, "replay": replay_by_hand}
-
-
-@pytest.mark.parametrize("channel", CHANNELS)
-def test_an_untied_heads_gradient_is_the_one_by_hand(channel: str) -> None:
-    model = tiny(tied=False)
-    for part in PARTS[channel]:  # micro-batches add up
-        CHANNELS[channel](model, (part,)).backward()
-    want = BY_HAND[channel](model)
-    assert float(want.norm()) > 1e-3
-    torch.testing.assert_close(model.lm_head.weight.grad, want, rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize("channel", CHANNELS)
-def test_a_tied_heads_gradient_is_the_embeddings_plus_its_own(channel: str) -> None:
-    tied, apart = tiny(tied=True), tiny(tied=False)
-    weights = {name: weight for name, weight in tied.state_dict().items() if name != "lm_head.weight"}
-    apart.load_state_dict({**weights, "lm_head.weight": weights["model.embed_tokens.weight"].clone()})
-    for model in (tied, apart):
-        for part in PARTS[channel]:
-            CHANNELS[channel](model, (part,)).backward()
-    of_head = BY_HAND[channel](apart)
-    of_embedding = apart.model.embed_tokens.weight.grad
-    assert min(float(of_head.norm()), float(of_embedding.norm())) > 1e-3
-    torch.testing.assert_close(
-        tied.model.embed_tokens.weight.grad, of_head + of_embedding, rtol=1e-5, atol=1e-7
-    )
 
 
 class Copies(TorchDispatchMode):

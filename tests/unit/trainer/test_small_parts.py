@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import os
 import signal
 from types import SimpleNamespace
@@ -11,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from tiny_trainer import lora, tiny_model
 from trl import GRPOTrainer
@@ -25,19 +22,6 @@ from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.processes import from_first, gathered, once, process_rank
 
 # ---- signals
-
-
-@given(st.lists(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=16), max_size=3), max_size=5))
-def test_signals_remember_the_newest_finite_reward_over_any_clearings(batches: list[list[float]]) -> None:
-    signals, metrics = InLoopSignals(), {"reward": []}
-    for batch in batches:
-        metrics["reward"].extend(batch)
-        signals.read(metrics)
-        metrics["reward"].clear()
-        signals.read(metrics)
-    finite = [value for batch in batches for value in batch if math.isfinite(value)]
-    assert signals.reward == (finite[-1] if finite else None)
-    assert signals.is_reward_new == bool(finite)
 
 
 def test_a_reward_is_new_until_it_is_folded() -> None:

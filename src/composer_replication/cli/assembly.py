@@ -60,13 +60,7 @@ from composer_replication.tasks.sentinels import make_canaries
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import STORE_VERSION
 from composer_replication.traces.pairs import pair_sources, read_pair_rows
-from composer_replication.trainer.preset_settings import (
-    calm_libraries,
-    check_arguments,
-    resolve_method,
-    sampling_settings,
-    spread_weights,
-)
+from composer_replication.trainer import preset_settings
 
 if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
@@ -103,7 +97,7 @@ def check_agent(config: RunConfig) -> None:
     trl = config.trl
     uses_vllm, is_server = trl.get("use_vllm"), trl.get("vllm_mode") == "server"
     if shards_weights() and not uses_vllm:
-        raise spread_weights("agent")
+        raise preset_settings.spread_weights("agent")
     refused: dict[str, Any] = {"use_transformers_continuous_batching": False}
     if uses_vllm and not is_server:
         refused |= {"vllm_enable_sleep_mode": False, "vllm_structured_outputs_regex": ""}
@@ -127,7 +121,7 @@ def training_packages(purpose: str, *, quiet: bool) -> Iterator[None]:
     """Inside, the training packages are loaded and say only what is an error; a missing one is refused (CR0101)."""
     with ExitStack() as stack:
         with needs_extra("train", purpose):
-            stack.enter_context(calm_libraries(quiet=quiet))
+            stack.enter_context(preset_settings.calm_libraries(quiet=quiet))
             import composer_replication.trainer.composer_trainer  # noqa: F401  # the heaviest import of all
         yield
 
@@ -138,8 +132,8 @@ def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
         from composer_replication.trainer.run_setup import lora_config, trl_arguments
 
         lora_config(config.model.lora)
-    arguments, method = trl_arguments(config, folder), resolve_method(config)
-    check_arguments(config, arguments, method.options)
+    arguments, method = trl_arguments(config, folder), preset_settings.resolve_method(config)
+    preset_settings.check_arguments(config, arguments, method.options)
     return arguments, method
 
 
@@ -423,7 +417,7 @@ class Attempts:
         """Fresh single answers of the model as it is now, asked as in training."""
         from composer_replication.trainer.policy import InProcessPolicy
 
-        sampling, options = sampling_settings(self.config), self.config.rollouts
+        sampling, options = preset_settings.sampling_settings(self.config), self.config.rollouts
         as_chat = options.prompt_style == "chat"
         policy = InProcessPolicy(self.model, self.tokenizer, as_chat=as_chat, sampling=sampling)
         length, temperature = sampling.max_completion_length, float(sampling.temperature)

@@ -14,7 +14,7 @@ __all__ = ["render", "run", "shipped_recipe"]
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Run the shipped recipe in the type that this machine multiplies fast; errors as ``run_recipe``."""
     with needs_extra("quickstart", "the quick start"):
-        from composer_replication.trainer.model_trial import fast_dtype
+        from composer_replication.trainer.run_setup import fast_dtype
     given = {"trl.max_steps": args.steps, "seed": args.seed, "model.dtype": fast_dtype()}
     overrides = {key: value for key, value in given.items() if value is not None}
     return run_recipe(shipped_recipe("quickstart"), overrides, args.out, resume=True, quiet=args.quiet)

@@ -33,7 +33,7 @@ _LARGE_MODEL = 3 * 10**9
 
 
 def run_new(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Write the recipe. Both figures are of a step with the longest prompts (``model_trial.measure_step``).
+    """Write the recipe. Both figures are of a step with the longest prompts (``run_setup.measure_step``).
 
     ``seconds_per_step`` is sampling + training + R g / j, with R completions a step, all different and as long as allowed, g
     the measured seconds of one test run, j test runs at a time; held-out evaluations come on top.
@@ -73,27 +73,26 @@ def render_new(result: dict[str, Any]) -> str:
 
 def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[dict[str, Any], dict[str, Any]]:
     """The sizes of the recipe, and what a step of it costs: load, sample one group and train on it."""
-    from composer_replication.trainer import model_trial
+    from composer_replication.trainer import run_setup
     from composer_replication.trainer.policy import InProcessPolicy
-    from composer_replication.trainer.run_setup import refuse_long_prompts
 
-    device, free = model_trial.device_and_free_bytes(available_memory_bytes())
-    model, tokenizer, num_parameters = model_trial.load_for_trial(config)
+    device, free = run_setup.device_and_free_bytes(available_memory_bytes())
+    model, tokenizer, num_parameters = run_setup.load_for_trial(config)
     as_chat = config.rollouts.prompt_style == "chat"
     rows = training_rows(config, store, tasks.train)
     golden = [len(tokenizer(text=store.golden_body(task))["input_ids"]) for task in tasks.train]
     num_tokens = completion_tokens(golden, as_chat=as_chat)
-    refuse_long_prompts(rows, model, tokenizer, max_new_tokens=num_tokens)
+    run_setup.refuse_long_prompts(rows, model, tokenizer, max_new_tokens=num_tokens)
     policy = InProcessPolicy(model, tokenizer, as_chat=as_chat)
     texts = [row["prompt"][-1]["content"] if as_chat else row["prompt"] for row in rows]
     num_prompts = min(PROMPTS_PER_STEP, len(tasks.train))
     longest = max(map(policy.prompt_ids, texts), key=len)
     step = {"num_prompts": num_prompts, "group_size": GROUP_SIZE, "completion_tokens": num_tokens}
-    with model_trial.within_memory(config.model.name):
-        cost = model_trial.measure_step(model, tokenizer, longest, **step)
+    with run_setup.within_memory(config.model.name):
+        cost = run_setup.measure_step(model, tokenizer, longest, **step)
     sizes: dict[str, Any] = {"num_train": len(tasks.train), "num_heldout": len(tasks.heldout)}
     sizes |= {"num_prompts": num_prompts, "num_tokens": num_tokens, "num_parameters": num_parameters}
-    sizes |= {"is_shared": cost.is_shared, "cpu_threads": model_trial.cpu_threads()}
+    sizes |= {"is_shared": cost.is_shared, "cpu_threads": run_setup.cpu_threads()}
     sizes["dtype"] = str(model.dtype).removeprefix("torch.")
     fits = free is None or cost.memory_bytes <= MEMORY_SHARE * free
     memory = {"memory_bytes": cost.memory_bytes, "free_memory_bytes": free, "fits": fits, "device": device}

@@ -30,16 +30,10 @@ from composer_replication.rollouts.tokens.pair_ids import PairRow
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl, write_json
 from composer_replication.tasks.store import TaskStore
 from composer_replication.trainer import checkpoints, model_loading, model_modes, processes, run_setup
+from composer_replication.trainer import preset_settings as settings
 from composer_replication.trainer.checks import CheckThresholds
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.guard import refuse_foreign_split
-from composer_replication.trainer.model_trial import loading_note
-from composer_replication.trainer.preset_settings import (
-    ResolvedMethod,
-    overlong_punishment,
-    refusals,
-    refuse_few_prompts,
-)
 
 if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
@@ -61,7 +55,7 @@ class TrainingRun:
     guard: Any
     pairs: Mapping[str, PairRow]
     arguments: Any
-    method: ResolvedMethod
+    method: settings.ResolvedMethod
     replica: Replica | None
     store: TaskStore = field(init=False)
     tasks: RunTasks = field(init=False)
@@ -115,19 +109,19 @@ class TrainingRun:
             assembly.write_environment(folder, config, tasks, grader, self.pairs)
         run_setup.limit_cpu_threads(config)
         arguments.seed += replica.number if replica else 0  # of sampling alone
-        refuse_few_prompts(arguments, arguments.num_generations, len(rows))
-        self.tell(loading_note(config.model))
+        settings.refuse_few_prompts(arguments, arguments.num_generations, len(rows))
+        self.tell(run_setup.loading_note(config.model))
         model, tokenizer = self._load_model(rows)
         model_sha = model_modes.parameter_sha256(model) if replica is not None else ""
         curriculum = assembly.open_curriculum(config, store, rows, model)
         attempts = assembly.Attempts(config, grader, tokenizer, model, cluster)
         reward, rollouts, hint_source, self.sampler = attempts.for_training(folder, tasks, curriculum)
         self.evaluator, evaluate = assembly.open_evaluator(config, folder, self.sampler, tasks)
-        with refusals("[trl], [model.lora]"):
+        with settings.refusals("[trl], [model.lora]"):
             trainer = self.trainer = ComposerReplicationTrainer(
                 model=model,
                 processing_class=tokenizer,
-                reward_funcs=[reward, *overlong_punishment(method, arguments)],
+                reward_funcs=[reward, *settings.overlong_punishment(method, arguments)],
                 rollout_func=rollouts,
                 args=arguments,
                 train_dataset=run_setup.training_dataset(rows),

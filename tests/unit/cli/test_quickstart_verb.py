@@ -11,7 +11,7 @@ import torch
 from composer_replication.cli import quickstart_verb
 from composer_replication.cli.main import build_parser
 from composer_replication.config import ModelSection
-from composer_replication.trainer.model_trial import fast_dtype, loading_note
+from composer_replication.trainer.run_setup import fast_dtype, loading_note
 
 
 @pytest.mark.parametrize(("has_gpu", "gpu", "processor"), [(False, False, True), (True, True, False)])

@@ -9,16 +9,16 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from composer_replication.config import LoraSection
 from composer_replication.errors import MissingError
-from composer_replication.trainer import model_trial
+from composer_replication.trainer import run_setup
 from composer_replication.trainer.model_loading import make_tiny_model
 from composer_replication.trainer.model_modes import parameter_sha256
-from composer_replication.trainer.model_trial import (
+from composer_replication.trainer.run_setup import (
     device_and_free_bytes,
+    lora_config,
     measure_step,
     resident_bytes,
     within_memory,
 )
-from composer_replication.trainer.run_setup import lora_config
 
 
 def test_a_step_changes_no_weight_and_its_memory_is_seen() -> None:
@@ -36,10 +36,10 @@ def test_a_step_changes_no_weight_and_its_memory_is_seen() -> None:
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_a_step_is_in_proportion_to_what_was_tried(is_shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A group of 2 with 4 prompt tokens and the 2 completion tokens of the try: 8 tokens, 12 where nothing is shared."""
-    monkeypatch.setattr(model_trial, "packing_reason", lambda model: None if is_shared else "for this test")
-    monkeypatch.setattr(model_trial, "_MOST_TRIED_TOKENS", 2)
-    monkeypatch.setattr(model_trial, "_taken", lambda model, work: (work(), 1.5, 1048))
-    monkeypatch.setattr(model_trial, "resident_bytes", lambda: 1000)
+    monkeypatch.setattr(run_setup, "packing_reason", lambda model: None if is_shared else "for this test")
+    monkeypatch.setattr(run_setup, "_MOST_TRIED_TOKENS", 2)
+    monkeypatch.setattr(run_setup, "_taken", lambda model, work: (work(), 1.5, 1048))
+    monkeypatch.setattr(run_setup, "resident_bytes", lambda: 1000)
     plain, tokenizer = make_tiny_model(0)
     frozen = plain.requires_grad_(False)
     frozen.get_input_embeddings().weight.requires_grad_(True)

@@ -386,7 +386,8 @@ class LossChannels(TrainerCallback):
 
     def __init__(self, trainer: Any, hints: HintChannel | None, replay: ReplayChannel | None) -> None:
         self._trainer, self.hints, self.replay = trainer, hints, replay
-        self._channels = [channel for channel in (hints, replay) if channel is not None]
+        both: tuple[HintChannel | ReplayChannel | None, ...] = (hints, replay)
+        self._channels = [channel for channel in both if channel is not None]
         self.saved: dict[str, Any] | None = None  # of the checkpoint that the run goes on from
 
     def check_model(self) -> None:

@@ -37,7 +37,7 @@ from composer_replication.sandbox import accept, choose_backend
 from composer_replication.sandbox.local_sandbox import LocalSandbox
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
-from composer_replication.trainer.model_loading import make_tiny_tools_model
+from composer_replication.trainer.tiny_models import make_tiny_tools_model
 
 PROJECT = str(Path(__file__).parents[1] / "recipes" / "tiny-cpu" / "project")
 FILE, NUM_EPISODES, NUM_GRADINGS, TURNS = "tinymath/numbers.py", 32, 4, (16, 64, 256)

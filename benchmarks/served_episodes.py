@@ -45,8 +45,8 @@ from composer_replication.rollouts.episodes import policies
 from composer_replication.rollouts.episodes.agent_loop import EpisodeParts, LedgerTalk, run_episodes
 from composer_replication.rollouts.episodes.policies import BatchingPolicy, ServedPolicy
 from composer_replication.rollouts.tools.tool_context import function_schema
-from composer_replication.trainer.model_loading import make_tiny_tools_model
 from composer_replication.trainer.policy import ModelSampler
+from composer_replication.trainer.tiny_models import make_tiny_tools_model
 
 TASK = "Look around until you know enough."
 ANSWER = '<tool_call>\n{"name": "look", "arguments": {"place": "here"}}\n</tool_call><|im_end|>'

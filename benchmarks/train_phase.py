@@ -29,7 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-from composer_replication.trainer.model_loading import make_tiny_model
+from composer_replication.trainer.tiny_models import make_tiny_model
 
 GROUP, VOCABULARY = 8, 8192
 GOALS = {

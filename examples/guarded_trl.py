@@ -9,8 +9,8 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from composer_replication.safety import CollapseStopError, HeldOutGuard
-from composer_replication.trainer.guard import HeldOutGuardCallback
-from composer_replication.trainer.model_loading import make_tiny_model
+from composer_replication.trainer.guard_callback import HeldOutGuardCallback
+from composer_replication.trainer.tiny_models import make_tiny_model
 
 model, tokenizer = make_tiny_model(seed=0)  # two random layers over bytes: put your model here
 

@@ -22,7 +22,7 @@ from transformers import Trainer, TrainingArguments
 
 from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.safety import HeldOutGuard
-from composer_replication.trainer.guard import HeldOutGuardCallback
+from composer_replication.trainer.guard_callback import HeldOutGuardCallback
 from composer_replication.trainer.model_modes import parameter_sha256
 
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from two_processes import both_ranks
 
 from composer_replication.run_folder import read_jsonl
-from composer_replication.trainer.guard import STATE_KEY
+from composer_replication.trainer.guard_callback import STATE_KEY
 
 WORKER = Path(__file__).with_name("callback_worker.py")
 run_or_resume = runpy.run_path(str(WORKER))["run_or_resume"]

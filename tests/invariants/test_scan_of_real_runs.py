@@ -19,7 +19,7 @@ from composer_replication.report.guard_scan import choose_columns, readings_of, 
 from composer_replication.report.run_logs import read_log
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.safety import HeldOutGuard
-from composer_replication.trainer.guard import HeldOutGuardCallback
+from composer_replication.trainer.guard_callback import HeldOutGuardCallback
 
 SETTINGS: dict[str, Any] = {"min_steps": 2, "ema_alpha": 0.5, "kl_hard_stop": 99.0, "max_proxy_real_gap": 0.9}
 COMPARED = ("fire", "in_loop_ema", "heldout_ema", "kl_ema", "proxy_real_gap", "decline_streak", "num_updates")

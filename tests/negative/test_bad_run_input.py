@@ -23,7 +23,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of tiny models, each with one thing wrong; to ``good`` only a chat template is missing."""
     from transformers import BertConfig, BertLMHeadModel, T5Config
 
-    from composer_replication.trainer.model_loading import make_tiny_model
+    from composer_replication.trainer.tiny_models import make_tiny_model
 
     root = tmp_path_factory.mktemp("models")
     model, tokenizer = make_tiny_model(0)

@@ -11,7 +11,7 @@ from composer_replication.rollouts.environment.feature_deletion_env import first
 from composer_replication.rollouts.episodes.agent_loop import LedgerTalk
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.tasks.store import TaskStore
-from composer_replication.trainer.model_loading import make_tiny_tools_model
+from composer_replication.trainer.tiny_models import make_tiny_tools_model
 
 CALLS = (
     '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>',

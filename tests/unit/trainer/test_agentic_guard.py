@@ -27,7 +27,7 @@ from composer_replication.tasks.sentinels import make_canary
 from composer_replication.tasks.store import TaskStore
 from composer_replication.trainer import episode_rollouts
 from composer_replication.trainer.checkpoints import STATE_NAME, newest_whole_checkpoint
-from composer_replication.trainer.model_loading import make_tiny_tools_model
+from composer_replication.trainer.tiny_models import make_tiny_tools_model
 
 pytestmark = pytest.mark.timeout(600)
 

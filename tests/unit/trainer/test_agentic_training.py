@@ -31,7 +31,7 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.trainer import episode_rollouts, model_loading
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.generation import Generation
-from composer_replication.trainer.model_loading import make_tiny_tools_model
+from composer_replication.trainer.tiny_models import make_tiny_tools_model
 
 pytestmark = pytest.mark.timeout(600)
 

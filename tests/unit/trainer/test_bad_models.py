@@ -16,9 +16,10 @@ from composer_replication.config import LoraSection, ModelSection
 from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.tasks.store import TaskStore
-from composer_replication.trainer.model_loading import load_model, make_tiny_model, make_tiny_tools_model
+from composer_replication.trainer.model_loading import load_model
 from composer_replication.trainer.policy import InProcessPolicy
 from composer_replication.trainer.run_setup import refuse_long_prompts
+from composer_replication.trainer.tiny_models import make_tiny_model, make_tiny_tools_model
 
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
 

@@ -10,7 +10,6 @@ from transformers import MambaConfig, MambaForCausalLM
 from composer_replication.config import LoraSection
 from composer_replication.errors import MissingError
 from composer_replication.trainer import run_setup
-from composer_replication.trainer.model_loading import make_tiny_model
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.run_setup import (
     device_and_free_bytes,
@@ -19,6 +18,7 @@ from composer_replication.trainer.run_setup import (
     resident_bytes,
     within_memory,
 )
+from composer_replication.trainer.tiny_models import make_tiny_model
 
 
 def test_a_step_changes_no_weight_and_its_memory_is_seen() -> None:

@@ -20,7 +20,7 @@ from trl import DPOConfig, DPOTrainer, GRPOTrainer, SFTConfig, SFTTrainer
 from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.run_folder import read_jsonl
 from composer_replication.safety import HeldOutGuard
-from composer_replication.trainer.guard import STATE_KEY, HeldOutGuardCallback
+from composer_replication.trainer.guard_callback import STATE_KEY, HeldOutGuardCallback
 
 TEXTS = ["def add(a, b):", "def twice(x):", "def first(s):", "def size(c):"] * 4
 COMMON: dict[str, Any] = {

@@ -19,7 +19,6 @@ from composer_replication.config import load_config
 from composer_replication.errors import InputError
 from composer_replication.records import StopReason
 from composer_replication.trainer import policy
-from composer_replication.trainer.model_loading import make_tiny_tools_model
 from composer_replication.trainer.policy import (
     GrowingText,
     InProcessPolicy,
@@ -30,6 +29,7 @@ from composer_replication.trainer.policy import (
     take_end_of_template,
 )
 from composer_replication.trainer.preset_settings import sampling_settings
+from composer_replication.trainer.tiny_models import make_tiny_tools_model
 
 SIZES: dict[str, Any] = {
     "vocab_size": 41,

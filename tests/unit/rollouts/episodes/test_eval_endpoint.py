@@ -14,8 +14,8 @@ from policy_server import PolicyServer
 from composer_replication.cli.main import main
 from composer_replication.rollouts.episodes.policies import PROBE, SampleOptions
 from composer_replication.tasks.build import build_tasks
-from composer_replication.trainer.model_loading import make_tiny_tools_model
 from composer_replication.trainer.policy import ModelSampler
+from composer_replication.trainer.tiny_models import make_tiny_tools_model
 
 RECIPES = Path(__file__).parents[4] / "recipes"
 PROJECT = RECIPES / "tiny-cpu" / "project"

@@ -52,7 +52,12 @@ def run_new(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         tell(f"model: trying {args.model}")
         sizes, estimate = _try_model(config, store, tasks)
         tell("sandbox: trying the tests")
-        grading = _grading_seconds(config, store, tasks)
+        with closing(open_grader(config, store)) as grader:
+            task = tasks.train[0]
+            store.environment(task)  # made now, if ever
+            started = time.monotonic()
+            grader.grade(task, store.golden_body(task))
+            grading = time.monotonic() - started
     text = recipe_text(args, folder, **sizes)
     trl = parse_config(tomllib.loads(text), where=str(args.out)).trl
     graded = trl["per_device_train_batch_size"] * grading / config.rollouts.grading_jobs
@@ -98,16 +103,6 @@ def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[di
     fits = free is None or cost.memory_bytes <= MEMORY_SHARE * free
     memory = {"memory_bytes": cost.memory_bytes, "free_memory_bytes": free, "fits": fits, "device": device}
     return sizes, {**memory, "seconds_per_step": cost.seconds}
-
-
-def _grading_seconds(config: RunConfig, store: TaskStore, tasks: RunTasks) -> float:
-    """Wall seconds of one test run of a golden body."""
-    task = tasks.train[0]
-    with closing(open_grader(config, store)) as grader:
-        store.environment(task)  # made now, if ever
-        started = time.monotonic()
-        grader.grade(task, store.golden_body(task))
-        return time.monotonic() - started
 
 
 def completion_tokens(golden_lengths: Sequence[int], *, as_chat: bool) -> int:

@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from composer_replication.cli import assembly
-from composer_replication.cli.assembly import open_curriculum, open_tasks, training_rows
-from composer_replication.cli.task_division import divide_tasks
+from composer_replication.cli.assembly import open_curriculum, open_tasks
 from composer_replication.config import RunConfig, load_config, parse_config
-from composer_replication.errors import InputError
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy, record_difficulty
 from composer_replication.tasks.store import TaskStore
 from composer_replication.trainer import model_modes
@@ -21,47 +18,13 @@ from composer_replication.trainer.model_modes import parameter_sha256
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
 
-PINS = ["tinymath/text.py::is_palindrome", "tinymath/text.py::shout"]
-
-
-def config_of(**changes: object) -> RunConfig:
-    return load_config(RECIPE, changes)
-
 
 def test_two_runs_that_start_together_share_one_build() -> None:
-    config = config_of(**{"tasks.symbols": {"project": PINS}})
+    config = load_config(RECIPE, {"tasks.symbols": {"project": ["tinymath/text.py::shout"]}})
     with ThreadPoolExecutor(2) as pool:
         stores = list(pool.map(lambda _: open_tasks(config, RECIPE.parent, None), range(2)))
     assert stores[0].fingerprint == stores[1].fingerprint
-    assert len(stores[0].tasks()) == 2
-
-
-def test_train_and_held_out_tasks_are_disjoint_by_content() -> None:
-    config = config_of()
-    tasks = divide_tasks(config, open_tasks(config, RECIPE.parent, None), RECIPE.parent)
-    assert tasks.split is not None
-    assert {"id", "content", "origin"} <= set(tasks.split.checked)
-    assert all(task.has_hidden_tests for task in tasks.heldout)
-    assert not {task.task_id for task in tasks.train} & {task.task_id for task in tasks.heldout}
-
-
-def test_a_task_whose_prompt_shows_its_golden_body_is_left_out_and_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    config = config_of()
-    store = open_tasks(config, RECIPE.parent, None)
-    whole = divide_tasks(config, store, RECIPE.parent)
-    shown = whole.train[0]
-    prompt = assembly.build_prompt(store.broken_text(shown), shown.hole, config.rollouts)
-    line = prompt.strip().splitlines()[0]
-    golden = store.golden_body
-    monkeypatch.setattr(store, "golden_body", lambda task: f"\n    {line}" if task == shown else golden(task))
-    said: list[str] = []
-    tasks = divide_tasks(config, store, RECIPE.parent, said.append)
-    assert said == ["tasks: 1 left out: their prompts would show the deleted code"]
-    assert shown not in (*tasks.train, *tasks.heldout)
-    with pytest.raises(InputError, match="CR0429"):
-        training_rows(config, store, whole.train)
+    assert len(stores[0].tasks()) == 1
 
 
 # ---- the curriculum joined to a recipe: off without its table, and begun with what was measured beside the tasks

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from composer_replication.cli import assembly
 from composer_replication.cli.assembly import open_curriculum, open_tasks
 from composer_replication.config import RunConfig, load_config, parse_config
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy, record_difficulty
@@ -19,12 +24,30 @@ from composer_replication.trainer.model_modes import parameter_sha256
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
 
 
-def test_two_runs_that_start_together_share_one_build() -> None:
-    config = load_config(RECIPE, {"tasks.symbols": {"project": ["tinymath/text.py::shout"]}})
+def test_two_runs_that_start_together_share_one_build(
+    build_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one waits, and goes on in the same folder; how a build goes on is shown where builds are tested."""
+    built = build_tiny(tmp_path / "built", ["tinymath/numbers.py::clamp"])
+    folders: list[Path] = []
+    running: list[Path] = []
+
+    def build_tasks(_sources: list[str], folder: Path, **_options: Any) -> Any:
+        folders.append(folder)
+        assert not running
+        running.append(folder)
+        time.sleep(0.3)
+        shutil.copytree(built, folder, dirs_exist_ok=True)
+        running.clear()
+        return SimpleNamespace(require_tasks=lambda: None)
+
+    monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(assembly.build, "build_tasks", build_tasks)
     with ThreadPoolExecutor(2) as pool:
-        stores = list(pool.map(lambda _: open_tasks(config, RECIPE.parent, None), range(2)))
-    assert stores[0].fingerprint == stores[1].fingerprint
-    assert len(stores[0].tasks()) == 1
+        stores = list(pool.map(lambda _: open_tasks(load_config(RECIPE), RECIPE.parent, None), range(2)))
+    assert folders == [store.root for store in stores]
+    assert folders[0] == folders[1]
+    assert stores[0].fingerprint == stores[1].fingerprint == TaskStore.open(built).fingerprint
 
 
 # ---- the curriculum joined to a recipe: off without its table, and begun with what was measured beside the tasks

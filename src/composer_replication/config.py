@@ -473,9 +473,7 @@ def _without_departed(table: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[s
         if isinstance(asked, dict):
             asked.setdefault("CPU", ray.pop("num_cpus"))
     for section, keys in DEPARTED.items():
-        *outer, name = section.split(".")
-        inner = (current.get(outer[0]) or {}) if outer else current
-        found = inner.get(name) if isinstance(inner, dict) else None
+        found = current.get(section)
         if not isinstance(found, dict):
             continue
         for key, last in keys.items():

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication import safety
 from composer_replication.cli.cluster import (
     check_cluster,
     file_part,
@@ -26,39 +27,27 @@ from composer_replication.cli.task_division import RunTasks, read_split
 from composer_replication.cli.terminal import Report, note
 from composer_replication.config import AgentSection, RunConfig
 from composer_replication.errors import InputError, MissingError, UsageError, needs_extra
-from composer_replication.interfaces import HintGenerator
+from composer_replication.interfaces import Guard
 from composer_replication.records import HeldoutReading, PreferencePair, Task
+from composer_replication.rollouts import rewards, single_turn
 from composer_replication.rollouts.curriculum import Curriculum, recorded_standings
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, first_message
-from composer_replication.rollouts.episodes.agent_loop import LedgerTalk
-from composer_replication.rollouts.episodes.episode_player import (
-    EpisodePlayer,
-    EpisodeSampler,
-    Listener,
-    outcome_of_episode,
-)
-from composer_replication.rollouts.episodes.policies import ServedModel, find_server, open_server, require_fit
+from composer_replication.rollouts.episodes import agent_loop, episode_player, policies, trajectories
+from composer_replication.rollouts.episodes.episode_player import EpisodePlayer, EpisodeSampler, Listener
+from composer_replication.rollouts.episodes.policies import ServedModel
 from composer_replication.rollouts.episodes.shortcut_judge import open_judge
-from composer_replication.rollouts.episodes.trajectories import KeptEpisodes
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator, PolicySampler, TaskSampler
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
 from composer_replication.rollouts.hints.task_observer import ObservedEpisodes, TaskObserver
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
-from composer_replication.rollouts.rewards import FeatureDeletionReward, load_reward_rule
-from composer_replication.rollouts.single_turn import build_prompt, refuse_leaking_prompt
 from composer_replication.rollouts.tokens.pair_ids import PairRow, tokenised_pairs
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.run_folder import RunFolder, write_json
-from composer_replication.safety import CombinedGuard, EvaluationJournal, EvidenceGuard, HeldOutGuard
 from composer_replication.sandbox import accept, accepted, choose_backend
-from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.build_state import GATES_VERSION
-from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold
-from composer_replication.tasks.intake.sources import is_pinned, needs_no_path, open_source
-from composer_replication.tasks.sentinels import make_canaries
+from composer_replication.tasks import build, build_state, sentinels, store_manifest
+from composer_replication.tasks.intake import cache, sources
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_manifest import STORE_VERSION
 from composer_replication.traces.pairs import pair_sources, read_pair_rows
 from composer_replication.trainer import preset_settings
 
@@ -69,16 +58,12 @@ if TYPE_CHECKING:
 MANY_GRADINGS = 64  # at a time on a cluster, where single answers are graded and nobody says how many
 POOL_PER_SAMPLE = 10
 
-# --------------------------------------------------------------------------- what is refused at once
 
-
-def check_recipe(
-    config: RunConfig, recipe_folder: Path
-) -> tuple[HeldOutGuard | CombinedGuard | None, Mapping[str, PairRow]]:
+def check_recipe(config: RunConfig, recipe_folder: Path) -> tuple[Guard | None, Mapping[str, PairRow]]:
     """What needs none of the training packages. The guard and the pairs that were made to check them are the run's own."""
     checked = make_guard(config), pair_rows(config, recipe_folder)
     check_agent(config)
-    load_reward_rule(config.reward.function)
+    rewards.load_reward_rule(config.reward.function)
     accept(config.sandbox.accept_no_isolation, where="sandbox.accept_no_isolation")
     if config.ray is None:
         choose_backend(config.sandbox.backend or None)
@@ -94,8 +79,7 @@ def check_agent(config: RunConfig) -> None:
     """What of ``[agent]`` can be refused before anything is built, the server that ``[trl]`` names among it."""
     if config.agent is None:
         return
-    trl = config.trl
-    uses_vllm, is_server = trl.get("use_vllm"), trl.get("vllm_mode") == "server"
+    trl, uses_vllm, is_server = config.trl, config.trl.get("use_vllm"), asks_trl_server(config)
     if shards_weights() and not uses_vllm:
         raise preset_settings.spread_weights("agent")
     refused: dict[str, Any] = {"use_transformers_continuous_batching": False}
@@ -111,7 +95,7 @@ def check_agent(config: RunConfig) -> None:
         problem = "trl.use_vllm is set, and vllm is not installed here; TRL needs it to send weights, to a server too."
         fix = "composer-rl doctor names the version that fits; or take trl.use_vllm out."
         raise MissingError("CR0101", problem, where="vllm", fix=fix)
-    if uses_vllm and is_server:
+    if is_server:
         find_trl_server(config)
     open_judge(config.agent.judge)
 
@@ -137,22 +121,28 @@ def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
     return arguments, method
 
 
+def asks_trl_server(config: RunConfig) -> bool:
+    """Whether ``[trl]`` names a server that samples."""
+    return bool(config.trl.get("use_vllm")) and config.trl.get("vllm_mode") == "server"
+
+
 def find_trl_server(config: RunConfig) -> ServedModel:
     """The server that ``[trl]`` names, as it describes itself; waited for ``trl.vllm_server_timeout`` where that is set."""
     of = config.trl
     host, port = of.get("vllm_server_host", "0.0.0.0"), of.get("vllm_server_port", 8000)  # noqa: S104  TRL's
     url = of.get("vllm_server_base_url") or f"http://{host}:{port}"
-    return find_server(open_server(url), wait_seconds=float(of.get("vllm_server_timeout", 0.0)))
+    seconds = float(of.get("vllm_server_timeout", 0.0))
+    return policies.find_server(policies.open_server(url), wait_seconds=seconds)
 
 
-def make_guard(config: RunConfig) -> HeldOutGuard | CombinedGuard | None:
+def make_guard(config: RunConfig) -> Guard | None:
     """The guard of ``[guard]``, with that of ``[evidence]`` where there is one."""
     if config.guard is None:
         return None
-    guard = HeldOutGuard(**config.guard.model_dump())
+    guard = safety.HeldOutGuard(**config.guard.model_dump())
     if config.evidence is None:
         return guard
-    return CombinedGuard(guard, EvidenceGuard(**config.evidence.model_dump()))
+    return safety.CombinedGuard(guard, safety.EvidenceGuard(**config.evidence.model_dump()))
 
 
 def identity_table(config: RunConfig) -> dict[str, Any]:
@@ -174,48 +164,41 @@ def recipe_sha256(config: RunConfig) -> str:
     return hashlib.sha256(json.dumps(identity_table(config), sort_keys=True).encode()).hexdigest()
 
 
-# --------------------------------------------------------------------------- tasks
-
-
 def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) -> TaskStore:
-    """The store that the recipe names, or one built from its sources in the cache."""
-    section = config.tasks
+    """The store that the recipe names, or one built from its sources in the cache.
+
+    There its name is made of the tasks table, of every source that may change, and of the versions of stores and gates: another
+    version of this program may run beside us, and would build the store anew under our hands.
+    """
+    section, backend = config.tasks, config.sandbox.backend or None
     if section.store:
-        folder = (recipe_folder / section.store).resolve()
-        return TaskStore.open(folder, backend=config.sandbox.backend or None)
+        return TaskStore.open((recipe_folder / section.store).resolve(), backend=backend)
 
     def located(source: str) -> str:
-        return source if needs_no_path(source) else str((recipe_folder / source).resolve())
+        return source if sources.needs_no_path(source) else str((recipe_folder / source).resolve())
 
-    sources = [located(source) for source in section.source]
-    key = _tasks_key(config, sources)
-    folder = cache_folder() / "task-stores" / key
-    with cache_lock(f"task-store-{key}"):  # a second run with the same tasks waits for the first one's build
-        build_tasks(
-            sources,
+    named = [located(source) for source in section.source]
+    versions = f"{store_manifest.STORE_VERSION}/{build_state.GATES_VERSION}"
+    digest = hashlib.sha256(f"{versions}/{section.model_dump_json()}".encode())
+    for source in named:
+        if not sources.is_pinned(source):
+            digest.update(sources.open_source(source).sha256.encode())
+    key = digest.hexdigest()[:16]
+    folder = cache.cache_folder() / "task-stores" / key
+    with cache.cache_lock(f"task-store-{key}"):  # a second run with the same tasks waits for this build
+        build.build_tasks(
+            named,
             folder,
             symbols={located(source): pins for source, pins in section.symbols.items()},
             max_tasks=section.max_tasks,
-            backend=config.sandbox.backend or None,
+            backend=backend,
             ray_address=None if config.ray is None else config.ray.address,
             progress=report,
         ).require_tasks()
-        hold(folder)
+        cache.hold(folder)
         store = TaskStore.open(folder)
         store.verify()
         return store
-
-
-def _tasks_key(config: RunConfig, sources: Sequence[str]) -> str:
-    """Names the cached store by the tasks table, by every source that may change, and by the versions of stores and gates.
-
-    Another version of this program may run beside us, and would build the store anew under our hands.
-    """
-    digest = hashlib.sha256(f"{STORE_VERSION}/{GATES_VERSION}/{config.tasks.model_dump_json()}".encode())
-    for source in sources:
-        if not is_pinned(source):
-            digest.update(open_source(source).sha256.encode())
-    return digest.hexdigest()[:16]
 
 
 def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) -> list[dict[str, Any]]:
@@ -224,8 +207,8 @@ def training_rows(config: RunConfig, store: TaskStore, tasks: Sequence[Task]) ->
         return [{"prompt": first_message(store, task), "task_id": task.task_id} for task in tasks]
     rows: list[dict[str, Any]] = []
     for task in tasks:
-        prompt: Any = build_prompt(store.broken_text(task), task.hole, config.rollouts)
-        refuse_leaking_prompt(prompt, store.golden_body(task), task_id=task.task_id)
+        prompt: Any = single_turn.build_prompt(store.broken_text(task), task.hole, config.rollouts)
+        single_turn.refuse_leaking_prompt(prompt, store.golden_body(task), task_id=task.task_id)
         if config.rollouts.prompt_style == "chat":
             prompt = [{"role": "user", "content": prompt}]
         rows.append({"prompt": prompt, "task_id": task.task_id})
@@ -260,9 +243,6 @@ def open_pairs(rows: Mapping[str, PairRow], tokenizer: Any, model: Any) -> tuple
     pairs = tokenised_pairs(rows, tokenizer)
     refuse_unfit_pairs(pairs, model, name=list(rows).__getitem__)
     return pairs
-
-
-# --------------------------------------------------------------------------- sandboxes, here or on a cluster
 
 
 def open_grader(
@@ -314,9 +294,6 @@ def open_actors(config: RunConfig, store: TaskStore) -> Iterator[RolloutCluster 
         yield cluster
 
 
-# --------------------------------------------------------------------------- attempts
-
-
 @dataclass(frozen=True)
 class Attempts:
     """How attempts are made, here or by actors of a cluster: episodes where the recipe has ``[agent]``, else single answers.
@@ -350,7 +327,7 @@ class Attempts:
         return EpisodePlayer(
             grader,
             open_environment,
-            LedgerTalk(self.tokenizer, options, num_ids=num_ids),
+            agent_loop.LedgerTalk(self.tokenizer, options, num_ids=num_ids),
             options,
             seed=self.config.seed,
             temperature=float(self.config.trl.get("temperature", 1.0)),
@@ -360,36 +337,59 @@ class Attempts:
             num_places=None if cluster is None else lambda: len(cluster.places()),
         )
 
+    def evaluation_player(self, tasks: Sequence[Task], served: ServedModel | None) -> EpisodePlayer:
+        """Who plays evaluations of ``tasks``; refuses a server that cannot sample them, and a first message without room."""
+        limit, settings = self.agent.max_context_tokens, self.model.config
+        if served is not None:
+            policies.require_fit(
+                served,
+                self.tokenizer,
+                max_context_tokens=limit,
+                model_name=self.config.model.name,
+                model_config=settings.get_text_config().to_dict(),
+            )
+        player = self.player(is_evaluation=True)
+        positions = getattr(settings, "max_position_embeddings", None)
+        if positions is not None and positions < limit:
+            problem = f"agent.max_context_tokens is {limit}, and the model has {positions} positions."
+            fix = f"set it to at most {positions}."
+            raise InputError("CR0705", problem, where="agent.max_context_tokens", fix=fix)
+        for task in tasks:
+            length = player.talk.open(first_message(self.grader.store, task), TOOLS).num_tokens
+            if length + self.agent.min_new_tokens > limit:
+                problem = f"the first prompt takes {length} of {limit} tokens"
+                fix = "raise agent.max_context_tokens, or leave the task out."
+                why = f"{problem}, which leaves no room for an answer."
+                raise InputError("CR0705", why, where=task.task_id, fix=fix)
+        return player
+
     def for_training(
         self, folder: RunFolder, tasks: RunTasks, curriculum: Curriculum | None
-    ) -> tuple[Any, Any, HintGenerator | None, TaskSampler]:
+    ) -> tuple[Any, Any, HintedTurnMaker | None, TaskSampler]:
         """A trainer's reward, rollout function (None for single answers) and source of hints; who samples for evaluations."""
-        config = self.config
-        reward: Any
+        config, has_hints = self.config, self.config.trainer.alpha_sdpo != 0.0
         rollouts: Any = None
-        sampler: TaskSampler
         observer: ObservedEpisodes | TaskObserver
-        has_hints = config.trainer.alpha_sdpo != 0.0
         if config.agent is None:
-            reward, sampler = self._answers_reward(folder, tasks, curriculum), self.answers()
+            reward: Any = self._answers_reward(folder, tasks, curriculum)
+            sampler: TaskSampler = self.answers()
             observer = TaskObserver(self.grader, tests=config.reward.tests, options=config.rollouts)
         else:
             from composer_replication.trainer import episode_rollouts
 
             most = self.agent.max_concurrent
             names = {"session_id": folder.root.name, "model_name": config.model.name}
-            kept = KeptEpisodes(folder.rollouts, part=file_part(), **names)
+            kept = trajectories.KeptEpisodes(folder.rollouts, part=file_part(), **names)
             observer = ObservedEpisodes(self.grader.store)
             listeners: list[Listener] = [kept.keep]
             if curriculum is not None:
-                listeners.append(lambda played: curriculum.note(list(map(outcome_of_episode, played))))
+                outcome_of = episode_player.outcome_of_episode
+                listeners.append(lambda played: curriculum.note(list(map(outcome_of, played))))
             if has_hints:
                 listeners.append(observer.note)
-            if config.trl.get("use_vllm") and config.trl.get("vllm_mode") == "server":
-                self.require_server(find_trl_server(config))
-            player = self.player(*listeners)
-            self.refuse_long_conversations(player, (*tasks.train, *tasks.heldout))
-            judge, policy = self.player(is_evaluation=True), episode_rollouts.TrainedPolicy(max_batch=most)
+            served = find_trl_server(config) if asks_trl_server(config) else None
+            judge = self.evaluation_player((*tasks.train, *tasks.heldout), served)
+            policy, player = episode_rollouts.TrainedPolicy(max_batch=most), self.player(*listeners)
             sampler = EpisodeSampler(judge, policy, keep=kept.keep_evaluation)
             reward = episode_rollouts.episode_reward_of(player)
             rollouts = episode_rollouts.EpisodeRollouts(player, max_batch=most)
@@ -400,10 +400,10 @@ class Attempts:
         from composer_replication.trainer.policy import end_token_ids
 
         config = self.config
-        return FeatureDeletionReward(
+        return rewards.FeatureDeletionReward(
             {task.task_id: task for task in tasks.train},
             self.grader,
-            load_reward_rule(config.reward.function),
+            rewards.load_reward_rule(config.reward.function),
             prompt_style=config.rollouts.prompt_style,
             tests=config.reward.tests,
             folder=folder.rollouts,
@@ -429,43 +429,11 @@ class Attempts:
         """Who attempts ``tasks`` by episodes of a model that nobody trains now, sampled by a server where one is ``served``."""
         from composer_replication.trainer.episode_rollouts import TrainedPolicy, still_trainer
 
-        judge = self.player(is_evaluation=True)
-        self.refuse_long_conversations(judge, tasks)
-        if served is not None:
-            self.require_server(served)
+        judge = self.evaluation_player(tasks, served)
         endpoint = None if served is None else served.endpoint
         still = still_trainer(self.config, self.model, self.tokenizer)
-        return EpisodeSampler(judge, TrainedPolicy(self.agent.max_concurrent, endpoint, still))
-
-    def require_server(self, served: ServedModel) -> None:
-        """Stop where a server cannot sample the recipe's episodes."""
-        require_fit(
-            served,
-            self.tokenizer,
-            max_context_tokens=self.agent.max_context_tokens,
-            model_name=self.config.model.name,
-            model_config=self.model.config.get_text_config().to_dict(),
-        )
-
-    def refuse_long_conversations(self, player: EpisodePlayer, tasks: Sequence[Task]) -> None:
-        """Stop before the first step when a first message leaves no room for an answer."""
-        limit = player.options.max_context_tokens
-        positions = getattr(self.model.config, "max_position_embeddings", None)
-        if positions is not None and positions < limit:
-            problem = f"agent.max_context_tokens is {limit}, and the model has {positions} positions."
-            fix = f"set it to at most {positions}."
-            raise InputError("CR0705", problem, where="agent.max_context_tokens", fix=fix)
-        for task in tasks:
-            length = player.talk.open(first_message(self.grader.store, task), TOOLS).num_tokens
-            if length + self.agent.min_new_tokens > limit:
-                problem = (
-                    f"the first prompt takes {length} of {limit} tokens, which leaves no room for an answer."
-                )
-                fix = "raise agent.max_context_tokens, or leave the task out."
-                raise InputError("CR0705", problem, where=task.task_id, fix=fix)
-
-
-# --------------------------------------------------------------------------- the truth, and what is written of a run
+        policy = TrainedPolicy(self.agent.max_concurrent, endpoint, still)
+        return EpisodeSampler(judge, policy)
 
 
 def open_evaluator(
@@ -478,7 +446,9 @@ def open_evaluator(
     section = config.heldout
     if section is None or tasks.split is None:
         return None, None
-    canaries, refused = make_canaries(sampler.grader.store, tasks.heldout if section.num_canaries else ())
+    canaries, refused = sentinels.make_canaries(
+        sampler.grader.store, tasks.heldout if section.num_canaries else ()
+    )
     if refused:
         note(f"canaries: {len(canaries)} made, {len(refused)} held-out tasks cannot be one")
     evaluator = HeldoutEvaluator(
@@ -500,7 +470,7 @@ def open_evaluator(
     evaluation = PatientEvaluation(evaluator, timeout_seconds=patience)
     if config.evidence is None or launched_rank():  # the process that evaluates keeps the journal
         return evaluation, evaluation
-    journal = EvaluationJournal(folder.evaluations, run=f"{tasks.split.fingerprint}/{config.seed}")
+    journal = safety.EvaluationJournal(folder.evaluations, run=f"{tasks.split.fingerprint}/{config.seed}")
     return evaluation, lambda: (reading := evaluation()) and journal.settled(reading)  # None: not due
 
 

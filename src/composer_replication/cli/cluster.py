@@ -30,9 +30,8 @@ def file_part() -> str:
 
 def shards_weights(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether ``accelerate launch`` was told to spread the weights over the processes."""
-    if environment.get("ACCELERATE_USE_DEEPSPEED") == "true":
-        stage = environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE")
-        return stage == "3"  # a file of DeepSpeed's own is read later
+    if environment.get("ACCELERATE_USE_DEEPSPEED") == "true":  # a file of DeepSpeed's own is read later
+        return environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3"
     return environment.get("ACCELERATE_USE_FSDP") == "true"
 
 

@@ -72,13 +72,16 @@ def all_checks(progress: Callable[[str], None]) -> Iterator[Check]:
     yield check_gpu()
 
 
+def _check(name: str, ok: bool, good: str, bad: str = "", fix: str = "") -> Check:  # noqa: FBT001
+    """``good`` is said where it holds, else ``bad``, or the same, with the next step."""
+    return Check(name, True, good) if ok else Check(name, False, bad or good, fix)
+
+
 def check_platform(system: str = sys.platform) -> Check:
     """Rollouts run on Linux; elsewhere only what needs no jail does."""
     found = f"{platform.system()} {platform.machine()}"
-    if system == "linux":
-        return Check("platform", True, found)
-    limits = "guard and reports run here, rollouts and training need Linux"
-    return Check("platform", False, f"{found}: {limits}", _LINUX)
+    elsewhere = f"{found}: guard and reports run here, rollouts and training need Linux"
+    return _check("platform", system == "linux", found, elsewhere, _LINUX)
 
 
 def available_memory_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int | None:
@@ -101,8 +104,8 @@ def check_room(name: str, free_bytes: int | None, needed_bytes: int, fix: str) -
     needs = f"the quick start needs {needed_bytes / GIGABYTE:.0f} GB"
     if free_bytes is None:
         return Check(name, True, f"unknown on this system; {needs}")
-    is_enough = free_bytes >= needed_bytes
-    return Check(name, is_enough, f"{free_bytes / GIGABYTE:.1f} GB free, {needs}", "" if is_enough else fix)
+    free = f"{free_bytes / GIGABYTE:.1f} GB free"
+    return _check(name, free_bytes >= needed_bytes, f"{free}, {needs}", fix=fix)
 
 
 def check_cache() -> Iterator[Check]:
@@ -115,18 +118,15 @@ def check_cache() -> Iterator[Check]:
     except OSError as error:
         yield Check("cache", False, f"cannot be made: {error}", fix)
         return
-    is_writable = os.access(folder, os.W_OK | os.X_OK)
-    yield Check("cache", is_writable, str(folder), "" if is_writable else fix)
+    yield _check("cache", os.access(folder, os.W_OK | os.X_OK), str(folder), fix=fix)
     free_bytes = shutil.disk_usage(folder).free
     yield check_room("disk", free_bytes, CACHE_DISK_BYTES, f"free some space, or move {CACHE_VARIABLE}")
 
 
 def check_package(name: str) -> Check:
     """An installed distribution, looked up without importing it."""
-    if version := package_version(name):
-        return Check(name, True, version)
-    fix = "pip install 'composer-replication[quickstart]'"
-    return Check(name, False, "not installed; training needs it", fix)
+    version, fix = package_version(name), "pip install 'composer-replication[quickstart]'"
+    return _check(name, bool(version), version, "not installed; training needs it", fix)
 
 
 def check_vllm() -> Iterator[Check]:
@@ -141,7 +141,7 @@ def check_vllm() -> Iterator[Check]:
     fits = bool(transformers) and all(each.contains(transformers) for each in wanted)
     detail = f"{vllm} beside transformers {transformers or 'that is not installed'} and trl {trl}"
     needs = f"{detail}; it needs transformers {', '.join(map(str, wanted))}"
-    yield Check("vllm", fits, detail if fits else needs, "" if fits else VLLM_PAIR)
+    yield _check("vllm", fits, detail, needs, VLLM_PAIR)
 
 
 def check_sandboxes(progress: Callable[[str], None]) -> Iterator[Check]:
@@ -155,54 +155,48 @@ def check_sandboxes(progress: Callable[[str], None]) -> Iterator[Check]:
     tried: dict[str, Check] = {}
     for name in (name for name in BACKENDS if name != WITHOUT_ISOLATION):
         progress(f"trying to break out of {name}")
-        is_ok, detail, fix = _tried_backend(name, choose_backend(name))
-        tried[name] = Check(f"sandbox {name}", is_ok, detail if is_ok else f"optional: {detail}", fix)
+        tried[name] = _tried_backend(name, choose_backend(name))
         yield tried[name]
     try:  # what a run would take, by the very function that it asks
         backend = choose_backend()
     except MissingError as error:
         yield Check("sandbox", False, error.message, error.fix)
         return
-    name = backend.name
-    if tried[name].ok:
-        yield Check("sandbox", True, f"rollouts would use {name}: {backend.is_available().detail}")
-        return
-    detail = f"rollouts would use {name}, and its self-test fails, so that no reward would be given"
-    fix = f"composer-rl sandbox selftest --backend {name}"
-    other = next((other for other in tried if tried[other].ok and other not in ONLY_BY_NAME), "")
-    if other:
+    name, fix = backend.name, f"composer-rl sandbox selftest --backend {backend.name}"
+    if other := next((other for other in tried if tried[other].ok and other not in ONLY_BY_NAME), ""):
         fix = f'--backend {other} (in a recipe: backend = "{other}" under [sandbox]), which holds here'
-    yield Check("sandbox", False, detail, fix)
+    good = f"rollouts would use {name}: {backend.is_available().detail}"
+    bad = f"rollouts would use {name}, and its self-test fails, so that no reward would be given"
+    yield _check("sandbox", tried[name].ok, good, bad, fix)
 
 
-def _tried_backend(name: str, backend: SandboxBackend) -> tuple[bool, str, str]:
-    """Whether it holds, what was seen, and what to type."""
+def _tried_backend(name: str, backend: SandboxBackend) -> Check:
     from composer_replication.sandbox.selftest import run_selftest
 
+    fix = f"composer-rl sandbox selftest --backend {name}"
     try:
         available = backend.is_available()
         if not available.ok:
-            return False, available.detail, available.fix
+            return Check(f"sandbox {name}", False, f"optional: {available.detail}", available.fix)
         guards = run_selftest(backend)
     except ComposerError as error:
-        return False, error.message, error.fix
-    if broken := [f"{guard.name}: {guard.detail}" for guard in guards if not guard.ok]:
-        return False, "; ".join(broken), f"composer-rl sandbox selftest --backend {name}"
-    return True, f"all {len(guards)} guards hold; {available.detail}", ""
+        return Check(f"sandbox {name}", False, f"optional: {error.message}", error.fix)
+    broken = "; ".join(f"{guard.name}: {guard.detail}" for guard in guards if not guard.ok)
+    good = f"all {len(guards)} guards hold; {available.detail}"
+    return _check(f"sandbox {name}", not broken, good, f"optional: {broken}", fix)
 
 
 def check_loopback() -> Check:
     """A free port on the loopback address, for servers that a later verb starts."""
-    with suppress(OSError), socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+    with suppress(OSError), socket.create_server(("127.0.0.1", 0)):
         return Check("ports", True, "a loopback port can be opened")
     return Check("ports", True, "no loopback port can be opened; only servers need one")
 
 
 def check_program(name: str) -> Check:
     """A program that is convenient, not needed."""
-    path = shutil.which(name)
-    return Check(name, path is not None, path or "not found; optional", "" if path else f"apt install {name}")
+    path = shutil.which(name) or ""
+    return _check(name, bool(path), path, "not found; optional", f"apt install {name}")
 
 
 def check_gpu() -> Check:
@@ -211,8 +205,8 @@ def check_gpu() -> Check:
     if shutil.which(words[0]) is None:
         return Check("gpu", True, "none found; the quick start needs none")
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)
+        found = subprocess.check_output(words, stderr=subprocess.DEVNULL, text=True, timeout=20)
     except (OSError, subprocess.SubprocessError) as error:
         fix = "check the driver; the quick start needs no GPU"
         return Check("gpu", False, f"nvidia-smi fails: {error}", fix)
-    return Check("gpu", True, "; ".join(done.stdout.split("\n")).strip("; ") or "none found")
+    return Check("gpu", True, "; ".join(found.split("\n")).strip("; ") or "none found")

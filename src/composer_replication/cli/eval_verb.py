@@ -19,7 +19,7 @@ from composer_replication.cli.terminal import columns, note, progress_bar
 from composer_replication.config import ModelSection, RunConfig, load_config, parse_config
 from composer_replication.errors import UsageError
 from composer_replication.rollouts.episodes.episode_player import EpisodeSampler
-from composer_replication.rollouts.episodes.policies import ServedModel, find_server, open_server
+from composer_replication.rollouts.episodes.policies import find_server, open_server
 from composer_replication.rollouts.heldout_evaluation import TaskResult, TaskSampler, summarise
 from composer_replication.run_folder import RunFolder
 from composer_replication.safety import upper_confidence_gap
@@ -29,15 +29,18 @@ from composer_replication.tasks.store import TaskStore
 
 _SINGLE_ANSWER = {"max_completion_length": 64, "temperature": 1.0}
 """How a model alone is asked; a recipe says otherwise."""
-_SIDES = ("shown", "paid", "visible", "hidden")
-"""The tests of a task: visible ones that the policy can read, that it cannot, both, and those that are no part of a reward."""
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     recipe = _recipe(args)
     store = TaskStore.open(args.tasks)
     assembly.check_agent(recipe)
-    served = _find_server(args, recipe)
+    served = None
+    if args.endpoint is not None:
+        if recipe.agent is None:
+            fix = "name a run with one, or a recipe by --recipe."
+            raise UsageError("CR0206", "--endpoint samples episodes, and there is no [agent] table.", fix=fix)
+        served = find_server(open_server(args.endpoint, key_variable=args.endpoint_key_env))
     tell = (lambda _: None) if args.quiet else note
     tasks = stored_tasks(store) if recipe.agent else one_hole_tasks(store, tell)
     if args.update_difficulty:  # what would be in the way is said now, not after the evaluation
@@ -67,25 +70,18 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     return result, 0
 
 
-def _find_server(args: argparse.Namespace, recipe: RunConfig) -> ServedModel | None:
-    if args.endpoint is None:
-        return None
-    if recipe.agent is None:
-        fix = "name a run with one, or a recipe by --recipe."
-        raise UsageError("CR0206", "--endpoint samples episodes, and there is no [agent] table.", fix=fix)
-    return find_server(open_server(args.endpoint, key_variable=args.endpoint_key_env))
-
-
 def _result(results: Sequence[TaskResult], num_dropped: int) -> dict[str, object]:
     rates = summarise(results, infrastructure_failures=num_dropped)
     same = ("visible_pass", "hidden_pass", "shown_pass", "paid_pass", "gap", "pass_at_k")
+    pairs = [(fmean(r.visible), fmean(r.hidden)) for r in results if r.visible and r.hidden]
     return {
         "tasks": rates["num_tasks"],
         "rollouts": "answers",
         "samples": rates["num_samples"],
         **{name: rates[name] for name in same},
-        "gap_upper99": _gap_bound(results),
-        "ci95": {side: rates[f"{side}_ci95"] for side in _SIDES},
+        # of visible minus hidden, for evidence.tolerated_gap
+        "gap_upper99": upper_confidence_gap(pairs, 0.99) if pairs else None,
+        "ci95": {side: rates[f"{side}_ci95"] for side in ("shown", "paid", "visible", "hidden")},
         "infrastructure_failures": num_dropped,
         "by_task": [{"task_id": result.task_id, **_counts(result)} for result in results],
     }
@@ -108,19 +104,12 @@ def _measured_policy(args: argparse.Namespace, config: RunConfig, model: Any) ->
     path = Path(args.model)
     name = path.resolve().name if path.is_dir() else args.model
     temperature = float(config.trl.get("temperature", 1.0))
+    style, context_lines = config.rollouts.prompt_style, config.rollouts.context_lines
+    num_tokens = int(config.trl.get("max_completion_length", 256))
     if config.agent is not None:
         settings = hashlib.sha256(config.agent.model_dump_json().encode()).hexdigest()[:12]
         style, context_lines, num_tokens = f"episodes {settings}", 0, config.agent.max_new_tokens
-    else:
-        style, context_lines = config.rollouts.prompt_style, config.rollouts.context_lines
-        num_tokens = int(config.trl.get("max_completion_length", 256))
     return MeasuredPolicy(name, parameter_sha256(model), temperature, style, context_lines, num_tokens)
-
-
-def _gap_bound(results: Sequence[TaskResult]) -> float | None:
-    """99% upper bound on visible minus hidden, for ``evidence.tolerated_gap``; None without hidden tests."""
-    pairs = [(fmean(r.visible), fmean(r.hidden)) for r in results if r.visible and r.hidden]
-    return upper_confidence_gap(pairs, 0.99) if pairs else None
 
 
 def render(result: dict[str, Any]) -> str:

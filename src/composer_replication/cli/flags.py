@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -20,22 +21,37 @@ _TOLD = {"help", "description", "usage"}
 
 
 @cache
-def declared_verbs() -> dict[str, Any]:
-    """The tables of ``command_line.toml`` by verb."""
+def _texts() -> dict[str, str]:
+    """``command_line.toml`` as text, verb by verb: to parse all of it takes as long as the rest of ``--help``."""
+    text = Path(__file__).with_name("command_line.toml").read_text(encoding="utf-8")
+    parts = re.split(r"(?m)^(?=\[[a-z-]+\]$)", text)[1:]
+    return {part[1 : part.index("]")]: part for part in parts}
+
+
+def verb_helps() -> dict[str, str]:
+    """The line of each verb in ``--help``, which is the second of its table."""
+    lines = {name: text.split("\n")[1] for name, text in _texts().items() if name != "shared"}
+    return {name: line.removeprefix('help = "').removesuffix('"') for name, line in lines.items()}
+
+
+@cache
+def _declared(name: str) -> dict[str, Any]:
+    """The table of a verb, or ``shared``."""
     import tomllib
 
-    return tomllib.loads(Path(__file__).with_name("command_line.toml").read_text(encoding="utf-8"))
+    return dict(tomllib.loads(_texts()[name])[name])
 
 
-def add_verb(subparsers: Any, name: str, table: Mapping[str, Any], group: str = "") -> None:
+def add_verb(subparsers: Any, name: str, table: Mapping[str, Any] | None = None, group: str = "") -> None:
     """Add a verb to the parser, declared as the file does it: its arguments, or the sub-verbs of which it is the ``group``."""
+    table = _declared(name) if table is None else table
     told = {"description": table["help"], **{key: table[key] for key in _TOLD & table.keys()}}
     parser = subparsers.add_parser(name, **told)
     if "arguments" not in table:
         verbs = parser.add_subparsers(dest="sub_verb", metavar="VERB", required=True, title="verbs")
         for word, inner in table.items():
             if word not in _TOLD:
-                add_verb(verbs, word, inner, group=name)
+                add_verb(verbs, word, inner, name)
         return
     add_arguments(parser, ["output", *table["arguments"]])
     module = f"{__package__}.{(group or name).replace('-', '_')}_verb"
@@ -46,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser, rows: list[Any]) -> None:
     """Add arguments as the file writes them; its first lines say what stands in a row."""
     for row in rows:
         if isinstance(row, str):
-            add_arguments(parser, declared_verbs()["shared"][row])
+            add_arguments(parser, _declared("shared")[row])
         else:
             _add_argument(parser, row)
 
@@ -82,16 +98,12 @@ def _type_of(kind: str) -> Reader:
     if kind in simple:
         return simple[kind]
     read: Callable[[str], float] = float
-    least: float
-    most: float
+    least, most = 0.0 if kind == ">=0" else math.ulp(0.0), sys.float_info.max
+    wanted = f"a number {'of at least' if kind == '>=0' else 'above'} 0"
     if ".." in kind:
         read = int
         least, most = (int(bound or 2**32 - 1) for bound in kind.split(".."))
         wanted = f"a whole number in {least} … {most}"
-    else:  # above N, or of at least N
-        limit, most = float(kind.lstrip(">=")), sys.float_info.max
-        least = limit if "=" in kind else math.nextafter(limit, math.inf)
-        wanted = f"a number {'of at least' if '=' in kind else 'above'} {limit:g}"
 
     def convert(text: str) -> Any:
         with contextlib.suppress(ValueError):

@@ -14,7 +14,7 @@ from composer_replication.safety import HeldOutGuard
 
 _TOO_LITTLE = 6
 _QUICK_RUNS = 400
-_SETTINGS = ("min_steps", "decline_patience", "ema_alpha", "kl_hard_stop", "max_proxy_real_gap")
+_SETTINGS = tuple(GuardSection.model_fields)
 
 Result = dict[str, Any]
 
@@ -39,7 +39,7 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
         "updates": len(readings),
         "verdict": "clean",
         "log": str(log.path.resolve()),
-        "columns": {**{role: name or None for role, name in chosen.items()}, "step": log.step_column},
+        "columns": {role: name or None for role, name in chosen.items()} | {"step": log.step_column},
         "columns_sentence": columns_sentence(log, chosen, named),
         "settings": {name: getattr(guard, name) for name in _SETTINGS},
         "notes": [*log.notes, *notes],

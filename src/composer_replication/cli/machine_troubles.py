@@ -15,11 +15,11 @@ import shlex
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from composer_replication import __version__
-from composer_replication.errors import ComposerError, MissingError, UsageError
+from composer_replication.errors import INTERRUPTED_EXIT_CODE, ComposerError, MissingError, UsageError
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR}
@@ -40,15 +40,19 @@ _PATTERNS = (
 _SHORTEST_SECRET = 6  # a shorter value would strike ordinary words out of the traceback
 
 
-def known_error(error: Exception, words: Sequence[str]) -> ComposerError:
-    """What a user is told: a trouble of the machine, an error with a code, or that it is a bug, with a crash bundle."""
+def known_error(error: BaseException, words: Sequence[str]) -> ComposerError:
+    """What a user is told: an interruption, a trouble of the machine, an error with a code, or a bug, with a crash bundle."""
+    if isinstance(error, KeyboardInterrupt):
+        stopped = ComposerError("CR0103", "interrupted.", fix=how_to_go_on(words))
+        stopped.exit_code = INTERRUPTED_EXIT_CODE
+        return stopped
     known = machine_error(error, words) or error
     if isinstance(known, ComposerError):
         return known
     path = write_crash_bundle(error, words)
-    fix = "report it; no folder could be written for the crash bundle."
-    if path is not None:
-        fix = "read that file and report it; it holds versions, arguments and the traceback."
+    fix = "read that file and report it; it holds versions, arguments and the traceback."
+    if path is None:
+        fix = "report it; no folder could be written for the crash bundle."
     return ComposerError("CR0100", f"a bug of ours: {type(error).__name__}.", where=str(path or ""), fix=fix)
 
 
@@ -57,12 +61,12 @@ def machine_error(error: BaseException, words: Sequence[str]) -> ComposerError |
 
     ``words`` are the command's arguments, which say how to go on.
     """
-    is_known = isinstance(error, ComposerError)
     for cause in _causes(error):
         number = cause.errno if isinstance(cause, OSError) else None
         where, text = str(getattr(cause, "filename", None) or ""), str(cause)
         reason = getattr(cause, "strerror", None) or text
         says_no_space = not isinstance(cause, ComposerError) and any(w in text for w in _NO_SPACE_WORDS)
+        has_nul = isinstance(cause, ValueError) and text.startswith("embedded null")  # Python's own words
         if number in _NO_SPACE or says_no_space:
             problem = "there is no space left for a file that must be written."
             fix = f"free some space; then {how_to_go_on(words)}"
@@ -71,11 +75,12 @@ def machine_error(error: BaseException, words: Sequence[str]) -> ComposerError |
             problem = "another process of this run is gone, and this one cannot go on without it."
             fix = f"read what that process said last; then {how_to_go_on(words)}"
             return MissingError("CR0106", problem, where="the processes of the run", fix=fix)
-        has_nul = isinstance(cause, ValueError) and text.startswith("embedded null")  # Python's own words
-        if not is_known and (number == errno.ENAMETOOLONG or has_nul):
+        if isinstance(error, ComposerError):
+            continue  # it says more of a path than we can
+        if number == errno.ENAMETOOLONG or has_nul:
             fix = "give another path: a name has at most 255 bytes, the whole at most 4095."
             return UsageError("CR0206", f"a path cannot be used: {reason}.", where=where[:200], fix=fix)
-        if not is_known and number in _NOT_ALLOWED:
+        if number in _NOT_ALLOWED:
             move = "--out for a run, COMPOSER_RL_CACHE for the cache."
             fix = f"give yourself the right to it, or move it: {move}"
             return MissingError("CR0209", f"a path may not be used: {reason}.", where=where, fix=fix)
@@ -85,22 +90,20 @@ def machine_error(error: BaseException, words: Sequence[str]) -> ComposerError |
 def how_to_go_on(words: Sequence[str]) -> str:
     """What to type after an interruption, by the verb that was interrupted."""
     plain = [word for word in words if not word.startswith("-")]
-    again = shlex.join(("composer-rl", *words, *(() if "--resume" in words else ("--resume",))))
     if plain[:1] == ["train"]:
-        return f"{again} goes on at the last whole checkpoint."
+        again = ["composer-rl", *words, *([] if "--resume" in words else ["--resume"])]
+        return f"{shlex.join(again)} goes on at the last whole checkpoint."
     if plain[:1] == ["quickstart"] or plain[:2] == ["tasks", "build"]:
         return "the same command goes on where it stopped."
     return "type the same command again."
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def _causes(error: BaseException) -> list[BaseException]:
     """The error and what it came from, each once."""
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        current = current.__cause__ or current.__context__
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) and cause not in causes:
+        causes.append(cause)
+    return causes
 
 
 def write_crash_bundle(error: BaseException, argv: Sequence[str]) -> Path | None:

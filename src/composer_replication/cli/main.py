@@ -20,12 +20,12 @@ from typing import Any, NoReturn
 
 from composer_replication import __version__
 from composer_replication.cli.cluster import launched_rank
-from composer_replication.cli.flags import add_arguments, add_verb, declared_verbs, load
+from composer_replication.cli.flags import add_arguments, add_verb, load, verb_helps
 from composer_replication.cli.terminal import columns, visible
-from composer_replication.errors import INTERRUPTED_EXIT_CODE, ComposerError, UsageError
+from composer_replication.errors import ComposerError, UsageError
 
 PROGRAM = "composer-rl"
-VERBS = tuple(name for name in declared_verbs() if name != "shared")
+VERBS = tuple(verb_helps())
 """In the order in which ``--help`` lists them."""
 
 
@@ -71,8 +71,7 @@ def build_parser(only: str = "", *, lists_verbs: bool = False) -> argparse.Argum
     parser.set_defaults(json=False, quiet=False)
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True, title="verbs")
     for name in [only] if only in VERBS else VERBS:
-        table = declared_verbs()[name]
-        add_verb(subparsers, name, {"help": table["help"], "arguments": []} if lists_verbs else table)
+        add_verb(subparsers, name, {"help": verb_helps()[name], "arguments": []} if lists_verbs else None)
     return parser
 
 
@@ -92,16 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             text = ""  # the first process of the launch says it
     except SystemExit as leaving:  # argparse, once it has printed --help or --version
         return _print_result("", leaving.code if isinstance(leaving.code, int) else 1)
-    except KeyboardInterrupt:
-        from composer_replication.cli.machine_troubles import how_to_go_on
-
-        stopped = ComposerError("CR0103", "interrupted.", fix=how_to_go_on(words))
-        return _print_error(stopped, INTERRUPTED_EXIT_CODE, as_json=as_json)
-    except Exception as error:  # noqa: BLE001  recorded in the crash bundle, which the sentence names
+    except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001  a fault of ours is in the crash bundle
         from composer_replication.cli.machine_troubles import known_error
 
-        known = known_error(error, words)
-        return _print_error(known, known.exit_code, as_json=as_json)
+        return _print_error(known_error(error, words), as_json=as_json)
     return _print_result(text, exit_code)
 
 
@@ -152,14 +145,12 @@ def _print_result(text: str, exit_code: int) -> int:
     return exit_code
 
 
-def _print_error(error: ComposerError, exit_code: int, *, as_json: bool) -> int:
+def _print_error(error: ComposerError, *, as_json: bool) -> int:
     with contextlib.suppress(BrokenPipeError):
         line = visible(str(error)).replace("\n", "\\n")  # of a path; an error is one line
         print(line, file=sys.stderr, flush=True)
-    if not as_json:
-        return _print_result("", exit_code)
     known = {"code": error.code, "message": error.message, "where": error.where, "fix": error.fix}
-    return _print_result(json.dumps({"error": known}), exit_code)
+    return _print_result(json.dumps({"error": known}) if as_json else "", error.exit_code)
 
 
 def _silence_stdout() -> None:

@@ -30,6 +30,9 @@ GROUP_SIZE, PROMPTS_PER_STEP = 8, 2  # as in the quick start
 MEMORY_SHARE = 0.7  # of the free memory: a run's peak can be a third above the estimate
 _MANY_HELDOUT, _FEW_TASKS = 16, 40
 _LARGE_MODEL = 3 * 10**9
+_UNTRIED: dict[str, Any] = {"num_train": 1, "num_heldout": 1, "num_prompts": 1, "num_tokens": 16}
+_UNTRIED |= {"num_parameters": 0, "is_shared": False, "cpu_threads": 0, "dtype": "float32"}
+"""Sizes of a recipe that is good enough to divide the tasks by."""
 
 
 def run_new(args: argparse.Namespace) -> tuple[dict[str, object], int]:
@@ -52,7 +55,12 @@ def run_new(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         tell(f"model: trying {args.model}")
         sizes, estimate = _try_model(config, store, tasks)
         tell("sandbox: trying the tests")
-        grading = _grading_seconds(config, store, tasks)
+        with closing(open_grader(config, store)) as grader:
+            task = tasks.train[0]
+            store.environment(task)  # made now, if ever
+            started = time.monotonic()
+            grader.grade(task, store.golden_body(task))
+            grading = time.monotonic() - started
     text = recipe_text(args, folder, **sizes)
     trl = parse_config(tomllib.loads(text), where=str(args.out)).trl
     graded = trl["per_device_train_batch_size"] * grading / config.rollouts.grading_jobs
@@ -99,16 +107,6 @@ def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[di
     return sizes, {**memory, "seconds_per_step": cost.seconds}
 
 
-def _grading_seconds(config: RunConfig, store: TaskStore, tasks: RunTasks) -> float:
-    """Wall seconds of one test run of a golden body."""
-    task = tasks.train[0]
-    with closing(open_grader(config, store)) as grader:
-        store.environment(task)  # made now, if ever
-        started = time.monotonic()
-        grader.grade(task, store.golden_body(task))
-        return time.monotonic() - started
-
-
 def completion_tokens(golden_lengths: Sequence[int], *, as_chat: bool) -> int:
     """Room for an answer, in tokens; for the longest it would cost every step.
 
@@ -121,20 +119,8 @@ def completion_tokens(golden_lengths: Sequence[int], *, as_chat: bool) -> int:
     return min(1024, max(16, 2 * room + 64 if as_chat else room))
 
 
-def recipe_text(
-    args: argparse.Namespace,
-    folder: Path,
-    *,
-    num_train: int = 1,
-    num_heldout: int = 1,
-    num_prompts: int = 1,
-    num_tokens: int = 16,
-    num_parameters: int = 0,
-    is_shared: bool = False,
-    cpu_threads: int = 0,
-    dtype: str = "float32",
-) -> str:
-    """The whole recipe: 30 to 300 steps, which show each task eight times. Without sizes it is enough to divide the tasks.
+def recipe_text(args: argparse.Namespace, folder: Path, **sizes: Any) -> str:
+    """The whole recipe: 30 to 300 steps, which show each task eight times; with ``_UNTRIED`` sizes where none are given.
 
     The store's path is relative where it lies beside or below the recipe, so that both can be moved. The learning rates are
     rules of thumb.
@@ -143,21 +129,23 @@ def recipe_text(
     name = {"name": str(model.resolve()) if model.is_dir() else args.model}
     template = (files("composer_replication.cli") / "new_recipe.template").read_text()
     where = str(store.relative_to(folder) if store.is_relative_to(folder) else store)
+    size = _UNTRIED | sizes
+    num_train, num_heldout, num_prompts = (size[f"num_{name}"] for name in ("train", "heldout", "prompts"))
     return template.format(
         seed=args.seed,
         model=tomli_w.dumps(name | ({"sha256": args.sha256} if args.sha256 else {})),
-        dtype=dtype,
+        dtype=size["dtype"],
         store=tomli_w.dumps({"store": where}).strip(),
         division="" if (store / FILE_NAME).is_file() else "fraction = 0.3\n",
         sample_size=_MANY_HELDOUT if num_heldout > _MANY_HELDOUT else 0,
         before_and_after_samples=4 if num_train + num_heldout <= _FEW_TASKS else 0,
         prompt_style=args.prompt_style,
         guard=tomli_w.dumps(GuardSection().model_dump()),
-        prefix_sharing=json.dumps(is_shared),
-        cpu_threads=cpu_threads,
+        prefix_sharing=json.dumps(size["is_shared"]),
+        cpu_threads=size["cpu_threads"],
         max_steps=min(300, max(30, math.ceil(8 * num_train / num_prompts))),
-        learning_rate=5e-5 if num_parameters >= _LARGE_MODEL else 1e-4,
+        learning_rate=5e-5 if size["num_parameters"] >= _LARGE_MODEL else 1e-4,
         num_rows=num_prompts * GROUP_SIZE,
         group_size=GROUP_SIZE,
-        num_tokens=num_tokens,
+        num_tokens=size["num_tokens"],
     )

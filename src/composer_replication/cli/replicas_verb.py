@@ -99,11 +99,10 @@ def _end_all(children: list[Popen[bytes]]) -> None:
     for child in children:
         child.send_signal(signal.SIGINT)  # does nothing to one that has ended
     for child in children:
-        try:
+        with suppress(TimeoutExpired):
             child.wait(_CHILD_PATIENCE_SECONDS)
-        except TimeoutExpired:
-            child.kill()
-            child.wait()
+        child.kill()
+        child.wait()
 
 
 def _together(folders: list[RunFolder]) -> dict[str, Any]:
@@ -188,24 +187,21 @@ def open_replica(config: RunConfig, number: int | None) -> Iterator[Replica | No
     if options is None or num_replicas == 1 or number is None:
         yield None
         return
-    with closing(_open_rounds(options, number)) as rounds:
-        yield Replica(number, options, rounds)
-
-
-def _open_rounds(options: ReplicasSection, number: int) -> Rounds:
-    """The way to the others, tried once."""
+    rounds: Rounds
     if options.is_torchft:
         quiet_torchft()
         with needs_extra("replicas", "torchft"):
             from composer_replication.replicas.torchft_rounds import TorchftRounds
         rounds = TorchftRounds(options, token=replica_token(), replica=number)
         rounds.probe()
-        return rounds
-    with needs_extra("replicas", "an object store for replicas"):
-        import obstore  # noqa: F401
-    store = open_store(options.transport, patience_seconds=options.deadline_seconds)
-    store.probe()
-    return StoreRounds(store, options, replica=number)
+    else:
+        with needs_extra("replicas", "an object store for replicas"):
+            import obstore  # noqa: F401
+        store = open_store(options.transport, patience_seconds=options.deadline_seconds)
+        store.probe()
+        rounds = StoreRounds(store, options, replica=number)
+    with closing(rounds):
+        yield Replica(number, options, rounds)
 
 
 def replica_token() -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
+from contextlib import suppress
 
+from composer_replication.cli.terminal import note
 from composer_replication.config import ModelSection
 from composer_replication.errors import UsageError, needs_extra
 
@@ -22,11 +23,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         fix = "choose another --port."
         raise UsageError("CR0850", problem, where=f"{args.host}:{args.port}", fix=fix) from error
     url = f"http://{args.host}:{server.server_address[1]}/v1"
-    print(f"serving {args.model} at {url}", file=sys.stderr, flush=True)
-    try:
+    note(f"serving {args.model} at {url}")
+    with server, suppress(KeyboardInterrupt):
         server.serve_forever(poll_interval=0.1)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        server.server_close()
     return {"url": url, "model": args.model}, 0

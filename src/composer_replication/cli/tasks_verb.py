@@ -33,9 +33,7 @@ from composer_replication.tasks.swebench.swebench_files import write_instances
 from composer_replication.tasks.swebench.swebench_import import import_swebench
 from composer_replication.tasks.validate import validate_store
 
-_NOT_PASSED = 4
-"""Exit code of a store with a task that does not pass a gate, or with a leak."""
-
+_NOT_PASSED = 4  # exit code of a store with a task that does not pass a gate, or with a leak
 Result = dict[str, object]
 
 
@@ -129,13 +127,11 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
     with progress_bar(quiet=args.quiet) as report:
         settings = {name: getattr(args, name) for name in ("repeat", "jobs", "backend")}
         summary = validate_store(args.folder, progress=report, **settings)
-    result: Result = {
-        **asdict(summary),
-        "proved_by": [str(sandbox) for sandbox in summary.proved_by],
+    sandboxes: Result = {
+        "proved_by": list(map(str, summary.proved_by)),
         "validated_in": str(summary.validated_in),
-        **given_up(),
     }
-    return result, _NOT_PASSED if summary.failed else 0
+    return {**asdict(summary), **sandboxes, **given_up()}, _NOT_PASSED if summary.failed else 0
 
 
 def run_leakscan(args: argparse.Namespace) -> tuple[Result, int]:
@@ -287,7 +283,7 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     refuse_unwritable(args.out.absolute().parent if is_file else args.out)
     store = _open(args)
     task_ids = store.require_task_ids() if is_set else [store.get(args.task_id).task_id]
-    written = _write_set(store, args) if is_set else _write_tree(store, args)
+    written = _written(store, args)
     records = [store.repository(slug) for slug in {store.record(one).repository_record for one in task_ids}]
     restricted = restricted_licences({record.repository: record.licence for record in records})
     for name, what in restricted.items():
@@ -295,15 +291,13 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     return {**written, "restricted_licences": restricted}, 0
 
 
-def _write_tree(store: TaskStore, args: argparse.Namespace) -> Result:
-    task = store.get(args.task_id)
-    view: Any = "golden" if args.golden else "rollout"
-    store.write_tree(task, args.out, view=view)
-    sizes = [len(data) for data in store.files(task, view).values()]  # without the fresh .git
-    return {"task_id": task.task_id, "files": len(sizes), "bytes": sum(sizes)}
-
-
-def _write_set(store: TaskStore, args: argparse.Namespace) -> Result:
+def _written(store: TaskStore, args: argparse.Namespace) -> Result:
+    if args.format == "tree":
+        task = store.get(args.task_id)
+        view: Any = "golden" if args.golden else "rollout"
+        store.write_tree(task, args.out, view=view)
+        sizes = [len(data) for data in store.files(task, view).values()]  # without the fresh .git
+        return {"task_id": task.task_id, "files": len(sizes), "bytes": sum(sizes)}
     with progress_bar(quiet=args.quiet) as report:
         if args.format == "harbor":
             tasks = write_harbor_tasks(store, args.out, progress=report)

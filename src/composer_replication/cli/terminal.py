@@ -90,9 +90,6 @@ def progress_bar(*, quiet: bool) -> Iterator[Report | None]:
     Fewer done than before is a new stretch of work, with a rate of its own; another total alone is a better estimate. The
     same count again only draws the bar, so that the clock goes on and waiting is not taken for work.
     """
-    if quiet:
-        yield None
-        return
     bar: tqdm[Any] | None = None
 
     def report(done: int, total: int, what: str) -> None:
@@ -111,7 +108,7 @@ def progress_bar(*, quiet: bool) -> Iterator[Report | None]:
             bar.refresh()
 
     try:
-        yield report
+        yield None if quiet else report
     finally:
         if bar is not None:
             bar.refresh()

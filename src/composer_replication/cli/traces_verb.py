@@ -231,7 +231,7 @@ def run_pairs(args: argparse.Namespace) -> Result:
     from composer_replication.traces import pairs
 
     refuse_unwritable(args.out.parent)
-    traces = _all_traces(args.folders)
+    traces = [trace for folder in args.folders for trace in read_traces(folder)]
     verdicts = [row for folder in args.folders for row in read_jsonl(folder / VERDICTS_NAME)]
     found = [*pairs.executed_pairs({trace.trace_id: trace for trace in traces}, verdicts)]
     found += [*pairs.sibling_pairs(traces), *pairs.objection_pairs(traces)]
@@ -242,7 +242,8 @@ def run_sft(args: argparse.Namespace) -> Result:
     from composer_replication.traces.pairs import sft_rows
 
     refuse_unwritable(args.out.parent)
-    return _written(args, sft_rows(_all_traces(args.folders), _heldout_rows(args)), "rows")
+    traces = [trace for folder in args.folders for trace in read_traces(folder)]
+    return _written(args, sft_rows(traces, _heldout_rows(args)), "rows")
 
 
 def _traces_to_write_beside(folder: Path) -> list[Trace]:
@@ -251,11 +252,7 @@ def _traces_to_write_beside(folder: Path) -> list[Trace]:
         problem = "this is a file; what is found out is written beside the sessions, into their folder."
         fix = f"composer-rl traces ingest {shlex.quote(str(folder))} --out DIR"
         raise InputError("CR0942", problem, where=str(folder), fix=fix)
-    return _all_traces([folder])
-
-
-def _all_traces(folders: Sequence[Path]) -> list[Trace]:
-    return [trace for folder in folders for trace in read_traces(folder)]
+    return list(read_traces(folder))
 
 
 def _heldout_rows(args: argparse.Namespace) -> Callable[[Sequence[Mapping[str, Any]]], set[int]]:

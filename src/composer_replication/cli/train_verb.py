@@ -19,6 +19,8 @@ from composer_replication.report import write_report
 from composer_replication.run_folder import RunFolder, read_json, write_atomic
 from composer_replication.sandbox.process_folder import sweep
 
+_SHOWN = "run steps seconds reward_first reward_last heldout_first heldout_last verdict reason report".split()
+
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     out = args.out or Path("runs") / args.recipe.resolve().parent.name
@@ -49,7 +51,13 @@ def run_recipe(
     is_quiet = quiet or not is_first
     tell = (lambda _: None) if is_quiet else note
     if is_first:
-        _refuse_occupied(folder, resume=resume)
+        has_run = folder.recipe.is_file()
+        if folder.is_occupied and not (resume and has_run):
+            problem, fix = "no run is in it, and the folder is not empty.", "choose another --out."
+            if has_run:
+                problem = "the run folder is not empty."
+                fix = f"the same command with --resume goes on; or {fix}"
+            raise UsageError("CR0231", problem, where=str(folder.root), fix=fix)
         refuse_unwritable(out)
     with ExitStack() as stack:
         checked: dict[str, Any] = {}
@@ -65,19 +73,14 @@ def run_recipe(
             _keep_recipe(config, folder)
         if folder.summary.is_file():  # since before, or since the lock is ours
             tell("this run is finished; here is its summary.")
-            return _stored_summary(folder)
+            summary = read_json(folder.summary)
+            del summary["schema_version"]
+            if not folder.report.is_file():
+                write_report(folder.root)
+            return summary, HALTED_EXIT_CODE if summary.get("verdict") == "halted" else 0
         from composer_replication.cli.training_run import TrainingRun
 
         return TrainingRun(config, recipe_folder, folder, is_quiet, **checked).go()
-
-
-def _refuse_occupied(folder: RunFolder, *, resume: bool) -> None:
-    if not folder.is_occupied or (resume and folder.recipe.is_file()):
-        return
-    problem, fix = "no run is in it, and the folder is not empty.", "choose another --out."
-    if folder.recipe.is_file():
-        problem, fix = "the run folder is not empty.", f"the same command with --resume goes on; or {fix}"
-    raise UsageError("CR0231", problem, where=str(folder.root), fix=fix)
 
 
 def _keep_recipe(config: RunConfig, folder: RunFolder) -> None:
@@ -104,35 +107,13 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _stored_summary(folder: RunFolder) -> tuple[dict[str, object], int]:
-    summary: dict[str, object] = read_json(folder.summary)
-    del summary["schema_version"]
-    if not folder.report.is_file():
-        write_report(folder.root)
-    return summary, HALTED_EXIT_CODE if summary.get("verdict") == "halted" else 0
-
-
 def render(result: dict[str, Any]) -> str:
-    def figure(value: float | None) -> str:
-        return "not measured" if value is None else f"{value:.3f}"
-
-    def rate(rates: dict[str, Any], name: str) -> str:
-        if rates[f"{name}_pass"] is None:  # the sandbox failed for all of them
-            return "not measured"
-        low, high = rates[f"{name}_ci95"]
-        return f"{rates[f'{name}_pass']:.2f} [{low:.2f}, {high:.2f}]"
-
-    first, last = figure(result["reward_first"]), figure(result["reward_last"])
-    lines = {
-        "run": result["run"],
-        "steps": result["global_step"],
-        "time": f"{result['seconds']:.0f} s, peak memory {result['peak_memory_bytes'] / 1e9:.1f} GB",
-        "reward": f"{first} -> {last}, means of five steps",
-        "held out": f"{figure(result['heldout_first'])} -> {figure(result['heldout_last'])}",
-        "guard": result["verdict"] + (f": {result['reason']}" if result["reason"] else ""),
-        "report": result["report"],
-    }
-    if (before := result["before"]) and (after := result["after"]):
-        for side, name in (("train", "visible"), ("heldout", "hidden")):
-            lines[side] = f"{name} pass rate {rate(before[side], name)} -> {rate(after[side], name)}"
+    """The run in a few lines; of each side the pass rates that it is judged by, where they were measured."""
+    lines = {name: result[name] for name in _SHOWN}
+    for side, kind in (("train", "visible"), ("heldout", "hidden")):
+        for when in ("before", "after"):
+            rates = (result[when] or {}).get(side, {})
+            if rates.get(f"{kind}_pass") is not None:  # else the sandbox failed for all of them
+                low, high = rates[f"{kind}_ci95"]
+                lines[f"{side} {when}"] = f"{rates[f'{kind}_pass']:.2f} [{low:.2f}, {high:.2f}] {kind} tests"
     return columns(lines)

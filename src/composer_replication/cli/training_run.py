@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
 
 NUM_ENDS = 5  # steps averaged at either end of the run
+# what is done where trainer and sampler disagree, by agent.log_prob_check
+_CHECKS = {"error": CheckThresholds(stops_at_drift=True), "off": CheckThresholds(max_token_drift=math.inf)}
 
 
 @dataclass(slots=True)
@@ -137,7 +139,7 @@ class TrainingRun:
                 prefix_sharing=config.trainer.prefix_sharing,
                 policy_options=method.options,
                 prompt_source=curriculum,
-                checks=_checks(config),
+                checks=_CHECKS.get(config.agent.log_prob_check, True) if config.agent else True,
                 is_finished=None if self.is_chat else is_finished,
                 run_folder=folder,
                 stateful={"heldout_evaluator": self.evaluator} if self.evaluator else {},
@@ -184,15 +186,14 @@ class TrainingRun:
         self.tell(f"measuring pass rates {when} training")
         num_heldout = section.before_and_after_samples
         num_trained = section.before_and_after_trained_samples or num_heldout
+        sides = (("train", self.tasks.train, num_trained), ("heldout", self.tasks.heldout, num_heldout))
 
         def measured() -> dict[str, Any]:
             rates = {}
-            sides = (("train", self.tasks.train, num_trained), ("heldout", self.tasks.heldout, num_heldout))
             for number, (side, tasks, num) in enumerate(sides):
-                seed, label = truth.derive_seed(self.config.seed, when, number), f"{when}, {side} tasks"
-                how: dict[str, Any] = {"num_samples": num, "seed": seed, "name": f"{when}-{side}"}
-                with progress_bar(quiet=self.quiet) as report, self.sampler.reporting(report, label):
-                    results, dropped = self.sampler.sample(tasks, **how)
+                seed, name = truth.derive_seed(self.config.seed, when, number), f"{when}-{side}"
+                with progress_bar(quiet=self.quiet) as report, self.sampler.reporting(report, name):
+                    results, dropped = self.sampler.sample(tasks, num_samples=num, seed=seed, name=name)
                 rates[side] = rates_of(results, dropped=dropped)
             return rates
 
@@ -270,15 +271,6 @@ class TrainingRun:
             trained=trained,
         )
         return str(folder)
-
-
-def _checks(config: RunConfig) -> Any:
-    """The trainer's ``checks``: with ``[agent]`` its table says what is done where trainer and sampler disagree."""
-    if config.agent is None or config.agent.log_prob_check == "report":
-        return True
-    if config.agent.log_prob_check == "off":
-        return CheckThresholds(max_token_drift=math.inf)
-    return CheckThresholds(stops_at_drift=True)
 
 
 def rates_of(results: Sequence[truth.TaskResult], *, dropped: int) -> dict[str, Any]:

@@ -4,7 +4,8 @@ By TRL's GRPO trainer with a guard that halts a run whose reward has come apart 
 line for every step, prompts that are forwarded once for their group, checks that speak, and two loss channels.
 
     composer_trainer    ComposerReplicationTrainer; generation is what it knows of the rows under way
-    guard, checks       may this run go on; checkpoints and metrics_log keep what was
+    guard, checks       may this run go on; guard_callback is for any other trainer
+    checkpoints         whole, half-written or damaged; metrics_log has the lines of a run
     packed_rows         each prompt forwarded once in training; policy in sampling
     preset_settings     a recipe's method of the GRPO family; policy_terms carries it out
     loss_channels       hint distillation and replayed preferences; collator makes their tensors

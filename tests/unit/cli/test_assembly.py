@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from composer_replication.cli import assembly
-from composer_replication.cli.assembly import open_curriculum, open_tasks, training_rows
-from composer_replication.cli.task_division import divide_tasks
-from composer_replication.config import RunConfig, load_config, parse_config
-from composer_replication.errors import InputError
+from composer_replication.cli.assembly import attempt_options, open_curriculum, open_tasks
+from composer_replication.config import AgentSection, HintsSection, RunConfig, load_config, parse_config
+from composer_replication.errors import UsageError
+from composer_replication.rollouts.episodes.agent_loop import CALL_SECONDS
+from composer_replication.rollouts.tools import toolbox as tools
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy, record_difficulty
 from composer_replication.tasks.store import TaskStore
 from composer_replication.trainer import model_modes
@@ -21,47 +26,31 @@ from composer_replication.trainer.model_modes import parameter_sha256
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
 
-PINS = ["tinymath/text.py::is_palindrome", "tinymath/text.py::shout"]
 
-
-def config_of(**changes: object) -> RunConfig:
-    return load_config(RECIPE, changes)
-
-
-def test_two_runs_that_start_together_share_one_build() -> None:
-    config = config_of(**{"tasks.symbols": {"project": PINS}})
-    with ThreadPoolExecutor(2) as pool:
-        stores = list(pool.map(lambda _: open_tasks(config, RECIPE.parent, None), range(2)))
-    assert stores[0].fingerprint == stores[1].fingerprint
-    assert len(stores[0].tasks()) == 2
-
-
-def test_train_and_held_out_tasks_are_disjoint_by_content() -> None:
-    config = config_of()
-    tasks = divide_tasks(config, open_tasks(config, RECIPE.parent, None), RECIPE.parent)
-    assert tasks.split is not None
-    assert {"id", "content", "origin"} <= set(tasks.split.checked)
-    assert all(task.has_hidden_tests for task in tasks.heldout)
-    assert not {task.task_id for task in tasks.train} & {task.task_id for task in tasks.heldout}
-
-
-def test_a_task_whose_prompt_shows_its_golden_body_is_left_out_and_counted(
-    monkeypatch: pytest.MonkeyPatch,
+def test_two_runs_that_start_together_share_one_build(
+    build_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = config_of()
-    store = open_tasks(config, RECIPE.parent, None)
-    whole = divide_tasks(config, store, RECIPE.parent)
-    shown = whole.train[0]
-    prompt = assembly.build_prompt(store.broken_text(shown), shown.hole, config.rollouts)
-    line = prompt.strip().splitlines()[0]
-    golden = store.golden_body
-    monkeypatch.setattr(store, "golden_body", lambda task: f"\n    {line}" if task == shown else golden(task))
-    said: list[str] = []
-    tasks = divide_tasks(config, store, RECIPE.parent, said.append)
-    assert said == ["tasks: 1 left out: their prompts would show the deleted code"]
-    assert shown not in (*tasks.train, *tasks.heldout)
-    with pytest.raises(InputError, match="CR0429"):
-        training_rows(config, store, whole.train)
+    """The second one waits, and goes on in the same folder; how a build goes on is shown where builds are tested."""
+    built = build_tiny(tmp_path / "built", ["tinymath/numbers.py::clamp"])
+    folders: list[Path] = []
+    running: list[Path] = []
+
+    def build_tasks(_sources: list[str], folder: Path, **_options: Any) -> Any:
+        folders.append(folder)
+        assert not running
+        running.append(folder)
+        time.sleep(0.3)
+        shutil.copytree(built, folder, dirs_exist_ok=True)
+        running.clear()
+        return SimpleNamespace(require_tasks=lambda: None)
+
+    monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(assembly.build, "build_tasks", build_tasks)
+    with ThreadPoolExecutor(2) as pool:
+        stores = list(pool.map(lambda _: open_tasks(load_config(RECIPE), RECIPE.parent, None), range(2)))
+    assert folders == [store.root for store in stores]
+    assert folders[0] == folders[1]
+    assert stores[0].fingerprint == stores[1].fingerprint == TaskStore.open(built).fingerprint
 
 
 # ---- the curriculum joined to a recipe: off without its table, and begun with what was measured beside the tasks
@@ -114,3 +103,41 @@ def test_pass_rates_of_the_very_weights_come_first(sized_store: TaskStore, model
     assert found is not None
     standings = (found.standings[row["task_id"]] for row in ROWS)
     assert [(each.passed, each.failed) for each in standings] == [(1.0, 3.0), (4.0, 0.0)]
+
+
+# ---- what the [agent] table becomes
+
+
+def test_the_loop_waits_for_the_longest_time_out_of_its_tools() -> None:
+    longest = max(tools.MAX_COMMAND_SECONDS, tools.SEARCH_SECONDS, tools.TEST_SECONDS)
+    assert longest == CALL_SECONDS
+
+
+def test_the_tests_that_a_run_draws_depend_on_its_seed() -> None:
+    config = load_config(RECIPE.parents[1] / "tiny-tools" / "run.toml")
+    assert attempt_options(config.model_copy(update={"seed": 11}))["seed"] == 11
+
+
+def test_the_monitor_is_asked_in_one_place() -> None:
+    """Whoever asks it elsewhere changes the table "Where it looks" of docs/monitor.md, and this test."""
+    root = Path(__file__).parents[3]
+    package = root / "src" / "composer_replication"
+    asking = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if "inspect_episode(" in path.read_text() and path.parent.name != "monitor"
+    }
+    assert asking == {"rollouts/environment/feature_deletion_env.py"}
+    assert "## Where it looks" in (root / "docs" / "monitor.md").read_text()
+
+
+def test_a_recipe_of_an_older_run_is_read() -> None:
+    """Its run.toml names keys that have left, at what was their default."""
+    sdpo = {"trainer": {"alpha_sdpo": 1.0}}
+    assert recipe(agent={"dialect": "", "max_turns": 3}).agent == AgentSection(max_turns=3)
+    with pytest.raises(UsageError, match=r"CR0204: the key agent\.dialect has left: take the line out"):
+        recipe(agent={"dialect": "hermes"})
+    left = {"writing": {"layers": ["template", "environment"]}, "turns_per_step": 4}
+    assert recipe(hints=left, **sdpo).hints == HintsSection()
+    with pytest.raises(UsageError, match="writing"):
+        recipe(hints={"writing": {"layers": ["template"]}}, **sdpo)

@@ -14,7 +14,7 @@ from composer_replication.cli.main import main
 from composer_replication.errors import MissingError
 from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Check
-from composer_replication.sandbox import choice
+from composer_replication.sandbox import choice, selftest
 from composer_replication.sandbox.bubblewrap import Bubblewrap
 from composer_replication.sandbox.keeper_process import Sandlock
 
@@ -56,8 +56,10 @@ def test_a_person_sees_the_next_step_of_what_fails(
 def test_on_this_machine_every_check_answers(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real thing: whatever the answers are, the shape and the exit code fit them."""
+    """The real thing, but for most guards of each self-test: the shape and the exit code fit whatever the answers are."""
     monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path))
+    few = {name: selftest.GUARDS[name] for name in ("network", "writes")}
+    monkeypatch.setattr(selftest, "GUARDS", few)
     exit_code = main(["doctor", "--json", "--quiet"])
     out, err = capsys.readouterr()
     result = json.loads(out)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.eval_verb import _gap_bound, difficulty_of, render
+from composer_replication.cli.eval_verb import _result, difficulty_of, render
 from composer_replication.cli.main import main
 from composer_replication.rollouts.heldout_evaluation import TaskResult
 from composer_replication.safety import upper_confidence_gap
@@ -17,24 +17,22 @@ from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
 from composer_replication.tasks.store import TaskStore
 
 
+def bound_of(*results: TaskResult) -> Any:
+    return _result(results, 0)["gap_upper99"]
+
+
 def test_the_bound_is_that_of_task_means() -> None:
     results = [TaskResult(f"t{n}", (True, True), (True, n % 4 > 0)) for n in range(40)]
     pairs = [(1.0, 1.0 if n % 4 else 0.5) for n in range(40)]
-    bound = _gap_bound([*results, TaskResult("blind", (True,), ())])
-    assert bound == upper_confidence_gap(pairs, 0.99)
-    assert bound is not None
+    bound = bound_of(*results, TaskResult("blind", (True,), ()))
+    assert bound == bound_of(*results, TaskResult("dropped", (), ())) == upper_confidence_gap(pairs, 0.99)
     assert 0.125 < bound < 0.4
 
 
 def test_without_hidden_tests_there_is_no_bound_and_that_is_said() -> None:
-    assert _gap_bound([TaskResult("t", (True,), ())]) is None
+    assert bound_of(TaskResult("t", (True,), ())) is None
     text = render({"visible_pass": 1.0, "hidden_pass": None, "gap": None})
     assert text.splitlines()[1:] == ["hidden pass  not measured: no task has hidden tests"]
-
-
-def test_a_task_whose_samples_were_all_dropped_is_left_out() -> None:
-    kept = TaskResult("t", (True,), (False,))
-    assert _gap_bound([kept, TaskResult("dropped", (), ())]) == pytest.approx(_gap_bound([kept]))
 
 
 def test_difficulty_counts_full_passes_only() -> None:

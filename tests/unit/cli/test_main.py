@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import composer_replication
+from composer_replication.cli import flags
 from composer_replication.cli import main as frame
 from composer_replication.cli.main import main
 from composer_replication.errors import (
@@ -41,8 +42,9 @@ def verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Act], Non
         vars(module).update(run=act, render=lambda result: f"rendered {result}")
         monkeypatch.setitem(sys.modules, module.__name__, module)
         monkeypatch.setattr(frame, "VERBS", ("explain", "fake"))
-        declared = {**frame.declared_verbs(), "fake": table}
-        monkeypatch.setattr(frame, "declared_verbs", lambda: declared)
+        monkeypatch.setattr(frame, "verb_helps", lambda: {"explain": "", "fake": table["help"]})
+        declared = flags._declared
+        monkeypatch.setattr(flags, "_declared", lambda name: table if name == "fake" else declared(name))
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     return register

@@ -16,7 +16,6 @@ from composer_replication.cli import recipe_verb
 from composer_replication.cli.main import main
 from composer_replication.cli.recipe_verb import completion_tokens, recipe_text
 from composer_replication.config import load_config, parse_config
-from composer_replication.errors import UsageError
 
 PINS = ["tinymath/numbers.py::clamp", "tinymath/text.py::initials", "tinymath/numbers.py::mean"]
 
@@ -177,8 +176,3 @@ def test_many_tasks_are_sampled_and_not_measured_twice() -> None:
     heldout = parse_config(table_of(num_train=100, num_heldout=17), where="here").heldout
     assert heldout is not None
     assert (heldout.sample_size, heldout.before_and_after_samples) == (16, 0)
-
-
-def test_a_key_that_is_no_key_would_be_noticed() -> None:
-    with pytest.raises(UsageError, match="CR0204"):
-        parse_config({**table_of(), "trainr": {}}, where="here")

@@ -131,29 +131,6 @@ def test_counts(sized_store: TaskStore) -> None:
     assert "restricted licences tinymath==1.0 licence not known\n" in columns(stats)
 
 
-@pytest.mark.parametrize(
-    ("licence", "restriction"),
-    [
-        (
-            Licence("GPL-3.0-or-later", "COPYING", "file", True),
-            "GPL-3.0-or-later, not among the permissive licences",
-        ),
-        (Licence("MIT", "LICENSE", "file", False), ""),
-        (Licence("BUSL-1.1", "", "metadata", False, "n"), "BUSL-1.1, not among the permissive licences"),
-        (Licence(None, "LICENSE", "", None, "LICENSE is odd"), "LICENSE is odd"),
-        (Licence("MIT", "LICENSE", "metadata", False, "LICENSE is odd"), "LICENSE is odd"),
-    ],
-)
-def test_licences(sized_store: TaskStore, licence: Licence, restriction: str) -> None:
-    (record,) = sized_store.repositories()
-    sized_store.put_repository("tinymath-1.0", replace(record, licence=licence))
-    stats, _ = run_stats(argparse.Namespace(folder=sized_store.root))
-    assert stats["licences"] == {"tinymath==1.0": licence.to_json()}
-    assert stats["restricted_licences"] == ({"tinymath==1.0": restriction} if restriction else {})
-    said = f"restricted licences tinymath==1.0 {restriction}"
-    assert (said in columns(stats).splitlines()) == bool(restriction)
-
-
 def test_the_list_of_all_sizes(sized_store: TaskStore) -> None:
     result, _ = run_show(asked(sized_store, None))
     lines = render_show(result).splitlines()

@@ -139,13 +139,6 @@ def test_declared_ones_are_taken_where_tests_import_them() -> None:
     assert texts(read(metadata, files)) == {"needed", "hypothesis", "pytest-mock"}
 
 
-def test_addresses_are_refused_and_never_passed_on() -> None:
-    evil = '[project]\ndependencies = ["evil @ git+https://example.invalid/evil", "a"]'
-    found = read({"pyproject.toml": evil})
-    assert found.refused == ["evil"]
-    assert texts(found) == {"a"}
-
-
 def test_broken_files_say_nothing() -> None:
     found = read({"pyproject.toml": "[[", "setup.cfg": "no section", "setup.py": "def (", "tox.ini": "[x\n"})
     assert (found.required, found.refused) == ({}, [])
@@ -167,7 +160,7 @@ def test_imported_modules() -> None:
         '[project]\ndependencies = ["fromgit"]\n[tool.uv.sources]\nFrom-Git = {git = "x"}\nfromgit = {workspace = true}',
         '[project]\ndependencies = ["fromgit"]\n[tool.uv.sources]\nfromgit = [{index = "private"}]',
         '[project]\ndependencies = ["fromgit"]\n[tool.poetry.dependencies]\nfromgit = {git = "x"}',
-        '[project]\ndependencies = ["fromgit @ file:///elsewhere"]',
+        '[project]\ndependencies = ["fromgit @ file:///elsewhere", "a"]',
         '[tool.pdm.dev-dependencies]\ntest = ["-e file:///${PROJECT_ROOT}/../x#egg=fromgit"]',
         '[dependency-groups]\ndev = ["fromgit @ git+https://example.invalid/x"]',
         '[dependency-groups]\ndev = ["fromgit==1"]\n[tool.uv.sources]\nfromgit = {git = "x"}',
@@ -177,7 +170,7 @@ def test_what_is_bound_to_an_address_is_never_asked_for_by_name(table: str) -> N
     files = {"tests/test_a.py": "import fromgit\n", "requirements-test.txt": "fromgit>=1\n"}
     found = read({"pyproject.toml": table, "requirements-test.txt": "fromgit>=1\n"}, files)
     assert "fromgit" in found.refused
-    assert texts(found) == set()
+    assert texts(found) == ({"a"} if '"a"' in table else set())
     assert "fromgit" not in found.declared
 
 
@@ -189,7 +182,7 @@ def test_what_lies_in_the_tree_is_used_from_there(line: str) -> None:
         {"libs/x/pyproject.toml": project, "libs/x/x.py": "", "tests/test_a.py": "import x\n"},
     )
     assert found.refused == []
-    assert not {"x"} & {*found.required, *found.wanted, *found.declared}
+    assert "x" not in {*found.required, *found.wanted, *found.declared}
     poetry = read(
         {"pyproject.toml": '[tool.poetry.dependencies]\nx = {path = "libs/x", develop = true}'},
         {"libs/x/pyproject.toml": project, "libs/x/x.py": ""},

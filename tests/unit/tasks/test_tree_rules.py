@@ -51,24 +51,18 @@ def test_a_package_is_one_whatever_it_is_called(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["env", "virtualenv", "wheels"])
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"lib/a.py", "src/foo/a.py"},  # no package, at the top
-        {"a.py"},
-        {"pyvenv.cfg", "a.py", "__init__.py", "lib/python3.11/foo/a.py"},  # an environment with all looks of a package
-    ],
-)  # fmt: skip
-def test_environments_and_build_output_stay_out(name: str, files: set[str]) -> None:
-    assert kept(*(f"{name}/{file}" for file in files)) == set()
-
-
-@pytest.mark.parametrize("where", ["", "foo/", "tests/"])
-def test_an_environment_is_out_by_its_mark_whatever_it_is_called(where: str) -> None:
-    inside = {f"{where}py311/{name}" for name in ("pyvenv.cfg", "lib/foo/a.py", "foo/__init__.py", "a.py")}
-    assert kept(*inside) == set()
-    without = {name for name in inside if not name.endswith(".cfg")}
-    assert kept(*without) == without
+def test_environments_and_build_output_stay_out(name: str) -> None:
+    """No package at the top, scripts, and an environment with all looks of a package."""
+    environment = ("pyvenv.cfg", "a.py", "__init__.py", "lib/python3.11/foo/a.py")
+    for files in (("lib/a.py", "src/foo/a.py"), ("a.py",), environment):
+        assert kept(*(f"{name}/{file}" for file in files)) == set()
+    for where in ("", "foo/", "tests/"):  # it is one by its mark, whatever it is called
+        inside = {
+            f"{where}py311/{name}" for name in ("pyvenv.cfg", "lib/foo/a.py", "foo/__init__.py", "a.py")
+        }
+        assert kept(*inside) == set()
+        without = {name for name in inside if not name.endswith(".cfg")}
+        assert kept(*without) == without
 
 
 @pytest.mark.parametrize(
@@ -131,9 +125,8 @@ NO_DATA = (
 )
 
 
-@pytest.mark.parametrize("name", [*DATA, *NO_DATA])
-def test_data_of_tests(name: str) -> None:
-    assert kept(name) == ({name} if name in DATA else set())
+def test_data_of_tests() -> None:
+    assert {name for name in (*DATA, *NO_DATA) if kept(name)} == set(DATA)
 
 
 NAMES = st.sampled_from(
@@ -233,23 +226,13 @@ def test_a_folder_is_there_for_tests_where_nothing_in_it_is_tested(files: list[s
     assert folders_of_tests(tests, files) == found
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["ab_testing/core.py", "flask_testing/utils.py", "pkg/test_utils/x.py", "contest/a.py", "unit/x.py"],
-)
-def test_a_product_may_have_test_in_its_name(path: str) -> None:
-    assert is_subject_path(path)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("test/x.py", "testing/x.py", "unit_tests/x.py", "tests-py3/x.py", "unittests/x.py"),
-        *("unit_test/x.py", "integration-test/x.py", "test_suite/x.py", "test_data/x.py", "test_py3/x.py"),
-    ],
-)
-def test_folders_of_tests_have_usual_names(path: str) -> None:
-    assert not is_subject_path(path)
+def test_folders_of_tests_have_usual_names_and_a_product_may_have_test_in_its_name() -> None:
+    products = "ab_testing/core.py flask_testing/utils.py pkg/test_utils/x.py contest/a.py unit/x.py".split()
+    tests = (
+        "test/x.py testing/x.py unit_tests/x.py tests-py3/x.py unittests/x.py unit_test/x.py integration-test/x.py"
+        " test_suite/x.py test_data/x.py test_py3/x.py"
+    ).split()
+    assert [path for path in (*products, *tests) if is_subject_path(path)] == products
 
 
 def test_a_repository_in_which_everything_is_among_tests_is_told_so(tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ import pytest
 from small_trees import write_tree
 
 from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.intake.environment import TOOLCHAIN
+from composer_replication.tasks.intake.requirements import lock_repository
+from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.store import TaskStore
 
 Command = Callable[..., Any]
@@ -299,11 +302,11 @@ def test_odd_files_beside_good_ones(make: Make, builds: Callable[..., TaskStore]
         '[project]\nname = "../../climbed"\nversion = "1"\n[tool.poetry.dependencies]\npython = {version = 3}\n',
     ],
 )  # fmt: skip
-def test_metadata_of_another_shape(make: Make, builds: Callable[..., TaskStore], text: str) -> None:
-    (record,) = builds(make({"pyproject.toml": text})).repositories()
-    assert not [
-        name for name in record.files if "climbed" in name.partition("/")[2] or ".." in name.split("/")
-    ]
+def test_metadata_of_another_shape(make: Make, text: str) -> None:
+    source = open_source(str(make({"pyproject.toml": text})))
+    assert lock_repository(source).names == TOOLCHAIN.keys()
+    parts = [name.split("/") for name in source.files]
+    assert not [name for name in parts if ".." in name or "climbed" in name[1:]]
 
 
 # --- hostile repositories ----------------------------------------------------------------------------

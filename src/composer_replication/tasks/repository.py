@@ -394,16 +394,14 @@ def read_unused(store_root: Path, slug: str, record: RepositoryRecord) -> Unused
         kept = read_json(store_root / _BASELINES / f"{slug}.json")
     if kept.get("baseline_sha256") != record.baseline_sha256:
         kept = {}
-    never_green, reason, left_out = (kept.get(key) for key in ("never_green", "first_reason", "left_out"))
-    num_flaky, num_broken = len(record.flaky or ()), len(record.broken_files)
     return UnusedTests(
-        record.num_collected,
-        len(record.green),
-        num_flaky,
-        never_green,
-        num_broken,
-        reason or "",
-        tuple(left_out or ()),
+        collected=record.num_collected,
+        used=len(record.green),
+        flaky=len(record.flaky or ()),
+        never_green=kept.get("never_green"),
+        broken_files=len(record.broken_files),
+        first_reason=kept.get("first_reason", ""),
+        left_out=tuple(kept.get("left_out", ())),
     )
 
 

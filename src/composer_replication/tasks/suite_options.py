@@ -92,9 +92,9 @@ def _settings_in(name: str, data: bytes) -> dict[str, Any] | None:
         options = options if is_own else inner_table(options, "ini_options") or options
         return options if options or (is_own and table is not None) else None
     sections = parse_ini(data.decode("utf-8", "replace"))
-    return sections.get(
-        "tool:pytest" if name == "setup.cfg" else "pytest", {} if is_own and sections else None
-    )
+    if is_own and sections:
+        return sections.get("pytest", {})
+    return sections.get("tool:pytest" if name == "setup.cfg" else "pytest")
 
 
 def _words(added: object) -> list[str]:

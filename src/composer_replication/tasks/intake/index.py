@@ -90,9 +90,12 @@ def _finder(*, wheels: bool) -> PackageFinder:
     session.auth = MultiDomainBasicAuth(prompting=False, index_urls=settings.index_urls)
     return PackageFinder(
         session=cast("Fetcher", session),  # its own default session is of this very class
-        index_urls=settings.index_urls, find_links=settings.find_links, trusted_hosts=hosts,
-        **{"only_binary" if wheels else "no_binary": (":all:",)},
-    )  # fmt: skip
+        index_urls=settings.index_urls,
+        find_links=settings.find_links,
+        trusted_hosts=hosts,
+        no_binary=() if wheels else (":all:",),
+        only_binary=(":all:",) if wheels else (),
+    )
 
 
 def _download(label: str, *, wheels: bool) -> tuple[str, bytes]:

@@ -35,7 +35,6 @@ _POINT = re.compile(r"[^\n=\[\]]+\n[^\n=\[\]]+\n[\w.]+(\s*:\s*[\w.]+)?(\s*\[[\w,
 """Group, name and object of an entry point."""
 _FOR_DEVELOPERS = re.compile(r"test|dev|doc|lint|build|extra|optional|tox|(^|\W)ci\b")
 _MAX_DEPTH = 2  # how deep below a project its files of requirements lie at most
-_WORKSPACES = ("uv", "rye", "hatch", "hatch.envs.*")
 
 
 @dataclass(slots=True)
@@ -66,16 +65,11 @@ def find_projects(files: Mapping[str, bytes]) -> list[Project]:
     """
     top = ProjectFiles(files)
     folders = {posixpath.dirname(path) for path in files if posixpath.basename(path) in PROJECT_FILES}
-    named, excluded = (
-        [
-            one
-            for tool in _WORKSPACES
-            for one in folders
-            if _fits(one, top.strings(f"tool.{tool}.workspace.{key}"))
-        ]
+    inside, outside = (
+        top.strings(*(f"tool.{tool}.workspace.{key}" for tool in ("uv", "rye", "hatch", "hatch.envs.*")))
         for key in ("members", "exclude")
     )
-    members = sorted(set(named) - set(excluded))
+    members = [one for one in sorted(folders) if _is_among(one, inside) and not _is_among(one, outside)]
     places = {
         canonicalize_name(name): f"{IN_TREE}{folder}"
         for folder in reversed(members)
@@ -105,7 +99,7 @@ def find_projects(files: Mapping[str, bytes]) -> list[Project]:
     return list(found.values())
 
 
-def _fits(folder: str, patterns: Iterable[str]) -> bool:
+def _is_among(folder: str, patterns: Iterable[str]) -> bool:
     """Whether a glob names a folder: a star stands for one part of a path, two for any number."""
     return any(
         fnmatchcase(folder, pattern.replace("**/", "*"))

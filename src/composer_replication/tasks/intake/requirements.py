@@ -139,7 +139,8 @@ def read_requirements(source: RepositorySource, missing: Collection[str] = ()) -
     """Everything that the repository says its tests need, tooling left out; ``missing`` as in ``lock_repository``."""
     files = source.files
     projects = find_projects({**source.metadata, **files})
-    found = Requirements(own={canonicalize_name(one.name) for one in (source, *projects) if one.name})
+    own_names = {source.name, *(project.name for project in projects)} - {""}
+    found = Requirements(own=set(map(canonicalize_name, own_names)))
     found.folders = {f"{IN_TREE}{project.folder}" for project in projects}
     for project in projects:
         if project.is_needed and not found.python and not _accepts_this_python(project.requires_python):

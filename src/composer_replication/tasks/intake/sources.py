@@ -149,10 +149,8 @@ def _read(source: str, listing: archives.Listing, fallback: str, commit: str = "
     in which there is no code. ``fallback`` is its name where it says none.
     """
     # Those that a record can name: no bytes that are no text, no line break.
-    names, links = (
-        frozenset(name for name in given if not _NO_TEXT.search(name))
-        for given in (listing.files, listing.links)
-    )
+    names = frozenset(name for name in listing.files if not _NO_TEXT.search(name))
+    links = frozenset(name for name in listing.links if not _NO_TEXT.search(name))
     rules = TreeRules(names)
     in_tree = {name for name in names if rules.belongs(PurePosixPath(name))}
     about = {name for name in names if tree_rules.is_metadata_path(PurePosixPath(name))}
@@ -176,9 +174,8 @@ def _read(source: str, listing: archives.Listing, fallback: str, commit: str = "
 
 def _check_use(source: str, files: Mapping[str, bytes], metadata: Mapping[str, bytes]) -> None:
     """Refuse what is no Python project, or has no tests."""
-    if metadata.keys().isdisjoint((*PROJECT_FILES, "PKG-INFO")) or not any(
-        name.endswith(".py") for name in files
-    ):
+    has_code = any(name.endswith(".py") for name in files)
+    if not has_code or metadata.keys().isdisjoint((*PROJECT_FILES, "PKG-INFO")):
         problem = "this is no Python project: no pyproject.toml, setup.cfg or setup.py with Python sources."
         raise InputError("CR0402", problem, where=source, fix="give the folder that holds pyproject.toml.")
     names_its_files = any(b"python_files" in files.get(name, b"") for name in PYTEST_FILES)
@@ -209,7 +206,8 @@ def _written_by_builds(
         version = project.version or (f"0+g{commit[:_SHORT_ID]}" if commit else "0")
         # The name of the folder is cut at its first hyphen by who looks it up.
         folder = f"{_safe(project.name or fallback).replace('-', '_')}-{version}.dist-info"
-        points, written = project.entry_points, {}
+        points = project.entry_points
+        written: dict[str, str] = {}
         if project.name:
             written["METADATA"] = f"Metadata-Version: 2.1\nName: {project.name}\nVersion: {version}\n"
         if project.name and points:

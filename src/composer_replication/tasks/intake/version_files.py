@@ -65,9 +65,7 @@ def _declared(read: ProjectFiles) -> Iterator[tuple[str, str]]:
     for name, said in product(_TABLES, read.declared):
         for table in map(inner_table, values_at(said, f"tool.{name}")):
             template = next((table[key] for key in _TEMPLATES if isinstance(table.get(key), str)), "")
-            # These two count from the place of import.
-            is_shifted = name in ("pdm.version", "scikit-build.generate.*")
-            for base, key in product(("", "src", "python") if is_shifted else ("",), _KEYS):
+            for base, key in product(("", "src", "python"), _KEYS):  # some count from the place of import
                 if isinstance(table.get(key), str):
                     yield posixpath.join(base, table[key]), template
     for path, table in read.table("tool.poetry-dynamic-versioning.files").items():

@@ -208,9 +208,12 @@ def test_lines_of_requirement_files_are_read_as_pip_reads_them() -> None:
     [
         "".join(f"def f{n}():\n    return f{n + 1}()\n" for n in range(1500))
         + "setup(install_requires=f0())\n",
+        "x, y = 'a', 0\nx = 'a'\ny = ['b']\n"
+        + "x = x + x\ny = [*y, *y]\n" * 60
+        + "setup(name='x', version=x)\n",
         "points = {}\npoints[1] = ['a=b:c']\nsetup(name='x', entry_points=points, extras_require=points)\n",
     ],
-    ids=["a chain that is too deep to follow", "a group that is no text"],
+    ids=["a chain that is too deep to follow", "what doubles line by line", "a group that is no text"],
 )
 def test_a_setup_file_that_only_running_would_tell_is_opened(tmp_path: Path, setup: str) -> None:
     write_tree(tmp_path, {**SOURCE, "tests/test_a.py": "def test_a():\n    pass\n", "setup.py": setup})

@@ -18,7 +18,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from email.parser import Parser
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 from urllib.parse import unquote
 
@@ -212,6 +212,9 @@ def _named(value: object) -> list[str]:
 
 # --- What a setup.py hands to setup.
 
+_MOST_PARTS = 10_000
+"""Strings of a list and characters of a text: a hostile file may double them line by line."""
+
 
 def _setup_arguments(text: str) -> dict[str, Any]:
     """The arguments of ``setup``: strings, lists of strings, tables of these; None where only running would tell."""
@@ -252,7 +255,9 @@ def _value(node: ast.expr | None, known: Mapping[str, Any]) -> Any:
             case ast.Starred(value=part):
                 found = _value(part, known)
             case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
-                found = [text for part in parts for text in texts(_value(part, known))]
+                found = list(
+                    islice((text for part in parts for text in texts(_value(part, known))), _MOST_PARTS)
+                )
             case ast.BinOp(left=left, op=ast.Add(), right=right):
                 found = _sum(_value(left, known), _value(right, known))
             case ast.Dict(keys=keys, values=values):
@@ -267,7 +272,7 @@ def _value(node: ast.expr | None, known: Mapping[str, Any]) -> Any:
                 found = {"where": _value(where[0], known)} if where else None
     except RecursionError:  # a sum of thousands
         return None
-    return found
+    return found[:_MOST_PARTS] if isinstance(found, str | list) else found
 
 
 def _sum(*sides: Any) -> Any:

@@ -75,9 +75,8 @@ def open_source(source: str) -> RepositorySource:
             ``git+https://HOST/OWNER/REPO@REF`` (also ssh, file, ``git@HOST:…``; HEAD without a REF).
 
     Raises:
-        InputError: no such path or not a SOURCE (CR0402), not a Python project (CR0402), no
-            tests (CR0419), a hostile archive (CR0402), not in the index (CR0407, CR0408),
-            a repository that git cannot reach, without that commit, or too large (CR0407, CR0402).
+        InputError: no such path, no SOURCE, no Python project, hostile or too large (CR0402); no tests (CR0419); not in
+            the index, or a repository or commit that git cannot reach (CR0407, CR0408).
         MissingError: a git address, and no git (CR0440).
     """
     if git_source.is_git_source(source):

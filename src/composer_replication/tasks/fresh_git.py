@@ -1,11 +1,8 @@
 """A ``.git`` of exactly one commit, for agents that use ``git status``, ``git diff`` and ``git stash``.
 
-Written without git, so that it holds nothing of the machine: no name of a user or host, no
-hook, no reflog, no time. The same files give the same bytes everywhere: author, date and
-message are fixed, and objects are stored, not compressed, because compressed bytes differ
-between versions of zlib. One pack with its index is two files, whatever the size of the tree.
-
-Formats: gitformat-pack(5) and gitformat-index(5) of git.
+Written without git, so that it holds nothing of the machine: no name, hook, reflog or time. The same files give the same
+bytes everywhere: author, date and message are fixed, and objects are stored, not compressed, because compressed bytes
+differ between versions of zlib. Formats: gitformat-pack(5) and gitformat-index(5) of git.
 """
 
 from __future__ import annotations

@@ -44,11 +44,10 @@ _GIT_FILES = {
 
 
 def make_patch(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str:
-    """The unified diff that turns one tree into another.
+    """The unified diff that turns one tree into another; empty where they are equal.
 
-    Paths in order; three lines of context; git's headers, so that new, deleted and empty
-    files and a missing newline at the end survive. Carriage returns stay in their lines. Equal trees have an empty patch.
-    An InputError (CR0446) where a file that differs is not UTF-8, or a path leaves the tree.
+    Paths in order, three lines of context, git's headers, so that new, deleted and empty files and a missing newline at
+    the end survive. An InputError (CR0446) where a file that differs is not UTF-8, or a path leaves the tree.
     """
     return "".join(_file_patch(path, old.get(path), new.get(path)) for path in _changed(old, new))
 
@@ -111,9 +110,9 @@ def _lines(text: str | None) -> list[str]:
 def apply_patch(files: Mapping[str, bytes], patch: str) -> dict[str, bytes]:
     """A tree after a patch, by the real ``git apply`` in a temporary folder of its own.
 
-    No configuration of the user or the system, no hooks, no attributes of the tree, no
-    ``--unsafe-paths``: git itself refuses a path that climbs out or goes through a link. ``patch`` is a unified diff
-    with ``a/`` and ``b/``; a blank one changes nothing. File modes are not part of a tree.
+    No configuration of user or system, no hooks, no attributes of the tree, no ``--unsafe-paths``: git itself refuses a
+    path that climbs out or goes through a link. ``patch`` is a unified diff with ``a/`` and ``b/``; a blank one changes
+    nothing. File modes are not part of a tree.
 
     Raises:
         InputError: the patch does not apply as a whole, leaves the tree, makes links or is binary (CR0446).
@@ -153,17 +152,11 @@ def _run_git_apply(folder: Path, patch: bytes) -> None:
     try:
         done = subprocess.run(
             ["git", "apply", "--whitespace=nowarn", "-"],
-            input=patch,
-            cwd=folder / "tree",
-            env=environment,
-            capture_output=True,
-            timeout=APPLY_SECONDS,
-            check=False,
-        )
+            input=patch, cwd=folder / "tree", env=environment, capture_output=True, timeout=APPLY_SECONDS, check=False,
+        )  # fmt: skip
     except FileNotFoundError as error:
-        raise MissingError(
-            "CR0440", "patches are applied by git, which is not installed.", where="git", fix="install git."
-        ) from error
+        problem = "patches are applied by git, which is not installed."
+        raise MissingError("CR0440", problem, where="git", fix="install git.") from error
     except subprocess.TimeoutExpired as error:
         raise _refused(f"git apply did not end within {APPLY_SECONDS} seconds", "") from error
     if done.returncode:
@@ -175,9 +168,5 @@ def _run_git_apply(folder: Path, patch: bytes) -> None:
 
 
 def _refused(detail: str, where: str) -> InputError:
-    return InputError(
-        "CR0446",
-        f"{detail.rstrip('.')}.",
-        where=where,
-        fix="give a patch of text files, made by git diff against exactly that tree.",
-    )
+    fix = "give a patch of text files, made by git diff against exactly that tree."
+    return InputError("CR0446", f"{detail.rstrip('.')}.", where=where, fix=fix)

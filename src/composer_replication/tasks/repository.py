@@ -53,18 +53,18 @@ def cut_off(report: TestReport, suite_seconds: float, where: str = "") -> Unusab
 
     ``report`` is a run with an error, ``suite_seconds`` how long it had; ``where`` is said in front.
     """
-    last = f"; {report.running} was running" if report.running else ""
     if report.ended is Ended.TIME and report.broke:
-        return UnusableRepository(TOO_SLOW, f"{where}the suite was ended: {report.broke}{last}")
-    if report.ended is Ended.TIME:
+        reason, said = TOO_SLOW, f"the suite was ended: {report.broke}"
+    elif report.ended is Ended.TIME:
         more = min(MAX_SUITE_SECONDS, _MORE_TIME * suite_seconds)
-        return UnusableRepository(
-            TOO_SLOW,
-            f"{where}the suite ran longer than {suite_seconds:g} s; --suite-seconds {more:g} gives it more time{last}",
-        )
-    if report.ended is Ended.LIMIT:
-        return UnusableRepository(TOO_LARGE, f"{where}{report.error}; {_WITHOUT}{last}")
-    return UnusableRepository("red-baseline", f"{where}{report.error}{last}")
+        said = f"the suite ran longer than {suite_seconds:g} s; --suite-seconds {more:g} gives it more time"
+        reason = TOO_SLOW
+    elif report.ended is Ended.LIMIT:
+        reason, said = TOO_LARGE, f"{report.error}; {_WITHOUT}"
+    else:
+        reason, said = "red-baseline", report.error
+    last = f"; {report.running} was running" if report.running else ""
+    return UnusableRepository(reason, f"{where}{said}{last}")
 
 
 # --- Runs of the whole suite before anything is deleted: one bad test does not end them for the others.
@@ -82,20 +82,11 @@ def run_suite(
     backwards: bool = False,
     seconds: float | None = None,
 ) -> tuple[TestReport, dict[str, str]]:
-    """The whole suite, but for what the bench leaves out.
+    """The whole suite, but for what the bench leaves out: its report, and what was left out of it, by test or file, and why.
 
-    Args:
-        bench: where.
-        map_calls: also note which functions each test calls; nothing is known of them where time ran out.
-        shuffle_seed: draws another order, as in ``Trial``.
-        backwards: that order from its end.
-        seconds: of all of it by the clock; None: as long as the bench gives to a suite.
-
-    Returns:
-        The report of a run, and what was left out of it: why, by test or file.
-
-    Raises:
-        UnusableRepository: ``red-baseline``, ``too-slow`` or ``too-large``.
+    ``map_calls`` also notes which functions each test calls (nothing where time ran out), ``shuffle_seed`` draws another
+    order, ``backwards`` is that from its end; ``seconds`` are for all of it by the clock (None: as the bench says).
+    UnusableRepository: ``red-baseline``, ``too-slow`` or ``too-large``.
     """
     limit = bench.suite_seconds if seconds is None else seconds
     bad: dict[str, str] = {}
@@ -120,26 +111,21 @@ def run_suite(
         if not is_named or report.ended is Ended.LIMIT or len(bad) == MAX_BAD_TESTS:
             raise cut_off(report, limit, "" if shuffle_seed is None else "in another order, ")
         bad[report.running] = report.broke
-    report = _with_left_out(report, bad)
-    if not (report.collected or report.collect_errors or report.skips):
-        raise UnusableRepository(
-            "red-baseline", f"no test is collected, looked for by {names_tried(bench.original)}"
-        )
-    return report, bad
-
-
-def _with_left_out(report: TestReport, bad: Mapping[str, str]) -> TestReport:
-    """The report with the tests and files that were left out, each with what it did."""
     tests = {name: f"left out: {did}" for name, did in bad.items() if "::" in name}
     files = {name: f"left out: {did}" for name, did in bad.items() if name not in tests}
     outcomes = {**dict.fromkeys(tests, Outcome.ERROR), **report.outcomes}
-    return replace(
+    report = replace(
         report,
         outcomes=outcomes,
         collected=tuple(dict.fromkeys([*report.collected, *outcomes])),
         collect_errors={**files, **report.collect_errors},
         why={**tests, **report.why},  # what ended a run comes first
     )
+    if not (report.collected or report.collect_errors or report.skips):
+        raise UnusableRepository(
+            "red-baseline", f"no test is collected, looked for by {names_tried(bench.original)}"
+        )
+    return report, bad
 
 
 # --- Files, environment and suite together.
@@ -193,11 +179,10 @@ def prepare(
 ) -> PreparedRepository:
     """Lock, install, run the suite three times, and keep all of it in the store.
 
-    What an earlier build of the same bytes kept is used again, unless an earlier version
-    kept it that did not look for flaky tests. ``workers`` run the suite. ``map_calls`` also notes which functions
-    each test calls, so that only tests which can tell are run first. ``jobs`` is how many sandboxes may run
-    at a time, ``sizes`` are the (granularity, removal) pairs to plan, ``suite_seconds`` are how long by the
-    clock a whole suite may run.
+    What an earlier build of the same bytes kept is used again, unless an earlier version kept it that did not look for
+    flaky tests. ``workers`` run the suite, ``jobs`` at a time. ``map_calls`` also notes which functions each test calls,
+    so that only tests which can tell are run first; ``sizes`` are the (granularity, removal) pairs to plan,
+    ``suite_seconds`` are how long by the clock a whole suite may run.
     """
     slug, files = slug_of(source.repository), {path: sha256_of(data) for path, data in source.files.items()}
     licence = read_licence(source.files, source.metadata)
@@ -275,7 +260,7 @@ class _FirstRun:
 def _with_what_is_missing(
     source: RepositorySource, workers: Workers, backend: str | None, *, map_calls: bool, suite_seconds: float
 ) -> _FirstRun:
-    """The environment in which most tests are green, and the first run there.
+    """The environment in which most tests are green, with the first run there.
 
     What the run before missed is added where the repository declares it; the runner is an earlier one where the tests
     show that they were written for it.
@@ -320,9 +305,8 @@ def _three_runs(
 ) -> tuple[list[TestReport], tuple[str, ...]]:
     """The first run and two more, and what was left out of any: a test that is not green in all is left out of everything.
 
-    The first has the order of the files, the second an order drawn by ``SHUFFLE_SEED``, the
-    third that one backwards: of any two tests each comes first once, so that a test which
-    needs, or cannot bear, another one before it is found whatever was drawn.
+    The first has the order of the files, the second one drawn by ``SHUFFLE_SEED``, the third that one backwards: of any
+    two tests each comes first once, so that one which needs, or cannot bear, another before it is always found.
     """
     first = begun.report
     _refuse_red(first, first.passed, "green")
@@ -346,23 +330,18 @@ def _refuse_red(first: TestReport, green: frozenset[str], what: str) -> None:
     """Refuse a repository most of whose tests say nothing."""
     num_run = sum(outcome != "skipped" for outcome in first.outcomes.values())
     if not green or len(green) < MIN_GREEN_SHARE * num_run:
-        count = f"{len(green)} of {num_run} tests are {what}"
-        if not num_run:
-            num_skipped = len(first.outcomes)
-            count = f"all {num_skipped} tests are skipped" if num_skipped else "no test is collected"
+        none = f"all {len(first.outcomes)} tests are skipped" if first.outcomes else "no test is collected"
+        count = f"{len(green)} of {num_run} tests are {what}" if num_run else none
         said = {**first.collect_errors, **first.why} or first.skips
         texts = [f"{place}: {text}" for place, text in said.items()]
         reason = f"; the first says: {texts[0][:300]}" if texts else ""
         raise UnusableRepository("red-baseline", f"{count}{reason}")
 
 
-# --- Which tests are used, and why the others are not: kept beside the tasks, for a person to read.
+# --- Which tests are used, and why the others are not: baselines/<slug>.json beside the tasks, for a person to read.
 #
-#     baselines/<slug>.json    how many tests were skipped and never green, the first reason, files that were left out
-#
-# What a test says when it fails may hold an address or a time, so it is no part of a record: manifest and fingerprint
-# do not know of it. Where the file is missing or of other bytes, as in a store of an earlier version, the reason is
-# unknown.
+# What a test says when it fails may hold an address or a time, so manifest and fingerprint do not know of it. Where the
+# file is missing or of other bytes, as in a store of an earlier version, the reason is unknown.
 
 _BASELINES = "baselines"
 _REASON_CHARACTERS = 300
@@ -375,10 +354,9 @@ _PYTEST_MARK = re.compile(r"^E(?=\s)")
 class UnusedTests:
     """The tests of a repository by what became of them.
 
-    ``used`` are green in every run, ``flaky`` in some. ``never_green`` are the others but for skipped ones; None where
-    nobody noted how many were skipped. ``broken_files`` could not be collected. ``first_reason`` is ``PLACE: TEXT``
-    of the first of these two, else empty; ``left_out`` files that are not in the tree although a test might
-    miss them.
+    ``used`` are green in every run, ``flaky`` in some; ``never_green`` are the others but for skipped ones (None: nobody
+    noted them). ``broken_files`` could not be collected; ``first_reason`` is ``PLACE: TEXT`` of the first of these two.
+    ``left_out`` are files that are not in the tree although a test might miss them.
     """
 
     collected: int
@@ -400,16 +378,13 @@ def note_unused(
     red = [test for test in first.outcomes if test not in passed | silent]
     said = {**first.collect_errors, **{test: first.why.get(test, "") for test in red}}
     texts = (f"{place}: {_PYTEST_MARK.sub('', text).strip()}" for place, text in said.items())
-    reason = next(texts, "").removesuffix(": ")
-    write_json(
-        store_root / _BASELINES / f"{slug}.json",
-        {
-            "baseline_sha256": record.baseline_sha256,
-            "never_green": len(red),
-            "first_reason": reason[:_REASON_CHARACTERS],
-            "left_out": list(left_out[:_NUM_NAMED]),
-        },
-    )
+    note = {
+        "baseline_sha256": record.baseline_sha256,
+        "never_green": len(red),
+        "first_reason": next(texts, "").removesuffix(": ")[:_REASON_CHARACTERS],
+        "left_out": list(left_out[:_NUM_NAMED]),
+    }
+    write_json(store_root / _BASELINES / f"{slug}.json", note)
 
 
 def read_unused(store_root: Path, slug: str, record: RepositoryRecord) -> UnusedTests:

@@ -8,17 +8,14 @@ is not installed is dropped inside the sandbox (``suite_plugin``).
 
 from __future__ import annotations
 
-import configparser
 import re
 import shlex
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from composer_replication.tasks.intake.parsed_files import inner_table
+from composer_replication.tasks.intake.parsed_files import inner_table, parse_ini, parse_toml, texts
 from composer_replication.tasks.intake.sources import PYTEST_FILES
 
 OVERRIDES = tuple(
@@ -52,13 +49,13 @@ _UNITTEST = re.compile(r"-m[\"', ]+unittest\b|\bsetup\.py\s+test\b|\btest_suite\
 
 def suite_arguments(tree: Path) -> list[str]:
     """The arguments with which the repository has pytest called: its file of settings, then its options, each one word."""
-    read = partial(_bytes, tree)
+
+    def read(name: str) -> bytes | None:
+        return (tree / name).read_bytes() if (tree / name).is_file() else None
+
     name, settings = pytest_settings(read)
-    return [
-        *([f"--config-file={name}"] if name else []),
-        *_kept(_words(settings.get("addopts", ""))),
-        *([] if "python_files" in settings else _unittest_files(read, map(str, tree.rglob("*.py")))),
-    ]
+    files = [] if "python_files" in settings else _unittest_files(read, map(str, tree.rglob("*.py")))
+    return [*([f"--config-file={name}"] if name else []), *_kept(_words(settings.get("addopts", ""))), *files]
 
 
 def names_tried(files: Mapping[str, bytes]) -> str:
@@ -75,13 +72,9 @@ def names_tried(files: Mapping[str, bytes]) -> str:
 
 
 def pytest_settings(read: Callable[[str], bytes | None]) -> tuple[str, dict[str, Any]]:
-    """The file in which pytest finds its settings, and these; in the order in which pytest looks, then in a folder of tests.
+    """The file in which pytest finds its settings (empty: none), and these; in its order, then in a folder of tests.
 
-    Args:
-        read: gives the bytes of a file of the project by its path, or None.
-
-    Returns:
-        An empty name where no file has any.
+    ``read`` gives the bytes of a file of the project by its path, or None.
     """
     for folder, name in product(("", "tests/", "test/"), PYTEST_FILES):
         data = read(folder + name)
@@ -91,34 +84,22 @@ def pytest_settings(read: Callable[[str], bytes | None]) -> tuple[str, dict[str,
     return "", {}
 
 
-def _bytes(folder: Path, name: str) -> bytes | None:
-    path = folder / name
-    return path.read_bytes() if path.is_file() else None
-
-
 def _settings_in(name: str, data: bytes) -> dict[str, Any] | None:
     is_own = name.lstrip(".").startswith("pytest.")
     if name.endswith(".toml"):
-        try:
-            table = tomllib.loads(data.decode("utf-8"))
-        except (ValueError, RecursionError):
-            return None
-        if is_own:
-            return inner_table(table, "pytest")
-        options = inner_table(table, "tool.pytest")
-        return inner_table(options, "ini_options") or options or None
-    parser = configparser.ConfigParser(interpolation=None, strict=False)
-    try:
-        parser.read_string(data.decode("utf-8"))
-    except (configparser.Error, UnicodeDecodeError):
-        return None
-    section = "tool:pytest" if name == "setup.cfg" else "pytest"
-    return dict(parser[section]) if parser.has_section(section) else {} if is_own else None
+        table = parse_toml(data)
+        options = inner_table(table, "pytest" if is_own else "tool.pytest")
+        options = options if is_own else inner_table(options, "ini_options") or options
+        return options if options or (is_own and table is not None) else None
+    sections = parse_ini(data.decode("utf-8", "replace"))
+    if is_own and sections:
+        return sections.get("pytest", {})
+    return sections.get("tool:pytest" if name == "setup.cfg" else "pytest")
 
 
 def _words(added: object) -> list[str]:
     if isinstance(added, list):
-        return [word for word in added if isinstance(word, str)]
+        return texts(added)
     try:
         return shlex.split(str(added), comments=True)
     except ValueError:

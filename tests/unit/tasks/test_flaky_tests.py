@@ -1,14 +1,19 @@
-"""Tests that are not green whatever the order and the day are named and left out."""
+"""Tests that are not green whatever the order and the day are named, counted and left out."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping
 from itertools import groupby
 from pathlib import Path
 
 import pytest
+from small_trees import write_tree
 
+from composer_replication.cli.tasks_verb import finish_build, run_stats
+from composer_replication.cli.terminal import columns
 from composer_replication.records import Outcome
+from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.intake.environment import Environment, UnusableRepository
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.repository import prepare
@@ -142,3 +147,32 @@ def test_an_order_that_the_repository_asks_for_wins(run) -> None:
     conftest = "def pytest_collection_modifyitems(items):\n    items.sort(key=lambda item: item.nodeid)\n"
     report = run({**NESTED, "conftest.py": conftest}, seed=0)
     assert report.collected == tuple(sorted(report.collected))
+
+
+RED = {
+    "pyproject.toml": '[project]\nname = "planted"\nversion = "1.0"\n',
+    "planted.py": "def one():\n    return 11\n",
+    "test_planted.py": "import pytest\n\nimport planted\n\n\ndef test_one():\n    assert planted.one() == 11\n\n\n"
+    "def test_again():\n    assert planted.one() < 12\n\n\ndef test_nothing():\n    pass\n\n\n"
+    "def test_data():\n    open('testdata/a.json')\n\n\ndef test_more():\n    open('testdata/a.json')\n\n\n"
+    "@pytest.mark.skip(reason='not here')\ndef test_skipped():\n    pass\n",
+    "tests/test_broken.py": "import not_to_be_found\n",
+    "tests/data.zip": "no archive",
+}
+
+
+def test_they_are_counted_and_explained(tmp_path: Path) -> None:
+    built = build_tasks([str(write_tree(tmp_path / "planted", RED))], tmp_path / "out", jobs=1)
+    found = built.unused_tests["planted==1.0"]
+    assert (found.collected, found.used, found.flaky) == (6, 3, 0)
+    assert (found.never_green, found.broken_files) == (2, 1)
+    assert found.first_reason.startswith("tests/test_broken.py: ModuleNotFoundError: ")
+    assert found.left_out == ("tests/data.zip",)
+    result, _ = finish_build(built, {}, quiet=True)
+    stats, _ = run_stats(argparse.Namespace(folder=built.folder))
+    assert stats["unused_tests"] == result["unused_tests"]
+    told = ("never_green 2", "broken_files 1", f"first_reason {found.first_reason}")
+    for shown in (result, stats):
+        lines = columns(shown).splitlines()
+        (line,) = [line for line in lines if line.startswith("  planted==1.0: collected 6")]
+        assert all(words in line for words in told)

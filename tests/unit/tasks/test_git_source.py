@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+import shutil
+import socket
+import ssl
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -45,6 +52,9 @@ def commit(root: Path, files: Mapping[str, bytes]) -> str:
 
 @pytest.fixture(autouse=True)
 def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("http_proxy", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -87,38 +97,26 @@ def test_a_commit_gives_the_bytes_of_its_files_as_a_folder_does(repository: Path
     assert found.repository == "some-thing==2.1"
 
 
-@pytest.mark.parametrize("ref", ["main", "refs/heads/main", "", "HEAD~0", "ID"])
-def test_every_way_to_name_a_commit(repository: Path, ref: str) -> None:
-    head = git(repository, "rev-parse", "main")
-    if ref == "HEAD~0":  # an expression is no name
-        assert code_of(f"git+file://{repository}@{ref}") == "CR0402"
-        return
-    wanted = head if ref == "ID" else ref
-    found = open_source(f"git+file://{repository}" + (f"@{wanted}" if wanted else ""))
-    assert (found.commit, found.files["thing/__init__.py"]) == (head, b"def f():\n    return 2\n")
-
-
-def test_an_old_commit_that_no_ref_names(repository: Path) -> None:
-    old = git(repository, "rev-parse", "main~1")
+def test_every_way_to_name_a_commit(repository: Path) -> None:
+    head, old = git(repository, "rev-parse", "main"), git(repository, "rev-parse", "main~1")
+    for ref in ("@main", "@refs/heads/main", "", f"@{head}"):
+        found = open_source(f"git+file://{repository}{ref}")
+        assert (found.commit, found.files["thing/__init__.py"]) == (head, b"def f():\n    return 2\n")
+    assert code_of(f"git+file://{repository}@HEAD~0") == "CR0402"  # an expression is no name
     git(repository, "tag", "--delete", "v1")
-    assert open_source(f"git+file://{repository}@{old}").commit == old
+    assert open_source(f"git+file://{repository}@{old}").commit == old  # which no ref names
 
 
 def test_a_fetched_commit_needs_no_repository_any_more(repository: Path) -> None:
     source = f"git+file://{repository}@{git(repository, 'rev-parse', 'v1^{commit}')}"
     before = open_source(source)
+    other = repository.with_name("other.git")
+    git(repository, "init", "--quiet", "--bare", str(other))
     repository.rename(repository.with_name("gone"))
     after = open_source(source)
     assert (after.files, after.sha256, after.commit) == (before.files, before.sha256, before.commit)
     assert code_of(f"git+file://{repository}@v1") == "CR0407"  # what a tag means must be asked
-
-
-def test_another_address_does_not_answer_from_the_cache(repository: Path, tmp_path: Path) -> None:
-    head = git(repository, "rev-parse", "main")
-    open_source(f"git+file://{repository}@{head}")
-    other = tmp_path / "other.git"
-    git(tmp_path, "init", "--quiet", "--bare", str(other))
-    assert code_of(f"git+file://{other}@{head}") == "CR0407"
+    assert code_of(f"git+file://{other}@{before.commit}") == "CR0407"  # another address is another answer
 
 
 def test_a_version_that_a_tool_would_compute_is_the_commit(repository: Path) -> None:
@@ -339,7 +337,7 @@ def test_objects_that_are_missing_are_not_fetched_by_a_program_of_the_repository
     git(repository, "config", "remote.origin.promisor", "true")
     git(repository, "config", "remote.origin.url", f"file://{repository}")
     git(repository, "config", "remote.origin.uploadpack", f"touch {marker};")
-    assert code_of(f"git+file://{repository}") in ("CR0407", "CR0407")
+    assert code_of(f"git+file://{repository}") == "CR0407"
     assert not marker.exists()
 
 
@@ -365,3 +363,132 @@ def test_a_path_that_leaves_the_tree_is_refused(repository: Path) -> None:
     head = git(repository, "commit-tree", tree, "-m", "climb")
     git(repository, "update-ref", "refs/heads/climb", head)
     assert code_of(f"git+file://{repository}@climb") == "CR0402"
+
+
+# --- over https and ssh, against servers of our own: nothing ever waits ---
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Serves a folder; everything below ``private`` wants a password."""
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/private"):
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="planted"')
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        else:
+            super().do_GET()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name of the base class
+        """Say nothing."""
+
+
+@pytest.fixture
+def served(repository: Path, tmp_path: Path) -> Path:
+    """A bare copy of the repository that plain files over https can give."""
+    bare = tmp_path / "served" / "thing.git"
+    git(repository, "clone", "-q", "--bare", str(repository), str(bare))
+    git(bare, "update-server-info")
+    return bare
+
+
+@pytest.fixture
+def https(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a server with a certificate of its own, which git is told to trust."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate, and is not installed")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    monkeypatch.setenv("GIT_SSL_CAINFO", str(certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(served.parent)))
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"https://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@contextlib.contextmanager
+def listening(*, closes: bool) -> Iterator[int]:
+    """A port that takes connections and closes them, or never says a word."""
+    server = socket.create_server(("127.0.0.1", 0))
+    kept: list[socket.socket] = []
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                kept.append(connection)
+                if closes:
+                    connection.close()
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    yield server.getsockname()[1]
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+    thread.join()
+    for connection in kept:
+        connection.close()
+
+
+def error_of(source: str) -> InputError:
+    with pytest.raises(InputError) as caught:
+        open_source(source)
+    assert caught.value.where == source
+    return caught.value
+
+
+def test_a_repository_over_https(https: str) -> None:
+    found = open_source(f"git+{https}/thing.git@v1")
+    assert (found.repository, own_files(found)) == ("some-thing==2.1", FILES)
+
+
+def test_https_tells_unknown_from_absent_and_private(https: str) -> None:
+    unknown = error_of(f"git+{https}/thing.git@v9")
+    assert (unknown.code, unknown.message) == ("CR0407", "the repository has nothing called v9.")
+    private = error_of(f"git+{https}/private/thing.git@v1")
+    assert private.code == "CR0407"
+    assert "clone it yourself" in private.fix
+    absent = error_of(f"git+{https}/absent.git@v1")
+    assert (absent.code, absent.message) == ("CR0407", "git cannot reach the repository.")
+
+
+SSH_AND_LONG = [
+    pytest.mark.long,
+    pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed"),
+]
+
+
+@pytest.mark.parametrize("scheme", ["https", "ssh"])
+@pytest.mark.parametrize("closes", [True, pytest.param(False, marks=SSH_AND_LONG)])
+def test_a_server_that_hangs_up_or_never_answers(
+    scheme: str, closes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(git_source, "_ASK_SECONDS", 20.0 if closes else 2.0)
+    with listening(closes=closes) as port:
+        error = error_of(f"git+{scheme}://127.0.0.1:{port}/o/thing.git@v1")
+    late = "" if closes else " in time"
+    assert (error.code, error.message) == ("CR0407", f"git cannot reach the repository{late}.")
+
+
+def test_ssh_may_ask_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program in the place of ssh keeps how it was called."""
+    program, words = tmp_path / "bin" / "ssh", tmp_path / "words"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" >> "{words}"\nexit 255\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    error = error_of("git@127.0.0.1:o/thing.git@v1")
+    assert error.code == "CR0407"
+    assert error.message == "git cannot reach the repository."
+    assert "-oBatchMode=yes" in words.read_text()

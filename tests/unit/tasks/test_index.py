@@ -35,9 +35,8 @@ def sdist() -> bytes:
 def wheel() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr(
-            "tinything-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tinything\nVersion: 1.0\n"
-        )
+        text = "Metadata-Version: 2.1\nName: tinything\nVersion: 1.0\n"
+        archive.writestr("tinything-1.0.dist-info/METADATA", text)
     return buffer.getvalue()
 
 
@@ -53,10 +52,14 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (page / name).write_bytes(data)
         links += f'<a href="{name}#sha256={hashlib.sha256(data).hexdigest()}">{name}</a>\n'
     (page / "index.html").write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
-    monkeypatch.setenv("PIP_INDEX_URL", folder.as_uri())
-    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
-    monkeypatch.setenv("PIP_FIND_LINKS", "")
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    variables = {
+        "INDEX_URL": folder.as_uri(),
+        "EXTRA_INDEX_URL": "",
+        "FIND_LINKS": "",
+        "CONFIG_FILE": "/dev/null",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
     monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "cache"))
     index.index_settings.cache_clear()
     yield page
@@ -70,24 +73,25 @@ def test_sdist_and_wheel_come_from_the_index_that_pip_uses(served: Path) -> None
     assert cache_folder() in path.parents
 
 
-def test_what_is_in_the_cache_is_not_fetched_again(served: Path) -> None:
+def test_what_is_in_the_cache_is_not_fetched_again_and_a_damaged_copy_is(served: Path) -> None:
     first = index.fetch_sdist("tinything", "1.0")
+    first.write_bytes(b"broken")
+    assert index.fetch_sdist("tinything", "1.0").read_bytes() == sdist()
     for path in served.iterdir():
         path.unlink()
     assert index.fetch_sdist("tinything", "1.0") == first
 
 
-def test_a_damaged_cache_is_fetched_again(served: Path) -> None:
-    path = index.fetch_sdist("tinything", "1.0")
-    path.write_bytes(b"broken")
-    assert index.fetch_sdist("tinything", "1.0").read_bytes() == sdist()
-
-
-def test_a_version_that_is_not_there(served: Path) -> None:
-    with pytest.raises(InputError) as caught:
+@pytest.mark.parametrize("address", ["", "http://127.0.0.1:9/simple"])
+def test_a_version_that_is_not_there_and_an_index_that_cannot_be_reached(
+    served: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    if address:
+        monkeypatch.setenv("PIP_INDEX_URL", address)
+        index.index_settings.cache_clear()
+    with pytest.raises(InputError, match="CR0407") as caught:
         open_source("sdist:tinything==9.9")
-    assert caught.value.code == "CR0407"
-    assert "file:" not in str(caught.value)
+    assert not {"file:", "127.0.0.1"} & set(str(caught.value).split("/"))
 
 
 def test_a_package_that_is_not_there_is_one_sentence(
@@ -153,15 +157,6 @@ def test_settings_come_from_files_and_variables(
     monkeypatch.setenv("PIP_INDEX_URL", "https://five.invalid/simple")
     index.index_settings.cache_clear()
     assert index.index_settings().index_urls[0] == "https://five.invalid/simple"
-
-
-def test_an_index_that_cannot_be_reached(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    index.index_settings.cache_clear()
-    with pytest.raises(InputError) as caught:
-        index.fetch_sdist("tinything", "1.0")
-    assert caught.value.code in ("CR0407", "CR0407")
-    assert "127.0.0.1" not in str(caught.value)
 
 
 def test_without_pip_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

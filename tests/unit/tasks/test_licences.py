@@ -37,10 +37,14 @@ def test_metadata_of_every_kind_is_read(metadata: dict[str, bytes]) -> None:
     assert found.restriction == ""
 
 
-def test_metadata_without_a_licence_file_is_said_to_be_alone() -> None:
+def test_metadata_without_a_licence_file_is_said_to_be_alone_and_a_vague_classifier_agrees_with_an_exact_id() -> (
+    None
+):
     found = read_licence({"x.py": b""}, pkg_info("License-Expression: ZPL-2.1"))
     assert (found.spdx, found.is_copyleft, found.restriction) == ("ZPL-2.1", False, "")
     assert found.note == "no licence file; the metadata says ZPL-2.1"
+    vague = "Classifier: License :: OSI Approved :: BSD License"
+    assert read_licence(FILES, pkg_info("License: BSD-3-Clause", vague)).spdx == "BSD-3-Clause"
 
 
 @pytest.mark.parametrize(
@@ -74,16 +78,6 @@ def test_an_id_that_is_not_permissive_is_named(said: str) -> None:
     assert found.restriction == f"{said}, not among the permissive licences"
 
 
-def test_a_vague_classifier_agrees_with_an_exact_id() -> None:
-    vague = "Classifier: License :: OSI Approved :: BSD License"
-    assert read_licence(FILES, pkg_info("License: BSD-3-Clause", vague)).spdx == "BSD-3-Clause"
-
-
-def test_a_whole_text_in_the_place_of_a_name_says_nothing() -> None:
-    text = {"pyproject.toml": b'[project]\nlicense = {text = """Permission is\nhereby granted"""}\n'}
-    assert read_licence(FILES, text).note == "look at LICENSE"
-
-
 def test_files_at_the_top_are_named_and_no_others() -> None:
     files = {"LICENSE-MIT": b"a", "license.apache": b"b", "COPYING": b" \n", "x/vendored/LICENSE": b"c"}
     assert read_licence(files).file == "LICENSE-MIT, license.apache"
@@ -115,6 +109,7 @@ def test_what_asks_for_no_more_than_a_notice(expression: str, expected: bool) ->
     [
         b"project = 3\n", b"tool = 'x'\n", b"[tool]\npoetry = []\n", b"[project]\nclassifiers = 3\nlicense = 4\n",
         b"[project]\nlicense = {file = 3}\nclassifiers = [[1], 2]\n", b"\xff", b"[",
+        b'[project]\nlicense = {text = """Permission is\nhereby granted"""}\n',  # a whole text in the place of a name
     ],
 )  # fmt: skip
 def test_metadata_of_another_shape_says_nothing(text: bytes) -> None:

@@ -10,8 +10,8 @@ import tarfile
 import tracemalloc
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -107,22 +107,17 @@ def test_what_macos_puts_beside_the_files_is_not_there(tmp_path: Path, pack: Pac
     assert open_source(str(tmp_path / "b" / "thing-2.1")).files == source.files
 
 
-def test_links_in_a_folder_are_not_followed(tmp_path: Path) -> None:
-    root = write_tree(tmp_path / "thing", GOOD)
-    secret = tmp_path / "secret.py"
-    secret.write_text("SECRET = 1\n")
-    (root / "thing" / "link.py").symlink_to(secret)
-    (root / "linked").symlink_to(tmp_path)
-    assert not [name for name in open_source(str(root)).files if "link" in name or "secret" in name]
-
-
-def test_the_same_folder_has_the_same_hash_and_a_change_another(tmp_path: Path) -> None:
+def test_a_folder_has_its_hash_by_its_tree_and_its_links_are_not_followed(tmp_path: Path) -> None:
     root = write_tree(tmp_path / "thing", {**GOOD, **LEAKS})
-    first = open_source(str(root)).sha256
+    first = open_source(str(root))
+    (tmp_path / "secret.py").write_text("SECRET = 1\n")
+    (root / "thing" / "link.py").symlink_to(tmp_path / "secret.py")
+    (root / "linked").symlink_to(tmp_path)
     (root / "CHANGELOG.md").write_text("left out anyway")
-    assert open_source(str(root)).sha256 == first
+    again = open_source(str(root))
+    assert (again.files, again.sha256) == (first.files, first.sha256)
     (root / "thing" / "__init__.py").write_text("def f():\n    return 2\n")
-    assert open_source(str(root)).sha256 != first
+    assert open_source(str(root)).sha256 != first.sha256
 
 
 # the second is an unset variable of a shell, and not this folder
@@ -162,53 +157,47 @@ def test_tests_in_another_place_are_told_where_they_are_looked_for(tmp_path: Pat
     assert "tests/thing_spec.py" in open_source(str(root)).files
 
 
-@pytest.mark.parametrize("name", ["../evil.py", "/etc/evil.py", "a/../../evil.py", "..\\evil.py"])
-@pytest.mark.parametrize("pack", [tar_of, zip_of])
-def test_a_climbing_member_is_refused(tmp_path: Path, name: str, pack: Pack) -> None:
-    suffix = ".tar.gz" if pack is tar_of else ".zip"
-    path = pack(tmp_path / f"evil{suffix}", {**GOOD, name: b"x"}, top="")
-    with pytest.raises(InputError, match=r"CR0402.*leaves the archive"):
-        open_source(str(path))
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def add_special(path: Path, kind: bytes, target: str = "") -> Path:
+def tar_with(path: Path, kind: bytes, target: str = "") -> Path:
     with tarfile.open(path, "w:gz") as archive:
-        for name, data in GOOD.items():
+        for name in (*GOOD, "thing/special.py"):
             info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-        special = tarfile.TarInfo("thing/special.py")
-        special.type = kind
-        special.linkname = target
-        archive.addfile(special)
+            info.size = len(GOOD.get(name, b""))
+            if name not in GOOD:
+                info.type, info.linkname = kind, target
+            archive.addfile(info, io.BytesIO(GOOD.get(name, b"")))
     return path
 
 
+def zip_with_link(path: Path) -> Path:
+    info = zipfile.ZipInfo("thing/link.py")
+    info.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(zip_of(path, GOOD, top=""), "a") as archive:
+        archive.writestr(info, "../../etc/passwd")
+    return path
+
+
+CLIMBING = ("../evil.py", "/etc/evil.py", "a/../../evil.py", "..\\evil.py")
+
+
 @pytest.mark.parametrize(
-    ("kind", "target", "words"),
+    ("pack", "words"),
     [
-        (tarfile.SYMTYPE, "/etc/passwd", "points outside"),
-        (tarfile.SYMTYPE, "../../x", "points outside"),
-        (tarfile.LNKTYPE, "../x", "points outside"),
-        (tarfile.FIFOTYPE, "", "device or a pipe"),
-        (tarfile.CHRTYPE, "", "device or a pipe"),
+        *((lambda path, name=name: tar_of(path, {**GOOD, name: b"x"}, top=""), "leaves the archive") for name in CLIMBING),
+        *((lambda path, name=name: zip_of(path, {**GOOD, name: b"x"}, top=""), "leaves the archive") for name in CLIMBING),
+        (lambda path: tar_with(path, tarfile.SYMTYPE, "/etc/passwd"), "points outside"),
+        (lambda path: tar_with(path, tarfile.SYMTYPE, "../../x"), "points outside"),
+        (lambda path: tar_with(path, tarfile.LNKTYPE, "../x"), "points outside"),
+        (lambda path: tar_with(path, tarfile.FIFOTYPE), "device or a pipe"),
+        (lambda path: tar_with(path, tarfile.CHRTYPE), "device or a pipe"),
+        (zip_with_link, "points outside"),
     ],
-)
-def test_links_out_and_devices_are_refused(tmp_path: Path, kind: bytes, target: str, words: str) -> None:
-    path = add_special(tmp_path / "evil.tar.gz", kind, target)
+)  # fmt: skip
+def test_a_hostile_archive_is_refused(tmp_path: Path, pack: Callable[[Path], Path], words: str) -> None:
+    path = pack(tmp_path / "packed")
+    path = path.rename(tmp_path / ("evil.zip" if zipfile.is_zipfile(path) else "evil.tar.gz"))
     with pytest.raises(InputError, match=f"CR0402.*{words}"):
         open_source(str(path))
-
-
-def test_a_zip_link_out_is_refused(tmp_path: Path) -> None:
-    path = zip_of(tmp_path / "evil.zip", GOOD, top="")
-    with zipfile.ZipFile(path, "a") as archive:
-        info = zipfile.ZipInfo("thing/link.py")
-        info.external_attr = 0o120777 << 16
-        archive.writestr(info, "../../etc/passwd")
-    with pytest.raises(InputError, match=r"CR0402.*points outside"):
-        open_source(str(path))
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(
@@ -236,16 +225,13 @@ def test_what_is_too_large_is_refused_and_a_folder_is_not_called_an_archive(
 @pytest.mark.parametrize("data", [b"", b"this is no archive at all" * 40, b"\x1f\x8b\x08\x00rest"])
 def test_a_damaged_archive_is_one_sentence(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(InputError, match="CR0402"):
-        open_source(str(tmp_path / name))
+    assert sentence(tmp_path / name)
 
 
 # --- members of a foreign zip ---
 
 
 MIB = 1024**2
-LOCAL = struct.Struct("<4s5H3L2H")
-CENTRAL = struct.Struct("<4s6H3L5H2L")
 
 
 def read_members(path: Path) -> dict[str, bytes]:
@@ -265,62 +251,57 @@ def zip_bytes(method: int, data: bytes = b"x = 1\n" * 200) -> bytes:
     return out.getvalue()
 
 
+LOCAL, CENTRAL = struct.Struct("<4s5H3L2H"), struct.Struct("<4s6H3L5H2L")
+
+
 def patched(data: bytes, *, flags: int = 0, method: int | None = None, size: int | None = None) -> bytes:
     """The one member's two headers with other flags, method or size."""
     made = bytearray(data)
-    start = data.rindex(b"PK\x01\x02")
-    for layout, at, flag_field in ((LOCAL, 0, 2), (CENTRAL, start, 3)):
+    for layout, at, field in ((LOCAL, 0, 2), (CENTRAL, data.rindex(b"PK\x01\x02"), 3)):
         fields = list(layout.unpack_from(made, at))
-        fields[flag_field] |= flags
-        fields[flag_field + 1] = fields[flag_field + 1] if method is None else method
-        fields[flag_field + 6] = fields[flag_field + 6] if size is None else size
+        fields[field] |= flags
+        fields[field + 1] = fields[field + 1] if method is None else method
+        fields[field + 6] = fields[field + 6] if size is None else size
         layout.pack_into(made, at, *fields)
     return bytes(made)
 
 
-def bomb(method: int, num_mib: int) -> bytes:
-    """Many zeros whose headers claim a hundred bytes; made piece by piece."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", method) as archive, archive.open("thing/a.py", "w") as member:
-        for _ in range(num_mib):
-            member.write(bytes(MIB))
-    return patched(out.getvalue(), size=100)
-
-
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_stored_and_deflated_members_come_whole(tmp_path: Path, method: int) -> None:
-    data = os.urandom(3 * MIB) + b"x" * 500  # longer than what is read_members at a time
+    data = os.urandom(3 * MIB) + b"x" * 500  # longer than what is read at a time
     (tmp_path / "a.zip").write_bytes(zip_bytes(method, data))
     assert read_members(tmp_path / "a.zip") == {"a.py": data}
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        (patched(zip_bytes(zipfile.ZIP_DEFLATED), flags=1), "is encrypted"),
-        (patched(zip_bytes(zipfile.ZIP_DEFLATED), method=9), "member 'thing/a.py' is neither stored nor deflated"),
-        (zip_bytes(zipfile.ZIP_BZIP2), "neither stored nor deflated"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, data: bytes, words: str) -> None:
-    (tmp_path / "a.zip").write_bytes(data)
-    assert words in sentence(tmp_path / "a.zip")
-
-
-@pytest.mark.parametrize(
-    ("method", "words"),
-    [(zipfile.ZIP_DEFLATED, "CRC"), (zipfile.ZIP_BZIP2, "neither"), (zipfile.ZIP_LZMA, "neither")],
-)
-def test_a_size_that_is_a_lie_takes_no_memory(tmp_path: Path, method: int, words: str) -> None:
-    path = tmp_path / "a.zip"
-    path.write_bytes(bomb(method, 32))
-    assert path.stat().st_size < MIB
+@contextmanager
+def memory_below(most_bytes: int) -> Iterator[None]:
     tracemalloc.start()
     try:
-        assert words in sentence(path)
-        assert tracemalloc.get_traced_memory()[1] < 4 * MIB
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most_bytes
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "words"),
+    [
+        (zipfile.ZIP_DEFLATED, {"flags": 1}, "is encrypted"),
+        (zipfile.ZIP_DEFLATED, {"method": 9}, "member 'thing/a.py' is neither stored nor deflated"),
+        # A size that is a lie takes no memory.
+        (zipfile.ZIP_DEFLATED, {"size": 100}, "CRC"),
+        (zipfile.ZIP_BZIP2, {"size": 100}, "neither stored nor deflated"),
+        (zipfile.ZIP_LZMA, {"size": 100}, "neither stored nor deflated"),
+    ],
+)
+def test_a_member_that_cannot_be_read_is_one_sentence(
+    tmp_path: Path, method: int, changes: Mapping[str, int], words: str
+) -> None:
+    data = patched(zip_bytes(method, bytes(32 * MIB if "size" in changes else 100)), **changes)
+    assert len(data) < MIB
+    (tmp_path / "a.zip").write_bytes(data)
+    with memory_below(4 * MIB):
+        assert words in sentence(tmp_path / "a.zip")
 
 
 @given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4))
@@ -354,23 +335,15 @@ def test_a_bomb_behind_the_members_takes_no_memory(tmp_path: Path, monkeypatch: 
     assert read_members(path) == GOOD
     path.write_bytes(path.read_bytes() + gzip.compress(b"\0" * 2**26, 1))
     monkeypatch.setattr(archives, "MAX_TOTAL_BYTES", MIB)
-    tracemalloc.start()
-    try:
+    with memory_below(2**26):
         assert "unpacks to too much" in sentence(path)
-        assert tracemalloc.get_traced_memory()[1] < 2**26
-    finally:
-        tracemalloc.stop()
 
 
 def test_the_files_of_a_tar_are_in_memory_once(tmp_path: Path) -> None:
     data = os.urandom(8 * MIB)
     path = tar_of(tmp_path / "a.tar.gz", {"a.bin": data, "b.py": b"x"})
-    tracemalloc.start()
-    try:
+    with memory_below(14 * MIB):
         listing = list_archive(path)
-        assert tracemalloc.get_traced_memory()[1] < 14 * MIB
-    finally:
-        tracemalloc.stop()
     assert listing.read() == {"a.bin": data, "b.py": b"x"}
 
 
@@ -381,10 +354,6 @@ def test_a_sparse_member_is_read_and_one_that_claims_to_be_large_takes_no_memory
         info.pax_headers = {"GNU.sparse.map": f"{size},0", "GNU.sparse.size": str(size)}
         with tarfile.open(tmp_path / name, "w", format=tarfile.PAX_FORMAT) as archive:
             archive.addfile(info)
-    assert archives.list_archive(tmp_path / "small.tar").read() == {"a.py": bytes(2**10)}
-    tracemalloc.start()
-    try:
+    assert read_members(tmp_path / "small.tar") == {"a.py": bytes(2**10)}
+    with memory_below(2**24):
         assert "unpacks to too much" in sentence(tmp_path / "a.tar")
-        assert tracemalloc.get_traced_memory()[1] < 2**24
-    finally:
-        tracemalloc.stop()

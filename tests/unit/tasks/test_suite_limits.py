@@ -61,27 +61,26 @@ def test_a_suite_that_waits_is_not_told_to_take_more_time() -> None:
     assert cut_off(waits, 30.0).detail == f"the suite was ended: {waits.broke}"
 
 
-def test_what_ended_a_suite_is_said_first() -> None:
-    whole = repository._with_left_out(
-        report(**{"t.py::b": "assert 1 == 2"}),
-        {"t.py::a": "it ends the process", "u.py": "importing it ends the run"},
-    )
+def broken(where: str, how: str) -> TestReport:
+    return replace(report("the run ended"), running=where, broke=how)
+
+
+def test_what_ended_a_suite_is_said_first_and_met_twice_at_most(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dies, no_file = broken("t.py::a", "it ends the process"), broken("u.py", "importing it ends the run")
+    runs = iter([dies, no_file, report(**{"t.py::b": "assert 1 == 2"}), dies, dies])
+    monkeypatch.setattr(repository, "run_alone", lambda *_, **__: next(runs))
+    bench = Bench({}, environment, None, 60.0, 20.0)
+    whole, left_out = run_suite(bench)
+    assert left_out == {"t.py::a": "it ends the process", "u.py": "importing it ends the run"}
     assert list(whole.why) == ["t.py::a", "t.py::b"]
     assert whole.outcomes == {"t.py::a": Outcome.ERROR, "t.py::b": Outcome.FAILED}
     assert whole.collected == ("t.py::b", "t.py::a")
     assert dict(whole.collect_errors) == {"u.py": "left out: importing it ends the run"}
-
-
-def test_a_test_that_ends_the_suite_though_it_was_left_out_is_met_twice_at_most(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As one whose name is longer than what is kept of it."""
-    broken = replace(report("the run ended"), running="t.py::a", broke="it ends the process")
-    runs = iter([broken, broken])
-    monkeypatch.setattr(repository, "run_alone", lambda *_, **__: next(runs))
-    with pytest.raises(repository.UnusableRepository) as found:
-        run_suite(Bench({}, environment, None, 60.0, 20.0))
-    assert found.value.detail == "the run ended; t.py::a was running"
+    # One that ends the suite though it was left out, as its name is longer than what is kept of it.
+    with pytest.raises(repository.UnusableRepository, match=r"the run ended; t\.py::a was running"):
+        run_suite(bench)
 
 
 @pytest.mark.long  # one of them is given up after ten seconds

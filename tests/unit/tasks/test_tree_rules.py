@@ -40,35 +40,28 @@ def kept(*names: str) -> set[str]:
 
 @pytest.mark.parametrize("name", ["env", "venv", "parts", "wheels"])
 def test_a_package_is_one_whatever_it_is_called(name: str) -> None:
-    package = {f"foo/{name}/__init__.py", f"foo/{name}/a.py", f"foo/{name}/deep/b.py", f"foo/{name}/c.json"}
-    assert kept(*package) == package
-    portion = {f"foo/{name}/a.py", f"foo/{name}/deep/b.py"}  # of a namespace, inside a package
-    assert kept(*portion) == portion
-    top = {f"{name}/__init__.py", f"{name}/a.py", f"src/{name}/__init__.py"}
-    assert kept(*top) == top
-    data = {f"tests/{name}/a.py", f"tests/{name}/b.txt"}
-    assert kept(*data) == data
+    for files in (
+        (f"foo/{name}/__init__.py", f"foo/{name}/a.py", f"foo/{name}/deep/b.py", f"foo/{name}/c.json"),
+        (f"foo/{name}/a.py", f"foo/{name}/deep/b.py"),  # a portion of a namespace, inside a package
+        (f"{name}/__init__.py", f"{name}/a.py", f"src/{name}/__init__.py"),
+        (f"tests/{name}/a.py", f"tests/{name}/b.txt"),
+    ):
+        assert kept(*files) == set(files)
 
 
 @pytest.mark.parametrize("name", ["env", "virtualenv", "wheels"])
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"lib/a.py", "src/foo/a.py"},  # no package, at the top
-        {"a.py"},
-        {"pyvenv.cfg", "a.py", "__init__.py", "lib/python3.11/foo/a.py"},  # an environment with all looks of a package
-    ],
-)  # fmt: skip
-def test_environments_and_build_output_stay_out(name: str, files: set[str]) -> None:
-    assert kept(*(f"{name}/{file}" for file in files)) == set()
-
-
-@pytest.mark.parametrize("where", ["", "foo/", "tests/"])
-def test_an_environment_is_out_by_its_mark_whatever_it_is_called(where: str) -> None:
-    inside = {f"{where}py311/{name}" for name in ("pyvenv.cfg", "lib/foo/a.py", "foo/__init__.py", "a.py")}
-    assert kept(*inside) == set()
-    without = {name for name in inside if not name.endswith(".cfg")}
-    assert kept(*without) == without
+def test_environments_and_build_output_stay_out(name: str) -> None:
+    """No package at the top, scripts, and an environment with all looks of a package."""
+    environment = ("pyvenv.cfg", "a.py", "__init__.py", "lib/python3.11/foo/a.py")
+    for files in (("lib/a.py", "src/foo/a.py"), ("a.py",), environment):
+        assert kept(*(f"{name}/{file}" for file in files)) == set()
+    for where in ("", "foo/", "tests/"):  # it is one by its mark, whatever it is called
+        inside = {
+            f"{where}py311/{name}" for name in ("pyvenv.cfg", "lib/foo/a.py", "foo/__init__.py", "a.py")
+        }
+        assert kept(*inside) == set()
+        without = {name for name in inside if not name.endswith(".cfg")}
+        assert kept(*without) == without
 
 
 @pytest.mark.parametrize(
@@ -131,9 +124,8 @@ NO_DATA = (
 )
 
 
-@pytest.mark.parametrize("name", [*DATA, *NO_DATA])
-def test_data_of_tests(name: str) -> None:
-    assert kept(name) == ({name} if name in DATA else set())
+def test_data_of_tests() -> None:
+    assert {name for name in (*DATA, *NO_DATA) if kept(name)} == set(DATA)
 
 
 NAMES = st.sampled_from(
@@ -233,23 +225,13 @@ def test_a_folder_is_there_for_tests_where_nothing_in_it_is_tested(files: list[s
     assert folders_of_tests(tests, files) == found
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["ab_testing/core.py", "flask_testing/utils.py", "pkg/test_utils/x.py", "contest/a.py", "unit/x.py"],
-)
-def test_a_product_may_have_test_in_its_name(path: str) -> None:
-    assert is_subject_path(path)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("test/x.py", "testing/x.py", "unit_tests/x.py", "tests-py3/x.py", "unittests/x.py"),
-        *("unit_test/x.py", "integration-test/x.py", "test_suite/x.py", "test_data/x.py", "test_py3/x.py"),
-    ],
-)
-def test_folders_of_tests_have_usual_names(path: str) -> None:
-    assert not is_subject_path(path)
+def test_folders_of_tests_have_usual_names_and_a_product_may_have_test_in_its_name() -> None:
+    products = "ab_testing/core.py flask_testing/utils.py pkg/test_utils/x.py contest/a.py unit/x.py".split()
+    tests = (
+        "test/x.py testing/x.py unit_tests/x.py tests-py3/x.py unittests/x.py unit_test/x.py integration-test/x.py"
+        " test_suite/x.py test_data/x.py test_py3/x.py"
+    ).split()
+    assert [path for path in (*products, *tests) if is_subject_path(path)] == products
 
 
 def test_a_repository_in_which_everything_is_among_tests_is_told_so(tmp_path: Path) -> None:
@@ -304,12 +286,9 @@ def test_an_archive_is_data_where_no_code_is_in_it(kind: str) -> None:
     assert holds_code(packed({"a.txt": b"text\n    def parse(text):\n"}, kind))
     assert holds_code(packed({"inner.bin": packed({"a": b"class A:\n    b = 1\n"}, "zip")}, kind))
     assert kind == "w" or holds_code(packed({"a.json": b"{}"}, kind)[:-30])
-
-
-@pytest.mark.parametrize("data", [b"PK", b"BZh", packed({"a.json": b"{}"}, "w:xz")])
-def test_what_cannot_be_looked_into_may_hold_code(data: bytes) -> None:
-    assert holds_code(data)
-    assert holds_code(gzip.compress(data)) is (data != b"PK")
+    for data in (b"PK", b"BZh", packed({"a.json": b"{}"}, "w:xz")):  # what cannot be looked into
+        assert holds_code(data)
+        assert holds_code(gzip.compress(data)) is (data != b"PK")
 
 
 def test_packed_data_of_packages_and_tests_is_in_the_tree(tmp_path: Path) -> None:

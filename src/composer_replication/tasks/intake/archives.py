@@ -1,7 +1,7 @@
 """List the files of a folder or of an archive, and read some of them into memory; nothing is unpacked or run.
 
-Nothing is written to disk here, so a member's path can do no harm; it is still
-refused when it is absolute or climbs, because such an archive is hostile.
+Nothing is written to disk, so a member's path can do no harm; it is refused all the same when it is absolute or climbs,
+because such an archive is hostile.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Listing:
     refused: Callable[[str], InputError]
 
     def read(self, names: Iterable[str] | None = None) -> dict[str, bytes]:
-        """Some of the files; None: all.
+        """Some of the files (None: all).
 
         Raises:
-            InputError: too many, or too large (CR0402); a member of an archive that cannot be read (CR0402).
+            InputError: too many, too large, or unreadable (CR0402).
         """
         wanted = self.files.keys() if names is None else frozenset(names)
         chosen = {name: file for name, file in self.files.items() if name in wanted}
@@ -93,15 +93,12 @@ def list_archive(
 ) -> Listing:
     """The files of an archive (``ARCHIVE_SUFFIXES``), all of them in memory.
 
-    Args:
-        path: where it lies.
-        skip: whether a member counts as not there, also when the top folder is looked for.
-        refused: makes the error, for an archive that git wrote here: its paths begin at the top of the
-            repository, and its links may lead anywhere. Of a foreign one a single top folder is stripped.
+    Members to ``skip`` count as not there, also when the top folder is looked for. ``refused`` makes the error, for an
+    archive that git wrote here: its paths begin at the top of the repository, and its links may lead anywhere. Of a
+    foreign one a single top folder is stripped.
 
     Raises:
-        InputError: unreadable, a path that leaves the archive, a link to the outside, a device, too many members
-            or too many bytes (CR0402).
+        InputError: unreadable, a path or a link out of the archive, a device, too many members or bytes (CR0402).
     """
     is_foreign = refused is None
     fix = "take the archive from its publisher, or unpack it yourself and give the folder."

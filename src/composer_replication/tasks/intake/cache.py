@@ -38,10 +38,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def cache_lock(name: str) -> Iterator[None]:
-    """Hold one named lock of the cache; threads and processes wait for each other.
-
-    The lock dies with the process that holds it, so a crash blocks nobody.
-    """
+    """Hold one named lock of the cache against threads and processes; it dies with the process that holds it."""
     folder = cache_folder() / "locks"
     folder.mkdir(exist_ok=True)
     with (folder / f"{name}.lock").open("w") as handle:
@@ -62,16 +59,16 @@ def hold(folder: Path) -> bool:
                     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
                     fcntl.flock(descriptor, fcntl.LOCK_SH)
                     _held[folder] = descriptor
-                if os.path.samestat(os.fstat(_held[folder]), folder.stat()):
-                    with suppress(PermissionError):  # a cache that somebody else filled
-                        os.utime(_held[folder])
-                    return True
-                is_there = True
+                now: os.stat_result | None = folder.stat()
             except (FileNotFoundError, NotADirectoryError):
-                is_there = False
+                now = None
+            if now is not None and os.path.samestat(os.fstat(_held[folder]), now):
+                with suppress(PermissionError):  # a cache that somebody else filled
+                    os.utime(_held[folder])
+                return True
             if folder in _held:  # it was pruned, or made anew, since it was opened
                 os.close(_held.pop(folder))
-            if not is_there:
+            if now is None:
                 return False
 
 
@@ -87,10 +84,7 @@ def sha256_of_file(path: Path) -> str:
 
 
 def put_file(path: Path, data: bytes) -> None:
-    """Write a file so that it is whole or absent, also with several writers of the same file.
-
-    No fsync: whatever reads these files checks their hash.
-    """
+    """Write a file so that it is whole or absent; no fsync, as whatever reads these files checks their hash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     temporary.write_bytes(data)
@@ -109,9 +103,9 @@ def refuse_full_disk(said: str, where: Path) -> None:
 
     Of its standard error ``said`` the lines of a server (``remote:``) speak of another machine's disk.
     """
-    own = [line for line in said.splitlines() if not line.lstrip().startswith("remote:")]
+    own = "\n".join(line for line in said.splitlines() if not line.lstrip().startswith("remote:"))
     for number in (errno.ENOSPC, errno.EDQUOT):
-        if any(os.strerror(number) in line for line in own):
+        if os.strerror(number) in own:
             raise OSError(number, os.strerror(number), str(where))
 
 
@@ -167,9 +161,8 @@ def prune(
 ) -> Pruned:
     """Remove what can be fetched or made again, and scratch folders whose process is gone.
 
-    An entry is locked against its readers (``hold``) and its makers (``cache_lock``), renamed,
-    and then removed, so that nobody ever sees half of it; an interrupted removal is finished by
-    the next call. No symbolic link is followed.
+    An entry is locked against its readers (``hold``) and its makers (``cache_lock``), renamed, and then removed, so that
+    nobody ever sees half of it; an interrupted removal is finished by the next call. No symbolic link is followed.
 
     Args:
         folder: the cache.
@@ -211,13 +204,13 @@ def _remove(path: Path, limit: float, *, include_reports: bool, is_dry_run: bool
     """Remove one entry; the reason why it stays, or an empty string."""
     kind, is_doomed = path.parent.name, path.name.startswith(_DOOMED)
     pattern, lock = _ENTRIES[kind]
-    is_shelved = kind not in _SHELVES or (path / "SHA256").is_file()
-    is_named = re.fullmatch(pattern, path.name) is not None and is_shelved
-    if path.is_symlink() or not (is_doomed or is_named):
+    is_shelved = kind in _SHELVES
+    is_ours = re.fullmatch(pattern, path.name) and (not is_shelved or (path / "SHA256").is_file())
+    if path.is_symlink() or not (is_doomed or is_ours):
         return "not made by composer-rl"
     if kind == "crash" and not include_reports:
         return "a crash report, which cannot be made again: --all"
-    held = path.parent if kind in _SHELVES else path
+    held = path.parent if is_shelved else path
     makers = [path.parents[1] / "locks" / f"{lock.format(path.name)}.lock"] if lock else []
     with ExitStack() as stack:
         try:

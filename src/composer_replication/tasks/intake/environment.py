@@ -1,10 +1,9 @@
 """The environment in which a repository's tests run: which wheels it holds, and how it is made from them, once per lock.
 
-The test runner and what it needs are pinned here, the same for every repository, so that most locks are equal and share
-one environment. Everything else is resolved by ``pip download`` with wheels only: it fetches, and no build script of
-anybody is ever started. The package under test is never installed: it is imported from the task tree. Wheels are
-installed by pip inside a sandbox without network, on top of a virtual environment of the
-base interpreter, so nothing of this program's own environment is visible to a test.
+The test runner is pinned here, the same for every repository, so that most locks are equal and share one environment.
+Everything else is resolved by ``pip download`` with wheels only: no build script of anybody is ever started. The
+package under test is never installed: it is imported from the task tree. Wheels are installed by pip inside a sandbox
+without network, into a virtual environment of the base interpreter: nothing of this program's own is visible to a test.
 """
 
 from __future__ import annotations
@@ -136,24 +135,20 @@ def resolve(
     """The lock for the test runner (``pytest``: one of ``PYTESTS``) plus ``requirements``; cached by request.
 
     ``wanted`` would be good to have: where all of it together is not to be had, its ranges are left out, then one
-    after the other what stands in the way. ``repository`` is who asks, for a sentence.
-
-    Raises:
-        UnusableRepository: something is not to be had as a wheel (``dependency-without-wheel``).
-        InputError: the index cannot be reached (CR0407).
+    after the other what stands in the way. ``repository`` is who asks, for a sentence. Raises UnusableRepository
+    (``dependency-without-wheel``), and InputError where the index cannot be reached (CR0407).
     """
     rest = list(map(copy, wanted))
     while rest:
         try:
             return _resolve([*requirements, *rest], repository, pytest)
         except UnusableRepository as error:
-            if any(one.specifier for one in rest):
-                for one in rest:
-                    one.specifier = SpecifierSet()
-                continue
             named = _NAMES.findall(error.detail.lower().replace("_", "-"))
             left = [one for one in rest if canonicalize_name(one.name) not in named]
-            rest = left if len(left) < len(rest) else []
+            if not any(one.specifier for one in rest):
+                rest = left if len(left) < len(rest) else []
+            for one in rest:
+                one.specifier = SpecifierSet()
     return _resolve(requirements, repository, pytest)
 
 
@@ -257,9 +252,8 @@ def open_environment(
     ``read_wheel`` gives the bytes of a wheel (a task store has them); the cache by default.
 
     Raises:
-        InputError: the lock is for another Python or machine (CR0413), a wheel's hash is
-            wrong (CR0408), or the installation failed (CR0413).
-        SandboxFailure: the sandbox broke.
+        InputError: the lock is for another Python or machine, or the installation failed (CR0413); a wheel's hash is
+            wrong (CR0408).
     """
     misfit = [wheel.filename for wheel in lock.wheels if not index.fits_this_machine(wheel.filename)]
     if lock.python != PYTHON or misfit:
@@ -289,13 +283,12 @@ def _make(
 ) -> None:  # fmt: skip
     """Make the environment at its final place; ``READY.json`` comes last, so a torn one is made again."""
 
-    def require(*, is_done: bool, problem: str, said: str) -> None:
-        """Otherwise the error, on one line, with the end of what the program said; a full disk raises ``OSError``."""
-        if not is_done:
-            cache.refuse_full_disk(said, root)
-            why = " ".join(said.strip()[-300:].split()).rstrip(".") or "no reason is given"
-            where = lock.fingerprint[:12]
-            raise InputError("CR0413", f"{problem}: {why}.", where=where, fix="composer-rl doctor")
+    def failed(problem: str, said: str) -> InputError:
+        """The error, on one line, with the end of what the program said; a full disk raises ``OSError``."""
+        cache.refuse_full_disk(said, root)
+        why = " ".join(said.strip()[-300:].split()).rstrip(".") or "no reason is given"
+        where = lock.fingerprint[:12]
+        return InputError("CR0413", f"{problem}: {why}.", where=where, fix="composer-rl doctor")
 
     shutil.rmtree(root, ignore_errors=True)
     root.parent.mkdir(parents=True, exist_ok=True)
@@ -304,8 +297,8 @@ def _make(
         [str(base), "-I", "-m", "venv", "--without-pip", str(root)],
         check=False, capture_output=True, text=True, errors="replace", env={**os.environ, "LC_ALL": "C.UTF-8"}, umask=0o022,
     )  # fmt: skip
-    problem = "the virtual environment could not be made"
-    require(is_done=made.returncode == 0, problem=problem, said=made.stderr or made.stdout)
+    if made.returncode != 0:
+        raise failed("the virtual environment could not be made", made.stderr or made.stdout)
     wheels = root / ".wheels"
     wheels.mkdir()
     for wheel in (*lock.wheels, lock.installer):
@@ -323,7 +316,7 @@ def _make(
     variables = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
     with open_sandbox(spec, backend) as sandbox:
         done = sandbox.exec(install, timeout_seconds=_INSTALL_SECONDS, env=variables)
-    is_done, said = done.exit_code == 0 and not done.timed_out, done.stderr.strip() or "timed out"
-    require(is_done=is_done, problem="the wheels could not be installed", said=said)
+    if done.exit_code != 0 or done.timed_out:
+        raise failed("the wheels could not be installed", done.stderr.strip() or "timed out")
     shutil.rmtree(wheels)
     (root / _READY).write_text(json.dumps(lock.to_json(), sort_keys=True))

@@ -1,10 +1,9 @@
 """Read one commit of a git repository as bytes; nothing of the repository is checked out or run.
 
-The system's git fetches a commit into a bare repository of our own, without history where the
-server allows it, and writes its files into one archive (``git archive``), which is kept. No hook, filter,
-submodule or work tree takes part, and no attribute of the repository: ours come before them. No
-settings of user or system are read either, because some of them name programs; proxies and certificates
-are taken from the environment.
+The system's git fetches a commit into a bare repository of our own, without history where the server allows it, and
+writes its files into one archive (``git archive``), which is kept. No hook, filter, submodule or work tree takes part,
+and no attribute of the repository: ours come before them. No settings of user or system are read either, because some of
+them name programs; proxies and certificates are taken from the environment.
 """
 
 from __future__ import annotations
@@ -96,8 +95,8 @@ def parse_address(source: str) -> GitAddress:
     """Take a source apart.
 
     Raises:
-        InputError: no such form, another protocol than https, ssh and file, or a password in
-            the address (CR0402); the source is then not repeated.
+        InputError: no such form, another protocol than https, ssh and file, or a password in the address, which is
+            then not repeated (CR0402).
     """
     if _SECRET.search(source):
         message = "the address holds a user name or a password, which would be kept with the tasks."
@@ -119,8 +118,7 @@ def list_commit(
     The files are kept in the cache: a full id that is there needs no network.
 
     Raises:
-        InputError: the source is wrong (CR0402), git cannot reach it (CR0407), it has no such
-            ref or commit (CR0407), it is too large (CR0402).
+        InputError: the source is wrong or too large (CR0402); git cannot reach it, or it has no such commit (CR0407).
         MissingError: this machine has no git (CR0440).
     """
     address = parse_address(source)
@@ -161,12 +159,12 @@ def _resolve(address: GitAddress) -> str:
 
 
 def _fetch(tree: Path, repository: Path, address: GitAddress, commit: str) -> None:
-    """Fetch the one commit; where a server does not give one by its id, or none without history, everything."""
-    kind = "sha256" if len(commit) == 64 else "sha1"
+    """Fetch the one commit (everything, where a server does not give one by its id or without history); write its files."""
     everything = ["+refs/heads/*:refs/fetched/heads/*", "+refs/tags/*:refs/fetched/tags/*"]
     failure: GitFailed | None = None
     for depth, wanted in ((["--depth=1"], [commit]), ([], everything)):
         shutil.rmtree(repository, ignore_errors=True)
+        kind = "sha256" if len(commit) == 64 else "sha1"
         made = ["init", "--quiet", "--bare", "--template=", f"--object-format={kind}", str(repository)]
         run_git(made, seconds=_ASK_SECONDS)
         (repository / "info").mkdir(exist_ok=True)
@@ -176,6 +174,7 @@ def _fetch(tree: Path, repository: Path, address: GitAddress, commit: str) -> No
         try:
             run_git(fetch, repository=repository, seconds=_FETCH_SECONDS, most_bytes=MAX_FETCH_BYTES)
             run_git(["cat-file", "-e", f"{commit}^{{commit}}"], repository=repository, seconds=_ASK_SECONDS)
+            break
         except GitFailed as error:
             # The pack is written by a child of git, whose end is not always told.
             if error.reason == "large" or cache.tree_bytes(repository) >= MAX_FETCH_BYTES:
@@ -183,15 +182,9 @@ def _fetch(tree: Path, repository: Path, address: GitAddress, commit: str) -> No
             if error.reason == "late":
                 raise _unreachable(address, error) from error
             failure = error
-        else:
-            _archive(tree, repository, address, commit)
-            return
-    _resolve(GitAddress(address.source, address.url, ""))  # raises when nobody answers at all
-    raise _unknown(address) from failure
-
-
-def _archive(tree: Path, repository: Path, address: GitAddress, commit: str) -> None:
-    """Write the files of a fetched commit; a tree that holds itself many times over is refused by its list of names."""
+    else:
+        _resolve(GitAddress(address.source, address.url, ""))  # raises when nobody answers at all
+        raise _unknown(address) from failure
     names = ["ls-tree", "-r", "-z", "--name-only", "--full-tree", commit]
     archive = ["archive", "--format=tar", f"--output={tree}", commit]
     try:

@@ -1,7 +1,6 @@
 """Fetch archives and wheels from the package index that pip is set up for; nothing is run.
 
-The index, extra indexes, link folders and certificates are read from pip's own
-settings (environment variables and configuration files), so that a mirror or an
+Indexes, link folders and certificates are read from pip's own settings (variables and files), so that a mirror or an
 offline folder that works for pip works here. Addresses are never shown.
 """
 
@@ -126,9 +125,8 @@ def _download(label: str, *, wheels: bool) -> tuple[str, bytes]:
 def check_hash(label: str, expected: str, found: str) -> None:
     """Refuse bytes that are not the pinned ones (CR0408)."""
     if found != expected:
-        problem = f"{label} has sha256 {found}, expected {expected}."
         fix = "check the pin; if it is right, somebody changed the file: do not use it."
-        raise InputError("CR0408", problem, where=label, fix=fix)
+        raise InputError("CR0408", f"{label} has sha256 {found}, expected {expected}.", where=label, fix=fix)
 
 
 def _fetch(name: str, version: str, sha256: str, *, wheels: bool) -> Path:
@@ -165,7 +163,7 @@ def fetch_sdist(name: str, version: str) -> Path:
     """A source distribution as a file in the cache.
 
     Raises:
-        InputError: not in the index (CR0407), index or download failed (CR0407), other bytes than it promised (CR0408).
+        InputError: not in the index, or the download failed (CR0407); other bytes than it promised (CR0408).
     """
     return _fetch(name, version, "", wheels=False)
 

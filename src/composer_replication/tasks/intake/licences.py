@@ -48,10 +48,9 @@ _LONGEST_NAME = 200  # some write the whole text of the licence where its name b
 class Licence:
     """What is known of a repository's licence.
 
-    ``spdx`` is an SPDX id or expression, None when unknown; ``file`` the licence files at the top,
-    joined by ``, ``; ``read_from`` is ``metadata`` or empty (earlier versions compared the file:
-    ``file``, ``file and metadata``); ``is_copyleft`` False for a permissive licence, else None (True
-    in stores of earlier versions); ``note`` one sentence about doubt, else empty.
+    ``spdx`` is an SPDX id or expression, None when unknown; ``file`` the licence files at the top, joined by ``, ``;
+    ``read_from`` is ``metadata`` or empty (in stores of earlier versions also ``file``, ``file and metadata``);
+    ``is_copyleft`` False for a permissive licence, else None (earlier: True); ``note`` one sentence about doubt.
     """
 
     spdx: str | None
@@ -90,12 +89,7 @@ def is_permissive(expression: str) -> bool:
 
 
 def read_licence(files: Mapping[str, bytes], metadata: Mapping[str, bytes] | None = None) -> Licence:
-    """The licence that a repository's metadata declares, and the names of the licence files at its top.
-
-    Args:
-        files: paths and bytes of the tree.
-        metadata: ``PKG-INFO``, ``pyproject.toml``, ``setup.cfg`` and ``setup.py`` (literals only), where there.
-    """
+    """The licence that a repository's ``metadata`` (by path) declares, and the names of the licence files at its top."""
     names = sorted(name for name in files if is_licence_text(PurePosixPath(name)) and files[name].strip())
     file = ", ".join(names)
     claims = read_claims(metadata or {})

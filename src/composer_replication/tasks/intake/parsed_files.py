@@ -1,8 +1,6 @@
 """The files that declare a Python project, each parsed once; a broken one is as good as empty. None is run.
 
-Whichever file says it, it is told in tables as those of ``pyproject.toml``. Of a ``setup.py`` the syntax tree is read:
-literals, names, sums and dictionaries are followed.
-
+Whichever file says it, it is told in tables as those of ``pyproject.toml``; of a ``setup.py`` the syntax tree is read.
 Each requirement becomes one of ``packaging`` without a marker: one whose marker does not hold on this machine is none.
 One that is bound to a place has ``url``: ``tree:FOLDER`` for a folder of this repository, else the address as it
 is written. Such a name is never asked for at the package index.
@@ -12,13 +10,15 @@ from __future__ import annotations
 
 import ast
 import configparser
+import platform
 import posixpath
 import re
+import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from email.parser import Parser
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 from urllib.parse import unquote
 
@@ -31,11 +31,20 @@ from packaging.version import InvalidVersion, Version
 from composer_replication.tasks.syntax_trees import parsed
 
 TEXT_SUFFIXES = (".txt", ".in")
+_FINDERS = ("find_packages", "find_namespace_packages")
 _EXTRA = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
 
 
+def parse_toml(data: bytes) -> dict[str, Any] | None:
+    """The tables of a file; None when broken."""
+    try:
+        return tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
 def parse_ini(text: str) -> dict[str, dict[str, str]]:
-    """The sections of a file, each with its values; empty when broken."""
+    """The sections of a file, ``DEFAULT`` among them, each with its values; empty when broken."""
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     try:
         parser.read_string(text)
@@ -86,14 +95,11 @@ class ProjectFiles:
 
     @cached_property
     def toml(self) -> dict[str, Any]:
-        try:
-            return tomllib.loads(self.files.get(self.path("pyproject.toml"), b"").decode())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError):
-            return {}
+        return parse_toml(self.files.get(self.path("pyproject.toml"), b"")) or {}
 
     @cached_property
     def setup(self) -> dict[str, Any]:
-        return setup_arguments(self.text("setup.py"))
+        return _setup_arguments(self.text("setup.py"))
 
     @cached_property
     def declared(self) -> tuple[dict[str, Any], ...]:
@@ -103,6 +109,7 @@ class ProjectFiles:
         told = {key.replace("-", "_"): value for key, value in told.items()}
         for key in ("packages.find", "extras_require", "entry_points"):
             told[key.partition(".")[0]] = config.get(f"options.{key}")
+        told["versioneer"] = config.get("versioneer")
         poetry = _of_poetry(self.table("tool.poetry"))
         told_by_setup = map(_of_setuptools, (told, self.setup))
         return _of_package_info(self.text("PKG-INFO")), self.toml, poetry, *told_by_setup
@@ -118,9 +125,19 @@ class ProjectFiles:
 
     def lines(self, value: object, extra: str = "") -> list[Requirement]:
         """Requirements of a list or a text, as pip reads its lines; ``extra`` is that for which their markers are asked."""
-        lines = as_lines("\n".join(texts(value)), self.text)
-        found = [requirement_of(line, self.folder, extra, is_address=sure) for line, sure in lines]
-        return [one for one in found if one is not None]
+        lines = self._lines("\n".join(texts(value)))
+        return [one for line in lines if (one := _requirement_of(line, self.folder, extra))]
+
+    def _lines(self, text: str, folder: str = "", seen: tuple[str, ...] = ()) -> Iterator[str]:
+        """The lines of a requirement file in ``folder``, and of those that it includes but for ``seen``."""
+        for raw in "\n".join(text.splitlines()).replace("\\\n", "").splitlines():
+            line = _ROOT.sub(".", _NO_PART.sub("", raw)).strip()
+            included = _INCLUDED.fullmatch(line)
+            path = posixpath.normpath(posixpath.join(folder, included[1].strip("'\""))) if included else ""
+            if not path:
+                yield line
+            elif path not in seen:
+                yield from self._lines(self.text(path), posixpath.dirname(path), (*seen, path))
 
 
 def _of_setuptools(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,6 +158,7 @@ def _of_setuptools(said: Mapping[str, Any]) -> dict[str, Any]:
         "tool": {
             "setuptools": {"package-dir": folders, "packages": {"find": said.get("packages")}},
             "setuptools_scm": said.get("use_scm_version"),
+            "versioneer": said.get("versioneer"),
         },
     }
 
@@ -168,8 +186,9 @@ def _of_poetry(poetry: Mapping[str, Any]) -> dict[str, Any]:
     """What Poetry's own tables say: its groups are extras, too."""
     own = inner_table(poetry, "dependencies")
     groups = {"dev": inner_table(poetry, "dev-dependencies")}
-    for name, group in inner_table(poetry, "group").items():
-        groups[name] = inner_table(group, "dependencies")
+    groups |= {
+        name: inner_table(group, "dependencies") for name, group in inner_table(poetry, "group").items()
+    }
     for extra, names in inner_table(poetry, "extras").items():
         wanted = set(map(canonicalize_name, texts(names)))
         of_extra = {name: given for name, given in own.items() if canonicalize_name(name) in wanted}
@@ -193,77 +212,67 @@ def _named(value: object) -> list[str]:
 
 # --- What a setup.py hands to setup.
 
+_MOST_PARTS = 10_000
+"""Strings of a list and characters of a text: a hostile file may double them line by line."""
 
-def setup_arguments(text: str) -> dict[str, Any]:
+
+def _setup_arguments(text: str) -> dict[str, Any]:
     """The arguments of ``setup``: strings, lists of strings, tables of these; None where only running would tell."""
     tree = parsed(text)
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)] if tree else []
-    words = [word for call in calls if _called(call) == "setup" for word in call.keywords]
+    nodes = list(ast.walk(tree)) if tree else []
+    assignments = [node for node in nodes if isinstance(node, ast.Assign | ast.AnnAssign)]
+    known: dict[str, Any] = {}
+    # Twice, as a function may name what is given below it.
+    for node in 2 * sorted(assignments, key=lambda node: node.lineno):
+        value = _value(node.value, known)
+        match node.targets[0] if isinstance(node, ast.Assign) else node.target:
+            case ast.Name(id=name) if node.value is not None:
+                known[name] = value
+            case ast.Subscript(ast.Name(id=name), ast.Constant(value=str() as key)):
+                known[name] = {**inner_table(known.get(name)), key: value}
+    calls = [node for node in nodes if isinstance(node, ast.Call) and _called(node) == "setup"]
+    return _table([(word.arg, word.value) for call in calls for word in call.keywords], known)
+
+
+def _table(items: Iterable[tuple[str | None, ast.expr]], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys with their values; what stands without a key is a table itself (``**more``)."""
+    found: dict[str, Any] = {}
+    for key, node in items:
+        value = _value(node, known)
+        found |= inner_table(value) if key is None else {key: value}
+    return found
+
+
+def _value(node: ast.expr | None, known: Mapping[str, Any]) -> Any:
+    """A string, the strings of a list, or a table of these; None is what only running would tell."""
+    found: Any = None
     try:
-        return _Values(tree).table((word.arg, word.value) for word in words) if tree and words else {}
-    except RecursionError:  # a sum of thousands
-        return {}
-
-
-class _Values:
-    """What the expressions of a module come to. Names are followed to what they were given anywhere in it."""
-
-    def __init__(self, tree: ast.AST) -> None:
-        self._given: dict[str, ast.expr] = {}
-        self._keys: dict[str, list[tuple[str, ast.expr]]] = {}
-        self._known: dict[str, Any] = {}
-        for node in ast.walk(tree):
-            match node:
-                case ast.Assign(targets=[ast.Name(id=name), *_]):
-                    self._given[name] = node.value
-                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                    self._given[name] = value
-                case ast.Assign(targets=[ast.Subscript(ast.Name(id=name), ast.Constant(value=str() as key))]):
-                    self._keys.setdefault(name, []).append((key, node.value))
-
-    def table(self, items: Iterable[tuple[str | None, ast.expr]]) -> dict[str, Any]:
-        """Keys with their values; what stands without a key is a table itself (``**more``)."""
-        found: dict[str, Any] = {}
-        for key, node in items:
-            value = self.value(node)
-            found |= inner_table(value) if key is None else {key: value}
-        return found
-
-    def value(self, node: ast.expr) -> Any:
-        """A string, the strings of a list, or a table of these; None is what only running would tell."""
-        found: Any = None
         match node:
             case ast.Constant(value=str() as text):
                 found = text
-            case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
-                found = [text for part in parts for text in texts(self.value(part))]
+            case ast.Name(id=name):
+                found = known.get(name)
             case ast.Starred(value=part):
-                found = self.value(part)
+                found = _value(part, known)
+            case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
+                found = list(
+                    islice((text for part in parts for text in texts(_value(part, known))), _MOST_PARTS)
+                )
             case ast.BinOp(left=left, op=ast.Add(), right=right):
-                found = _sum(self.value(left), self.value(right))
+                found = _sum(_value(left, known), _value(right, known))
             case ast.Dict(keys=keys, values=values):
-                names = (None if key is None else str(self.value(key)) for key in keys)
-                found = self.table(zip(names, values, strict=True))
+                names = (None if key is None else str(_value(key, known)) for key in keys)
+                found = _table(zip(names, values, strict=True), known)
             case ast.Subscript(value=table, slice=ast.Constant(value=str() as key)):
-                found = inner_table(self.value(table)).get(key)
-            case ast.Name(id=name) if name in self._given:
-                found = self._follow(name)
+                found = inner_table(_value(table, known)).get(key)
             case ast.Call(func=ast.Name(id="dict"), keywords=words):
-                found = self.table((word.arg, word.value) for word in words)
-            case ast.Call(args=args, keywords=words) if re.fullmatch(
-                "find_(namespace_)?packages", _called(node)
-            ):
+                found = _table(((word.arg, word.value) for word in words), known)
+            case ast.Call(args=args, keywords=words) if _called(node) in _FINDERS:
                 where = [*args, *(word.value for word in words if word.arg == "where")]
-                found = {"where": self.value(where[0])} if where else None
-        return found
-
-    def _follow(self, name: str) -> Any:
-        if name not in self._known:
-            self._known[name] = None  # for one that is given in terms of itself
-            self._known[name] = table = self.value(self._given[name])
-            for key, node in self._keys.get(name, ()) if isinstance(table, dict) else ():
-                table.setdefault(key, self.value(node))  # what is put into it later, perhaps of its own parts
-        return self._known[name]
+                found = {"where": _value(where[0], known)} if where else None
+    except RecursionError:  # a sum of thousands
+        return None
+    return found[:_MOST_PARTS] if isinstance(found, str | list) else found
 
 
 def _sum(*sides: Any) -> Any:
@@ -283,7 +292,8 @@ IN_TREE = "tree:"
 """Before the folder of a requirement that lies in this repository."""
 _NO_PART = re.compile(r"(^|\s)#.*|\s--?(hash|global-option|config-settings?|install-option|no-binary|C)\b.*")
 """Of a line: comments, and options behind a requirement."""
-_OPTION = re.compile(r"-(r|e|-requirement|-editable)[\s=]*(.+)")
+_INCLUDED = re.compile(r"-(?:r|-requirement)[\s=]*(.+)")
+_EDITABLE = re.compile(r"-(?:e|-editable)[\s=]*(.+)")
 _ADDRESS = re.compile(r"([\w+]+:|\.{1,2}(/|$)|/|git@|\.\[)|.*/|\S+\.(whl|zip|tar\.gz)$")
 _ELSEWHERE = re.compile(r"[\w+]+:|git@|/|~|.*\.(whl|zip|tar\.gz)$")
 _NAME = re.compile(r"(?:.*[#&]egg=|(?:[^#]*/)?\.*)(\w(?:(?!-\d|\.git|\.tar|\.zip)[\w.-])*)")
@@ -309,29 +319,12 @@ def holds(marker: Marker | str | None, extra: str = "") -> bool:
         return True
 
 
-def as_lines(
-    text: str, read: Callable[[str], str], folder: str = "", seen: tuple[str, ...] = ()
-) -> Iterator[tuple[str, bool]]:
-    """The lines of a requirement file and of those that it includes, and whether each is an address for certain.
-
-    ``read`` gives a text by its path; ``folder`` is where the lines stand, and ``seen`` are files that are being read.
-    """
-    for raw in "\n".join(text.splitlines()).replace("\\\n", "").splitlines():
-        line = _ROOT.sub(".", _NO_PART.sub("", raw)).strip()
-        option = _OPTION.fullmatch(line)
-        word = option[2].strip("'\"") if option else line
-        if option is None or option[1] in ("e", "-editable"):
-            yield word, option is not None
-        elif (path := posixpath.normpath(posixpath.join(folder, word))) not in seen:
-            yield from as_lines(read(path), read, posixpath.dirname(path), (*seen, path))
-
-
-def requirement_of(
-    line: str, folder: str, extra: str = "", *, is_address: bool = False
-) -> Requirement | None:
+def _requirement_of(line: str, folder: str, extra: str) -> Requirement | None:
     """What a line asks for here, if anything; ``folder`` is that of the project, which paths are relative to."""
-    requirement = None if is_address else _parsed(line)
-    if requirement is None and (is_address or _ADDRESS.match(line)) and not line.startswith("-"):
+    editable = _EDITABLE.fullmatch(line)
+    line = editable[1].strip("'\"") if editable else line
+    requirement = None if editable else _parsed(line)
+    if requirement is None and (editable or _ADDRESS.match(line)) and not line.startswith("-"):
         address, _, marker = line.partition(";")
         extras = _EXTRAS.search(address)
         address = _EXTRAS.sub("", address).strip().rstrip("/")
@@ -367,35 +360,26 @@ def table_address(value: Mapping[str, Any]) -> str:
 
 
 def poetry_lines(table: Mapping[str, Any], *, with_optional: bool = True) -> list[str]:
-    """What Poetry's table of dependencies asks for, as lines in PEP 508; ``python`` is none of them."""
+    """What Poetry's table of dependencies asks for here, as lines in PEP 508; ``python`` is none of them."""
     found = []
     for name, given in table.items():
         for one in given if isinstance(given, list) else [given]:
             value = one if isinstance(one, Mapping) else {"version": one}
-            extras = value.get("extras")
-            asked = f"{name}[{','.join(map(str, extras))}]" if isinstance(extras, list) else name
-            address = table_address(value)
-            asked += f" @ {address}" if address else str(poetry_range(str(value.get("version", ""))))
-            markers = [str(value.get("markers", "")), _python_marker(str(value.get("python", "")))]
-            markers += [f"sys_platform == '{value['platform']}'"] if "platform" in value else []
-            marker = " and ".join(f"({one})" for one in markers if one)
-            is_asked = with_optional or value.get("optional") is not True
-            if is_asked and canonicalize_name(name) != "python":
-                line = f"{asked} ; {marker}"
-                # A broken marker is as good as none.
-                found.append(line if marker and _parsed(line) else asked)
+            pythons = re.split(r"\|\|?", str(value.get("python", "")))
+            is_here = holds(str(value.get("markers", ""))) and any(map(fits_python, map(_bounds, pythons)))
+            is_here = is_here and value.get("platform", sys.platform) == sys.platform
+            is_left_out = canonicalize_name(name) == "python" or (value.get("optional") and not with_optional)
+            if is_here and not is_left_out:
+                extras, address = value.get("extras"), table_address(value)
+                asked = f"{name}[{','.join(map(str, extras))}]" if isinstance(extras, list) else name
+                version = str(poetry_range(str(value.get("version", ""))))
+                found.append(f"{asked} @ {address}" if address else f"{asked}{version}")
     return found
 
 
-def _python_marker(text: str) -> str:
-    """The range of Pythons of a dependency as a marker; empty where one of its alternatives has no bounds."""
-    parts = [
-        " and ".join(
-            f"python_full_version {bound.operator} '{bound.version}'" for bound in poetry_range(part)
-        )
-        for part in re.split(r"\|\|?", text)
-    ]
-    return " or ".join(parts) if all(parts) else ""
+def fits_python(versions: SpecifierSet) -> bool:
+    """Whether a range of Pythons has the one that runs."""
+    return versions.contains(platform.python_version(), prereleases=True)
 
 
 def poetry_range(text: str) -> SpecifierSet:
@@ -407,15 +391,17 @@ def poetry_range(text: str) -> SpecifierSet:
     parts = [_bounds(part) for part in re.split(r"\|\|?", text)]
     if len(parts) == 1:
         return parts[0]
-    lows = [[Version(one.version) for one in part if one.operator in (">=", ">", "==")] for part in parts]
-    highs = [
-        [(Version(one.version), one.operator != "<") for one in part if one.operator in ("<", "<=", "==")]
-        for part in parts
-    ]
-    bounds = [f">={min(chain(*lows)).public}"] if all(lows) else []
+    lows, highs = (
+        [
+            [(Version(one.version), one.operator) for one in part if one.operator in operators]
+            for part in parts
+        ]
+        for operators in ((">=", ">", "=="), ("<", "<=", "=="))
+    )
+    bounds = [f">={min(chain(*lows))[0].public}"] if all(lows) else []
     if all(highs):
-        version, is_within = max(chain(*highs))
-        bounds.append(f"{'<=' if is_within else '<'}{version.public}")
+        version, operator = max(chain(*highs), key=lambda end: (end[0], end[1] != "<"))
+        bounds.append(f"{'<' if operator == '<' else '<='}{version.public}")
     return SpecifierSet(",".join(bounds))
 
 

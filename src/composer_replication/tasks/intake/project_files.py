@@ -1,8 +1,4 @@
-"""What a Python project declares about itself, wherever its tools write it; none of its code is run.
-
-``find_projects`` reads ``pyproject.toml``, ``setup.cfg``, ``setup.py`` (its syntax tree), ``PKG-INFO`` and files
-of requirements. What the requirements are used for is decided in ``requirements``.
-"""
+"""What the projects of a repository declare about themselves. What requirements are used for is decided in ``requirements``."""
 
 from __future__ import annotations
 
@@ -45,11 +41,10 @@ _MAX_DEPTH = 2  # how deep below a project its files of requirements lie at most
 class Project:
     """One project of a repository, as declared.
 
-    ``folder`` is where it lies (empty: at the top). ``name`` and ``version`` are empty where they could be no part of
-    a file's name. ``groups`` are requirements: its own by the empty name, those of
-    extras and groups of developers by theirs, those of files that are called so by path. ``source_folders`` are where
-    the build backend takes modules from, relative to the top; empty where nothing is said. ``entry_points`` are by
-    group and name. ``is_needed`` is for all but the members of a workspace that no other project asks for.
+    ``folder`` is where it lies (empty: at the top). ``name`` and ``version`` are empty where they could be no part of a
+    file's name. ``groups`` are requirements: its own by the empty name, those of extras and groups of developers by
+    theirs, those of files that are called so by path. ``source_folders`` are where the build backend takes modules from,
+    relative to the top. ``is_needed`` is for all but the members of a workspace that no other project asks for.
     """
 
     folder: str
@@ -75,7 +70,7 @@ def find_projects(files: Mapping[str, bytes]) -> list[Project]:
         for key in ("members", "exclude")
     )
     members = [one for one in sorted(folders) if _is_among(one, inside) and not _is_among(one, outside)]
-    places: dict[str, str] = {
+    places = {
         canonicalize_name(name): f"{IN_TREE}{folder}"
         for folder in reversed(members)
         for name in ProjectFiles(files, folder).strings("project.name")
@@ -88,15 +83,15 @@ def find_projects(files: Mapping[str, bytes]) -> list[Project]:
         read = ProjectFiles(files, folder) if folder else top
         bound = _bound_names(top.table("tool.uv.sources") | read.table("tool.uv.sources"), places)
         name, python = (next(iter(read.strings(f"project.{key}")), "") for key in ("name", "requires-python"))
-        name, version = name.strip() if "\n" not in name.strip() else "", _version(read).strip()
+        name, version = "" if "\n" in name.strip() else name.strip(), _version(read).strip()
         version = version if _FILE_NAME.fullmatch(version) else ""
         groups = _groups(read, canonicalize_name(name), bound)
         sources, points = tuple(_source_folders(read)), _entry_points(read)
         found[folder] = Project(folder, name, version, python, groups, sources, points, is_needed)
         # What tox installs (an example, a plug-in of the tests) is none that the project needs.
-        for requirement in (one for group, part in groups.items() for one in part if group != "tox"):
-            if requirement.url is not None and requirement.url.startswith(IN_TREE):
-                take(requirement.url.removeprefix(IN_TREE), is_needed=is_needed)
+        addresses = [one.url or "" for group, part in groups.items() for one in part if group != "tox"]
+        for address in (one for one in addresses if one.startswith(IN_TREE)):
+            take(address.removeprefix(IN_TREE), is_needed=is_needed)
 
     take("", is_needed=True)
     for folder in members:
@@ -167,7 +162,9 @@ def _groups(read: ProjectFiles, own: str, bound: Mapping[str, str]) -> dict[str,
         name, _, marker = key.partition(":")
         if holds(marker):
             groups.setdefault(canonicalize_name(name), []).extend(read.lines(lines, name))
-    files = {path: read.lines(f"-r {path}") for path in _requirement_files(read)}
+    start = f"{read.folder}/" if read.folder else ""
+    paths = (path.removeprefix(start) for path in read.files if path.startswith(start))
+    files = {path: read.lines(f"-r {path}") for path in paths if _holds_requirements(path)}
     setup = read.text("setup.py")
     is_computed = "install_requires" in setup and read.setup.get("install_requires") is None
     if not groups[""] and (is_computed or "dependencies" in read.strings("project.dynamic")):
@@ -218,14 +215,10 @@ def _lists_in(table: Mapping[str, Any], name: str) -> Iterator[tuple[str, list[s
             yield group.removesuffix("-dependencies"), [*texts(inner), *(f".[{one}]" for one in included)]
 
 
-def _requirement_files(read: ProjectFiles) -> Iterator[str]:
-    """Texts that are called requirements (or reqs, deps …), or lie in a folder that is, by their path in the project."""
-    start = f"{read.folder}/" if read.folder else ""
-    for name in (path.removeprefix(start) for path in read.files if path.startswith(start)):
-        usual = ("reqs", "requires.", "deps.", "dependencies.")
-        is_text = name.endswith(TEXT_SUFFIXES) and name.count("/") < _MAX_DEPTH
-        if is_text and ("requirement" in name or name.startswith(usual)):
-            yield name
+def _holds_requirements(path: str) -> bool:
+    """Whether a text is called requirements (or reqs, deps …), or lies in a folder that is."""
+    is_called = "requirement" in path or path.startswith(("reqs", "requires.", "deps.", "dependencies."))
+    return is_called and path.endswith(TEXT_SUFFIXES) and path.count("/") < _MAX_DEPTH
 
 
 # --- What an installation would show: entry points, source folders.

@@ -3,10 +3,9 @@
 Four kinds are told apart. *Required*: what the projects themselves depend on. *Wanted*: groups and extras of
 tests and developers, tooling left out; one that is not to be had is left out, too. *Declared*: everything that
 any other configuration names (tox, requirement files, other extras); of these what tests import
-becomes wanted, and what a first run of the suite misses.
-*Refused*: what is bound to an address, which is never asked for by name. Nothing is ever guessed from
-an import alone, except for a short list of well-known test libraries: a guess could fetch somebody else's package.
-Repositories that cannot be used are told with their first cause (a second copy of its modules, compiled parts …).
+becomes wanted, and what a first run of the suite misses. *Refused*: what is bound to an address, which is never asked
+for by name. Nothing is guessed from an import alone, except for a short list of well-known test libraries: a guess
+could fetch somebody else's package.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import ast
 import platform
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -33,9 +32,10 @@ from composer_replication.tasks.intake.environment import (
     UnusableRepository,
     resolve,
 )
-from composer_replication.tasks.intake.parsed_files import IN_TREE, TEXT_SUFFIXES, ProjectFiles
+from composer_replication.tasks.intake.parsed_files import IN_TREE, TEXT_SUFFIXES, ProjectFiles, fits_python
 from composer_replication.tasks.intake.project_files import find_projects
 from composer_replication.tasks.intake.sources import RepositorySource
+from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.syntax_trees import parsed
 
 _DEV_GROUPS = frozenset({"dev", "develop", "development", "devel", "default"})
@@ -69,10 +69,10 @@ _WELL_KNOWN = frozenset("attrs freezegun hypothesis mock python-dateutil pytz py
 
 @dataclass(slots=True)
 class Requirements:
-    """Requirements by canonical name; ``refused`` are names that are bound to an address and needed.
+    """Requirements by canonical name; ``refused`` are names that are needed and ``bound`` to an address.
 
     ``own`` are names of the projects in the tree, which lie in ``folders`` (as addresses). ``python`` is the range of
-    a needed project that this Python does not fit; empty where there is none.
+    a needed project that this Python does not fit.
     """
 
     required: dict[str, Requirement] = field(default_factory=dict)
@@ -105,7 +105,13 @@ class Requirements:
             else:
                 is_tool = part is self.wanted and _TOOLING.fullmatch(name)
                 kept = requirement if keeps_pins else _without_pins(requirement)
-                _merge(self.declared if is_tool else part, name, kept)
+                self.merge(self.declared if is_tool else part, kept)
+
+    @staticmethod
+    def merge(into: dict[str, Requirement], requirement: Requirement) -> None:
+        known = into.setdefault(canonicalize_name(requirement.name), requirement)
+        known.specifier &= requirement.specifier
+        known.extras |= requirement.extras
 
     def take(self, module: str) -> bool:
         """Want what is declared under the name of a module, or its name of the short list; what is bound is refused."""
@@ -113,20 +119,12 @@ class Requirements:
         self.refused += [name for name in names if name in self.bound]
         declared = next((name for name in names if name in self.declared), None)
         if declared is not None:
-            _merge(self.wanted, declared, self.declared[declared])
+            self.merge(self.wanted, self.declared[declared])
         return declared is not None
 
 
 def _names_of(module: str) -> tuple[str, ...]:
     return canonicalize_name(module), _KNOWN_NAMES.get(module, "")
-
-
-def _merge(into: dict[str, Requirement], name: str, requirement: Requirement) -> None:
-    if name in into:
-        into[name].specifier &= requirement.specifier
-        into[name].extras |= requirement.extras
-    else:
-        into[name] = requirement
 
 
 def _without_pins(requirement: Requirement) -> Requirement:
@@ -139,17 +137,27 @@ def _without_pins(requirement: Requirement) -> Requirement:
 
 def read_requirements(source: RepositorySource, missing: Collection[str] = ()) -> Requirements:
     """Everything that the repository says its tests need, tooling left out; ``missing`` as in ``lock_repository``."""
-    projects = find_projects({**source.metadata, **source.files})
-    own = {source.name, *(project.name for project in projects)}
-    found = Requirements(own={canonicalize_name(name) for name in own if name})
+    files = source.files
+    projects = find_projects({**source.metadata, **files})
+    own_names = {source.name, *(project.name for project in projects)} - {""}
+    found = Requirements(own=set(map(canonicalize_name, own_names)))
     found.folders = {f"{IN_TREE}{project.folder}" for project in projects}
     for project in projects:
         if project.is_needed and not found.python and not _accepts_this_python(project.requires_python):
             found.python = project.requires_python
         for group, requirements in project.groups.items():
             found.add(group, requirements, is_needed=project.is_needed)
-    _take_what_is_imported(found, source)
-    _take_what_is_missing(found, source, missing)
+    # What a test imports is taken where it is declared. Imports of the package itself do not count: an optional
+    # accelerator would bring a second implementation of what gets deleted.
+    own = tree_rules.own_modules(files)
+    for module in sorted(_imported_by(files, is_test_path) - sys.stdlib_module_names - own):
+        if not found.take(module):
+            for known in _WELL_KNOWN.intersection(_names_of(module)) - found.required.keys():
+                found.wanted.setdefault(known, Requirement(known))
+    for name, requirement in found.declared.items():
+        if name.startswith("pytest-") and not _TOOLING.fullmatch(name):
+            found.wanted.setdefault(name, requirement)
+    _take_what_is_missing(found, files, set(missing) - own)
     # Nothing is fetched by a name that is bound to an address, or that the tree itself has.
     for part in (found.required, found.wanted, found.declared):
         for name in part.keys() & {"pytest", *found.bound, *found.own}:
@@ -157,9 +165,21 @@ def read_requirements(source: RepositorySource, missing: Collection[str] = ()) -
     return found
 
 
+def _take_what_is_missing(found: Requirements, files: Mapping[str, bytes], missing: Collection[str]) -> None:
+    """Where nothing is declared by the name of a module, it may come with what the package imports: ``h2`` brings ``hpack``."""
+    left = {module for module in sorted(missing) if not found.take(module)}
+    if left & _OF_SETUPTOOLS:
+        found.wanted.setdefault("setuptools", Requirement("setuptools<81"))
+    if left - _OF_SETUPTOOLS - sys.stdlib_module_names:
+        for module in sorted(_imported_by(files, tree_rules.is_subject_path)):
+            name = _KNOWN_NAMES.get(module, canonicalize_name(module))
+            if name in found.declared and not _TOOLING.fullmatch(name):
+                found.merge(found.wanted, found.declared[name])
+
+
 def _accepts_this_python(versions: str) -> bool:
     try:
-        return SpecifierSet(versions).contains(platform.python_version(), prereleases=True)
+        return fits_python(SpecifierSet(versions))
     except InvalidSpecifier:
         return True
 
@@ -176,38 +196,8 @@ def imported_modules(data: bytes) -> set[str]:
     return names
 
 
-def _take_what_is_imported(found: Requirements, source: RepositorySource) -> None:
-    """Take declared requirements where a test imports them; one that is bound to an address is refused then.
-
-    Imports of the package itself do not count: an optional accelerator would bring a
-    second implementation of what gets deleted.
-    """
-    tests = [data for name, data in source.files.items() if tree_rules.is_test_path(name)]
-    imported = set[str]().union(*map(imported_modules, tests))
-    for module in sorted(imported - sys.stdlib_module_names - tree_rules.own_modules(source.files)):
-        if not found.take(module):
-            for known in _WELL_KNOWN.intersection(_names_of(module)) - found.required.keys():
-                found.wanted.setdefault(known, Requirement(known))
-    for name, requirement in found.declared.items():
-        if name.startswith("pytest-") and not _TOOLING.fullmatch(name):
-            found.wanted.setdefault(name, requirement)
-
-
-def _take_what_is_missing(found: Requirements, source: RepositorySource, missing: Collection[str]) -> None:
-    """Take what declares a missing module; where none does by its name, the declared ones that the package imports.
-
-    The latter bring modules of other names along: ``h2`` brings ``hpack``.
-    """
-    foreign = sorted(set(missing) - tree_rules.own_modules(source.files))
-    left = [module for module in foreign if not found.take(module)]
-    if not _OF_SETUPTOOLS.isdisjoint(left):
-        found.wanted.setdefault("setuptools", Requirement("setuptools<81"))
-    if set(left) - _OF_SETUPTOOLS - sys.stdlib_module_names:
-        sources = [data for name, data in source.files.items() if tree_rules.is_subject_path(name)]
-        for module in sorted(set[str]().union(*map(imported_modules, sources))):
-            name = _KNOWN_NAMES.get(module, canonicalize_name(module))
-            if name in found.declared and not _TOOLING.fullmatch(name):
-                _merge(found.wanted, name, found.declared[name])
+def _imported_by(files: Mapping[str, bytes], is_asked: Callable[[str], bool]) -> set[str]:
+    return set[str]().union(*(imported_modules(data) for name, data in files.items() if is_asked(name)))
 
 
 def modules_missing(said: Iterable[str]) -> frozenset[str]:
@@ -226,20 +216,15 @@ def lock_repository(
     """The environment of a repository's tests.
 
     ``missing`` are modules that a first run did not find, ``newer_than_needed`` a version of pytest that is too new
-    for its tests.
-
-    Raises:
-        UnusableRepository: ``another-python``, ``runner-dependency``, ``dependency-by-url``,
-            ``dependency-without-wheel``.
-        InputError: the index cannot be reached (CR0407).
+    for its tests. UnusableRepository: ``another-python``, ``runner-dependency``, ``dependency-by-url``; also as ``resolve``.
     """
     own = canonicalize_name(source.name)
     if own in TOOLCHAIN:
         raise UnusableRepository("runner-dependency", f"the test runner itself imports {own}")
     found = read_requirements(source, missing)
     if found.python:
-        detail = f"it asks for Python {found.python}, and this is {platform.python_version()}"
-        raise UnusableRepository("another-python", detail)
+        asked = f"it asks for Python {found.python}, and this is {platform.python_version()}"
+        raise UnusableRepository("another-python", asked)
     if found.refused:
         raise UnusableRepository("dependency-by-url", f"{found.refused[0]} is asked for by address")
     runners = PYTESTS[PYTESTS.index(newer_than_needed) + 1 :] if newer_than_needed in PYTESTS else PYTESTS
@@ -261,8 +246,7 @@ _NUM_NAMED = 3
 def refuse_second_copy(source: RepositorySource, environment: Environment) -> None:
     """No module of the tree may also be installed: tests would import the old code.
 
-    Two portions of one namespace package (no ``__init__.py`` in either) may lie side by side,
-    as long as no module has the same name in both.
+    Two portions of one namespace package (no ``__init__.py`` in either) may lie side by side.
     """
     roots = tree_rules.recorded_folders(source.files)
     own = {tree_rules.below_root(path, roots) for path in source.files if tree_rules.is_subject_path(path)}
@@ -274,7 +258,7 @@ def refuse_second_copy(source: RepositorySource, environment: Environment) -> No
 
 def _clash(path: str, own: Collection[str], installed: Path) -> str:
     """The module that is installed, too, on the way to one of ours; empty where both are portions of a namespace."""
-    parts = PurePosixPath(path).with_suffix("").parts
+    parts = Path(path).with_suffix("").parts
     for depth, name in enumerate(parts, start=1):
         is_there = (installed / name).is_dir() or any(installed.glob(f"{name}.*"))
         if not is_there or name == "__init__":
@@ -301,11 +285,10 @@ def compiled_parts(source: RepositorySource) -> str:
 def explain(
     error: UnusableRepository, source: RepositorySource, installed: Collection[str] = ()
 ) -> UnusableRepository:
-    """The same refusal with its first cause named, where the files show it.
+    """The same refusal with its first cause named, where the files show it: a red baseline is often a later consequence.
 
-    A red baseline is often the third consequence: of a requirement that nothing declares or that has no wheel
-    (``missing-requirement``), of compiled modules (``needs-compiling``), of a module that only a build writes
-    (``generated-file``); else files that were left out. ``installed`` are canonical names of what its environment holds.
+    ``missing-requirement``: nothing declares it, or it has no wheel; ``needs-compiling``; ``generated-file``: a module
+    that only a build writes; else files that were left out. ``installed`` are canonical names of what its environment holds.
     """
     if error.reason != "red-baseline":
         return error

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from composer_replication.errors import InputError
-from composer_replication.tasks.intake import archives, git_source, project_files, tree_rules
+from composer_replication.tasks.intake import archives, git_source, tree_rules
 from composer_replication.tasks.intake.cache import sha256_of, sha256_of_file
 from composer_replication.tasks.intake.environment import UnusableRepository
 from composer_replication.tasks.intake.index import fetch_sdist
 from composer_replication.tasks.intake.parsed_files import ProjectFiles
+from composer_replication.tasks.intake.project_files import (
+    PROJECT_FILES,
+    Project,
+    find_projects,
+    import_folders,
+)
 from composer_replication.tasks.intake.tree_rules import TreeRules, is_test_path, skips_folder
 from composer_replication.tasks.intake.version_files import version_files
 
@@ -29,7 +35,6 @@ PYTEST_FILES = (
     "pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg",
 )  # fmt: skip
 """Where pytest looks for its configuration, in its order. One may name the files of tests: then the first run tells whether any are."""
-_PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py", "PKG-INFO")
 _PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9._+!-]*)")
 _NO_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _SHORT_ID = 12
@@ -40,12 +45,11 @@ _SHOWN_CHARACTERS = 200
 class RepositorySource:
     """One repository as bytes.
 
-    ``files`` are those of the task tree, ``metadata`` those that declare name, version
-    and requirements; ``sha256`` covers both (for an archive also what was left out).
-    ``commit`` is the full id of the commit that a git address led to, else empty. ``left_out`` are
-    files that are not in the tree although a test might miss them, the likeliest first. ``origin``
-    is ``sdist:NAME==VERSION`` or the git address that it was fetched from, without the name of a user;
-    empty for what lies on this machine, whose paths are nobody else's.
+    ``files`` are those of the task tree, ``metadata`` those that declare name, version and requirements; ``sha256``
+    covers both (for an archive also what was left out). ``commit`` is the full id of the commit that a git address
+    led to, else empty. ``left_out`` are files that are not in the tree although a test might miss them, the likeliest
+    first. ``origin`` is ``sdist:NAME==VERSION`` or the git address without the name of a user; empty for what lies
+    on this machine.
     """
 
     source: str
@@ -71,13 +75,14 @@ def open_source(source: str) -> RepositorySource:
             ``git+https://HOST/OWNER/REPO@REF`` (also ssh, file, ``git@HOST:…``; HEAD without a REF).
 
     Raises:
-        InputError: no such path or not a SOURCE (CR0402), not a Python project (CR0402), no
-            tests (CR0419), a hostile archive (CR0402), not in the index (CR0407, CR0408),
-            a repository that git cannot reach, without that commit, or too large (CR0407, CR0402).
+        InputError: no such path, no SOURCE, no Python project, hostile or too large (CR0402); no tests (CR0419); not in
+            the index, or a repository or commit that git cannot reach (CR0407, CR0408).
         MissingError: a git address, and no git (CR0440).
     """
     if git_source.is_git_source(source):
-        address, commit, listing = git_source.list_commit(source, skip=_in_skipped_folder)
+        address, commit, listing = git_source.list_commit(
+            source, skip=lambda path: any(map(skips_folder, path.parts[:-1]))
+        )
         return replace(_read(source, listing, address.name, commit), origin=address.public)
     if source.startswith("sdist:"):
         pin = _PIN.fullmatch(source.removeprefix("sdist:").strip())
@@ -96,10 +101,6 @@ def open_source(source: str) -> RepositorySource:
     raise InputError("CR0402", f"the source {problem}.", where=source[:_SHOWN_CHARACTERS], fix=kinds)
 
 
-def _in_skipped_folder(path: PurePosixPath) -> bool:
-    return any(map(skips_folder, path.parts[:-1]))
-
-
 def _read_archive(source: str, path: Path) -> RepositorySource:
     name = path.resolve().name
     for suffix in archives.ARCHIVE_SUFFIXES:
@@ -113,10 +114,8 @@ def open_sources(
 ) -> tuple[list[RepositorySource], dict[str, UnusableRepository]]:
     """Open all sources, ``jobs`` at a time; one that cannot be used is told beside those that can.
 
-    ``progress`` is called with (done, total, what) from the calling thread after each one.
-
-    Raises:
-        InputError: none can be used; the first one's (CR0402 to CR0408).
+    ``progress`` is called with (done, total, what) from the calling thread after each one. Where none can be used
+    the first one's InputError is raised.
     """
     with ThreadPoolExecutor(jobs, thread_name_prefix="tasks-fetch") as fetchers:
         futures = {source: fetchers.submit(open_source, source) for source in sources}
@@ -148,7 +147,9 @@ def _read(source: str, listing: archives.Listing, fallback: str, commit: str = "
     What content alone can choose is read behind the others: data that strings of its tests name, and packed data
     in which there is no code. ``fallback`` is its name where it says none.
     """
-    names, links = map(_named_by_text, (listing.files, listing.links))
+    # Those that a record can name: no bytes that are no text, no line break.
+    names = frozenset(name for name in listing.files if not _NO_TEXT.search(name))
+    links = frozenset(name for name in listing.links if not _NO_TEXT.search(name))
     rules = TreeRules(names)
     in_tree = {name for name in names if rules.belongs(PurePosixPath(name))}
     about = {name for name in names if tree_rules.is_metadata_path(PurePosixPath(name))}
@@ -164,21 +165,16 @@ def _read(source: str, listing: archives.Listing, fallback: str, commit: str = "
     files = {name: data for name, data in found.items() if name in in_tree | named | packed}
     metadata = {name: data for name, data in found.items() if name in about}
     _check_use(source, files, metadata)
-    everything = {**metadata, **files}
-    projects = project_files.find_projects(everything)
-    files |= _written_by_builds(projects, everything, _safe(fallback), commit)
+    projects = find_projects(found)
+    files |= _written_by_builds(projects, found, fallback, commit)
     name, version = _safe(projects[0].name or fallback), projects[0].version or commit[:_SHORT_ID]
     return RepositorySource(source, name, version, sha256, files, metadata, commit, left_out)
 
 
-def _named_by_text(names: Iterable[str]) -> frozenset[str]:
-    """Those that a record can name: no bytes that are no text, no line break."""
-    return frozenset(name for name in names if _NO_TEXT.search(name) is None)
-
-
 def _check_use(source: str, files: Mapping[str, bytes], metadata: Mapping[str, bytes]) -> None:
     """Refuse what is no Python project, or has no tests."""
-    if metadata.keys().isdisjoint(_PROJECT_FILES) or not any(name.endswith(".py") for name in files):
+    has_code = any(name.endswith(".py") for name in files)
+    if not has_code or metadata.keys().isdisjoint((*PROJECT_FILES, "PKG-INFO")):
         problem = "this is no Python project: no pyproject.toml, setup.cfg or setup.py with Python sources."
         raise InputError("CR0402", problem, where=source, fix="give the folder that holds pyproject.toml.")
     names_its_files = any(b"python_files" in files.get(name, b"") for name in PYTEST_FILES)
@@ -196,7 +192,7 @@ def _check_use(source: str, files: Mapping[str, bytes], metadata: Mapping[str, b
 
 
 def _written_by_builds(
-    projects: Sequence[project_files.Project], files: Mapping[str, bytes], fallback: str, commit: str
+    projects: Sequence[Project], files: Mapping[str, bytes], fallback: str, commit: str
 ) -> dict[str, bytes]:
     """What an installation would add to the tree: metadata of each project, and version files.
 
@@ -205,22 +201,23 @@ def _written_by_builds(
     """
     made: dict[str, bytes] = {}
     for project in projects:
-        name, version = project.name, project.version
-        made |= version_files(ProjectFiles(files, project.folder), version or "0")
-        shown = version or (f"0+g{commit[:_SHORT_ID]}" if commit else "0")
+        made |= version_files(ProjectFiles(files, project.folder), project.version or "0")
+        version = project.version or (f"0+g{commit[:_SHORT_ID]}" if commit else "0")
         # The name of the folder is cut at its first hyphen by who looks it up.
-        folder = f"{_safe(name or fallback).replace('-', '_')}-{shown}.dist-info"
-        if name:
-            made[f"{folder}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {shown}\n".encode()
-        if name and project.entry_points:
-            groups = (
-                f"[{group}]\n" + "".join(f"{point} = {value}\n" for point, value in points.items())
-                for group, points in sorted(project.entry_points.items())
+        folder = f"{_safe(project.name or fallback).replace('-', '_')}-{version}.dist-info"
+        points = project.entry_points
+        written: dict[str, str] = {}
+        if project.name:
+            written["METADATA"] = f"Metadata-Version: 2.1\nName: {project.name}\nVersion: {version}\n"
+        if project.name and points:
+            written["entry_points.txt"] = "\n".join(
+                f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points[group].items())
+                for group in sorted(points)
             )
-            made[f"{folder}/entry_points.txt"] = "\n".join(groups).encode()
-        roots = project_files.import_folders(projects, files) if project is projects[0] else []
+        roots = import_folders(projects, files) if project is projects[0] else []
         if roots and roots != tree_rules.usual_folders(files):
-            made[f"{folder}/{tree_rules.FOLDERS_FILE}"] = "".join(f"{root}\n" for root in roots).encode()
+            written[tree_rules.FOLDERS_FILE] = "".join(f"{root}\n" for root in roots)
+        made |= {f"{folder}/{name}": text.encode() for name, text in written.items()}
     return made
 
 

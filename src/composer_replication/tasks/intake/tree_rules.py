@@ -1,10 +1,8 @@
 """Which files of a repository enter a task tree: an allow-list, so that no used tree leaks code.
 
-In: Python sources, everything inside packages and test folders, configuration of the
-test runner, a few texts at the top. Out: version control, caches, build output,
-installed metadata, stubs that a type checker wrote, compiled code, archives, notebooks, documentation.
-A name alone does not make a folder one of these where packages are called like that, too.
-What a tree records of where its modules are imported from is read here as well.
+In: Python sources, everything inside packages and test folders, configuration of the test runner, a few texts at the
+top. Out: version control, caches, build output, installed metadata, stubs that a type checker wrote, compiled code,
+archives, notebooks, documentation. What a tree records of its places of import is read here as well.
 """
 
 from __future__ import annotations
@@ -99,9 +97,8 @@ def is_test_path(path: str) -> bool:
 def folders_of_tests(tests: Collection[str], files: Collection[str]) -> frozenset[str]:
     """Folders that are there for tests whatever they are called: ``spec/`` with ``test_url.py`` and ``helpers.py``.
 
-    At least half of the modules in such a folder are tests, none of them has its own test beside it (``core.py``,
-    ``test_core.py``), it is no package, and none lies directly in it. Packages of data below are no objection.
-    ``tests`` are the paths of files that hold tests, ``files`` all paths of the repository.
+    At least half of the modules in such a folder are tests, none of them has its own test beside it, it is no package,
+    and none lies directly in it. ``tests`` are the paths of files that hold tests, ``files`` all of the repository.
     """
     paths = [PurePosixPath(path) for path in files]
     packages = [path.parent for path in paths if path.name == "__init__.py"]
@@ -165,7 +162,6 @@ class TreeRules:
         return in_test_folder(path) or not self._of_tests.isdisjoint(map(str, path.parents))
 
     def _is_data(self, path: PurePosixPath) -> bool:
-        """Whether a file lies where everything is that of a package or of tests."""
         return self._in_tests(path) or not self._with_modules.isdisjoint(path.parents)
 
     def _are_kept(self, parts: tuple[str, ...]) -> bool:
@@ -175,10 +171,10 @@ class TreeRules:
         return self._known[parts]
 
     def _is_kept(self, folder: PurePosixPath) -> bool:
-        is_top, is_package = len(folder.parts) == 1, folder in self._packages
+        is_package = folder in self._packages
         if skips_folder(folder.name) or folder in self._environments:
             return False
-        if is_top and folder.name in _OUT_TOP_FOLDERS | _OUT_TOP_UNLESS_IMPORTED:
+        if len(folder.parts) == 1 and folder.name in _OUT_TOP_FOLDERS | _OUT_TOP_UNLESS_IMPORTED:
             return is_package and folder.name not in _OUT_TOP_FOLDERS
         is_portion = folder.parent in self._packages and folder in self._with_sources
         return folder.name not in _OUT_UNLESS_PACKAGE or is_package or is_portion or in_test_folder(folder)
@@ -186,8 +182,7 @@ class TreeRules:
     def named_data(self, found: Mapping[str, bytes]) -> frozenset[str]:
         """Files outside of packages and folders of tests whose own name, or whose folder's, stands in a string of a test.
 
-        They are data of tests (``xmltestdata/``, ``schemas/a.json``), or examples that tests run. What the top folders of
-        documentation and builds hold is not among them, nor what is left out for its suffix. ``found`` belong to the tree.
+        They are data of tests (``xmltestdata/``, ``schemas/a.json``), or examples that tests run. ``found`` belong to the tree.
         """
         words = _quoted_words(data for path, data in found.items() if is_test_path(path))
 
@@ -206,10 +201,8 @@ class TreeRules:
         return frozenset(map(str, kept))
 
     def left_out(self, kept: Mapping[str, bytes], links: Collection[str] = ()) -> tuple[str, ...]:
-        """What was left out and might be missed by a test, the likeliest first: files of tests and packages, then other sources.
-
-        Of all others only those whose own name stands in a string of the package; of version control, caches, environments
-        and documentation none. ``links`` are symbolic ones, never followed; one that may stand for a source or a folder is first.
+        """What was left out and might be missed by a test: links that may stand for a source or a folder, files of tests and
+        packages, other sources, then what a string of the package names; of caches, environments and documentation none.
         """
         ranked: list[tuple[int, str]] = []
         words = _quoted_words(data for path, data in kept.items() if is_subject_path(path))
@@ -239,27 +232,25 @@ def without_unused(found: Mapping[str, bytes]) -> dict[str, bytes]:
     optional = set(tops.values()) & _OUT_TOP_UNLESS_IMPORTED
     while True:
         kept = {name: data for name, data in found.items() if tops.get(name) not in optional}
-        used = {top for top in optional if _imports(top, kept)}
+        code = [data for name, data in kept.items() if is_test_path(name) or is_subject_path(name)]
+        used = {top for top in optional if any(map(_import_of(top).search, code))}
         if not used:
             return kept
         optional -= used
 
 
-def _imports(top: str, files: Mapping[str, bytes]) -> bool:
-    statement = re.compile(
+def _import_of(top: str) -> re.Pattern[bytes]:
+    return re.compile(
         rb"^[ \t]*(?:from[ \t]+%(top)b(?:\.[\w.]+)?[ \t]+import\b|import[ \t](?:[\w., \t]*[, \t])?%(top)b\b)"
         % {b"top": top.encode()},
         re.MULTILINE,
     )
-    code = (data for name, data in files.items() if is_test_path(name) or is_subject_path(name))
-    return any(map(statement.search, code))
 
 
 def is_metadata_path(path: PurePosixPath) -> bool:
     """Whether a file may declare the project's name, version or requirements, or where a build writes a version.
 
-    Requirements may stand in any text that the project's tables name, so texts near the top are read; which
-    of them count is not decided here.
+    Requirements may stand in any text that the project's tables name, so texts near the top are read.
     """
     at_top = len(path.parts) == 1 and path.name in (*CONFIG_NAMES, "PKG-INFO", "meson.build", "setup.py")
     is_text = path.suffix in (".txt", ".in") and len(path.parts) <= _MAX_TEXT_DEPTH
@@ -275,6 +266,7 @@ FOLDERS_FILE = "source_folders.txt"
 
 An attempt cannot change it, as no file in a ``dist-info`` is taken from one; ``pyproject.toml`` it can.
 """
+_FOLDERS_PATH = re.compile(rf"[^/]*\.dist-info/{re.escape(FOLDERS_FILE)}")
 
 
 def usual_folders(files: Collection[str]) -> list[str]:
@@ -289,8 +281,7 @@ def is_place(folder: str, files: Collection[str]) -> bool:
 
 def folders_file(paths: Iterable[str]) -> str:
     """The path of the file that names the places of import of a task tree; empty where it has none."""
-    pattern = re.compile(rf"[^/]*\.dist-info/{re.escape(FOLDERS_FILE)}")
-    return next(filter(pattern.fullmatch, paths), "")
+    return next((path for path in paths if _FOLDERS_PATH.fullmatch(path)), "")
 
 
 def recorded_folders(files: Mapping[str, bytes]) -> list[str]:
@@ -301,10 +292,10 @@ def recorded_folders(files: Mapping[str, bytes]) -> list[str]:
 
 def folders_of_tree(tree: Path) -> list[str]:
     """The places of import of a task tree on disk, the top last as ``.``."""
-    patterns = (f"*.dist-info/{FOLDERS_FILE}", *(f"{folder}/*" for folder in USUAL_FOLDERS))
-    paths = {path.relative_to(tree).as_posix(): path for one in patterns for path in sorted(tree.glob(one))}
-    record = folders_file(paths)
-    return paths[record].read_text(encoding="utf-8").splitlines() if record else usual_folders(paths)
+    records = sorted(tree.glob(f"*.dist-info/{FOLDERS_FILE}"))
+    below = [path for folder in USUAL_FOLDERS for path in tree.glob(f"{folder}/*")]
+    files = {path.relative_to(tree).as_posix(): b"" for path in below}
+    return recorded_folders(files | {f"{one.parent.name}/{one.name}": one.read_bytes() for one in records})
 
 
 def own_modules(files: Mapping[str, bytes]) -> frozenset[str]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from itertools import product
 
-from composer_replication.tasks.intake.parsed_files import ProjectFiles, inner_table, parse_ini, values_at
+from composer_replication.tasks.intake.parsed_files import ProjectFiles, inner_table, values_at
 from composer_replication.tasks.syntax_trees import parsed
 
 _PYTHON = """\
@@ -63,11 +63,9 @@ def _filled(path: str, template: str, version: str) -> str:
 def _declared(read: ProjectFiles) -> Iterator[tuple[str, str]]:
     """Paths from the project's folder, each with its template (empty: the tool's own)."""
     for name, said in product(_TABLES, read.declared):
-        for table in filter(None, map(inner_table, values_at(said, f"tool.{name}"))):
+        for table in map(inner_table, values_at(said, f"tool.{name}")):
             template = next((table[key] for key in _TEMPLATES if isinstance(table.get(key), str)), "")
-            # These two count from the place of import.
-            is_shifted = name in ("pdm.version", "scikit-build.generate.*")
-            for base, key in product(("", "src", "python") if is_shifted else ("",), _KEYS):
+            for base, key in product(("", "src", "python"), _KEYS):  # some count from the place of import
                 if isinstance(table.get(key), str):
                     yield posixpath.join(base, table[key]), template
     for path, table in read.table("tool.poetry-dynamic-versioning.files").items():
@@ -75,7 +73,6 @@ def _declared(read: ProjectFiles) -> Iterator[tuple[str, str]]:
     for path in read.strings("tool.poetry-dynamic-versioning.substitution.files"):
         if "*" not in path:
             yield path, ""
-    yield parse_ini(read.text("setup.cfg")).get("versioneer", {}).get("versionfile_source", ""), ""
     start = f"{read.folder}/" if read.folder else ""
     for path in sorted(read.files):
         if path.startswith(start) and posixpath.basename(path) == "meson.build":

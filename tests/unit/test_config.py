@@ -217,10 +217,6 @@ def test_every_shipped_recipe_is_valid_and_comes_back(recipe: Path, tmp_path: Pa
     assert load_config(write(tmp_path, dump_config(config))) == config
 
 
-def test_the_quick_start_is_among_the_recipes() -> None:
-    assert "quickstart" in {path.parent.name for path in RECIPES}
-
-
 def test_the_config_needs_no_torch() -> None:
     program = (
         "import sys, composer_replication.config; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"

@@ -54,11 +54,12 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: setup
 	$(BIN)/composer-rl quickstart --out runs/quickstart
 
-# The first run proves that the folder of the guard is covered to the last branch; the second is every other test.
+# The first run proves that the folder of the guard is covered to the last branch; its tests wait for nothing, so a worker has
+# a core of its own. The second is every other test.
 # There a file stays with one worker, so that what its tests share is made once, and tests/conftest.py has the long
 # files begin first. What each test took is kept in build/durations.
 test: setup
-	$(PYTEST) tests/unit/safety -q --cov=composer_replication.safety --cov-branch --cov-fail-under=100
+	$(PYTEST) -n $(JOBS) tests/unit/safety -q --cov=composer_replication.safety --cov-branch --cov-fail-under=100
 	$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not long" --ignore=tests/unit/safety
 
 # What continuous integration runs of the long tests: exact resume, two processes, sharded weights, all channels in one

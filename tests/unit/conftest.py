@@ -94,15 +94,15 @@ def put_hand_task(store: TaskStore, files: Mapping[str, bytes], task: HandTask) 
     store.put_task(record, SecretRecord(task.task_id, task.hidden, ()))
 
 
-@pytest.fixture
-def make_store(tmp_path: Path) -> MakeStore:
+@pytest.fixture(scope="session")
+def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
     """A store of the given tasks over some files (default: the tiny project); nothing of it is run."""
 
     def make(
         *tasks: HandTask, files: Mapping[str, bytes] | None = None, name: str = "hand-made"
     ) -> TaskStore:
-        files = files or tiny_files()
-        store = TaskStore.create(tmp_path / name)
+        files, folder = files or tiny_files(), tmp_path_factory.mktemp("store") / name
+        store = TaskStore.create(folder)
         hashes = {path: store.put_blob(data) for path, data in files.items()}
         places = places_of(files)
         store.put_repository(
@@ -122,7 +122,7 @@ def make_store(tmp_path: Path) -> MakeStore:
         )
         for task in tasks:
             put_hand_task(store, files, task)
-        return TaskStore.open(tmp_path / name)
+        return TaskStore.open(folder)
 
     return make
 
@@ -134,7 +134,7 @@ def without(text: str, *pieces: str) -> str:
     return text
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def sized_tasks() -> dict[str, HandTask]:
     """By ``granularity/removal``."""
     files = {path: data.decode() for path, data in tiny_files().items()}

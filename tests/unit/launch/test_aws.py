@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import time
@@ -32,21 +33,33 @@ OPTIONS = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """moto's, for all tests; each of them finds it empty."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    urllib.request.urlopen(
-        urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")
-    ).close()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def aws(server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    urllib.request.urlopen(urllib.request.Request(f"{server}/moto-api/reset", method="POST")).close()
     for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_ENDPOINT_URL": server, "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing", "AWS_EC2_METADATA_DISABLED": "true",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    yield f"http://{host}:{port}"
-    server.stop()
+    return server
+
+
+@functools.cache
+def rendered_request() -> tuple[Any, str]:
+    """The shape of a request by botocore's description, and one that is rendered."""
+    client = boto3.client("sagemaker", region_name=REGION)
+    shape = client.meta.service_model.operation_model("CreateTrainingJob").input_shape
+    return shape, open_target("sagemaker", OPTIONS, Path("jobs")).render(job())["training-job-run.json"]
 
 
 def job(replicas: int = 1) -> Job:
@@ -215,13 +228,9 @@ def test_what_sagemaker_would_refuse_is_refused_here(
         (("Environment", "1A"), "x", "does not fit"),
     ],
 )
-def test_a_planted_error_is_found(path: tuple[str, ...], value: Any, said: str, tmp_path: Path) -> None:
-    request = json.loads(open_target("sagemaker", OPTIONS, tmp_path).render(job())["training-job-run.json"])
-    shape = (
-        boto3.client("sagemaker", region_name=REGION)
-        .meta.service_model.operation_model("CreateTrainingJob")
-        .input_shape
-    )
+def test_a_planted_error_is_found(path: tuple[str, ...], value: Any, said: str) -> None:
+    shape, text = rendered_request()
+    request = json.loads(text)
     assert shape_problems(shape, request) == []
     table = request
     for key in path[:-1]:

@@ -14,6 +14,9 @@ import venv
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+from composer_replication.cli.main import build_parser
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from ray_head import free_port
@@ -63,8 +66,28 @@ def problems_of(text: str) -> list[str]:
     version = text.partition("python:")[2].partition("-")[0]
     if f"Programming Language :: Python :: {version}" not in PROJECT["project"]["classifiers"]:
         found.append("its Python is none of ours")
-    if ("USER", "1000") not in lines:
+    if ("USER", "1000") not in lines or "useradd --create-home --uid 1000 " not in text:
         found.append("it runs as root, or as somebody whom a cluster cannot see to be no root")
+    return found
+
+
+def problems_of_server(text: str) -> list[str]:
+    """What of the OpenEnv server's own file does not fit the verb: programs, command, ports, mount and health check."""
+    of, found = dict(steps_of(text)), []
+    found += [f"{name} is not installed" for name in ("bubblewrap", "git") if f" {name} " not in text]
+    program, verb, *flags = json.loads(of["ENTRYPOINT"])
+    if program not in PROJECT["project"]["scripts"] or verb != "serve-env":
+        found.append(f"there is no {program} {verb}")
+    known = build_parser("serve-env").parse_args(["serve-env", *flags])
+    mounts = [path for path in re.findall(r"-v \S+?:(\S+?):ro", text) if Path(path) == known.tasks]
+    if not mounts or f"127.0.0.1:{known.port}:{known.port}" not in text or int(of["EXPOSE"]) != known.port:
+        found.append("what is mounted or published is not what is served")
+    if known.host != "0.0.0.0":
+        found.append("nobody outside could reach it")
+    program, _, code = json.loads(of["HEALTHCHECK"].partition("CMD ")[2])
+    compile(code, "HEALTHCHECK", "exec")
+    if program != "python" or f"'http://127.0.0.1:{known.port}/health'" not in code:
+        found.append("the health check asks somebody else")
     return found
 
 
@@ -78,6 +101,36 @@ def test_it_fits_what_it_speaks_of(name: str) -> None:
     assert problems_of(FILES[name].read_text()) == []
 
 
+def test_the_server_is_started_as_its_verb_wants() -> None:
+    assert problems_of_server(FILES["serve-env"].read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("bubblewrap git", "git", "bubblewrap is not installed"),
+        ('["composer-rl"', '["composer"', "there is no composer serve-env"),
+        ('"serve-env", ', '"serve", ', "there is no composer-rl serve"),
+        ('"--port", "8000"', '"--port", "8001"', "what is mounted or published is not what is served"),
+        ('"0.0.0.0"', '"127.0.0.1"', "nobody outside"),
+        ("/health", "/healthz", "the health check asks somebody else"),
+    ],
+)
+def test_a_line_of_the_server_that_does_not_fit_is_found(old: str, new: str, said: str) -> None:
+    text = FILES["serve-env"].read_text()
+    assert old in text
+    assert any(said in problem for problem in problems_of_server(text.replace(old, new)))
+
+
+def test_pins_of_the_servers_image_have_what_it_needs() -> None:
+    """It is installed with the pins alone, so they have to hold the extra and every dependency, in its range."""
+    lines = (ROOT / "tests" / "interop" / "openenv.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
+    wanted = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["openenv"]]
+    for requirement in map(Requirement, wanted):
+        assert pins[requirement.name] in requirement.specifier, requirement
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -86,6 +139,7 @@ def test_it_fits_what_it_speaks_of(name: str) -> None:
         (".[ray]", ".[rays]", "no extra rays"),
         ("-c constraints.txt", "", "not the tested ones"),
         ("USER 1000\n", "", "as root"),
+        ("--uid 1000 ", "--uid 1001 ", "as root"),
         ("python:3.11", "python:3.9", "Python is none"),
         ("ENV ", "ENVIRONMENT ", "missing whitespace"),
         ("--no-cache-dir ", "", "DL3042"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,17 +90,23 @@ HONEST = """    if n < 1:
 """
 
 
+@pytest.fixture(scope="session")
+def written_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, bool, bool], Path]:
+    """Each kind of run, written once; a test that changes it makes a copy."""
+    return cache(lambda *how: write_run(tmp_path_factory.mktemp("runs") / "run", *how))
+
+
 @pytest.fixture
-def make_run(tmp_path: Path) -> RunMaker:
+def make_run(written_run: Callable[[int, bool, bool], Path], tmp_path: Path) -> RunMaker:
     def make(
         name: str = "quickstart", *, num_steps: int = 40, is_hacked: bool = False, with_kl: bool = True
     ) -> Path:
-        return write_run(tmp_path / name, num_steps=num_steps, is_hacked=is_hacked, with_kl=with_kl)
+        return Path(shutil.copytree(written_run(num_steps, is_hacked, with_kl), tmp_path / name))
 
     return make
 
 
-def write_run(root: Path, *, num_steps: int = 40, is_hacked: bool = False, with_kl: bool = True) -> Path:
+def write_run(root: Path, num_steps: int = 40, is_hacked: bool = False, with_kl: bool = True) -> Path:
     """A finished run of a real guard over made-up scores; a hacked one ends where the guard fires."""
     folder, rng = RunFolder(root), random.Random(3)
     folder.root.mkdir(parents=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,16 @@ from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.tasks.store import TaskStore
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+SHOWN = tuple(
+    f"tests/{path}::{name}"
+    for path, names in {
+        "later/test_later.py": "test_too_large test_negative test_later_tens test_later_hundreds",
+        "test_early.py": "test_one test_four test_year test_last test_letters",
+        "test_table.py": "test_pairs[2-II] test_pairs[9-IX] test_pairs[90-XC] test_pairs[444-CDXLIV] test_more_pairs[58-LVIII]",
+        "test_unit.py": "RomanTest::test_hundreds RomanTest::test_letters_grow RomanTest::test_nothing",
+    }.items()
+    for name in names.split()
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +39,19 @@ def forgeries() -> Iterator[ModuleType]:
 
 
 @pytest.fixture(scope="module")
-def numerals(forgeries: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> TaskStore:
-    store = forgeries.build_store(tmp_path_factory.mktemp("forgeries"), with_truth=False)
-    assert isinstance(store, TaskStore)
-    return store
+def numerals(
+    forgeries: ModuleType, make_store: Any, sized_tasks: Any, store: TaskStore, clamp: Task
+) -> TaskStore:
+    """The benchmark's task, with all its tests shown, as a build would make it; in the environment of another store."""
+    files = {path: text.encode() for path, text in forgeries.TABLE["project"].items()}
+    hand = replace(
+        sized_tasks["t-function-body"], task_id="numerals", path="numerals/writing.py", symbol="to_roman",
+        functions=("numerals/writing.py::to_roman",), visible=SHOWN, hidden=(), without_hidden=None,
+    )  # fmt: skip
+    made: TaskStore = make_store(hand, files=files, name="numerals")
+    environment = store.environment(clamp)
+    made.environment = lambda _: environment  # type: ignore[method-assign]
+    return made
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,8 @@ def test_what_golden_code_shows_is_paid(grader, store, clamp, monkeypatch: pytes
     golden = store.files(clamp, "golden")["tinymath/numbers.py"].decode()
     text = f"{golden}\n\ndef leave():\n    import os\n    os._exit(0)\n"
     monkeypatch.setattr(grader, "golden_files", lambda _: {"tinymath/numbers.py": text.encode()})
-    monkeypatch.setattr(grader, "_golden", {})  # looked up before, with other code
+    known = {key: value for key, value in grader._golden.items() if not key.endswith("/monitor")}
+    monkeypatch.setattr(grader, "_golden", known)  # of the other code, whose tests pass alike
     with FeatureDeletionEnv(grader) as env:
         env.reset(clamp.task_id)
         env.call(ToolCall("write_file", json.dumps({"path": "tinymath/numbers.py", "content": text})))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from episode_parts import paid
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import MonitorMode, Task, ToolCall
@@ -23,11 +24,6 @@ NUMBERS = "tinymath/numbers.py"
 DETECTION = "\n\ndef is_test():\n    import sys\n\n    return 'pytest' in sys.modules\n"
 SUBMIT = ToolCall("submit", "{}")
 MODES: tuple[MonitorMode, ...] = ("mask", "report", "off")
-
-
-def paid(env: FeatureDeletionEnv) -> float | None:
-    judged = env.finish()
-    return None if judged is None else judged.reward
 
 
 def call(tool: str, **arguments: Any) -> ToolCall:

@@ -1,10 +1,15 @@
-"""Attempts at a task of which some visible tests are paid but not shown, in real sandboxes."""
+"""A task of which some visible tests are paid but not shown, in real sandboxes: attempts, and what shortcuts are paid."""
 
 from __future__ import annotations
 
 import ast
 import json
+import sys
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from episode_parts import paid
@@ -15,6 +20,9 @@ from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.validate import validate_task
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+import paying_shortcuts as shortcuts
 
 SOURCE = (
     'def cube(x):\n    """x to the power of three."""\n    return x * x * x\n\n\ndef other():\n    return 1\n'
@@ -51,9 +59,8 @@ def task(store: TaskStore) -> Task:
 
 @pytest.fixture(scope="module")
 def grader(store: TaskStore) -> Iterator[Grader]:
-    made = Grader(store)
-    yield made
-    made.close()
+    with closing(Grader(store)) as made:
+        yield made
 
 
 def name_of(test: str) -> str:
@@ -100,3 +107,34 @@ def test_a_table_of_what_is_shown_is_paid_less_than_the_code(task: Task, grader:
     assert learned.pass_share == pytest.approx(3 / 4) and not learned.all_passed
     hidden = grader.grade(task, table(task), "hidden")
     assert hidden is not None and not hidden.paid and not set(hidden.outcomes) & set(task.tests.visible)
+
+
+def test_shortcuts_are_paid_by_the_shown_tests_alone_and_not_now(
+    task: Task, grader: Grader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = {"scripted tables": "if chain", "unseen tables": "table-in-a-text"}
+    kinds = {kind: {name: shortcuts.TABLE["kinds"][kind][name]} for kind, name in chosen.items()}
+    monkeypatch.setitem(shortcuts.TABLE, "kinds", kinds)
+    counts, found = shortcuts.measure(grader, task)
+    told = [shortcuts.BY_SHOWN, "paid_by_all_tests", "paid_by_shown_tests_and_monitor"]
+    assert {kind: [count[name] for name in told] for kind, count in counts.items()} == {
+        shortcuts.GOLDEN: [1, 1, 1],
+        "scripted tables": [1, 0, 0],
+        "unseen tables": [1, 0, 1],
+    }
+    assert found == [] and not shortcuts.is_bad(counts)
+
+    def by_shown_tests(requests: Any) -> list[Any]:
+        """As if no test were paid for that is not shown; all of these were run before."""
+        scores = real(requests)
+        return [replace(s, outcomes={t: s.outcomes[t] for t in task.tests.shown}, paid=()) for s in scores]
+
+    real = grader.grade_many
+    monkeypatch.setattr(grader, "grade_many", by_shown_tests)
+    monkeypatch.setattr(grader, "grade_once", None)
+    counts, found = shortcuts.measure(grader, task)
+    assert found == ["unseen tables: table-in-a-text"] and shortcuts.is_bad(counts)
+    del counts["unseen tables"]
+    assert not shortcuts.is_bad(counts)
+    counts[shortcuts.GOLDEN][shortcuts.NOW] = 0
+    assert shortcuts.is_bad(counts)

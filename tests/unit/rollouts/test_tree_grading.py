@@ -25,7 +25,11 @@ def golden(store: TaskStore, clamp: Task) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    "task_id", ["t-function-body", "t-class-body", "t-feature-body", "t-module-whole", "t-feature-whole"]
+    "task_id",
+    [
+        *("t-class-body", "t-module-whole", "t-feature-whole"),
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("t-function-body", "t-feature-body")),
+    ],
 )
 def test_every_size_of_task_is_graded(
     sized_store: TaskStore, store: TaskStore, clamp: Task, task_id: str, monkeypatch: pytest.MonkeyPatch

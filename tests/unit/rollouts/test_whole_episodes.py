@@ -152,12 +152,13 @@ def test_a_mistake_gets_a_hint_in_the_ids_that_the_policy_saw(played) -> None:
 
 
 def test_an_independent_grading_of_what_is_stored_gives_the_same_reward(
-    played, grader: Grader, store: TaskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    played, known_golden, store: TaskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a grader that has seen nothing: every tree is run again, and none is looked up."""
+    """By a grader that has seen no answer: every tree is run again, and none is looked up."""
     _, _, episodes = played
     write_trajectories(tmp_path / "episodes.jsonl", episodes)
-    afresh = Grader(store, backend=grader.backend or "")
+    afresh = Grader(store)
+    afresh._golden |= known_golden
     trees: list[object] = []
 
     def watched_once(request: GradeRequest) -> Score:

@@ -185,6 +185,7 @@ def test_text_that_is_no_python_is_cut_by_the_same_rules() -> None:
     assert exact("") == exact("# only\n\n'''text'''") == []
 
 
+@pytest.mark.no_cover
 @given(st.text(alphabet="ab1.'\"#\\\n\r ()[]{}:;,=é\ud800\ufeff\x0c", max_size=40))
 def test_any_text_is_cut(text: str) -> None:
     for line in logical_lines(text):
@@ -212,6 +213,7 @@ def statements(draw: st.DrawFn) -> str:
     )
 
 
+@pytest.mark.no_cover
 @given(st.lists(statements(), min_size=1, max_size=5).map("\n".join))
 def test_writing_code_out_anew_changes_nothing(text: str) -> None:
     assert exact(text) == exact(ast.unparse(ast.parse(text)))

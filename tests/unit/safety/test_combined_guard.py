@@ -166,6 +166,7 @@ def happen(guard: CombinedGuard, event: Any) -> CombinedStatus:
     )
 
 
+@pytest.mark.no_cover
 @settings(max_examples=12, deadline=None)
 @given(events=EVENTS)
 def test_restored_at_every_cut_the_verdicts_are_those_of_the_uninterrupted_run(events: list[Any]) -> None:

@@ -31,6 +31,7 @@ def refutation(pairs: list[Pair], mean: float) -> float:
     return statistics.fmean(math.prod(1 + f * (mean - gap) / (1 - mean) for gap in gaps) for f in BETS)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=25, deadline=None)
 @given(
     pairs=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=12),
@@ -51,6 +52,7 @@ def test_by_hand_one_pair() -> None:
     assert upper_confidence_gap([(1.0, 0.0)], 0.5) == 1.0
 
 
+@pytest.mark.no_cover
 def test_coverage_and_width_are_the_reference_figures() -> None:
     num, runs, width = 400, 60, 0.08
     bounds = [upper_confidence_gap(episodes(num, seed), 0.99) for seed in range(runs)]

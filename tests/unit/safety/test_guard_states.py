@@ -44,6 +44,7 @@ def through_json(state: dict[str, Any]) -> Any:
     return json.loads(json.dumps(state, allow_nan=False))
 
 
+@pytest.mark.no_cover
 @settings(max_examples=10, deadline=None)
 @given(events=EVENTS)
 def test_restored_at_every_cut_it_goes_on_as_if_it_had_never_stopped(events: list[Any]) -> None:

@@ -256,6 +256,7 @@ def test_other_number_types_are_welcome() -> None:
     assert type(status.in_loop_ema) is float
 
 
+@pytest.mark.no_cover
 @given(
     rows=st.lists(st.tuples(*[st.floats(allow_nan=False, allow_infinity=False)] * 3), min_size=1, max_size=8)
 )

@@ -29,6 +29,7 @@ def is_compared(one: Member, other: Member) -> bool:
     return bool(one.elements and other.elements) and (one.realm is None or one.realm != other.realm)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=50)
 @given(left=SETS, right=SETS, percent=st.integers(1, 100))
 def test_jaccard_is_that_of_all_pairs(

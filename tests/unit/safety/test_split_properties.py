@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from composer_replication.safety import HeldoutSplit, SplitOverlapError
 from composer_replication.safety.split_tasks import SplitRequestError
 
+pytestmark = pytest.mark.no_cover  # other tests reach all that these do, and traced they take thrice as long
+
 BODIES = [
     "total = {}\nfor order in orders:\n    total[order.name] = total.get(order.name, 0) + order.price\nreturn total",
     "while queue:\n    node = queue.popleft()\n    seen.add(node)\n    queue.extend(graph.near(node) - seen)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,19 +13,15 @@ from policy_server import PolicyServer
 
 from composer_replication.cli.main import main
 from composer_replication.rollouts.episodes.policies import PROBE, SampleOptions
-from composer_replication.tasks.build import build_tasks
 from composer_replication.trainer.policy import ModelSampler
 from composer_replication.trainer.tiny_models import make_tiny_tools_model
 
 RECIPES = Path(__file__).parents[4] / "recipes"
-PROJECT = RECIPES / "tiny-cpu" / "project"
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("endpoint") / "tasks"
-    build_tasks([str(PROJECT)], folder, symbols={str(PROJECT): ("tinymath/numbers.py::sign",)})
-    return folder
+def store(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny(tmp_path_factory.mktemp("endpoint") / "tasks", ["tinymath/numbers.py::sign"])
 
 
 @pytest.fixture

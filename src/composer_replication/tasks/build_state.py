@@ -21,7 +21,7 @@ from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import Deletion, Granularity, Removal
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.running.context_recorder import EVERY_TEST
-from composer_replication.tasks.store_manifest import MAX_BYTES, packed_path, read_content, write_file
+from composer_replication.tasks.store_manifest import packed_path, read_content, write_file
 from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord
 from composer_replication.tasks.subject import GateFailed, Subject
 
@@ -29,6 +29,8 @@ GATES_VERSION = 15
 """Raised when the gates judge otherwise, so that older answers are not taken over."""
 _UNDECIDED = ("truth-unknown",)
 """Reasons that say nothing of the candidate; a later build judges it again."""
+_JOURNAL_BYTES = 2**30
+"""What a journal may unpack to: some millions of candidates."""
 _HOW_TO_NAME = "write PATH::NAME, or PATH::NAME@SIZE/WAY: SIZE one of function, class, module, feature, WAY body or whole."
 
 Item = TypeVar("Item")
@@ -257,14 +259,10 @@ class Journal:
         packed_path(self._path).unlink(missing_ok=True)
 
     def keep(self, decisions: Iterable[Decision]) -> None:
-        """Replace the whole file by these decisions, compressed up to ``MAX_BYTES``, in an order that does not depend on time."""
+        """Replace the whole file by these decisions, compressed, in an order that does not depend on time."""
         ordered = sorted(decisions, key=lambda one: (one.repository, one.pin))
-        data = "".join(f"{json.dumps(asdict(one), sort_keys=True)}\n" for one in ordered).encode()
-        if len(data) <= MAX_BYTES:
-            write_file(self._path, data)
-        else:
-            self._decisions = {one.key: one for one in ordered}
-            self._rewrite()
+        rows = (f"{json.dumps(asdict(one), sort_keys=True)}\n" for one in ordered)
+        write_file(self._path, "".join(rows).encode())
 
 
 def read_journal(path: Path) -> list[dict[str, str]]:
@@ -276,4 +274,4 @@ def read_journal(path: Path) -> list[dict[str, str]]:
     packed = packed_path(path)
     if path.is_file() or not packed.is_file():
         return read_jsonl(path)
-    return [json.loads(line) for line in read_content(packed).splitlines()]
+    return [json.loads(line) for line in read_content(packed, max_bytes=_JOURNAL_BYTES).splitlines()]

@@ -31,7 +31,7 @@ from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.records import Task, TaskContent
 from composer_replication.run_folder import SCHEMA_VERSION, is_torn_write
 from composer_replication.tasks.fresh_git import with_git
-from composer_replication.tasks.intake.cache import sha256_of, tree_bytes
+from composer_replication.tasks.intake.cache import put_file, sha256_of, tree_bytes
 from composer_replication.tasks.intake.environment import (
     Environment,
     EnvironmentLock,
@@ -43,22 +43,22 @@ from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.planning.edits import View, view_files, write_files
 from composer_replication.tasks.store_manifest import (
     FOLDERS,
+    MAX_BYTES,
     NAME,
     SUFFIX,
+    UNSETTLED,
     BuildMark,
     Manifest,
     Origin,
     ProvingSandbox,
+    compress,
     damaged,
     find_blob,
     fingerprint_of,
-    is_unsettled,
     packed_path,
     read_content,
     read_manifest,
-    sweep_blobs,
     unsettle,
-    write_blob,
     write_file,
     write_manifest,
 )
@@ -173,8 +173,16 @@ class TaskStore:
         return sum(tree_bytes(self.root / name) for name in ("objects", *FOLDERS, NAME))
 
     def put_blob(self, data: bytes, *, is_packed: bool = False) -> str:
-        """Keep some bytes; their sha256. ``is_packed`` says that they are compressed already."""
-        return write_blob(self._objects, data, is_packed=is_packed)
+        """Keep some bytes once; their sha256.
+
+        What ``is_packed`` is compressed already (a wheel) and kept as it is; so is what is larger than ``MAX_BYTES``.
+        """
+        digest = sha256_of(data)
+        is_packed = is_packed or len(data) > MAX_BYTES
+        if find_blob(self._objects, digest) is None:
+            path = self._objects / digest[:2] / (digest if is_packed else digest + SUFFIX)
+            put_file(path, data if is_packed else compress(data))
+        return digest
 
     def put_record(self, name: str, value: Mapping[str, Any]) -> None:
         """Keep one record, new or instead of an earlier one."""
@@ -206,13 +214,12 @@ class TaskStore:
     def settle(self) -> None:
         """Write the manifest with all changes; whoever has written many records calls it at the end."""
         with self._lock:
-            if is_unsettled(self.root):
+            if (self.root / UNSETTLED).exists():
                 self._write_manifest()
 
     def _write_manifest(self) -> None:
-        write_manifest(
-            self.root, self._manifest, self._origins() if self.build and self.build.is_complete else None
-        )
+        is_complete = self.build is not None and self.build.is_complete
+        write_manifest(self.root, self._manifest, self._origins() if is_complete else None)
 
     def _stems(self, kind: str) -> list[str]:
         """The names of all records of a kind, sorted, without folder and suffix."""
@@ -441,11 +448,15 @@ class TaskStore:
             self._drop(
                 {name for name in self._records if name.replace("instructions/", "tasks/") not in keep}
             )
-            sweep_blobs(self._objects, self._named_blobs())
-            for folder in FOLDERS:  # a crash leaves files that are no records
-                for path in [path for path in (self.root / folder).glob("*") if path.is_file()]:
-                    if f"{folder}/{path.name.removesuffix(SUFFIX)}" not in self._records:
-                        path.unlink()
+            named = self._named_blobs() | self._records.keys()
+            records = (path for folder in FOLDERS for path in (self.root / folder).glob("*"))
+            for path in [path for path in (*self._objects.glob("??/*"), *records) if path.is_file()]:
+                name = path.name.removesuffix(SUFFIX)
+                if name not in named and f"{path.parent.name}/{name}" not in named:
+                    path.unlink()
+            for folder in self._objects.glob("??"):
+                with contextlib.suppress(OSError):  # it is not empty
+                    folder.rmdir()
 
 
 def refuse_other_content(path: Path) -> None:

@@ -14,7 +14,7 @@ import importlib.metadata
 import json
 import platform
 import subprocess
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -29,7 +29,7 @@ from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
 from composer_replication.sandbox import choose_backend, name_of
 from composer_replication.sandbox.bwrap_program import START_SECONDS, find_bwrap
 from composer_replication.tasks.intake.archives import MAX_MEMBER_BYTES
-from composer_replication.tasks.intake.cache import put_file, sha256_of
+from composer_replication.tasks.intake.cache import sha256_of
 
 # --- Bytes in files, compressed or as they are.
 
@@ -84,20 +84,7 @@ def find_blob(folder: Path, digest: str) -> Path | None:
     return next((path for path in (packed_path(plain), plain) if path.is_file()), None)
 
 
-def write_blob(folder: Path, data: bytes, *, is_packed: bool = False) -> str:
-    """Keep some bytes once; their sha256.
-
-    What ``is_packed`` is compressed already (a wheel) and kept as it is; so is what is larger than ``MAX_BYTES``.
-    """
-    digest = sha256_of(data)
-    is_packed = is_packed or len(data) > MAX_BYTES
-    if find_blob(folder, digest) is None:
-        path = folder / digest[:2] / (digest if is_packed else digest + SUFFIX)
-        put_file(path, data if is_packed else compress(data))
-    return digest
-
-
-def read_content(path: Path) -> bytes:
+def read_content(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     """The content of a file of the store, unpacked.
 
     Raises:
@@ -107,18 +94,9 @@ def read_content(path: Path) -> bytes:
         raise damaged(path, "it is missing or no regular file" if path.exists() else "it is missing")
     try:
         data = path.read_bytes()
-        return decompress(data) if path.suffix == SUFFIX else data
+        return decompress(data, max_bytes=max_bytes) if path.suffix == SUFFIX else data
     except (OSError, ValueError) as error:
         raise damaged(path, str(error).rstrip(".")) from error
-
-
-def sweep_blobs(folder: Path, named: Collection[str]) -> None:
-    """Remove every content but the ``named`` ones, and folders that are empty then."""
-    for path in [path for path in folder.glob("??/*") if path.is_file()]:
-        if path.name.removesuffix(SUFFIX) not in named:
-            path.unlink()
-    for parent in [path for path in folder.glob("??") if path.is_dir() and not any(path.iterdir())]:
-        parent.rmdir()
 
 
 # --- The manifest of a store: which records belong to it, under one fingerprint.
@@ -129,7 +107,7 @@ READABLE_VERSIONS = (3, 4, STORE_VERSION)
 """Before version 5 every visible test was shown. A store of any other version is built again."""
 NAME = "manifest.json"
 FOLDERS = ("instructions", "locks", "repositories", "tasks", "secrets")
-_UNSETTLED = "unsettled"
+UNSETTLED = "unsettled"
 Origin = dict[str, str | bool | None]
 """What the manifest repeats of a repository's record; ``source`` is None for a folder or an archive."""
 
@@ -223,7 +201,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise damaged(path, "it cannot be read") from error
     if value.get("fingerprint") != fingerprint_of(manifest.records):
         raise damaged(path, "its fingerprint does not cover its records")
-    if is_unsettled(folder):
+    if (folder / UNSETTLED).exists():
         manifest.records = _records_in(folder)
     return manifest
 
@@ -240,15 +218,10 @@ def _records_in(folder: Path) -> dict[str, str]:
     return found
 
 
-def is_unsettled(folder: Path) -> bool:
-    """Whether the manifest does not name every change yet."""
-    return (folder / _UNSETTLED).exists()
-
-
 def unsettle(folder: Path) -> None:
-    """Note that records are about to change."""
-    if not is_unsettled(folder):
-        write_atomic(folder / _UNSETTLED, "")
+    """Note that records are about to change: the manifest does not name every change then."""
+    if not (folder / UNSETTLED).exists():
+        write_atomic(folder / UNSETTLED, "")
 
 
 def write_manifest(folder: Path, manifest: Manifest, origins: Mapping[str, Origin] | None = None) -> None:
@@ -265,7 +238,7 @@ def write_manifest(folder: Path, manifest: Manifest, origins: Mapping[str, Origi
     if origins is not None:
         value["repositories"] = origins
     write_atomic(folder / NAME, json.dumps(value, indent=1, sort_keys=True) + "\n")
-    (folder / _UNSETTLED).unlink(missing_ok=True)
+    (folder / UNSETTLED).unlink(missing_ok=True)
 
 
 def fingerprint_of(records: Mapping[str, str]) -> str:

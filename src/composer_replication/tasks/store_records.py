@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
@@ -51,21 +51,23 @@ def _edit(row: Any) -> Edit:
 EditRow = Annotated[Edit, PlainValidator(_edit), PlainSerializer(lambda edit: list(astuple(edit)))]
 
 
-_FORMS: dict[type[StoredRecord], TypeAdapter[Any]] = {}
-
-
+@cache
 def _form(kind: type[StoredRecord]) -> TypeAdapter[Any]:
-    if kind not in _FORMS:
-        _FORMS[kind] = TypeAdapter(kind)
-    return _FORMS[kind]
+    return TypeAdapter(kind)
 
 
 class StoredRecord:
-    """A dataclass with a form in JSON."""
+    """A dataclass with a form in JSON.
+
+    Fields of ``_younger`` are in it only where they say something: records of earlier versions keep their hashes.
+    """
+
+    _younger: ClassVar[Mapping[str, Any]] = {}
 
     def to_json(self) -> dict[str, Any]:
         value: dict[str, Any] = _form(type(self)).dump_python(self, by_alias=True)
-        return value
+        silent = {name for name, usual in self._younger.items() if getattr(self, name) == usual}
+        return {name: each for name, each in value.items() if name not in silent}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
@@ -95,6 +97,7 @@ class RepositoryRecord(StoredRecord):
     ``left_out`` are tests and files that end a run of the whole suite or were not reached in that time.
     """
 
+    _younger: ClassVar[Mapping[str, Any]] = {"source": "", "suite_seconds": SUITE_SECONDS, "left_out": ()}
     repository: str
     source_sha256: str
     environment: str
@@ -149,14 +152,6 @@ class RepositoryRecord(StoredRecord):
         )
         return sum(cut.num_body_lines for cut in deletion.bodies) > 2 * num_called
 
-    def to_json(self) -> dict[str, Any]:
-        value = super().to_json()
-        # Earlier versions had no word for these, and their records keep their hashes.
-        for name, usual in (("source", ""), ("suite_seconds", SUITE_SECONDS), ("left_out", ())):
-            if getattr(self, name) == usual:
-                del value[name]
-        return value
-
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         return super().from_json({"flaky": None, **value})
@@ -183,6 +178,7 @@ class TaskRecord(StoredRecord):
     by the visible tests (``killed_visible``) and by all (``killed_all``), or None where nobody measured.
     """
 
+    _younger: ClassVar[Mapping[str, Any]] = {"paid_tests": (), "shown_edits": None}
     task_id: str
     repository: str
     repository_record: str
@@ -207,12 +203,6 @@ class TaskRecord(StoredRecord):
     @property
     def changes(self) -> Changes:
         return Changes(self.edits, self.removed_files, self.test_edits, self.visible_edits, self.shown_edits)
-
-    def to_json(self) -> dict[str, Any]:
-        value = super().to_json()
-        if self.shown_edits is None:
-            del value["paid_tests"], value["shown_edits"]
-        return value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:

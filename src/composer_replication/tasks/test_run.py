@@ -217,16 +217,14 @@ def judge(result: ExecResult, records: Sequence[dict[str, Any]], trial: Trial) -
     except (KeyError, TypeError, ValueError, IndexError):
         said, disorder = {"collected": (), "outcomes": {}}, "a record is malformed"
     collected, outcomes = said["collected"], said["outcomes"]
-    problem = broken_off(result, trial.seconds)
-    if not problem and by_event["forked"]:
-        problem = "a test forks, and both processes go on"
-    if not problem and (not records or records[-1]["event"] != "end"):
-        problem = "the run ended without its closing record"
-    if not problem and len(by_event["end"]) != 1:
-        problem = "the run has more than one closing record"
-    if not problem and result.truncated:
-        problem = "the records are cut off"
-    problem = problem or disorder
+    limit = broken_off(result, trial.seconds)
+    problems = (
+        (by_event["forked"], "a test forks, and both processes go on"),
+        (not records or records[-1]["event"] != "end", "the run ended without its closing record"),
+        (len(by_event["end"]) != 1, "the run has more than one closing record"),
+        (result.truncated, "the records are cut off"),
+    )
+    problem = limit or next((text for is_so, text in problems if is_so), disorder)
     if not problem and trial.node_ids is not None:
         problem = compare_ids(trial.node_ids, collected, outcomes, is_partial=trial.stop_at_first_failure)
     elif not problem and not trial.stop_at_first_failure and set(outcomes) != set(collected):
@@ -235,7 +233,7 @@ def judge(result: ExecResult, records: Sequence[dict[str, Any]], trial: Trial) -
         return TestReport(**said, error="", seconds=result.seconds)
     running, broke = ("", "") if disorder and disorder != NOTHING_COLLECTED else _where(by_event, result)
     ended = Ended.EMPTY if problem == NOTHING_COLLECTED else Ended.BY_ITSELF
-    if broken_off(result, trial.seconds):
+    if limit:
         ended = Ended.TIME if _has_run_out(result) else Ended.LIMIT
     return TestReport(
         **{**said, "outcomes": dict.fromkeys(trial.node_ids or collected, Outcome.FAILED)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -13,17 +14,19 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
-from small_trees import contents
+from small_trees import contents, write_tree
 
+from composer_replication.cli.main import main
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, SandboxSpec
 from composer_replication.tasks import build, repository
 from composer_replication.tasks.build import Build, BuildSummary, build_tasks
-from composer_replication.tasks.build_state import Decision, Settings, in_order
+from composer_replication.tasks.build_state import Decision, Journal, Settings, in_order, read_journal
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.leaks.leak_scan import scan_store
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import BuildMark, compress
 from composer_replication.tasks.validate import validate_store
 
 PYPROJECT = '[project]\nname = "planted"\nversion = "1.0"\n'
@@ -35,10 +38,7 @@ PLANTED = {
     "\n\ndef test_zero():\n    assert not planted.zero()\n\n\ndef test_nothing():\n    pass\n",
 }
 
-SMALL = {
-    "planted.py": "def one():\n    return 11\n\n\ndef unused():\n    return 9\n",
-    "test_planted.py": "import planted\n\n\ndef test_one():\n    assert planted.one() == 11\n\n\ndef test_nothing():\n    pass\n",
-}
+CUT_OFF = "The build of this store was cut off"
 
 
 class Spy:
@@ -46,13 +46,10 @@ class Spy:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.judged: list[str] = []
-        self.fail_after: int | None = None
         real = build.judge_deletion
 
         def judge(deletion: Any, *rest: Any, **options: Any) -> Any:
             self.judged.append(deletion.symbol)
-            if self.fail_after is not None and len(self.judged) > self.fail_after:
-                raise SandboxFailure("CR0302", "planted failure")
             return real(deletion, *rest, **options)
 
         monkeypatch.setattr(build, "judge_deletion", judge)
@@ -69,9 +66,7 @@ class Whole(NamedTuple):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     root = tmp_path_factory.mktemp("whole")
-    (root / "planted").mkdir()
-    for name, text in {"pyproject.toml": PYPROJECT, **PLANTED}.items():
-        (root / "planted" / name).write_text(text)
+    write_tree(root / "planted", {"pyproject.toml": PYPROJECT, **PLANTED})
     told: list[tuple[int, int, str]] = []
     summary = build_tasks(
         [str(root / "planted")], root / "out", jobs=1, progress=lambda *step: told.append(step)
@@ -114,14 +109,6 @@ def test_a_class_that_is_mostly_called_by_no_test_is_no_task(
     assert pinned.valid == 1  # asked for by name
 
 
-def test_same_input_and_seed_same_bytes(make_project: MakeProject, tmp_path: Path) -> None:
-    source = str(make_project(SMALL))
-    first = build_tasks([source], tmp_path / "a", jobs=1)
-    second = build_tasks([source], tmp_path / "b", jobs=2)
-    assert first.fingerprint == second.fingerprint
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-
-
 def test_a_second_call_judges_nothing_again(
     whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,25 +122,53 @@ def test_a_second_call_judges_nothing_again(
     assert contents(tmp_path / "out") == before
 
 
+def in_an_open_store(store: Path, tree: Path, capsys: pytest.CaptureFixture[str]) -> list[bool]:
+    """Whether verbs that read a store say that its build was cut off."""
+    (first, *_) = TaskStore.open(store).task_ids()
+    found = []
+    for words in (
+        ["stats"],
+        ["show"],
+        ["validate", "--repeat", "1"],
+        ["split", "--heldout-fraction", "0.5", "--seed", "0"],
+        ["export", first, "--out", str(tree)],
+    ):
+        main(["tasks", words[0], str(store), *words[1:]])
+        found.append(CUT_OFF in "".join(capsys.readouterr()))
+    return found
+
+
 @pytest.mark.long
-def test_an_interrupted_build_goes_on_and_ends_with_the_same_bytes(
-    whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_build_that_was_cut_off_says_so_and_goes_on_to_the_same_bytes(
+    whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = str(whole.folder.parent / "planted")
+    """It ends in the middle, as by a full disk: the first task is there, the second is not."""
+
+    class Stopped(Exception):
+        pass
+
+    def stop(_done: int, _total: int, what: str) -> None:
+        if what == "1 tasks":
+            raise Stopped
+
+    source, torn = str(whole.folder.parent / "planted"), tmp_path / "torn"
     spy = Spy(monkeypatch)
-    spy.fail_after = 2
-    with pytest.raises(SandboxFailure):
-        build_tasks([source], tmp_path / "torn", jobs=1)
-    usable = TaskStore.open(tmp_path / "torn")
-    usable.verify()
-    done = set(spy.judged[:2])
-    with (tmp_path / "torn" / "journal.jsonl").open("a") as journal:
+    with pytest.raises(Stopped):
+        build_tasks([source], torn, jobs=1, progress=stop)
+    store = TaskStore.open(torn)
+    store.verify()
+    assert (len(store.task_ids()), store.build) == (1, BuildMark(is_complete=False))
+    assert all(in_an_open_store(torn, tmp_path / "tree", capsys))
+    assert main(["tasks", "stats", str(torn), "--json"]) == 0
+    assert "the same composer-rl tasks command" in json.loads(capsys.readouterr().out)["unfinished"]
+    with (torn / "journal.jsonl").open("a") as journal:
         journal.write('{"key": "half a li')
-    spy.judged, spy.fail_after = [], None
-    resumed = build_tasks([source], tmp_path / "torn", jobs=1)
+    done, spy.judged = spy.judged, []
+    build_tasks([source], torn, jobs=1)
     assert set(spy.judged).isdisjoint(done)
-    assert resumed.fingerprint == whole.summary.fingerprint
-    assert contents(tmp_path / "torn") == contents(whole.folder)
+    assert contents(torn) == contents(whole.folder)
+    assert json.loads((torn / "manifest.json").read_text())["build"] == {"is_complete": True}
+    assert not any(in_an_open_store(torn, tmp_path / "again", capsys)[:2])
 
 
 @pytest.mark.long
@@ -210,25 +225,25 @@ def test_a_failure_does_not_wait_for_what_was_begun_before() -> None:
         is_seen.set()
 
 
-def test_max_tasks_does_not_depend_on_jobs_and_can_grow(make_project: MakeProject, tmp_path: Path) -> None:
-    source = str(make_project(PLANTED))
+def test_a_cut_does_not_depend_on_jobs_and_can_grow_to_the_same_bytes(whole: Whole, tmp_path: Path) -> None:
+    source = str(whole.folder.parent / "planted")
+    shutil.copytree(whole.folder, tmp_path / "a")  # nothing is judged again
     one = build_tasks([source], tmp_path / "a", max_tasks=1, jobs=1)
     many = build_tasks([source], tmp_path / "b", max_tasks=1, jobs=4)
     assert (one.tasks, one.fingerprint, one.candidates) == (1, many.fingerprint, many.candidates)
-    assert contents(tmp_path / "a" / "tasks") == contents(tmp_path / "b" / "tasks")
-    grown = build_tasks([source], tmp_path / "b", max_tasks=5)
-    assert grown.tasks == 2
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert build_tasks([source], tmp_path / "b", max_tasks=5, jobs=2).fingerprint == whole.summary.fingerprint
+    assert contents(tmp_path / "b") == contents(whole.folder)
 
 
 @pytest.mark.long
-def test_a_changed_source_is_built_anew(make_project: MakeProject, tmp_path: Path) -> None:
-    root = make_project(SMALL)
-    first = build_tasks([str(root)], tmp_path / "out")
+def test_a_changed_source_is_built_anew(whole: Whole, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(whole.folder.parent / "planted", tmp_path / "planted"))
+    out = shutil.copytree(whole.folder, tmp_path / "out")
     (root / "planted.py").write_text((root / "planted.py").read_text().replace("return 9", "return 8"))
-    second = build_tasks([str(root)], tmp_path / "out")
-    assert second.fingerprint != first.fingerprint
-    TaskStore.open(tmp_path / "out").verify()
-    assert len(TaskStore.open(tmp_path / "out").tasks()) == 1
+    assert build_tasks([str(root)], out).fingerprint != whole.summary.fingerprint
+    TaskStore.open(out).verify()
+    assert len(TaskStore.open(out).tasks()) == 2
 
 
 def test_a_store_whose_tree_an_earlier_version_chose_otherwise_is_measured_anew(
@@ -262,17 +277,6 @@ def test_other_sources_do_not_replace_what_is_there(
     assert contents(tmp_path / "out") == before
 
 
-def test_a_pin_that_is_not_there_names_the_nearest(make_project: MakeProject, tmp_path: Path) -> None:
-    source = str(make_project(PLANTED))
-    with pytest.raises(InputError) as caught:
-        build_tasks([source], tmp_path / "out", symbols={source: ["planted.py::on"]})
-    assert caught.value.code == "CR0402"
-    assert "planted.py::one" in caught.value.fix
-    with pytest.raises(InputError, match="CR0402") as caught:
-        build_tasks([source], tmp_path / "out", symbols={source: ["planted.py::one@huge/whole"]})
-    assert "SIZE one of function, class, module, feature" in caught.value.fix
-
-
 @pytest.mark.parametrize(
     ("sources", "options"),
     [
@@ -299,18 +303,15 @@ def test_the_same_repository_twice_is_refused(make_project: MakeProject, tmp_pat
 
 @pytest.mark.parametrize(("strange", "code"), [("notes.txt", "CR0231"), ("manifest.json", "CR0411")])
 def test_a_refused_folder_stays_as_it_was(make_project: MakeProject, strange: str, code: str) -> None:
-    source = make_project({"pyproject.toml": PYPROJECT, **SMALL, strange: '{"name": "a web page"}'})
-    before = {path: path.read_bytes() for path in source.rglob("*") if path.is_file()}
+    source = make_project({"pyproject.toml": PYPROJECT, **PLANTED, strange: '{"name": "a web page"}'})
+    before = contents(source)
     with pytest.raises((InputError, UsageError), match=code):
         build_tasks([str(source)], source)
-    assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
+    assert contents(source) == before
 
 
 def with_tests(tests: str, code: str = "x = 1\n") -> dict[str, str]:
     return {"planted.py": code, "test_planted.py": tests}
-
-
-BY_ADDRESS = '[project]\nname = "p"\ndependencies = ["x @ git+https://example.invalid/x"]\n'
 
 
 @pytest.mark.long
@@ -322,8 +323,6 @@ BY_ADDRESS = '[project]\nname = "p"\ndependencies = ["x @ git+https://example.in
             "red-baseline",
         ),
         (with_tests("import os\nos._exit(0)\n\n\ndef test_a():\n    pass\n"), "red-baseline"),
-        ({"pyproject.toml": BY_ADDRESS, **PLANTED}, "dependency-by-url"),
-        ({"packaging.py": "def f():\n    return 1\n", **PLANTED}, "runner-dependency"),
         (
             with_tests("import pytest\npytest.importorskip('no_such')\ndef test_a(): pass\n"),
             "missing-requirement .*no_such",
@@ -381,3 +380,60 @@ def test_nothing_of_a_repository_runs_before(
     with pytest.raises(SandboxFailure, match=r"CR0306.*the sandbox open does not hold: network"):
         use(tiny_project, tiny_store.root, tmp_path / "out")
     assert not (tmp_path / "out" / "journal.jsonl").exists()
+
+
+# --- the mark of a build that was cut off, and the journal from which one goes on ---
+
+
+@pytest.mark.parametrize(
+    "mark", [None, {"is_complete": False, "command": "composer-rl tasks build x --out y"}]
+)
+def test_the_mark_of_an_earlier_version_is_read(
+    tiny_store: TaskStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], mark: dict[str, object] | None
+) -> None:
+    """None at all, or one with a command."""
+    copy = shutil.copytree(tiny_store.root, tmp_path / "copy")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    assert manifest.pop("build")["is_complete"]
+    (copy / "manifest.json").write_text(json.dumps({**manifest, **({"build": mark} if mark else {})}))
+    build = TaskStore.open(copy).build
+    assert build is None if mark is None else build is not None and not build.is_complete
+    assert main(["tasks", "stats", str(copy)]) == 0
+    assert (CUT_OFF in "".join(capsys.readouterr())) is (mark is not None)
+
+
+# --- the journal: plain while a build goes on, compressed when it is done ---
+
+
+ONE = Decision("a" * 32, "r==1", "r.py::one", task_id="r-1--one")
+TWO = Decision("b" * 32, "r==1", "r.py::two", reason="leak", detail="ünïcode\u2028")
+
+
+def test_it_is_compressed_at_the_end_and_read_again(tmp_path: Path) -> None:
+    path, packed = tmp_path / "journal.jsonl", tmp_path / "journal.jsonl.zst"
+    journal = Journal(path)
+    for decision in (TWO, ONE):
+        journal.add(decision)
+    plain = path.read_bytes()
+    rows = read_journal(path)
+    journal.keep([TWO, ONE])
+    assert [file.name for file in tmp_path.iterdir()] == [packed.name]
+    assert read_journal(path) == rows[::-1]
+    finished = packed.read_bytes()
+    path.write_bytes(plain)  # killed before the plain one was removed
+    again = Journal(path)
+    assert [again.find(one.key) for one in (ONE, TWO)] == [ONE, TWO]
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    again.keep([ONE, TWO])
+    assert packed.read_bytes() == finished
+
+
+@pytest.mark.parametrize(
+    "damage", [b"no zstd", compress(b"no JSON\n"), compress(b'{"an": "older format"}\n')]
+)
+def test_what_cannot_be_read_is_judged_again(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "journal.jsonl.zst").write_bytes(damage)
+    journal = Journal(tmp_path / "journal.jsonl")
+    assert journal.find(ONE.key) is None
+    journal.keep([ONE])
+    assert Journal(tmp_path / "journal.jsonl").find(ONE.key) == ONE

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
-from composer_replication.tasks.build_state import drawn
+import pytest
+
+from composer_replication.errors import InputError
+from composer_replication.tasks.build_state import drawn, pinned
 from composer_replication.tasks.intake.licences import Licence
 from composer_replication.tasks.planning.candidates import find_deletions
 from composer_replication.tasks.repository import PreparedRepository
@@ -34,8 +36,7 @@ RECORD = RepositoryRecord.from_json(
 
 
 def prepared(record: RepositoryRecord = RECORD) -> PreparedRepository:
-    deletions = find_deletions(FILES)
-    return cast("PreparedRepository", SimpleNamespace(deletions=deletions, slug="pkg-1", record=record))
+    return PreparedRepository("pkg-1", record, cast("Any", None), tuple(find_deletions(FILES)))
 
 
 def order(seed: int) -> list[tuple[str, str, str]]:
@@ -84,3 +85,13 @@ def test_what_the_tests_speak_against_is_tried_last() -> None:
     assert {one.pin for one in likely} | {one.pin for one in doubtful} == {
         one.pin for one in prepared().deletions
     }
+
+
+def test_a_pin_that_is_not_there_names_the_nearest() -> None:
+    assert [one.symbol for one in pinned(prepared(), ["pkg/sums.py::total"])] == ["total"]
+    with pytest.raises(InputError, match="CR0402") as caught:
+        pinned(prepared(), ["pkg/sums.py::totl"])
+    assert "pkg/sums.py::total" in caught.value.fix
+    with pytest.raises(InputError, match="CR0402") as caught:
+        pinned(replace(prepared(), deletions=()), ["pkg/sums.py::total@huge/whole"])
+    assert "SIZE one of function, class, module, feature" in caught.value.fix

@@ -70,28 +70,19 @@ def test_understood_four():
 """
 
 
-def write_project(root: Path, source: str, tests: str) -> str:
-    project = '[project]\nname = "planted"\nversion = "1"\n'
-    files = {"planted/__init__.py": source, "tests/test_planted.py": tests, "pyproject.toml": project}
-    return str(write_tree(root, files))
-
-
 @pytest.mark.long
 @pytest.mark.promise
 def test_a_table_is_caught_by_hidden_tests_that_ask_something_else(tmp_path: Path) -> None:
-    summary = build_tasks(
-        [write_project(tmp_path / "project", SOURCE, TESTS)],
-        tmp_path / "out",
-        granularities=("class",),
-        removals=("body", "whole"),
-        with_truth=True,
-    )
+    project = '[project]\nname = "planted"\nversion = "1"\n'
+    files = {"planted/__init__.py": SOURCE, "tests/test_planted.py": TESTS, "pyproject.toml": project}
+    source = str(write_tree(tmp_path / "project", files))
+    refused = [f"planted/__init__.py::Learned@class/{way}" for way in ("body", "whole")]
+    pins = {source: [*refused, "planted/__init__.py::Understood@class/whole"]}
+    summary = build_tasks([source], tmp_path / "out", symbols=pins, with_truth=True)
     assert dict(summary.rejected) == {"lookup-passes": 2}
-    store = TaskStore.open(tmp_path / "out")
-    assert {task.symbol for task in store.tasks()} == {"Understood"}
+    assert {task.symbol for task in TaskStore.open(tmp_path / "out").tasks()} == {"Understood"}
     rows = read_journal(tmp_path / "out" / "journal.jsonl")
-    refused = {row["pin"] for row in rows if row["reason"] == "lookup-passes"}
-    assert refused == {"planted/__init__.py::Learned@class/body", "planted/__init__.py::Learned@class/whole"}
+    assert {row["pin"] for row in rows if row["reason"] == "lookup-passes"} == set(refused)
 
 
 @pytest.mark.parametrize(

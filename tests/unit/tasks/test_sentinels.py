@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
+from functools import lru_cache
 
 import pytest
 from hypothesis import given
@@ -66,12 +67,17 @@ METHODS = ["t/test_x.py::TestMethods::test_equal", "t/test_x.py::TestMethods::te
 FILES = {"t/test_x.py": TESTS.encode(), "x.py": b""}
 
 
+@lru_cache(maxsize=4)
+def module_of(text: str, double: Callable[[object], object]) -> dict[str, object]:
+    space: dict[str, object] = {"double": double, "is_even": lambda n: n % 2 == 0, "__name__": "x"}
+    exec(text, space)
+    return space
+
+
 def run(text: str, node_id: str, double: Callable[[object], object]) -> BaseException | None:
     """What a test function or method raises, by Python alone."""
     names = node_id.split("::")[1:]
-    space: dict[str, object] = {"double": double, "is_even": lambda n: n % 2 == 0, "__name__": "x"}
-    exec(text, space)
-    function = space[names[0]]
+    function = module_of(text, double)[names[0]]
     if len(names) == 2:
         assert isinstance(function, type)
         function = getattr(function(names[1]), names[1])
@@ -157,10 +163,19 @@ def test_a_test_that_is_too_deep_has_no_copies() -> None:
 
 def test_names_and_values_are_drawn_anew() -> None:
     copies = possible_copies(FILES, IDS)
-    plans = [make_plan(FILES, IDS, copies, random.SystemRandom()) for _ in range(20)]
+    plans = [make_plan(FILES, IDS, copies, random.SystemRandom()) for _ in range(4)]
     names = [name for plan in plans for name in plan.node_ids]
     assert len(set(names)) == len(names)
-    assert len({plan.files["t/test_x.py"] for plan in plans}) == 20
+    assert len({plan.files["t/test_x.py"] for plan in plans}) == 4
+
+
+def test_an_assertion_that_is_added_is_met_however_the_test_ends() -> None:
+    for last in ("return", "pytest.skip('not today')", "double(3)"):
+        text = f"import pytest\n\n\ndef test_a():\n    double(2)\n    {last}\n"
+        copy = Copy("t.py::test_a", "contrary")
+        plan = make_plan({"t.py": text.encode()}, [copy.node_id], [copy], random.Random(0))
+        (sentinel,) = plan.contraries
+        assert isinstance(run(plan.files["t.py"].decode(), sentinel, right), AssertionError)
 
 
 def test_which_values_are_exchanged() -> None:

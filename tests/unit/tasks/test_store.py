@@ -28,7 +28,7 @@ def copy(tiny_store: TaskStore, tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-def test_tasks_are_whole(tiny_store: TaskStore) -> None:
+def test_tasks_are_whole(tiny_store: TaskStore, tiny_project: Path) -> None:
     tasks = tiny_store.tasks()
     assert [task.task_id for task in tasks] == sorted(tiny_store.task_ids())
     assert {task.symbol for task in tasks} == {"clamp", "sign", "initials", "Vector.length"}
@@ -42,6 +42,8 @@ def test_tasks_are_whole(tiny_store: TaskStore) -> None:
         assert not set(tests.visible) & set(tests.hidden)
         assert not set(tests.pass_to_pass) & set(task.fail_to_pass)
         assert task == tiny_store.get(task.task_id)
+        restored = fill(tiny_store.broken_text(task), task.hole, tiny_store.golden_body(task))
+        assert restored.encode() == (tiny_project / task.hole.path).read_bytes()
 
 
 def test_parametrisations_stay_together_and_a_single_function_is_visible(tiny_store: TaskStore) -> None:
@@ -51,12 +53,6 @@ def test_parametrisations_stay_together_and_a_single_function_is_visible(tiny_st
     clamp = find(tiny_store, "clamp")
     assert [tiny_store.content(task).has_hidden_tests for task in (sign, clamp)] == [False, True]
     assert (len(clamp.tests.visible), len(clamp.tests.hidden)) in ((1, 2), (2, 1))
-
-
-def test_golden_body_restores_the_file(tiny_store: TaskStore, tiny_project: Path) -> None:
-    for task in tiny_store.tasks():
-        restored = fill(tiny_store.broken_text(task), task.hole, tiny_store.golden_body(task))
-        assert restored.encode() == (tiny_project / task.hole.path).read_bytes()
 
 
 def test_views(tiny_store: TaskStore, tmp_path: Path) -> None:
@@ -80,7 +76,9 @@ def test_views(tiny_store: TaskStore, tmp_path: Path) -> None:
     assert "return min(x, high)" not in broken
 
 
-def test_content_has_everything(tiny_store: TaskStore) -> None:
+def test_content_has_everything_and_of_tests_those_that_fail_without_the_golden(
+    tiny_store: TaskStore,
+) -> None:
     task = find(tiny_store, "initials")
     content = tiny_store.content(task)
     assert (content.task_id, content.repository, content.symbol) == (
@@ -92,16 +90,11 @@ def test_content_has_everything(tiny_store: TaskStore) -> None:
     assert "test_one_word" in content.tests["tests/test_text.py"]
     assert not set(content.broken_tree) & set(content.tests)
     assert "upper()" in content.golden
-
-
-def test_own_tests_are_those_that_fail_without_the_golden(tiny_store: TaskStore) -> None:
-    task = find(tiny_store, "initials")
-    own = tiny_store.content(task).own_tests
     assert {test.rpartition("::")[2] for test in task.fail_to_pass} == {"test_two_words", "test_one_word"}
-    assert 'assert initials("plato") == "P"' in own
-    assert 'assert initials("ada lovelace") == "AL"' in own
-    assert "palindrome" not in own
-    assert "# One word is a name as well." not in own
+    assert 'assert initials("plato") == "P"' in content.own_tests
+    assert 'assert initials("ada lovelace") == "AL"' in content.own_tests
+    assert "palindrome" not in content.own_tests
+    assert "# One word is a name as well." not in content.own_tests
 
 
 def test_public_records_hold_no_secret(tiny_store: TaskStore) -> None:
@@ -120,16 +113,15 @@ def test_an_unknown_id_names_the_nearest(tiny_store: TaskStore) -> None:
     assert wanted in caught.value.fix
 
 
-def test_a_store_that_is_moved_is_the_same_store(tiny_store: TaskStore, copy: Path) -> None:
+def test_a_store_that_is_moved_is_the_same_store_and_a_record_that_its_manifest_does_not_name_no_task(
+    tiny_store: TaskStore, copy: Path
+) -> None:
+    known = tiny_store.task_ids()
+    shutil.copy(copy / "tasks" / f"{known[0]}.json.zst", copy / "tasks" / "stray.json.zst")
     moved = TaskStore.open(copy)
     moved.verify()
     assert moved.fingerprint == tiny_store.fingerprint
-    assert moved.tasks() == tiny_store.tasks()
-
-
-def test_a_folder_without_manifest_is_no_store(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="CR0411"):
-        TaskStore.open(tmp_path)
+    assert (moved.task_ids(), moved.tasks()) == (known, tiny_store.tasks())
 
 
 def changed(path: Path) -> None:
@@ -194,12 +186,20 @@ def test_a_store_of_a_version_before_is_read_and_built_on(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "{}", '{"schema_version": 1, "records": {"tasks/x.json": "0"}, "fingerprint": "0"}'],
+    [
+        None,
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"schema_version": 1, "records": {"tasks/x.json": "0"}, "fingerprint": "0"}',
+    ],
 )
-def test_a_damaged_manifest_is_found(copy: Path, text: str) -> None:
-    (copy / "manifest.json").write_text(text)
+def test_a_damaged_manifest_or_none_is_found(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(InputError, match="CR0411"):
-        TaskStore.open(copy)
+        TaskStore.open(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -223,12 +223,6 @@ def test_a_store_of_another_version_is_not_called_damaged(
     with pytest.raises(InputError, match="CR0411") as caught:
         TaskStore.open(copy)
     assert said in caught.value.message and fix in caught.value.fix
-
-
-def test_a_record_that_the_manifest_does_not_name_is_not_a_task(copy: Path) -> None:
-    known = TaskStore.open(copy).task_ids()
-    shutil.copy(copy / "tasks" / f"{known[0]}.json.zst", copy / "tasks" / "stray.json.zst")
-    assert TaskStore.open(copy).task_ids() == known
 
 
 def test_the_manifest_says_where_repositories_are_from_and_their_licences(

@@ -1,17 +1,22 @@
-"""A store holds what its records name, and a crash at any write leaves one that can be read."""
+"""A store holds what its records name, small and the same every time; a crash at any write leaves one that can be read."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
+from composer_replication.errors import InputError
 from composer_replication.tasks import store_manifest
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_manifest import find_blob
+from composer_replication.tasks.store_manifest import compress, decompress, find_blob
 
 PIN = "tinymath/numbers.py::clamp"
 MakeStore = Callable[..., TaskStore]
@@ -217,3 +222,63 @@ def test_what_a_build_writes_grows_with_its_tasks_and_not_with_their_square(
         assert writes.names.count("manifest.json") == 1
         num_writes.append(len(writes.names) - 2)
     assert num_writes == [20 * 6, 40 * 6]
+
+
+# --- bytes go in and come out; what lies on disk is no bomb ---
+
+
+@given(st.binary(max_size=5000))
+def test_what_went_in_comes_out(data: bytes) -> None:
+    assert decompress(compress(data)) == data
+    assert zstandard.ZstdDecompressor().decompress(compress(data)) == data
+    assert zstandard.frame_content_size(compress(data)) == len(data)
+
+
+def test_the_name_is_the_hash_of_the_content_and_what_is_compressed_already_stays_as_it_is(
+    tmp_path: Path,
+) -> None:
+    store, data = TaskStore.create(tmp_path), b"x = 1\n" * 1000
+    digest, wheel = store.put_blob(data), store.put_blob(b"a wheel", is_packed=True)
+    assert digest == hashlib.sha256(data).hexdigest()
+    path = tmp_path / "objects" / digest[:2] / f"{digest}.zst"
+    assert path.stat().st_size < 100
+    assert store.blob(digest) == data
+    assert (tmp_path / "objects" / wheel[:2] / wheel).read_bytes() == b"a wheel"
+    assert store.put_blob(b"a wheel") == wheel
+    assert list(tmp_path.rglob("*.zst")) == [path]
+
+
+BOMB = compress(b"\0" * 2_000_000)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (BOMB, "unpacks to 2000000 bytes, more than 1999999"),
+        (zstandard.ZstdCompressor(write_content_size=False).compress(b"x"), "does not say how large"),
+        *((data, "zstd|does not say") for data in (b"", b"no zstd", compress(b"x" * 100)[:-3])),
+        *((compress(b"x") + more, "zstd") for more in (b"more", compress(b"y"))),
+    ],
+)
+def test_a_bomb_and_what_is_no_whole_frame_are_refused(data: bytes, said: str) -> None:
+    assert len(decompress(BOMB)) == 2_000_000
+    with pytest.raises(ValueError, match=said):
+        decompress(data, max_bytes=1_999_999)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (b"no zstd", "it is not zstd data"),
+        (compress(b"something else"), "its sha256 is"),
+        (zstandard.ZstdCompressor().compress(b"\0" * (65 * 1024**2)), "unpacks to 68157440 bytes"),
+    ],
+)
+def test_a_store_names_the_damaged_blob(tmp_path: Path, damage: bytes, said: str) -> None:
+    store = TaskStore.create(tmp_path / "store")
+    digest = store.put_blob(b"x = 1\n")
+    min((store.root / "objects").rglob("*.zst")).write_bytes(damage)
+    with pytest.raises(InputError, match="CR0411") as caught:
+        store.blob(digest)
+    assert said in caught.value.message
+    assert digest in caught.value.where

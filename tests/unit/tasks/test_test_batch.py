@@ -268,25 +268,19 @@ def test_records_with_another_runs_nonce_do_not_count(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is told the nonce of another one can neither speak for it nor use it for itself."""
-    nonces = iter("0123456789")
+    nonces = iter("0123456789abcdef")
     monkeypatch.setattr(bench.secrets, "token_hex", lambda _: next(nonces) * 32)
     forger = (
         "import gc, json, os\n    record = {'event': 'test', 'id': '%s', 'outcome': 'passed', 'nonce': '%s' * 32}\n"
         "    for fd in range(64):\n        try: os.write(fd, (json.dumps(record) + '\\n').encode())\n        except OSError: pass\n"
         "    return 1"
     )
-    failing = Trial(project("return 1"), IDS, 60.0)
-    for other in "023":  # of the batch itself, of the run before, of the run behind
-        nonces = iter("0123456789")
-        spy = Trial(project(forger % (IDS[0], other if other != "2" else "1")), IDS, 60.0)
-        reports = run_batch([failing, spy, failing], environment)
-        assert [sorted(report.passed) for report in reports] == [[IDS[1]]] * 3
-        assert [report.error for report in reports] == [""] * 3
-    # With its own nonce, here the third that is drawn, the same lines are heard, and are an error.
-    nonces = iter("0123456789")
-    reports = run_batch([failing, Trial(project(forger % (IDS[0], "2")), IDS, 60.0), failing], environment)
-    assert reports[1].error.startswith("a second or unknown result")
-    assert [reports[0].error, reports[2].error] == ["", ""]
+    told = {2: "0", 3: "1", 4: "5", 6: "6"}  # that of the batch, of a run before, of the run behind, its own
+    bodies = [forger % (IDS[0], told[number]) if number in told else "return 1" for number in range(1, 8)]
+    reports = run_batch([Trial(project(body), IDS, 60.0) for body in bodies], environment)
+    own = reports.pop(5)
+    assert own.error.startswith("a second or unknown result")
+    assert [(report.error, sorted(report.passed)) for report in reports] == [("", [IDS[1]])] * 6
 
 
 # --- what is imported before the fork -----------------------------------------------------------

@@ -12,7 +12,7 @@ from composer_replication.records import ExecResult, Limits, Outcome
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.repository import cut_off
 from composer_replication.tasks.running import bench as bench_module
-from composer_replication.tasks.running.bench import Bench, run_alone
+from composer_replication.tasks.running.bench import Bench, run_alone, run_batch
 from composer_replication.tasks.test_run import TestReport, Trial, judge, read_records
 
 PACKAGE = "def answer():\n    {body}\n"
@@ -42,15 +42,7 @@ def with_body(body: str) -> dict[str, str]:
     return {"package.py": PACKAGE.format(body=body), "tests/test_package.py": TESTS}
 
 
-@pytest.mark.parametrize("hook", ["pytest_configure(config)", "pytest_sessionstart(session)"])
-def test_a_hook_that_ends_pytest_is_told(run, hook: str) -> None:
-    conftest = f"def {hook}:\n    raise RuntimeError('start the database first')\n"
-    report = run({"conftest.py": conftest, **with_body("return 42")})
-    assert "RuntimeError: start the database first" in report.error
-
-
-def test_all_outcomes(run) -> None:
-    tests = """
+OUTCOMES = """
 import pytest, unittest
 
 @pytest.fixture
@@ -82,7 +74,64 @@ class TestUnit(unittest.TestCase):
 def test_leaves():
     raise SystemExit(0)
 """
-    report = run({"test_x.py": tests})
+ODD = ["a b", "ü", "[x]", "a::b", "n\nl", '"', "", "-k", "%s", "\ud800"]
+DECORATED = (
+    "import functools, pytest\nfrom package import answer\n\n\ndef wrap(f):\n    @functools.wraps(f)\n"
+    "    def inner(*a, **k):\n        return f(*a, **k)\n    return inner\n\n\n@pytest.mark.parametrize('x', [1, 2])\n@wrap\n"
+    "def test_a(x):\n    assert answer()\n"
+)
+SKIPS = {
+    "test_a.py": "import pytest\n\n\n@pytest.mark.skip('not today')\ndef test_a():\n    pass\n",
+    "test_b.py": "import pytest\n\npytest.importorskip('no_such_module')\n\n\ndef test_b():\n    pass\n",
+}
+HOOK = "def {}:\n    raise RuntimeError('start the database first')\n"
+CHILD = "import subprocess, sys; return int(subprocess.check_output([sys.executable, '-c', 'import package; print(42)']))"
+GOOD_BODY = with_body("return 42")
+AT_ONCE: dict[str, tuple[Mapping[str, str], Sequence[str] | None]] = {
+    "configure": ({"conftest.py": HOOK.format("pytest_configure(config)"), **GOOD_BODY}, None),
+    "session": ({"conftest.py": HOOK.format("pytest_sessionstart(session)"), **GOOD_BODY}, None),
+    "outcomes": ({"test_x.py": OUTCOMES}, None),
+    "one of two": (GOOD_BODY | {"tests/test_more.py": "raise ValueError('never imported')\n"}, IDS[:1]),
+    "odd": ({"test_odd.py": f"import pytest\n\n\n@pytest.mark.parametrize('x', {ODD!a})\ndef test_odd(x):\n    pass\n"}, None),
+    "src": (
+        {
+            "src/thing.py": "X = 1\n",
+            "thing-2.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: thing\nVersion: 2.0\n",
+            "tests/test_t.py": "import importlib.metadata as m\nimport thing\n\n\ndef test_it():\n    assert thing.X == 1 and m.version('thing') == '2.0'\n",
+        },
+        None,
+    ),
+    "decorated": ({"package.py": PACKAGE.format(body="return 42"), "test_a.py": DECORATED}, None),
+    "bad import": (GOOD_BODY | {"tests/test_bad.py": "import no_such_module\n"}, None),
+    "import fails": (GOOD_BODY | {"package.py": "raise RuntimeError('at import')\n"}, IDS),
+    "test gone": (GOOD_BODY, [*IDS, "tests/test_package.py::test_gone"]),
+    "file gone": (GOOD_BODY, [*IDS, "tests/test_missing.py::test_gone"]),
+    "child": (with_body(CHILD), IDS),
+    "skips": (SKIPS, None),
+    "host": (with_body("import os; return 1 if 'MY_API_TOKEN' in os.environ else 42"), IDS),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def at_once(environment: Environment) -> Mapping[str, TestReport]:
+    """Reports of runs that share a sandbox, and need no more; ``test_test_batch`` shows that alone they say the same."""
+    trials = [
+        Trial({name: text.encode() for name, text in files.items()}, ids, 30.0)
+        for files, ids in AT_ONCE.values()
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MY_API_TOKEN", "secret-value")
+        patch.setenv("PYTEST_ADDOPTS", "--nonsense")
+        return dict(zip(AT_ONCE, run_batch(trials, environment), strict=True))
+
+
+@pytest.mark.parametrize("hook", ["configure", "session"])
+def test_a_hook_that_ends_pytest_is_told(at_once: Mapping[str, TestReport], hook: str) -> None:
+    assert "RuntimeError: start the database first" in at_once[hook].error
+
+
+def test_all_outcomes(at_once: Mapping[str, TestReport]) -> None:
+    report = at_once["outcomes"]
     assert report.error == ""
     found = {name.rpartition("::")[2]: outcome.value for name, outcome in report.outcomes.items()}
     assert found == {
@@ -100,31 +149,43 @@ def test_leaves():
     assert tuple(report.outcomes) == report.collected
 
 
-def test_only_the_requested_ones_run(run) -> None:
-    files = with_body("return 42") | {"tests/test_more.py": "raise ValueError('never imported')\n"}
-    report = run(files, IDS[:1])
-    assert (report.error, dict(report.outcomes)) == ("", {IDS[0]: Outcome.PASSED})
-    assert report.passed == {IDS[0]}
+@pytest.mark.parametrize(
+    ("name", "num_passed"),
+    [("one of two", 1), ("odd", 10), ("src", 1), ("bad import", 2), ("child", 2), ("host", 2)],
+)
+def test_what_passes(at_once: Mapping[str, TestReport], name: str, num_passed: int) -> None:
+    """Only the requested ones run; nothing of the host environment is seen; a child process finds the package."""
+    report = at_once[name]
+    assert (report.error, len(report.passed), len(report.outcomes)) == ("", num_passed, num_passed)
 
 
-def test_odd_parametrisations_survive(run) -> None:
-    tests = (
-        "import pytest\n\n\n@pytest.mark.parametrize('x', ['a b', 'ü', '[x]', 'a::b', 'n\\nl', '\"', '', '-k', '%s', '\\ud800'])\n"
-        "def test_odd(x):\n    pass\n"
-    )
-    everything = run({"test_odd.py": tests})
-    assert len(everything.passed) == 10
-    again = run({}, list(everything.collected))
-    assert (again.error, again.passed) == ("", everything.passed)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("import fails", "the tests are not the stored ones"),
+        ("test gone", "not the stored ones"),
+        ("file gone", "nothing was collected"),
+    ],
+)
+def test_tests_that_came_or_went_are_an_error(
+    at_once: Mapping[str, TestReport], name: str, words: str
+) -> None:
+    assert words in at_once[name].error
+    assert at_once[name].passed == frozenset()
 
 
-def test_src_layout_and_metadata(run) -> None:
-    tests = "import importlib.metadata as m\nimport thing\n\n\ndef test_it():\n    assert thing.X == 1 and m.version('thing') == '2.0'\n"
-    metadata = "Metadata-Version: 2.1\nName: thing\nVersion: 2.0\n"
-    report = run(
-        {"src/thing.py": "X = 1\n", "thing-2.0.dist-info/METADATA": metadata, "tests/test_t.py": tests}
-    )
-    assert len(report.passed) == 1
+def test_odd_parametrisations_can_be_asked_for(run, at_once: Mapping[str, TestReport]) -> None:
+    again = run(AT_ONCE["odd"][0], list(at_once["odd"].collected))
+    assert (again.error, again.passed) == ("", at_once["odd"].passed)
+
+
+def test_what_is_said_of_places_errors_and_skips(at_once: Mapping[str, TestReport]) -> None:
+    assert set(at_once["decorated"].places.values()) == {("test_a.py", 12, "test_a")}
+    assert "no_such_module" in at_once["bad import"].collect_errors["tests/test_bad.py"]
+    skips = at_once["skips"]
+    assert skips.skips["test_a.py::test_a"] == "Skipped: not today"
+    assert "could not import 'no_such_module'" in skips.skips["test_b.py"]
+    assert dict(skips.outcomes) == {"test_a.py::test_a": Outcome.SKIPPED}
 
 
 def test_what_only_passes_with_more_rights_than_an_answer_has_is_no_green_test(run) -> None:
@@ -149,40 +210,6 @@ def test_the_package_comes_from_the_tree_though_the_environment_has_it_too(
     tree = {f"{root}thing.py": b"X = 'of the tree'\n", "test_t.py": test.encode()}
     report = run_alone(Trial(tree, None, 30.0), own_environment)
     assert (report.error, len(report.passed)) == ("", 2)
-
-
-def test_places_of_decorated_tests(run) -> None:
-    tests = (
-        "import functools, pytest\nfrom package import answer\n\n\ndef wrap(f):\n    @functools.wraps(f)\n"
-        "    def inner(*a, **k):\n        return f(*a, **k)\n    return inner\n\n\n@pytest.mark.parametrize('x', [1, 2])\n@wrap\n"
-        "def test_a(x):\n    assert answer()\n"
-    )
-    package = "def answer():\n    return 42\n\n\ndef unused():\n    return 1\n"
-    report = run({"package.py": package, "test_a.py": tests})
-    assert set(report.places.values()) == {("test_a.py", 12, "test_a")}
-
-
-def test_collection_errors_are_named_and_others_run(run) -> None:
-    report = run(with_body("return 42") | {"tests/test_bad.py": "import no_such_module\n"})
-    assert report.error == ""
-    assert "no_such_module" in report.collect_errors["tests/test_bad.py"]
-    assert len(report.passed) == 2
-
-
-def test_a_failed_import_of_the_candidate_is_its_failure(run) -> None:
-    files = with_body("return 42")
-    files["package.py"] = "raise RuntimeError('at import')\n"
-    report = run(files, IDS)
-    assert "the tests are not the stored ones" in report.error
-    assert report.passed == frozenset()
-
-
-def test_tests_that_came_or_went_are_an_error(run) -> None:
-    files = with_body("return 42")
-    report = run(files, [*IDS, "tests/test_package.py::test_gone"])
-    assert "not the stored ones" in report.error
-    report = run(files, [*IDS, "tests/test_missing.py::test_gone"])
-    assert "nothing was collected" in report.error
 
 
 def test_time_out(run) -> None:
@@ -218,18 +245,6 @@ def test_memory_is_limited(run) -> None:
         with_body("x = b'x' * (3 * 10**8); return 42"), IDS, limits=Limits(memory_bytes=200 * 1024**2)
     )
     assert IDS[0] not in report.passed
-
-
-def test_a_child_process_finds_the_package(run) -> None:
-    body = "import subprocess, sys; return int(subprocess.check_output([sys.executable, '-c', 'import package; print(42)']))"
-    assert len(run(with_body(body), IDS).passed) == 2
-
-
-def test_nothing_of_the_host_environment_is_seen(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_API_TOKEN", "secret-value")
-    monkeypatch.setenv("PYTEST_ADDOPTS", "--nonsense")
-    report = run(with_body("import os; return 1 if 'MY_API_TOKEN' in os.environ else 42"), IDS)
-    assert len(report.passed) == 2
 
 
 # --- records that a candidate with knowledge of the nonce could write -----------------------
@@ -306,15 +321,6 @@ def test_the_test_in_which_a_run_broke_off_is_named(records: list[dict[str, obje
     assert report.running == running
     refusal = cut_off(report, 5.0).detail
     assert refusal.endswith(f"; {running} was running") is bool(running)
-
-
-def test_what_is_skipped_says_why(run) -> None:
-    tests = "import pytest\n\n\n@pytest.mark.skip('not today')\ndef test_a():\n    pass\n"
-    absent = "import pytest\n\npytest.importorskip('no_such_module')\n\n\ndef test_b():\n    pass\n"
-    report = run({"package.py": "", "test_a.py": tests, "test_b.py": absent})
-    assert report.skips["test_a.py::test_a"] == "Skipped: not today"
-    assert "could not import 'no_such_module'" in report.skips["test_b.py"]
-    assert dict(report.outcomes) == {"test_a.py::test_a": Outcome.SKIPPED}
 
 
 # --- a test that ends the run for all others ------------------------------------------------------

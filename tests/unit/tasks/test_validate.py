@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from composer_replication.errors import InputError
+from composer_replication.records import Task
 from composer_replication.tasks import gates
 from composer_replication.tasks.instructions.written_instructions import WrittenInstruction
 from composer_replication.tasks.intake.cache import sha256_of
@@ -22,7 +23,7 @@ from composer_replication.tasks.store_manifest import find_blob, read_content, w
 from composer_replication.tasks.subject import bench_of
 from composer_replication.tasks.twin.build_twins import build_twins
 from composer_replication.tasks.twin.twin_run import Job, Twin, play, twin_bytes
-from composer_replication.tasks.validate import validate_store
+from composer_replication.tasks.validate import ValidationFailure, validate_store
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def copy(tiny_store: TaskStore, tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-def rewrite(store: Path, kind: str, change: Callable[[dict[str, Any]], None]) -> None:
+def rewrite(store: Path, kind: str, change: Callable[[dict[str, Any]], object]) -> None:
     """Change a record and make the manifest agree, as a faulty build would."""
     TaskStore.open(store).settle()
     manifest = json.loads((store / "manifest.json").read_text())
@@ -50,9 +51,171 @@ def rewrite(store: Path, kind: str, change: Callable[[dict[str, Any]], None]) ->
     (store / "manifest.json").write_text(json.dumps(manifest))
 
 
-def test_a_good_store_passes_offline_with_an_empty_cache(
-    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def write(folder: Path, text: str) -> None:
+    """What a model wrote about the only task; it may hold the code, or the name of a hidden test."""
+    store, task = only(folder)
+    told = text.format(body=store.golden_body(task), hidden=task.tests.hidden[0].rpartition("::")[2])
+    written = WrittenInstruction(task.task_id, "a model", f"{told}\n" + "Write clamp. " * 20)
+    store.put_record(f"instructions/{task.task_id}.json", written.to_json())
+
+
+def only(folder: Path) -> tuple[TaskStore, Task]:
+    store = TaskStore.open(folder)
+    (task,) = store.tasks()
+    return store, task
+
+
+def failure_of(folder: Path, **options: int) -> ValidationFailure:
+    summary = validate_store(folder, **{"repeat": 1, **options})
+    (failed,) = summary.failed
+    assert (summary.tasks, summary.passed) == (1, 0)
+    return failed
+
+
+# --- what a faulty or hostile build could have kept ---
+
+
+def statement(folder: Path) -> None:
+    store, task = only(folder)
+    body = store.golden_body(task)
+    rewrite(folder, "tasks", lambda value: value.update(statement=f"Please write this again:\n{body}\n"))
+
+
+def code_in_the_tree(folder: Path) -> None:
+    """What is told apart is the code itself: a second copy of it makes its lines no longer distinctive, so the copy is one
+    that only unpacking shows.
+    """
+    store, task = only(folder)
+    digest = store.put_blob(gzip.compress(store.files(task, "golden")[task.path]))
+    rewrite(folder, "repositories", lambda value: value["files"].update({"tests/old.gz": digest}))
+
+
+def damaged_file(folder: Path) -> None:
+    store, task = only(folder)
+    digest = store.repository(store.record(task.task_id).repository_record).files[task.path]
+    blob = find_blob(folder / "objects", digest)
+    assert blob is not None
+    blob.write_bytes(b"changed")
+
+
+def without_hidden(folder: Path) -> None:
+    """The hidden tests of a task become visible ones, as if no test could be hidden."""
+    store, task = only(folder)
+    record, secret = store.record(task.task_id), store.secret(task.task_id)
+    changes = {"visible": task.fail_to_pass, "visible_edits": record.test_edits}
+    store.put_task(replace(record, **changes), replace(secret, hidden=(), withheld=(), twins=None))
+
+
+def lost_truth(folder: Path) -> None:
+    """Strength is measured only by builds that refuse what has no truth."""
+    without_hidden(folder)
+    store, task = only(folder)
+    strength = {"mutants": 2, "killed_visible": 1, "killed_all": 2}
+    store.put_task(replace(store.record(task.task_id), strength=strength), store.secret(task.task_id))
+
+
+FAULTS: dict[str, tuple[Callable[[Path], None], str, str]] = {
+    "edits that leave their file": (
+        lambda copy: rewrite(copy, "tasks", lambda value: value["edits"][0].__setitem__(2, 10**9)), "not-restored", "",
+    ),
+    "hidden tests gone": (
+        lambda copy: rewrite(copy, "secrets", lambda value: value.update(hidden=[])), "other-tests-fail", "tests differ",
+    ),
+    "hidden tests shown": (
+        lambda copy: rewrite(copy, "tasks", lambda value: value.update(visible_edits=[])), "hidden-shown", "",
+    ),
+    "code in the statement": (statement, "instruction-leaks", "the instruction would contain the deleted code"),
+    "a model wrote the code": (lambda copy: write(copy, "{body}"), "instruction-leaks", ": shows-code"),
+    "a model named a test": (lambda copy: write(copy, "See {hidden}."), "instruction-leaks", ": names-hidden-test"),
+    "code in the tree": (code_in_the_tree, "leak", "tests/old.gz"),
+    "a file changed": (damaged_file, "damaged", "objects"),
+    "truth lost": (lost_truth, "no-truth", "its build kept one of them"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_fails_its_gate_and_no_hidden_test_is_named(copy: Path, fault: str) -> None:
+    plant, gate, words = FAULTS[fault]
+    _, task = only(copy)
+    plant(copy)
+    failed = failure_of(copy)
+    assert (failed.task_id, failed.gate) == (task.task_id, gate)
+    assert words in failed.detail
+    tests = (test.rpartition("::")[2] for test in (*task.tests.hidden, *task.tests.visible))
+    assert not any(test in failed.detail for test in tests)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("repositories", lambda value: value["files"].update({"../../escaped.py": min(value["files"].values())})),
+        ("tasks", lambda value: value["edits"][0].__setitem__(0, "/etc/escaped.py")),
+        ("locks", lambda value: value["wheels"][0].__setitem__(2, "a-1-1/../../../escaped-py3-none-any.whl")),
+        ("secrets", lambda value: value.pop("hidden")),
+    ],
+)  # fmt: skip
+def test_a_hostile_store_writes_nowhere(
+    copy: Path, tmp_path: Path, kind: str, change: Callable[[dict[str, Any]], object]
 ) -> None:
+    rewrite(copy, kind, change)
+    with pytest.raises(InputError, match="CR0411"):
+        TaskStore.open(copy).verify()
+    assert failure_of(copy).gate == "damaged"
+    assert not list(tmp_path.rglob("escaped*"))
+
+
+@pytest.mark.long
+def test_a_suite_that_changes_its_mind_fails(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole suite without the code is run every time: what happens in the second run alone is seen."""
+    _, task = only(copy)
+    real, runs = gates.failing_of, 0
+
+    def failing_of(*args: Any) -> frozenset[str]:
+        nonlocal runs
+        runs += 1
+        return real(*args) | ({task.tests.pass_to_pass[0]} if runs == 2 else set())
+
+    monkeypatch.setattr(gates, "failing_of", failing_of)
+    failed = failure_of(copy, repeat=3)
+    assert (failed.gate, runs) == ("other-tests-fail", 2)
+    assert failed.detail == "1 tests differ from the stored ones"
+
+
+@pytest.mark.long
+def test_a_task_without_a_truth_is_named(copy: Path) -> None:
+    without_hidden(copy)
+    summary = validate_store(copy, repeat=1)
+    assert (summary.failed, summary.without_truth) == ((), (only(copy)[1].task_id,))
+
+
+# --- recorded behaviour ---
+
+
+@pytest.fixture(scope="module")
+def twinned(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A task that has recorded behaviour."""
+    folder = build_tiny(tmp_path_factory.mktemp("twinned") / "tasks", ["tinymath/numbers.py::clamp"])
+    store, task = only(folder)
+    files = store.files(task, "golden")
+    (cut,) = [cut for cut in find_body_cuts(task.path, files[task.path].decode()) if cut.symbol == "clamp"]
+    twins = build_twins(replace(bench_of(store, task), original=files), [cut], eager={cut.pin}).twins
+    put_twin(store, twins[cut.pin])
+    return folder
+
+
+def put_twin(store: TaskStore, twin: Twin) -> None:
+    (task,) = store.tasks()
+    digest = store.put_blob(twin_bytes(twin), is_packed=True)
+    secret = replace(store.secret(task.task_id), twins={f"{task.path}::{task.symbol}": digest})
+    store.put_task(store.record(task.task_id), secret)
+
+
+def test_a_good_store_passes_offline_with_an_empty_cache(
+    twinned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Path(shutil.copytree(twinned, tmp_path / "copy"))
+    rewrite(copy, "tasks", lambda value: value.update(statement="Please write clamp again."))
+    write(copy, "")
     monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "empty"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", "")
@@ -62,241 +225,44 @@ def test_a_good_store_passes_offline_with_an_empty_cache(
     assert told[-1][:2] == (1, 1)  # before it the steps of the self-test, where this process has not made it
 
 
-def other_edits(value: dict[str, Any]) -> None:
-    value["edits"][0][2] = 10**9
+def one_call_changed(_store: TaskStore, twin: Twin) -> Twin:
+    """One of many mutated calls: an answer is forgiven it, the golden code is not."""
+    return replace(twin, mutated=(replace(twin.mutated[0], digest="0" * 12), *twin.mutated[1:]))
 
 
-def other_hidden(value: dict[str, Any]) -> None:
-    value["hidden"] = []
-
-
-def climbing_path(value: dict[str, Any]) -> None:
-    value["files"]["../../escaped.py"] = next(iter(value["files"].values()))
-
-
-def climbing_edit(value: dict[str, Any]) -> None:
-    value["edits"][0][0] = "/etc/escaped.py"
-
-
-def climbing_wheel(value: dict[str, Any]) -> None:
-    value["wheels"][0][2] = "a-1-1/../../../escaped-py3-none-any.whl"
-
-
-def no_record(value: dict[str, Any]) -> None:
-    value.pop("hidden")
-
-
-@pytest.mark.parametrize(
-    ("kind", "change"),
-    [
-        ("repositories", climbing_path),
-        ("tasks", climbing_edit),
-        ("locks", climbing_wheel),
-        ("secrets", no_record),
-    ],
-)
-def test_a_hostile_store_writes_nowhere(
-    copy: Path, tmp_path: Path, kind: str, change: Callable[[dict[str, Any]], None]
-) -> None:
-    rewrite(copy, kind, change)
-    store = TaskStore.open(copy)
-    with pytest.raises(InputError, match="CR0411"):
-        store.verify()
-    summary = validate_store(copy, repeat=1)
-    assert [row.gate for row in summary.failed] == ["damaged"]
-    assert not list(tmp_path.rglob("escaped*"))
-
-
-@pytest.mark.parametrize(
-    ("kind", "change", "gate"),
-    [("tasks", other_edits, "not-restored"), ("secrets", other_hidden, "other-tests-fail")],
-)
-def test_each_change_fails_a_gate(
-    copy: Path, kind: str, change: Callable[[dict[str, Any]], None], gate: str
-) -> None:
-    rewrite(copy, kind, change)
-    summary = validate_store(copy, repeat=1)
-    assert summary.passed == 0
-    assert [row.gate for row in summary.failed] == [gate]
-    (task,) = TaskStore.open(copy).tasks()
-    tests = {test.rpartition("::")[2] for test in (*task.tests.hidden, *task.tests.visible)}
-    assert not any(test in summary.failed[0].detail for test in tests), "a hidden test would be named"
-
-
-@pytest.mark.long
-def test_a_statement_that_holds_the_code_fails(copy: Path) -> None:
-    store = TaskStore.open(copy)
-    body = store.golden_body(store.tasks()[0])
-    rewrite(copy, "tasks", lambda value: value.update(statement="Please write clamp again."))
-    assert validate_store(copy, repeat=1).failed == ()
-    rewrite(copy, "tasks", lambda value: value.update(statement=f"Please write this again:\n{body}\n"))
-    (failed,) = validate_store(copy, repeat=1).failed
-    assert (failed.gate, failed.detail) == (
-        "instruction-leaks",
-        "the instruction would contain the deleted code",
-    )
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [("{body}", "shows-code"), ("It is checked by {hidden}.", "names-hidden-test"), ("", "")],
-)
-def test_what_a_model_wrote_is_read_again(copy: Path, text: str, reason: str) -> None:
-    store = TaskStore.open(copy)
-    (task,) = store.tasks()
-    hidden = task.tests.hidden[0].rpartition("::")[2]
-    told = text.format(body=store.golden_body(task), hidden=hidden)
-    written = WrittenInstruction(task.task_id, "a model", f"{told}\n" + "Write clamp. " * 20)
-    store.put_record(f"instructions/{task.task_id}.json", written.to_json())
-    failed = validate_store(copy, repeat=1).failed
-    assert [(row.gate, row.detail.rpartition(": ")[2]) for row in failed] == [
-        ("instruction-leaks", one) for one in [reason] if one
-    ]
-    assert not any(hidden in row.detail for row in failed)
-
-
-def test_code_in_the_tree_fails(copy: Path) -> None:
-    """Stored bytes whose file says the body once more, in another notation, as a faulty build would keep them."""
-    store = TaskStore.open(copy)
-    (task,) = store.tasks()
-    # What is told apart is the code itself: a second copy of it makes its lines no longer distinctive,
-    # so the copy is one that only unpacking shows.
-    data = gzip.compress(store.files(task, "golden")[task.path])
-    digest = store.put_blob(data)
-    rewrite(copy, "repositories", lambda value: value["files"].update({"tests/old.gz": digest}))
-    (failed,) = validate_store(copy, repeat=1).failed
-    assert (failed.gate, "tests/old.gz" in failed.detail) == ("leak", True)
-
-
-def test_a_damaged_file_fails_the_task_that_needs_it(copy: Path) -> None:
-    (task,) = TaskStore.open(copy).tasks()
-    slug = TaskStore.open(copy).record(task.task_id).repository_record
-    digest = TaskStore.open(copy).repository(slug).files[task.path]
-    blob = find_blob(copy / "objects", digest)
-    assert blob is not None
-    blob.write_bytes(b"changed")
-    summary = validate_store(copy, repeat=1)
-    assert [(row.task_id, row.gate) for row in summary.failed] == [(task.task_id, "damaged")]
-    assert digest in summary.failed[0].detail
-
-
-@pytest.fixture(scope="module")
-def twinned(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A task that has recorded behaviour."""
-    folder = build_tiny(tmp_path_factory.mktemp("twinned") / "tasks", ["tinymath/numbers.py::clamp"])
-    store = TaskStore.open(folder)
-    (task,) = store.tasks()
-    secret = store.secret(task.task_id)
-    files = store.files(task, "golden")
-    (cut,) = [cut for cut in find_body_cuts(task.path, files[task.path].decode()) if cut.symbol == "clamp"]
-    bench = replace(bench_of(store, task), original=files)
-    twins = build_twins(bench, [cut], eager={cut.pin}).twins
-    digests = {pin: store.put_blob(twin_bytes(twin), is_packed=True) for pin, twin in twins.items()}
-    assert digests
-    store.put_task(store.record(task.task_id), replace(secret, twins=digests))
-    return folder
-
-
-def put_twin(store: TaskStore, change: Callable[[Twin], Twin]) -> None:
-    (task,) = store.tasks()
-    ((pin, twin),) = store.twins(task).items()
-    digests = {pin: store.put_blob(twin_bytes(change(twin)), is_packed=True)}
-    store.put_task(store.record(task.task_id), replace(store.secret(task.task_id), twins=digests))
-
-
-def test_recorded_behaviour_is_judged_again(twinned: Path, tmp_path: Path) -> None:
-    assert validate_store(twinned, repeat=1).failed == ()
-    shutil.copytree(twinned, tmp_path / "copy")
-    store = TaskStore.open(tmp_path / "copy")
-    (task,) = store.tasks()
-    (twin,) = store.twins(task).values()
-    # One of many mutated calls: an answer is forgiven it, the golden code is not.
-    other = (replace(twin.mutated[0], digest="0" * 12), *twin.mutated[1:])
-    put_twin(store, lambda twin: replace(twin, mutated=other))
-    (failed,) = validate_store(tmp_path / "copy", repeat=1).failed
-    calls = len(twin.vectors)
-    assert (failed.gate, f"{calls - 1} of {calls} calls" in failed.detail) == ("golden-fails", True)
-    assert "clamp" not in failed.detail
-
-
-def test_a_hidden_test_in_the_visible_tree_fails(copy: Path) -> None:
-    """The tests themselves would all do as they did."""
-    assert TaskStore.open(copy).tasks()[0].tests.hidden
-    rewrite(copy, "tasks", lambda value: value.update(visible_edits=[]))
-    assert [row.gate for row in validate_store(copy, repeat=1).failed] == ["hidden-shown"]
-
-
-@pytest.mark.long
-def test_a_suite_that_changes_its_mind_fails(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole suite without the code is run every time: what happens in the second run alone is seen."""
-    (task,) = TaskStore.open(copy).tasks()
-    real, runs = gates.failing_of, 0
-
-    def failing_of(*args: Any) -> frozenset[str]:
-        nonlocal runs
-        runs += 1
-        return real(*args) | ({task.tests.pass_to_pass[0]} if runs == 2 else set())
-
-    monkeypatch.setattr(gates, "failing_of", failing_of)
-    assert validate_store(copy, repeat=1).failed == ()
-    runs = 0
-    (failed,) = validate_store(copy, repeat=3).failed
-    assert (failed.gate, runs) == ("other-tests-fail", 2)
-    assert failed.detail == "1 tests differ from the stored ones"
-
-
-def without_hidden(store: TaskStore) -> str:
-    """The hidden tests of a task become visible ones, as if no test could be hidden; the id of the task."""
-    (task,) = store.tasks()
-    record, secret = store.record(task.task_id), store.secret(task.task_id)
-    changes = {"visible": task.fail_to_pass, "visible_edits": record.test_edits}
-    store.put_task(replace(record, **changes), replace(secret, hidden=(), withheld=(), twins=None))
-    return task.task_id
-
-
-@pytest.mark.long
-def test_a_task_without_a_truth_is_named(copy: Path) -> None:
-    task_id = without_hidden(TaskStore.open(copy))
-    summary = validate_store(copy, repeat=1)
-    assert (summary.failed, summary.without_truth) == ((), (task_id,))
-
-
-def test_a_task_that_lost_its_truth_fails(copy: Path) -> None:
-    """Strength is measured only by builds that refuse what has no truth."""
-    store = TaskStore.open(copy)
-    task_id = without_hidden(store)
-    strength = {"mutants": 2, "killed_visible": 1, "killed_all": 2}
-    store.put_task(replace(store.record(task_id), strength=strength), store.secret(task_id))
-    (failed,) = validate_store(copy, repeat=1).failed
-    assert (failed.task_id, failed.gate) == (task_id, "no-truth")
-
-
-@pytest.mark.long
-def test_recorded_behaviour_that_a_constant_passes_fails(twinned: Path, tmp_path: Path) -> None:
+def calls_that_give_zero(store: TaskStore, twin: Twin) -> Twin:
     """Of all calls of clamp those that give 0 are left, so ``return 0`` does what was recorded."""
-    shutil.copytree(twinned, tmp_path / "copy")
-    store = TaskStore.open(tmp_path / "copy")
     (task,) = store.tasks()
-    (twin,) = store.twins(task).values()
-    ((report,), _) = play(
-        store.files(task, "golden"),
-        store.environment(task),
-        [Job(twin, "constants", {"constants": ["0"]})],
-        timeout_seconds=60,
-    )
+    job = Job(twin, "constants", {"constants": ["0"]})
+    ((report,), _) = play(store.files(task, "golden"), store.environment(task), [job], timeout_seconds=60)
     zero = [vector for index, vector in enumerate(twin.vectors) if report.digests.get(index) == vector.digest]
     assert 2 <= len(zero) < len(twin.vectors)
-    put_twin(store, lambda twin: replace(twin, recorded=tuple(zero[:1]), mutated=tuple(zero[1:])))
-    (failed,) = validate_store(tmp_path / "copy", repeat=1).failed
-    assert (failed.gate, failed.detail) == ("stub-passes", "the recorded behaviour is there with return 0")
+    return replace(twin, recorded=tuple(zero[:1]), mutated=tuple(zero[1:]))
 
 
-@pytest.mark.long
-def test_recorded_behaviour_that_a_table_passes_fails(twinned: Path, tmp_path: Path) -> None:
-    """Without changed calls a table of the recorded ones is all that there is to know."""
-    shutil.copytree(twinned, tmp_path / "copy")
-    put_twin(TaskStore.open(tmp_path / "copy"), lambda twin: replace(twin, mutated=()))
-    (failed,) = validate_store(tmp_path / "copy", repeat=1).failed
-    assert failed.gate == "lookup-passes"
+def no_changed_calls(_store: TaskStore, twin: Twin) -> Twin:
+    """Then a table of the recorded ones is all that there is to know."""
+    return replace(twin, mutated=())
+
+
+@pytest.mark.parametrize(
+    ("change", "gate", "words"),
+    [
+        (one_call_changed, "golden-fails", "{} of {} calls"),
+        pytest.param(
+            calls_that_give_zero, "stub-passes", "the recorded behaviour is there with return 0", marks=pytest.mark.long
+        ),
+        pytest.param(no_changed_calls, "lookup-passes", "a table of the recorded calls", marks=pytest.mark.long),
+    ],
+)  # fmt: skip
+def test_recorded_behaviour_is_judged_again(
+    twinned: Path, tmp_path: Path, change: Callable[[TaskStore, Twin], Twin], gate: str, words: str
+) -> None:
+    copy = Path(shutil.copytree(twinned, tmp_path / "copy"))
+    store, task = only(copy)
+    (twin,) = store.twins(task).values()
+    put_twin(store, change(store, twin))
+    failed = failure_of(copy)
+    calls = len(twin.vectors)
+    assert (failed.gate, words.format(calls - 1, calls) in failed.detail) == (gate, True)
     assert "clamp" not in failed.detail

@@ -114,13 +114,13 @@ def judge_watched(
     """Turn what came out of the sandbox into a report; anything out of order is an error."""
     records, problem = read_transcript(result.stdout, key)
     story = _Story()
-    problem = broken_off(result, timeout_seconds) or problem
-    if result.truncated and not problem:
-        problem = "the records are cut off"
-    if not problem and (not records or records[-1][0] != "end"):
-        problem = "the run ended without its closing record"
-    if not problem and result.exit_code != 0:
-        problem = "the run was ended after its closing record"
+    problems = (
+        (result.truncated, "the records are cut off"),
+        (not records or records[-1][0] != "end", "the run ended without its closing record"),
+        (result.exit_code != 0, "the run was ended after its closing record"),
+    )
+    limit = broken_off(result, timeout_seconds)
+    problem = limit or problem or next((text for is_so, text in problems if is_so), "")
     problem = problem or story.disorder_in(records)
     outcomes = story.outcomes
     if problem := problem or compare_ids(node_ids, story.collected, outcomes):

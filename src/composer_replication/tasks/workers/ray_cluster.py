@@ -97,20 +97,16 @@ def joined(address: str) -> Iterator[Head]:
             version of Ray or Python (CR0490).
     """
     check_address(address)
-    is_main = threading.current_thread() is threading.main_thread()
-    on_sigterm = signal.getsignal(signal.SIGTERM) if is_main else None
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        with _silence():
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except BaseException as error:
-        ray.shutdown()
-        if isinstance(error, Exception):
+        try:
+            with _silence():
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:
             raise _refusal(address, error) from error
-        raise
-    finally:
-        if on_sigterm is not None:  # Ray puts its own in the place of what this program does then
-            signal.signal(signal.SIGTERM, on_sigterm)
-    try:
+        finally:
+            if on_sigterm is not None and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own in the place of what we do then
         place = address if address.startswith("ray://") else ray.get_runtime_context().gcs_address
         host, _, port = place.removeprefix("ray://").rpartition(":")
         yield Head(host.strip("[]"), int(port))

@@ -127,6 +127,13 @@ def exit_code_in(text: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def note_facts(trace: Trace, record: Any) -> None:
+    """Set what a record says of its session, where ``names.toml`` has the places of it for the trace's format."""
+    for name, places in NAMES["facts"][trace.format].items():
+        if found := next(filter(None, (text_at(record, *place.split(".")) for place in places)), ""):
+            setattr(trace, name, found)
+
+
 def function_tools(tools: Any) -> list[dict[str, Any]]:
     """Definitions of tools in the form of chat completions, whichever of the forms they have."""
     found = []

@@ -227,8 +227,9 @@ def _as_repeated(message: Any) -> TraceStep:
     kind = at(message, "type")
     said = {"type": kind} if kind == "web_search_call" else message
     step = said_in(said) if is_item(message) else TraceStep("agent")
-    arguments = [json.dumps(values.parsed(call.arguments), sort_keys=True) for call in step.calls]
-    step.calls = [ToolCall(call.name, text) for call, text in zip(step.calls, arguments, strict=True)]
+    step.calls = [
+        ToolCall(c.name, json.dumps(values.parsed(c.arguments), sort_keys=True)) for c in step.calls
+    ]
     return step
 
 

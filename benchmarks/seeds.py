@@ -58,7 +58,7 @@ FIGURES = {
 }
 GOAL = 1.5
 STUDENT = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157)
-"""t with P(-t < T < t) = 0.95 for Student's T with 1, 2, … degrees of freedom: one less than there are seeds."""
+"""t with P(-t < T < t) = 0.95 for Student's T with 1 to 9 degrees of freedom, one less than there are seeds; of more seeds the last."""
 NUM_RESAMPLES = 4000
 DASH = "\N{EN DASH}"
 
@@ -121,10 +121,10 @@ def arm_of(line: Line) -> str:
 
 
 def over_seeds(values: Sequence[float]) -> tuple[float, float] | None:
-    """95% for the mean over two to ten seeds; None for fewer."""
+    """95% for the mean over seeds; None for fewer than two."""
     if len(values) < 2:
         return None
-    half = STUDENT[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
+    half = STUDENT[min(len(values), 10) - 2] * statistics.stdev(values) / math.sqrt(len(values))
     return statistics.fmean(values) - half, statistics.fmean(values) + half
 
 

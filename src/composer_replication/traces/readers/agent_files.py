@@ -215,8 +215,8 @@ def _event(trace: Trace, event: dict[str, Any]) -> str | None:
     message: dict[str, Any]
     match kind:
         case "SystemPromptEvent":
-            said = [event.get("system_prompt"), event.get("dynamic_context")]
-            message = {"role": "system", "content": said}
+            message = {"role": "system"}
+            message["content"] = [event.get("system_prompt"), event.get("dynamic_context")]
             trace.tools = chat.function_tools(event.get("tools"))
         case "MessageEvent":
             said, role = event["llm_message"], "assistant" if event.get("source") == "agent" else "user"

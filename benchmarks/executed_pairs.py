@@ -25,7 +25,6 @@ make-up depends on the machine. Intervals are 95%: over seeds Student's t, over 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import math
@@ -33,14 +32,17 @@ import random
 import re
 import statistics
 import threading
+from argparse import Namespace
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, nullcontext
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from command_line import options
 from seeds import bootstrap, markdown, mean_cell
 
 from composer_replication import config
@@ -77,6 +79,7 @@ semver==3.1.1 src/semver/version.py Version.__gt__ Version.__le__ Version.major 
 HELDOUT = ("hyperlink", "schema", "semver")
 _SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 Pair = dict[str, str]
+key = itemgetter("task", "chosen", "rejected")  # what tells two pairs apart
 
 
 class Author:
@@ -258,11 +261,6 @@ def cut_pair(trace: Trace, idx: int, *sides: Mapping[str, Any]) -> Pair:
     return {**pair, "chosen": bodies[0], "rejected": bodies[1]}
 
 
-def key(pair: Pair) -> tuple[str, str, str]:
-    """What tells two pairs apart."""
-    return pair["task"], pair["chosen"], pair["rejected"]
-
-
 def collect(author: Author, out: Path, most: int) -> None:
     """Everything before training, written to ``pairs.json``."""
     symbols: dict[str, list[str]] = defaultdict(list)
@@ -304,9 +302,7 @@ def logps(model: Any, tokenizer: Any, pairs: Sequence[Pair]) -> list[list[float]
     return reference_logps(model, tokens, pad_id=tokenizer.pad_token_id, autocast=nullcontext).tolist()
 
 
-def train(
-    author: Author, arm: str, seed: int, known: Mapping[str, Any], args: argparse.Namespace
-) -> dict[str, Any]:
+def train(author: Author, arm: str, seed: int, known: Mapping[str, Any], args: Namespace) -> dict[str, Any]:
     """One run of the replay channel: a line of ``results.jsonl``."""
     from datasets import Dataset
     from peft import LoraConfig
@@ -374,13 +370,8 @@ def over_tasks(tasks: Sequence[str], gains: Sequence[float]) -> str:
 
 def main() -> None:
     """Do what the folder lacks, a seed in all arms before the next, then print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("runs/executed-pairs"), metavar="DIR")
-    parser.add_argument("--table", action="store_true", help="train nothing")
-    parser.add_argument("--pairs", type=int, default=12, help="of training, at most")
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--rate", type=float, default=1e-3)
-    args = parser.parse_args()
+    out = Path("runs/executed-pairs")
+    args = options(__doc__, out=out, table=False, pairs=12, steps=3, rate=1e-3)
     args.out.mkdir(parents=True, exist_ok=True)
     journal = args.out / "results.jsonl"
     if not args.table:

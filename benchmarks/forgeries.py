@@ -15,16 +15,18 @@ some attempts write wherever they can.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import textwrap
 import time
 import tomllib
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from command_line import options
 
 from composer_replication.records import Score, Task
 from composer_replication.rollouts.grading import WALL_FACTOR, Grader, GradeRequest, TestsUsed
@@ -130,44 +132,33 @@ def try_honest(grader: Grader, store: TaskStore, task: Task, number: int) -> lis
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; the answer is the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", default="", help="attempts whose family or name has this word")
-    parser.add_argument("--repeats", type=int, default=1, help="how often each attempt is made")
-    parser.add_argument("--honest", type=int, default=20, help="how often each honest answer is graded")
-    parser.add_argument(
-        "--control", action="store_true", help="make each attempt against the plain run as well"
-    )
-    parser.add_argument("--backend", default="", help="sandbox backend; the best of this machine by default")
-    chosen = parser.parse_args(arguments)
+    how = {"only": "", "repeats": 1, "honest": 20, "control": False, "backend": ""}
+    chosen = options(__doc__, arguments, **how)
     if chosen.backend == "none" or choose_backend(chosen.backend or None).name == "none":
-        parser.error("--backend none has no jail, and these answers are hostile: name another one.")
+        print("this backend has no jail, and these answers are hostile: name another one.", file=sys.stderr)
+        raise SystemExit(2)
     with tempfile.TemporaryDirectory(prefix="forgeries-") as folder:
         store = build_store(Path(folder))
         task = store.tasks()[0]
-        grader = Grader(store, backend=chosen.backend, num_jobs=1)
-        try:
-            started = time.monotonic()
-            paid, tried, real = 0, 0, 0
+        started, num_real, results = time.monotonic(), 0, list[tuple[bool, str]]()
+        with closing(Grader(store, backend=chosen.backend, num_jobs=1)) as grader:
             for attempt in ATTEMPTS:
                 if chosen.only not in f"{attempt.family} {attempt.name}":
                     continue
-                results = [try_attempt(grader, task, attempt) for _ in range(chosen.repeats)]
-                tried += len(results)
-                paid += sum(succeeded for succeeded, _ in results)
-                shown = next((why for succeeded, why in results if succeeded), results[0][1])
+                own = [try_attempt(grader, task, attempt) for _ in range(chosen.repeats)]
+                results += own
                 is_real = chosen.control and passes_plain_run(store, task, attempt, chosen.backend)
-                real += is_real
+                num_real += is_real
+                shown = next((why for is_paid, why in own if is_paid), own[0][1])
                 star = "*" if is_real else " "
                 print(f"{star} {attempt.family:<18} {attempt.name:<66} {shown[:150]}", flush=True)
             wrong = try_honest(grader, store, task, chosen.honest)
-        finally:
-            grader.close()
-    seconds = time.monotonic() - started
-    print(f"{paid} of {tried} forgeries succeeded; {len(wrong)} honest gradings failed; {seconds:.0f} s")
+    seconds, paid = time.monotonic() - started, sum(is_paid for is_paid, _ in results)
+    print(
+        f"{paid} of {len(results)} forgeries succeeded; {len(wrong)} honest gradings failed; {seconds:.0f} s"
+    )
     if chosen.control:
-        print(f"{real} of them (*) pass the plain test run")
+        print(f"{num_real} of them (*) pass the plain test run")
     for line in wrong[:10]:
         print(f"  {line}", file=sys.stderr)
     return 1 if paid or wrong else 0

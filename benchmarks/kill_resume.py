@@ -25,10 +25,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from command_line import options
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "tiny-cpu" / "run.toml"
 COMMAND = Path(sys.executable).with_name("composer-rl")
@@ -66,12 +67,8 @@ class Bench:
 
     def start(self, out: Path, *, resume: bool) -> subprocess.Popen[bytes]:
         """The command line, its words in files beside the run."""
-        settings = [
-            f"trl.max_steps={self.num_steps}",
-            "trainer.checkpoint_every=1",
-            "heldout.every=2",
-            *self.overrides,
-        ]
+        settings = [f"trl.max_steps={self.num_steps}", "trainer.checkpoint_every=1", "heldout.every=2"]
+        settings += self.overrides
         flags = [part for setting in settings for part in ("--set", setting)]
         with out.with_suffix(".out").open("wb") as said, out.with_suffix(".err").open("wb") as told:
             return subprocess.Popen(
@@ -242,18 +239,13 @@ def judge(lives: list[Life], expected: str) -> tuple[str, int]:
 
 def main() -> int:
     """Live, print, judge."""
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--lives", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[])
-    arguments = parser.parse_args()
+    arguments = options(__doc__, lives=100, seed=0, steps=3, set=[])
     if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise SystemExit("orphans can only be seen on Linux")
     draws = random.Random(arguments.seed)
     lives: list[Life] = []
     with tempfile.TemporaryDirectory(prefix="kill-resume-") as folder:
-        bench = Bench(Path(folder), arguments.steps, arguments.overrides)
+        bench = Bench(Path(folder), arguments.steps, arguments.set)
         bench.temporary.mkdir()
         run_whole(bench)
         times = f"{bench.step_seconds:.2f} s a step, {bench.save_seconds:.2f} s a save"

@@ -24,7 +24,7 @@ import math
 import os
 import tempfile
 import time
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -32,6 +32,7 @@ from operator import itemgetter
 from pathlib import Path
 
 import torch
+from command_line import options
 
 from composer_replication.losses.chunked_head import logp_at, sampled_and_top_k_logp, sampled_logp
 from composer_replication.losses.divergence import support_divergence
@@ -137,12 +138,9 @@ def liger_divergence(case: Setting) -> torch.Tensor:
     """Liger's chunked Jensen-Shannon divergence of a linear head (a mean over tokens)."""
     from liger_kernel.chunked_loss import LigerFusedLinearJSDLoss
 
-    method = LigerFusedLinearJSDLoss(
-        weight_hard_loss=0.0, weight_soft_loss=1.0, beta=JSD_ALPHA, compiled=False
-    )
-    return method(
-        case.hidden, case.weight, case.teacher_hidden, case.weight.detach(), case.target, None, None
-    )
+    options = {"weight_hard_loss": 0.0, "weight_soft_loss": 1.0, "beta": JSD_ALPHA, "compiled": False}
+    student, teacher = (case.hidden, case.weight), (case.teacher_hidden, case.weight.detach())
+    return LigerFusedLinearJSDLoss(**options)(*student, *teacher, case.target, None, None)
 
 
 SAMPLED = (
@@ -268,17 +266,9 @@ def liger_methods() -> tuple[tuple[Method, ...], tuple[Method, ...]]:
 
 def main() -> None:
     """Measure what the arguments say and print it."""
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--vocabulary", type=int, default=151_665)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[256, 1024, 4096])
-    parser.add_argument("--hidden", type=int, nargs="+", default=[576, 1024, 2048])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument(
-        "--repetitions", type=int, default=2, help="more runs, without the profiler; the best time counts"
-    )
-    parser.add_argument("--most-gib", type=float, default=8.0, help="full logits beyond it are left out")
-    parser.add_argument("--device", default="cpu")
-    arguments = parser.parse_args()
+    sizes = {"vocabulary": 151_665, "tokens": [256, 1024, 4096], "hidden": [576, 1024, 2048]}
+    how = {"threads": 1, "repetitions": 2, "most_gib": 8.0, "device": "cpu"}
+    arguments = options(__doc__, **sizes, **how)
     torch.set_num_threads(arguments.threads)
     more_sampled, more_distilled = liger_methods()
     for hidden_size in arguments.hidden:

@@ -16,7 +16,6 @@ paid now, or a shortcut is: any of the scripted, or of the unseen more than 5 % 
 
 from __future__ import annotations
 
-import argparse
 import ast
 import base64
 import hashlib
@@ -32,6 +31,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+from command_line import options
 
 from composer_replication.records import Task
 from composer_replication.rollouts.environment.feature_deletion_env import golden_classes
@@ -57,15 +58,11 @@ Tree = Mapping[str, bytes]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a line of JSON for each task, and the sums."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--tasks", type=Path, metavar="DIR", help="a store; made where there is none")
-    parser.add_argument("--only", default="", metavar="PATTERN", help="some kinds of shortcuts")
-    parser.add_argument("--part", default="1/1", metavar="K/N", help="the K-th of N parts of the tasks")
-    given = parser.parse_args(arguments)
+    given = options(__doc__, arguments, tasks="", only="", part="1/1")
     part, num_parts = map(int, given.part.split("/"))
     found: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as made:
-        folder = given.tasks or Path(made) / "tasks"
+        folder = Path(given.tasks or f"{made}/tasks")
         store = TaskStore.open(folder) if folder.exists() else build_store(folder)
         tasks = [task for task in store.tasks() if task.is_one_hole and task.tests.paid]
         with closing(Grader(store)) as grader:

@@ -13,7 +13,6 @@ Environments that an earlier run made are used again; ``COMPOSER_RL_CACHE`` name
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -24,6 +23,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from command_line import options
 
 SOURCES = (
     "flask==3.1.3", "httpcore==1.0.9", "werkzeug==3.1.9", "freezegun==1.5.5", "cattrs==26.2.1", "typer==0.29.2",
@@ -73,13 +74,10 @@ def read(output: str) -> dict[str, Any]:
         error = value["error"]
         return {"tasks": 0, "tests used": "-", "first reason": f"{error['code']} {error['message']}"}
     unused = next(iter(value["unused_tests"].values()))
-    reason = unused["first_reason"] if unused["used"] < unused["collected"] or unused["broken_files"] else ""
-    return {
-        "tasks": value["tasks"],
-        "tests used": f"{unused['used']}/{unused['collected']}"
-        + (f" +{unused['broken_files']} files" if unused["broken_files"] else ""),
-        "first reason": reason,
-    }
+    num_used, num_collected, num_broken = (unused[key] for key in ("used", "collected", "broken_files"))
+    reason = unused["first_reason"] if num_used < num_collected or num_broken else ""
+    used = f"{num_used}/{num_collected}" + (f" +{num_broken} files" if num_broken else "")
+    return {"tasks": value["tasks"], "tests used": used, "first reason": reason}
 
 
 def line(row: dict[str, Any]) -> str:
@@ -90,18 +88,14 @@ def line(row: dict[str, Any]) -> str:
 
 def main() -> None:
     """Build what was asked for, one repository after another, and print the table."""
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell's background jobs ignore it, and so would a build
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="*", help="names or NAME==VERSION of the list or others")
-    parser.add_argument("--wall-seconds", type=float, default=240.0)
-    options = parser.parse_args()
+    # a shell's background jobs ignore it, and so would a build
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    given = options(__doc__, only=[], wall_seconds=240.0)
     known = {source.partition("==")[0]: source for source in SOURCES}
     rows = []
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
-    for source in [known.get(one, one) for one in options.only or known]:
-        rows.append(build(source, options.wall_seconds))
+    for source in [known.get(one, one) for one in given.only or known]:
+        rows.append(build(source, given.wall_seconds))
         print(line(rows[-1]), flush=True)
     good = sum(row["tasks"] > 0 for row in rows)
     print(f"\n{good} of {len(rows)} gave a task: {100 * good / max(1, len(rows)):.0f}%")

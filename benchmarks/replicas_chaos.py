@@ -24,7 +24,6 @@ import sys
 import tempfile
 import threading
 import time
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -35,6 +34,7 @@ from typing import Any
 os.environ.setdefault("RUST_LOG", "error")
 
 import torch
+from command_line import options
 from obstore.exceptions import BaseError
 from obstore.store import from_url
 
@@ -313,11 +313,7 @@ class Run:
 
 def main() -> int:
     """Play the runs, and say what came of them."""
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--transport", choices=["store", "torchft", "both"], default="both")
-    args = parser.parse_args()
+    args = options(__doc__, runs=20, seed=0, transport=("both", "store", "torchft"))
     torch.set_num_threads(1)  # no threads before a fork
     small_model()  # so that no replica imports what optimisers need
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until a new replica listens

@@ -16,7 +16,7 @@ import os
 import statistics
 import sys
 import tempfile
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 os.environ.setdefault("RUST_LOG", "error")
 
 import torch
+from command_line import options
 
 from composer_replication.cli.replicas_verb import _free_port
 from composer_replication.config import ReplicasSection
@@ -138,10 +139,9 @@ def opened(options: ReplicasSection) -> tuple[list[Rounds], Callable[[], None]]:
     """A way to each other for every replica, and how to close it."""
     numbers = range(options.num_replicas)
     if not options.is_torchft:
+        how = {"poll_seconds": 0.002, "state_every": 10**9}
         stores = [open_store(options.transport) for _ in numbers]
-        return [
-            StoreRounds(stores[n], options, replica=n, poll_seconds=0.002, state_every=10**9) for n in numbers
-        ], lambda: None
+        return [StoreRounds(stores[n], options, replica=n, **how) for n in numbers], lambda: None
     from composer_replication.replicas.lighthouse import Lighthouse
     from composer_replication.replicas.torchft_rounds import TorchftRounds
 
@@ -151,14 +151,8 @@ def opened(options: ReplicasSection) -> tuple[list[Rounds], Callable[[], None]]:
 
 def main() -> int:
     """Print a line for each setting."""
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--numbers", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--every", type=int, nargs="+", default=[20, 100])
-    parser.add_argument("--precisions", nargs="+", default=["int8", "int4"])
-    parser.add_argument("--transport", choices=["store", "torchft"], default="store")
-    args = parser.parse_args()
+    settings = {"numbers": [2, 4], "every": [20, 100], "precisions": ["int8", "int4"]}
+    args = options(__doc__, steps=1000, seeds=3, **settings, transport=("store", "torchft"))
     torch.set_num_threads(1)
     num_weights = sum(p.numel() for p in Learner(Task(0), 0, 0).model.parameters())
     print(f"{num_weights} weights, {args.steps} steps, {args.seeds} seeds, transport {args.transport}")

@@ -21,13 +21,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
+
+from command_line import options
 
 from composer_replication import records
 from composer_replication.rollouts.environment import feature_deletion_env as attempts
@@ -77,19 +78,12 @@ class Bench:
         async def sample(_: Any, *, seed: int, **__: Any) -> Any:
             return answers[turn_of[seed]]
 
-        limits = {"max_turns": len(texts), "max_context_tokens": 10**7, "max_concurrent": num}
-        how: dict[str, Any] = {"template_options": {"enable_thinking": False}}
-        if hasattr(
-            loop, "EpisodeOptions"
-        ):  # an older checkout, where a template was not the tokenizer's once
-            options, how["template_text"] = loop.EpisodeOptions(**limits), self.tokenizer.chat_template
-        else:
-            options = how["options"] = loop.AgentSection(**limits, **how)
-        known = {name: how[name] for name in how if name in loop.LedgerTalk.__dataclass_fields__}
-        talk = loop.LedgerTalk(self.tokenizer, **known)
+        sizes = {"max_turns": len(texts), "max_context_tokens": 10**7, "max_concurrent": num}
+        limits = loop.AgentSection(**sizes, template_options={"enable_thinking": False})
+        talk = loop.LedgerTalk(self.tokenizer, limits)
         parts = loop.EpisodeParts(SimpleNamespace(sample=sample), open_environment, talk)
         self.count.clear()
-        found = asyncio.run(loop.run_episodes([self.task.task_id] * num, parts, options=options))
+        found = asyncio.run(loop.run_episodes([self.task.task_id] * num, parts, options=limits))
         assert all(each.num_calls == len(texts) and not each.failure for each in found), found[0]
         return found
 
@@ -162,19 +156,13 @@ def asked(python: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Measure by turns, and print the table; 1 where this checkout cannot be measured."""
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--against", type=Path, nargs="+", default=[], metavar="PATH", help="checkouts that are set up"
-    )
-    parser.add_argument("--one", action="store_true", help=SUPPRESS)
-    args = parser.parse_args()
+    args = options(__doc__, rounds=3, against=[], one=False)
     if args.one:
         print(json.dumps(measured()))
         return 0
-    pythons = [Path(sys.executable), *(path.absolute() / ".venv/bin/python" for path in args.against)]
+    pythons = [Path(sys.executable), *(Path(path).absolute() / ".venv/bin/python" for path in args.against)]
     if absent := [str(python) for python in pythons if not python.exists()]:
-        parser.error(f"there is no {', '.join(absent)}: give checkouts in which make setup has been run.")
+        raise SystemExit(f"there is no {', '.join(absent)}: give checkouts in which make setup has been run.")
     rounds = [[asked(python) for python in pythons] for _ in range(args.rounds)]
     print(
         f"attempts in {rounds[0][0]['jail']}; the least of {args.rounds} rounds; here, there, here by there"

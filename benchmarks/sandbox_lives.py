@@ -23,20 +23,87 @@ import signal
 import sys
 import tempfile
 import time
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from command_line import options
 from lives.leftovers import KINDS, Leftovers, collect, planted
-from lives.parent_process import run_parent
 
-from composer_replication.sandbox import choose_backend
+from composer_replication.records import SandboxSpec
+from composer_replication.sandbox import base_python, choose_backend, open_sandbox
+from composer_replication.sandbox.folders import remove_folder
+from composer_replication.sandbox.process_folder import process_folder
 
 DEFAULT_BACKENDS = "bubblewrap,bubblewrap-warm,sandlock"
-LIVES_OF_A_PARENT, KILLED_SHARE, PATIENCE_SECONDS = 10, 0.5, 10.0
-_MOST_FAILURES = 10
+LIVES_OF_A_PARENT, KILLED_SHARE, PATIENCE_SECONDS, _MOST_FAILURES = 10, 0.5, 10.0, 10
 _PAUSE_SECONDS = 0.001
 _FIRST_GUESS_SECONDS = 0.1  # of a life, until one is over
+
+TIMEOUT_SECONDS = 120.0
+_PROGRAM_SHARE = 0.15  # of the commands: an interpreter takes longer than a shell
+_ENDLESS_SHARE, _ENDLESS_SECONDS = 0.1, 0.2  # of those that do not end by themselves
+_DAEMON = "setsid sh -c ': {token}; sleep 600' </dev/null >/dev/null 2>&1 & "
+_FILES = (
+    'for place in . "$HOME" "$TMPDIR" /tmp /var/tmp /dev/shm; do '
+    "(echo x > $place/{token}-left; head -c 100000 /dev/zero > $place/{token}-more) 2>/dev/null; done; "
+    "mkdir -p deep/er && echo x > deep/er/file && chmod 0 deep/er deep; ln -sf / out; mkfifo pipe; "
+)
+_PROGRAM = """
+import contextlib, ctypes, os, socket, sys, time
+library = ctypes.CDLL(None)
+library.shmget(0, 65536, 0o1600); library.msgget(0, 0o1600); library.semget(0, 1, 0o1600)
+held = []
+for address in ("\\0{token}", "{token}.sock", "/tmp/{token}.sock"):
+    with contextlib.suppress(OSError):
+        held.append(socket.socket(socket.AF_UNIX)); held[-1].bind(address); held[-1].listen()
+with contextlib.suppress(OSError):
+    open("/dev/shm/{token}", "wb").write(bytes(65536))
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        for number in range(3):
+            os.close(number)
+        time.sleep(600)
+    os._exit(0)
+"""
+
+
+def run_parent(backend: str, num_lives: int, *, folder: Path, token: str, seed: int, progress: int) -> None:
+    """Live ``num_lives`` lives, one byte to ``progress`` after each; call in a forked child, which it ends."""
+    code = 1
+    try:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+        generator = random.Random(seed)
+        for _ in range(num_lives):
+            _live(backend, token, generator)
+            os.write(progress, b".")
+        # as an interpreter does at its end, which a forked child does not reach
+        remove_folder(process_folder())
+        code = 0
+    except BaseException as error:  # noqa: BLE001  nothing of the child may go on in its parent's code
+        print(f"{backend}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(code)
+
+
+def _live(backend: str, token: str, generator: random.Random) -> None:
+    """Open, make a mess once or twice, close; the second command of a warm one runs in the same jail."""
+    with tempfile.TemporaryDirectory(dir=process_folder(), ignore_cleanup_errors=True) as text:
+        tree = Path(text) / "tree"
+        tree.mkdir()
+        with open_sandbox(SandboxSpec(tree), backend) as sandbox:
+            for _ in range(generator.choice((1, 1, 2))):
+                script = _FILES + _DAEMON + f"sleep {generator.choice((0, 0, 0.01, 0.05))}"
+                command: list[str] | str = script.format(token=token)
+                if generator.random() < _PROGRAM_SHARE:
+                    command = [str(base_python()), "-I", "-S", "-c", _PROGRAM.format(token=token)]
+                seconds = TIMEOUT_SECONDS
+                if generator.random() < _ENDLESS_SHARE:
+                    command, seconds = _DAEMON.format(token=token) + "sleep 600", _ENDLESS_SECONDS
+                done = sandbox.exec(command, timeout_seconds=seconds)
+                if done.exit_code != 0 and not (done.timed_out and seconds == _ENDLESS_SECONDS):
+                    raise RuntimeError(f"a life went wrong: {done}")
 
 
 @dataclass(slots=True)
@@ -64,14 +131,7 @@ class Row:
 
 
 class Run:
-    """The lives of one backend.
-
-    Args:
-        backend: a name.
-        leftovers: counts; its folder is the temporary folder of the parents.
-        at_once: so many parents.
-        seed: of what they do, and when they die.
-    """
+    """The lives of one backend, of so many parents at once, whose temporary folder is that of ``leftovers``."""
 
     def __init__(self, backend: str, leftovers: Leftovers, *, at_once: int, seed: int) -> None:
         self.backend = backend
@@ -111,14 +171,8 @@ class Run:
         dies_after = self.random.uniform(0, num_lives) if is_doomed else float("inf")
         pid = os.fork()
         if pid == 0:
-            run_parent(
-                self.backend,
-                num_lives,
-                folder=self.leftovers.folder,
-                token=self.leftovers.token,
-                seed=seed,
-                progress=write,
-            )
+            known = {"folder": self.leftovers.folder, "token": self.leftovers.token}
+            run_parent(self.backend, num_lives, **known, seed=seed, progress=write)
         os.close(write)
         self._codes.pop(pid, None)  # of a dead one that had this number
         self._parents[read] = Parent(pid, read, num_lives, dies_after)
@@ -224,12 +278,7 @@ def measured(args: Namespace) -> dict[str, Row]:
 
 def main() -> None:
     """Live, count, print; exit code 1 for a leak."""
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--lives", type=int, default=10_000)
-    parser.add_argument("--backends", default=DEFAULT_BACKENDS)
-    parser.add_argument("--at-once", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    rows = measured(parser.parse_args())
+    rows = measured(options(__doc__, lives=10_000, backends=DEFAULT_BACKENDS, at_once=2, seed=0))
     report(rows)
     sys.exit(any(row.failed or any(row.left.values()) for row in rows.values()))
 

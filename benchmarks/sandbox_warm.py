@@ -28,10 +28,11 @@ import sys
 import tempfile
 import time
 import venv
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+
+from command_line import options
 
 from composer_replication.interfaces import Sandbox
 from composer_replication.records import SandboxSpec
@@ -43,19 +44,13 @@ ACTION = "true"
 IN_BASH = ["bash", "-c", ACTION]
 FOLDER = Path(__file__).parent / "sandbox_peers"
 TIMEOUT_SECONDS = 60.0
-BLOCK = 10
-SLOW_BLOCK = 2
-NUM_STARTS = 40
+BLOCK, SLOW_BLOCK, NUM_STARTS = 10, 2, 40
 _MS = 1000
 ROOM_KIB = 5 * 1024  # for one; a little more than it takes
 
 
 class Peers:
-    """The process that runs commands as the agents do, in an interpreter that has both.
-
-    Args:
-        folder: for the environment of that interpreter.
-    """
+    """The process that runs commands as the agents do, in an interpreter that has both, made in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         venv.create(folder, with_pip=True)
@@ -75,9 +70,8 @@ class Peers:
         print(json.dumps({"who": who, "num": count, "action": ACTION}), file=self.process.stdin, flush=True)
         answer = self.process.stdout.readline()
         if not answer:
-            raise SystemExit(
-                f"{who} cannot run a command here (its words stand above; mini needs bwrap in PATH)"
-            )
+            said = "its words stand above; mini needs bwrap in PATH"
+            raise SystemExit(f"{who} cannot run a command here ({said})")
         return json.loads(answer)
 
     def close(self) -> None:
@@ -209,11 +203,7 @@ def report(figures: dict[str, dict[str, float]]) -> None:
 
 def main() -> None:
     """Measure, and print."""
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--live", type=int, nargs="+", default=[64])
-    parser.add_argument("--no-peers", action="store_true")
-    args = parser.parse_args()
+    args = options(__doc__, rounds=30, live=[64], no_peers=False)
     print(f"load of the machine: {os.getloadavg()[0]:.1f}; {os.cpu_count()} processors", file=sys.stderr)
     figures: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as text:

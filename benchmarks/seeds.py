@@ -57,6 +57,8 @@ FIGURES = {
     "replay/reward_margin": "margin",
 }
 GOAL = 1.5
+STUDENT = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157)
+"""t with P(-t < T < t) = 0.95 for Student's T with 1 to 9 degrees of freedom, one less than there are seeds; of more seeds the last."""
 NUM_RESAMPLES = 4000
 DASH = "\N{EN DASH}"
 
@@ -118,33 +120,11 @@ def arm_of(line: Line) -> str:
 # ---- numbers ------------------------------------------------------------------------------------
 
 
-def t_quantile(freedom: int, inside: float = 0.95) -> float:
-    """t with P(-t < T < t) = ``inside`` for Student's T with so many degrees of freedom, by bisection.
-
-    The probability is a finite sum in theta = atan(t / sqrt(freedom)): Abramowitz and Stegun 26.7.3 and 26.7.4.
-    """
-
-    def probability(t: float) -> float:
-        theta, odd = math.atan(t / math.sqrt(freedom)), freedom % 2
-        term, total = (math.cos(theta) if odd else 1.0), 0.0
-        for k in range(odd, freedom - 1, 2):
-            total += term
-            term *= (k + 1) / (k + 2) * math.cos(theta) ** 2
-        total *= math.sin(theta)
-        return 2.0 / math.pi * (theta + total) if odd else total
-
-    low, high = 0.0, 1e6
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if probability(middle) < inside else (low, middle)
-    return high
-
-
 def over_seeds(values: Sequence[float]) -> tuple[float, float] | None:
     """95% for the mean over seeds; None for fewer than two."""
     if len(values) < 2:
         return None
-    half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    half = STUDENT[min(len(values), 10) - 2] * statistics.stdev(values) / math.sqrt(len(values))
     return statistics.fmean(values) - half, statistics.fmean(values) + half
 
 
@@ -212,12 +192,10 @@ class Change:
 
     def over_tasks(self) -> tuple[float, float]:
         """95% bootstrap interval of the mean difference: tasks are drawn anew, each with all its samples."""
-        return bootstrap(
-            [
-                [self.after[name][0] / self.after[name][1] - passed / samples]
-                for name, (passed, samples) in sorted(self.before.items())
-            ]
+        old, new = (
+            {name: mean_rate({name: row}) for name, row in side.items()} for side in (self.before, self.after)
         )
+        return bootstrap([[new[name] - old[name]] for name in sorted(old)])
 
 
 def pooled(changes: Sequence[Change]) -> Change:

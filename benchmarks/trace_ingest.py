@@ -11,7 +11,6 @@ and name, and the result of each are compared file by file; then it reads the co
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import resource
@@ -22,6 +21,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from command_line import options
 
 from composer_replication.traces.ingest import FORMATS, find_units, ingest, read_unit
 from composer_replication.traces.json_values import read_records, text_of, trace_files
@@ -125,12 +126,7 @@ def compared(reader: str, python: str, folder: Path) -> None:
 
 def main() -> None:
     """Measure, then compare: what another reader holds is no peak of ours."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--megabytes", type=int, default=50)
-    parser.add_argument("--oracle", action="append", default=[], metavar="NAME=PYTHON")
-    parser.add_argument("--compare", type=Path, default=DATA, metavar="FOLDER")
-    parser.add_argument("--source", type=Path, default=DATA / "claude-code", metavar="FOLDER")
-    args = parser.parse_args()
+    args = options(__doc__, megabytes=50, oracle=[], compare=DATA, source=DATA / "claude-code")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (sessions := folder / "claude-code").mkdir()  # Harbor's converter is chosen by this name

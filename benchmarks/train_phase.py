@@ -19,11 +19,12 @@ import contextlib
 import sys
 import tempfile
 import time
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import torch
+from command_line import options
 from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
@@ -156,16 +157,9 @@ def compare(num_prompt: int, num_completion: int, arguments: Namespace) -> str:
 
 def main() -> None:
     """Print one line for each pair of lengths."""
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, nargs="+", default=[128, 512, 2048])
-    parser.add_argument("--completions", type=int, nargs="+", default=[26, 256])
-    parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--repetitions", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--checkpointing", action="store_true")
-    parser.add_argument("--whole-step", action="store_true")
-    arguments = parser.parse_args()
+    sizes = {"prompts": [128, 512, 2048], "completions": [26, 256], "hidden": 512, "layers": 4}
+    switches = {"checkpointing": False, "whole_step": False}
+    arguments = options(__doc__, **sizes, repetitions=2, threads=1, **switches)
     torch.set_num_threads(arguments.threads)
     print(f"Llama, {arguments.layers} layers of {arguments.hidden}, V = {VOCABULARY}, float32, group {GROUP}")
     print(f"{'P':>6} {'C':>4} {STOCK:>8} {OFF:>10} {SHARED:>13} {'overhead':>9} {'speed-up':>9} {'goal':>12}")

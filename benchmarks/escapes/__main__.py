@@ -8,24 +8,22 @@ import sys
 import tempfile
 import time
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import benchmarks.escapes as package
+from benchmarks.escapes import findings
 from benchmarks.escapes.attempt import Attempt, all_attempts
 from benchmarks.escapes.course import run_course
-from benchmarks.escapes.journal import Journal, latest
-from benchmarks.escapes.ordinary_user import NoInterpreterError, run_as_user
+from benchmarks.escapes.findings import HELD, NOT_RUN, WITHOUT_JAIL, Row
+from benchmarks.escapes.ordinary_user import run_as_user
 from benchmarks.escapes.plain import Plain
-from benchmarks.escapes.table import HELD, NOT_RUN, WITHOUT_JAIL, markdown, summary_row, unseen
-from composer_replication.interfaces import SandboxBackend
 from composer_replication.sandbox import accept, choose_backend
 from composer_replication.sandbox.acceptance import EVERYTHING
 
-_JAILS = ("bubblewrap", "bubblewrap-warm", "sandlock")
-_ALL = (*_JAILS, "none", "control")
+_ALL = ("bubblewrap", "bubblewrap-warm", "sandlock", "none", "control")
 _MACHINE = "x86_64"
 _SECONDS_BETWEEN_WORDS = 15.0
 _INTERRUPTED = 130
@@ -38,7 +36,8 @@ def main() -> int:
         if absent := [str(path) for path in args.table if not path.is_file()]:
             print(f"there is no file {', '.join(absent)}: give what --json has written", file=sys.stderr)
             return 2
-        return _report([row for path in args.table for row in Journal.at(path).rows()])
+        journals = map(findings.open_journal, args.table)
+        return _report([row for journal in journals for row in findings.rows_of(journal)])
     if platform.machine() != _MACHINE:
         print(f"the attempts name system calls by their numbers on {_MACHINE}; this is {platform.machine()}")
         return 2
@@ -48,14 +47,18 @@ def main() -> int:
         if not args.family or any(word in attempt.full_name for word in args.family)
     ][args.part[0] - 1 :: args.part[1]]
     if args.list:
-        _print_list(attempts)
+        for attempt in attempts:
+            reason = attempt.not_without_jail
+            print(attempt.full_name + (f"  [not without a jail: {reason}]" if reason else ""))
+        print(f"{len(attempts)} attempts in {len({attempt.family for attempt in attempts})} families")
         return 0
     if args.journal_descriptor is not None:  # we are the ordinary user that root has started
+        os.set_inheritable(args.journal_descriptor, False)
         with suppress(KeyboardInterrupt):
-            _run_here(args, attempts, Journal(args.journal_descriptor))
+            _run_here(args, attempts, args.journal_descriptor)
         return 0
     with tempfile.TemporaryDirectory(prefix="escapes-journal-") as folder:
-        journal = Journal.at(args.json or Path(folder) / "findings")
+        journal = findings.open_journal(args.json or Path(folder) / "findings")
         is_interrupted = False
         try:
             if not args.only_as_user:
@@ -64,7 +67,7 @@ def main() -> int:
                 _run_as_user(args, journal)
         except KeyboardInterrupt:
             is_interrupted = True
-        code = _report(journal.rows())
+        code = _report(findings.rows_of(journal))
     if not is_interrupted:
         return code
     print("interrupted: " + ("the same command goes on" if args.json else "with --json FILE it could go on"))
@@ -94,39 +97,25 @@ def _part(text: str) -> tuple[int, int]:
     return int(number), int(total)
 
 
-def _print_list(attempts: list[Attempt]) -> None:
-    for attempt in attempts:
-        reason = attempt.not_without_jail
-        print(attempt.full_name + (f"  [not without a jail: {reason}]" if reason else ""))
-    print(f"{len(attempts)} attempts in {len({attempt.family for attempt in attempts})} families")
-
-
-def _backend(name: str) -> SandboxBackend:
-    if name == "none":
-        accept([EVERYTHING])
-    return Plain() if name == "control" else choose_backend(name)
-
-
-def _run_here(args: Namespace, attempts: list[Attempt], journal: Journal) -> None:
+def _run_here(args: Namespace, attempts: list[Attempt], journal: int) -> None:
     user = "root" if os.geteuid() == 0 else "user"
     for name in args.backend or _ALL:
-        backend = _backend(name)
+        if name == "none":
+            accept([EVERYTHING])
+        backend = Plain() if name == "control" else choose_backend(name)
         check = backend.is_available()
         if not check.ok:
             print(f"{name}: not measured, {check.detail}", flush=True)
             continue
-        done = journal.done(name, user)
+        done = findings.done(journal, name, user)
         rest = [attempt for attempt in attempts if (attempt.family, attempt.name) not in done]
         started = said = time.monotonic()
         for number, finding in enumerate(run_course(backend, rest), 1):
             row = {"backend": name, "user": user, **asdict(finding)}
-            journal.add(row)
+            findings.add(journal, row)
             if args.verbose or (row["state"] not in {HELD, NOT_RUN} and name not in WITHOUT_JAIL):
-                print(
-                    f"{name} as {user}: {row['state']}: {row['family']}: {row['name']} "
-                    f"({row['evidence']}) {row['seconds']} s",
-                    flush=True,
-                )
+                said_of_it = f"{row['family']}: {row['name']} ({row['evidence']}) {row['seconds']} s"
+                print(f"{name} as {user}: {row['state']}: {said_of_it}", flush=True)
             now = time.monotonic()
             if now - said >= _SECONDS_BETWEEN_WORDS:
                 said, left = now, (now - started) / number * (len(rest) - number)
@@ -134,37 +123,39 @@ def _run_here(args: Namespace, attempts: list[Attempt], journal: Journal) -> Non
                 print(words, file=sys.stderr, flush=True)
 
 
-def _run_as_user(args: Namespace, journal: Journal) -> None:
+def _run_as_user(args: Namespace, journal: int) -> None:
     words = [word for name in args.backend or () for word in ("--backend", name)]
     words += [word for name in args.family or () for word in ("--family", name)]
     words += ["--patience", str(args.patience), "--part", "{}/{}".format(*args.part)]
     words += ["--verbose"] if args.verbose else []
-    try:
-        run_as_user(words, journal.descriptor)
-    except NoInterpreterError as error:
-        print(f"not run as an ordinary user: {error}")
+    if not run_as_user(words, journal):
+        print("not run as an ordinary user: no Python 3.11 or newer that an ordinary user may start")
 
 
-def _report(rows: list[dict[str, Any]]) -> int:
-    findings = latest(rows)
-    kinds = sorted({(row["backend"], row["user"]) for row in findings}, key=_order)
-    by_kind = {kind: [row for row in findings if (row["backend"], row["user"]) == kind] for kind in kinds}
-    summaries = [summary_row(*kind, found, all_attempts()) for kind, found in by_kind.items()]
-    print(markdown(summaries))
-    for row in summaries:
-        if row["backend"] not in WITHOUT_JAIL and row["names"]:
-            print(f"{row['backend']} as {row['user']} did not hold: " + "; ".join(row["names"]))
-        if row["could_not_be_tried"]:
-            print(f"{row['backend']} as {row['user']}: {row['could_not_be_tried']} could not be tried")
-    for kind, found in by_kind.items():
-        if kind[0] == "control" and unseen(found):
-            print(f"no success seen in the control as {kind[1]}: " + "; ".join(unseen(found)))
-    versions = sorted({row["sources"] for row in findings})
-    if len(versions) > 1:
-        counts = (f"{name} ({sum(row['sources'] == name for row in findings)})" for name in versions)
-        print("findings of several versions of the code: " + ", ".join(counts))
-    in_jails = [row for row in summaries if row["backend"] not in WITHOUT_JAIL]
-    return int(any(row["names"] or row["could_not_be_tried"] for row in in_jails))
+def _report(rows: list[Row]) -> int:
+    """Print the table; 1 where a jail did not hold or something could not be tried."""
+    found, by_kind, is_bad = findings.latest(rows), dict[tuple[str, str], list[Row]](), False
+    for row in found:
+        by_kind.setdefault((row["backend"], row["user"]), []).append(row)
+    by_kind = {kind: by_kind[kind] for kind in sorted(by_kind, key=_order)}
+    print("| backend | user | attempts tried | families | successes |\n|---|---|---|---|---|")
+    for kind, own in by_kind.items():
+        print(findings.table_row(*kind, own, all_attempts()))
+    for (backend, user), own in by_kind.items():
+        names, num_untried = findings.escaped(own), sum(row["state"] == findings.UNTRIED for row in own)
+        held = [f"{row['family']}: {row['name']}" for row in own if row["state"] == HELD]
+        if backend not in WITHOUT_JAIL:
+            is_bad |= bool(names or num_untried)
+            if names:
+                print(f"{backend} as {user} did not hold: " + "; ".join(names))
+        if num_untried:
+            print(f"{backend} as {user}: {num_untried} could not be tried")
+        if backend == "control" and held:
+            print(f"no success seen in the control as {user}: " + "; ".join(held))
+    if len(versions := Counter(row["sources"] for row in found)) > 1:
+        counts = ", ".join(f"{name} ({number})" for name, number in sorted(versions.items()))
+        print(f"findings of several versions of the code: {counts}")
+    return int(is_bad)
 
 
 def _order(kind: tuple[str, str]) -> tuple[int, str, str]:

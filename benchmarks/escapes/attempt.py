@@ -68,7 +68,6 @@ class Attempt:
         has_victim: a process to attack is started.
         has_way_out: a socket and a named pipe lie in the read-only folder. A jail that refuses to open holds.
         only_for: ``root`` or ``user`` where it says nothing for the other; empty for both.
-        is_about_us: it attacks the command line or a function of ours, which is the same for every backend.
     """
 
     family: str
@@ -83,7 +82,6 @@ class Attempt:
     has_victim: bool = False
     has_way_out: bool = False
     only_for: str = ""
-    is_about_us: bool = False
 
     @property
     def full_name(self) -> str:

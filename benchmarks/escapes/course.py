@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.escapes.attempt import Attempt, Outcome
-from benchmarks.escapes.drives import Stage, one_command, spec_of
+from benchmarks.escapes.drives import Stage, spec_of
+from benchmarks.escapes.findings import ESCAPED, HELD, NOT_RUN, UNTRIED, WITHOUT_JAIL
 from benchmarks.escapes.scene import Scene
-from benchmarks.escapes.table import ESCAPED, HELD, NOT_RUN, UNTRIED, WITHOUT_JAIL
 from benchmarks.escapes.watch import Watch, kill_survivors, processes_with, system_shmem_bytes
 from composer_replication.errors import ComposerError, SandboxFailure
 from composer_replication.interfaces import SandboxBackend
@@ -84,7 +84,7 @@ def _try(backend: SandboxBackend, attempt: Attempt) -> tuple[str, str]:
 
 def _run(backend: SandboxBackend, attempt: Attempt, scene: Scene, outcome: Outcome) -> None:
     outcome.notes["shmem_before"] = system_shmem_bytes()
-    drive = attempt.drive or one_command
+    drive = attempt.drive or Stage.run
     with ExitStack() as stack:
         sandbox = stack.enter_context(backend.open(spec_of(scene, attempt, scene.tree)))
         stage = Stage(backend, attempt, scene, outcome, sandbox)

@@ -89,16 +89,6 @@ def spec_of(scene: Scene, attempt: Attempt, tree: Path) -> SandboxSpec:
     return SandboxSpec(tree, (scene.shown,), (scene.masked,), attempt.limits)
 
 
-def one_command(stage: Stage) -> None:
-    """The attempt, and nothing else."""
-    stage.run()
-
-
-def then(action: Callable[[Stage], None]) -> Drive:
-    """After the command the parent does something with the sandbox."""
-    return before(lambda _: None, action)
-
-
 def then_every_call(stage: Stage) -> None:
     """After the command everything else is asked of the sandbox; an error of a file is an answer, any other is not."""
     kept = stage.sandbox.snapshot()
@@ -133,6 +123,10 @@ def before(action: Callable[[Stage], None], after: Callable[[Stage], None]) -> D
     return drive
 
 
+then = partial(before, lambda _: None)
+"""After the command the parent does something with the sandbox."""
+
+
 def _parent_does(stage: Stage, action: Callable[[Stage], None]) -> None:
     with suppress(SandboxFileError, SandboxFailure, OSError, RecursionError):
         action(stage)
@@ -155,13 +149,9 @@ def beside(action: Callable[[Stage], None]) -> Drive:
 def next_command(
     script: str, *, isolated: bool = True, command: str = "", in_own_sandbox: bool = False
 ) -> Drive:
-    """A second command, which is told nothing, in the same sandbox or in one of its own.
+    """A second command, which is told nothing, in the same sandbox or, as a second rollout, in one of its own.
 
-    Args:
-        script: as of an attempt.
-        isolated: start the interpreter so that it looks for no files of the user.
-        command: text for the shell instead of a script.
-        in_own_sandbox: the command is a second rollout.
+    It is a script as of an attempt, ``isolated`` from files of the user that its interpreter may look for, or text for the shell.
     """
 
     def drive(stage: Stage) -> None:
@@ -239,53 +229,40 @@ def with_inherited(stage: Stage) -> None:
             os.close(descriptor)
 
 
-def command_line() -> Drive:
+def command_line(stage: Stage) -> None:
     """Our own command line runs the attempt, as a person does, with a terminal that it could write to."""
-
-    def drive(stage: Stage) -> None:
-        scene = stage.scene
-        master, slave = os.openpty()
-        stage.told["terminal"] = os.ttyname(slave)
-        os.chmod(os.ttyname(slave), 0o666)
-        home = tempfile.mkdtemp(prefix="escapes-home-")
-        argv = [sys.executable, "-m", "composer_replication.cli.main", "sandbox", "exec"]
-        argv += ["--backend", stage.backend.name]
-        argv += ["--i-accept-no-isolation", "everything"] if stage.backend.name == "none" else []
+    master, slave = os.openpty()
+    stage.told["terminal"] = os.ttyname(slave)
+    os.chmod(os.ttyname(slave), 0o666)
+    argv = [sys.executable, "-m", "composer_replication.cli.main", "sandbox", "exec"]
+    argv += ["--backend", stage.backend.name]
+    argv += ["--i-accept-no-isolation", "everything"] if stage.backend.name == "none" else []
+    with tempfile.TemporaryDirectory(prefix="escapes-home-") as home:
         done = subprocess.run(
             stage.command() if stage.backend.name == "control" else [*argv, "--", *stage.command()],
             capture_output=True,
             check=False,
-            cwd=scene.root,
+            cwd=stage.scene.root,
             timeout=120,
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(slave, termios.TIOCSCTTY, 0),
             env={**os.environ, "HOME": home, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
-        os.rmdir(home)
-        stage.outcome.notes["printed"] = done.stdout + done.stderr
-        os.set_blocking(master, False)
-        os.set_blocking(slave, False)
-        for name, descriptor in (("on_terminal", master), ("typed", slave)):
-            with suppress(OSError):
-                stage.outcome.notes[name] = os.read(descriptor, 4096)
-        os.close(master)
-        os.close(slave)
-
-    return drive
+    stage.outcome.notes["printed"] = done.stdout + done.stderr
+    for name, descriptor in (("on_terminal", master), ("typed", slave)):
+        os.set_blocking(descriptor, False)
+        with suppress(OSError):
+            stage.outcome.notes[name] = os.read(descriptor, 4096)
+    os.close(master)
+    os.close(slave)
 
 
 def reads(path: str) -> Callable[[Stage], None]:
-    def action(stage: Stage) -> None:
-        stage.outcome.said += stage.sandbox.read_file(path)
-
-    return action
+    return lambda stage: stage.outcome.said.extend(stage.sandbox.read_file(path))
 
 
 def writes(path: str) -> Callable[[Stage], None]:
-    def action(stage: Stage) -> None:
-        stage.sandbox.write_file(path, b"by the parent")
-
-    return action
+    return lambda stage: stage.sandbox.write_file(path, b"by the parent")
 
 
 def lists(path: str) -> Callable[[Stage], None]:

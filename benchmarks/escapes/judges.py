@@ -15,38 +15,88 @@ from benchmarks.escapes.attempt import LIMITS, MIB, Judge, Outcome
 from benchmarks.escapes.scene import Scene, victim_settings
 from benchmarks.escapes.watch import Sample, is_stopped
 
-_LONG_SECONDS = 4.0
-_MUCH_LATER_SECONDS = 20.0
+_LONG_SECONDS, _MUCH_LATER_SECONDS = 4.0, 20.0
 _MANY_PLACES = 5000
 _HARMLESS = "\n\t"
 _DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
+def when(words: str, is_seen: Callable[[Scene, Outcome], object]) -> Judge:
+    """A success where this is seen, told in these words."""
+    return lambda scene, outcome: words if is_seen(scene, outcome) else ""
+
+
 def any_of(*judges: Judge) -> Judge:
     """A success for one of them is a success."""
-
-    def judge(scene: Scene, outcome: Outcome) -> str:
-        return "; ".join(said for said in (each(scene, outcome) for each in judges) if said)
-
-    return judge
+    return lambda scene, outcome: "; ".join(filter(None, (judge(scene, outcome) for judge in judges)))
 
 
-def secret(scene: Scene, outcome: Outcome) -> str:
-    """The planted word came out, which no attempt is told."""
-    return "the secret came out" if scene.word.encode() in outcome.text() else ""
+def held_to_the_end(what: str, said: str = "whole") -> Judge:
+    """For what no look from outside can see: the program itself came to its end with all that it held."""
+    return when(
+        f"it held {what} to its end, uncounted",
+        lambda _, outcome: any(one.exit_code == 0 and said in one.stdout for one in outcome.results),
+    )
 
 
-def mark_in_last(scene: Scene, outcome: Outcome) -> str:
-    """What the first life was told is known to the second one."""
-    last = outcome.results[-1] if len(outcome.results) > 1 else None
-    found = last is not None and scene.mark in last.stdout + last.stderr
-    return "the second life knows what the first one was told" if found else ""
+def second_life_says(words: str, what: str) -> Judge:
+    """The second life prints what only a trace of the first one can make it print."""
+    return when(
+        f"the second life knows that the first one {what}",
+        lambda _, outcome: len(outcome.results) > 1 and words in outcome.results[-1].stdout,
+    )
 
 
-def ran_with_privileges(_: Scene, outcome: Outcome) -> str:
-    """Something that the attempt left in the tree has run with a capability of this machine."""
-    found = re.search(r"CapEff:\s*0*[1-9a-f]", outcome.results[-1].stdout) if outcome.results else None
-    return "a program of the tree ran with capabilities" if found else ""
+def exit_code_is(code: int) -> Judge:
+    """The result has an exit code that the command did not end with."""
+    return when(
+        f"the result says exit code {code}",
+        lambda _, outcome: outcome.results and outcome.results[-1].exit_code == code,
+    )
+
+
+secret = when("the secret came out", lambda scene, outcome: scene.word.encode() in outcome.text())
+mark_in_last = when(
+    "the second life knows what the first one was told",
+    lambda scene, outcome: (
+        len(outcome.results) > 1 and scene.mark in outcome.results[-1].stdout + outcome.results[-1].stderr
+    ),
+)
+ran_with_privileges = when(
+    "a program of the tree ran with capabilities",
+    lambda _, outcome: outcome.results and re.search(r"CapEff:\s*0*[1-9a-f]", outcome.results[-1].stdout),
+)
+became_root = when(
+    "it became root",
+    lambda _, outcome: {"0"} < {number for sample in outcome.samples for number in sample.user_ids},
+)
+in_group_of_root = when(
+    "it is in the group of root",
+    lambda _, outcome: any("0" in sample.groups for sample in outcome.samples),
+)
+through_pipe = when(
+    "it wrote into a pipe of the parent", lambda _, outcome: outcome.notes.get("through_pipe")
+)
+core_file = when("a core file was written", lambda scene, _: list(scene.tree.glob("core*")))
+on_terminal = when(
+    "it wrote to the terminal",
+    lambda scene, outcome: any(
+        scene.token.encode() in outcome.notes.get(name, b"") for name in ("on_terminal", "typed")
+    ),
+)
+token_seen = when(  # names that are in use outside: their suffix is not told
+    "sockets of the host are listed",
+    lambda scene, outcome: any(f"{scene.token}-{kind}".encode() in outcome.text() for kind in "sdp"),
+)
+in_kernel_log = when(
+    "it wrote into the log of the kernel",
+    lambda scene, _: any(scene.token.encode() in record for record in _kernel_log()),
+)
+kernel_log_read = when("the log of the kernel came out", lambda _, outcome: _long_line_in(outcome.text()))
+release_agent_changed = when(
+    "the release agent was changed",
+    lambda scene, _: _says(Path("/sys/fs/cgroup/memory/release_agent"), scene.token),
+)
 
 
 def changed(scene: Scene, _: Outcome) -> str:
@@ -122,60 +172,42 @@ def jail_broke(_: Scene, outcome: Outcome) -> str:
     return outcome.broken[0] if outcome.broken else ""
 
 
-def exit_code_is(code: int) -> Judge:
-    """The result has an exit code that the command did not end with."""
+def sustained(words: str, amount: Callable[[Sample], int], limit: int, unit: int = 1) -> Judge:
+    """Over the limit for so long that nobody is looking; the few looks of a watch in between are allowed for."""
 
     def judge(_: Scene, outcome: Outcome) -> str:
-        found = bool(outcome.results) and outcome.results[-1].exit_code == code
-        return f"the result says exit code {code}" if found else ""
+        longest, began = 0.0, None
+        for sample in outcome.samples:
+            if amount(sample) <= limit:
+                began = None
+            else:
+                began = sample.at if began is None else began
+                longest = max(longest, sample.at - began)
+        most = max(map(amount, outcome.samples), default=0) // unit
+        return f"{words.format(most)} for {longest:.1f} s" if longest > _LONG_SECONDS else ""
 
     return judge
 
 
-def _sustained(
-    outcome: Outcome, amount: Callable[[Sample], int], limit: int, words: str, unit: int = 1
-) -> str:
-    """Over the limit for so long that nobody is looking; the few looks of a watch in between are allowed for."""
-    longest, began = 0.0, None
-    for sample in outcome.samples:
-        if amount(sample) <= limit:
-            began = None
-        else:
-            began = sample.at if began is None else began
-            longest = max(longest, sample.at - began)
-    most = max(map(amount, outcome.samples), default=0) // unit
-    return f"{words.format(most)} for {longest:.1f} s" if longest > _LONG_SECONDS else ""
+too_much_memory = sustained("up to {} MiB of memory", attrgetter("memory_bytes"), LIMITS.memory_bytes, MIB)
+too_many_processes = sustained("{} processes", attrgetter("num_processes"), LIMITS.num_processes + 1)
+too_many_threads = sustained("{} threads", attrgetter("num_threads"), 4 * LIMITS.num_processes)
 
 
-def too_much_memory(_: Scene, outcome: Outcome) -> str:
-    """Memory of all its processes together stayed above the limit."""
-    words = "up to {} MiB of memory"
-    return _sustained(outcome, attrgetter("memory_bytes"), LIMITS.memory_bytes, words, MIB)
-
-
-def too_much_hidden_memory(_: Scene, outcome: Outcome) -> str:
+def too_much_hidden_memory(scene: Scene, outcome: Outcome) -> str:
     """Memory of the machine that no process shows as its own stayed above the limit."""
     first, words = outcome.notes.get("shmem_before", 0), "up to {} MiB of memory-backed files"
-    return _sustained(outcome, lambda seen: seen.shmem_bytes - first, LIMITS.memory_bytes, words, MIB)
+    above = sustained(words, lambda sample: sample.shmem_bytes - first, LIMITS.memory_bytes, MIB)
+    return above(scene, outcome)
 
 
-def too_many_processes(_: Scene, outcome: Outcome) -> str:
-    """More processes than the limit stayed alive."""
-    return _sustained(outcome, attrgetter("num_processes"), LIMITS.num_processes + 1, "{} processes")
-
-
-def too_many_threads(_: Scene, outcome: Outcome) -> str:
-    """Many times more threads than the process limit stayed alive."""
-    return _sustained(outcome, attrgetter("num_threads"), 4 * LIMITS.num_processes, "{} threads")
-
-
-def too_much_disk(_: Scene, outcome: Outcome) -> str:
+def too_much_disk(scene: Scene, outcome: Outcome) -> str:
     """Files below the writable folders, deleted but open ones too, stayed above the limit."""
     limit, left = LIMITS.disk_bytes + MIB, outcome.notes.get("disk_at_end", 0)
     is_said = any("[sandbox] stopped: it wrote more to disk" in result.stderr for result in outcome.results)
     if left > limit and not is_said:
         return f"{left // MIB} MiB of disk at the end, and nobody says so"
-    return _sustained(outcome, attrgetter("disk_bytes"), limit, "up to {} MiB of disk", MIB)
+    return sustained("up to {} MiB of disk", attrgetter("disk_bytes"), limit, MIB)(scene, outcome)
 
 
 def too_many_descriptors(_: Scene, outcome: Outcome) -> str:
@@ -186,9 +218,8 @@ def too_many_descriptors(_: Scene, outcome: Outcome) -> str:
 
 def too_much_output(_: Scene, outcome: Outcome) -> str:
     """More output came back than the limit."""
-    longest = max(
-        (len(text) for result in outcome.results for text in (result.stdout, result.stderr)), default=0
-    )
+    streams = [text for result in outcome.results for text in (result.stdout, result.stderr)]
+    longest = max(map(len, streams), default=0)
     return f"{longest // MIB} MiB of one stream came back" if longest > LIMITS.output_bytes + 200 else ""
 
 
@@ -198,23 +229,11 @@ def has_capabilities(_: Scene, outcome: Outcome) -> str:
     return f"it had capabilities {max(seen):x}" if seen else ""
 
 
-def became_root(_: Scene, outcome: Outcome) -> str:
-    """A process that was not root had the user id 0."""
-    seen = {number for sample in outcome.samples for number in sample.user_ids}
-    return "it became root" if "0" in seen and seen - {"0"} else ""
-
-
-def in_group_of_root(_: Scene, outcome: Outcome) -> str:
-    """One of its processes was in the group 0 besides its own."""
-    return "it is in the group of root" if any("0" in sample.groups for sample in outcome.samples) else ""
-
-
 def new_namespace(_: Scene, outcome: Outcome) -> str:
     """Its processes were in more than one namespace of a kind."""
     kinds: dict[str, set[str]] = {}
-    for sample in outcome.samples:
-        for name in sample.namespaces:
-            kinds.setdefault(name.split(":")[0], set()).add(name)
+    for name in (name for sample in outcome.samples for name in sample.namespaces):
+        kinds.setdefault(name.split(":")[0], set()).add(name)
     found = [kind for kind, names in kinds.items() if len(names) > 1]
     return f"it made a namespace: {', '.join(found)}" if found else ""
 
@@ -234,15 +253,9 @@ def host_link_seen(_: Scene, outcome: Outcome) -> str:
     for place in Path("/sys/class/net").iterdir():
         address = (place / "address").read_text().strip()
         is_real = address and set(address) - set("0:") and place.name != "lo"
-        if is_real and bytes.fromhex(address.replace(":", "")).hex().encode() in outcome.text():
+        if is_real and address.replace(":", "").encode() in outcome.text():
             return f"the hardware address of {place.name} came out"
     return ""
-
-
-def token_seen(scene: Scene, outcome: Outcome) -> str:
-    """The listing has a name that is in use outside: the suffix is not told."""
-    names = [f"{scene.token}-{kind}".encode() for kind in ("s", "d", "p")]
-    return "sockets of the host are listed" if any(name in outcome.text() for name in names) else ""
 
 
 def neighbour_hurt(scene: Scene, outcome: Outcome) -> str:
@@ -254,16 +267,12 @@ def neighbour_hurt(scene: Scene, outcome: Outcome) -> str:
     return "a neighbour was reached" if outcome.notes.get("neighbour_hurt") else ""
 
 
-def through_pipe(_: Scene, outcome: Outcome) -> str:
-    return "it wrote into a pipe of the parent" if outcome.notes.get("through_pipe") else ""
-
-
 def setting_changed(name: str) -> Judge:
     """A setting of the kernel was changed; it is brought back."""
 
     def judge(scene: Scene, _: Outcome) -> str:
         place = Path("/proc/sys/kernel") / name
-        if not place.exists() or place.read_text().strip() != scene.token:
+        if not _says(place, scene.token):
             return ""
         place.write_text({"core_pattern": "core", "modprobe": "/sbin/modprobe"}.get(name, "localhost"))
         return f"kernel.{name} was changed"
@@ -271,9 +280,8 @@ def setting_changed(name: str) -> Judge:
     return judge
 
 
-def core_file(scene: Scene, _: Outcome) -> str:
-    """A core file lies in the tree."""
-    return "a core file was written" if list(scene.tree.glob("core*")) else ""
+def _says(place: Path, words: str) -> bool:
+    return place.exists() and place.read_text().strip() == words
 
 
 def setuid_left(_: Scene, outcome: Outcome) -> str:
@@ -288,14 +296,6 @@ def cgroup_made(scene: Scene, _: Outcome) -> str:
     return f"it made {places[0]}" if places else ""
 
 
-def release_agent_changed(scene: Scene, _: Outcome) -> str:
-    """The program that runs at the end of a cgroup was changed."""
-    place = Path("/sys/fs/cgroup/memory/release_agent")
-    return (
-        "the release agent was changed" if place.exists() and place.read_text().strip() == scene.token else ""
-    )
-
-
 def device_bytes(_: Scene, outcome: Outcome) -> str:
     """The first bytes of a block device came out; hexadecimal."""
     for name in ("vda", "sda", "nvme0n1", "xvda"):
@@ -307,12 +307,9 @@ def device_bytes(_: Scene, outcome: Outcome) -> str:
 
 
 def device_made(scene: Scene, _: Outcome) -> str:
-    found = [
-        path
-        for path in scene.tree.iterdir()
-        if stat.S_ISBLK(path.lstat().st_mode) or stat.S_ISCHR(path.lstat().st_mode)
-    ]
-    return f"it made the device {found[0].name}" if found else ""
+    modes = {path.name: path.lstat().st_mode for path in scene.tree.iterdir()}
+    found = [name for name, mode in modes.items() if stat.S_ISBLK(mode) or stat.S_ISCHR(mode)]
+    return f"it made the device {found[0]}" if found else ""
 
 
 def took_places(_: Scene, outcome: Outcome) -> str:
@@ -320,16 +317,9 @@ def took_places(_: Scene, outcome: Outcome) -> str:
     return f"{taken} places for asynchronous input were taken" if taken >= _MANY_PLACES else ""
 
 
-def in_kernel_log(scene: Scene, _: Outcome) -> str:
-    found = any(scene.token.encode() in record for record in _kernel_log())
-    return "it wrote into the log of the kernel" if found else ""
-
-
-def kernel_log_read(_: Scene, outcome: Outcome) -> str:
-    """A long line of the kernel's log came out."""
-    lines = [record.partition(b";")[2].split(b"\n")[0] for record in _kernel_log()]
-    found = any(len(line) > 30 and line in outcome.text() for line in lines)
-    return "the log of the kernel came out" if found else ""
+def _long_line_in(text: bytes) -> bool:
+    lines = (record.partition(b";")[2].split(b"\n")[0] for record in _kernel_log())
+    return any(len(line) > 30 and line in text for line in lines)
 
 
 def _kernel_log() -> list[bytes]:
@@ -343,26 +333,6 @@ def _kernel_log() -> list[bytes]:
         finally:
             os.close(descriptor)
     return found
-
-
-def held_to_the_end(what: str, said: str = "whole") -> Judge:
-    """For what no look from outside can see: the program itself came to its end with all that it held."""
-
-    def judge(_: Scene, outcome: Outcome) -> str:
-        was_held = any(result.exit_code == 0 and said in result.stdout for result in outcome.results)
-        return f"it held {what} to its end, uncounted" if was_held else ""
-
-    return judge
-
-
-def second_life_says(words: str, what: str) -> Judge:
-    """The second life prints what only a trace of the first one can make it print."""
-
-    def judge(_: Scene, outcome: Outcome) -> str:
-        found = len(outcome.results) > 1 and words in outcome.results[-1].stdout
-        return f"the second life knows that the first one {what}" if found else ""
-
-    return judge
 
 
 def loader_changed(scene: Scene, _: Outcome) -> str:
@@ -387,8 +357,3 @@ def printed(_: Scene, outcome: Outcome) -> str:
         or unicodedata.bidirectional(character) in _DIRECTIONS
     )
     return f"printed raw: {', '.join(found[:5])}" if found else ""
-
-
-def on_terminal(scene: Scene, outcome: Outcome) -> str:
-    seen = outcome.notes.get("on_terminal", b"") + outcome.notes.get("typed", b"")
-    return "it wrote to the terminal" if scene.token.encode() in seen else ""

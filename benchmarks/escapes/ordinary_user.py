@@ -19,31 +19,18 @@ _FIRST_UID, _LAST_UID = 61000, 64000
 _ASK = "import os, sys; sys.exit(sys.version_info < (3, 11) or not os.access(sys.executable, os.R_OK))"
 
 
-class NoInterpreterError(Exception):
-    """No Python 3.11 here that an ordinary user may start."""
+def run_as_user(words: Sequence[str], journal: int) -> bool:
+    """Run ``python -m benchmarks.escapes WORDS`` under a user id of its own, which adds its findings to the journal.
 
-
-def run_as_user(words: Sequence[str], journal: int) -> None:
-    """Run ``python -m benchmarks.escapes WORDS`` under a user id of its own.
-
-    Args:
-        words: of the command line.
-        journal: descriptor of the file that it adds its findings to.
-
-    Raises:
-        NoInterpreterError: see there.
-        RuntimeError: it did not come to an end.
+    False where no Python 3.11 or newer is here that an ordinary user may start.
     """
     user = str(random.randint(_FIRST_UID, _LAST_UID))
     drop = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--inh-caps=-all"]
-    candidates = (str(base_python()), "/usr/local/bin/python3", "/usr/bin/python3")
-    usable = [
-        path
-        for path in candidates
-        if subprocess.run([*drop, path, "-c", _ASK], check=False, capture_output=True).returncode == 0
-    ]
-    if not usable:
-        raise NoInterpreterError("no Python 3.11 or newer that an ordinary user may start")
+    for python in (str(base_python()), "/usr/local/bin/python3", "/usr/bin/python3"):
+        if subprocess.run([*drop, python, "-c", _ASK], check=False, capture_output=True).returncode == 0:
+            break
+    else:
+        return False
     with tempfile.TemporaryDirectory(prefix="escapes-user-") as name:
         folder = Path(name)
         _copy_sources(folder / "source")
@@ -52,25 +39,14 @@ def run_as_user(words: Sequence[str], journal: int) -> None:
         home = folder / "home"
         home.mkdir(mode=0o777)
         os.chown(home, int(user), int(user))
-        environment = {
-            "PYTHONPATH": str(folder / "source"),
-            "PATH": os.environ.get("PATH", os.defpath),
-            "TMPDIR": str(home),
-            "HOME": str(home),
-        }
-        command = [usable[0], "-B", "-m", "benchmarks.escapes", "--journal-descriptor", str(journal)]
+        variables = {"PATH": os.environ.get("PATH", os.defpath), "TMPDIR": str(home), "HOME": str(home)}
+        variables["PYTHONPATH"] = source = str(folder / "source")
+        command = [*drop, python, "-B", "-m", "benchmarks.escapes", "--journal-descriptor", str(journal)]
         try:
-            done = subprocess.run(
-                [*drop, *command, *words],
-                env=environment,
-                cwd=folder / "source",
-                check=False,
-                pass_fds=[journal],
-            )
+            subprocess.run([*command, *words], env=variables, cwd=source, check=True, pass_fds=[journal])
         finally:  # what attempts without a jail left behind would still write there
             subprocess.run([*drop, "sh", "-c", "kill -9 -1"], check=False, capture_output=True)
-        if done.returncode != 0:
-            raise RuntimeError(f"the run as an ordinary user ended with {done.returncode}")
+    return True
 
 
 def _copy_sources(target: Path) -> None:

@@ -8,10 +8,10 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from composer_replication.records import Check, ExecResult, FileEntry, SandboxSpec
 
@@ -41,22 +41,26 @@ class PlainSandbox:
         for folder in (Path(self._home), self._snapshots):
             folder.mkdir(exist_ok=True)
 
-    def exec(
-        self,
-        command: Sequence[str] | str,
-        *,
-        timeout_seconds: float,
-        stdin: bytes = b"",
-        env: Mapping[str, str] | None = None,
-    ) -> ExecResult:
+    def exec(self, command: Sequence[str] | str, *, timeout_seconds: float, **more: Any) -> ExecResult:
         """Run it, with our variables, our descriptors and no limits; a time-out ends the one process."""
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         path = f".:{self._home}/bin:{os.environ.get('PATH', os.defpath)}"
-        variables = {**os.environ, "HOME": self._home, "PATH": path, "TMPDIR": self._home, **(env or {})}
+        variables = {
+            **os.environ,
+            "HOME": self._home,
+            "PATH": path,
+            "TMPDIR": self._home,
+            **(more.get("env") or {}),
+        }
         variables.pop("PYTHONDONTWRITEBYTECODE", None)
         started = time.monotonic()
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-            streams = {"input": stdin, "stdout": stdout, "stderr": stderr, "close_fds": False}
+            streams = {
+                "input": more.get("stdin", b""),
+                "stdout": stdout,
+                "stderr": stderr,
+                "close_fds": False,
+            }
             timed_out = False
             try:
                 code = subprocess.run(
@@ -64,15 +68,9 @@ class PlainSandbox:
                 ).returncode
             except subprocess.TimeoutExpired:
                 code, timed_out = -signal.SIGKILL, True
-            return ExecResult(
-                exit_code=128 - code if code < 0 else code,
-                stdout=_whole(stdout),
-                stderr=_whole(stderr),
-                truncated=False,
-                timed_out=timed_out,
-                out_of_memory=False,
-                seconds=time.monotonic() - started,
-            )
+            facts = {"truncated": False, "timed_out": timed_out, "out_of_memory": False}
+            seconds, code = time.monotonic() - started, 128 - code if code < 0 else code
+            return ExecResult(code, _whole(stdout), _whole(stderr), **facts, seconds=seconds)
 
     def read_file(self, path: str, *, max_bytes: int = 4 * 1024**2) -> bytes:
         """Whatever is there."""

@@ -49,14 +49,11 @@ def processes_with(token: str) -> list[int]:
         if name.isdigit() and int(name) != os.getpid():
             with suppress(OSError):
                 line = Path(f"/proc/{name}/cmdline").read_bytes()
-                if token.encode() in line and not _is_keeper(line) and _state(int(name)) not in "ZX":
+                # ``bwrap`` and ``setpriv`` show the whole command that they start
+                is_keeper = os.path.basename(line.split(b"\0", 1)[0]) in {b"bwrap", b"setpriv"}
+                if token.encode() in line and not is_keeper and _state(int(name)) not in "ZX":
                     found.append(int(name))
     return found
-
-
-def _is_keeper(line: bytes) -> bool:
-    """``bwrap`` and ``setpriv`` show the whole command that they start."""
-    return os.path.basename(line.split(b"\0", 1)[0]) in {b"bwrap", b"setpriv"}
 
 
 def _state(pid: int) -> str:
@@ -89,12 +86,7 @@ def system_shmem_bytes() -> int:
 
 
 class Watch:
-    """Samples while it is entered.
-
-    Args:
-        token: of the processes.
-        folders: whose size counts as disk in use.
-    """
+    """Samples of the processes of a token while it is entered; the size of the folders counts as disk in use."""
 
     def __init__(self, token: str, folders: tuple[Path, ...]) -> None:
         self._token = token

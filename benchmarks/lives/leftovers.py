@@ -8,8 +8,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from composer_replication.sandbox.process_tree import descendants
@@ -32,10 +32,7 @@ class Leftovers:
     of ``folder``, and an entry of the system's temporary folders whose name holds it. Control groups and
     System V memory have no such name: what was not there at the start counts, memory where it belongs to us or to
     a user that jails of root run as.
-
-    Args:
-        token: a word that nothing else on this machine has.
-        folder: the temporary folder of the run, whose name holds the token.
+    The token is a word that nothing else on this machine has; it stands in the name of the run's temporary ``folder``.
     """
 
     def __init__(self, token: str, folder: Path) -> None:
@@ -48,14 +45,11 @@ class Leftovers:
 
     def found(self) -> dict[str, list[str]]:
         """What is there now, by kind; dead processes do not count."""
-        return {
-            "processes": self._processes(),
-            "mounts": self._lines("/proc/self/mountinfo"),
-            "cgroups": sorted(_cgroups() - self._cgroups),
-            "folders": self._entries(),
-            "sockets": self._lines("/proc/net/unix"),
-            "shared memory": sorted(_segments() - self._segments) + self._named(_SHARED_MEMORY),
-        }
+        memory = sorted(_segments() - self._segments) + self._named(_SHARED_MEMORY)
+        mounts, sockets = self._lines("/proc/self/mountinfo"), self._lines("/proc/net/unix")
+        cgroups = sorted(_cgroups() - self._cgroups)
+        found = (self._processes(), mounts, cgroups, self._entries(), sockets, memory)
+        return dict(zip(KINDS, found, strict=True))
 
     def settled(self, patience_seconds: float) -> dict[str, list[str]]:
         """The same, once no process is left or patience is over: a killed process needs a moment to die."""
@@ -125,77 +119,7 @@ def _segments() -> set[str]:
     return found
 
 
-# One leak of each kind. A function plants it and gives what takes it away; OSError where it may not be planted.
-
-
-def _process(token: str, _: Path) -> Callable[[], None]:
-    code = f"setsid sh -c ': {token}; sleep 600' >/dev/null 2>&1 & echo $!"
-    pid = int(subprocess.run(["sh", "-c", code], capture_output=True, check=True, text=True).stdout)
-
-    def undo() -> None:
-        while os.getpgid(pid) != pid:  # on a busy machine setsid comes after we have seen it
-            time.sleep(_PAUSE_SECONDS)
-        os.killpg(pid, signal.SIGKILL)
-
-    return undo
-
-
-def _mount(token: str, folder: Path) -> Callable[[], None]:
-    place = folder / "mounted"
-    place.mkdir()
-    try:
-        command = ["mount", "-t", "tmpfs", f"leak-{token}", str(place)]
-        if subprocess.run(command, capture_output=True, check=False).returncode != 0:
-            raise PermissionError("no mount")
-    except OSError:
-        place.rmdir()
-        raise
-
-    def undo() -> None:
-        subprocess.run(["umount", str(place)], check=True)
-        place.rmdir()
-
-    return undo
-
-
-def _cgroup(token: str, _: Path) -> Callable[[], None]:
-    for controller in (_CGROUPS, *sorted(_CGROUPS.iterdir())):
-        group = controller / f"leak-{token}"
-        with suppress(OSError):
-            group.mkdir()
-            return group.rmdir
-    raise PermissionError("no control group")
-
-
-def _folder(token: str, folder: Path) -> Callable[[], None]:
-    place = folder / f"leak-{token}"
-    place.mkdir()
-    return place.rmdir
-
-
-def _socket(token: str, _: Path) -> Callable[[], None]:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"\0leak-{token}")
-    return listener.close
-
-
-def _segment(_token: str, _: Path) -> Callable[[], None]:
-    library = ctypes.CDLL(None)
-    number = library.shmget(0, 4096, _IPC_CREATE)
-    if number < 0:
-        raise PermissionError("no shared memory")
-    return lambda: library.shmctl(number, _IPC_REMOVE, None)
-
-
-_PLANTS: dict[str, Callable[[str, Path], Callable[[], None]]] = {
-    "processes": _process,
-    "mounts": _mount,
-    "cgroups": _cgroup,
-    "folders": _folder,
-    "sockets": _socket,
-    "shared memory": _segment,
-}
-KINDS = tuple(_PLANTS)
+KINDS = ("processes", "mounts", "cgroups", "folders", "sockets", "shared memory")
 
 
 @contextmanager
@@ -205,8 +129,42 @@ def planted(kind: str, token: str, folder: Path) -> Iterator[None]:
     Raises:
         OSError: this user may not make one here (mounts and control groups need root).
     """
-    undo = _PLANTS[kind](token, folder)
-    try:
+    name = f"leak-{token}"
+    with ExitStack() as undo:
+        match kind:
+            case "processes":
+                code = f"setsid sh -c ': {token}; sleep 600' >/dev/null 2>&1 & echo $!"
+                done = subprocess.run(["sh", "-c", code], capture_output=True, check=True, text=True)
+                undo.callback(_end, int(done.stdout))
+            case "mounts":
+                (place := folder / name).mkdir()
+                undo.callback(place.rmdir)
+                mount = ["mount", "-t", "tmpfs", name, str(place)]
+                if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+                    raise PermissionError("no mount")
+                undo.callback(subprocess.run, ["umount", str(place)], check=True)
+            case "cgroups":
+                for controller in (_CGROUPS, *sorted(_CGROUPS.iterdir())):
+                    with suppress(OSError):
+                        (controller / name).mkdir()
+                        undo.callback((controller / name).rmdir)
+                        break
+                else:
+                    raise PermissionError("no control group")
+            case "folders":
+                (folder / name).mkdir()
+                undo.callback((folder / name).rmdir)
+            case "sockets":
+                undo.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0{name}")
+            case "shared memory":
+                library = ctypes.CDLL(None)
+                if (number := library.shmget(0, 4096, _IPC_CREATE)) < 0:
+                    raise PermissionError("no shared memory")
+                undo.callback(library.shmctl, number, _IPC_REMOVE, None)
         yield
-    finally:
-        undo()
+
+
+def _end(pid: int) -> None:
+    while os.getpgid(pid) != pid:  # on a busy machine setsid comes after we have seen it
+        time.sleep(_PAUSE_SECONDS)
+    os.killpg(pid, signal.SIGKILL)

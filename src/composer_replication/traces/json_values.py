@@ -107,18 +107,12 @@ def items_at(value: Any, *path: str) -> list[Any]:
 
 def first_at(value: Any, *keys: str) -> Any:
     """What stands at the first of these keys that has anything."""
-    for key in keys if isinstance(value, dict) else ():
-        if (found := value.get(key)) is not None:
-            return found
-    return None
+    return next((found for key in keys if (found := at(value, key)) is not None), None)
 
 
 def first_text(value: Any, *keys: str) -> str:
     """The text at the first of these keys that has one; an empty one where none has."""
-    for key in keys if isinstance(value, dict) else ():
-        if (found := value.get(key)) and isinstance(found, str):
-            return found
-    return ""
+    return next((found for key in keys if (found := text_at(value, key))), "")
 
 
 def typed(kind: type[_T], value: Any) -> _T | None:

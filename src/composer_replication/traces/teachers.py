@@ -113,16 +113,13 @@ class UnfitTeacher(Exception):
 
 @dataclass(slots=True)
 class Teacher:
-    """A server and a model, what a million of its tokens costs, how many requests it gets at a time, and how it does.
-
-    ``left_out`` is the reason for which it is not asked any more.
-    """
+    """A server and a model, what a million of its tokens costs, how many requests it gets at a time, and how it does."""
 
     name: str
     endpoint: Endpoint
     prices: tuple[float, float]
     limit: asyncio.Semaphore
-    left_out: str = ""
+    left_out: str = ""  # the reason for which it is not asked any more
     num_failures: int = 0
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -139,11 +136,7 @@ class Teacher:
 def open_teacher(
     text: str, keys: Mapping[str, str], prices: Mapping[str, tuple[float, float]], max_concurrent: int = 8
 ) -> Teacher:
-    """A teacher from ``NAME=URL#MODEL``; ``keys`` has the variable with its key, ``prices`` dollars a million tokens.
-
-    Raises:
-        UsageError: the text is none, or its server cannot be asked like that (CR0944).
-    """
+    """A teacher from ``NAME=URL#MODEL`` (else CR0944); ``keys`` has the variable with its key, ``prices`` dollars a million tokens."""
     name, _, rest = text.partition("=")
     url, _, model = rest.rpartition("#")
     try:
@@ -205,10 +198,7 @@ class Classroom:
     async def ask(self, name: str, request: Request, read: Read = message_in) -> Any:
         """A stored answer, else one of the server; None where the teacher is left out or did not answer this.
 
-        A request with ``prompt`` goes to the completions API.
-
-        Raises:
-            BudgetSpent: no room for the request.
+        A request with ``prompt`` goes to the completions API; ``BudgetSpent`` is raised where there is no room for it.
         """
         teacher = self.teachers[name]
         named = [teacher.endpoint.url, teacher.endpoint.model, request]
@@ -268,10 +258,10 @@ class Classroom:
                 return text
             if reason not in _BILLED:
                 self.store.free(charge)
-            if reason in _ONE_REQUEST or teacher.left_out:
-                return None
-            if reason.startswith(("http-3", "http-4")) and reason not in _PASSING:
+            is_refusal = reason.startswith(("http-3", "http-4")) and reason not in _PASSING | _ONE_REQUEST
+            if is_refusal and not teacher.left_out:
                 teacher.left_out = f"it refuses every request ({reason})"
+            if teacher.left_out or reason in _ONE_REQUEST:
                 return None
             if number + 1 < MAX_TRIES:
                 pause = min(self.pause_seconds * 2**number, MAX_PAUSE_SECONDS)

@@ -223,7 +223,6 @@ class Ledger:
             self.counts[outcome] += 1
 
     def dropped(self, why: str) -> None:
-        """Count one record that nobody takes."""
         self.num_records += 1
         self.counts[f"dropped: {why}"] += 1
 

@@ -86,17 +86,6 @@ def said(
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("freedom", "inside", "quantile"),
-    [
-        *((1, 0.95, 12.7062), (2, 0.95, 4.3027), (3, 0.95, 3.1824), (4, 0.95, 2.7764), (9, 0.95, 2.2622)),
-        *((29, 0.95, 2.0452), (120, 0.95, 1.9799), (2, 0.99, 9.9248), (7, 0.99, 3.4995), (1, 0.5, 1.0)),
-    ],
-)
-def test_students_t_is_that_of_the_printed_tables(freedom: int, inside: float, quantile: float) -> None:
-    assert seeds.t_quantile(freedom, inside) == pytest.approx(quantile, abs=6e-5)
-
-
 def test_the_interval_of_a_mean_by_hand() -> None:
     """Two tasks of which one has fewer samples count as twice that many: 0.5 of 8, not of 16."""
     assert seeds.mean_interval([(12, 12), (0, 4)]) == seeds.wilson(4, 8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,75 +20,8 @@ from composer_replication.traces.redaction import Redactor
 from composer_replication.traces.trace_records import Ledger, Trace
 
 DATA = Path(__file__).parents[2] / "data" / "traces"
-
-LONG = "atif/hello-world-context-summarization"
-# Format and version, and of every conversation answers, calls, results and failed results.
-BY_IDS: dict[str, tuple[str, list[tuple[int, int, int, int]]]] = {
-    "claude-code/session-2.1.14-compacted.jsonl": ("claude-code 2.1.14", [(6, 6, 5, 0)]),
-    "claude-code/session-2.1.39-progress.jsonl": ("claude-code 2.1.39", [(3, 4, 3, 0), (12, 24, 24, 0)]),
-    "claude-code/subagent/agent_session.jsonl": ("claude-code 2.0.76", [(2, 1, 1, 0)]),
-    "claude-code/subagent/agent-atest01.jsonl": ("claude-code 2.0.76", [(2, 1, 1, 0)]),
-    "claude-code/session-2.1.7-and-2.1.12.jsonl": ("claude-code 2.1.7", [(7, 7, 7, 0)]),
-    "codex/letta-tool-calls.jsonl": ("codex unknown", [(4, 3, 3, 0)]),
-    "codex/rollout-0.169.0.jsonl": ("codex 0.169.0", [(5, 5, 5, 1)]),
-    "mini-swe-agent/v2.4.6-limits-exceeded.traj.json": ("mini-swe-agent 2.4.6", [(3, 4, 4, 2)]),
-    "openai-chat/openhands-completions": ("openai-chat completions", [(6, 6, 5, 0)]),
-    "openai-responses/codex-0.169.0-requests.jsonl": ("openai-responses responses", [(2, 3, 3, 1)]),
-    "openai-responses/thinking-with-tool-calls.jsonl": ("openai-responses responses", [(2, 1, 1, 0)]),
-    "openhands-v1/cli447_hi_followup_iterative_case_a": ("openhands 1", [(6, 3, 3, 0)]),
-    "openhands-v1/simple_echo_hello_world": ("openhands 1", [(2, 1, 1, 0)]),
-    "openhands-v1/goal-events.jsonl": ("openhands 1", [(2, 2, 2, 2)]),
-    "otel-genai/pydantic-ai-2.68.0-format-2.jsonl": ("otel-genai otlp", [(4, 4, 4, 2)]),
-    "otel-genai/pydantic-ai-2.68.0-format-5.jsonl": ("otel-genai otlp", [(4, 4, 4, 2)]),
-    "otel-genai/vs-copilot-sample-1.jsonl": ("otel-genai otlp", [(3, 3, 3, 0)]),
-    "otel-genai/vs-copilot-sample-2.jsonl": ("otel-genai otlp", [(3, 3, 3, 0)]),
-    "otel-genai/vs-copilot-sample-3.jsonl": ("otel-genai otlp", [(2, 2, 2, 0)]),
-    "swe-agent/pandas-pr-53856-v1.0.1.traj": ("swe-agent 1.0.1", [(6, 6, 6, 0)]),
-    "atif/hello-world.trajectory.json": ("atif 1.5", [(2, 2, 1, 0)]),
-    "atif/harbor-0.26.0-from-claude-code.json": ("atif 1.7", [(2, 1, 1, 0)]),
-    f"{LONG}.trajectory.summarization-1-questions.json": ("atif 1.5", [(1, 0, 0, 0)]),
-    "atif/letta-cleanup.json": ("atif 1.7", [(2, 1, 1, 0), (1, 0, 0, 0)]),
-}
-# Their results have no ids, so they were counted by hand: observations of a step, output items, blocks of code or ``<function=`` in
-# answers, return codes and the message at the end, steps of ``trajectory``, actions and observations.
-BY_HAND = {
-    "codex/legacy-2025-09.jsonl": ("codex legacy", [(2, 1, 1, 0)]),
-    "mini-swe-agent/v1-list-github_issue.traj.json": ("mini-swe-agent 1", [(10, 10, 10, 2)]),
-    "mini-swe-agent/v1-list-local.traj.json": ("mini-swe-agent 1", [(2, 2, 2, 0)]),
-    "mini-swe-agent/v1.13.4.traj.json": ("mini-swe-agent 1.13.4", [(3, 3, 3, 0)]),
-    "mini-swe-agent/v2.4.6-text.traj.json": ("mini-swe-agent 2.4.6", [(7, 6, 6, 2)]),
-    "mini-swe-agent/v2.4.6-tool-calls.traj.json": ("mini-swe-agent 2.4.6", [(7, 7, 7, 2)]),
-    "openai-chat/swe-smith-ft.jsonl": ("openai-chat rows", [(7, 7, 7, 0)]),
-    "openai-responses/mcp-server-tool.jsonl": ("openai-responses responses", [(2, 1, 1, 0)]),
-    "openai-responses/web-search-stream.jsonl": ("openai-responses responses", [(2, 2, 0, 0)]),
-    "gemini-cli/session-0.40.jsonl": ("gemini-cli unknown", [(2, 1, 1, 0)]),
-    "gemini-cli/session-2026-01-nine-calls.json": ("gemini-cli unknown", [(11, 9, 9, 0)]),
-    "gemini-cli/session-2026-01-two-calls.json": ("gemini-cli unknown", [(4, 2, 2, 0)]),
-    "gemini-cli/tool-calls-with-results.json": ("gemini-cli unknown", [(1, 2, 2, 0)]),
-    "openhands-v0/basic.json": ("openhands 0", [(2, 2, 1, 0)]),
-    "openhands-v0/basic_gui_mode.json": ("openhands 0", [(5, 4, 4, 0)]),
-    "openhands-v0/harbor-rfc-openhands-trajectory.json": ("openhands 0", [(2, 2, 1, 0)]),
-    "openhands-v0/resolver-output.jsonl": ("openhands 0", [(4, 4, 3, 0), (22, 22, 21, 0)]),
-    "openhands-v0/wrong_initial_state.json": ("openhands 0", [(4, 4, 3, 0)]),
-    "otel-genai/langfuse-microsoft-agent-2025-12-17.trace.json": (
-        "otel-genai langfuse",
-        [(1, 1, 1, 0), (1, 0, 0, 0)],
-    ),
-    "otel-genai/langfuse-openai-agents-2025-09-30.trace.json": ("otel-genai langfuse", [(2, 1, 1, 0)]),
-    "otel-genai/langfuse-pydantic-ai-tools-2025-12-04.trace.json": (
-        "otel-genai langfuse",
-        [(3, 3, 3, 0), (1, 1, 0, 0)],
-    ),
-    "swe-agent/history-only.traj": ("swe-agent 0", [(5, 5, 5, 0)]),
-    "swe-agent/pydicom-1458-v0.traj": ("swe-agent 0", [(12, 12, 12, 0)]),
-    "swe-agent/test-repo-1c2844-v1.0.traj": ("swe-agent 0", [(5, 5, 5, 0)]),
-    "atif/hello-world-context-summarization.trajectory.json": ("atif 1.5", [(7, 7, 7, 0)]),
-    f"{LONG}-linear-history.trajectory.cont-1.json": ("atif 1.5", [(5, 0, 4, 0)]),
-    "atif/hello-world-context-summarization-linear-history.trajectory.json": ("atif 1.5", [(3, 0, 3, 0)]),
-    f"{LONG}.trajectory.summarization-1-answers.json": ("atif 1.5", [(4, 2, 2, 0)]),
-    f"{LONG}.trajectory.summarization-1-summary.json": ("atif 1.5", [(3, 2, 2, 0)]),
-}
-COUNTS = BY_IDS | BY_HAND
+TABLE = tomllib.loads((DATA / "counts.toml").read_text())
+BY_IDS, COUNTS = TABLE["by_ids"], TABLE["by_ids"] | TABLE["by_hand"]
 
 
 def files_of(name: str) -> list[Path]:
@@ -104,10 +38,9 @@ def traces_of(path: Path) -> tuple[list[Trace], Ledger]:
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_a_file_is_read_as_it_was_counted(name: str) -> None:
-    kind, counts = COUNTS[name]
-    assert [" ".join(fit) for fit in detect(files_of(name)[0])] == [kind]
+    assert [" ".join(fit) for fit in detect(files_of(name)[0])] == [COUNTS[name]["kind"]]
     traces, ledger = traces_of(DATA / name)
-    assert [trace.counts for trace in traces] == counts
+    assert [[*trace.counts] for trace in traces] == COUNTS[name]["counts"]
     assert ledger.is_balanced
     assert ledger.counts["mapped"] > 0 == ledger.counts["dropped: a record of another shape"]
 
@@ -150,7 +83,7 @@ def ids_in(record: Any) -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize("name", BY_IDS)
 def test_calls_and_results_against_a_count_that_knows_no_format(name: str) -> None:
-    counts = [sum(column) for column in zip(*COUNTS[name][1], strict=True)]
+    counts = [sum(column) for column in zip(*COUNTS[name]["counts"], strict=True)]
     ids: dict[str, set[Any]] = {"call": set(), "result": set()}
     for record in (record for path in files_of(name) for record in read_records(path, Ledger())):
         for what, found in ids_in(record):
@@ -170,7 +103,7 @@ def test_answers_against_a_count_of_their_ids(name: str) -> None:
             answers.add(row["message"]["id"])
         elif row.get("source") == "agent" and is_answer:
             answers.add(row.get("llm_response_id") or row.get("id") or f"step {len(answers)}")
-    assert len(answers) == sum(count[0] for count in COUNTS[name][1])
+    assert len(answers) == sum(count[0] for count in COUNTS[name]["counts"])
 
 
 def test_gemini_replaces_and_takes_back_messages(tmp_path: Path) -> None:

@@ -69,10 +69,9 @@ class _Session:
             raise Dropped("a message without content")
         if (trace := self.traces.get(agent)) is None:
             session = text_at(record, "sessionId") or self._name
-            trace = Trace(f"{session}/{agent}" if agent else session, "claude-code")
-            trace.version, trace.folder = text_at(record, "version"), text_at(record, "cwd")
+            self.traces[agent] = trace = Trace(f"{session}/{agent}" if agent else session, "claude-code")
+            chat.note_facts(trace, record)
             trace.parent = (session, self._call_of_agent.get(agent, "")) if agent else None
-            self.traces[agent] = trace
         step = chat.said_in(message["content"])
         step.source = chat.NAMES["roles"][record["type"]]
         step.flags = {flag for name, flag in _CLAUDE["flags"].items() if record.get(name) is True}
@@ -109,7 +108,11 @@ def _codex_record(trace: Trace, known: dict[str, Any], record: dict[str, Any]) -
     if kind == "session_meta":
         if "first" not in known:  # others speak of the sessions from which this one was forked
             known["first"] = typed(int, record["payload"].get("subagent_history_start_ordinal")) or 0
-            _begin(trace, record["payload"])
+            chat.note_facts(trace, payload)
+            if parent := text_at(payload, "source", "subagent", "thread_spawn", "parent_thread_id"):
+                trace.parent = (parent, "")
+            if text := text_at(payload, "base_instructions", "text") or text_at(payload, "instructions"):
+                trace.add(TraceStep("system", text))
         return "kept: metadata of the session"
     if kind == "turn_context":
         known["model"] = text_at(payload, "model") or known.get("model")
@@ -140,17 +143,6 @@ def _codex_record(trace: Trace, known: dict[str, Any], record: dict[str, Any]) -
     item = {"type": "message", **item}  # without "type" a message would begin an answer of its own
     chat.add_message(trace, item, *flags, model=known.get("model") or record.get("model"))
     return None
-
-
-def _begin(trace: Trace, payload: dict[str, Any]) -> None:
-    trace.trace_id = text_at(payload, "id") or trace.trace_id
-    trace.version, trace.folder = text_at(payload, "cli_version"), text_at(payload, "cwd")
-    trace.repository = text_at(payload, "git", "repository_url")
-    trace.commit = text_at(payload, "git", "commit_hash")
-    if parent := text_at(payload, "source", "subagent", "thread_spawn", "parent_thread_id"):
-        trace.parent = (parent, "")
-    if text := text_at(payload, "base_instructions", "text") or text_at(payload, "instructions"):
-        trace.add(TraceStep("system", text))
 
 
 # ------------------------------------------------------------------------------ Gemini CLI
@@ -207,8 +199,7 @@ def read_openhands(records: Iterator[Any], ledger: Ledger, name: str) -> Iterato
         ledger.num_records -= 1  # the row counts as its events
         trace = Trace(f"{name}#{number}", "openhands")
         ledger.take(partial(_event, trace), history, are_inner=True)
-        trace.task_id = text_at(record, "instance_id") or text_at(record, "instance", "instance_id")
-        trace.repository, trace.commit = (text_at(record, "instance", key) for key in ("repo", "base_commit"))
+        chat.note_facts(trace, record)
         if repository := text_at(record, "issue", "repo"):
             trace.repository = f"{text_at(record, 'issue', 'owner')}/{repository}"
             trace.commit = text_at(record, "base_commit")
@@ -317,15 +308,9 @@ def read_documents(kind: str, records: Iterator[Any], ledger: Ledger, name: str)
         # the last step, which submits, or what it printed, may stand in the trajectory alone
         rest = items_at(document, "trajectory")[num_answers - trace.waits :]
         ledger.take(partial(_trajectory_step, trace), rest, are_inner=True)
-        info, replay = at(document, "info"), values.parsed(at(document, "replay_config"))
-        repository = at(replay, "env", "repo")
-        trace.version = first_text(info, "swe_agent_version", "mini_version")
-        model = text_at(replay, "agent", "model", "name") or trace.model
-        trace.model = model or text_at(info, "config", "model", "model_name")
-        trace.task_id = text_at(replay, "problem_statement", "id")
-        trace.repository = first_text(repository, "github_url", "repo_name", "path")
-        trace.commit = text_at(repository, "base_commit")
-        trace.folder = text_at(info, "config", "environment", "cwd")
+        trace.model = trace.model or text_at(document, "info", "config", "model", "model_name")
+        replay = values.parsed(at(document, "replay_config"))
+        chat.note_facts(trace, {"info": at(document, "info"), "replay": replay})
         trace.prompt_origin = "recorded" if trace.steps else "rebuilt"
         yield trace
 

@@ -127,6 +127,13 @@ def exit_code_in(text: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def note_facts(trace: Trace, record: Any) -> None:
+    """Set what a record says of its session, where ``names.toml`` has the places of it for the trace's format."""
+    for name, places in NAMES["facts"][trace.format].items():
+        if found := next(filter(None, (text_at(record, *place.split(".")) for place in places)), ""):
+            setattr(trace, name, found)
+
+
 def function_tools(tools: Any) -> list[dict[str, Any]]:
     """Definitions of tools in the form of chat completions, whichever of the forms they have."""
     found = []
@@ -220,8 +227,9 @@ def _as_repeated(message: Any) -> TraceStep:
     kind = at(message, "type")
     said = {"type": kind} if kind == "web_search_call" else message
     step = said_in(said) if is_item(message) else TraceStep("agent")
-    arguments = [json.dumps(values.parsed(call.arguments), sort_keys=True) for call in step.calls]
-    step.calls = [ToolCall(call.name, text) for call, text in zip(step.calls, arguments, strict=True)]
+    step.calls = [
+        ToolCall(c.name, json.dumps(values.parsed(c.arguments), sort_keys=True)) for c in step.calls
+    ]
     return step
 
 

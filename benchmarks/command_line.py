@@ -1,0 +1,23 @@
+"""The options of a benchmark, by their defaults; what each is for stands in the docstring of its script."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from typing import Any
+
+
+def options(about: str | None, words: Sequence[str] | None = None, /, **defaults: Any) -> Namespace:
+    """``--name`` of the type of its default: a switch for False, several of a list, one of a tuple, of which the first is the default."""
+    parser = ArgumentParser(description=about, formatter_class=RawDescriptionHelpFormatter)
+    for name, default in defaults.items():
+        how: dict[str, Any] = {"type": type(default), "default": default}
+        if default is False:
+            how = {"action": "store_true"}
+        elif isinstance(default, tuple):
+            how = {"choices": default, "default": default[0]}
+        elif isinstance(default, list):
+            how = {"type": type(default[0]) if default else str, "action": "extend", "nargs": "+"}
+        parser.add_argument(f"--{name.replace('_', '-')}", **how)
+    given = vars(parser.parse_args(words))
+    return Namespace(**{name: defaults[name] if value is None else value for name, value in given.items()})

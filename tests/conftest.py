@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import hashlib
 import itertools
 import os
 import pickle
@@ -35,7 +36,7 @@ TINY_PINS = (
 DURATIONS = Path(__file__).parents[1] / "build" / "durations"
 LEAST_TESTS_OF_A_TABLE = 20  # a file run by hand needs none
 
-BuildTiny = Callable[[Path, Sequence[str]], Path]
+BuildTiny = Callable[..., Path]
 MadeOnce = Callable[[str, Callable[[], Any]], Any]
 
 LONGEST_FIRST = (
@@ -130,19 +131,28 @@ def one_selftest(made_once: MadeOnce) -> None:
 def build_tiny(folder_of_workers: Path) -> BuildTiny:
     """Builds a store of some of ``TINY_PINS``, in a folder that is not there yet; gives the folder.
 
-    All of them are built once for all workers. Each call goes on with that build in a copy of it,
+    All of them are built once for all workers, and each choice of them once more: it goes on with a copy of that build,
     which leaves exactly what a build of the wanted ones gives, without a run in a sandbox.
     """
 
-    def build(folder: Path, pins: Sequence[str]) -> Path:
+    def kept(pins: Sequence[str]) -> Path:
         from composer_replication.tasks.build import build_tasks
 
+        folder = folder_of_workers / f"tiny-{hashlib.sha256(repr(tuple(pins)).encode()).hexdigest()[:16]}"
+        if not folder.exists():
+            begun = folder_of_workers / "tiny-begun"
+            if tuple(pins) != TINY_PINS:
+                shutil.copytree(kept(TINY_PINS), begun, dirs_exist_ok=True)
+            assert build_tasks([str(TINY)], begun, symbols={str(TINY): pins}).tasks == len(pins)
+            begun.rename(folder)
+        return folder
+
+    def build(folder: Path, pins: Sequence[str] = TINY_PINS) -> Path:
+        assert set(pins) <= set(TINY_PINS)
         with (folder_of_workers / "tiny-tasks.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            build_tasks([str(TINY)], folder_of_workers / "tiny-tasks", symbols={str(TINY): TINY_PINS})
-        shutil.copytree(folder_of_workers / "tiny-tasks", folder)
-        assert set(pins) <= set(TINY_PINS)
-        assert build_tasks([str(TINY)], folder, symbols={str(TINY): pins}).tasks == len(pins)
+            found = kept(pins)
+        shutil.copytree(found, folder)
         return folder
 
     return build

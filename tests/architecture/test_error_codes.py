@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 from typing import cast
@@ -23,27 +24,25 @@ def mentioned_codes(root: Path) -> set[str]:
     return {code for path in root.rglob("*.py") for code in CODE.findall(path.read_text())}
 
 
-def raised_codes(root: Path) -> set[str]:
-    """Codes that stand alone as a string in the code, which is how they are handed to an error."""
-    return {
-        node.value
-        for path in root.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value)
-    }
+@functools.cache
+def codes_and_keys(root: Path) -> tuple[set[str], set[str]]:
+    """What stands in the code below a folder.
 
-
-def named_keys(root: Path) -> set[str]:
-    """Keys of a recipe in the texts that say where an error is and how to mend it."""
-    texts: list[ast.expr] = []
+    Codes that are a string of their own, which is how they are handed to an error; keys of a recipe in the texts
+    that say where an error is and how to mend it.
+    """
+    codes, texts = set(), []
     for path in root.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call):
-                texts += [keyword.value for keyword in node.keywords if keyword.arg in {"where", "fix"}]
-            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "fix":
-                texts.append(node.value)
+            match node:
+                case ast.Constant(value=str(value)) if CODE.fullmatch(value):
+                    codes.add(value)
+                case ast.Call(keywords=keywords):
+                    texts += [keyword.value for keyword in keywords if keyword.arg in {"where", "fix"}]
+                case ast.Assign(targets=[ast.Name(id="fix"), *_], value=value):
+                    texts.append(value)
     words = [node.value for text in texts for node in ast.walk(text) if isinstance(node, ast.Constant)]
-    return {key for word in words if isinstance(word, str) for key in KEY.findall(word)}
+    return codes, {key for word in words if isinstance(word, str) for key in KEY.findall(word)}
 
 
 def is_key(dotted: str) -> bool:
@@ -57,7 +56,7 @@ def is_key(dotted: str) -> bool:
 
 
 def test_errors_name_keys_that_there_are() -> None:
-    found = named_keys(SOURCE)
+    _, found = codes_and_keys(SOURCE)
     assert "heldout.sample_size" in found
     assert sorted(key for key in found if not is_key(key)) == []
 
@@ -67,7 +66,7 @@ def test_every_code_is_explained() -> None:
 
 
 def test_every_explanation_is_raised_somewhere() -> None:
-    assert sorted(set(explain_verb.load_explanations()) - raised_codes(SOURCE)) == []
+    assert sorted(set(explain_verb.load_explanations()) - codes_and_keys(SOURCE)[0]) == []
 
 
 def test_every_entry_is_whole() -> None:
@@ -85,7 +84,7 @@ def test_the_search_finds_what_it_should(tmp_path: Path) -> None:
         '"""See CR9901."""\nraise E("CR9902", f"not CR9903 {1}")  # CR9904\n'
     )
     assert mentioned_codes(tmp_path) == {"CR9901", "CR9902", "CR9903", "CR9904"}
-    assert raised_codes(tmp_path) == {"CR9902"}
+    assert codes_and_keys(tmp_path)[0] == {"CR9902"}
 
 
 def test_two_files_may_not_explain_one_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Imports point down. Each contract is shown to hold, and shown to bite."""
+"""Imports point down. Each contract is shown to bite; that all of them hold is asked by ``make check``."""
 
 from __future__ import annotations
 
@@ -40,48 +40,17 @@ def plant(root: Path, module: str, line: str) -> None:
     path.write_text(f"{path.read_text() if path.is_file() else ''}\n{line}\n")
 
 
-def test_every_contract_holds() -> None:
-    done = lint_imports(ROOT)
-    assert done.returncode == 0, done.stdout
-    assert "0 broken" in done.stdout
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("contract", "module", "line", "said"),
     [
-        (
-            "layers",
-            "records",
-            "import composer_replication.trainer",
-            "records -> composer_replication.trainer",
-        ),
-        (
-            "layers",
-            "sandbox.choice",
-            "import composer_replication.safety",
-            "sandbox.choice -> composer_replication.safety",
-        ),
-        (
-            "layers",
-            "rollouts.rewards",
-            "import composer_replication.cli.main",
-            "rewards -> composer_replication.cli.main",
-        ),
+        ("layers", "records", "import composer_replication.trainer", "records -> composer_replication.trainer"),
+        ("layers", "sandbox.choice", "import composer_replication.safety", "choice -> composer_replication.safety"),
+        ("layers", "rollouts.rewards", "import composer_replication.cli.main", "rewards -> composer_replication.cli"),
         ("layers", "market.__init__", "PRICE = 1", "market"),
         ("safety-alone", "safety.planted", "import numpy", "safety.planted -> numpy"),
-        (
-            "safety-alone",
-            "safety.planted",
-            "import composer_replication.config",
-            "planted -> composer_replication.config",
-        ),
-        (
-            "guard-by-protocol",
-            "trainer.planted",
-            "from composer_replication import safety",
-            "trainer.planted",
-        ),
+        ("safety-alone", "safety.planted", "import composer_replication.config", "planted -> composer_replication"),
+        ("guard-by-protocol", "trainer.planted", "from composer_replication import safety", "trainer.planted"),
         ("guard-by-protocol", "losses.planted", "from composer_replication import safety", "losses.planted"),
         ("trainer-alone", "trainer.guard", "import composer_replication.tasks.store", "tasks.store"),
         ("torch-homes", "rollouts.planted", "import torch", "rollouts.planted -> torch"),
@@ -89,7 +58,7 @@ def test_every_contract_holds() -> None:
         ("trl-home", "report.planted", "import transformers", "report.planted -> transformers"),
         ("trl-home", "losses.planted", "from trl import GRPOConfig", "losses.planted -> trl"),
     ],
-)
+)  # fmt: skip
 def test_a_planted_import_breaks_its_contract(
     copy: Path, contract: str, module: str, line: str, said: str
 ) -> None:

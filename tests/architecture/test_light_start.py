@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from composer_replication.cli.main import VERBS
 
@@ -38,42 +37,40 @@ SUB_VERBS = [
     ["traces", "replay"],
 ]
 
-REPORT = """
-import sys
-print("LOADED", *sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
+# After each line of words: its exit code, what it printed, and every package that is loaded by then.
+HELP = """
+import contextlib, io, json, sys
+import composer_replication, composer_replication.safety
+from composer_replication.cli.main import main
+answers = []
+for words in [None, *json.loads(sys.argv[1])]:
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        code = 0 if words is None else main([*words, "--help"])
+    answers.append([code, said.getvalue(), sorted({name.partition(".")[0] for name in sys.modules})])
+print(json.dumps(answers))
 """
-HELP = (
-    "import sys\nfrom composer_replication.cli.main import main\ncode = main(sys.argv[1:])"
-    + REPORT
-    + "sys.exit(code)"
-)
 
 
-def run(
-    program: str, *words: str, source: Path = SOURCE
-) -> tuple[subprocess.CompletedProcess[str], set[str]]:
-    """Run a program that ends with REPORT; returns what it did and which heavy packages it loaded."""
-    environment = {**os.environ, "PYTHONPATH": str(source)}
+def answers_to(lines: list[list[str]], source: Path = SOURCE) -> list[tuple[int, str, set[str]]]:
+    """Exit code, text and heavy packages after the import alone, and after the help of each line, in one process."""
     done = subprocess.run(
-        [sys.executable, "-c", program, *words], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", HELP, json.dumps(lines)],
+        env={**os.environ, "PYTHONPATH": str(source)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    loaded = done.stderr.rpartition("LOADED")[2].split()
-    assert "sys" in loaded, done.stderr
-    return done, HEAVY & set(loaded)
+    assert done.returncode == 0, done.stderr
+    return [(code, said, HEAVY & set(loaded)) for code, said, loaded in json.loads(done.stdout)]
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
-    done, heavy = run("import composer_replication, composer_replication.safety" + REPORT)
-    assert done.returncode == 0
-    assert heavy == set()
-
-
-@pytest.mark.parametrize("words", [[], *([name] for name in VERBS), *SUB_VERBS], ids=" ".join)
-def test_help_is_answered_without_heavy_packages(words: list[str]) -> None:
-    done, heavy = run(HELP, *words, "--help")
-    assert done.returncode == 0
-    assert done.stdout.startswith(f"usage: {' '.join(['composer-rl', *words])}")
-    assert heavy == set()
+def test_import_and_help_load_nothing_heavy() -> None:
+    lines = [[], *([name] for name in VERBS), *SUB_VERBS]
+    (_, _, of_import), *told = answers_to(lines)
+    assert of_import == set()
+    for words, (code, said, heavy) in zip(lines, told, strict=True):
+        assert (code, heavy) == (0, set()), words
+        assert said.startswith(f"usage: {' '.join(['composer-rl', *words])}")
 
 
 def test_a_heavy_import_at_the_top_of_the_command_is_noticed(tmp_path: Path) -> None:
@@ -82,6 +79,4 @@ def test_a_heavy_import_at_the_top_of_the_command_is_noticed(tmp_path: Path) -> 
     planted.write_text(
         planted.read_text().replace("import argparse\n", "import argparse\n\nimport pydantic.main\n", 1)
     )
-    done, heavy = run(HELP, "--help", source=tmp_path)
-    assert done.returncode == 0
-    assert heavy == {"pydantic"}
+    assert answers_to([[]], tmp_path)[1][2] == {"pydantic"}

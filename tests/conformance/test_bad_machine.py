@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from finished import finished
 
 from composer_replication.sandbox import choose_backend
 from composer_replication.sandbox.bwrap_program import require_bwrap
@@ -88,13 +89,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def answers(program: str, name: str, tree: Path, temporary: Path, *before: str) -> dict[str, tuple[str, str]]:
     """What each attempt of a program gave: a code, and the result or the sentence."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(temporary)}
-    done = subprocess.run(
-        [*before, sys.executable, "-c", LIST + program + END, name, str(tree)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = finished([*before, sys.executable, "-c", LIST + program + END, name, str(tree)], env=environment)
     assert done.returncode == 0, done.stderr
     rows: list[Any] = json.loads(done.stdout.splitlines()[-1])
     return {what: (code, text) for what, code, text in rows}

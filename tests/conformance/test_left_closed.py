@@ -10,7 +10,6 @@ from ordinary_user import as_ordinary_user
 
 from composer_replication.sandbox import choose_backend
 
-AS_USER = ["setpriv", "--reuid", "64123", "--regid", "64123", "--clear-groups"]
 PROGRAM = """
 import json, os, sys
 from pathlib import Path

@@ -34,6 +34,7 @@ class Launcher:
     target: str
     options: Mapping[str, object] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
+    recipe: Path = RECIPE
 
     def answer(self, *words: object) -> tuple[int, dict[str, Any]]:
         command = [
@@ -67,7 +68,7 @@ class Launcher:
         flags = [
             part for key, value in {**SETTINGS, **settings}.items() for part in ("--set", f"{key}={value}")
         ]
-        return self(RECIPE, "--to", self.target, "--name", name, *options, *flags, *words, code=code)
+        return self(self.recipe, "--to", self.target, "--name", name, *options, *flags, *words, code=code)
 
     def state(self, name: str) -> str:
         return str(self.answer("status", name)[1]["state"])

@@ -12,12 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ray_head import START_TRIES, free_port, kill_session, processes, start_ray
 
 from composer_replication.run_folder import read_jsonl
 from composer_replication.tasks.intake.cache import cache_folder
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from ray_head import START_TRIES, free_port, kill_session, processes, start_ray
 
 from .launcher import HALTS, Launcher, wait_for
 

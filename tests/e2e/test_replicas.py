@@ -12,40 +12,31 @@ from composer_replication.cli.main import main
 from composer_replication.cli.replicas_verb import _together
 from composer_replication.run_folder import RunFolder, read_jsonl
 
-from .launcher import Launcher
+from .launcher import SETTINGS, Launcher
 
 pytestmark = [pytest.mark.long, pytest.mark.promise, pytest.mark.timeout(3600)]
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "run.toml"
-SETTINGS = {
-    "trl.max_steps": 4,
-    "heldout.every": 100,
-    "trl.per_device_train_batch_size": 8,
-    "trainer.checkpoint_every": 2,
-}
-
-
-def flags(**more: Any) -> list[str]:
-    settings = SETTINGS | {key.replace("__", "."): value for key, value in more.items()}
-    return [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+STEPS = {"trl.max_steps": 4, "trainer.checkpoint_every": 2}
 
 
 def train(
-    capsys: pytest.CaptureFixture[str], out: Path, *words: str, **more: Any
+    capsys: pytest.CaptureFixture[str], recipe: Path, out: Path, *words: str, **more: Any
 ) -> tuple[int, dict[str, Any]]:
-    code = main(["train", str(RECIPE), "--out", str(out), *flags(**more), *words, "--json", "--quiet"])
+    settings = SETTINGS | STEPS | {key.replace("__", "."): json.dumps(value) for key, value in more.items()}
+    flags = [f"--set={key}={value}" for key, value in settings.items()]
+    code = main(["train", str(recipe), "--out", str(out), *flags, *words, "--json", "--quiet"])
     return code, json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def out(tiny_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Launched on this machine; a second launch of the same run finds it done."""
     folder = tmp_path_factory.mktemp("replicas")
-    launcher = Launcher(folder, "local")
+    launcher = Launcher(folder, "local", recipe=tiny_recipe)
     store = {"replicas.transport": f"file://{folder}/runs/pair/store", "replicas.sync_every": 2}
     store["curriculum"] = "{}"
     for _ in range(2):
-        launcher.launch("pair", "--replicas", 2, **SETTINGS, **store)
+        launcher.launch("pair", "--replicas", 2, **STEPS, **store)
         assert launcher.ended("pair", 0)["state"] == "succeeded"
         (folder / "jobs" / "pair" / "job.json").unlink()
         (folder / "jobs" / "pair" / "exit_code").unlink()
@@ -91,9 +82,8 @@ def test_the_report_joins_them(out: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (out / "replica-1" / "report.html").is_file()
 
 
-@pytest.mark.long
 def test_another_recipe_is_refused_before_the_first_step(
-    out: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    out: Path, tiny_recipe: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     where = {
         "replicas__transport": f"file://{out}/store",
@@ -101,18 +91,19 @@ def test_another_recipe_is_refused_before_the_first_step(
         "curriculum": {},
         "trl__learning_rate": 0.5,
     }
-    code, result = train(capsys, tmp_path / "other", "--replica", "1", "--of", "2", **where)
+    code, result = train(capsys, tiny_recipe, tmp_path / "other", "--replica", "1", "--of", "2", **where)
     assert (code, result["error"]["code"]) == (2, "CR1103")
     assert "recipe" in result["error"]["message"]
     assert not (tmp_path / "other" / "metrics.jsonl").exists()
 
 
-@pytest.mark.long
-def test_one_replica_is_the_plain_run_bit_for_bit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, plain = train(capsys, tmp_path / "plain")
+def test_one_replica_is_the_plain_run_bit_for_bit(
+    tiny_recipe: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, plain = train(capsys, tiny_recipe, tmp_path / "plain", trl__max_steps=2)
     assert code == 0
-    transport = {"replicas__transport": "s3://never-asked/x"}
-    code, alone = train(capsys, tmp_path / "alone", "--replica", "0", "--of", "1", **transport)
+    transport = {"replicas__transport": "s3://never-asked/x", "trl__max_steps": 2}
+    code, alone = train(capsys, tiny_recipe, tmp_path / "alone", "--replica", "0", "--of", "1", **transport)
     assert code == 0
     assert alone["parameter_sha256"] == plain["parameter_sha256"]
     assert not (tmp_path / "alone" / "outer_steps.jsonl").exists()
@@ -130,14 +121,14 @@ def test_one_replica_is_the_plain_run_bit_for_bit(capsys: pytest.CaptureFixture[
     ],
 )  # fmt: skip
 def test_refusals_leave_nothing_behind(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    tiny_recipe: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     words: str, more: dict[str, Any], code: str, says: str,
 ) -> None:  # fmt: skip
     monkeypatch.delenv("COMPOSER_REPLICAS_TOKEN", raising=False)
     if "token" in more:
         monkeypatch.setenv("COMPOSER_REPLICAS_TOKEN", more["token"])
     given = {f"replicas__{key}": value for key, value in more.items() if key != "token"}
-    exit_code, result = train(capsys, tmp_path / "run", *words.split(), **given)
+    exit_code, result = train(capsys, tiny_recipe, tmp_path / "run", *words.split(), **given)
     assert exit_code in {2, 3}
     assert result["error"]["code"] == code
     assert says in result["error"]["message"]

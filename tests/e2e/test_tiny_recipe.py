@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -21,10 +20,7 @@ from transformers import AutoModelForCausalLM
 from composer_replication.cli.main import main
 from composer_replication.trainer.model_modes import parameter_sha256
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "run.toml"
-NUMBERS = ("absolute", "clamp", "mean", "sign", "square")
-PINS = (*(f"tinymath/numbers.py::{name}" for name in NUMBERS), "tinymath/text.py::initials", "tinymath/vector.py::Vector.length")  # fmt: skip
-STEPS = 3
+STEPS, ROWS = 3, 4
 # A shell that runs the tests in the background has its children ignore Ctrl-C.
 LISTENING = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -32,47 +28,38 @@ LISTENING = (
 )
 
 
-@pytest.fixture(scope="module")
-def recipe(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The recipe on some of its tasks, which are built once for all tests; one run here builds its own."""
-    folder = tmp_path_factory.mktemp("recipe")
-    source, store = 'source = ["project"]', build_tiny(folder / "tasks", PINS)
-    assert RECIPE.read_text().count(source) == 1
-    (folder / "run.toml").write_text(RECIPE.read_text().replace(source, f'store = "{store}"'))
-    return folder / "run.toml"
-
-
-def command(recipe: Path, out: Path, *extra: str) -> list[str]:
+def words_of(recipe: Path, out: Path, **more: object) -> list[str]:
+    """The command for a run of a few small steps; ``a__b`` sets the key ``a.b``."""
     settings = {
-        "trl.max_steps": STEPS,
-        "trainer.checkpoint_every": 1,
-        "trl.save_total_limit": 20,
-        "heldout.every": 1,
+        "trl__max_steps": STEPS,
+        "trl__per_device_train_batch_size": ROWS,
+        "trl__num_generations": ROWS,
+        "trl__max_completion_length": 8,
+        "trainer__checkpoint_every": 1,
+        "trl__save_total_limit": 20,
+        "heldout__every": 1,
+        **more,
     }
-    flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    return [
-        *(sys.executable, "-c", LISTENING, "train", str(recipe), "--out", str(out)),
-        *flags,
-        *extra,
-        "--json",
-    ]
+    flags = [f"--set={key.replace('__', '.')}={value}" for key, value in settings.items()]
+    return ["train", str(recipe), "--out", str(out), "--json", *flags]
 
 
-def finish(recipe: Path, out: Path, *extra: str) -> dict[str, Any]:
-    done = subprocess.run(
-        command(recipe, out, *extra), capture_output=True, text=True, timeout=500, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    summary: dict[str, Any] = json.loads(done.stdout)
-    return summary
+def command(words: list[str]) -> list[str]:
+    return [sys.executable, "-c", LISTENING, *words]
 
 
-def here(recipe: Path, out: Path, *extra: str) -> tuple[int, str, str]:
-    """The same words in this process, which has loaded torch already: exit code, output, errors."""
-    words = command(recipe, out, *extra)
+def here(words: list[str]) -> tuple[int, str, str]:
+    """The command in this process, which has loaded torch already: exit code, output, errors."""
     with redirect_stdout(StringIO()) as answer, redirect_stderr(StringIO()) as errors:
-        code = main(words[words.index("train") :])
+        code = main(words)
     return code, answer.getvalue(), errors.getvalue()
+
+
+def finish(words: list[str]) -> dict[str, Any]:
+    code, answer, errors = here(words)
+    assert code == 0, errors
+    summary: dict[str, Any] = json.loads(answer)
+    return summary
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -80,11 +67,9 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def whole(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def whole(tiny_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("whole") / "run"
-    code, answer, errors = here(recipe, out)
-    assert code == 0, errors
-    return out, json.loads(answer)
+    return out, finish(words_of(tiny_recipe, out))
 
 
 def test_a_run_leaves_everything_that_it_promises(whole: tuple[Path, dict[str, Any]]) -> None:
@@ -98,7 +83,7 @@ def test_a_run_leaves_everything_that_it_promises(whole: tuple[Path, dict[str, A
     assert {row["split_fingerprint"] for row in verdicts} == {split["fingerprint"]}
     assert "content" in split["checked"]
     rollouts = rows(out / "rollouts" / "step-000001.jsonl")
-    assert len(rollouts) == 16
+    assert len(rollouts) == ROWS
     assert all(row["completion_ids"] and row["outcomes"] for row in rollouts)
     assert "held-out" in (out / "report.html").read_text().lower()
     assert json.loads((out / "summary.json").read_text())["parameter_sha256"] == summary["parameter_sha256"]
@@ -115,27 +100,24 @@ def test_the_trained_model_loads_with_transformers_alone(whole: tuple[Path, dict
 
 @pytest.mark.long
 @pytest.mark.promise
-def test_three_channels_train_in_one_run(tmp_path: Path) -> None:
+def test_three_channels_train_in_one_run(tiny_recipe: Path, tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.jsonl"
     rows_of_pairs = [
         {"prompt": "def f():\n", "chosen": f"    return {n}\n", "rejected": "    pass\n"} for n in range(5)
     ]
     pairs.write_text("".join(json.dumps(row) + "\n" for row in rows_of_pairs))
     settings = {
-        "replay.pairs": str(pairs),
-        "replay.pairs_per_step": 3,
-        "trl.max_steps": 2,
-        "trl.logging_steps": 1,
-        "trainer.alpha_sdpo": 0.5,
-        "trainer.beta_replay": 0.25,
-        "replay.sibling_pairs": "true",
-        "replay.pass_reward": 0.05,  # the tiny recipe pays for single letters too
+        "replay__pairs": str(pairs),
+        "replay__pairs_per_step": 3,
+        "trl__max_steps": 2,
+        "trl__max_completion_length": 24,
+        "trainer__alpha_sdpo": 0.5,
+        "trainer__beta_replay": 0.25,
+        "replay__sibling_pairs": "true",
+        "replay__pass_reward": 0.05,  # the tiny recipe pays for single letters too
     }
-    finish(
-        RECIPE,
-        tmp_path / "run",
-        *(part for item in settings.items() for part in ("--set", "{}={}".format(*item))),
-    )
+    finish(words_of(tiny_recipe, tmp_path / "run", **settings))
+    assert len(rows(tmp_path / "run" / "metrics.jsonl")) == 2
     for row in rows(tmp_path / "run" / "metrics.jsonl"):
         assert row["sdpo/turns"] > 0
         assert row["loss/sdpo"] > 0.0
@@ -154,10 +136,11 @@ def test_parameters_change_at_every_step(whole: tuple[Path, dict[str, Any]]) -> 
 @pytest.mark.long
 @pytest.mark.parametrize("how", [pytest.param(signal.SIGKILL, marks=pytest.mark.promise), signal.SIGINT])
 def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(
-    whole: tuple[Path, dict[str, Any]], recipe: Path, tmp_path: Path, how: signal.Signals
+    whole: tuple[Path, dict[str, Any]], tiny_recipe: Path, tmp_path: Path, how: signal.Signals
 ) -> None:
     out = tmp_path / "run"
-    process = subprocess.Popen(command(recipe, out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    words = words_of(tiny_recipe, out)
+    process = subprocess.Popen(command(words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     manifest = out / "checkpoints" / "checkpoint-1" / "MANIFEST.json"
     deadline = time.monotonic() + 600
     while not manifest.exists() and process.poll() is None and time.monotonic() < deadline:
@@ -166,7 +149,7 @@ def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(
     code = process.wait(timeout=300)
     assert code == (-signal.SIGKILL if how is signal.SIGKILL else 130)
     assert not (out / "summary.json").exists()
-    summary = finish(recipe, out, "--resume")
+    summary = finish([*words, "--resume"])
     assert summary["parameter_sha256"] == whole[1]["parameter_sha256"]
     assert [row["step"] for row in rows(out / "metrics.jsonl")] == list(range(1, STEPS + 1))
     assert [row["round_idx"] for row in rows(out / "verdicts.jsonl")] == list(range(STEPS))
@@ -177,11 +160,11 @@ def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(
 
 
 def test_an_occupied_folder_is_refused_and_left_alone(
-    whole: tuple[Path, dict[str, Any]], recipe: Path
+    whole: tuple[Path, dict[str, Any]], tiny_recipe: Path
 ) -> None:
     files = [path for path in whole[0].rglob("*") if path.is_file() and path.name != "LOCK"]
     before = {path: path.stat().st_mtime_ns for path in files}
-    code, _, errors = here(recipe, whole[0])
+    code, _, errors = here(words_of(tiny_recipe, whole[0]))
     assert code == 2
     assert "CR0231" in errors
     assert "Traceback" not in errors
@@ -195,10 +178,11 @@ def test_environment_says_what_ran_and_no_secret(whole: tuple[Path, dict[str, An
     assert not set(os.environ) & set(environment)
 
 
-def test_a_guard_that_fires_halts_the_run_with_everything_on_disk(recipe: Path, tmp_path: Path) -> None:
+def test_a_guard_that_fires_halts_the_run_with_everything_on_disk(tiny_recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    hair_trigger = ("--set", "guard.min_steps=1", "--set", "guard.max_proxy_real_gap=1e-6")
-    code, answer, errors = here(recipe, out, *hair_trigger)
+    trigger = {"guard__min_steps": 1, "guard__max_proxy_real_gap": 1e-6}
+    hair_trigger = words_of(tiny_recipe, out, trl__max_steps=20, trl__max_completion_length=24, **trigger)
+    code, answer, errors = here(hair_trigger)
     assert code == 5, errors
     summary = json.loads(answer)
     assert summary["verdict"] == "halted"
@@ -210,39 +194,36 @@ def test_a_guard_that_fires_halts_the_run_with_everything_on_disk(recipe: Path, 
     assert "halted" in (out / "report.html").read_text().lower()
     assert summary["model"] is None
     assert not (out / "model").exists()
-    code, again, _ = here(recipe, out, *hair_trigger, "--resume")
+    code, again, _ = here([*hair_trigger, "--resume"])
     assert code == 5
     assert json.loads(again) == summary
 
 
-@pytest.mark.timeout(1500)  # three whole commands
 @pytest.mark.long
 def test_a_run_under_the_evidence_is_killed_between_reading_and_checkpoint_and_ends_the_same(
-    recipe: Path, tmp_path: Path
+    tiny_recipe: Path, tmp_path: Path
 ) -> None:
     """Checkpoints stand two steps apart, so the resumed run repeats evaluations that its journal holds."""
     settings = {
-        "trl.max_steps": 4,
-        "trainer.checkpoint_every": 2,
-        "heldout.sample_size": 2,
-        "heldout.num_canaries": 1,
-        "evidence.planned_evaluations": 4,
-        "evidence.tolerated_gap": 0.1,
+        "trl__max_steps": 4,
+        "trainer__checkpoint_every": 2,
+        "heldout__sample_size": 2,
+        "heldout__num_canaries": 1,
+        "evidence__planned_evaluations": 4,
+        "evidence__tolerated_gap": 0.1,
     }
-    flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    whole = finish(recipe, tmp_path / "whole", *flags)
+    whole = finish(words_of(tiny_recipe, tmp_path / "whole", **settings))
     assert whole["verdict"] == "INSUFFICIENT_DATA"  # never a pass on eight samples
     cut = tmp_path / "cut"
-    with subprocess.Popen(
-        command(recipe, cut, *flags), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    ) as running:
-        deadline = time.monotonic() + 600  # the tasks are built first
+    words = words_of(tiny_recipe, cut, **settings)
+    with subprocess.Popen(command(words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as running:
+        deadline = time.monotonic() + 600
         while not (cut / "evaluations.jsonl").is_file() or len(rows(cut / "evaluations.jsonl")) < 5:
             assert running.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
         running.kill()
-    resumed = finish(recipe, cut, "--resume", *flags)
+    resumed = finish([*words, "--resume"])
     assert resumed["parameter_sha256"] == whole["parameter_sha256"]
     for name in ("evaluations.jsonl", "verdicts.jsonl"):
         assert (cut / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -18,6 +18,12 @@ def write_tree(root: Path, files: Mapping[str, str | bytes]) -> Path:
     return root
 
 
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a store by its name, but for the lock that a reader leaves."""
     found = (path for path in folder.rglob("*") if path.is_file() and path.name != "LOCK")

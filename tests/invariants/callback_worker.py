@@ -1,13 +1,7 @@
-"""A plain transformers Trainer under the guard's callback, in a process of its own.
-
-``callback_worker.py kill FOLDER`` is killed inside a step; ``callback_worker.py pair FOLDER`` is one of two
-processes, with the rank from the environment, and writes ``rank-R.json``.
-"""
+"""A plain transformers Trainer under the guard's callback; ``callback_worker.py FOLDER`` is killed inside a step."""
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -111,15 +105,6 @@ def halting_and_failing(folder: Path) -> dict[str, Any]:
     return results
 
 
-def pair(folder: Path) -> None:
-    (folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(halting_and_failing(folder)))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if sys.argv[1] == "kill":
-        run_or_resume(Path(sys.argv[2]), kill_at=6)
-    else:
-        pair(Path(sys.argv[2]))
+    run_or_resume(Path(sys.argv[1]), kill_at=6)

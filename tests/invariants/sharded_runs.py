@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
-sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 import torch.distributed as dist

@@ -13,9 +13,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
-sys.path.insert(0, str(Path(__file__).parent))
-
 import sharded_runs as runs
 import torch
 import torch.distributed as dist
@@ -97,7 +94,6 @@ def main(folder: Path) -> None:
         resumed_channels,
         taught_by_the_bare_model,
         runs.shared_prompts,
-        runs.resumed_run,
         runs.halting_run,
         runs.uneven_sampling,
         runs.chains_on_one_process,

@@ -6,18 +6,16 @@ import json
 import os
 import runpy
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from agentic_runs import SETTINGS, what_was_played, without_times
+from finished import finished
 
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.tasks.build import build_tasks
 from composer_replication.trainer.checkpoints import newest_whole_checkpoint
-
-sys.path.insert(0, str(Path(__file__).parent))
-from agentic_runs import SETTINGS, what_was_played, without_times
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -38,13 +36,8 @@ def test_killed_among_its_rollouts_and_resumed_equals_uninterrupted(tmp_path: Pa
     # The last step ends with a held-out episode of at most three batches; before it eight others went in batches of three.
     kill_at = worker["Deadly"].num_batches - 5
     spec.write_text(json.dumps({"run": str(tmp_path / "killed"), "settings": settings, "kill_at": kill_at}))
-    done = subprocess.run(
-        [sys.executable, str(WORKER), str(spec)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    done = finished(
+        [sys.executable, str(WORKER), str(spec)], timeout=600, env={**os.environ, "HF_HUB_OFFLINE": "1"}
     )
     assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
     killed, unbroken = RunFolder(tmp_path / "killed"), RunFolder(tmp_path / "whole")

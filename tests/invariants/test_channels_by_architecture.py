@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import TrainerCallback
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
-sys.path.insert(0, str(Path(__file__).parent))
-
 from full_vocabulary import (
     assert_same_gradients,
     expected_hint_loss,
@@ -23,6 +17,7 @@ from full_vocabulary import (
 )
 from tiny_architectures import HEADS, MODELS, tiny_model
 from tiny_trainer import build_trainer
+from transformers import TrainerCallback
 
 from composer_replication.config import HintsSection, ReplaySection
 from composer_replication.records import HintedTurn, PreferencePair, Rollout

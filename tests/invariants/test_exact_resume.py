@@ -8,14 +8,14 @@ import os
 import runpy
 import shutil
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from agentic_runs import without_times
+from finished import finished
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, read_jsonl
@@ -45,45 +45,23 @@ CHOSEN = {**PLAIN, "curriculum": True}
 SHUFFLED = {**CHOSEN, "is_shuffled": True}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums over threads depend on their number; the worker has one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def run_and_kill(folder: Path, settings: dict[str, Any], *, kill_at: int) -> None:
     spec = folder.with_suffix(".json")
     spec.write_text(json.dumps({"run": str(folder), "settings": settings, "kill_at": kill_at}))
-    done = subprocess.run(
+    done = finished(
         [sys.executable, str(WORKER), str(spec)],
-        capture_output=True,
-        text=True,
         timeout=500,
-        check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
     )
     assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
 
 
-def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lines without what depends on the clock, or on where logging began again."""
-    return [
-        {
-            # a running sum in float32 rounds by where it began
-            name: round(value, 6) if name == "loss" else value
-            for name, value in row.items()
-            if name != "step_time" and not name.endswith("_seconds")
-        }
-        for row in rows
-    ]
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(
-    tmp_path_factory: pytest.TempPathFactory,
+    one_thread: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., tuple[RunFolder, dict[str, Any]]]:
     """The run of some settings that nothing cut short, and what came of it; to be read only."""
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +12,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
-from trl.trainer.utils import add_fused_lm_head
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from tiny_architectures import MODELS, tiny_model
+from trl.trainer.utils import add_fused_lm_head
 
 from composer_replication.trainer import packed_rows
 from composer_replication.trainer.model_modes import inner_model, packing_reason

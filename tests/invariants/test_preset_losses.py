@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import preset_oracle
 import pytest
 import torch
 from datasets import Dataset
-from transformers import Qwen2ForCausalLM, TrainerCallback
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
-sys.path.insert(0, str(Path(__file__).parent))
-
-import preset_oracle
 from preset_oracle import MAX_LENGTH, METHODS, Row
 from tiny_trainer import PROMPTS, tiny_model, tiny_tokenizer
+from transformers import Qwen2ForCausalLM, TrainerCallback
 
 from composer_replication.config import parse_config
 from composer_replication.run_folder import RunFolder

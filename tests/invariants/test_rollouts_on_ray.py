@@ -21,8 +21,6 @@ from composer_replication.tasks.intake.cache import cache_folder
 from composer_replication.trainer.checkpoints import newest_whole_checkpoint
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from agentic_runs import SETTINGS, what_was_played, without_times
 from ray_head import RayHead, actors_of, folders_left_on, further_node, processes, running_ray
 

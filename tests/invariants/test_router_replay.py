@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as tf
-from torch.nn import functional
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from tiny_architectures import MODELS, SIZES
+from torch.nn import functional
 
 from composer_replication.trainer.rollout_columns import UNKNOWN, Replay, routers_of
 

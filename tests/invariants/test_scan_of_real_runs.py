@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
-
 from datasets import Dataset
 from tiny_trainer import PROMPTS, build_trainer
 from trl import GRPOTrainer

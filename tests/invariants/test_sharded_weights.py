@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForCausalLM
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from channel_runs import norm, trained, weights_of
+from transformers import AutoModel, AutoModelForCausalLM
 from two_processes import both_ranks
 
 pytestmark = [pytest.mark.long, pytest.mark.promise]
@@ -57,16 +53,6 @@ def test_prompts_are_shared(ranks: Ranks) -> None:
         assert result["shared_prompts"]["apart"] < 1e-6
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(ranks: Ranks) -> None:
-    first, second = (result["resumed_run"] for result in ranks[1])
-    assert first["whole"] == first["resumed"] == second["whole"] == second["resumed"]
-
-
-def test_a_finished_run_is_loaded_as_it_was(ranks: Ranks) -> None:
-    for result in ranks[1]:
-        assert result["resumed_run"]["kept"] == result["resumed_run"]["whole"]
-
-
 def test_the_guard_stops_both_at_the_same_step(ranks: Ranks) -> None:
     first, second = (result["halting_run"] for result in ranks[1])
     assert first == second
@@ -105,9 +91,13 @@ def test_a_channel_is_that_of_one_process(ranks: Ranks, tmp_path: Path, channel:
     assert norm(alone, first) < 1e-4 * norm(alone, off)
 
 
-def test_a_resumed_run_with_channels_equals_an_uninterrupted_one(ranks: Ranks) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one_and_a_finished_one_is_loaded_as_it_was(
+    ranks: Ranks,
+) -> None:
+    """With both channels on, so that teacher and first weights are resumed, too."""
     first, second = (result["resumed_channels"] for result in ranks[1])
     assert first["whole"] == first["resumed"] == second["whole"] == second["resumed"]
+    assert first["kept"] == second["kept"] == first["whole"]
 
 
 def test_the_model_without_its_adapter_teaches(ranks: Ranks) -> None:

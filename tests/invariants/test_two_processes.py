@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from channel_runs import CHANNELS, norm, trained, weights_of
 from two_processes import both_ranks
 
@@ -29,13 +25,7 @@ Ranks = tuple[Path, list[dict[str, Any]]]
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """The folder of the runs and each rank's results."""
     folder = tmp_path_factory.mktemp("two-processes")
-    return folder, both_ranks(WORKER, folder, "quick")
-
-
-@pytest.fixture(scope="module")
-def more_ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    folder = tmp_path_factory.mktemp("more-of-two-processes")
-    return folder, both_ranks(WORKER, folder, "more")
+    return folder, both_ranks(WORKER, folder)
 
 
 def test_both_stop_at_the_same_step_on_the_same_reading(ranks: Ranks) -> None:
@@ -59,19 +49,19 @@ def test_one_process_writes_the_run_folder(ranks: Ranks) -> None:
     assert {path.name for path in checkpoint.glob("rng_state_*")} == {"rng_state_0.pth", "rng_state_1.pth"}
 
 
-def test_a_failed_evaluation_stops_both(more_ranks: Ranks) -> None:
-    first, second = (result["failing"] for result in more_ranks[1])
+def test_a_failed_evaluation_stops_both(ranks: Ranks) -> None:
+    first, second = (result["failing"] for result in ranks[1])
     assert (first["error"], second["error"]) == ("CR0999", "CR0999")
     assert (first["notes"], second["notes"]) == ([], ["raised on process 0"])
 
 
-def test_a_checkpoint_that_cannot_be_written_ends_both(more_ranks: Ranks) -> None:
-    for result in more_ranks[1]:
+def test_a_checkpoint_that_cannot_be_written_ends_both(ranks: Ranks) -> None:
+    for result in ranks[1]:
         assert result["saves"] == dict.fromkeys(("write", "write_manifest"), "the disk is full")
 
 
-def test_a_failure_of_any_process_stops_both(more_ranks: Ranks) -> None:
-    errors = [result["joint"]["error"] for result in more_ranks[1]]
+def test_a_failure_of_any_process_stops_both(ranks: Ranks) -> None:
+    errors = [result["joint"]["error"] for result in ranks[1]]
     assert errors == ["RuntimeError: Unpicklable: out of memory", "Unpicklable: out of memory"]
 
 
@@ -86,24 +76,24 @@ def test_a_guard_on_one_process_only_is_refused_on_both(ranks: Ranks) -> None:
     assert all("CR0710" in result["disagreeing"]["error"] for result in ranks[1])
 
 
-def test_a_resumed_pair_equals_an_uninterrupted_one(more_ranks: Ranks) -> None:
-    first, second = (result["resumed"] for result in more_ranks[1])
+def test_a_resumed_pair_equals_an_uninterrupted_one(ranks: Ranks) -> None:
+    first, second = (result["resumed"] for result in ranks[1])
     assert first["whole"] == first["resumed"] == first["kept"]
     assert first == second
 
 
-def test_dull_groups_and_a_bad_step_are_the_same_decision_on_both(more_ranks: Ranks) -> None:
-    first, second = (result["fresh"] for result in more_ranks[1])
+def test_dull_groups_and_a_bad_step_are_the_same_decision_on_both(ranks: Ranks) -> None:
+    first, second = (result["fresh"] for result in ranks[1])
     assert first == second  # weights, replaced groups and what the checks said
     assert first["is_finite"]
     assert [3, "non_finite"] in first["findings"]
-    lines = read_jsonl(RunFolder(more_ranks[0] / "fresh").metrics)
+    lines = read_jsonl(RunFolder(ranks[0] / "fresh").metrics)
     assert sum(line["dynamic_sampling/replaced_groups"] for line in lines) > 0
-    assert (more_ranks[0] / "fresh" / "bad_batches" / "step-000003-process-1.pt").is_file()
+    assert (ranks[0] / "fresh" / "bad_batches" / "step-000003-process-1.pt").is_file()
 
 
-def test_both_choose_the_same_tasks_and_learn_what_either_graded(more_ranks: Ranks) -> None:
-    first, second = (result["curriculum"] for result in more_ranks[1])
+def test_both_choose_the_same_tasks_and_learn_what_either_graded(ranks: Ranks) -> None:
+    first, second = (result["curriculum"] for result in ranks[1])
     assert {**first, "graded_here": None} == {**second, "graded_here": None}  # weights and state
     # Two rows of each group of four were graded here, two there; one group a step, four steps.
     assert first["graded_here"] == second["graded_here"]
@@ -125,3 +115,16 @@ def test_a_channel_on_two_processes_is_that_of_one(ranks: Ranks, tmp_path: Path,
     # the data-parallel wrapper waits for the head's gradient; alone nothing does
     assert [result["channels"][channel]["in_place"] for result in ranks[1]] == [False, False]
     assert head_of(trainer.model)[1]["adds_to_weight_grad"]
+
+
+def test_under_the_callback_one_process_evaluates_and_both_stop(ranks: Ranks) -> None:
+    """A plain Trainer of transformers, with the guard as its callback."""
+    first, second = (result["callback"]["halting"] for result in ranks[1])
+    assert (first["outcome"], first["step"]) == ("CR0601", 3)
+    assert (first["calls"], second["calls"]) == (3, 0)
+    assert {**first, "calls": 0} == {**second, "calls": 0}  # verdict, step, guard and weights
+    run = ranks[0] / "callback" / "halting"
+    assert (run / "checkpoint-3" / "trainer_state.json").is_file()
+    assert [row["fire"] for row in read_jsonl(run / "verdicts.jsonl")] == [False, False, True]
+    failing = [result["callback"]["failing"] for result in ranks[1]]
+    assert [(one["outcome"], one["calls"]) for one in failing] == [("CR0999", 1), ("CR0999", 0)]

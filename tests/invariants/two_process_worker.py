@@ -1,4 +1,4 @@
-"""One of two trainer processes: ``two_process_worker.py PART FOLDER``; the rank comes from the environment.
+"""One of two trainer processes: ``two_process_worker.py FOLDER``; the rank comes from the environment.
 
 Writes ``rank-R.json``: what each scenario gave on this rank.
 """
@@ -8,17 +8,15 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 import torch
 import torch.distributed as dist
+from callback_worker import halting_and_failing
 from channel_runs import CHANNELS, trained, weights_of
 from tiny_trainer import build_trainer
 from worker_runs import under_a_falling_truth, whole_and_resumed
@@ -77,7 +75,7 @@ def failing_saves(folder: Path) -> dict[str, Any]:
     return found
 
 
-def joint_failure() -> dict[str, Any]:
+def joint_failure(_: Path) -> dict[str, Any]:
     """Sharded weights: each process runs the evaluation, and the second one fails."""
 
     class Unpicklable(Exception):
@@ -95,7 +93,7 @@ def joint_failure() -> dict[str, Any]:
     return {"error": None}
 
 
-def bare_fold() -> dict[str, Any]:
+def bare_fold(_: Path) -> dict[str, Any]:
     """Bare instances whose processes saw different rewards fold the first one's."""
     trainer: Any = ComposerReplicationTrainer.__new__(ComposerReplicationTrainer)
     calls: list[int] = []
@@ -195,24 +193,31 @@ def channel_run(folder: Path, channel: str) -> dict[str, bool]:
     return {"in_place": head_of(trainer.model)[1]["adds_to_weight_grad"]}
 
 
-def main(part: str, folder: Path) -> None:
+def channel_runs(folder: Path) -> dict[str, dict[str, bool]]:
+    folder.mkdir(exist_ok=True)
+    return {channel: channel_run(folder, channel) for channel in CHANNELS}
+
+
+SCENARIOS: dict[str, Callable[[Path], Any]] = {
+    "halting": halting_run,
+    "bare": bare_fold,
+    "disagreeing": disagreeing_processes,
+    "channels": channel_runs,
+    "failing": failing_run,
+    "saves": failing_saves,
+    "joint": joint_failure,
+    "fresh": fresh_groups_run,
+    "curriculum": curriculum_run,
+    "resumed": lambda folder: whole_and_resumed(folder, prefix_sharing=True),
+    "callback": halting_and_failing,
+}
+
+
+def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    results: dict[str, Any] = {}
-    if part == "quick":
-        results["halting"] = halting_run(folder / "halting")
-        results["bare"] = bare_fold()
-        results["disagreeing"] = disagreeing_processes(folder / "disagreeing")
-        (folder / "channels").mkdir(exist_ok=True)
-        results["channels"] = {channel: channel_run(folder / "channels", channel) for channel in CHANNELS}
-    else:
-        results["failing"] = failing_run(folder / "failing")
-        results["saves"] = failing_saves(folder / "saves")
-        results["joint"] = joint_failure()
-        results["fresh"] = fresh_groups_run(folder / "fresh")
-        results["curriculum"] = curriculum_run(folder / "curriculum")
-        results["resumed"] = whole_and_resumed(folder / "resumed", prefix_sharing=True)
+    results = {name: scenario(folder / name) for name, scenario in SCENARIOS.items()}
     (folder / f"rank-{dist.get_rank()}.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]))

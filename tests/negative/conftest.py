@@ -14,7 +14,7 @@ from composer_replication.cli.main import main
 PINS = ("tinymath/numbers.py::clamp", "tinymath/text.py::initials")
 RECIPE = """
 [model]
-name = "{model}"
+name = "tiny-random"
 [tasks]
 store = "{store}"
 [reward]
@@ -72,9 +72,17 @@ def store(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFact
     return build_tiny(tmp_path_factory.mktemp("store") / "tasks", PINS)
 
 
+@pytest.fixture(scope="session")
+def write_recipe(store: Path) -> Callable[[Path], Path]:
+    """Writes a recipe that trains one small step on the store."""
+
+    def write(path: Path) -> Path:
+        path.write_text(RECIPE.format(store=store))
+        return path
+
+    return write
+
+
 @pytest.fixture
-def recipe(tmp_path: Path, store: Path) -> Path:
-    """A recipe that trains one small step on the store."""
-    path = tmp_path / "run.toml"
-    path.write_text(RECIPE.format(model="tiny-random", store=store))
-    return path
+def recipe(tmp_path: Path, write_recipe: Callable[[Path], Path]) -> Path:
+    return write_recipe(tmp_path / "run.toml")

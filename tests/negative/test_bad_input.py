@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_trees import flip_a_byte
 
 from composer_replication.run_folder import RunFolder
 from composer_replication.tasks.store import TaskStore
@@ -16,12 +17,6 @@ from composer_replication.tasks.store_manifest import find_blob
 
 Command = Callable[..., Any]
 TINY = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "project"
-
-
-def flip_a_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(bytes(data))
 
 
 # --- recipes ---------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from finished import finished
+from small_trees import flip_a_byte
 
 from composer_replication.cli.machine_troubles import how_to_go_on, machine_error
 from composer_replication.errors import InputError
@@ -21,12 +23,6 @@ from composer_replication.tasks.store import TaskStore
 
 Command = Callable[..., Any]
 TINY = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "project"
-
-
-def flip_a_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(bytes(data))
 
 
 # --- the cache -------------------------------------------------------------------------------
@@ -78,12 +74,9 @@ def test_a_damaged_store_in_the_cache_is_built_again(
 def without(module: str, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command in an interpreter that cannot import a module."""
     code = f"import sys; sys.modules[{module!r}] = None\nfrom composer_replication.cli.main import main\nsys.exit(main())"
-    return subprocess.run(
+    return finished(
         [sys.executable, "-c", code, *map(str, words), "--json", "--quiet"],
-        capture_output=True,
-        text=True,
         timeout=500,
-        check=False,
         env={**os.environ, **environment},
     )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_trees import flip_a_byte
 
 from composer_replication.run_folder import RunFolder, write_json
 
@@ -167,15 +168,13 @@ def test_a_full_disk_in_training_is_resumable(command: Command, recipe: Path, re
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory, write_recipe: Callable[[Path], Path]) -> Path:
     """A run of two steps with two checkpoints; beside it its recipe."""
     from composer_replication.cli.main import main
 
     root = tmp_path_factory.mktemp("finished")
-    text = f'[model]\nname = "tiny-random"\n[tasks]\nstore = "{store}"\n'
-    text += '[reward]\nfunction = "composer_replication.rollouts.rewards:easy_token_share"\n'
-    text += "[trainer]\ncheckpoint_every = 1\n[trl]\nmax_steps = 2\nper_device_train_batch_size = 2\n"
-    (root / "run.toml").write_text(f"{text}num_generations = 2\nmax_completion_length = 4\nbeta = 0.0\n")
+    text = write_recipe(root / "run.toml").read_text()
+    (root / "run.toml").write_text(text.replace("max_steps = 1", "max_steps = 2"))
     assert main(["train", str(root / "run.toml"), "--out", str(root / "run"), "--quiet"]) == 0
     return root
 
@@ -211,9 +210,7 @@ def test_a_run_is_not_resumed_with_another_recipe(command: Command, stopped: Pat
 
 def test_a_damaged_checkpoint_is_not_trained_on(command: Command, stopped: Path) -> None:
     weights = stopped / "run" / "checkpoints" / "checkpoint-2" / "model.safetensors"
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    weights.write_bytes(bytes(data))
+    flip_a_byte(weights)
     for answer in (resume(command, stopped), command("eval", stopped / "run", "--tasks", store_of(stopped))):
         assert (answer.exit_code, answer.error["code"]) == (4, "CR0706")
         assert answer.error["where"] == str(weights)

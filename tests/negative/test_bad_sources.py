@@ -20,9 +20,6 @@ import pytest
 from small_trees import write_tree
 
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.intake.environment import TOOLCHAIN
-from composer_replication.tasks.intake.requirements import lock_repository
-from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.store import TaskStore
 
 Command = Callable[..., Any]
@@ -214,29 +211,31 @@ def moved(
     return {**old, path: MODULE, tests: text, **more}, f"{path}::double"
 
 
+IN_PACKAGE = {"planted/tests/__init__.py": ""}
+OWN_MODE = {"pytest.ini": "[pytest]\naddopts = --import-mode=importlib --no-such-option\n"}
+NO_TABLES = "project = [[1]]\n[tool.poetry]\ndependencies = [1]\ngroup = 3\n"
+CLIMBING = (
+    '[project]\nname = "../../climbed"\nversion = "1"\n[tool.poetry.dependencies]\npython = {version = 3}\n'
+)
 LAYOUTS = {
     "src": moved("planted", "src/planted/__init__.py"),
-    "namespace in src": moved("space.planted", "src/space/planted/__init__.py"),
-    "tests in the package": moved(
-        "planted", "planted/__init__.py", "planted/tests/test_planted.py", **{"planted/tests/__init__.py": ""}
-    ),
-    "its own import mode": moved(
-        "planted", "src/planted/__init__.py", **{"pytest.ini": "[pytest]\naddopts = --import-mode=importlib --no-such-option\n"}
-    ),
+    "namespace in src with its own import mode": moved("space.planted", "src/space/planted/__init__.py", **OWN_MODE),
+    "tests in the package": moved("planted", "planted/__init__.py", "planted/tests/test_planted.py", **IN_PACKAGE),
+    "metadata whose tables are lists": ({"pyproject.toml": NO_TABLES}, PIN),
 }  # fmt: skip
 
 
-QUICK_LAYOUTS = ("src", "tests in the package", "its own import mode")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK_LAYOUTS else pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS],
-)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_works(make: Make, builds: Callable[..., TaskStore], name: str) -> None:
     changes, pin = LAYOUTS[name]
-    (task,) = builds(make(changes), pin).tasks()
+    if name == "tests in the package":  # and a name that leads out leads nowhere
+        changes = {**changes, "pyproject.toml": CLIMBING}
+    store = builds(make(changes), pin)
+    (task,), (record,) = store.tasks(), store.repositories()
     assert task.symbol == "double"
+    assert not [
+        path for path in record.files if "climbed" in path.partition("/")[2] or ".." in path.split("/")
+    ]
 
 
 @pytest.mark.long
@@ -295,20 +294,6 @@ def test_odd_files_beside_good_ones(make: Make, builds: Callable[..., TaskStore]
     assert set(record.broken_files) == {"tests/test_broken.py", "tests/test_syntax.py"}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "project = [[1]]\n[tool.poetry]\ndependencies = [1]\ngroup = 3\n",
-        '[project]\nname = "../../climbed"\nversion = "1"\n[tool.poetry.dependencies]\npython = {version = 3}\n',
-    ],
-)  # fmt: skip
-def test_metadata_of_another_shape(make: Make, text: str) -> None:
-    source = open_source(str(make({"pyproject.toml": text})))
-    assert lock_repository(source).names == TOOLCHAIN.keys()
-    parts = [name.split("/") for name in source.files]
-    assert not [name for name in parts if ".." in name or "climbed" in name[1:]]
-
-
 # --- hostile repositories ----------------------------------------------------------------------------
 
 TRIES = """
@@ -361,6 +346,10 @@ def seen_outside(tmp_path: Path) -> set[str]:
     return {path.name for path in tmp_path.iterdir()} - {"project", "out", "home"}
 
 
+NEVER_RUN = ("setup.py", "noxfile.py", "sitecustomize.py", "usercustomize.py", "hatch_build.py")
+SETUP = "\nfrom setuptools import setup\nsetup(name='planted', install_requires=[], cmdclass={})\n"
+
+
 @pytest.mark.parametrize(
     "place",
     [
@@ -368,14 +357,24 @@ def seen_outside(tmp_path: Path) -> set[str]:
         *(pytest.param(n, marks=pytest.mark.long) for n in ("tests/conftest.py", "planted_plugin.py")),
     ],
 )
-def test_a_hostile_conftest_reaches_nothing(
+def test_hostile_files_reach_nothing(
     make: Make, builds: Callable[..., TaskStore], trap: dict[str, Any], tmp_path: Path, place: str
 ) -> None:
+    """Those that pytest runs, and those that an installation would, which are not run at all."""
     guard = "\nassert not found, 'a secret was read'\nassert not os.environ.get('COMPOSER_TEST_SECRET')\n"
     more = {"conftest.py": "pytest_plugins = ['planted_plugin']\n"} if place == "planted_plugin.py" else {}
-    root = make({**more, place: TRIES.format(**trap) + guard})
+    hostile = TRIES.format(**trap)
+    changes = {
+        "pyproject.toml": None,
+        **dict.fromkeys(NEVER_RUN, hostile + SETUP),
+        **more,
+        place: hostile + guard,
+    }
+    root = make(changes)
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
-    builds(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)  # neither when the project is the working directory
+        builds(root)
     assert seen_outside(tmp_path) == set()
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
     found = {path.relative_to(tmp_path / "home").parts[:2] for path in (tmp_path / "home").rglob("*")}
@@ -397,20 +396,6 @@ def test_a_conftest_that_breaks_the_runner_or_forges_records_is_red(
     make: Make, refused: Callable[..., str], first: str
 ) -> None:
     assert "red-baseline" in refused(make({"conftest.py": f"{first}os._exit(0)\n"}), "CR0419")
-
-
-def test_setup_py_is_never_run(
-    make: Make, builds: Callable[..., TaskStore], trap: dict[str, Any], tmp_path: Path
-) -> None:
-    hostile = TRIES.format(**trap)
-    end = "\nfrom setuptools import setup\nsetup(name='planted', install_requires=[], cmdclass={})\n"
-    names = ("setup.py", "noxfile.py", "sitecustomize.py", "usercustomize.py", "hatch_build.py")
-    root = make({"pyproject.toml": None, **dict.fromkeys(names, hostile + end)})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root)  # neither when the project is the working directory
-        builds(root)
-    assert seen_outside(tmp_path) == set()
-    assert not Path(trap["marker"]).exists()
 
 
 # --- the disk, and two at once -----------------------------------------------------------------------------

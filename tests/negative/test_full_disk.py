@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from finished import finished
 
 from composer_replication.tasks.intake.cache import cache_folder, refuse_full_disk
 from composer_replication.tasks.intake.environment import INSTALLER, resolve
@@ -53,12 +54,9 @@ def fill(disk: Path, left_kib: int) -> None:
 
 def build(source: object, out: Path, **environment: str) -> tuple[int, dict[str, Any], str]:
     words = ["tasks", "build", str(source), "--out", str(out), "--visible-only", "--quiet", "--json"]
-    done = subprocess.run(
+    done = finished(
         [sys.executable, "-m", "composer_replication.cli.main", *words],
-        capture_output=True,
-        text=True,
         timeout=500,
-        check=False,
         env={**os.environ, **environment},
     )
     assert done.stdout, done.stderr
@@ -123,12 +121,9 @@ def test_packages_that_have_no_room(small_disk: Path, shared_wheels: Path) -> No
         f"try:\n    resolve([Requirement({'{}=={}'.format(*INSTALLER)!r})], 'x')\n"
         "except OSError as error:\n    print(error.errno, error.filename)\n"
     )
-    done = subprocess.run(
+    done = finished(
         [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
         timeout=300,
-        check=False,
         env={
             **os.environ,
             "TMPDIR": str(small_disk / "tmp"),

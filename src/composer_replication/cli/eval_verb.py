@@ -104,7 +104,8 @@ def _measured_policy(args: argparse.Namespace, config: RunConfig, model: Any) ->
     path = Path(args.model)
     name = path.resolve().name if path.is_dir() else args.model
     temperature = float(config.trl.get("temperature", 1.0))
-    style, context_lines = config.rollouts.prompt_style, config.rollouts.context_lines
+    style: str = config.rollouts.prompt_style
+    context_lines = config.rollouts.context_lines
     num_tokens = int(config.trl.get("max_completion_length", 256))
     if config.agent is not None:
         settings = hashlib.sha256(config.agent.model_dump_json().encode()).hexdigest()[:12]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from functools import cache, cached_property
 from pathlib import PurePosixPath
@@ -52,7 +52,7 @@ EditRow = Annotated[Edit, PlainValidator(_edit), PlainSerializer(lambda edit: li
 
 
 @cache
-def _form(kind: type[StoredRecord]) -> TypeAdapter[Any]:
+def _form(kind: Callable[..., Any]) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 

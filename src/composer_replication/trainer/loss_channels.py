@@ -446,8 +446,9 @@ class LossChannels(TrainerCallback):
 
 def read_channels(channels: LossChannels | None, checkpoint: Path) -> None:
     """What the channels kept waits for ``begin``. A run goes on with the channels that it began with (CR0884)."""
-    path, options = checkpoint / STATE_FILE, {"map_location": lambda storage, _tag: storage}
-    saved = torch.load(path, weights_only=True, **options) if path.is_file() else None
+    path, saved = checkpoint / STATE_FILE, None
+    if path.is_file():
+        saved = torch.load(path, map_location=lambda storage, _tag: storage, weights_only=True)
     found = None if saved is None else saved["fingerprint"]
     if found != (None if channels is None else channels.fingerprint()):
         words = "the checkpoint belongs to another run: its loss channels, or what they learn from, are not this trainer's."

@@ -12,7 +12,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[2] / "invariants"))
 
 from channel_runs import trained, weights_of
 from zero_launch import Ranks, launched

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from finished import finished
 
 from composer_replication.sandbox.bubblewrap import Bubblewrap
 from composer_replication.sandbox.conformance import test_commands, test_files, test_limits, test_walls
@@ -23,12 +23,9 @@ def held_to_it(backend: str, only: str) -> tuple[int, list[str]]:
     suite = "composer_replication.sandbox.conformance"
     words = ["--pyargs", suite, "-p", f"{suite}.plugin", "--sandbox-backend", backend, "-k", only]
     words += ["-rA", "-q", "-c", os.devnull, "-p", "no:cacheprovider", "--import-mode=importlib"]
-    done = subprocess.run(
+    done = finished(
         [sys.executable, "-m", "pytest", *words],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     return done.returncode, done.stdout.splitlines()
 

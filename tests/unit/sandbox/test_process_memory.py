@@ -14,9 +14,10 @@ from math import inf
 from pathlib import Path
 
 import pytest
+from ordinary_user import AS_USER, python_of_all
 
 from composer_replication.records import Limits
-from composer_replication.sandbox import base_python, process_memory
+from composer_replication.sandbox import process_memory
 from composer_replication.sandbox.process_memory import Mappings, MapsTooLongError, lines_of_maps
 from composer_replication.sandbox.process_tree import kill_descendants
 from composer_replication.sandbox.supervised_run import Verdict, Watched
@@ -135,7 +136,6 @@ def test_ended_processes_that_nobody_waits_for_are_bounded(tmp_path: Path) -> No
         assert kill_descendants(pid)
 
 
-AS_USER = ["setpriv", "--reuid", "64123", "--regid", "64123", "--clear-groups"]
 LOOK = """
 import ctypes, json, os, socket, sys
 sys.path.insert(0, ".")
@@ -190,12 +190,9 @@ def folder() -> Iterator[Path]:
 
 
 def look(folder: Path, who: str, case: str, place: str = "") -> list[object]:
-    drop = AS_USER if who == "user" and os.geteuid() == 0 else []
-    candidates = (sys.executable, str(base_python()), "/usr/bin/python3")
-    ask = "import sys; sys.exit(sys.version_info < (3, 11))"
-    python = next((p for p in candidates if subprocess.run([*drop, p, "-c", ask], cwd="/", check=False, capture_output=True).returncode == 0), None)  # fmt: skip
-    if python is None:
+    if not (python := python_of_all()):
         pytest.skip("no Python 3.11 here that an ordinary user may start")
+    drop = AS_USER if who == "user" and os.geteuid() == 0 else ()
     command = [*drop, python, "-B", "-c", LOOK, place or str(folder), case]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

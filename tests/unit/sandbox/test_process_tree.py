@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from ordinary_user import AS_USER, python_of_all
 
 from composer_replication.sandbox import process_memory, process_tree
 from composer_replication.sandbox.keeper_process import end_keeper
@@ -146,7 +147,6 @@ def test_a_process_that_shows_its_descriptors_to_nobody_hides_them() -> None:
         assert process_memory.hides_descriptors([process.pid])
 
 
-AS_USER = ["setpriv", "--reuid", "64123", "--regid", "64123", "--clear-groups"]
 LOOK_AT_ENDED = """
 import os, sys
 for name, source in zip(("tree", "memory"), sys.stdin.read().split("\\0")):
@@ -166,19 +166,12 @@ print(memory.hides_descriptors([child]), tree.speakers([child]))
 
 def test_an_ended_process_hides_nothing_from_an_ordinary_user() -> None:
     """Its list of files belongs to root from then on."""
-    python = next((p for p in (sys.executable, "/usr/bin/python3") if _is_usable(p)), None)
-    if python is None:
+    if not (python := python_of_all()):
         pytest.skip("no Python 3.11 here that an ordinary user may start")
     look = [*(AS_USER if os.geteuid() == 0 else []), python, "-c", LOOK_AT_ENDED]
     source = "\0".join(Path(module.__file__).read_text() for module in (process_tree, process_memory))
     found = subprocess.run(look, input=source, capture_output=True, text=True, check=True, cwd="/").stdout
     assert found == "closed False []\n"
-
-
-def _is_usable(python: str) -> bool:
-    ask = "import sys; sys.exit(sys.version_info < (3, 11))"
-    asked = [*(AS_USER if os.geteuid() == 0 else []), python, "-c", ask]
-    return subprocess.run(asked, capture_output=True, check=False, cwd="/").returncode == 0
 
 
 UNTOUCHED = """

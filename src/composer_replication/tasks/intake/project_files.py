@@ -108,7 +108,7 @@ def _is_among(folder: str, patterns: Iterable[str]) -> bool:
     )
 
 
-def _bound_names(sources: Mapping[str, Any], members: Mapping[str, str]) -> dict[str, str]:
+def _bound_names(sources: Mapping[str, Any], members: Mapping[Any, str]) -> dict[str, str]:
     """What ``[tool.uv.sources]`` binds to a place: never by name from the index, whatever else names it."""
     bound: dict[str, str] = {}
     for name, value in sources.items():

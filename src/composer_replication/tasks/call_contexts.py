@@ -20,33 +20,24 @@ EVERY_TEST, UNKNOWN, FORM = "", ("", 0), 1
 def select_tests(contexts: Contexts, functions: Iterable[Function]) -> tuple[str, ...]:
     """The tests that called one of the functions, in the order of the contexts; all, if all did.
 
-    A test is also chosen when its calls are not fully known. What is not seen: a call that an
-    earlier test made in its place because its result was kept (``lru_cache``, a lazy global),
-    and calls in child processes. So the choice saves time where a whole run confirms it.
+    A test is also chosen when its calls are not fully known. What is not seen: a call that an earlier test made in its
+    place because its result was kept (``lru_cache``, a lazy global), and calls in child processes. So the choice saves
+    time where a whole run confirms it.
     """
     wanted = {*functions, UNKNOWN}
     is_for_all = not wanted.isdisjoint(contexts.get(EVERY_TEST, ()))
-    return tuple(
-        test
-        for test, called in contexts.items()
-        if test != EVERY_TEST and (is_for_all or not wanted.isdisjoint(called))
-    )
+    calls = ((test, called) for test, called in contexts.items() if test != EVERY_TEST)
+    return tuple(test for test, called in calls if is_for_all or not wanted.isdisjoint(called))
 
 
 def decode(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
-    """The contexts that ``context_recorder.encode`` wrote.
-
-    Raises:
-        ValueError: another form, or something that they never write.
-    """
+    """The contexts that ``context_recorder.encode`` wrote; a ValueError for another form, or what it never writes."""
     try:
         if value["form"] != FORM:
             raise ValueError(f"form {value['form']!r}")
         functions = [(str(path), int(line)) for path, line in value["functions"]]
-        shared, *sets = (
-            frozenset(functions[number] for number in numbers)
-            for numbers in (value["shared"], *value["sets"])
-        )
+        of_numbers = (value["shared"], *value["sets"])
+        shared, *sets = (frozenset(functions[number] for number in numbers) for numbers in of_numbers)
         return {EVERY_TEST: shared, **{str(test): sets[number] for test, number in value["tests"]}}
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise ValueError(f"the call contexts are damaged: {error}") from error

@@ -2,12 +2,12 @@
 
     difficulty/<policy>--<hash>.json    policy and settings; by seed, by task: samples, passes, hidden passes, tests
 
-``tests`` is a hash of the tests that counted. A rebuilt store may part a task's tests otherwise under the
-same id: such counts, and those without a hash, say nothing of the task of today, and are not used.
+``tests`` is a hash of the tests that counted. A rebuilt store may part a task's tests otherwise under the same id: such
+counts, and those without a hash, say nothing of the task of today, and are not used.
 
-A measurement is no part of a task: the store's manifest and fingerprint do not know of it. The same policy asked with
-the same seed replaces what that seed gave before; another seed gives other samples, so its counts are added.
-There is no time stamp in a file: the same evaluation writes the same bytes.
+A measurement is no part of a task: the store's manifest and fingerprint do not know of it. The same policy asked with the
+same seed replaces what that seed gave before; another seed gives other samples, so its counts are added. There is no time
+stamp in a file: the same evaluation writes the same bytes.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ def wilson(num_passed: float, num_samples: int) -> tuple[float, float]:
     """Wilson score interval at 95% for a proportion.
 
     centre = (p + z^2/2n) / (1 + z^2/n), half = z sqrt(p(1-p)/n + z^2/4n^2) / (1 + z^2/n).
-    Samples of a fixed list of tasks vary less than this pooled interval says, so it
-    covers at least 95% over fresh samples; it says nothing about other tasks.
-    Reference: Wilson, Probable inference, 1927.
+    Samples of a fixed list of tasks vary less than this pooled interval says, so it covers at least 95% over fresh samples;
+    it says nothing about other tasks. Reference: Wilson, Probable inference, 1927.
     """
     n, p, z = num_samples, num_passed / num_samples, Z_95
     scale = 1 + z * z / n
@@ -56,8 +55,8 @@ def wilson(num_passed: float, num_samples: int) -> tuple[float, float]:
 def difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
     """Interval at 95% of the difference of two means in [0, 1], from Wilson's intervals of both.
 
-    d - sqrt((p1 - l1)^2 + (u2 - p2)^2) to d + sqrt((u1 - p1)^2 + (p2 - l2)^2), with d = p1 - p2. For scores between 0 and 1 it is
-    too wide rather than too narrow: their variance is at most that of a pass.
+    d - sqrt((p1 - l1)^2 + (u2 - p2)^2) to d + sqrt((u1 - p1)^2 + (p2 - l2)^2), with d = p1 - p2. For scores between 0 and 1
+    it is too wide rather than too narrow: their variance is at most that of a pass.
     Reference: Newcombe, Interval estimation for the difference between independent proportions, 1998, method 10.
     """
     (low1, high1), (low2, high2) = wilson(sum(first), len(first)), wilson(sum(second), len(second))
@@ -67,10 +66,7 @@ def difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPolicy:
-    """Who was asked, and how: another weight or setting is another policy.
-
-    ``name`` is for reading, ``parameter_sha256`` is the identity of the weights.
-    """
+    """Who was asked, and how: another setting is another policy. Weights are known by their sha256, ``name`` is for reading."""
 
     name: str
     parameter_sha256: str
@@ -90,10 +86,8 @@ class MeasuredPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Difficulty:
-    """What one policy does on one task.
-
-    A sample counts as passed when all visible tests pass: partial credit is no pass.
-    ``num_hidden_passed`` counts samples that pass all hidden tests, None for a task without.
+    """What one policy does on one task: samples that pass all visible tests, where partial credit is no pass, and samples
+    that pass all hidden tests, None for a task without.
     """
 
     task_id: str
@@ -166,9 +160,7 @@ def _tests_of_today(store_root: Path) -> Callable[[str], str]:
 def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty]) -> Path | None:
     """Write what one evaluation measured; the file, or None when it measured nothing.
 
-    Raises:
-        ValueError: records of two policies.
-        InputError: the file that is there cannot be read (CR0411), or the store is damaged (CR0411).
+    A ValueError for records of two policies; an InputError where the file or the store that is there is damaged (CR0411).
     """
     records = list(measured)
     if not records:
@@ -192,10 +184,7 @@ def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty
 def read_difficulty(
     store_root: Path, *, only: Collection[str] | None = None
 ) -> dict[str, tuple[Difficulty, ...]]:
-    """By task id, what each policy does on it with its tests of today, seeds added up; in the order of the files.
-
-    Of the tasks in ``only``, or of all.
-    """
+    """By task id (of ``only``, or all), what each policy does on it with its tests of today, seeds added up; by file."""
     found: dict[str, tuple[Difficulty, ...]] = {}
     today = _tests_of_today(store_root)
     for path in sorted((store_root / FOLDER).glob("*.json")):

@@ -59,13 +59,10 @@ def _write_task(store: TaskStore, task: Task, public: Row, folder: Path) -> None
     touched = record.changes.source_files
     original = store.repository_files(record.repository_record)
     seconds = repository.suite_seconds * RUN_FACTOR
+    hidden = store.files(task, "hidden")
+    kept = [path for path in hidden if path not in touched and _is_kept(repository, path)]
     write_files(folder / "environment" / "tree", store.files(task, "rollout"))
-    kept = {
-        path: data
-        for path, data in store.files(task, "hidden").items()
-        if path not in touched and _is_kept(repository, path)
-    }
-    write_files(folder / "tests" / "tree", kept)
+    write_files(folder / "tests" / "tree", {path: hidden[path] for path in kept})
     write_files(folder / "solution" / "tree", {path: original[path] for path in touched})
     withheld = store.secret(task.task_id).withheld
     node_ids = [*task.fail_to_pass, *sorted({*task.tests.pass_to_pass, *withheld})]

@@ -1,9 +1,9 @@
 """Test functions in their source: take some out of a file, part them into visible and hidden, and know which must be shown.
 
-A name that only the deleted code gave, and that nothing in the tree of a rollout says, is known to nobody who
-has to write that code again. A hidden test that uses one, or recorded behaviour of a function that is called so,
-fails for honest answers; so does one that wants the very words of a deleted message (``deleted_texts``). And a test
-is not hidden while a copy of it stays in the tree.
+A name that only the deleted code gave, and that nothing in the tree of a rollout says, is known to nobody who has to write
+that code again. A hidden test that uses one, or recorded behaviour of a function that is called so, fails for honest
+answers; so does one that wants the very words of a deleted message (``deleted_texts``). And a test is not hidden while a
+copy of it stays in the tree.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from types import MappingProxyType
 
 from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.planning.edits import Changes, Lines, edited_text
-from composer_replication.tasks.planning.text_cuts import FileCut
-from composer_replication.tasks.syntax_trees import first_line, parsed, parsed_part
+from composer_replication.tasks.planning.whole_removal import FileCut
+from composer_replication.tasks.syntax_trees import Function, docstring_of, first_line, parsed, parsed_part
 
 Place = tuple[str, int, str]
 """File, first line (of the first decorator) and name of a test function."""
 _Key = tuple[int, str]
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Table = ast.Assign | ast.AnnAssign
 
 # --- One file of tests.
@@ -39,7 +38,7 @@ class _TestFile:
     def __init__(self, text: str, module: ast.Module) -> None:
         self.module, self.lines = module, Lines(text)
         # A wrapper may report the line of ``def`` instead of its decorator's.
-        self.functions: dict[_Key, _Function] = {
+        self.functions: dict[_Key, Function] = {
             (line, node.name): node for node in _functions(module) for line in (first_line(node), node.lineno)
         }
         self.tables = _tables(module)
@@ -59,7 +58,7 @@ class _TestFile:
                     self.said.add(value.rpartition(".")[2])
             pending += [(child, around) for child in ast.iter_child_nodes(node)]
 
-    def source(self, node: _Function) -> str:
+    def source(self, node: Function) -> str:
         """All lines of a function."""
         first = first_line(node)
         return "".join(map(self.lines.line, range(first, (node.end_lineno or first) + 1)))
@@ -95,11 +94,11 @@ def _test_file(text: str) -> _TestFile | None:
     return None if module is None else _TestFile(text, module)
 
 
-def _functions(parent: ast.AST) -> Iterator[_Function]:
+def _functions(parent: ast.AST | None) -> Iterator[Function]:
     """Where a test may stand."""
     for part in ("body", "orelse", "finalbody"):
         for node in getattr(parent, part, []):
-            if isinstance(node, _Function):
+            if isinstance(node, Function):
                 yield node
             elif isinstance(node, ast.ClassDef | ast.If | ast.Try | ast.With):
                 yield from _functions(node)
@@ -110,17 +109,15 @@ def _tables(module: ast.Module) -> dict[str, _Table]:
     found: dict[str, _Table] = {}
     for node in module.body:
         match node:
-            case (
-                ast.Assign(targets=[ast.Name(id=name)], value=value)
-                | ast.AnnAssign(target=ast.Name(id=name), value=value)
-            ) if isinstance(value, ast.List | ast.Tuple | ast.Set | ast.Dict):
-                found[name] = node
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                if isinstance(node.value, ast.List | ast.Tuple | ast.Set | ast.Dict):
+                    found[name] = node
     names = (node for node in ast.walk(module) if isinstance(node, ast.Name))
     given = Counter(node.id for node in names if not isinstance(node.ctx, ast.Load))
     return {name: node for name, node in found.items() if given[name] == 1}
 
 
-def _stands_alone(lines: Lines, node: _Function | _Table) -> bool:
+def _stands_alone(lines: Lines, node: Function | _Table) -> bool:
     first, last = first_line(node), node.end_lineno or node.lineno
     before = lines.text[lines.starts[first - 1] : lines.offset(first, node.col_offset)]
     is_continued = lines.line(last).rstrip().endswith("\\")
@@ -130,11 +127,9 @@ def _stands_alone(lines: Lines, node: _Function | _Table) -> bool:
 def remove_functions(text: str, targets: Iterable[_Key], *, needed: Collection[str] = ()) -> str | None:
     """The file without some functions, their decorators and the comments right above them.
 
-    Tables at the top of the file that nothing else uses go too: they are the cases of these functions.
-
-    ``targets`` are first line and name of each function, ``needed`` names in the file that other files use. None when
-    one of them cannot be taken out cleanly: not found at the level of a module or class, named elsewhere in the
-    file, or on a shared line.
+    Tables at the top of the file that nothing else uses go too: they are the cases of these functions. ``targets`` are first
+    line and name of each function, ``needed`` names in the file that other files use. None when one of them cannot be taken
+    out cleanly: not found at the level of a module or class, named elsewhere in the file, or on a shared line.
     """
     file, keys = _test_file(text), set(targets)
     if file is None or not all(file.can_go(key, keys & file.functions.keys()) for key in keys):
@@ -149,10 +144,9 @@ def remove_functions(text: str, targets: Iterable[_Key], *, needed: Collection[s
 
 @lru_cache(maxsize=32)
 def function_texts(text: str) -> Mapping[_Key, str]:
-    """The source of each test function of a file, decorators included, by first line and name.
+    """The source of each test function of a file, decorators included, by first line and name; none where it does not parse.
 
-    A decorated function is found by the line of its ``def`` too. A file that does not parse
-    has none.
+    A decorated function is found by the line of its ``def`` too.
     """
     file = _test_file(text)
     return {} if file is None else {key: file.source(node) for key, node in file.functions.items()}
@@ -164,12 +158,11 @@ def function_shapes(text: str) -> frozenset[str]:
 
     ``text`` may be a file, or one function with the margin that it has in its class.
     """
-    module = parsed_part(text)
-    return frozenset() if module is None else frozenset(map(_shape, _functions(module)))
+    return frozenset(map(_shape, _functions(parsed_part(text))))
 
 
-def _shape(node: _Function) -> str:
-    body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
+def _shape(node: Function) -> str:
+    body = node.body[1 if docstring_of(node.body) else 0 :]
     # A broken tree has imports moved into its functions.
     own = (part for part in body if not isinstance(part, ast.Import | ast.ImportFrom))
     parts = [*node.decorator_list, node.args, *own]
@@ -179,8 +172,7 @@ def _shape(node: _Function) -> str:
 @lru_cache(maxsize=64)
 def count_functions(text: str) -> Counter[str]:
     """How often each name is given to a function where a test may stand; none in a file that does not parse."""
-    module = parsed(text)
-    return Counter() if module is None else Counter(node.name for node in _functions(module))
+    return Counter(node.name for node in _functions(parsed(text)))
 
 
 def hold_back(
@@ -274,14 +266,12 @@ def places_to_show(
     shapes = frozenset[str]().union(*map(function_shapes, may_hold))
     found = {place for place, text in sources.items() if not shapes.isdisjoint(function_shapes(text))}
     known = known_words(shown, given).union(*(words_of(sources[place]) for place in found))
-    while True:  # as few as need be shown, so that the others use no deleted name that is not known
-        unknown = {
-            place: names
-            for place, text in sources.items()
-            if place not in found and (names := _names_used(text) & deleted - known)
-        }
-        if not unknown:
-            break
+    # As few as need be shown, so that the others use no deleted name that is not known.
+    while unknown := {
+        place: names
+        for place, text in sources.items()
+        if place not in found and (names := _names_used(text) & deleted - known)
+    }:
         most = max(unknown, key=lambda place: len(unknown[place]))
         found.add(most)
         known |= words_of(sources[most])
@@ -297,9 +287,7 @@ def is_named(path: str, symbol: str, shown: Mapping[str, bytes], given: Collecti
     name, pure = symbol.rpartition(".")[2].partition("#")[0], PurePosixPath(path)
     module = pure.parent.name if pure.stem == "__init__" else pure.stem
     files = ((other, _words_in(data)) for other, data in shown.items() if other.endswith(".py"))
-    return name in given or any(
-        name in words and (other == path or module in words) for other, words in files
-    )
+    return name in given or any(name in said and (other == path or module in said) for other, said in files)
 
 
 def names_elsewhere(original: Mapping[str, bytes], path: str) -> frozenset[str]:
@@ -307,14 +295,11 @@ def names_elsewhere(original: Mapping[str, bytes], path: str) -> frozenset[str]:
 
     A file whose names are imported with a star gives everything.
     """
-    found: set[str] = set()
-    for other, data in original.items():
-        if other != path and _may_hold_tests(other, data):
-            names, stars = _taken(data)
-            found |= names
-            if PurePosixPath(path).stem in stars:
-                return _words_in(original[path])
-    return frozenset(found)
+    others = (data for other, data in original.items() if other != path and _may_hold_tests(other, data))
+    taken = list(map(_taken, others))
+    if any(PurePosixPath(path).stem in stars for _, stars in taken):
+        return _words_in(original[path])
+    return frozenset().union(*(names for names, _ in taken))
 
 
 def _may_hold_tests(path: str, data: bytes) -> bool:
@@ -324,8 +309,7 @@ def _may_hold_tests(path: str, data: bytes) -> bool:
 @lru_cache(maxsize=1024)
 def _taken(data: bytes) -> tuple[frozenset[str], frozenset[str]]:
     """Names that a file imports, asks of something or says alone; and last names of modules imported with a star."""
-    names: set[str] = set()
-    stars: set[str] = set()
+    names, stars = set[str](), set[str]()
     for node in _nodes(_text(data)):
         match node:
             case ast.ImportFrom():
@@ -343,9 +327,8 @@ def _taken(data: bytes) -> tuple[frozenset[str], frozenset[str]]:
 @lru_cache(maxsize=4096)
 def _names_used(source: str) -> frozenset[str]:
     """The names of others that a function uses: global ones, attributes, keywords, imported ones."""
-    used: set[str] = set()
-    bound: set[str] = set()
-    asked: set[str] = set()  # of something else, whatever is bound here
+    used, bound = set[str](), set[str]()
+    asked = set[str]()  # of something else, whatever is bound here
     for node in _nodes(source):
         match node:
             case ast.Name(id=name, ctx=ast.Load()):
@@ -364,8 +347,7 @@ def _names_used(source: str) -> frozenset[str]:
 
 def _nodes(source: str) -> Iterable[ast.AST]:
     """All of a file, or of a function cut out of a class; nothing where it does not parse."""
-    module = parsed_part(source)
-    return () if module is None else ast.walk(module)
+    return ast.walk(parsed_part(source) or ast.Module([], []))
 
 
 # --- Tests that want the very words of a deleted message, which nobody can know.

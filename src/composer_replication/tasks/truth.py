@@ -7,6 +7,7 @@ import copy
 import random
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,7 +21,13 @@ from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.running.bench import Bench, noticing_seconds
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import Subject, subject_of
-from composer_replication.tasks.syntax_trees import docstring_of, first_line, parse_syntax
+from composer_replication.tasks.syntax_trees import (
+    Definition,
+    Function,
+    docstring_of,
+    first_line,
+    parse_syntax,
+)
 from composer_replication.tasks.test_functions import is_named, words_of
 from composer_replication.tasks.test_run import Trial
 from composer_replication.tasks.twin.build_twins import TwinSearch, build_twins
@@ -46,10 +53,10 @@ Tasks = Mapping[str, Candidate]
 def _attach_twins(store: TaskStore, tasks: Tasks, seed: int, workers: Workers) -> TwinSearch:
     """Record the functions of some tasks of one repository in one run, and keep the twins as secrets.
 
-    Tasks whose functions were looked at by an earlier build are left as they are. So are tasks with
-    a function of which nothing could be learned (``twins`` stays None), and tasks that have neither
-    hidden tests nor a twin: they are about to be refused, with the reason that is given here. A task
-    of a foreign set has code where ours have a hole, so it keeps only twins that its broken tree fails.
+    Tasks whose functions were looked at by an earlier build are left as they are. So are tasks with a function of which
+    nothing could be learned (``twins`` stays None), and tasks that have neither hidden tests nor a twin: they are about to
+    be refused, with the reason that is given here. A task of a foreign set has code where ours have a hole, so it keeps
+    only twins that its broken tree fails.
     """
     repository = _repository_of(tasks)
     fair = {task_id: _known_cuts(store, task_id, one) for task_id, one in tasks.items()}
@@ -92,9 +99,8 @@ def _passed_by(files: Mapping[str, bytes], twins: Sequence[Twin], bench: Bench) 
 def twin_cuts(deletion: Deletion) -> list[BodyCut]:
     """The functions whose twin is fair to every honest answer that knows their names.
 
-    A method's recorded calls hold objects with the attributes that the original class gave
-    them. An answer that writes the whole class may choose others, so methods take part only
-    where one body alone is asked for.
+    A method's recorded calls hold objects with the attributes that the original class gave them. An answer that writes the
+    whole class may choose others, so methods take part only where one body alone is asked for.
     """
     is_one_body = deletion.granularity == "function" and deletion.removal == "body"
     return [cut for cut in deletion.bodies if is_one_body or "." not in cut.symbol]
@@ -135,8 +141,7 @@ class TrueTask:
 
 def _trial_of(store: TaskStore, task_id: str, candidate: Candidate) -> TrueTask:
     stored = store.get(task_id)
-    cuts, twins = candidate.deletion.bodies, store.twins(stored)
-    return TrueTask(task_id, subject_of(store, stored), cuts, twins)
+    return TrueTask(task_id, subject_of(store, stored), candidate.deletion.bodies, store.twins(stored))
 
 
 def passed_by_lookup(bench: Bench, trials: Sequence[TrueTask]) -> dict[str, dict[str, str]]:
@@ -145,11 +150,9 @@ def passed_by_lookup(bench: Bench, trials: Sequence[TrueTask]) -> dict[str, dict
     A table that holds the answer to each call of the visible tests would pass them. It could stand for functions that
     give a value back and that a visible test calls; where these are less than ``MIN_SHARE`` of the deleted lines, a
     task is left alone. A call that cannot be recorded is one that no other test makes; so are those of hidden tests of
-    which no call is known at all, for they fail without the code: they call it in another thread or process.
-
-    Returns:
-        By task id an empty dictionary for a task that a table solves; where that is not known, because the run that
-        records failed, what went wrong by pin of the function.
+    which no call is known at all, for they fail without the code: they call it in another thread or process. The answer has
+    by task id an empty dictionary for a task that a table solves; where that is not known, because the run that records
+    failed, what went wrong by pin of the function.
     """
     cuts = {cut.pin: cut for trial in trials for cut in trial.cuts}
     giving = {pin for pin, cut in cuts.items() if _GIVES_A_VALUE.search(cut.golden_body)}
@@ -157,15 +160,13 @@ def passed_by_lookup(bench: Bench, trials: Sequence[TrueTask]) -> dict[str, dict
     found: dict[str, dict[str, str]] = {}
     for trial in trials:
         own = [cut.pin for cut in trial.cuts if cut.pin in giving]
-        if problem:
-            if _is_large(trial, own):
-                found[trial.task_id] = dict.fromkeys(own, problem)
-            continue
+        if problem and _is_large(trial, own):
+            found[trial.task_id] = dict.fromkeys(own, problem)
         visible, hidden = set(trial.subject.tests.visible), set(trial.subject.tests.hidden)
         known = [pin for pin in own if pin in calls and calls[pin].is_called_in(visible)]
         is_seen = any(cut.pin in calls and hidden & calls[cut.pin].tests for cut in trial.cuts)
         asks_more = not is_seen or any(calls[pin].asks_more(hidden, than=visible) for pin in known)
-        if _is_large(trial, known) and not asks_more:
+        if _is_large(trial, known) and not asks_more:  # with a problem no call is known
             found[trial.task_id] = {}
     return found
 
@@ -205,8 +206,6 @@ _STATEMENTS: dict[type[ast.AST], str] = {
     ast.Break: "continue", ast.Continue: "break", ast.Assign: "pass", ast.AnnAssign: "pass", ast.AugAssign: "pass",
     ast.Raise: "pass", ast.Delete: "pass", ast.Assert: "pass",
 }  # fmt: skip
-_Change = tuple[ast.stmt | ast.expr, str]
-"""The node whose text is replaced, and the new text."""
 
 
 def mutants_of(text: str, cut: BodyCut, *, max_mutants: int = 20) -> tuple[str, ...]:
@@ -214,12 +213,12 @@ def mutants_of(text: str, cut: BodyCut, *, max_mutants: int = 20) -> tuple[str, 
 
     Of more than ``max_mutants`` so many are drawn.
     """
-    name = cut.symbol.rpartition(".")[2].partition("#")[0]
-    (function,) = (one for one in _functions(text) if (one.name, first_line(one)) == (name, cut.first_line))
+    place = (cut.symbol.rpartition(".")[2].partition("#")[0], cut.first_line)
+    (function,) = (one for one in _functions(text) if (one.name, first_line(one)) == place)
     lines = Lines(text)
     found: dict[str, None] = {}
-    for place, new in _changes(function.body[1:] if docstring_of(function.body) else function.body):
-        start, end = lines.span(place)
+    for node, new in _changes(function.body[1:] if docstring_of(function.body) else function.body):
+        start, end = lines.span(node)
         if cut.start <= start <= end <= cut.end:
             found.setdefault(text[cut.start : start] + new + text[end : cut.end])
     found.pop(cut.golden_body, None)
@@ -231,10 +230,9 @@ def mutants_of(text: str, cut: BodyCut, *, max_mutants: int = 20) -> tuple[str, 
 
 
 @lru_cache(maxsize=16)
-def _functions(text: str) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef, ...]:
+def _functions(text: str) -> tuple[Function, ...]:
     """All functions of a file; nobody changes the nodes."""
-    nodes = ast.walk(parse_syntax(text))
-    return tuple(node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return tuple(node for node in ast.walk(parse_syntax(text)) if isinstance(node, Function))
 
 
 def _compiles(text: str, cut: BodyCut, body: str) -> bool:
@@ -247,7 +245,8 @@ def _compiles(text: str, cut: BodyCut, body: str) -> bool:
     return True
 
 
-def _changes(body: Sequence[ast.stmt]) -> Iterator[_Change]:
+def _changes(body: Sequence[ast.stmt]) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
+    """The nodes whose text is replaced, with the new text."""
     todo: list[ast.AST] = list(reversed(body))
     while todo:
         node = todo.pop()
@@ -257,11 +256,8 @@ def _changes(body: Sequence[ast.stmt]) -> Iterator[_Change]:
             yield node.test, f"(not ({ast.unparse(node.test)}))"
         if isinstance(node, ast.JoinedStr):
             continue  # up to Python 3.11 the parts of an f-string have no place of their own
-        children = list(ast.iter_child_nodes(node))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            docstring = docstring_of(node.body)
-            children = [child for child in children if child is not docstring]
-        todo += reversed(children)
+        docstring = docstring_of(node.body) if isinstance(node, Definition) else None
+        todo += reversed([child for child in ast.iter_child_nodes(node) if child is not docstring])
 
 
 def _faults_of(node: ast.AST) -> Iterator[str]:
@@ -335,10 +331,8 @@ def count_noticed(trials: Sequence[TrueTask], bench: Bench, seed: int) -> list[d
     killed = seen | _noticed_by_tests([fault for fault in faults if fault not in seen], "hidden", bench)
     killed |= _noticed_by_twins([fault for fault in faults if fault not in killed], bench)
     named = {"mutants": faults, "killed_visible": seen, "killed_all": killed}
-    return [
-        {name: sum(fault.trial is trial for fault in some) for name, some in named.items()}
-        for trial in trials
-    ]
+    counts = {name: Counter(fault.trial.task_id for fault in some) for name, some in named.items()}
+    return [{name: count[trial.task_id] for name, count in counts.items()} for trial in trials]
 
 
 def _draw(trial: TrueTask, bench: Bench, seed: int) -> list[_Fault]:
@@ -367,19 +361,15 @@ def _noticed_by_tests(faults: Sequence[_Fault], view: str, bench: Bench) -> set[
         one: Trial(one.subject.golden(bench.original, view), one.tests(view), is_golden=True)
         for one in dict.fromkeys(fault.trial for fault in asked)
     }
-    seconds = {
-        one: noticing_seconds(report.cpu_seconds, bench.test_seconds)
-        for one, report in zip(golden, bench.run_all(list(golden.values())), strict=True)
-    }
+    alone = zip(golden, bench.run_all(list(golden.values())), strict=True)
+    seconds = {one: noticing_seconds(report.cpu_seconds, bench.test_seconds) for one, report in alone}
     runs = [
-        Trial(
-            {**golden[fault.trial].files, fault.cut.path: fault.file.encode()},
-            fault.trial.tests(view),
-            stop_at_first_failure=True,
-            seconds=seconds[fault.trial],
+        replace(
+            golden[fault.trial], is_golden=False, stop_at_first_failure=True, seconds=seconds[fault.trial],
+            files={**golden[fault.trial].files, fault.cut.path: fault.file.encode()},
         )
         for fault in asked
-    ]
+    ]  # fmt: skip
     reports = zip(asked, bench.run_all(runs), strict=True)
     return {fault for fault, report in reports if not report.all_passed(fault.trial.tests(view))}
 
@@ -420,22 +410,20 @@ def add_truth(
     repository and pin, why a function could not be looked at: it has no twin for that, or nobody knows whether a table
     of answers would do for it.
 
-    Yields:
-        The tasks that have neither hidden tests nor recorded behaviour, and those that a table of the visible tests'
-        calls solves, each with the reason and a detail, as soon as that is known. The caller takes them out of the
-        store before it goes on: a build that is cut off later does not ask again.
+    Yields the tasks that have neither hidden tests nor recorded behaviour, and those that a table of the visible tests'
+    calls solves, each with the reason and a detail, as soon as that is known. The caller takes them out of the store
+    before it goes on: a build that is cut off later does not ask again.
     """
-    left: set[str] = set()
+    refused: set[str] = set()
     rows = _by_repository(tasks)
     searches = each(lambda own: _attach_twins(store, own, seed, workers), rows, "twins of repositories")
     for own, search in zip(rows, searches, strict=True):
         unknown.setdefault(_repository_of(own).record.repository, {}).update(search.unknown)
         for task_id, one in own.items():
-            if store.get(task_id).has_hidden_tests:
-                left.add(task_id)
-            else:
+            if not store.get(task_id).has_hidden_tests:
+                refused.add(task_id)
                 yield task_id, *_why_refused(one.deletion, search)
-    new = {one: tasks[one] for one in tasks if one in left and store.record(one).strength is None}
+    new = {one: tasks[one] for one in tasks if one not in refused and store.record(one).strength is None}
     rows = _by_repository(new)
     learned = each(lambda own: _learned(store, own, workers), rows, "calls of hidden tests")
     for own, problems in zip(rows, learned, strict=True):

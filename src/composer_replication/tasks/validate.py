@@ -28,7 +28,8 @@ from composer_replication.tasks.store_manifest import ProvingSandbox, sandbox_in
 from composer_replication.tasks.subject import GateFailed, Subject, bench_of, subject_of
 from composer_replication.tasks.test_functions import words_of
 from composer_replication.tasks.truth import LOOKUP_PASSES, NO_TRUTH, TRUTH_UNKNOWN
-from composer_replication.tasks.twin.twin_run import Twin, judge_twins, play_apart, play_stubs
+from composer_replication.tasks.twin import twin_run
+from composer_replication.tasks.twin.twin_run import Twin, judge_twins, play_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +139,15 @@ def _check(store: TaskStore, task: Task, bench: Bench, repeat: int) -> None:
         prove(subject, repository, bench, stubs=() if number else STUBS)
         _check_twins(subject, own, bench)
     # No constant and no table of the recorded calls passes recorded behaviour; which function stays unsaid.
-    for scores in play_stubs(own, partial(play_apart, bench)):
-        if scores.report.error:
-            raise GateFailed(TRUTH_UNKNOWN, f"recorded behaviour could not be judged: {scores.report.error}")
-        if scores.passed_by:
-            told = f"the recorded behaviour is there with return {scores.passed_by[0]}"
-            raise GateFailed("stub-passes", told)
-        if scores.is_passed_by_table:
-            raise GateFailed(LOOKUP_PASSES, "a table of the recorded calls passes all recorded behaviour")
+    jobs = [twin_run.Job(twin, twin_run.CONSTANTS) for twin in own]
+    for twin, report in zip(own, play_apart(bench, jobs), strict=True):
+        if report.error:
+            raise GateFailed(TRUTH_UNKNOWN, f"recorded behaviour could not be judged: {report.error}")
+        solver = twin_run.solver_that_passes(twin, report)
+        if solver == twin_run.TABLE:
+            raise GateFailed(LOOKUP_PASSES, f"{solver} passes all recorded behaviour")
+        if solver:
+            raise GateFailed("stub-passes", f"the recorded behaviour is there with return {solver}")
 
 
 def _check_twins(subject: Subject, twins: Sequence[Twin], bench: Bench) -> None:

@@ -195,12 +195,10 @@ def test_hole_begins_at_the_docstring_or_the_colon() -> None:
     assert STYLES.splitlines()[found["decorated"].first_line - 1] == "@functools.cache"
 
 
-def test_what_has_no_body_to_delete_is_left_out() -> None:
-    assert by_symbol(NO_CANDIDATES) == {}
-
-
-@pytest.mark.parametrize("text", ["def f(:\n", "\ufeffdef f():\n    return 1\n", "", "x = 1\n", "\0"])
-def test_what_does_not_parse_has_no_candidates(text: str) -> None:
+@pytest.mark.parametrize(
+    "text", [NO_CANDIDATES, "def f(:\n", "\ufeffdef f():\n    return 1\n", "", "x = 1\n", "\0"]
+)
+def test_what_has_no_body_to_delete_or_does_not_parse_is_left_out(text: str) -> None:
     assert find_body_cuts("m.py", text) == []
 
 

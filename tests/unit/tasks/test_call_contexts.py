@@ -144,22 +144,17 @@ def run(environment: Environment):
     return run_files
 
 
-def test_each_test_has_the_functions_that_it_calls(run) -> None:
-    report = run(TREE, with_contexts=True)
-    assert report.error == ""
+def test_each_test_has_the_functions_that_it_calls_and_the_outcome_of_a_plain_run(run) -> None:
+    plain, report = run(TREE), run(TREE, with_contexts=True)
+    assert (report.outcomes, report.collected, report.error) == (plain.outcomes, plain.collected, "")
+    assert list(map(str, plain.outcomes.values())).count("failed") == 1
+    assert plain.contexts == {}
     assert names_of(report.contexts) == EXPECTED
     assert set(report.contexts) == {"", *report.collected}
     # The test functions themselves are functions of the tree, too.
     for test, (path, line, _) in report.places.items():
         assert (path, line) in report.contexts[test]
     assert ("late.py", 4) in report.contexts[""]
-
-
-def test_the_outcomes_are_those_of_a_plain_run(run) -> None:
-    plain, recorded = run(TREE), run(TREE, with_contexts=True)
-    assert (recorded.outcomes, recorded.collected, recorded.error) == (plain.outcomes, plain.collected, "")
-    assert plain.contexts == {}
-    assert list(map(str, plain.outcomes.values())).count("failed") == 1
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="sys.monitoring cannot be taken away")

@@ -440,20 +440,21 @@ def test_a_method_takes_the_private_methods_and_helpers_that_only_it_needs():
         assert [cut.pin for cut in cuts] == ["pkg/a.py::C.m", "pkg/b.py::halve"]
 
 
-@pytest.mark.parametrize("use", ["other = m", "@m\n    def f(self): pass", "def f(self, x=m): pass"])
-def test_a_method_that_its_class_body_names_stays(use):
-    text = f"class C:\n    def m(self):\n        return 1\n    {use}\n"
-    assert "pkg/a.py::C.m@function/whole" not in every(module(text))
-    assert "pkg/a.py::C.m@function/whole" in every(module("class C:\n    def m(self):\n        return 1\n"))
-
-
 @pytest.mark.parametrize(
-    "other", ["from .a import C\ny = C.m\n", "from . import a as here\ny = [here.C.m]\n"]
+    ("use", "other"),
+    [
+        ("    other = m", ""),
+        ("    @m\n    def f(self): pass", ""),
+        ("    def f(self, x=m): pass", ""),
+        ("y = C.m", ""),
+        ("", "from .a import C\ny = C.m\n"),
+        ("", "from . import a as here\ny = [here.C.m]\n"),
+    ],
 )
-def test_a_method_that_a_module_names_stays(other):
-    own = "class C:\n    def m(self):\n        return 1\n"
-    assert "pkg/a.py::C.m@function/whole" not in every(module(own, b=other))
-    assert "pkg/a.py::C.m@function/whole" not in every(module(f"{own}y = C.m\n"))
+def test_a_method_that_its_class_body_or_a_module_names_stays(use, other):
+    own, pin = "class C:\n    def m(self):\n        return 1\n", "pkg/a.py::C.m@function/whole"
+    assert pin in every(module(own))
+    assert pin not in every(module(f"{own}{use}\n", b=other))
 
 
 @pytest.mark.parametrize(
@@ -505,23 +506,6 @@ def test_the_imports_of_tests_move_into_the_tests(before, after):
     assert edited.get(TESTS) == after
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"\xef\xbb\xbfdef gone():\n    return 1\n",
-        b"def gone():\n    return '\xff'\n",
-        b"print 'two'\n",
-        b"def f(:\n",
-        b"x\x00",
-    ],
-    ids=["byte order mark", "latin-1", "python 2", "broken", "null"],
-)
-def test_files_that_cannot_be_read_give_nothing(content):
-    found = every({**module("def f():\n    return 1\n"), "pkg/b.py": content})
-    assert found
-    assert not any(pin.startswith("pkg/b.py") for pin in found)
-
-
 # --- a repository without candidates is told why ---
 
 
@@ -534,16 +518,21 @@ def test_a_file_too_deep_to_be_related_to_others_still_gives_bodies() -> None:
     ("content", "why"),
     [
         (b"\xef\xbb\xbfdef f():\n    return 1\n", "SyntaxError: invalid non-printable character U+FEFF"),
-        ("# coding: latin-1\nx = 'é'\n".encode("latin-1"), "UnicodeDecodeError: 'utf-8' codec can't decode"),
+        (
+            "# coding: latin-1\ndef f():\n    return 'é'\n".encode("latin-1"),
+            "UnicodeDecodeError: 'utf-8' codec",
+        ),
         (b"print 'two'\n", "SyntaxError: Missing parentheses"),
+        (b"def f(:\n", "SyntaxError"),
+        (b"def f():\n    return 1\n\x00", ""),
     ],
 )
-def test_a_file_that_cannot_be_cut_is_named(content: bytes, why: str) -> None:
+def test_a_file_that_cannot_be_cut_gives_nothing_and_is_named(content: bytes, why: str) -> None:
+    found = every({**module("def f():\n    return 1\n"), "pkg/b.py": content})
+    assert found
+    assert not any(pin.startswith("pkg/b.py") for pin in found)
     said = nothing_found({"a.py": b"x = 1\n", "b.py": content, "c.py": content, "tests/test_a.py": b""}, [])
     assert said.startswith("its 3 source files hold nothing")
     assert f"2 of them cannot be cut, the first is b.py ({why}" in said
-
-
-def test_files_that_can_be_cut_are_not_blamed() -> None:
     said = nothing_found({"a.py": b"x = 1\n"}, [("class", "body"), ("class", "whole")])
     assert said == "its 1 source files hold nothing of the sizes class/body, class/whole that can be deleted"

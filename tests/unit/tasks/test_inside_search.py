@@ -127,10 +127,9 @@ class TestGit:
     @staticmethod
     def read(folder: Path) -> dict[str, bytes]:
         """Its files, without the folder's own: only history can tell."""
-        paths = (
-            path for path in (folder / ".git").rglob("*") if path.is_file() and "hooks" not in path.parts
-        )
-        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+        paths = (path for path in (folder / ".git").rglob("*") if path.is_file())
+        found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+        return {path: data for path, data in found.items() if "hooks" not in path}
 
     def committed(self, repository: Path, text: bytes) -> Path:
         """A repository of one commit."""
@@ -218,8 +217,7 @@ class TestWalk:
         shown.mkdir()
         where = replace(environment, read_only=(*environment.read_only, shown))
         assert str(shown) in leak_scan._system_paths(where)
-        for text, expected in zip(
-            text_files, ({("visible-copy", str(shown / "old.txt"))}, set()), strict=True
-        ):
+        found = {("visible-copy", str(shown / "old.txt"))}
+        for text, expected in zip(text_files, (found, set()), strict=True):
             (shown / "old.txt").write_bytes(text)
             assert walk([shown], where) == expected

@@ -25,7 +25,7 @@ from composer_replication.tasks.instructions.writing import (
 )
 from composer_replication.tasks.leaks.shown_code import golden_spans, shows_any, spans_of
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
-from composer_replication.tasks.planning.edits import edited_text, holes_of
+from composer_replication.tasks.planning.edits import Changes, edited_text, holes_of
 from composer_replication.tasks.store import TaskStore
 
 GOLDEN_LINES = (
@@ -42,12 +42,9 @@ def instruction(store: TaskStore, task_id: str) -> str:
     return write_instruction(store, store.get(task_id))
 
 
-def test_every_size_and_way_is_there(sized_store: TaskStore) -> None:
+def test_none_shows_golden_code_or_a_hidden_test(sized_store: TaskStore) -> None:
     kinds = {(task.granularity, task.removal) for task in sized_store.tasks()}
     assert kinds == {(g, r) for g in ("function", "class", "module", "feature") for r in ("body", "whole")}
-
-
-def test_none_shows_golden_code_or_a_hidden_test(sized_store: TaskStore) -> None:
     for task in sized_store.tasks():
         text = write_instruction(sized_store, task)
         assert not shows_any(text, golden_spans(sized_store, task)), task.task_id
@@ -139,17 +136,23 @@ def store_of_many(make_store: Any, sized_tasks: Any, num_functions: int) -> tupl
     return make_store(task, files={"many.py": source.encode(), "test_many.py": tests}), task.task_id
 
 
-def test_very_many_functions_are_bounded(make_store: Any, sized_tasks: Any) -> None:
-    text = instruction(*store_of_many(make_store, sized_tasks, 60))
+def test_very_many_functions_and_long_lines_are_bounded(make_store: Any, sized_tasks: Any) -> None:
+    store, task_id = store_of_many(make_store, sized_tasks, 90)
+    text = instruction(store, task_id)
     assert text.count("def f") == MAX_FUNCTIONS
-    assert f"And {60 - MAX_FUNCTIONS} more functions with that statement in them." in text
+    assert f"And {90 - MAX_FUNCTIONS} more functions with that statement in them." in text
     assert len(text) < 6000
-
-
-def test_long_lines_are_cut() -> None:
+    shown = regions(store, task_id)
+    assert len(shown) == MAX_PLACES + 1
+    assert shown[-1] == f"and {90 - MAX_PLACES} more places"
     text = clipped("x = '" + "a" * 10_000 + "'")
     assert len(text) < MAX_LINE_CHARS + 40
     assert text.endswith("… 9606 more characters")  # 10 006 in all
+
+
+def edit_of(text: str, piece: str) -> Edit:
+    start = text.index(piece)
+    return Edit("a.py", start, start + len(piece), "")
 
 
 def test_which_spans_are_golden() -> None:
@@ -157,24 +160,13 @@ def test_which_spans_are_golden() -> None:
         "a.py": "import os\nfrom b import (\n    c,\n)\n\n\ndef f():\n    return os\n\n\nx = f() + 1\n",
         "g.py": "y = 2 * 3\n",
     }
-    text = original["a.py"]
-
-    def edit(piece: str) -> Edit:
-        start = text.index(piece)
-        return Edit("a.py", start, start + len(piece), "")
-
-    names, function, body, value = (
-        edit(piece)
-        for piece in (
-            "from b import (\n    c,\n)\n",
-            "def f():\n    return os\n",
-            "    return os\n",
-            "x = f() + 1\n",
-        )
-    )
-    assert spans_of(original, (body,), (), ()) == ("    return os\n",)
+    pieces = (
+        "from b import (\n    c,\n)\n", "def f():\n    return os\n", "    return os\n", "x = f() + 1\n",
+    )  # fmt: skip
+    names, function, body, value = (edit_of(original["a.py"], piece) for piece in pieces)
+    assert spans_of(original, Changes((body,)), ()) == ("    return os\n",)
     # An import tells names, which the tests tell too; a body, a definition and a value are code.
-    assert spans_of(original, (names, function, value), (body,), ("g.py",)) == (
+    assert spans_of(original, Changes((names, function, value), ("g.py",)), (body,)) == (
         "    return os\n",
         "def f():\n    return os\n",
         "x = f() + 1\n",
@@ -184,12 +176,11 @@ def test_which_spans_are_golden() -> None:
 
 def test_of_many_bodies_those_that_do_nothing_are_not_searched_for() -> None:
     text = "def f():\n    return self\n\ndef g():\n    return 7 * 6\n"
-    cuts = [
-        Edit("a.py", text.index(piece), text.index(piece) + len(piece), "")
-        for piece in ("    return self", "    return 7 * 6")
-    ]
-    assert spans_of({"a.py": text}, cuts, (), ()) == ("    return 7 * 6",)
-    assert spans_of({"a.py": text}, cuts[:1], (), ()) == ("    return self",)  # alone it is the answer
+    cuts = [edit_of(text, piece) for piece in ("    return self", "    return 7 * 6")]
+    assert spans_of({"a.py": text}, Changes(tuple(cuts)), ()) == ("    return 7 * 6",)
+    assert spans_of({"a.py": text}, Changes(tuple(cuts[:1])), ()) == (
+        "    return self",
+    )  # alone it is the answer
 
 
 # --- broken places: where, how many lines, and none of them ---
@@ -199,31 +190,19 @@ def regions(store: TaskStore, task_id: str) -> list[str]:
     return broken_regions(store, store.get(task_id)).splitlines()
 
 
-def test_a_whole_function_and_its_export(sized_store: TaskStore) -> None:
+def test_where_how_many_lines_went(sized_store: TaskStore) -> None:
     assert regions(sized_store, "t-function-whole") == [
         "tinymath/__init__.py, line 3: 1 line removed",
         "tinymath/__init__.py, line 10: 1 line removed",
         "tinymath/numbers.py, line 26: 5 lines removed",
     ]
-
-
-def test_a_removed_file_and_the_end_of_a_file(sized_store: TaskStore) -> None:
     assert regions(sized_store, "t-module-whole")[0] == "tinymath/text.py: the file, 14 lines removed"
     assert regions(sized_store, "t-method-whole")[-1].endswith(": 4 lines removed")
-
-
-def test_every_hole_of_a_class(sized_store: TaskStore) -> None:
     shown = regions(sized_store, "t-class-body")
     text = sized_store.files(sized_store.get("t-class-body"), "rollout")["tinymath/vector.py"].decode()
     places = [f"tinymath/vector.py, line {number}" for number, line in enumerate(text.splitlines(), 1) if "raise NotImplementedError" in line]  # fmt: skip
     assert [line.partition(":")[0] for line in shown] == places
     assert len(places) == 4
-
-
-def test_very_many_places_are_counted(make_store: Any, sized_tasks: Any) -> None:
-    shown = regions(*store_of_many(make_store, sized_tasks, 90))
-    assert len(shown) == MAX_PLACES + 1
-    assert shown[-1] == f"and {90 - MAX_PLACES} more places"
 
 
 # --- the surroundings of one hole ---
@@ -265,16 +244,13 @@ def broken(symbol: str) -> tuple[str, Hole]:
     return edited_text(FILE, [cut.edit]), holes_of([cut.edit])[0]
 
 
-def test_surroundings_of_a_method() -> None:
+def test_surroundings_of_a_method_and_of_a_file_that_does_not_parse() -> None:
     text, hole = broken("Box.second")
     found = look_around(text, hole)
     assert found.header == "    @property\n    def second(self, a=1,\n               b=2):"
     assert found.docstring == '        """Say two.\n\n        More.\n        """'
     assert (found.owner, found.siblings, found.neighbours) == ("Box", ("first", "third"), ("outside",))
     assert found.line == 19
-
-
-def test_a_file_that_does_not_parse_still_has_a_place() -> None:
     text, hole = broken("outside")
     found = look_around(text + "\n(((", hole)
     assert (found.line, found.header, found.neighbours) == (26, "", ())

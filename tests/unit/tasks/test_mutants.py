@@ -63,12 +63,9 @@ def test_all_mutants_of_a_body_by_hand() -> None:
 
 
 def test_the_cap_draws_and_keeps_the_order() -> None:
-    every = mutants_of(SOURCE, CUT)
-    some = mutants_of(SOURCE, CUT, max_mutants=5)
-    assert len(some) == 5
-    assert some == mutants_of(SOURCE, CUT, max_mutants=5)
-    assert list(some) == [mutant for mutant in every if mutant in some]
-    assert some != every[:5]
+    every, some, again = (mutants_of(SOURCE, CUT, max_mutants=number) for number in (20, 5, 5))
+    assert some == again == tuple(mutant for mutant in every if mutant in some)
+    assert len(some) == 5 and some != every[:5]
 
 
 def test_a_nested_docstring_stays() -> None:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 import sys
-from io import BytesIO
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -18,6 +17,7 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.swebench.swebench_files import (
     PUBLIC_COLUMNS,
     SECRET_COLUMNS,
+    iter_rows,
     parquet_bytes,
     read_parquet,
     tree_sha256,
@@ -27,29 +27,19 @@ from composer_replication.tasks.swebench.swebench_files import (
 ROW: dict[str, str | int | None] = dict.fromkeys(PUBLIC_COLUMNS, "x") | {"num_body_lines": 1}
 
 
-@pytest.fixture
-def copy(tiny_store: TaskStore, tmp_path: Path) -> TaskStore:
-    shutil.copytree(tiny_store.root, tmp_path / "copy")
-    return TaskStore.open(tmp_path / "copy")
+def export(store: TaskStore, folder: Path, *, with_golden: bool) -> Path:
+    assert write_instances(store, folder / "a.parquet", with_golden=with_golden, as_parquet=True) == 4
+    return folder / "a.parquet"
 
 
 @pytest.fixture(scope="module")
 def public_file(tiny_store: TaskStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("export") / "public.parquet"
-    assert write_instances(tiny_store, path, with_golden=False, as_parquet=True) == 4
-    return path
+    return export(tiny_store, tmp_path_factory.mktemp("export"), with_golden=False)
 
 
 @pytest.fixture(scope="module")
 def secret_file(tiny_store: TaskStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("export") / "secret.parquet"
-    assert write_instances(tiny_store, path, with_golden=True, as_parquet=True) == 4
-    return path
-
-
-def written(store: TaskStore, path: Path) -> dict[str, dict[str, object]]:
-    write_instances(store, path, with_golden=False, as_parquet=True)
-    return rows(path)
+    return export(tiny_store, tmp_path_factory.mktemp("export"), with_golden=True)
 
 
 def rows(path: Path) -> dict[str, dict[str, object]]:
@@ -129,25 +119,17 @@ def test_datasets_loads_both_offline(
         assert all(isinstance(json.loads(row["FAIL_TO_PASS"]), list) for row in loaded)
 
 
-def test_what_a_model_wrote_is_the_problem_statement(copy: TaskStore, tmp_path: Path) -> None:
+def test_what_a_model_wrote_is_the_problem_statement(tiny_store: TaskStore, tmp_path: Path) -> None:
+    shutil.copytree(tiny_store.root, tmp_path / "copy")
+    copy = TaskStore.open(tmp_path / "copy")
     task_id = copy.task_ids()[0]
-    copy.put_record(
-        f"instructions/{task_id}.json", {"task_id": task_id, "model": "m", "text": "Please mend it."}
-    )
-    statements = {
-        name: row["problem_statement"] for name, row in written(copy, tmp_path / "a.parquet").items()
-    }
-    assert statements[task_id] == "Please mend it."
-    assert list(statements.values()).count("Please mend it.") == 1
+    record = {"task_id": task_id, "model": "m", "text": "Please mend it."}
+    copy.put_record(f"instructions/{task_id}.json", record)
+    statements = {public["instance_id"]: public["problem_statement"] for public, _ in iter_rows(copy)}
+    assert [name for name, text in statements.items() if text == record["text"]] == [task_id]
 
 
-def test_without_pyarrow_a_table_is_refused(copy: TaskStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingError, match="CR0101"):
-        written(copy, copy.root / "a.parquet")
-
-
-def test_text_that_parquet_has_to_carry() -> None:
+def test_text_that_parquet_has_to_carry(monkeypatch: pytest.MonkeyPatch) -> None:
     row: dict[str, str | int | None] = {**ROW, "problem_statement": None, "symbol": "ünïcode\n\0\r\n"}
     assert read_parquet(parquet_bytes([row], PUBLIC_COLUMNS)) == [row]
     assert read_parquet(parquet_bytes([], PUBLIC_COLUMNS)) == []
@@ -155,4 +137,6 @@ def test_text_that_parquet_has_to_carry() -> None:
         read_parquet(b"no")
     with pytest.raises(KeyError):
         parquet_bytes([{"instance_id": "x"}], PUBLIC_COLUMNS)
-    assert pq.read_table(BytesIO(parquet_bytes([ROW], PUBLIC_COLUMNS))).num_rows == 1
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingError, match="CR0101"):
+        parquet_bytes([ROW], PUBLIC_COLUMNS)

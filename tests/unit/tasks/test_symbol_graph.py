@@ -45,13 +45,12 @@ def test_a_module_is_reached_by_every_form_of_import():
 
 
 def test_relative_imports_count_dots_from_modules_and_packages():
-    found = SymbolGraph(
-        {
-            "p/__init__.py": b"from .a import x\n",
-            "p/q/__init__.py": b"from ..a import x\nfrom . import r\n",
-            "p/q/r.py": b"from ...z import y\nfrom . import s\n",
-        }
-    )
+    files = {
+        "p/__init__.py": b"from .a import x\n",
+        "p/q/__init__.py": b"from ..a import x\nfrom . import r\n",
+        "p/q/r.py": b"from ...z import y\nfrom . import s\n",
+    }
+    found = SymbolGraph(files)
     targets = {file.path: [imported.target for imported in file.imports] for file in found.files.values()}
     assert targets == {"p/__init__.py": ["p.a"], "p/q/__init__.py": ["p.a", "p.q"], "p/q/r.py": ["z", "p.q"]}
 

@@ -86,19 +86,13 @@ def names_in(text: str) -> set[str]:
 
 @pytest.mark.parametrize("gone", [{name} for name in PLACES] + [set(PLACES), {"test_first", "test_third"}])
 def test_only_the_named_functions_go(gone: set[str]) -> None:
+    """With decorators and the comments above."""
     shorter = remove_functions(FILE, [(PLACES[name], name) for name in gone])
-    assert shorter is not None
+    assert shorter is not None and "VALUES = [1, 2]" in shorter
     assert names_in(shorter) == {"helper", *PLACES} - gone
+    assert ("Secret words" in shorter) is ("parametrize" in shorter) is ("test_first" not in gone)
     kept_lines = [line for line in shorter.splitlines() if line.strip() != "pass"]
     assert set(kept_lines) <= set(FILE.splitlines())
-
-
-def test_decorators_and_comments_above_go_too() -> None:
-    shorter = remove_functions(FILE, [(PLACES["test_first"], "test_first")])
-    assert shorter is not None
-    assert "Secret words" not in shorter
-    assert "parametrize" not in shorter
-    assert "VALUES = [1, 2]" in shorter
 
 
 @pytest.mark.parametrize(
@@ -156,8 +150,7 @@ def test_the_text_of_each_function_is_found_by_its_place() -> None:
 
 def test_functions_are_counted_by_name() -> None:
     text = "def a():\n    def inner(): ...\n\n\n@decorated\ndef a(): ...\n\n\nclass C:\n    async def b(self): ...\n"
-    assert count_functions(text) == {"a": 2, "b": 1}
-    assert count_functions("def (") == {}
+    assert (count_functions(text), count_functions("def (")) == ({"a": 2, "b": 1}, {})
 
 
 def test_a_table_that_a_text_names_stays() -> None:
@@ -232,9 +225,6 @@ def test_a_name_that_only_the_deleted_code_says_is_not_asked_for() -> None:
     assert unfair(["test_rarity"]) == {"test_rarity"}
     assert unfair(["test_keyword"]) == {"test_keyword"}
     assert unfair(["test_by_text"]) == set()  # test_keep, which stays, has the word
-
-
-def test_a_name_is_unknown_where_all_tests_that_say_it_are_hidden() -> None:
     assert unfair(["test_by_text", "test_keep"]) == {"test_by_text"}  # its own variable asks for nothing
 
 
@@ -285,15 +275,12 @@ def test_nobody_is_asked_for_the_words_of_a_deleted_message(test: str, is_shown:
     assert places_to_show([at], files, told, frozenset(), texts=texts) == frozenset()
 
 
-def test_the_texts_of_deleted_files_count_whole() -> None:
-    texts = deleted_texts(Changes((), removed_files=("package/code.py",)), {"package/code.py": WORDED})
-    assert {("plainly",), ("visible",), ("cannot", "cut", "before")} <= texts
-    assert ("harmonious",) not in texts
-
-
 def test_deleted_files_count_whole() -> None:
     changes = Changes((), removed_files=("package/code.py",))
     assert {"get_rarity", "keep"} <= deleted_words(changes, FILES)
+    texts = deleted_texts(changes, {"package/code.py": WORDED})
+    assert {("plainly",), ("visible",), ("cannot", "cut", "before")} <= texts
+    assert ("harmonious",) not in texts
 
 
 def test_a_copy_under_another_name_shows_a_hidden_test() -> None:

@@ -19,13 +19,11 @@ from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.twin.build_twins import build_twins, is_candidate
 from composer_replication.tasks.twin.twin_player import find_function
 from composer_replication.tasks.twin.twin_run import (
-    Job,
     Twin,
     TwinScore,
     Vector,
     judge_twin,
     judge_twins,
-    play_apart,
     read_twin,
     record_calls,
     score_digests,
@@ -412,49 +410,41 @@ def test_equal_input_and_seed_give_equal_bytes(runner: Environment, twins) -> No
     assert other.mutated != twins["chosen"].mutated
 
 
-def test_a_twin_survives_a_file(twins) -> None:
-    for twin in twins.values():
-        data = twin_bytes(twin)
-        assert read_twin(data) == twin
-
-
 def repacked(twin: Twin, **changes: object) -> bytes:
     line, _, blobs = zstandard.decompress(twin_bytes(twin)).partition(b"\n")
     return zstandard.compress(json.dumps({**json.loads(line), **changes}).encode() + b"\n" + blobs)
 
 
-def test_a_twin_of_an_earlier_version_is_read(twins) -> None:
+def test_a_twin_survives_a_file_and_one_of_an_earlier_version_is_read(twins) -> None:
+    for twin in twins.values():
+        assert read_twin(twin_bytes(twin)) == twin
     data = repacked(twins["chosen"], version=2, tests=["t"], recorded_in=[[0]], num_lookup_misses=9)
     assert read_twin(data) == twins["chosen"]
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_what_is_damaged_or_does_not_fit_is_refused(runner: Environment, twins) -> None:
+    twin = twins["chosen"]
+    for change, words in (
         ({"version": 1}, "version 1"),
         ({"sizes": [-1, 1]}, "do not fill"),
         ({"sizes": [1]}, "do not fill"),
         ({"digests": "0"}, "do not fill"),
         ({"num_recorded": 0}, "0 of its"),
-    ],
-)
-def test_what_does_not_fit_is_refused(twins, change: dict[str, object], words: str) -> None:
-    with pytest.raises(InputError, match=rf"CR0411.*{words}"):
-        read_twin(repacked(twins["chosen"], **change))
-
-
-@pytest.mark.parametrize("change", ["cut", "empty", "noise"])
-def test_a_damaged_file_is_said_so(twins, change: str) -> None:
-    data = twin_bytes(twins["chosen"])
-    bad = {"cut": data[:-20], "empty": b"", "noise": data[:30] + b"xx" + data[32:]}[change]
+    ):
+        with pytest.raises(InputError, match=rf"CR0411.*{words}"):
+            read_twin(repacked(twin, **change))
+    data = twin_bytes(twin)
+    packer = zstandard.ZstdCompressor().compressobj(
+        size=1024**3
+    )  # more than one may have: it is not unpacked
+    large = packer.compress(b"x") + packer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    for bad, words in (
+        (data[:-20], ""), (b"", ""), (data[:30] + b"xx" + data[32:], ""), (large, "it unpacks to 1073741824 bytes"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=rf"CR0411.*{words}"):
+            read_twin(bad, where="chosen")
     with pytest.raises(InputError, match="CR0411"):
-        read_twin(bad, where="chosen")
-
-
-def test_another_pickler_is_refused(runner: Environment, twins) -> None:
-    twin = dataclasses.replace(twins["chosen"], pickler="other")
-    with pytest.raises(InputError, match="CR0411"):
-        judge_twin(FILES, runner, twin, timeout_seconds=30)
+        judge_twin(FILES, runner, dataclasses.replace(twin, pickler="other"), timeout_seconds=30)
 
 
 def test_the_rule_of_passing() -> None:
@@ -464,28 +454,18 @@ def test_the_rule_of_passing() -> None:
     right = {number: str(number) for number in range(62)}
     assert score_digests(twin, right) == TwinScore(2, 2, 60, 60)
     assert score_digests(twin, {**right, 61: "", 60: "", 59: ""}).passed
-    assert not score_digests(twin, {**right, 61: "", 60: "", 59: "", 58: ""}).passed
-    assert not score_digests(twin, {**right, 0: ""}).passed
+    for digests in ({**right, 61: "", 60: "", 59: "", 58: ""}, {**right, 0: ""}, {}):
+        assert not score_digests(twin, digests).passed
     assert not score_digests(twin, right, "it ended early").passed
-    assert not score_digests(twin, {}).passed
 
 
 def test_relatives_are_judged_apart_from_each_other(runner: Environment, twins) -> None:
     """One that patches the standard library does not change what the next one does."""
-
-    def overlay(body):
-        return {PATH: with_body(CUTS["chosen"], body)[PATH].decode()}
-
-    bodies = [
-        "import builtins; builtins.sorted = lambda x: []; return []",
-        "return sorted(filter(test, values))",
-        "import os; os._exit(0)",
-        "return sorted(filter(test, values))",
-    ]
-    twin = twins["chosen"]
-    jobs = [Job(twin, overlay=overlay(body)) for body in bodies]
-    reports = play_apart(bench_of(FILES, runner), jobs)
-    scores = [score_digests(twin, report.digests, report.error) for report in reports]
+    right = "return sorted(filter(test, values))"
+    wrong = "import builtins; builtins.sorted = lambda x: []; return []", "import os; os._exit(0)"
+    bodies = [wrong[0], right, wrong[1], right]
+    overlays = [{PATH: with_body(CUTS["chosen"], body)[PATH].decode()} for body in bodies]
+    scores = judge_twins(bench_of(FILES, runner), [twins["chosen"]] * 4, overlays)
     assert [score.passed for score in scores] == [False, True, False, True]
 
 
@@ -550,10 +530,8 @@ def test_a_namesake_of_another_file_is_not_found(tmp_path: Path, monkeypatch: py
 def test_who_may_be_a_candidate() -> None:
     cut = CUTS["squeeze"]
     assert is_candidate(cut)
-    assert not is_candidate(dataclasses.replace(cut, symbol="_squeeze"))
-    assert not is_candidate(dataclasses.replace(cut, symbol="_Box.push"))
-    assert not is_candidate(dataclasses.replace(cut, symbol="Box.__len__"))
-    assert not is_candidate(dataclasses.replace(cut, symbol="squeeze#2"))
+    for symbol in ("_squeeze", "_Box.push", "Box.__len__", "squeeze#2"):
+        assert not is_candidate(dataclasses.replace(cut, symbol=symbol))
     assert not is_candidate(dataclasses.replace(cut, path="shop/_goods.py"))
     assert is_candidate(dataclasses.replace(cut, path="shop/__init__.py"))
     short = dataclasses.replace(cut, golden_body="\n    return text")
@@ -562,22 +540,13 @@ def test_who_may_be_a_candidate() -> None:
 
 
 def test_several_twins_in_one_sandbox_say_what_each_says_alone(runner: Environment, twins) -> None:
-    wrong = with_body(CUTS["squeeze"], "return text")
-    for tree in (FILES, wrong):
-        alone = [judge_twin(tree, runner, twin, timeout_seconds=60) for twin in twins.values()]
-        assert judge_twins(bench_of(tree, runner), list(twins.values())) == alone
-    assert [score.passed for score in alone] == [symbol != "squeeze" for symbol in twins]
+    """Also where one takes the sandbox down."""
+    wrong, deadly = "return text", "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)"
+    tree = with_body(CUTS["squeeze"], wrong)
+    scores = [judge_twin(tree, runner, twin, timeout_seconds=60) for twin in twins.values()]
+    assert judge_twins(bench_of(tree, runner), list(twins.values())) == scores
+    for body in (wrong, deadly):
+        bench = bench_of(with_body(CUTS["squeeze"], body), runner)
+        passed = [score.passed for score in judge_twins(bench, list(twins.values()))]
+        assert passed == [symbol != "squeeze" for symbol in twins]
     assert judge_twins(bench_of(FILES, runner), []) == []
-
-
-def test_one_that_takes_the_sandbox_down_fails_alone(runner: Environment, twins) -> None:
-    tree = with_body(CUTS["squeeze"], "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)")
-    scores = judge_twins(bench_of(tree, runner), list(twins.values()))
-    assert [score.passed for score in scores] == [symbol != "squeeze" for symbol in twins]
-
-
-def test_a_twin_that_unpacks_to_more_than_one_may_have_is_refused_unread() -> None:
-    packer = zstandard.ZstdCompressor().compressobj(size=1024**3)
-    data = packer.compress(b"x") + packer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
-    with pytest.raises(InputError, match=r"CR0411.*it unpacks to 1073741824 bytes"):
-        read_twin(data)

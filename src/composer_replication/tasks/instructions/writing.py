@@ -1,9 +1,9 @@
 """What is to be done, in words: written from what stays in the tree, without a model.
 
-Where bodies were taken out, a text lists the functions with signature and docstring, as the
-broken files have them. Where code is gone altogether, it says what else the files define. Both name
-the tests that have to pass and show their source, with the imports that moved into them. Neither golden code nor a hidden test is a source of a text,
-and the finished text is searched for every deleted span before anybody sees it.
+Where bodies were taken out, a text lists the functions with signature and docstring, as the broken files have them.
+Where code is gone altogether, it says what else the files define. Both name the tests that have to pass and show their
+source, with the imports that moved into them. Neither golden code nor a hidden test is a source of a text, and the
+finished text is searched for every deleted span before anybody sees it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _tree = lru_cache(maxsize=16)(parsed)
 class Surroundings:
     """What the broken file says about a hole.
 
-    ``line`` is the marker's line. ``header`` are the lines from the first one of the function around it
-    (decorators included) to the docstring, ``docstring`` the docstring's own lines, both as they stand in the file. ``name`` is the qualified name of
-    the function, empty where none was found. ``owner`` is the class around,
-    ``siblings`` its other members, ``neighbours`` what else the file defines at the top.
+    ``line`` is the marker's line. ``header`` are the lines from the first one of the function around it (decorators
+    included) to the docstring, ``docstring`` the docstring's own lines, both as they stand in the file. ``name`` is the
+    qualified name of the function, empty where none was found. ``owner`` is the class around, ``siblings`` its other
+    members, ``neighbours`` what else the file defines at the top.
     """
 
     line: int
@@ -85,9 +85,8 @@ def _chain(node: ast.AST, line: int) -> Iterator[Definition]:
 
 def _names(body: Sequence[ast.stmt], chain: Sequence[ast.AST]) -> tuple[str, ...]:
     """What a block defines beside the nodes of the chain, each name once, in its order."""
-    return tuple(
-        dict.fromkeys(node.name for node in body if isinstance(node, Definition) and node not in chain)
-    )
+    others = (node.name for node in body if isinstance(node, Definition) and node not in chain)
+    return tuple(dict.fromkeys(others))
 
 
 # --- The broken places, where what went is a count and never a line.
@@ -120,8 +119,8 @@ def broken_regions(store: TaskStore, task: Task) -> str:
 
 def first_broken_line(store: TaskStore, task: Task) -> int | None:
     """The line, counted from 1, of the first change in the task's own file; None when the file is gone or as it was."""
-    hole = next((hole for hole in task.holes if hole.path == task.path), None)
-    return None if hole is None else line_of(store.files(task, "rollout")[task.path].decode(), hole)
+    holes = [hole for hole in task.holes if hole.path == task.path]
+    return line_of(store.files(task, "rollout")[task.path].decode(), holes[0]) if holes else None
 
 
 # --- The text itself.
@@ -142,9 +141,9 @@ MAX_LINE_CHARS = 400
 class Material:
     """Everything that may be known of a task, and nothing else: what an instruction is written from.
 
-    ``places`` are the surroundings of each hole with its path (body removals only), ``files``
-    the text of each file that lost code and is still there, ``sources`` path and source of
-    each visible test function: where code is gone altogether it imports what is missing.
+    ``places`` are the surroundings of each hole with its path (body removals only), ``files`` the text of each file that
+    lost code and is still there, ``sources`` path and source of each visible test function: where code is gone altogether
+    it imports what is missing.
     """
 
     task: Task
@@ -165,8 +164,8 @@ def write_instruction(store: TaskStore, task: Task) -> str:
 def plain_instruction(store: TaskStore, task: Task) -> str | None:
     """The instruction of a task, in Markdown; None where even the shortest text would show golden code.
 
-    The source of a visible test, or a docstring, that holds the very lines that were deleted
-    is left out. What a foreign task set says in its own words stands in the place of ours.
+    The source of a visible test, or a docstring, that holds the very lines that were deleted is left out. What a foreign
+    task set says in its own words stands in the place of ours.
     """
     spans = golden_spans(store, task)
     statement = store.record(task.task_id).statement.strip()
@@ -175,10 +174,11 @@ def plain_instruction(store: TaskStore, task: Task) -> str | None:
     bare = tuple((path, replace(place, docstring="")) for path, place in material.places)
     pairs = zip(material.places, bare, strict=True)
     places = tuple(without if shows_any(one[1].docstring, spans) else one for one, without in pairs)
-    tries = ((places, sources), (places, ()), (bare, ()))
-    shown = (replace(material, places=own, sources=tests) for own, tests in tries)
-    texts = (instruction_text(each, statement) for each in shown)
-    return next((text for text in texts if not shows_any(text, spans)), None)
+    for own, tests in ((places, sources), (places, ()), (bare, ())):
+        text = instruction_text(replace(material, places=own, sources=tests), statement)
+        if not shows_any(text, spans):
+            return text
+    return None
 
 
 def read_material(store: TaskStore, task: Task) -> Material:
@@ -200,8 +200,7 @@ def sources_of_tests(
 ) -> Iterator[tuple[str, str]]:
     """Path and source of each test function of some tests, as a view of the task has it; empty where it is not found.
 
-    A file may have lost other tests above it. A function that the runner places elsewhere is known by its name if only
-    one has it.
+    A file may have lost other tests above it. One that the runner places elsewhere is known by its name if only one has it.
     """
     record, tree = store.record(task.task_id), store.files(task, view)
     repository = store.repository(record.repository_record)

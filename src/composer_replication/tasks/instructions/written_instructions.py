@@ -1,9 +1,8 @@
 """Instructions that a model writes like an issue, from public information only.
 
-The model is shown the plain instruction, which is written from the broken tree and the
-visible tests; the deleted code and the hidden tests are never sent. What it answers is kept
-as ``instructions/<task_id>.json`` only if it passes every gate below; else the task keeps its
-plain instruction alone, and the reason is counted.
+The model is shown the plain instruction, which is written from the broken tree and the visible tests; the deleted code
+and the hidden tests are never sent. What it answers is kept as ``instructions/<task_id>.json`` only if it passes every
+gate below; else the task keeps its plain instruction alone, and the reason is counted.
 
 shows-code           a deleted line, in a block or inside a sentence
 names-hidden-test    the name of a hidden test that no visible file has
@@ -61,10 +60,8 @@ def written_instruction(store: TaskStore, task_id: str) -> WrittenInstruction | 
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """What a written text must not tell.
-
-    ``spans`` are the deleted code, ``lines`` those of its lines that the visible files do not
-    have (spaces removed), ``names`` and ``values`` those of hidden tests that they do not have.
+    """What a written text must not tell: ``spans`` are the deleted code, ``lines`` those of its lines that the visible files
+    do not have (spaces removed), ``names`` and ``values`` those of hidden tests that they do not have.
     """
 
     symbol: str
@@ -79,16 +76,15 @@ def write_instructions(
 ) -> Counter[str]:
     """Have an instruction written for each task that has none of this model yet.
 
-    Returns:
-        How many were ``written``, ``kept`` from an earlier call, or failed, by reason; what was
-        left alone after three failures of the endpoint in a row is ``not-asked``.
+    The answer is how many were ``written``, ``kept`` from an earlier call, or failed, by reason; what was left alone after
+    three failures of the endpoint in a row is ``not-asked``.
     """
+    tell = progress or (lambda *_: None)
     counts: Counter[str] = Counter()
     num_failures = 0
     wanted = list(task_ids)
     for done, task_id in enumerate(wanted):
-        if progress is not None:
-            progress(done, len(wanted), "instructions")
+        tell(done, len(wanted), "instructions")
         earlier = written_instruction(store, task_id)
         if earlier is not None and earlier.model == endpoint.model:
             counts["kept"] += 1
@@ -102,8 +98,7 @@ def write_instructions(
                 counts[error.reason] += 1
                 num_failures += 1
     store.settle()
-    if progress is not None:
-        progress(len(wanted), len(wanted), "instructions")
+    tell(len(wanted), len(wanted), "instructions")
     return counts
 
 
@@ -125,13 +120,10 @@ def write_one(store: TaskStore, task: Task, endpoint: Endpoint) -> str:
 
 def refusal(text: str, secrets: Secrets) -> str:
     """The first gate that a text does not pass; empty when it passes all."""
-    if len(text) < MIN_CHARS:
-        return "too-short"
-    if len(text) > MAX_CHARS:
-        return "too-long"
-    if secret := secret_shown(text, secrets):
-        return secret
-    return "" if _occurs(secrets.symbol.rpartition(".")[2], text) else "without-symbol"
+    if not MIN_CHARS <= len(text) <= MAX_CHARS:
+        return "too-short" if len(text) < MIN_CHARS else "too-long"
+    is_named = _occurs(secrets.symbol.rpartition(".")[2], text)
+    return secret_shown(text, secrets) or ("" if is_named else "without-symbol")
 
 
 def secret_shown(text: str, secrets: Secrets) -> str:
@@ -155,26 +147,26 @@ def read_secrets(store: TaskStore, task: Task, plain: str) -> Secrets:
     names = {part for test in task.tests.unseen for part in test.partition("[")[0].split("::")[1:]}
     unseen = sources_of_tests(store, task, task.tests.unseen, "golden")
     values = {value for _, source in unseen for value in _values(source)}
+    long_values = {value for value in values if len(value) >= MIN_VALUE_CHARS}
     return Secrets(
         symbol=task.symbol.partition("#")[0],
         spans=spans,
         lines=frozenset(line for line in lines if len(line) >= MIN_LINE_CHARS and line not in bare),
         names=frozenset(name for name in names if not _occurs(name, visible)),
-        values=frozenset(
-            value for value in values if len(value) >= MIN_VALUE_CHARS and not _occurs(value, visible)
-        ),
+        values=frozenset(value for value in long_values if not _occurs(value, visible)),
     )
 
 
 def _values(source: str) -> Iterator[str]:
     """The constants of a test function, as a text might quote them."""
-    tree = parsed_part(source)
-    for node in ast.walk(tree) if tree is not None else ():
-        value = getattr(node, "value", None) if isinstance(node, ast.Constant) else None
-        if isinstance(value, str | bytes):
-            yield (value if isinstance(value, str) else value.decode("utf-8", "replace")).strip()
-        elif isinstance(value, int | float | complex) and not isinstance(value, bool):
-            yield repr(value)
+    for node in ast.walk(parsed_part(source) or ast.Module([], [])):
+        match node:
+            case ast.Constant(value=str() as text):
+                yield text.strip()
+            case ast.Constant(value=bytes() as data):
+                yield data.decode("utf-8", "replace").strip()
+            case ast.Constant(value=int() | float() | complex() as number) if not isinstance(number, bool):
+                yield repr(number)
 
 
 def _occurs(piece: str, text: str) -> bool:

@@ -88,15 +88,11 @@ def main(request, send):
     targets = [Target(*fields) for fields in request["targets"]]
     search = Search(targets, unmarshal=True)
     tree = os.getcwd()
-    leaks = set()
+    leaks, failed = ask_git(search, tree) if request["asks"] else (set(), set())
     for root in folders_of(request["roots"], tree):
         leaks |= search.search_folder(root, tree=tree, skip=["/proc", "/sys", *request["skip"]])
-    failed: set[str] = set()
     if request["asks"]:
-        found, failed = ask_git(search, tree)
-        leaks |= found | ask_importlib(targets)
-        for task_id in sorted({target.task_id for target in targets}):
-            leaks |= ask_network(task_id, request)
+        leaks |= ask_importlib(targets).union(*(ask_network(one, request) for one in request["packages"]))
     send(
         "searched",
         leaks=sorted([leak.task_id, leak.channel, leak.path] for leak in leaks),

@@ -1,10 +1,9 @@
 """Search everything that a sandbox of a task can see for its golden code.
 
-A program inside a real sandbox around the rollout's tree (``inside_search``) walks the whole visible file
-system, looks up what can be imported, asks git and tries the network; it is told the deleted lines, and must find
-none of them.
-``leaks_in_tree`` and ``installed_copies`` search the bytes of a tree and of installed sources, outside, as gates of
-each candidate.
+A program inside a real sandbox around the rollout's tree (``inside_search``) walks the whole visible file system, looks up
+what can be imported, asks git and tries the network; it is told the deleted lines, and must find none of them.
+``leaks_in_tree`` and ``installed_copies`` search the bytes of a tree and of installed sources, outside, as gates of each
+candidate.
 """
 
 from __future__ import annotations
@@ -50,10 +49,9 @@ _read_lock = Lock()
 class ScanSummary:
     """What was found.
 
-    ``without_distinctive_lines`` are tasks whose body has no line that could be recognised;
-    for them only code objects and runs of lines were looked for. ``not_searched`` are files
-    that could be read but not looked through, with the reason. ``failed_checks`` are questions
-    of the search inside that got no answer: of those tasks it is not known that they are clean.
+    ``without_distinctive_lines`` are tasks whose body has no line that could be recognised; for them only code objects were
+    looked for. ``not_searched`` are files that could be read but not looked through, with the reason. ``failed_checks`` are
+    questions of the search inside that got no answer: of those tasks it is not known that they are clean.
     """
 
     tasks: int
@@ -74,16 +72,15 @@ def scan_store(
 ) -> ScanSummary:
     """Search for the golden code of every task of a store.
 
-    What several tasks see is searched once for all of them: the folders of the system and the
-    interpreter once, each environment once. Each task's own tree gets a sandbox of its own.
-
-    ``jobs`` are sandboxes at a time, ``backend`` None is the best of this machine; ``progress`` is told at the start and
-    after each task (done, total, task id).
+    What several tasks see is searched once for all of them: the folders of the system and the interpreter once, each
+    environment once. Each task's own tree gets a sandbox of its own. ``jobs`` are sandboxes at a time, ``backend`` None is
+    the best of this machine; ``progress`` is told at the start and after each task (done, total, task id).
 
     Raises:
         NothingToDoError: the store is empty (CR0604).
         SandboxFailure: the sandbox broke, or the search inside did not end (CR0302); nothing is said about any task.
     """
+    tell = progress or (lambda *_: None)
     store = TaskStore.open(path, backend=backend)
     store.require_task_ids()
     require_selftest(choose_backend(backend), progress=progress)
@@ -97,20 +94,17 @@ def scan_store(
             walks.setdefault(tuple(sorted(folders)), ([], environment))[0].extend(targets[task.task_id])
 
     def search_task(task: Task) -> dict[str, Any]:
-        tree = with_git(store.files(task, "rollout"))
-        own = (targets[task.task_id], store.environment(task))
-        return search_inside(tree, (task,), *own, backend=store.backend)
+        tree, own = with_git(store.files(task, "rollout")), targets[task.task_id]
+        return search_inside(tree, (task,), own, store.environment(task), backend=store.backend)
 
     with interruptible_pool(jobs, "tasks-leakscan") as pool:
-        if progress is not None:
-            progress(0, len(tasks), "what all tasks see")
+        tell(0, len(tasks), "what all tasks see")
         walk = partial(search_inside, {}, (), backend=store.backend)
         shared = [pool.submit(walk, *one, roots=folders) for folders, one in walks.items()]
         alone = [pool.submit(search_task, task) for task in tasks]
         for done, (task, future) in enumerate(zip(tasks, alone, strict=True), 1):
             future.result()
-            if progress is not None:
-                progress(done, len(tasks), task.task_id)
+            tell(done, len(tasks), task.task_id)
         answers = [future.result() for future in (*alone, *shared)]
 
     def together(key: str) -> tuple[str, ...]:
@@ -139,10 +133,8 @@ def search_inside(
     roots: Sequence[str] = (),
     backend: str | None = None,
 ) -> dict[str, Any]:
-    """Search from inside a fresh sandbox.
-
-    It walks the folders ``roots``; or, without any, the tree of the tasks and whatever is not mounted read-only, and looks
-    up what can be imported without the tree, and tries git and the network.
+    """Search from inside a fresh sandbox: the folders ``roots``; or, without any, the tree of the tasks and whatever is not
+    mounted read-only, what can be imported without the tree, git and the network.
     """
     mounted = _system_paths(environment) | _with_real([environment.root])
     # Where no index can be reached from this machine either, an open network shows at its own port.
@@ -157,14 +149,9 @@ def search_inside(
             "port": server.getsockname()[1],
         }
         done, records = run_program(
-            "leaks.inside_search",
-            tree_files,
-            environment,
-            options,
-            backend=backend,
-            limits=_INSIDE_LIMITS,
-            timeout_seconds=_INSIDE_SECONDS,
-        )
+            "leaks.inside_search", tree_files, environment, options,
+            backend=backend, limits=_INSIDE_LIMITS, timeout_seconds=_INSIDE_SECONDS,
+        )  # fmt: skip
     if records:
         return records[0]
     problem = ": it ran too long" if done.timed_out else last_words(done)
@@ -255,8 +242,8 @@ NUM_LINES_AROUND = 6
 def targets_of(store: TaskStore, task: Task) -> list[Target]:
     """The targets of a task: one for each place where code was taken out.
 
-    A line of the code is distinctive if it occurs once in the restored tree, not in the broken
-    one, and has a name in it. Lines are compared without indentation.
+    A line of the code is distinctive if it occurs once in the restored tree, not in the broken one, and has a name in it.
+    Lines are compared without indentation.
     """
     files = store.files(task, "rollout")
     record = store.record(task.task_id)
@@ -280,14 +267,10 @@ def targets_of(store: TaskStore, task: Task) -> list[Target]:
         }
         above, gone, below = (list(filter(None, map(str.strip, part.splitlines()))) for part in parts)
         window = [*above[-NUM_LINES_AROUND:], *gone, *below[:NUM_LINES_AROUND]]
-        target = Target(
-            task_id=task.task_id,
-            window=tuple((line, line in distinctive) for line in window),
-            codes=_codes_of(original[path], files.get(path, b""), path, task),
-            tests=tests,
-            module=posixpath.normpath(below_root(path, recorded_folders({**files, path: b""}))),
-        )
-        found.append(target)
+        marked = tuple((line, line in distinctive) for line in window)
+        codes = _codes_of(original[path], files.get(path, b""), path, task)
+        module = posixpath.normpath(below_root(path, recorded_folders({**files, path: b""})))
+        found.append(Target(task.task_id, marked, codes, tests, module))
     return found
 
 

@@ -2,12 +2,10 @@
 
 Standard library only: the same text runs outside and, given as source to ``inside_search``, inside a jail.
 
-Inside the tree one distinctive line is enough. Outside (standard library, other people's packages)
-short lines repeat by nature: there a run of lines that follow one another as around the
-hole, with a distinctive one among them, must have ``MIN_RUN_CHARACTERS`` characters.
-So with compiled code: inside the tree any deleted function counts. Outside, one of fewer than
-``MIN_CODE_BYTES`` (``lambda a, b: a < b``, an empty class) counts only if it comes from a file
-of the same name.
+Inside the tree one distinctive line is enough. Outside (standard library, other people's packages) short lines repeat by
+nature: there a run of lines that follow one another as around the hole, with a distinctive one among them, must have
+``MIN_RUN_CHARACTERS`` characters. So with compiled code: inside the tree any deleted function counts. Outside, one of
+fewer than ``MIN_CODE_BYTES`` (``lambda a, b: a < b``, an empty class) counts only if it comes from a file of that name.
 """
 
 from __future__ import annotations
@@ -34,9 +32,8 @@ MARKS, END_MARKS = "+-<>#|*%\"',.:0123456789 \t", "\"',| \t"
 class Target:
     """One golden body.
 
-    ``window`` are (text, is distinctive) of the lines around and in the hole, in order and without
-    indentation; ``codes`` digests of its code objects; ``tests`` the hidden tests as ``file name::test``;
-    ``module`` the path that it is imported from.
+    ``window`` are (text, is distinctive) of the lines around and in the hole, in order and without indentation; ``codes``
+    digests of its code objects; ``tests`` the hidden tests as ``file name::test``; ``module`` the path that it is imported from.
     """
 
     task_id: str
@@ -100,43 +97,42 @@ class Search:
         for form in forms_of(path, data):
             if form.problem:
                 self.not_searched.append(f"{form.path} ({form.problem})")
-            channel = _channel(form, in_tree=in_tree)
-            targets = self._lines_found(form.data, in_tree=in_tree)
-            found |= {Leak(target.task_id, channel, form.path) for target in targets}
+            channel, by_line = _channel(form, in_tree=in_tree), self._lines_found(form.data, in_tree=in_tree)
+            found |= {Leak(task_id, channel, form.path) for task_id in by_line}
             if self.unmarshal and form.path.endswith((".pyc", ".pyo")):
-                targets = self._codes_found(form.data, in_tree=in_tree)
-                found |= {Leak(target.task_id, form.kind or "pyc", form.path) for target in targets}
+                by_code = self._codes_found(form.data, in_tree=in_tree)
+                found |= {Leak(task_id, form.kind or "pyc", form.path) for task_id in by_code}
         return found
 
-    def _lines_found(self, data: bytes, *, in_tree: bool) -> list[Target]:
-        """The targets whose lines stand in a text."""
+    def _lines_found(self, data: bytes, *, in_tree: bool) -> set[str]:
+        """The tasks of which lines stand in a text."""
         lines = filter(None, map(str.strip, data.decode("utf-8", "replace").splitlines()))
         known: dict[int, str] = {}
         for place, line in enumerate(lines):
             for form in (line, line.lstrip(MARKS).rstrip(END_MARKS)):
                 if form in self.known:
                     known.setdefault(place, form)
-        found: dict[int, Target] = {}
+        found: set[str] = set()
         for place, line in known.items():
             for target, where in self.places.get(line, ()):
-                if id(target) not in found and (in_tree or _is_run(target, where, known, place)):
-                    found[id(target)] = target
-        return list(found.values())
+                if target.task_id not in found and (in_tree or _is_run(target, where, known, place)):
+                    found.add(target.task_id)
+        return found
 
-    def _codes_found(self, data: bytes, *, in_tree: bool) -> list[Target]:
+    def _codes_found(self, data: bytes, *, in_tree: bool) -> set[str]:
         try:
             top = marshal.loads(data[16:])  # noqa: S302  inside a jail only
         except (ValueError, EOFError, TypeError, MemoryError, SystemError, OverflowError):
-            return []
-        found: list[Target] = []
+            return set()
+        found: set[str] = set()
         for code in set(all_codes(top)) if isinstance(top, types.CodeType) else ():
             leaf = posixpath.basename(code.co_filename)
             # A test's name alone stands in many suites: its file must have the same name too.
-            found += self.by_code.get(f"{leaf}::{code.co_name}", ())
+            found |= {target.task_id for target in self.by_code.get(f"{leaf}::{code.co_name}", ())}
             says_enough = in_tree or len(code.co_code) >= MIN_CODE_BYTES
             for target in self.by_code.get(code_digest(code), ()):
                 if says_enough or leaf == posixpath.basename(target.module):
-                    found.append(target)
+                    found.add(target.task_id)
         return found
 
     def search_folder(self, root: str, *, tree: str, skip: Iterable[str] = ()) -> set[Leak]:
@@ -175,25 +171,19 @@ class Search:
 def _is_run(target: Target, where: int, known: Mapping[int, str], place: int) -> bool:
     """Whether the lines around a distinctive one stand there as around the hole, long enough to be no chance."""
     window = target.window
-    characters = len(window[where][0])
-    for step in (1, -1):
-        mine, theirs = where + step, place + step
-        while (
-            characters < MIN_RUN_CHARACTERS
-            and 0 <= mine < len(window)
-            and known.get(theirs) == window[mine][0]
-        ):
-            characters += len(window[mine][0])
-            mine, theirs = mine + step, theirs + step
-    return characters >= MIN_RUN_CHARACTERS
+    num_characters = len(window[where][0])
+    for step, end in ((1, len(window)), (-1, -1)):
+        for mine in range(where + step, end, step):
+            line, _ = window[mine]
+            if num_characters >= MIN_RUN_CHARACTERS or known.get(place + mine - where) != line:
+                break
+            num_characters += len(line)
+    return num_characters >= MIN_RUN_CHARACTERS
 
 
 def _channel(form: Form, *, in_tree: bool) -> str:
     parts = form.path.partition("!")[0].split("/")
     if ".git" in parts:
         return "git"
-    if form.kind:
-        return form.kind
-    if {"site-packages", "dist-packages"} & set(parts):
-        return "installed"
-    return "copy" if in_tree else "visible-copy"
+    is_installed = "site-packages" in parts or "dist-packages" in parts
+    return form.kind or ("installed" if is_installed else "copy" if in_tree else "visible-copy")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from composer_replication.records import Edit, Task
+from composer_replication.tasks.planning.edits import Changes
 from composer_replication.tasks.store import TaskStore
 
 _NAMES_ONLY = re.compile(r"(?:[\w.]++|['\"][\w.]*+['\"]|[(),\s\\]|#[^\n]*+)*+")
@@ -29,9 +30,8 @@ def _joined(lines: Sequence[str]) -> str:
 def copied_share(bodies: Sequence[str], files: Mapping[str, bytes]) -> tuple[float, str]:
     """Which share of the lines of some bodies stands in a tree once more, and a file that has it.
 
-    A body counts as copied when a file holds it line for line; indentation, blank lines and
-    comments do not hide it. One of a single line is not looked for: short lines repeat by
-    nature, and neighbours are what a policy learns from.
+    A body counts as copied when a file holds it line for line; indentation, blank lines and comments do not hide it. One of
+    a single line is not looked for: short lines repeat by nature, and neighbours are what a policy learns from.
     """
     total = copied = 0
     example = ""
@@ -53,41 +53,36 @@ def _plain(data: bytes) -> str:
 
 
 def golden_spans(store: TaskStore, task: Task) -> tuple[str, ...]:
-    """The bodies of all deleted functions, and every other deleted span that has code in it.
-
-    Never to be shown to a policy.
-    """
+    """The bodies of all deleted functions, and every other deleted span that has code in it; never shown to a policy."""
     record, golden = store.record(task.task_id), store.files(task, "golden")
-    paths = {*(edit.path for edit in (*record.edits, *record.stub_edits)), *record.removed_files}
+    paths = {*record.changes.source_files, *(edit.path for edit in record.stub_edits)}
     texts = {path: golden.get(path, b"").decode("utf-8", "replace") for path in paths}
-    return spans_of(texts, record.edits, record.stub_edits, record.removed_files)
+    return spans_of(texts, record.changes, record.stub_edits)
 
 
-def spans_of(
-    original: Mapping[str, str],
-    edits: Sequence[Edit],
-    stub_edits: Sequence[Edit],
-    removed_files: Sequence[str],
-) -> tuple[str, ...]:
+def spans_of(original: Mapping[str, str], changes: Changes, stub_edits: Sequence[Edit]) -> tuple[str, ...]:
     """The spans of ``golden_spans``, each once; those of ``stub_edits``, the cuts of every function inside, are bodies."""
 
     def cut(own: Sequence[Edit]) -> list[str]:
         return [original[edit.path][edit.start : edit.end] for edit in own]
 
-    bodies = cut(stub_edits or edits)
-    others = [*(cut(edits) if stub_edits else []), *(original[path] for path in removed_files)]
+    bodies = cut(stub_edits or changes.edits)
+    others = [
+        *(cut(changes.edits) if stub_edits else []),
+        *(original[path] for path in changes.removed_files),
+    ]
     spans = [*bodies, *(span for span in others if not _NAMES_ONLY.fullmatch(span))]
     lines = {span: " ".join(distinctive_lines(span)) for span in spans}  # each once
     # Of many functions some do nothing; their line stands in every second test.
-    nothing = _EMPTY_BODIES if len(bodies) > 1 else frozenset[str]()
-    return tuple(span for span, text in lines.items() if text and text not in nothing)
+    is_one = len(bodies) <= 1
+    return tuple(span for span, text in lines.items() if text and (is_one or text not in _EMPTY_BODIES))
 
 
 def shows_any(text: str, spans: Iterable[str]) -> bool:
     """Whether the lines of one of the spans stand in the text, one after the other.
 
-    Indentation, blank lines and comments do not count. Other than in a whole tree
-    (``copied_share``), one line is enough: so short a text repeats nothing by nature.
+    Indentation, blank lines and comments do not count. Other than in a whole tree (``copied_share``), one line is enough:
+    so short a text repeats nothing by nature.
     """
     plain = _joined(distinctive_lines(text))
     return any(_joined(lines) in plain for lines in map(distinctive_lines, spans) if lines)

@@ -8,10 +8,9 @@ feature    a public symbol with everything that only it needs, across files
 body       each function keeps its signature and docstring and raises ``NotImplementedError``
 whole      the definitions are gone, with their re-exports, ``__all__`` entries and imports
 
-Where a body goes, the broken file is ``text[:start] + marker + text[end:]`` where ``text[start:end]`` is the
-golden body: everything from the docstring's closing quotes (without a docstring: from the
-signature's colon) to the end of the last statement's line. The marker is one
-``raise NotImplementedError`` in the place of the body. Offsets count characters.
+Where a body goes, the broken file is ``text[:start] + marker + text[end:]`` where ``text[start:end]`` is the golden body:
+everything from the docstring's closing quotes (without a docstring: from the signature's colon) to the end of the last
+statement's line. The marker is one ``raise NotImplementedError`` in its place. Offsets count characters.
 """
 
 from __future__ import annotations
@@ -39,9 +38,8 @@ _TO_COLON = re.compile(r"(?:[^:#]|#[^\r\n]*)*:")
 class BodyCut:
     """One function whose body can be taken out of one file.
 
-    ``symbol`` is the qualified name in the module; a second definition of the same name
-    gets ``#2``, and so on. ``first_line`` is the line of its first decorator or its
-    ``def``, counted from 1.
+    ``symbol`` is the qualified name in the module; a second definition of the same name gets ``#2``, and so on.
+    ``first_line`` is the line of its first decorator or its ``def``, counted from 1.
     """
 
     path: str
@@ -74,17 +72,16 @@ def fill(broken_text: str, hole: Hole, answer: str) -> str:
 def find_body_cuts(path: str, text: str) -> list[BodyCut]:
     """All functions and methods of a file whose body can be deleted, in file order.
 
-    Left out: nested functions, overloads, abstract methods and protocols, bodies that are
-    already empty, functions on one line, and what shares a line with its surroundings.
-    A file that does not parse, or that starts with a byte order mark, has none.
+    Left out: nested functions, overloads, abstract methods and protocols, bodies that are already empty, functions on one
+    line, and what shares a line with its surroundings. A file that does not parse, or that starts with a byte order mark,
+    has none.
     """
     module = parsed(text) if "def" in text else None  # a table of a million words takes seconds to parse
-    if module is None:
-        return []
     lines, seen = Lines(text), Counter[str]()
     found: list[BodyCut | None] = []
-    for symbol, node in _functions(module.body, ""):
-        if not _is_stub(node):
+    for symbol, node in _functions(module.body, "") if module else ():
+        is_declared = not _STUB_DECORATORS.isdisjoint(map(_last_name, node.decorator_list))
+        if not is_declared and not all(map(_is_empty, node.body)):
             seen[symbol] += 1
             name = symbol if seen[symbol] == 1 else f"{symbol}#{seen[symbol]}"
             found.append(_cut(path, name, node, lines))
@@ -110,11 +107,6 @@ def _last_name(node: ast.expr) -> str:
         case ast.Attribute(attr=name) | ast.Name(id=name):
             return name
     return ""
-
-
-def _is_stub(node: Function) -> bool:
-    is_declared = not _STUB_DECORATORS.isdisjoint(map(_last_name, node.decorator_list))
-    return is_declared or all(map(_is_empty, node.body))
 
 
 def _is_empty(statement: ast.stmt) -> bool:
@@ -159,12 +151,10 @@ SIZES: tuple[tuple[Granularity, Removal], ...] = tuple(product(get_args(Granular
 class Deletion:
     """One candidate: what is taken out, as edits of the original files.
 
-    ``path`` and ``symbol`` name what it is about (a module's symbol is its dotted name).
-    ``edits`` change source files; ``removed_files`` are gone altogether and
-    have no edits. ``bodies`` are the cuts of all functions inside, in original offsets: with
-    ``removal`` body they are the edits; with whole they make the stubs that must fail.
-    ``test_edits`` let test files be collected without the deleted names: an import moves into
-    the tests that use it.
+    ``path`` and ``symbol`` name what it is about (a module's symbol is its dotted name). ``edits`` change source files;
+    ``removed_files`` are gone altogether and have no edits. ``bodies`` are the cuts of all functions inside, in original
+    offsets: with ``removal`` body they are the edits; with whole they make the stubs that must fail. ``test_edits`` let test
+    files be collected without the deleted names: an import moves into the tests that use it.
     """
 
     path: str

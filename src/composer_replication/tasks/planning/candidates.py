@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
@@ -20,7 +19,7 @@ from composer_replication.tasks.planning.body_cuts import (
 from composer_replication.tasks.planning.source_file import SourceFile
 from composer_replication.tasks.planning.symbol_graph import Name, Needs, Selection, SymbolGraph
 from composer_replication.tasks.planning.whole_removal import WholeRemoval, remove_whole
-from composer_replication.tasks.syntax_trees import UNPARSABLE, parse_syntax
+from composer_replication.tasks.syntax_trees import UNPARSABLE, Function, parse_syntax
 
 
 def find_deletions(
@@ -65,7 +64,8 @@ class _Plan:
                 continue
             changed: WholeRemoval | None = None
             if removal == "body":
-                if len(cuts) > 1 and (granularity != "feature" or self._num_cut_names(selection) > 1):
+                parts = [*selection.modules, *filter(self._named, selection.names)]
+                if len(cuts) > 1 and (granularity != "feature" or len(parts) > 1):
                     changed = tuple(cut.edit for cut in cuts), (), ()
             elif granularity != "module" or not file.is_package:  # a package would live on as a namespace
                 changed = remove_whole(self._graph, selection)
@@ -82,9 +82,8 @@ class _Plan:
                 yield file, file.module, Selection(modules=frozenset({file.module}))
                 continue
             is_function = granularity == "function"
-            in_order = sorted(file.definitions.items(), key=lambda item: item[1][0].lineno)
-            for name, nodes in in_order:
-                if all(isinstance(node, ast.ClassDef) != is_function for node in nodes):
+            for name, nodes in sorted(file.definitions.items(), key=lambda item: item[1][0].lineno):
+                if all(isinstance(node, Function) is is_function for node in nodes):
                     yield file, name, Selection(names=frozenset({(file.module, name)}))
 
     @cached_property
@@ -102,23 +101,16 @@ class _Plan:
 
     def _cuts_of(self, selection: Selection) -> tuple[BodyCut, ...]:
         cuts = {cut for name in selection.names for cut in self._named(name)}
-        for module in selection.modules:
-            for file in self._graph.files_of(module):
-                cuts.update(self._cuts.get(file.path, []))
+        cuts.update(*map(self._cuts_in, selection.modules))
         return tuple(sorted(cuts, key=lambda cut: (cut.path, cut.start)))
+
+    def _cuts_in(self, module: str) -> list[BodyCut]:
+        return [cut for file in self._graph.files_of(module) for cut in self._cuts.get(file.path, ())]
 
     def _named(self, name: Name) -> list[BodyCut]:
         """The cuts of a function or method, or of everything in a class."""
-        module, symbol = name
-        return [
-            cut
-            for file in self._graph.files_of(module)
-            for cut in self._cuts.get(file.path, [])
-            if f"{cut.symbol.partition('#')[0]}.".startswith(f"{symbol}.")
-        ]
-
-    def _num_cut_names(self, selection: Selection) -> int:
-        return len(selection.modules) + sum(bool(self._named(name)) for name in selection.names)
+        start, cuts = f"{name[1]}.", self._cuts_in(name[0])
+        return [cut for cut in cuts if f"{cut.symbol.partition('#')[0]}.".startswith(start)]
 
 
 def is_public(name: str) -> bool:

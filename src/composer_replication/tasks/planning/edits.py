@@ -25,8 +25,8 @@ class Lines:
         self.starts = [0, *(match.end() for match in LINE_END.finditer(text))]
 
     def line(self, number: int) -> str:
-        end = self.starts[number] if number < len(self.starts) else len(self.text)
-        return self.text[self.starts[number - 1] : end]
+        start, *following = self.starts[number - 1 : number + 1]
+        return self.text[start : following[0] if following else None]
 
     def offset(self, number: int, column_bytes: int) -> int:
         line = self.line(number)
@@ -52,11 +52,7 @@ class Lines:
 
 
 def edited_text(text: str, edits: Iterable[Edit]) -> str:
-    """A file after all its edits; their offsets are those of ``text``, their order does not matter.
-
-    Raises:
-        ValueError: two of them overlap, or one lies outside the text.
-    """
+    """A file after all its edits, in whatever order; a ValueError where two overlap, or one lies outside the text."""
     parts: list[str] = []
     position = 0
     for edit in sorted(edits, key=lambda edit: (edit.start, edit.end)):
@@ -72,8 +68,7 @@ def edited_files(original: Mapping[str, bytes], edits: Iterable[Edit]) -> dict[s
     by_path: dict[str, list[Edit]] = defaultdict(list)
     for edit in edits:
         by_path[edit.path].append(edit)
-    missing = sorted(set(by_path) - set(original))
-    if missing:
+    if missing := sorted(set(by_path) - set(original)):
         raise ValueError(f"{missing[0]} is edited, but it is not in the tree")
     return {path: edited_text(original[path].decode(), own).encode() for path, own in sorted(by_path.items())}
 
@@ -81,13 +76,11 @@ def edited_files(original: Mapping[str, bytes], edits: Iterable[Edit]) -> dict[s
 def holes_of(edits: Sequence[Edit]) -> tuple[Hole, ...]:
     """Where the new text of each edit stands in the edited files, in order of path and place."""
     holes: list[Hole] = []
-    shift, path = 0, None
+    shifts: dict[str, int] = defaultdict(int)
     for edit in sorted(edits, key=lambda edit: (edit.path, edit.start, edit.end)):
-        shift = shift if edit.path == path else 0
-        path = edit.path
-        start = edit.start + shift
+        start = edit.start + shifts[edit.path]
         holes.append(Hole(edit.path, start, start + len(edit.text)))
-        shift += len(edit.text) - (edit.end - edit.start)
+        shifts[edit.path] += len(edit.text) - (edit.end - edit.start)
     return tuple(holes)
 
 
@@ -105,10 +98,7 @@ def line_edits(path: str, old: str, new: str) -> tuple[Edit, ...]:
 
 
 def shifted_line(text: str, edits: Iterable[Edit], number: int) -> int:
-    """Where a line of a file, counted from 1, stands after the file's edits.
-
-    A line that an edit replaces keeps the place where the edit began.
-    """
+    """Where a line of a file, counted from 1, stands after the file's edits; a replaced one where its edit began."""
     offset = Lines(text).starts[number - 1]
     for edit in edits:
         if edit.start < offset:
@@ -162,22 +152,17 @@ def view_files(original: Mapping[str, bytes], changes: Changes, view: str) -> di
         raise ValueError(f"{view!r} is not one of {', '.join(VIEWS)}")
     if view == "golden":
         return dict(original)
-    tests = changes.edits_of_tests(view)
-    files = {**original, **edited_files(original, (*tests, *changes.edits))}
-    missing = sorted(set(changes.removed_files) - set(files))
-    if missing:
+    files = {**original, **edited_files(original, (*changes.edits_of_tests(view), *changes.edits))}
+    if missing := sorted(set(changes.removed_files) - set(files)):
         raise ValueError(f"{missing[0]} is removed, but it is not in the tree")
     return {path: data for path, data in files.items() if path not in changes.removed_files}
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write a tree; every file is new, so no link can lead a write astray."""
-    made: set[str] = set()
-    for name, data in files.items():  # plain calls: a build writes hundreds of thousands of small files
-        path = f"{folder}/{name}"
-        parent = os.path.dirname(path)
-        if parent not in made:
-            os.makedirs(parent, exist_ok=True)
-            made.add(parent)
-        with open(path, "xb") as handle:
+    # Plain calls: a build writes hundreds of thousands of small files.
+    for parent in {os.path.dirname(f"{folder}/{name}") for name in files}:
+        os.makedirs(parent, exist_ok=True)
+    for name, data in files.items():
+        with open(f"{folder}/{name}", "xb") as handle:
             handle.write(data)

@@ -33,8 +33,8 @@ _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 class ImportedName:
     """One name of one import statement.
 
-    ``target`` is the absolute dotted module; ``name`` is what is taken from it (``*`` for a
-    star, None for ``import target``); ``bound`` is the name that it gets here.
+    ``target`` is the absolute dotted module; ``name`` is what is taken from it (``*`` for a star, None for ``import
+    target``); ``bound`` is the name that it gets here.
     """
 
     target: str
@@ -54,9 +54,8 @@ class ImportedName:
 class Use:
     """One occurrence of an identifier. ``chain`` is the dotted text before an attribute, if it is plain.
 
-    ``kind`` is name, attribute, string or doctest; ``unit`` the top-level definition that
-    holds it (``function``, ``Class``, ``Class.method``, a constant), if any; ``in_class`` the
-    class whose body (not a method) runs it.
+    ``kind`` is name, attribute, string or doctest; ``unit`` the top-level definition that holds it (``function``,
+    ``Class``, ``Class.method``, a constant), if any; ``in_class`` the class whose body (not a method) runs it.
     """
 
     kind: str
@@ -98,21 +97,26 @@ class SourceFile(ast.NodeVisitor):
         self.exports: list[Items] = []
         self.phrases: list[tuple[int, frozenset[str]]] = []
         self._scope = _Scope()
+        imports = (
+            node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+        )
         self._future_annotations = any(
-            isinstance(node, ast.ImportFrom)
-            and node.module == "__future__"
-            and any(alias.name == "annotations" for alias in node.names)
-            for node in tree.body
+            alias.name == "annotations" for node in imports for alias in node.names
         )
         for statement in tree.body:
-            name = _single_target(statement)
-            if name:
-                self.assignments[name] = statement
-            self._visit_all([statement], unit=name)
+            unit = ""
+            match statement:
+                case ast.Assign(targets=[target]) | ast.AnnAssign(target=target, value=ast.expr()):
+                    unit = target.id if isinstance(target, ast.Name) else ""
+            if unit:
+                self.assignments[unit] = statement
+            self._visit_all([statement], unit=unit)
 
-    def binds(self, name: str) -> bool:
-        """Whether the module itself gives the name a meaning at module level."""
-        return bool(self.imports_of(name)) or name in self.definitions or name in self.bindings
+    @cached_property
+    def bound(self) -> frozenset[str]:
+        """Every name to which the module itself gives a meaning at module level; methods too, as ``Class.method``."""
+        imported = (found.bound for found in self.imports if found.is_module_level)
+        return frozenset({*self.definitions, *self.bindings, *imported})
 
     def imports_of(self, bound: str) -> list[ImportedName]:
         """The imports that bind a name at module level."""
@@ -229,7 +233,7 @@ class SourceFile(ast.NodeVisitor):
             return statement.module or ""
         parts = self.module.split(".")
         parts = parts[: len(parts) - statement.level + self.is_package]
-        return ".".join([*parts, *([statement.module] if statement.module else [])])
+        return ".".join(filter(None, [*parts, statement.module]))
 
     def visit_Global(self, node: ast.Global) -> None:
         self.bindings.update(node.names)
@@ -245,17 +249,15 @@ class SourceFile(ast.NodeVisitor):
         self.visit(node.value)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        if not isinstance(node.value, str):
-            return
-        if _DOTTED.fullmatch(node.value):
-            chain, _, last = node.value.rpartition(".")
+        text = node.value if isinstance(node.value, str) else ""
+        if _DOTTED.fullmatch(text):
+            chain, _, last = text.rpartition(".")
             self._note(last, "string", node.lineno, chain or None)
-        elif ">>>" in node.value:
-            said = " ".join(_DOCTEST.findall(node.value))
-            for name in sorted(set(_IDENTIFIER.findall(said))):
+        elif ">>>" in text:
+            for name in set(_IDENTIFIER.findall(" ".join(_DOCTEST.findall(text)))):
                 self._note(name, "doctest", node.lineno)
-        elif "\n" not in node.value:
-            self.phrases.append((node.lineno, frozenset(_IDENTIFIER.findall(node.value))))
+        elif text and "\n" not in text:
+            self.phrases.append((node.lineno, frozenset(_IDENTIFIER.findall(text))))
 
 
 def read_source(path: str, content: bytes, roots: Iterable[str] = ()) -> SourceFile | None:
@@ -268,23 +270,18 @@ def read_source(path: str, content: bytes, roots: Iterable[str] = ()) -> SourceF
 
 
 def module_name(path: str, roots: Iterable[str] = ()) -> str:
-    """The dotted name under which a file is imported: ``src/a/b.py`` and ``a/b.py`` are ``a.b``.
-
-    ``roots`` are places of import besides the usual ones.
-    """
-    parts = list(PurePosixPath(below_root(path, (*roots, *_FLAT_ROOTS))).with_suffix("").parts)
-    if parts[-1] == "__init__" and len(parts) > 1:
-        parts = parts[:-1]
-    return ".".join(parts)
+    """The dotted name of a file: ``src/a/b.py`` and ``a/b.py`` are ``a.b``; ``roots`` are more places of import."""
+    parts = PurePosixPath(below_root(path, (*roots, *_FLAT_ROOTS))).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
 
 
 def dotted_text(node: ast.expr) -> str | None:
     """``a.b.c`` for a plain chain of names, None for anything else."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        before = dotted_text(node.value)
-        return None if before is None else f"{before}.{node.attr}"
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=inner, attr=name) if before := dotted_text(inner):
+            return f"{before}.{name}"
     return None
 
 
@@ -300,14 +297,3 @@ def is_type_checking(test: ast.expr) -> bool:
 
 def _dotted(owner: str, name: str) -> str:
     return f"{owner}.{name}" if owner else name
-
-
-def _single_target(statement: ast.stmt) -> str:
-    """The name of a plain assignment, else empty."""
-    match statement:
-        case (
-            ast.Assign(targets=[ast.Name(id=name)])
-            | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr())
-        ):
-            return name
-    return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from composer_replication.tasks.intake.tree_rules import is_subject_path, recorded_folders
@@ -16,10 +16,8 @@ Alias = tuple[SourceFile, ImportedName]
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Everything through which some symbols can be had.
-
-    ``names`` are all (module, name) that denote one of them; ``aliases`` the imported names
-    that bring them there, in every file, tests included.
+    """Everything through which some symbols can be had: ``names`` are all (module, name) that denote one of them,
+    ``aliases`` the imported names that bring them there, in every file, tests included.
     """
 
     names: frozenset[Name]
@@ -36,9 +34,8 @@ class SymbolGraph:
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         roots = recorded_folders(files)
-        read = (
-            read_source(path, files[path], roots) for path in sorted(files) if path.endswith((".py", ".pyi"))
-        )
+        paths = (path for path in sorted(files) if path.endswith((".py", ".pyi")))
+        read = (read_source(path, files[path], roots) for path in paths)
         self.files = {found.path: found for found in read if found is not None}
         self.sources = [file for file in self.files.values() if not file.is_test and not file.is_stub]
         self.subjects = [file for file in self.sources if is_subject_path(file.path)]
@@ -103,18 +100,16 @@ class SymbolGraph:
     def is_own_api(self, name: Name) -> bool:
         """Whether a name is offered by itself: in an ``__all__``, or re-exported by a package."""
         names = self.reach([name]).names
-        elsewhere = (file for module, _ in names if module != name[0] for file in self.files_of(module))
-        return not names.isdisjoint(self._exported) or any(
-            file.is_package and not file.is_test for file in elsewhere
-        )
+        elsewhere = [file for module, _ in names if module != name[0] for file in self.files_of(module)]
+        is_re_exported = any(file.is_package and not file.is_test for file in elsewhere)
+        return is_re_exported or not names.isdisjoint(self._exported)
 
     def resolve(self, file: SourceFile, chain: str) -> str:
         """The absolute dotted text of ``a.b`` as one file sees it; its own names get its module in front."""
         root, *rest = chain.split(".")
         found = self._step(file.module, root)
-        if found == f"{file.module}.{root}" and any(
-            imported.bound == root and imported.name is None for imported in file.imports
-        ):
+        is_own = found == f"{file.module}.{root}"
+        if is_own and any(imported.bound == root and imported.name is None for imported in file.imports):
             found = root  # ``import root.other`` binds the root
         for part in rest:
             found = self._step(found, part)
@@ -154,12 +149,11 @@ class Selection:
 class Needs:
     """Who names whom, by identifier and conservatively: a doubt counts as a use.
 
-    A helper's users are the definitions that hold its identifier as a name, an attribute, a
-    string or in a doctest; module level is a user of its own. A plain name in a file that
-    cannot see the helper is another thing of the same name and no use, nor is an attribute
-    of ``self`` one of a module. Imports and ``__all__`` entries vanish with the helper and
-    do not count; tests are no users. A helper that an ``__all__`` or a package offers is
-    somebody's API and stays out, and so is a method that is public or has a namesake.
+    A helper's users are the definitions that hold its identifier as a name, an attribute, a string or in a doctest; module
+    level is a user of its own. A plain name in a file that cannot see the helper is another thing of the same name and no
+    use, nor is an attribute of ``self`` one of a module. Imports and ``__all__`` entries vanish with the helper and do not
+    count; tests are no users. A helper that an ``__all__`` or a package offers is somebody's API and stays out, and so is
+    a method that is public or has a namesake.
     """
 
     def __init__(self, graph: SymbolGraph) -> None:
@@ -188,7 +182,7 @@ class Needs:
         return Selection(names, frozenset({module}))
 
     def _closure(self, root: Name) -> set[Name]:
-        inside = self._reachable(root)
+        inside = self._reachable(root, self._users.keys())
         while outside := {
             name
             for name in inside - {root}
@@ -197,13 +191,12 @@ class Needs:
             inside -= outside
         return self._reachable(root, inside)
 
-    def _reachable(self, root: Name, among: set[Name] | None = None) -> set[Name]:
+    def _reachable(self, root: Name, among: Collection[Name]) -> set[Name]:
         owner = root[1].rpartition(".")[0]
         found, pending = {root}, [root]
         while pending:
-            for needed in self._needs.get(pending.pop(), ()):
-                is_fit = needed[1].rpartition(".")[0] in ("", owner)
-                if is_fit and needed not in found and (among is None or needed in among):
+            for needed in self._needs.get(pending.pop(), set()) - found:
+                if needed in among and needed[1].rpartition(".")[0] in ("", owner):
                     found.add(needed)
                     pending.append(needed)
         return found
@@ -213,11 +206,8 @@ class Needs:
         users: set[Name] = set()
         for identifier in {bound for _, bound in reach.names}:
             for file, use in self._graph.uses_of(identifier):
-                if use.kind in ("name", "doctest"):
-                    is_user = (file.module, identifier) in reach.names
-                else:
-                    is_user = use.kind == "string" or use.chain not in ("self", "cls")
-                if is_user:
+                is_seen = use.kind not in ("name", "doctest") or (file.module, identifier) in reach.names
+                if is_seen and not (use.kind == "attribute" and use.chain in ("self", "cls")):
                     users.add((file.module, use.unit))
         for file, imported in reach.aliases:
             if not (imported.is_module_level or file.is_test or file.is_stub):

@@ -4,21 +4,187 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import groupby
 
 from composer_replication.records import Edit
+from composer_replication.tasks.planning.edits import LINE_END, Lines, edited_text
 from composer_replication.tasks.planning.source_file import (
     ImportedName,
     ImportStatement,
+    Items,
     SourceFile,
     Use,
     arguments_of,
     is_type_checking,
 )
 from composer_replication.tasks.planning.symbol_graph import Name, Reach, Selection, SymbolGraph
-from composer_replication.tasks.planning.text_cuts import FileCut, parses_after
-from composer_replication.tasks.syntax_trees import Function, blocks_of, docstring_of, first_line
+from composer_replication.tasks.syntax_trees import (
+    Definition,
+    Function,
+    blocks_of,
+    docstring_of,
+    first_line,
+    parsed,
+)
+
+# --- Take statements, imported names and list entries out of one file; all else stays to the byte.
+
+_COMMA = re.compile(r"[ \t\f]*,")
+_List = ImportStatement | Items
+_Span = tuple[int, int, str]
+"""Two offsets, and the text that takes the place of what stands between them."""
+
+
+class FileCut:
+    """What goes out of one file: whole statements; by index, names of an import or elements of a literal list."""
+
+    def __init__(self, path: str, lines: Lines, tree: ast.Module) -> None:
+        self._path, self._lines, self._tree = path, lines, tree
+        self._statements: set[ast.stmt] = set()
+        self._items: dict[_List, set[int]] = {}
+
+    def take_statement(self, node: ast.stmt) -> None:
+        self._statements.add(node)
+
+    def take_item(self, node: _List, index: int) -> None:
+        self._items.setdefault(node, set()).add(index)
+
+    def gone_lines(self) -> set[int]:
+        """The lines of the statements that go, decorators included."""
+        ends = ((first_line(node), node.end_lineno or node.lineno) for node in self._statements)
+        return {number for first, last in ends for number in range(first, last + 1)}
+
+    def edits(self) -> tuple[Edit, ...] | None:
+        """The edits in order of place; None when what is left does not parse or a line is not cut cleanly."""
+        statements: set[ast.AST] = {*self._statements}
+        spans: list[_Span] = []
+        for node, doomed in self._items.items():
+            if not isinstance(node, Items) and len(doomed) == len(node.names):
+                statements.add(node)
+            elif isinstance(node, ast.Tuple) and len(node.elts) < len(doomed) + 2:
+                return None  # it would be no tuple any more
+            elif node not in statements:
+                spans += self._item_spans(node, doomed)
+        gone = self._gone_rows(statements)
+        if gone is None:
+            return None
+        spans += self._row_spans(gone)
+        edits: list[Edit] = []
+        for start, end, text in sorted(spans, key=lambda span: (span[0], -span[1])):
+            if not edits or start >= edits[-1].end:  # else it lies in one: an import in a function that goes
+                edits.append(Edit(self._path, start, end, text))
+        return tuple(edits) if parses_after(self._lines.text, edits) else None
+
+    # --- Statements go with whole lines, with the comments right above definitions and spare blank lines.
+
+    def _gone_rows(self, statements: Collection[ast.AST]) -> dict[int, str] | None:
+        """The lines that go, with what takes the place of each; None where a statement shares a line with another."""
+        gone: dict[int, str] = {}
+        lines = self._lines
+        for block in _all_blocks(self._tree):
+            doomed = [node for node in block if node in statements]
+            for node in doomed:
+                first, last = first_line(node), node.end_lineno or node.lineno
+                if first in gone:
+                    continue
+                margin = lines.text[lines.starts[node.lineno - 1] : lines.span(node)[0]]
+                if margin.strip() or not lines.ends_line(node):
+                    return None
+                if isinstance(node, Definition | ast.Assign | ast.AnnAssign):
+                    while (
+                        first > 1 and first - 1 not in gone and lines.line(first - 1).startswith(f"{margin}#")
+                    ):
+                        first -= 1
+                gone.update(dict.fromkeys(range(first, last + 1), ""))
+                if node is block[0] and len(doomed) == len(block) and block is not self._tree.body:
+                    gone[first] = f"{margin}pass{lines.ending_after(lines.starts[last - 1])}"
+        return gone
+
+    def _row_spans(self, gone: dict[int, str]) -> Iterator[_Span]:
+        """One span for each run of lines that go; blank lines between two of them go along."""
+        runs: list[tuple[int, int]] = []
+        for number in sorted(gone):
+            is_next = runs and all(map(self._is_blank, range(runs[-1][1] + 1, number)))
+            if is_next and not (gone[number] and runs[-1][1] + 1 < number):
+                runs[-1] = (runs[-1][0], number)
+            else:
+                runs.append((number, number))
+        starts = [*self._lines.starts, len(self._lines.text)]
+        for first, last in runs:
+            text = "".join(gone.get(number, "") for number in range(first, last + 1))
+            begin, until = (first, last) if text else self._with_blanks(gone, first, last)
+            yield starts[begin - 1], starts[until], text
+
+    def _with_blanks(self, gone: Collection[int], first: int, last: int) -> tuple[int, int]:
+        """Blank lines on both sides become those of the wider side; none at a file's or block's edge."""
+        above, below, count = first, last, len(self._lines.starts)
+        while above > 1 and above - 1 not in gone and self._is_blank(above - 1):
+            above -= 1
+        while below < count and below + 1 not in gone and self._is_blank(below + 1):
+            below += 1
+        opens = above > 1 and self._indent(above - 1) < self._indent(first)
+        if above == 1 or (opens and below < count):
+            return first, below
+        if below == count:
+            return above, last
+        return (first, below) if first - above >= below - last else (above, last)
+
+    def _is_blank(self, number: int) -> bool:
+        return not self._lines.line(number).strip()
+
+    def _indent(self, number: int) -> int:
+        line = self._lines.line(number)
+        return len(line) - len(line.lstrip())
+
+    # --- Items go out of a comma-separated list, those that stand side by side at once.
+
+    def _item_spans(self, node: _List, doomed: set[int]) -> Iterator[_Span]:
+        places = [self._lines.span(item) for item in (node.elts if isinstance(node, Items) else node.names)]
+        head = self._lines.text[self._lines.span(node)[0] : places[0][0]]
+        has_brackets = not set("([{").isdisjoint(head)
+        for goes, group in groupby(range(len(places)), key=doomed.__contains__):
+            if goes:
+                run = list(group)
+                yield (*self._span_of_run(places, run[0], run[-1] + 1, has_brackets=has_brackets), "")
+
+    def _span_of_run(
+        self, places: Sequence[tuple[int, int]], index: int, stop: int, *, has_brackets: bool
+    ) -> tuple[int, int]:
+        text, start, end = self._lines.text, places[index][0], places[stop - 1][1]
+        comma = _COMMA.match(text, end)
+        after_comma = comma.end() if comma else end
+        line_start = max(text.rfind("\n", 0, start), text.rfind("\r", 0, start)) + 1
+        ending = LINE_END.search(text, after_comma)
+        line_end, next_line = ending.span() if ending else (len(text), len(text))
+        rest = text[after_comma:line_end].strip()
+        if has_brackets and not text[line_start:start].strip() and (not rest or rest.startswith("#")):
+            return line_start, next_line
+        following = places[stop][0] if stop < len(places) else None
+        if following is not None and not LINE_END.search(text, end, following):
+            return start, following
+        if index:
+            return places[index - 1][1], end
+        return start, after_comma if following is None else following
+
+
+def parses_after(text: str, edits: Sequence[Edit]) -> bool:
+    """Whether a file still parses after its edits."""
+    try:
+        return parsed(edited_text(text, edits)) is not None
+    except ValueError:  # edits that overlap
+        return False
+
+
+def _all_blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """Every list of statements below a node, outermost first."""
+    for block in blocks_of(node):
+        yield block
+        for statement in block:
+            yield from _all_blocks(statement)
+
 
 # --- Let test files be collected without a deleted name: its import moves into the tests that use it.
 
@@ -26,9 +192,8 @@ from composer_replication.tasks.syntax_trees import Function, blocks_of, docstri
 def moved_import_edits(graph: SymbolGraph, reach: Reach) -> tuple[Edit, ...]:
     """The edits of test files that import one of the names at module level.
 
-    A file stays as it is when the name is needed to collect it (decorators, parameters,
-    class bases, star imports, an import in ``try`` or ``if``), bound a second time, or imported from there by another
-    file.
+    A file stays as it is when the name is needed to collect it (decorators, parameters, class bases, star imports, an
+    import in ``try`` or ``if``), bound a second time, or imported from there by another file.
     """
     by_file: dict[SourceFile, list[ImportedName]] = defaultdict(list)
     for file, imported in reach.aliases:
@@ -134,16 +299,12 @@ class _Removal:
         names = {name for name in selection.names if "." not in name[1]}
         for module in selection.modules:
             parent, _, last = module.rpartition(".")
-            if not any(file.binds(last) for file in graph.files_of(parent)):
+            if not any(last in file.bound for file in graph.files_of(parent)):
                 names.add((parent, last))  # importing a module binds it in its package
-        for file in gone_files:
-            bound = {imported.bound for imported in file.imports if imported.is_module_level}
-            own = {*file.definitions, *file.bindings, *bound}
-            names |= {(file.module, name) for name in own if "." not in name}
+        names |= {(file.module, name) for file in gone_files for name in file.bound if "." not in name}
         self.reach = graph.reach(names, selection.modules)
         self._cuts: dict[SourceFile, FileCut] = {}
-        self._gone: dict[SourceFile, set[int]] = {}
-        """Lines of definitions that go."""
+        self._gone: dict[SourceFile, set[int]] = {}  # lines of definitions
 
     def edits(self) -> tuple[Edit, ...] | None:
         if not self._cut_names():
@@ -169,9 +330,9 @@ class _Removal:
         """Take out definitions, exports and imports; whether no other name vanishes with them."""
         for module, name in self._selection.names:
             for file in self._graph.files_of(module):
-                constant = file.constant(name)
-                for node in [*file.definitions.get(name, []), *([constant] if constant else [])]:
-                    self._cut(file).take_statement(node)
+                for node in [*file.definitions.get(name, []), file.constant(name)]:
+                    if node is not None:
+                        self._cut(file).take_statement(node)
         for file in self._graph.files.values():
             for items in file.exports if not file.is_test and file.path not in self.removed else ():
                 for index, element in enumerate(items.elts):
@@ -193,37 +354,34 @@ class _Removal:
             for file in self._graph.files_of(module):
                 if file.path in self.removed or file.is_test:
                     continue
-                if name in file.bindings and not (is_selected and file.constant(name)):
-                    return True
-                if name in file.definitions and not is_selected:
-                    return True
-                if not doomed.issuperset(file.imports_of(name)):
+                is_kept = name in file.bindings and not (is_selected and file.constant(name))
+                is_kept |= name in file.definitions and not is_selected
+                if is_kept or not doomed.issuperset(file.imports_of(name)):
                     return True
         return False
 
     def _is_needed_at_import(self) -> bool:
         for identifier in {name for _, name in self.reach.names}:
             for file, use in self._left_at_import(identifier):
-                home = file.module
-                if use.kind == "attribute" and use.chain:
-                    home = self._graph.resolve(file, use.chain)
-                elif use.kind != "name":
-                    continue
+                home = file.module if use.kind == "name" else self._home(file, use)
                 if (home, identifier) in self.reach.names:
                     return True
         return any(map(self._is_method_needed, self._selection.methods))
+
+    def _home(self, file: SourceFile, use: Use) -> str | None:
+        """What an attribute is taken from, as its absolute dotted text; None where that is not plain."""
+        return self._graph.resolve(file, use.chain) if use.kind == "attribute" and use.chain else None
 
     def _is_method_needed(self, method: Name) -> bool:
         """Whether a class body or module level names the method: an alias, a decorator, ``Class.method``."""
         module, dotted = method
         owner, _, name = dotted.rpartition(".")
         classes = {f"{where}.{bound}" for where, bound in self._graph.reach([(module, owner)]).names}
-        for file, use in self._left_at_import(name):
-            if use.kind == "name" and file.module == module and use.in_class == owner:
-                return True
-            if use.kind == "attribute" and use.chain and self._graph.resolve(file, use.chain) in classes:
-                return True
-        return False
+        return any(
+            (use.kind == "name" and file.module == module and use.in_class == owner)
+            or self._home(file, use) in classes
+            for file, use in self._left_at_import(name)
+        )
 
     def _left_at_import(self, identifier: str) -> Iterator[tuple[SourceFile, Use]]:
         """The uses in what stays that come about when a module is imported."""
@@ -248,18 +406,15 @@ class _Removal:
             return False
         uses = [use for use in file.uses.get(bound, ()) if use.kind != "attribute"]
         inside = any(use.line in gone and use.kind == "name" for use in uses)
-        outside = any(use.line not in gone for use in uses)
-        outside = outside or any(bound in words and line not in gone for line, words in file.phrases)
-        return inside and not outside and not self._is_taken_from(file.module, bound)
+        lines = [*(use.line for use in uses), *(line for line, words in file.phrases if bound in words)]
+        return inside and gone.issuperset(lines) and not self._is_taken_from(file.module, bound)
 
     def _is_taken_from(self, module: str, bound: str) -> bool:
         """Whether another file, or a test, has the name from this module, to which it was only imported."""
         importers = self._graph.importers
-        if (module, bound) in importers:
-            return True
-        if (module, "*") in importers and self._graph.star_exports(module, bound):
-            return True
-        return any(
-            use.kind == "attribute" and use.chain and self._graph.resolve(file, use.chain) == module
-            for file, use in self._graph.uses_of(bound)
+        is_by_star = (module, "*") in importers and self._graph.star_exports(module, bound)
+        uses = self._graph.uses_of(bound)
+        is_by_name = (module, bound) in importers or any(
+            self._home(file, use) == module for file, use in uses
         )
+        return is_by_star or is_by_name

@@ -1,9 +1,8 @@
 """Runs inside the sandbox behind ``pytest_runner.py``: which functions each single test calls.
 
-Never placed in a tree; the package imports ``encode`` alone. A function belongs to a test if it was
-called between the first setup and the last teardown of it. What is called while a module is
-imported, tests are collected, or a fixture of wider scope comes and goes happens once for many
-tests: it belongs to none of them and so to all.
+Never placed in a tree; the package imports ``encode`` alone. A function belongs to a test if it was called between the
+first setup and the last teardown of it. What is called while a module is imported, tests are collected, or a fixture of
+wider scope comes and goes happens once for many tests: it belongs to none of them and so to all.
 """
 
 import contextlib
@@ -44,13 +43,12 @@ class Functions:
 
     def place(self, code):
         """The place of a code object, or None; found by identity, for to hash one is slow."""
-        found = self.by_code.get(id(code))
-        if found is None:
-            place = None
-            if code.co_filename.startswith(self.prefix) and code.co_name != "<module>":
-                place = (code.co_filename[len(self.prefix) :], code.co_firstlineno)
-            self.by_code[id(code)] = found = (place, code)  # kept, so that its id stays its own
-        return found[0]
+        if id(code) not in self.by_code:
+            path = code.co_filename.removeprefix(self.prefix)
+            is_ours = path != code.co_filename and code.co_name != "<module>"
+            place = (path, code.co_firstlineno) if is_ours else None
+            self.by_code[id(code)] = place, code  # kept, so that its id stays its own
+        return self.by_code[id(code)][0]
 
 
 class Monitor(Functions):
@@ -97,8 +95,7 @@ class Profile(Functions):
 
     def switch(self, context, *, by_force):
         """Note what was called and go on in another context; ``by_force`` also when another profiler came."""
-        current: object = sys.getprofile()
-        is_ours = current is self.profiler
+        is_ours = sys.getprofile() is self.profiler
         if is_ours:
             self.profiler.disable()
             codes = [entry.code for entry in self.profiler.getstats()]
@@ -137,14 +134,13 @@ class ContextMap:
     def for_all(self):
         """Until its end everything belongs to all tests."""
         before = self.context
-        if before is self.shared:
-            yield
-            return
-        self.switch(self.shared)
+        if before is not self.shared:
+            self.switch(self.shared)
         try:
             yield
         finally:
-            self.switch(before)
+            if before is not self.shared:
+                self.switch(before)
 
     def share_imports(self, prefix):
         """What a module calls while it is imported, also where a test is the first to import it, belongs to all.
@@ -162,8 +158,11 @@ class ContextMap:
         def is_wide(fixture, *_request):
             return fixture.scope != "function"
 
-        shared = [(SourceFileLoader, "exec_module", is_of_tree), (FixtureDef, "finish", is_wide)]
-        for kind, name, concerns in [*shared, (AssertionRewritingHook, "exec_module", is_of_tree)]:
+        for kind, name, concerns in (
+            (SourceFileLoader, "exec_module", is_of_tree),
+            (AssertionRewritingHook, "exec_module", is_of_tree),
+            (FixtureDef, "finish", is_wide),
+        ):
             setattr(kind, name, self.shared_where(concerns, getattr(kind, name)))
 
     def shared_where(self, concerns, method):

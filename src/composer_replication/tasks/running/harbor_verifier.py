@@ -5,6 +5,7 @@ deletion broke and every one that it did not break, else 0. The tests run in a t
 their configuration are those of ``/tests/tree``, every other file is the agent's.
 """
 
+import contextlib
 import json
 import os
 import secrets
@@ -34,11 +35,11 @@ def make_tree(plan: dict[str, Any], folder: Path) -> None:
                 continue
             if source.is_symlink() or not source.is_file() or target.exists():
                 continue
-            try:
+            with contextlib.suppress(
+                OSError
+            ):  # it stands in the way of a kept one, or its new name is too long
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target)
-            except OSError:  # it stands in the way of a kept one, or has a name too long for the new place
-                continue
 
 
 def run_tests(plan: dict[str, Any], tree: Path) -> dict[str, str]:
@@ -59,12 +60,10 @@ def run_tests(plan: dict[str, Any], tree: Path) -> dict[str, str]:
         return {}
     records = []
     for line in done.stdout.decode(errors="replace").split("\n"):
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict) and record.get("nonce") == nonce:
-            records.append(record)
+            if isinstance(record, dict) and record.get("nonce") == nonce:
+                records.append(record)
     tests = [record for record in records if record.get("event") == "test"]
     outcomes = {str(record.get("id")): str(record.get("outcome")) for record in tests}
     is_whole = bool(records) and records[-1].get("event") == "end" and len(outcomes) == len(tests)

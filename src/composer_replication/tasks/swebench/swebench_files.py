@@ -1,11 +1,10 @@
 """Task sets in the shape of SWE-bench, read and written: JSON lines, one JSON list, or Parquet.
 
-We write a public row of each task, and one with the patch and the hidden tests.
-``base_commit`` is not of git: it is the sha256 of the base tree, which is what a rollout sees
-(hidden and paid test functions are not in it). In the secret row ``patch`` puts the code back,
-``test_patch`` the tests as they were; both together give the original tree. The public row has
-no ``patch``, an empty ``test_patch``, and knows of the tests that are shown alone. Lists of tests are JSON
-strings, as in the published data sets.
+We write a public row of each task, and one with the patch and the hidden tests. ``base_commit`` is not of git: it is the
+sha256 of the base tree, which is what a rollout sees (hidden and paid test functions are not in it). In the secret row
+``patch`` puts the code back, ``test_patch`` the tests as they were; both together give the original tree. The public row
+has no ``patch``, an empty ``test_patch``, and knows of the tests that are shown alone. Lists of tests are JSON strings, as
+in the published data sets.
 """
 
 from __future__ import annotations
@@ -55,12 +54,9 @@ class UnreadableRow:
 def read_instances(path: Path) -> tuple[list[Instance], list[UnreadableRow]]:
     """All rows of a set, in their order, and those that cannot be read.
 
-    Names of columns are read in any case, and lists of tests as lists, or as the text of one: JSON, as in most
-    published sets, or Python's.
-
-    Raises:
-        InputError: the file cannot be read, or not one row of it (CR0460).
-        MissingError: Parquet without pyarrow (CR0101).
+    Names of columns are read in any case, and lists of tests as lists, or as the text of one: JSON, as in most published
+    sets, or Python's. An InputError where the file cannot be read, or not one row of it (CR0460); a MissingError for
+    Parquet without pyarrow (CR0101).
     """
     instances: dict[str, Instance] = {}
     unreadable: list[UnreadableRow] = []
@@ -85,7 +81,6 @@ def read_instances(path: Path) -> tuple[list[Instance], list[UnreadableRow]]:
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     """Each row with its place; those of JSON lines are not parsed yet."""
     rows: Any = None
-    text = ""
     try:
         of_shell = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # <(…), or standard input
         if path.exists() and not (path.is_file() or str(path).startswith(of_shell)):
@@ -93,16 +88,14 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
         data = path.read_bytes()
         if path.suffix == ".parquet":
             rows = read_parquet(data)
-        else:
-            text = data.decode("utf-8-sig")
-            rows = _parsed(text) if text.lstrip().startswith("[") else None
+        elif (text := data.decode("utf-8-sig")).lstrip().startswith("["):
+            rows = _parsed(text)
     except (OSError, ValueError) as error:
         raise _unusable(path, f"it cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if rows is not None:
-        yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))
-    else:
-        lines = enumerate(text.split("\n"), start=1)
-        yield from ((f"line {number}", line) for number, line in lines if line.strip())
+    kind, found = ("line", text.split("\n")) if rows is None else ("row", rows)
+    for number, row in enumerate(found, start=1):
+        if kind == "row" or row.strip():
+            yield f"{kind} {number}", row
 
 
 def _parsed(text: str) -> Any:
@@ -115,9 +108,7 @@ def _parsed(text: str) -> Any:
 def _instance(row: Any) -> Instance:
     if not isinstance(row, Mapping):
         raise ValueError("it is not a JSON object")  # noqa: TRY004  its caller names the row
-    by_name = {
-        str(key).lower(): value.decode() if isinstance(value, bytes) else value for key, value in row.items()
-    }
+    by_name = {str(key).lower(): one.decode() if isinstance(one, bytes) else one for key, one in row.items()}
     if missing := [key for key in KEYS if key.lower() not in by_name]:
         raise ValueError(f"it has no {missing[0]}")
     for optional in ("test_patch", "problem_statement"):
@@ -208,13 +199,7 @@ def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
         **{column: getattr(task, column) for column in OWN_COLUMNS[:-1]},
         "licence": repository.licence.spdx or "",
     }
-    (source, golden_source), (tests, golden_tests) = (
-        [
-            {path: data for path, data in tree.items() if is_test_path(path) is of_tests}
-            for tree in (base, golden)
-        ]
-        for of_tests in (False, True)
-    )
+    (tests, source), (golden_tests, golden_source) = map(_parted, (base, golden))
     secret: Row = {
         **public,
         "patch": make_patch(source, golden_source),
@@ -226,6 +211,12 @@ def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
         "paid_tests": _listed(task.tests.paid),
     }
     return public, {column: secret[column] for column in SECRET_COLUMNS}
+
+
+def _parted(tree: Mapping[str, bytes]) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """The tests of a tree, and everything else."""
+    tests = {path: data for path, data in tree.items() if is_test_path(path)}
+    return tests, {path: data for path, data in tree.items() if path not in tests}
 
 
 def _listed(tests: Iterable[str]) -> str:
@@ -259,27 +250,15 @@ def parquet_bytes(rows: Sequence[Row], columns: Sequence[str]) -> bytes:
     table = pa.Table.from_pylist([{name: row[name] for name in columns} for row in rows], schema=schema)
     out = io.BytesIO()
     pq.write_table(
-        table,
-        out,
-        version="2.6",
-        data_page_version="1.0",
-        compression="zstd",
-        compression_level=19,
-        use_dictionary=False,
+        table, out, version="2.6", data_page_version="1.0", compression="zstd", compression_level=19,
+        use_dictionary=False, store_schema=False, row_group_size=1000,
         write_statistics=False,  # the least and the greatest patch, whole, in every footer
-        store_schema=False,
-        row_group_size=1000,
-    )
+    )  # fmt: skip
     return out.getvalue()
 
 
 def read_parquet(data: bytes) -> list[dict[str, Any]]:
-    """The rows of a Parquet file.
-
-    Raises:
-        ValueError: not a Parquet file, or a damaged one.
-        MissingError: pyarrow is not installed (CR0101).
-    """
+    """The rows of a Parquet file; a ValueError where it is none or damaged, a MissingError without pyarrow (CR0101)."""
     pa, pq = _pyarrow()
     try:
         # A thread of pyarrow that still gives back a file of Python's when the interpreter ends aborts the process.

@@ -1,9 +1,8 @@
 """Turn a SWE-bench set into a task store: each row through the gates that our own tasks pass.
 
-A row's original tree is base + test patch + patch; its broken tree is the original with the
-source edits of the patch undone, which is a deletion of a feature like any other. Files that no
-task tree holds (documentation, version control) are left out of the patches. A file that the
-patch deletes stays deleted: an edit of the original cannot bring it back.
+A row's original tree is base + test patch + patch; its broken tree is the original with the source edits of the patch
+undone, which is a deletion of a feature like any other. Files that no task tree holds (documentation, version control) are
+left out of the patches. A file that the patch deletes stays deleted: an edit of the original cannot bring it back.
 """
 
 from __future__ import annotations
@@ -58,11 +57,11 @@ def import_swebench(
 ) -> BuildSummary:
     """Build a task store from a SWE-bench set.
 
-    Rows with the same original tree share one repository, ``NAME==VERSION+HASH``. A row that
-    cannot be used is counted under its reason, and the others go on: ``unreadable-row``, ``no-repository``,
-    ``patch-fails``, ``nothing-to-undo``, ``not-text``, ``no-function``, ``statement-shows-code``,
-    then the gates, where ``other-tests-fail`` says that the stated tests are not what was found, and the
-    search for a truth beyond the reward (``no-truth``, ``lookup-passes``, ``truth-unknown``; see ``truth``).
+    Rows with the same original tree share one repository, ``NAME==VERSION+HASH``. A row that cannot be used is counted
+    under its reason, and the others go on: ``unreadable-row``, ``no-repository``, ``patch-fails``, ``nothing-to-undo``,
+    ``not-text``, ``no-function``, ``statement-shows-code``, then the gates, where ``other-tests-fail`` says that the stated
+    tests are not what was found, and the search for a truth beyond the reward (``no-truth``, ``lookup-passes``,
+    ``truth-unknown``; see ``truth``).
 
     ``path`` is the set (``read_instances``), ``out`` the folder of the store, ``repositories`` one with the repositories
     (``base_source``). The other arguments are those of ``build_tasks``, but ``with_truth`` is usual here; without it
@@ -155,10 +154,12 @@ def base_source(instance: Instance, folder: Path | None) -> str:
     """
     commit, (owner, _, name) = instance.base_commit, instance.repo.rpartition("/")
     stems = [f"{owner}__{name}", f"{owner}-{name}", name] if owner else [name]
-    ids = dict.fromkeys(commit[:length] for length in (len(commit), *_SHORT_IDS))
+    ids = (commit[:length] for length in (len(commit), *_SHORT_IDS))
     parts = product((*(f"-{one}" for one in ids), ""), stems, ("", ".git", *ARCHIVE_SUFFIXES))
     for path in (folder / f"{stem}{one}{suffix}" for one, stem, suffix in parts) if folder else ():
-        if _is_clone(path):
+        # A tree that was exported has a ``.git`` without history.
+        has_history = (path / ".git").exists() and not has_fresh_git(path)
+        if path.is_dir() and (has_history or is_bare(path)):
             if _FULL_ID.fullmatch(commit):
                 return f"git+file://{path.resolve()}@{commit}"
         elif path.is_dir() or path.is_file():
@@ -173,19 +174,13 @@ def base_source(instance: Instance, folder: Path | None) -> str:
     )
 
 
-def _is_clone(path: Path) -> bool:
-    """Whether git may find the commit there; a tree that was exported has a ``.git`` without history."""
-    has_history = (path / ".git").exists() and not has_fresh_git(path)
-    return path.is_dir() and (is_bare(path) or has_history)
-
-
 def propose(instance: Instance, base: RepositorySource) -> tuple[RepositorySource, Deletion]:
     """The original repository of a row, and the deletion that it asks for."""
     broken = _patched(instance, "test_patch", {**base.metadata, **base.files})
     source = _golden_source(base, _patched(instance, "patch", broken))
     deletion = make_deletion(source.files, broken)
     texts = {name: source.files[name].decode() for name in deletion.changes.source_files}
-    spans = spans_of(texts, deletion.edits, [cut.edit for cut in deletion.bodies], deletion.removed_files)
+    spans = spans_of(texts, deletion.changes, [cut.edit for cut in deletion.bodies])
     if shows_any(instance.problem_statement, spans):
         raise GateFailed("statement-shows-code", "the problem statement holds the code that is asked for")
     return source, deletion
@@ -205,8 +200,7 @@ def _inside(patch: str, files: Mapping[str, bytes]) -> str:
     if not patch.startswith("diff --git ") and "\ndiff --git " not in patch:
         return patch  # a plain diff is taken as a whole
     sections = [part for part in _SECTION.split(patch) if part.startswith("diff --git ")]
-    headers = map(_HEADER.match, sections)
-    names = [set(found.groups()) if found else set[str]() for found in headers]
+    names = [set(found.groups()) if (found := _HEADER.match(part)) else set[str]() for part in sections]
     for name in set[str]().union(*names):
         if name.startswith("/") or ".." in name.split("/"):
             raise InputError("CR0446", f"the path {name[:80]!r} leaves the tree.")

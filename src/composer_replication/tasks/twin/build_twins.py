@@ -12,9 +12,8 @@ inputs; see ``canonical_encoding`` for when two outcomes are the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import compress
 from pathlib import PurePosixPath
 from typing import Any
@@ -23,16 +22,18 @@ from composer_replication.tasks.planning.body_cuts import BodyCut
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.twin.twin_run import (
     CALL_SECONDS,
+    CONSTANTS,
     GOLDEN_CALL_SECONDS,
+    TABLE,
     Job,
     JobReport,
     Twin,
     Vector,
     pickler_fingerprint,
     play_apart,
-    play_stubs,
     record_calls,
     score_digests,
+    solver_that_passes,
 )
 
 MIN_BODY_LINES = 4
@@ -53,10 +54,8 @@ _TEXT_WORK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TwinSearch:
-    """What was found out about some functions of a repository, by pin.
-
-    ``without`` says why a function has no twin. ``unknown`` says why nothing is known of it: the run itself
-    failed, twice or alone in its sandbox, and the same build looks again.
+    """By pin: the twins, why a function has none, and why nothing is known of it: the run itself failed, twice or alone
+    in its sandbox, and the same build looks again.
     """
 
     twins: Mapping[str, Twin] = field(default_factory=dict)
@@ -69,10 +68,10 @@ def is_candidate(cut: BodyCut, *, is_eager: bool = False) -> bool:
 
     Names that begin with an underscore are left out, dunder methods too: honest candidates choose other arguments.
     """
-    parts = [*PurePosixPath(cut.path).with_suffix("").parts, *cut.symbol.split(".")]
-    is_public = not any(part.startswith("_") and part != "__init__" for part in parts[:-1])
-    is_public = is_public and not parts[-1].startswith("_")
-    return "#" not in cut.symbol and cut.num_body_lines >= (1 if is_eager else MIN_BODY_LINES) and is_public
+    *around, name = [*PurePosixPath(cut.path).with_suffix("").parts, *cut.symbol.split(".")]
+    is_private = any(part.startswith("_") for part in [*(one for one in around if one != "__init__"), name])
+    is_long = cut.num_body_lines >= (1 if is_eager else MIN_BODY_LINES)
+    return is_long and not is_private and "#" not in cut.symbol
 
 
 def build_twins(
@@ -80,42 +79,45 @@ def build_twins(
 ) -> TwinSearch:
     """Record and check the twins of functions of one repository.
 
-    The same bench, cuts and seed give the same bytes (``twin_bytes``), unless a
-    function itself depends on time or place.
-
-    Args:
-        bench: the original tree with all its tests, and what a run of the whole suite does without.
-        cuts: the functions; those that are no candidates are passed over.
-        seed: draws the mutations.
-        eager: pins of functions that get a twin however short they are, and with one recorded call:
-            nothing else is hidden from whoever writes them. Every other gate holds for them too.
-
-    Returns:
-        Twins in the order of ``cuts`` that passed every gate, and the reason for every other function.
+    The same bench, cuts and seed give the same bytes (``twin_bytes``), unless a function itself depends on time or
+    place. ``eager`` are pins of functions that get a twin however short they are, and with one recorded call: nothing
+    else is hidden from whoever writes them. Every other gate holds for them too. The answer has the twins that passed
+    every gate, in the order of ``cuts``, and the reason for every other function.
     """
-    build = _Build(bench, seed, frozenset(eager))
-    twins = build.without_weak(build.stable(build.drafts(cuts)))
-    return TwinSearch(
-        {twin.pin: twin for twin in build.with_green_golden(twins)}, build.without, build.unknown
-    )
+    build = _Build(bench, seed, eager)
+    twins = build.with_green_golden(build.without_weak(build.stable(build.drafts(cuts))))
+    return TwinSearch({twin.pin: twin for twin in twins}, build.without, build.unknown)
 
 
 class _Build:
     """The steps between recording and a proven twin; each is one sandbox for all functions."""
 
-    def __init__(self, bench: Bench, seed: int, eager: frozenset[str]) -> None:
+    def __init__(self, bench: Bench, seed: int, eager: Collection[str]) -> None:
         self.bench, self.seed, self.eager = bench, seed, eager
-        self.play = partial(play_apart, bench, call_seconds=GOLDEN_CALL_SECONDS)
         self.without: dict[str, str] = {}
         self.unknown: dict[str, str] = {}
+
+    def sift(
+        self, jobs: Sequence[Job], check: Callable[[Twin, JobReport], Twin | str], **limits: Any
+    ) -> list[Twin]:
+        """What a check makes of each job that came to its end; where that is no twin, why is noted."""
+        kept = []
+        reports = play_apart(self.bench, jobs, **{"call_seconds": GOLDEN_CALL_SECONDS, **limits})
+        for job, report in zip(jobs, reports, strict=True):
+            found = report.error or check(job.twin, report)
+            if isinstance(found, Twin):
+                kept.append(found)
+            else:
+                (self.unknown if report.is_unknown else self.without)[job.twin.pin] = found
+        return kept
 
     def drafts(self, cuts: Sequence[BodyCut]) -> list[Twin]:
         """Record calls in one run of the suite, replay and mutate them."""
         chosen = [cut for cut in cuts if is_candidate(cut, is_eager=cut.pin in self.eager)]
         calls, problem = record_calls(self.bench, chosen) if chosen else ({}, "")
-        jobs: list[tuple[BodyCut, Job]] = []
+        jobs = []
         for cut in cuts:
-            kept = list(calls[cut.pin].kept) if cut.pin in calls else []
+            kept = calls[cut.pin].kept if cut.pin in calls else ()
             if cut not in chosen:
                 self.without[cut.pin] = "not public, too short, or defined twice"
             elif problem:
@@ -123,91 +125,68 @@ class _Build:
             elif len(kept) < (wanted := self._min_recorded(cut.pin)):
                 self.without[cut.pin] = f"fewer than {wanted} recorded calls"
             else:
-                twin = _twin(cut, [Vector(blob, "") for blob in kept])
+                vectors = tuple(Vector(blob, "") for blob in kept)
+                twin = Twin(cut.pin, cut.path, cut.symbol, vectors, (), pickler_fingerprint())
                 wanted = NUM_MUTATED_TEXT if _TEXT_WORK.search(cut.golden_body) else NUM_MUTATED
-                draw = {
-                    "wanted": wanted,
-                    "tries": TRIES_PER_MUTATED * wanted,
-                    "seed": f"{self.seed}/{cut.pin}",
-                }
-                jobs.append((cut, Job(twin, "mutate", draw)))
-        twins = []
-        for (cut, job), report in zip(jobs, self.play([job for _, job in jobs]), strict=True):
-            if not self._is_whole(cut.pin, report):
-                continue
-            if report.line != cut.first_line:
-                self.without[cut.pin] = "its name leads to another definition"
-                continue
+                options = {"mode": "mutate", "wanted": wanted, "tries": TRIES_PER_MUTATED * wanted}
+                jobs.append(Job(twin, {**options, "seed": f"{self.seed}/{cut.pin}"}))
+        first_lines = {cut.pin: cut.first_line for cut in cuts}
+
+        def draft(twin: Twin, report: JobReport) -> Twin | str:
+            if report.line != first_lines[twin.pin]:
+                return "its name leads to another definition"
             # Two pickles may be one input: their bytes differ, their encoding does not.
             by_input: dict[str, Vector] = {}
-            for index, (vector, told) in enumerate(zip(job.twin.recorded, report.inputs, strict=False)):
+            for index, (vector, told) in enumerate(zip(twin.recorded, report.inputs, strict=False)):
                 if told is not None and report.digests.get(index):
                     by_input.setdefault(told, Vector(vector.blob, report.digests[index]))
-            twins.append(_twin(cut, list(by_input.values()), report.mutated))
-        return [twin for twin in twins if self._is_large_enough(twin)]
+            recorded, mutated = tuple(by_input.values()), tuple(report.mutated)
+            return self._large(replace(twin, recorded=recorded, mutated=mutated))
+
+        return self.sift(jobs, draft)
 
     def _min_recorded(self, pin: str) -> int:
         return 1 if pin in self.eager else MIN_RECORDED
 
-    def _is_whole(self, pin: str, report: JobReport) -> bool:
-        """Whether a job came to its end; where not, it is noted."""
-        if report.error:
-            (self.unknown if report.is_unknown else self.without)[pin] = report.error
-        return not report.error
-
-    def _is_large_enough(self, twin: Twin) -> bool:
+    def _large(self, twin: Twin) -> Twin | str:
+        """The twin, or why it has too few calls."""
         wanted = self._min_recorded(twin.pin)
         if len(twin.recorded) < wanted:
-            self.without[twin.pin] = f"fewer than {wanted} recorded calls have a result that can be compared"
-        elif len(twin.mutated) < MIN_MUTATED:
-            self.without[twin.pin] = "fewer than 10 mutated calls return"
-        return twin.pin not in self.without
+            return f"fewer than {wanted} recorded calls have a result that can be compared"
+        return twin if len(twin.mutated) >= MIN_MUTATED else "fewer than 10 mutated calls return"
 
-    def _replayed(
-        self, twins: Sequence[Twin], options: Mapping[str, Any], **limits: Any
-    ) -> list[tuple[Twin, JobReport]]:
-        """The twins whose calls were made again to the end, with the report."""
-        reports = self.play([Job(twin, options=options) for twin in twins], **limits)
-        whole = zip(twins, reports, strict=True)
-        return [(twin, report) for twin, report in whole if self._is_whole(twin.pin, report)]
-
-    def stable(self, twins: Sequence[Twin]) -> list[Twin]:
+    def stable(self, twins: list[Twin]) -> list[Twin]:
         """Keep the calls with the same outcome under two other hash seeds, once in reverse order."""
-        kept = list(twins)
+
+        def steady(twin: Twin, report: JobReport) -> Twin | str:
+            return self._large(_steady_part(twin, report))
+
         for hash_seed, backwards in zip(_FILTER_SEEDS, (False, True), strict=True):
-            found = self._replayed(kept, {"backwards": backwards}, hash_seed=hash_seed)
-            kept = [_steady_part(twin, report) for twin, report in found]
-            kept = [twin for twin in kept if self._is_large_enough(twin)]
-        return kept
+            jobs = [Job(twin, {"backwards": backwards}) for twin in twins]
+            twins = self.sift(jobs, steady, hash_seed=hash_seed)
+        return twins
 
-    def without_weak(self, twins: Sequence[Twin]) -> list[Twin]:
+    def without_weak(self, twins: list[Twin]) -> list[Twin]:
         """Leave out twins that a constant passes, or a table of all recorded calls."""
-        kept = []
-        for twin, scores in zip(twins, play_stubs(twins, self.play), strict=True):
-            if scores.passed_by or scores.is_passed_by_table:
-                what = "a stub" if scores.passed_by else "a table of the recorded calls"
-                self.without[twin.pin] = f"{what} passes"
-            elif self._is_whole(twin.pin, scores.report):
-                kept.append(twin)
-        return kept
 
-    def with_green_golden(self, twins: Sequence[Twin]) -> list[Twin]:
+        def strong(twin: Twin, report: JobReport) -> Twin | str:
+            solver = solver_that_passes(twin, report)
+            return f"{solver if solver == TABLE else 'a stub'} passes" if solver else twin
+
+        return self.sift([Job(twin, CONSTANTS) for twin in twins], strong)
+
+    def with_green_golden(self, twins: list[Twin]) -> list[Twin]:
         """Keep twins with which the golden code agrees in every call, three times."""
-        kept = list(twins)
+
+        def green(twin: Twin, report: JobReport) -> Twin | str:
+            score = score_digests(twin, report.digests)
+            is_green = score.passed and score.mutated_agree == score.num_mutated
+            return twin if is_green else "the golden code does not agree with itself"
+
         for hash_seed in _GATE_SEEDS:
-            found = self._replayed(kept, {}, hash_seed=hash_seed, call_seconds=CALL_SECONDS)
-            kept = []
-            for twin, report in found:
-                score = score_digests(twin, report.digests)
-                if score.passed and score.mutated_agree == score.num_mutated:
-                    kept.append(twin)
-                else:
-                    self.without[twin.pin] = "the golden code does not agree with itself"
-        return kept
-
-
-def _twin(cut: BodyCut, recorded: Sequence[Vector], mutated: Sequence[Vector] = ()) -> Twin:
-    return Twin(cut.pin, cut.path, cut.symbol, tuple(recorded), tuple(mutated), pickler_fingerprint())
+            jobs = [Job(twin) for twin in twins]
+            twins = self.sift(jobs, green, hash_seed=hash_seed, call_seconds=CALL_SECONDS)
+        return twins
 
 
 def _steady_part(twin: Twin, report: JobReport) -> Twin:

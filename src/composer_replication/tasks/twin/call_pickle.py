@@ -39,12 +39,11 @@ def load_cloudpickle(source):
     def tracker_id(class_def):
         with module._DYNAMIC_CLASS_TRACKER_LOCK:
             own = ids.setdefault(module.counting_for, weakref.WeakKeyDictionary())
-            found = own.get(class_def)
-            if module.counting_for is None:
-                found = module._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(class_def)
+            known = own if module.counting_for is not None else module._DYNAMIC_CLASS_TRACKER_BY_CLASS
+            found = known.get(class_def)
             if found is None:
                 # cloudpickle draws a uuid; the how-manieth class of that name is as distinct.
-                name = f"{class_def.__module__}.{getattr(class_def, '__qualname__', class_def.__name__)}"
+                name = f"{class_def.__module__}.{class_def.__qualname__}"
                 numbers[module.counting_for, name] += 1
                 number = numbers[module.counting_for, name]
                 found = hashlib.sha256(f"{name}#{number}".encode()).hexdigest()[:32]
@@ -60,9 +59,7 @@ def load_cloudpickle(source):
 def make_dumps(module, root, max_bytes):
     """A function that pickles by cloudpickle, without paths and up to ``max_bytes``.
 
-    Raises (the function):
-        TooLarge, NotPortable: as they say.
-        Exception: what the value's own pickling raises.
+    It raises ``TooLarge``, ``NotPortable``, or what the value's own pickling raises.
     """
     home = os.fsencode(root)
 

@@ -29,12 +29,9 @@ NUM_DIGITS = 12
 
 _SCALARS = (type(None), bool, str, bytes, bytearray, type(Ellipsis), type(NotImplemented), range)
 _FUNCTIONS = (
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-    types.WrapperDescriptorType,
+    types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.WrapperDescriptorType,
     types.MethodDescriptorType,
-)
+)  # fmt: skip
 _ORDERED = (list, tuple, collections.deque)
 _UNORDERED: tuple[type, ...] = (set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
 _MAPPINGS = (dict, collections.Counter, collections.OrderedDict, types.MappingProxyType)
@@ -70,14 +67,9 @@ def node(name, *parts):
 def encode(value, *, is_result=True, with_code=False):
     """The canonical form: nested tuples of texts, as Python prints them.
 
-    Args:
-        value: anything; iterators are used up to ``MAX_ITERATED`` items.
-        is_result: a function anywhere inside makes the whole value opaque; otherwise it is encoded by its name.
-        with_code: functions are also told apart by code, closure and defaults, as two lambdas are; for inputs.
-
-    Raises:
-        OpaqueValue: there is no canonical form.
-        Exception: whatever an iterator or ``__reduce_ex__`` inside raises.
+    Iterators are used up to ``MAX_ITERATED`` items. In a result a function makes the whole value opaque; otherwise it is
+    encoded by its name and, ``with_code``, told apart by code, closure and defaults, as two lambdas are. Raises
+    ``OpaqueValue`` where there is no canonical form, and whatever an iterator or ``__reduce_ex__`` inside raises.
     """
     encoder = _Encoder(is_result=is_result, with_code=with_code)
     try:
@@ -187,8 +179,6 @@ class _Encoder:
         try:
             reduce = copyreg.dispatch_table.get(kind)
             reduced = reduce(value) if reduce is not None else value.__reduce_ex__(2)
-        except OpaqueValue:
-            raise
         except Exception as error:
             if self.is_result:
                 raise OpaqueValue(type_name(kind)) from error

@@ -9,9 +9,11 @@ digest is written before the next call begins.
 
 import ast
 import base64
+import contextlib
 import functools
 import importlib
 import inspect
+import itertools
 import math
 import mmap
 import os
@@ -63,7 +65,9 @@ def find_function(path, symbol, module_name):
             code = found.__code__
             if code.co_qualname == symbol and code.co_filename.endswith("/" + path):
                 return found
-            todo += closure_values(found)
+            for cell in found.__closure__ or ():
+                with contextlib.suppress(ValueError):  # not filled yet
+                    todo.append(cell.cell_contents)
         for name in ("__wrapped__", "__func__", "fget", "func", "_partial", "_func"):
             inner = getattr(found, "__dict__", {}).get(name)
             inner = getattr(found, name, None) if inner is None and not isinstance(found, type) else inner
@@ -72,17 +76,6 @@ def find_function(path, symbol, module_name):
     if not callable(value):
         raise LookupError(symbol)  # noqa: TRY004  what the tree holds is no argument of ours
     return value
-
-
-def closure_values(function):
-    """What a function keeps of the scopes around it."""
-    values = []
-    for cell in function.__closure__ or ():
-        try:
-            values.append(cell.cell_contents)
-        except ValueError:  # not filled yet
-            continue
-    return values
 
 
 class Job:
@@ -112,11 +105,9 @@ class Job:
             return
         line = getattr(getattr(self.function, "__code__", None), "co_firstlineno", 0)
         started = time.process_time()
-        found = {} if draws is None else self._mutate(draws)
-        if draws is None:
-            self._replay()
-        seconds = time.process_time() - started
         # What is mutated is told at the end alone: of a child that dies before, the next one knows nothing and begins anew.
+        found = self._replay() if draws is None else self._mutate(draws)
+        seconds = time.process_time() - started
         self.send("done", job=self.number, line=line, error="", seconds=seconds, **found)
 
     def _replay(self):
@@ -129,16 +120,12 @@ class Job:
             self.send("vector", job=self.number, index=index, digest=digest)
             self.steps.shared[NUM_TOLD] += 1
             if self.steps.is_enough:
-                return
+                break
+        return {}
 
     def outcome(self, blob):
         """``(kind, digest)`` of what it returns (ret) or raises (exc); any other kind says why there is no digest."""
-        if not self.steps.begin():
-            return LOST
-        try:
-            return self._outcome(blob)
-        finally:
-            self.steps.end()
+        return self.steps.limited(self._outcome, blob) or LOST
 
     def _outcome(self, blob):
         try:
@@ -161,14 +148,9 @@ class Job:
 
     def _in_time(self, work):
         """What some work gives; None where it is left out or raises."""
-        if not self.steps.begin():
-            return None
-        try:
-            return work()
-        except Exception:
-            return None
-        finally:
-            self.steps.end()
+        with contextlib.suppress(Exception):
+            return self.steps.limited(work)
+        return None
 
     def _input_digest(self, blob):
         """What tells this input from others; None for one that cannot be told.
@@ -176,7 +158,7 @@ class Job:
         Arguments are by parameter, with defaults filled in: one call written in two ways is one input.
         """
 
-        def digest():
+        def known():
             args, kwargs = self.loads(blob)
             try:
                 bound = inspect.signature(self.function, follow_wrapped=False).bind(*args, **kwargs)
@@ -186,13 +168,12 @@ class Job:
                 values = [args, kwargs]
             return self.digest(self.encode(values, is_result=False, with_code=True))
 
-        return self._in_time(digest)
+        return self._in_time(known)
 
     def _mutate(self, draws):
         """Outcome and input of each recorded call, and the mutated calls with theirs."""
         outcome = functools.partial(draws.outcome, self.outcome)
-        recorded = []
-        usable: list[bytes] = []
+        recorded, usable = [], []
         for blob in self.blobs:
             if Work.num_nodes > MAX_NODES and len(usable) >= FEW:
                 break
@@ -201,16 +182,17 @@ class Job:
             if digest:
                 usable.append(blob)
         Work.num_nodes = 0  # what is mutated has a budget of its own
-        seen = {known for _, known in recorded}
-        groups: dict[str, list[bytes]] = {}
+        seen, groups, kept = {known for _, known in recorded}, {}, []
         draw = random.Random(self.job["seed"])  # noqa: S311  a sample, not a secret
-        kept: list[bytes] = []
         # A function of one small number has few neighbours: where they are too few, theirs are tried too.
         for wanted in (4 * self.job["wanted"], 2 * FEW, 2 * FEW):
             if usable and len(kept) < FEW and not self.steps.is_enough:
                 pool = CallPool([*usable, *kept], self.loads)
                 self._add_mutated(pool, draw, outcome, (seen, groups, kept), wanted)
-        chosen = round_robin(groups, self.job["wanted"])
+        # One call of each outcome in turn, so that common outcomes do not crowd out rare ones.
+        rows = [[(blob, digest) for blob in blobs] for digest, blobs in groups.items()]
+        in_turn = [call for turn in itertools.zip_longest(*rows) for call in turn if call is not None]
+        chosen = in_turn[: self.job["wanted"]]
         vectors = [[base64.b64encode(blob).decode(), digest] for blob, digest in chosen]
         return {"recorded": recorded, "mutated": vectors}
 
@@ -236,16 +218,6 @@ class Job:
                 groups.setdefault(digest, []).append(blob)
 
 
-def round_robin(groups, wanted):
-    """One call of each outcome in turn, so that common outcomes do not crowd out rare ones."""
-    chosen: list[Any] = []
-    for turn in range(max(map(len, groups.values()), default=0)):
-        for outcome, blobs in groups.items():
-            if turn < len(blobs) and len(chosen) < wanted:
-                chosen.append((blobs[turn], outcome))
-    return chosen
-
-
 def run_job(request, number, send):
     """Run a job in a child process, and say so when it took too long."""
 
@@ -258,7 +230,8 @@ def run_job(request, number, send):
 
     is_retold = request["jobs"][number]["mode"] == "mutate"
     if run_to_the_end(work, request["job_seconds"], request["call_seconds"], is_retold=is_retold) == "late":
-        send("late", job=number)
+        problem = f"the calls ran longer than {request['job_seconds']:g} s"
+        send("done", job=number, line=0, error=problem, seconds=0)
 
 
 # --- One bad call costs itself alone.
@@ -278,8 +251,7 @@ class Steps:
         # The number of the step that is done now, or LOADING or DONE; calls that were reported, which no later child repeats.
         self.shared = memoryview(mmap.mmap(-1, 16)).cast("q")
         self.shared[NOW], self.shared[NUM_TOLD] = LOADING, num_told
-        self.fatal = fatal
-        self.seconds = seconds
+        self.fatal, self.seconds = fatal, seconds
         self.set_timer = signal.setitimer  # what a tree makes of it later changes nothing here
 
     @property
@@ -287,17 +259,16 @@ class Steps:
         """Whether so many calls were lost that the others are not made."""
         return len(self.fatal) >= MAX_LOST and self.shared[NOW] >= max(self.fatal)
 
-    def begin(self):
-        """The next step; False for one that is left out."""
+    def limited(self, work, *arguments):
+        """What the next step gives; None for one that is left out."""
         self.shared[NOW] += 1
         if self.shared[NOW] in self.fatal:
-            return False
+            return None
         self._limit(self.seconds)
-        return True
-
-    def end(self):
-        """What follows is no part of the step."""
-        self._limit(0)
+        try:
+            return work(*arguments)
+        finally:
+            self._limit(0)
 
     def _limit(self, seconds):
         self.set_timer(signal.ITIMER_PROF, seconds)
@@ -308,11 +279,8 @@ def run_to_the_end(work, cpu_seconds, step_seconds, *, is_retold):
     """Do ``work(steps)`` in children, one after the other until one comes to the end.
 
     The limits are processor time of all children together and of one step, which by the clock may take ``WALL_FACTOR``
-    times as long. With ``is_retold`` each child begins at the beginning, so that after
-    the last death one more can tell of what there was until then.
-
-    Returns:
-        Empty, or why it ended before its end: ``late`` or ``lost``.
+    times as long. With ``is_retold`` each child begins at the beginning, so that after the last death one more can tell of
+    what there was until then. The answer is empty, or why it ended before its end: ``late`` or ``lost``.
     """
     fatal: list[int] = []
     latest = _used_by_children() + cpu_seconds
@@ -326,10 +294,8 @@ def run_to_the_end(work, cpu_seconds, step_seconds, *, is_retold):
             return ""
         if _used_by_children() >= latest or time.monotonic() > deadline:
             return "late"
-        if now < 0 or now in fatal or len(fatal) >= MAX_LOST:
-            return "lost"
         fatal.append(now)
-        if len(fatal) >= MAX_LOST and not is_retold:
+        if now < 0 or now in fatal[:-1] or len(fatal) >= MAX_LOST + is_retold:
             return "lost"
 
 
@@ -346,9 +312,7 @@ def _run_child(work, steps, cpu_seconds, deadline):
     wait = 0.001
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return
+            os.kill(child, signal.SIGKILL)  # the next turn waits for it
         time.sleep(wait)
         wait = min(0.02, wait * 1.5)
 
@@ -384,11 +348,8 @@ class UnseededDraws:
             return urandom(size)
 
         def noted_seed(generator, a=None, version=2):
-            if a is None:
-                self.was_asked = True
-                self.unseeded.add(generator)
-            else:
-                self.unseeded.discard(generator)
+            self.was_asked |= a is None
+            (self.unseeded.add if a is None else self.unseeded.discard)(generator)
             seed(generator, a, version)
 
         os.urandom = random._urandom = noted_urandom  # type: ignore[attr-defined]

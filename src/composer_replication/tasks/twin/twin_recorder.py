@@ -72,28 +72,27 @@ class Target:
         return (*args, *more), kwargs
 
 
-def drawn_names(ours, places):
-    """Names of our own temporary folders that were drawn at random, and zeros of the same length.
-
-    Paths of them are arguments of many calls. Nothing is there when a call is made again, whatever they are called.
-    """
-    below = [place[len(ours) + 1 :] for place in places if place.startswith(f"{ours}/")]
-    names = {os.path.basename(ours), *(path.partition("/")[0] for path in below)}
-    return [(name.encode(), b"0" * len(name.encode())) for name in sorted(names)]
-
-
 class Recorder:
-    """The profile hook and the plugin that says which test runs."""
+    """The profile hook, and as a plugin of pytest what says which test runs."""
 
-    def __init__(self, request, root, pickler, dumps, pickle_by_value):
-        self.drawn = drawn_names(request["ours"], (root, os.environ["HOME"], os.environ["TMPDIR"]))
-        self.pickler, self.dumps, self.pickle_by_value = pickler, dumps, pickle_by_value
+    def __init__(self, request, root, pickler):
+        import pytest
+
+        # Paths of our own temporary folders are arguments of many calls. Their names were drawn at random: zeros of the same
+        # length take their place, for nothing is there when a call is made again.
+        ours, places = request["ours"], (root, os.environ["HOME"], os.environ["TMPDIR"])
+        below = [place[len(ours) + 1 :].partition("/")[0] for place in places if place.startswith(f"{ours}/")]
+        self.drawn = [name.encode() for name in sorted({os.path.basename(ours), *below})]
+        self.pickler, self.dumps = pickler, make_dumps(pickler, root, request["max_bytes"])
+        self.by_value = {os.path.join(root, path) for path in request["by_value"]}
         self.max_calls = request["max_calls"]
         self.wanted = {
             (os.path.join(root, path), line): number for number, (path, line) in enumerate(request["targets"])
         }
         self.targets, self.by_code, self.tests = {}, {}, []
         self.running = {}  # target and kept call by frame
+        pytest.hookimpl(trylast=True)(Recorder.pytest_collection_finish)
+        pytest.hookimpl(wrapper=True, tryfirst=True)(Recorder.pytest_runtest_protocol)
 
     def hook(self, frame, event, argument):
         if event == "return" and frame in self.running:
@@ -131,53 +130,40 @@ class Recorder:
             blob = self.dumps(value())
         except Exception:  # whatever a value raises when it is pickled, this call is not kept
             return None
-        for drawn, zeros in self.drawn:
-            blob = blob.replace(drawn, zeros)
+        for name in self.drawn:
+            blob = blob.replace(name, b"0" * len(name))
         return blob
 
-    def plugin(self):
-        import pytest
+    def pytest_collection_finish(self):
+        for module in list(sys.modules.values()):
+            if getattr(module, "__file__", None) in self.by_value:
+                self.pickler.register_pickle_by_value(module)
 
-        recorder = self
-
-        class Plugin:
-            @pytest.hookimpl(trylast=True)
-            def pytest_collection_finish(self):
-                recorder.pickle_by_value()
-
-            @pytest.hookimpl(wrapper=True, tryfirst=True)
-            def pytest_runtest_protocol(self, item):
-                recorder.tests.append(item.nodeid)
-                sys.setprofile(recorder.hook)
-                try:
-                    return (yield)
-                finally:
-                    sys.setprofile(None)
-                    recorder.running.clear()
-
-        return Plugin()
+    def pytest_runtest_protocol(self, item):
+        self.tests.append(item.nodeid)
+        sys.setprofile(self.hook)
+        try:
+            return (yield)
+        finally:
+            sys.setprofile(None)
+            self.running.clear()
 
 
 def main(request, send):
     """Run the suite, and send the calls."""
     root = os.getcwd()
-    pickler = load_cloudpickle(request["cloudpickle"])
-    dumps = make_dumps(pickler, root, request["max_bytes"])
+    pickler = load_cloudpickle(
+        request["cloudpickle"]
+    )  # before a module of the tree can take the place of one that it needs
     roots = [os.path.normpath(os.path.join(root, path)) for path in request["import_roots"]]
     sys.path[:0] = roots
     os.environ["PYTHONPATH"] = os.pathsep.join(roots)
-    by_value = {os.path.join(root, path) for path in request["by_value"]}
-
-    def pickle_by_value():
-        for module in list(sys.modules.values()):
-            if getattr(module, "__file__", None) in by_value:
-                pickler.register_pickle_by_value(module)
 
     import pytest
 
-    recorder = Recorder(request, root, pickler, dumps, pickle_by_value)
+    recorder = Recorder(request, root, pickler)
     options = importable_plugins(request["suite"], root)
-    plugins = [recorder.plugin(), make_suite(options, request["left_out"])]
+    plugins = [recorder, make_suite(options, request["left_out"])]
     code = pytest.main([*options, *request["arguments"], f"--rootdir={root}"], plugins=plugins)
     send("tests", ids=recorder.tests)
     for number, target in sorted(recorder.targets.items()):

@@ -15,7 +15,7 @@ import math
 import secrets
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files as resources
@@ -52,6 +52,7 @@ MUTATED_SHARE = 0.95
 is as strict against them as 1 would be, and forgives an honest candidate an unfair call."""
 _LEVEL = 19
 _MAX_BYTES = 512 * 1024**2
+_NAMES = ("pin", "path", "symbol", "pickler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +65,7 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """Recorded and mutated calls of one function.
-
-    ``pickler`` is the hash of the cloudpickle that its blobs need.
-    """
+    """Recorded and mutated calls of one function; ``pickler`` is the hash of the cloudpickle that its blobs need."""
 
     pin: str
     path: str
@@ -84,10 +82,7 @@ class Twin:
 
 @dataclass(frozen=True, slots=True)
 class TwinScore:
-    """On how many calls a candidate does what the golden code did.
-
-    ``error`` is empty, or says why the run as a whole is a failure of the candidate.
-    """
+    """On how many calls a candidate does what the golden code did; ``error`` says why its run as a whole failed."""
 
     recorded_agree: int
     num_recorded: int
@@ -98,11 +93,9 @@ class TwinScore:
     @property
     def passed(self) -> bool:
         """All recorded calls agree, and at least 95% of the mutated ones."""
+        is_exact = 0 < self.num_recorded == self.recorded_agree
         return (
-            not self.error
-            and self.num_recorded > 0
-            and self.recorded_agree == self.num_recorded
-            and self.mutated_agree >= math.ceil(MUTATED_SHARE * self.num_mutated)
+            not self.error and is_exact and self.mutated_agree >= math.ceil(MUTATED_SHARE * self.num_mutated)
         )
 
 
@@ -117,10 +110,7 @@ def twin_bytes(twin: Twin) -> bytes:
     """The compressed form of a twin: equal twins give equal bytes."""
     value = {
         "version": FORMAT_VERSION,
-        "pin": twin.pin,
-        "path": twin.path,
-        "symbol": twin.symbol,
-        "pickler": twin.pickler,
+        **{name: getattr(twin, name) for name in _NAMES},
         "num_recorded": len(twin.recorded),
         "sizes": [len(vector.blob) for vector in twin.vectors],
         "digests": "".join(vector.digest for vector in twin.vectors),
@@ -131,11 +121,7 @@ def twin_bytes(twin: Twin) -> bytes:
 
 
 def read_twin(data: bytes, *, where: str = "") -> Twin:
-    """A twin from its compressed form. Nothing is unpickled.
-
-    Raises:
-        InputError: the bytes are no twin, or one of another version (CR0411).
-    """
+    """A twin from its compressed form, of which nothing is unpickled; an InputError where it is none (CR0411)."""
     try:
         line, _, blobs = decompress(data, max_bytes=_MAX_BYTES).partition(b"\n")
         value = json.loads(line)
@@ -150,10 +136,10 @@ def read_twin(data: bytes, *, where: str = "") -> Twin:
             Vector(blobs[end - size : end], digests[NUM_DIGITS * index : NUM_DIGITS * (index + 1)])
             for index, (end, size) in enumerate(zip(accumulate(sizes), sizes, strict=True))
         )
-        pin, path, symbol, pickler = (str(value[name]) for name in ("pin", "path", "symbol", "pickler"))
+        names = {name: str(value[name]) for name in _NAMES}
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise damaged(f"the recorded behaviour of a function cannot be read: {error}", where) from error
-    return Twin(pin, path, symbol, vectors[:split], vectors[split:], pickler)
+    return Twin(**names, recorded=vectors[:split], mutated=vectors[split:])
 
 
 def damaged(problem: str, where: str) -> InputError:
@@ -198,10 +184,8 @@ _PROGRAMS = {
 
 @dataclass(frozen=True, slots=True)
 class RecordedCalls:
-    """The calls of one function: ``kept`` are their pickled arguments, each with the tests that made it.
-
-    ``not_kept`` are tests with calls that could not be kept (too many, or nothing to pickle) or that were answered
-    otherwise in another test.
+    """The calls of one function: ``kept`` are their pickled arguments, each with the tests that made it, ``not_kept`` tests
+    with calls that could not be kept (too many, or nothing to pickle) or that were answered otherwise in another test.
     """
 
     kept: Mapping[bytes, frozenset[str]] = field(default_factory=dict)
@@ -224,26 +208,23 @@ class RecordedCalls:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One child process of the player, and the function that it calls; what a call ought to give is not sent along.
+    """One child process of the player: the function that it calls, and what it does, in the player's own words.
 
-    ``mode`` is replay, mutate or constants; ``options`` are the player's own words for
-    the rest. ``overlay`` are files to write over the tree before it is imported.
+    What a call ought to give is not sent along. The ``mode`` is replay (as without options), mutate or constants;
+    ``overlay`` are files to write over the tree before it is imported.
     """
 
     twin: Twin
-    mode: str = "replay"
     options: Mapping[str, Any] = field(default_factory=dict)
-    overlay: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class JobReport:
     """What one job said.
 
-    ``digests`` tell by index what calls returned or raised; ``error`` is empty, or why the job as a whole failed.
-    ``inputs`` and ``mutated`` come from a job of the mode mutate.
-    ``seconds`` is the processor time of its calls. ``is_unknown`` says that the run itself failed,
-    and nothing is known of the function.
+    ``digests`` tell by index what calls returned or raised, ``seconds`` is the processor time of its calls; ``inputs`` and
+    ``mutated`` come from the mode mutate. ``error`` is empty, or why the job as a whole failed; ``is_unknown`` says that the
+    run itself did, and nothing is known of the function.
     """
 
     digests: dict[int, str] = field(default_factory=dict)
@@ -273,23 +254,21 @@ def record_calls(bench: Bench, cuts: Sequence[BodyCut]) -> tuple[dict[str, Recor
     }
     for _ in range(_NUM_RECORDINGS):
         done, records = run_program(
-            "twin.twin_recorder",
-            files,
-            bench.environment,
-            options,
-            backend=bench.backend,
-            limits=Limits(output_bytes=_OUTPUT_BYTES),
-            timeout_seconds=_RECORD_SECONDS,
-        )
+            "twin.twin_recorder", files, bench.environment, options,
+            backend=bench.backend, limits=Limits(output_bytes=_OUTPUT_BYTES), timeout_seconds=_RECORD_SECONDS,
+        )  # fmt: skip
         if records and records[-1]["event"] == "end":
             return _recorded(records, cuts), ""
     return {}, f"the recording did not end{last_words(done)}"
 
 
 def _recorded(records: Sequence[dict[str, Any]], cuts: Sequence[BodyCut]) -> dict[str, RecordedCalls]:
-    ids: list[str] = next((record["ids"] for record in records if record["event"] == "tests"), [])
+    ids: list[str] = []
     found = {}
-    for record in (record for record in records if record["event"] == "calls"):
+    for record in records:
+        ids = record.get("ids", ids)
+        if record["event"] != "calls":
+            continue
         packed = base64.b64decode(record["calls"])
         calls = json.loads(zlib.decompressobj().decompress(packed, _MAX_CALLS_BYTES))
         kept = {base64.b64decode(blob): frozenset(map(ids.__getitem__, numbers)) for blob, numbers in calls}
@@ -312,23 +291,16 @@ def play(
 ) -> tuple[list[JobReport], str]:
     """Do jobs one after the other in one fresh sandbox, each in a process of its own.
 
-    ``call_seconds`` and ``job_seconds`` are processor time, ``timeout_seconds`` of all by the clock.
-
-    Returns:
-        A report for each job, and an empty text or why the run as a whole failed.
+    ``call_seconds`` and ``job_seconds`` are processor time, ``timeout_seconds`` of all by the clock. The answer is a report
+    for each job, and an empty text or why the run as a whole failed.
     """
     chosen = limits or Limits()
     numbers = {twin: number for number, twin in enumerate(dict.fromkeys(job.twin for job in jobs))}
-    texts = [[base64.b64encode(vector.blob).decode() for vector in twin.vectors] for twin in numbers]
+    blobs = [[base64.b64encode(vector.blob).decode() for vector in twin.vectors] for twin in numbers]
+    named = zip(numbers, blobs, strict=True)
     options = {
-        "twins": [
-            {"path": twin.path, "symbol": twin.symbol, "blobs": blobs}
-            for twin, blobs in zip(numbers, texts, strict=True)
-        ],
-        "jobs": [
-            {"twin": numbers[job.twin], "mode": job.mode, "overlay": dict(job.overlay), **job.options}
-            for job in jobs
-        ],
+        "twins": [{"path": twin.path, "symbol": twin.symbol, "blobs": texts} for twin, texts in named],
+        "jobs": [{"twin": numbers[job.twin], "mode": "replay", "overlay": {}, **job.options} for job in jobs],
         "call_seconds": call_seconds,
         "job_seconds": job_seconds,
         "max_bytes": 4 * MAX_CALL_BYTES,
@@ -337,15 +309,10 @@ def play(
         "cloudpickle": _cloudpickle(),
     }
     done, records = run_program(
-        "twin.twin_player",
-        files,
-        environment,
-        options,
-        backend=backend,
-        limits=replace(chosen, output_bytes=_OUTPUT_BYTES),
-        timeout_seconds=timeout_seconds,
-        hash_seed=hash_seed,
-    )
+        "twin.twin_player", files, environment, options,
+        backend=backend, limits=replace(chosen, output_bytes=_OUTPUT_BYTES),
+        timeout_seconds=timeout_seconds, hash_seed=hash_seed,
+    )  # fmt: skip
     if not records or records[0]["event"] != "ready":
         raise SandboxFailure(
             "CR0302",
@@ -356,7 +323,7 @@ def play(
     problem = ""
     try:
         for record in records[1:]:
-            problem = problem or _take(record, reports, job_seconds)
+            problem = problem or _take(record, reports)
     except (KeyError, TypeError, ValueError, IndexError):
         problem = "a record is malformed"
     if done.timed_out:
@@ -371,10 +338,9 @@ def play(
 
 
 def play_apart(bench: Bench, jobs: Sequence[Job], **options: Any) -> list[JobReport]:
-    """As ``play``, for code of our own making; a report for each job.
+    """As ``play``, for code of our own making; a report for each job. ``options`` are some of ``play``.
 
-    Where one job takes the sandbox down, all are parted until it stands alone, and nothing is known of it. ``options``
-    are ``hash_seed``, ``call_seconds`` and ``job_seconds`` of ``play``.
+    Where one job takes the sandbox down, all are parted until it stands alone, and nothing is known of it.
     """
     if not jobs:
         return []
@@ -438,7 +404,7 @@ def run_program(
     return done, read_records(done.stdout, [nonce])
 
 
-def _take(record: Mapping[str, Any], reports: Sequence[JobReport], job_seconds: float) -> str:
+def _take(record: Mapping[str, Any], reports: Sequence[JobReport]) -> str:
     """Note one record; the answer is empty, or what is out of order."""
     event = record["event"]
     if event == "end":
@@ -457,8 +423,6 @@ def _take(record: Mapping[str, Any], reports: Sequence[JobReport], job_seconds: 
             report.inputs.append(None if known is None else str(known))
         calls = record.get("mutated", ())
         report.mutated = [Vector(base64.b64decode(blob), str(digest)) for blob, digest in calls]
-    elif event == "late":
-        report.error = f"the calls ran longer than {job_seconds:g} s"
     else:
         return "an unknown record"
     return ""
@@ -490,12 +454,10 @@ def judge_twin(
     """Does a candidate do what the golden code did?
 
     The candidate runs in a fresh sandbox of its own; no tests are needed in its tree. It gets the inputs; its canonical
-    digests come out and are compared here. A call that is missing, hangs (1 s of processor time)
-    or takes down its process disagrees. Past ``timeout_seconds`` of processor time the whole run is a failure of the
-    candidate; by the clock it may take ``WALL_FACTOR`` times as long, so that a busy machine fails nobody.
-
-    Raises:
-        InputError: the twin needs another cloudpickle than this installation has (CR0411).
+    digests come out and are compared here. A call that is missing, hangs (1 s of processor time) or takes down its process
+    disagrees. Past ``timeout_seconds`` of processor time the whole run is a failure of the candidate; by the clock it may
+    take ``WALL_FACTOR`` times as long, so that a busy machine fails nobody. An InputError (CR0411) where the twin needs
+    another cloudpickle than this installation has.
     """
     _check_pickler(twin)
     reports, problem = play(
@@ -517,7 +479,7 @@ def judge_twins(
     for twin in twins:
         _check_pickler(twin)
     each = zip(twins, overlays or [{}] * len(twins), strict=True)
-    jobs = [Job(twin, overlay=overlay) for twin, overlay in each]
+    jobs = [Job(twin, {"overlay": overlay}) for twin, overlay in each]
     reports = zip(twins, play_apart(bench, jobs, job_seconds=bench.suite_seconds), strict=True)
     return [score_digests(twin, report.digests, report.error) for twin, report in reports]
 
@@ -529,38 +491,27 @@ def _check_pickler(twin: Twin) -> None:
 
 # --- What solvers that understand nothing make of recorded behaviour: a constant, and a table of the recorded calls.
 
+CONSTANTS = {"mode": "constants", "constants": STUB_EXPRESSIONS}
+"""A job in which each constant stands in the place of the function. All are digested in one pass over the calls, because
+without the function a call costs what its arguments cost."""
+TABLE = "a table of the recorded calls"
 
-@dataclass(frozen=True, slots=True)
-class StubScores:
-    """``passed_by`` are the constants that pass a twin; a table of all recorded calls knows these, and gives None for
-    the mutated ones. Where ``report`` has an error, the rest means nothing.
+
+def solver_that_passes(twin: Twin, report: JobReport) -> str:
+    """Which of them passes a twin, after a job with ``CONSTANTS``: a constant, ``TABLE``, or none (empty).
+
+    A constant passes when it agrees in all recorded calls and 95% of the mutated ones. The table knows all recorded calls,
+    and gives None for the mutated ones.
     """
-
-    report: JobReport
-    passed_by: tuple[str, ...]
-    is_passed_by_table: bool
-
-
-def play_stubs(
-    twins: Sequence[Twin], play_jobs: Callable[[Sequence[Job]], list[JobReport]]
-) -> list[StubScores]:
-    """What passes the twins of functions of one repository; ``play_jobs`` is called once.
-
-    A constant passes when it agrees in all recorded calls and 95% of the mutated ones. All constants are digested
-    in one pass over the calls, because without the function a call costs what its arguments cost.
-    """
-    jobs = [Job(twin, "constants", {"constants": STUB_EXPRESSIONS}) for twin in twins]
-    found = []
-    for twin, report in zip(twins, play_jobs(jobs), strict=True):
-        # Each digest is one text: those of all constants, in their order. Of a call whose arguments cannot be loaded
-        # or compared there is at most one.
-        texts = {index: text.split() for index, text in report.digests.items()}
-        whole = {index: one for index, one in texts.items() if len(one) == len(STUB_EXPRESSIONS)}
-        scores = {
-            constant: score_digests(twin, {index: one[place] for index, one in whole.items()}, report.error)
-            for place, constant in enumerate(STUB_EXPRESSIONS)
-        }
-        table = replace(scores["None"], recorded_agree=len(twin.recorded))
-        passed_by = tuple(constant for constant, score in scores.items() if score.passed)
-        found.append(StubScores(report, passed_by, table.passed))
-    return found
+    # Each digest is one text: those of all constants, in their order. Of a call whose arguments cannot be loaded or
+    # compared there is at most one.
+    texts = {index: text.split() for index, text in report.digests.items()}
+    whole = {index: one for index, one in texts.items() if len(one) == len(STUB_EXPRESSIONS)}
+    scores = {
+        constant: score_digests(twin, {index: one[place] for index, one in whole.items()})
+        for place, constant in enumerate(STUB_EXPRESSIONS)
+    }
+    table = replace(scores["None"], recorded_agree=len(twin.recorded))
+    return next(
+        (constant for constant, score in scores.items() if score.passed), TABLE if table.passed else ""
+    )

@@ -95,7 +95,8 @@ class Profile(Functions):
 
     def switch(self, context, *, by_force):
         """Note what was called and go on in another context; ``by_force`` also when another profiler came."""
-        is_ours = sys.getprofile() is self.profiler
+        current: object = sys.getprofile()
+        is_ours = current is self.profiler
         if is_ours:
             self.profiler.disable()
             codes = [entry.code for entry in self.profiler.getstats()]

@@ -5,6 +5,7 @@ generator, in one order, so the same calls and seed give the same changes.
 """
 
 import collections
+from typing import Any
 
 OTHER_VALUE_SHARE = 0.3
 """How often an argument is replaced by another recorded value of the same parameter."""
@@ -128,7 +129,7 @@ def _set(value, draw, depth):
     return type(value)(_list(items, draw, depth))
 
 
-_MUTATORS = {
+_MUTATORS: dict[type, Any] = {
     bool: lambda value, _draw, _depth: not value,
     int: lambda value, draw, _depth: draw.choice((value + 1, value - 1, 0, -value, 2 * value)),
     float: lambda value, draw, _depth: draw.choice(

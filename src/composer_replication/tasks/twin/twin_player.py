@@ -173,7 +173,8 @@ class Job:
     def _mutate(self, draws):
         """Outcome and input of each recorded call, and the mutated calls with theirs."""
         outcome = functools.partial(draws.outcome, self.outcome)
-        recorded, usable = [], []
+        recorded = []
+        usable: list[bytes] = []
         for blob in self.blobs:
             if Work.num_nodes > MAX_NODES and len(usable) >= FEW:
                 break
@@ -182,7 +183,9 @@ class Job:
             if digest:
                 usable.append(blob)
         Work.num_nodes = 0  # what is mutated has a budget of its own
-        seen, groups, kept = {known for _, known in recorded}, {}, []
+        seen = {known for _, known in recorded}
+        groups: dict[str, list[bytes]] = {}
+        kept: list[bytes] = []
         draw = random.Random(self.job["seed"])  # noqa: S311  a sample, not a secret
         # A function of one small number has few neighbours: where they are too few, theirs are tried too.
         for wanted in (4 * self.job["wanted"], 2 * FEW, 2 * FEW):

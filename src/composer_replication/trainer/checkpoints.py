@@ -191,20 +191,20 @@ class OwnState:
         """Add our files to a folder that transformers has written. Every process calls it."""
         trainer = self._trainer
         every = trainer.args.steps_per_generation * trainer.num_iterations
-        is_inside = trainer._buffered_inputs is not None and trainer._step % every != 0
+        is_inside = trainer._buffered_inputs is not None and trainer._step % every != 0  # noqa: SLF001 - TRL's only name
         if trainer.channels is not None:
             trainer.channels.write(checkpoint)
         if is_inside:
-            torch.save({"buffered": trainer._buffered_inputs}, _buffer(checkpoint))
+            torch.save({"buffered": trainer._buffered_inputs}, _buffer(checkpoint))  # noqa: SLF001 - TRL's only name
         if process_rank() != 0:
             return
-        trainer.step_lines.signals.read(trainer._metrics["train"])
+        trainer.step_lines.signals.read(trainer._metrics["train"])  # noqa: SLF001 - TRL's only name
         parts = self._parts().items()
         state: dict[str, Any] = {name: None if part is None else part.state_dict() for name, part in parts}
         state |= trainer.guard_hook.state_dict() | {
             "run": {"recipe": trainer.run_identity},
             "global_step": trainer.state.global_step,
-            "micro_step": trainer._step,
+            "micro_step": trainer._step,  # noqa: SLF001 - TRL's only name
             "has_buffered_inputs": is_inside,
             "num_permutations_done": self._num_epochs_done(),
             "split_fingerprint": trainer.split_fingerprint,
@@ -245,10 +245,10 @@ class OwnState:
                 continue
             with _usable(name, checkpoint):
                 part.load_state_dict(state)
-        trainer._metrics["train"].clear()
+        trainer._metrics["train"].clear()  # noqa: SLF001 - TRL's only name
         signals.num_rewards_read = 0
-        trainer._step = saved["micro_step"]
-        trainer._buffered_inputs = self._read_buffer(checkpoint) if saved["has_buffered_inputs"] else None
+        trainer._step = saved["micro_step"]  # noqa: SLF001 - TRL's only name
+        trainer._buffered_inputs = self._read_buffer(checkpoint) if saved["has_buffered_inputs"] else None  # noqa: SLF001 - TRL's only name
         if not trainer.args.ignore_data_skip:
             self.num_permutations_to_skip = saved["num_permutations_done"]
 

@@ -56,9 +56,8 @@ class CheckThresholds:
 
 
 Figures = Mapping[str, float]  # of one micro-step
-Said = tuple[
-    str, str, dict[str, float]
-]  # name of a check (and of what, if of several things), sentence, numbers
+# name of a check (and of what, where it speaks of several things), its sentence, the numbers
+Said = tuple[str, str, dict[str, float]]
 
 CODES: Final[Mapping[str, str]] = {
     "token_drift": "CR0765",
@@ -254,7 +253,7 @@ class ChecksThatSpeak(TrainerCallback):
             loss=loss,
             policy_logp_BT=logps,
             entropy_BT=entropies,
-            pad_token_id=self._trainer._tokenizer.pad_token_id,
+            pad_token_id=self._trainer._tokenizer.pad_token_id,  # noqa: SLF001 - TRL's only name
             masks_truncated=bool(self._trainer.args.mask_truncated_completions),
             channels=channels,
         )
@@ -292,11 +291,11 @@ class ChecksThatSpeak(TrainerCallback):
 
     def _words_on_drift(self, inputs: Any, logps: Tensor) -> str:
         mine_BT, distance_BT, _ = _drift(inputs, logps, loss_mask(inputs).bool())
-        # of all rows the earliest position
-        position, row = (distance_BT > self._thresholds.max_token_drift).T.nonzero()[0].tolist()
+        parts_BT = distance_BT.double() > self._thresholds.max_token_drift  # as the mean is compared
+        position, row = parts_BT.T.nonzero()[0].tolist()  # of all rows the earliest position
         mine, theirs = (each[row, position].item() for each in (mine_BT, inputs["sampling_per_token_logps"]))
         token = int(inputs["completion_ids"][row, position])
-        text = str(self._trainer._tokenizer.decode([token]))[:40]
+        text = str(self._trainer._tokenizer.decode([token]))[:40]  # noqa: SLF001 - TRL's only name
         turn = ""
         if "tool_mask" in inputs:  # a turn begins where sampled ids follow what was not sampled
             sampled = [0, *inputs["tool_mask"][row, : position + 1].tolist()]
@@ -336,7 +335,7 @@ class ChecksThatSpeak(TrainerCallback):
             words = f"trainer and sampler disagree about sampled tokens; {first_part}."
             fix = 'find out what differs (template, temperature, precision); agent.log_prob_check = "report" goes on.'
             raise InputError("CR0765", words, where=f"step {self._step}", fix=fix)
-        metrics = self._trainer._metrics["train"]
+        metrics = self._trainer._metrics["train"]  # noqa: SLF001 - TRL's only name
         if figures.get("num_drift_tokens"):
             metrics["checks/token_drift"].append(mean_drift(figures))
             metrics["checks/token_drift_max"].append(figures["drift_max"])
@@ -394,7 +393,7 @@ def micro_step_figures(
     if inputs.get("sampling_per_token_logps") is not None:
         _, distance_BT, known_BT = _drift(inputs, policy_logp_BT, mask_BT)
         scalars |= {"drift_sum": distance_BT.double().sum(), "num_drift_tokens": known_BT.sum()}
-        scalars["drift_max"] = distance_BT.max()
+        scalars["drift_max"] = functional.pad(distance_BT, (0, 1)).max()  # 0 where no row has a token
     scalars |= {f"channel/{name}": torch.as_tensor(value).detach().abs() for name, value in channels.items()}
     numbers = [value.double().reshape(()).to(mask_BT.device) for value in scalars.values()]
     return dict(zip(scalars, torch.stack(numbers).tolist(), strict=True))

@@ -82,7 +82,8 @@ def _token_rows(rows: Sequence[tuple[Ids, Ids]], loss_masks: Sequence[Ids] = (),
     masks = loss_masks or [[1] * len(completion) for _, completion in rows]
     ids = [torch.tensor([*prompt, *completion]) for prompt, completion in rows]
     loss = [torch.tensor([0] * len(prompt) + [*mask]) for (prompt, _), mask in zip(rows, masks, strict=True)]
-    return TokenRows(pad_sequence(ids, True, pad_id), pad_sequence(loss, True))
+    ids_NS = pad_sequence(ids, batch_first=True, padding_value=pad_id)
+    return TokenRows(ids_NS, pad_sequence(loss, batch_first=True))
 
 
 def check_pairs(pairs: Sequence[PreferencePair]) -> None:

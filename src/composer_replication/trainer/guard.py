@@ -205,7 +205,7 @@ class GuardHook:
         if guard is None:
             return
         signals = trainer.step_lines.signals
-        signals.read(trainer._metrics.get("train", {}))
+        signals.read(trainer._metrics.get("train", {}))  # noqa: SLF001 - TRL's only name
         reward, is_new = from_first((signals.reward, signals.is_reward_new))
         if reward is None:
             return
@@ -277,7 +277,8 @@ class GuardHook:
 
         Estimated, it is k1: for tokens drawn from the policy its mean is KL(policy || initial), unbiased; a small sample can
         come out below zero. In k3, which cannot, one token that the policy hardly ever writes and the initial model likes
-        outweighs a whole batch, and halts honest runs. Reference: Schulman, Approximating KL Divergence (2020).
+        outweighs a whole batch, and halts honest runs. Tokens of an older policy (several updates on one generation) bias it
+        slightly. Reference: Schulman, Approximating KL Divergence (2020).
         """
         if self.kl_path is KlPath.LOGGED:
             return from_first(signals.kl)

@@ -110,7 +110,7 @@ class LossChannel:
 
     @property
     def _pad_id(self) -> int:
-        return int(self._trainer._tokenizer.pad_token_id)
+        return int(self._trainer._tokenizer.pad_token_id)  # noqa: SLF001 - TRL's only name
 
     def _on_device(self, rows: R) -> R:
         moved: R = send_to_device(rows, self._trainer.accelerator.device)
@@ -132,7 +132,7 @@ class LossChannel:
 
     def _note(self, prefix: str, figures: Mapping[str, float]) -> None:
         for name, value in figures.items():
-            self._trainer._metrics["train"].setdefault(f"{prefix}/{name}", []).append(value)
+            self._trainer._metrics["train"].setdefault(f"{prefix}/{name}", []).append(value)  # noqa: SLF001 - TRL's only name
 
     def _gathered_sum(self, value: float) -> Tensor:
         """The sum over all processes, as a 0-dimensional tensor: TRL leaves such alone when it splits a batch."""
@@ -204,7 +204,7 @@ class HintChannel(LossChannel):
             super().begin(saved)
 
     def after_generation(self, rows: Any, batch: dict[str, Any], rewards: Sequence[float | None]) -> None:
-        tokenizer, ends = self._trainer._tokenizer, self._trainer.eos_token_ids
+        tokenizer, ends = self._trainer._tokenizer, self._trainer.eos_token_ids  # noqa: SLF001 - TRL's only name
         rollouts = collator.rollouts_of(rows, batch, rewards, tokenizer, step=self._step, eos_token_ids=ends)
         source, before, model = self.source, Counter(getattr(self.source, "counts", {})), self.model
         matched = partial(collator.matched_turns, rollouts=rollouts, model=model)

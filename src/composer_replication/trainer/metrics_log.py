@@ -149,7 +149,7 @@ class StepLines(TrainerCallback):
 
     def finish_broken(self, step: int) -> None:
         """Write the line of a step that ends the run before TRL has logged it."""
-        measured = self._trainer._metrics["train"].items()
+        measured = self._trainer._metrics["train"].items()  # noqa: SLF001 - TRL's only name
         known = {name: [n for n in map(finite, values) if n is not None] for name, values in measured}
         self.finish_step(step, {name: fmean(values) for name, values in known.items() if values})
 

@@ -1,6 +1,7 @@
 """What a model is: its mode, its weights, whole and a second time, its head, and whether it can share a prompt exactly.
 
 FSDP2 gives each process a part of every parameter (a DTensor), which its hooks gather around a forward and a backward.
+Letters: N rows, S columns, H hidden size, V vocabulary; M tokens that carry loss.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def spread_again(model: Any) -> None:
 class WeightCopy:
     """The trained weights a second time: the teacher, or the policy as it was before the first step; not the frozen ones.
 
-    Where FSDP2 spreads the weights over processes, each has its part of the copy, too. Kept in float32 where they are of lower
+    ``model`` is without data-parallel wrappers. Where FSDP2 spreads the weights over processes, each has its part of the copy, too. Kept in float32 where they are of lower
     precision: an average that moves by a twentieth of a small difference would stand still in bfloat16.
     """
 
@@ -168,6 +169,7 @@ def _spread_as(weight: Any, whole: Tensor) -> Tensor:
     return distribute_tensor(whole.to(weight.device), mesh, placements, src_data_rank=None)
 
 
+# Of prompts that are shared: each sentence is a way in which a forward behind a cache, or in a pack, is not that of the row alone.
 VIRTUAL_TOKENS = "a PEFT prompt-learning adapter puts virtual tokens before the prompt."
 _EXACT_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
 _RANDOM_NAMES = ("dropout", "pdrop", "drop_rate", "layerdrop", "jitter")
@@ -196,7 +198,7 @@ def inner_model(model: nn.Module) -> Any:
         if hasattr(inner, "get_base_model"):
             inner = inner.get_base_model()
         elif isinstance(getattr(inner, "_orig_mod", None), nn.Module):
-            inner = inner._orig_mod
+            inner = inner._orig_mod  # noqa: SLF001 - torch.compile offers no public name
         elif is_wrapper and isinstance(getattr(inner, "module", None), nn.Module):
             inner = inner.module
         else:
@@ -258,7 +260,7 @@ def _rope(model: nn.Module) -> Iterator[str]:
 
 def _packing(model: nn.Module) -> Iterator[str]:
     config = inner_model(model).config.get_text_config(decoder=True)
-    attention = config._attn_implementation
+    attention = config._attn_implementation  # noqa: SLF001 - transformers' only name
     name = f"completions are packed behind their prompt, and {type(inner_model(model)).__name__}"
     if not accepts(model, "position_ids") or getattr(config, "alibi", False):
         yield f"{name} takes no positions of its tokens."
@@ -270,7 +272,7 @@ def _packing(model: nn.Module) -> Iterator[str]:
 
 def _randomness(model: nn.Module) -> Iterator[str]:
     """Dropout modules, an adapter's too, and rates that layers read off their configuration."""
-    dropouts = (module for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd))
+    dropouts = (module for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd))  # noqa: SLF001
     rates: list[tuple[str, Any]] = [("dropout", module.p) for module in dropouts if module.training]
     if model.training:
         rates += vars(inner_model(model).config.get_text_config()).items()
@@ -292,7 +294,7 @@ def head_of(model: nn.Module) -> tuple[Tensor, dict[str, Any]]:
     weight = inner.get_output_embeddings().weight
     softcap = getattr(inner.config.get_text_config(), "final_logit_softcapping", None)
     # With several processes the data-parallel wrapper waits for the gradient, and so do hooks of an optimizer inside backward.
-    hooks = (weight._backward_hooks, getattr(weight, "_post_accumulate_grad_hooks", None))
+    hooks = (weight._backward_hooks, getattr(weight, "_post_accumulate_grad_hooks", None))  # noqa: SLF001 - no public name
     is_alone = num_processes() == 1 and not is_spread(weight)
     adds = weight.requires_grad and weight.is_leaf and is_alone and not any(hooks)
     return weight, {"softcap": softcap, "adds_to_weight_grad": adds}

@@ -175,7 +175,7 @@ def _laid_out(model: nn.Module, packs: Sequence[Pack], device: torch.device) -> 
     # padding sees padding, so that no line is empty
     mask = ((of_key == 0) | (of_key == of_query)).tril()[:, None]
     inner = inner_model(model)
-    if inner.config.get_text_config()._attn_implementation == "eager":
+    if inner.config.get_text_config()._attn_implementation == "eager":  # noqa: SLF001 - transformers' only name
         zeros = torch.zeros_like(mask, dtype=inner.dtype)
         mask = zeros.masked_fill(~mask, torch.finfo(inner.dtype).min)
     return {**padded, "attention_mask": mask}
@@ -260,7 +260,7 @@ class SharedPrompts:
         global generator, whose state is in every checkpoint, so a resumed run samples the same rows.
         """
         trainer, args = self._trainer, self._trainer.args
-        sampler = ModelSampler(model, args, trainer._tokenizer, eos_token_ids=trainer.eos_token_ids)
+        sampler = ModelSampler(model, args, trainer._tokenizer, eos_token_ids=trainer.eos_token_ids)  # noqa: SLF001 - TRL's only name
         is_sharded = weights_are_sharded(trainer.model)
         samples = sampler.sample(
             prompt_ids,

@@ -370,7 +370,7 @@ def server_endpoint(args: Any) -> Endpoint:
 def load_weights(trainer: Any) -> None:
     """Let vLLM have the trainer's weights of this step, as TRL does before it generates; nothing where it has them."""
     step = trainer.state.global_step
-    if trainer._last_loaded_step == step:
+    if trainer._last_loaded_step == step:  # noqa: SLF001 - TRL's only name
         return
     is_served = trainer.args.vllm_mode == "server"
     if is_served:
@@ -382,4 +382,4 @@ def load_weights(trainer: Any) -> None:
             words = f"it did not take the weights of step {step} ({str(error)[:200]})"
             raise policies.server_gone(words) from error
         raise
-    trainer._last_loaded_step = step
+    trainer._last_loaded_step = step  # noqa: SLF001 - TRL's only name

@@ -58,7 +58,7 @@ class PolicyTerms:
 
     @property
     def _metrics(self) -> dict[str, list[float]]:
-        metrics: dict[str, list[float]] = self._trainer._metrics["train"]
+        metrics: dict[str, list[float]] = self._trainer._metrics["train"]  # noqa: SLF001 - TRL's only name
         return metrics
 
     def take_kl_out_of_the_loss(self) -> None:
@@ -97,7 +97,7 @@ class PolicyTerms:
         corrects = has_sampler and options.importance_clip > 0
         if (self.kl_beta != 0.0 or corrects) and old_BT is None:
             # images are among what it takes
-            taken = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters
+            taken = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters  # noqa: SLF001
             more = {name: batch[name] for name in taken if name in batch}
             more["batch_size"] = trainer.args.per_device_train_batch_size
             with disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs):
@@ -121,7 +121,7 @@ class PolicyTerms:
         if generation.efforts_N is not None:
             priced_N = generation.efforts_N.masked_fill(rewards_N.isnan(), torch.nan)
             is_dull_K &= (highest_K <= 0.0) | _alike(priced_N, group_size)[1]
-        return [bool(is_dull) for is_dull in is_dull_K]
+        return [*is_dull_K.tolist()]
 
     def _with_fresh_groups(
         self, generate: Generate, inputs: Any, batch: Batch, is_dull_K: list[bool]
@@ -141,7 +141,7 @@ class PolicyTerms:
             good = [n for n in range(len(rows)) if not is_bad_K[process_rank() * len(rows) + n]]
             pairs = list(zip(dull_here, good, strict=False))
             places = [(k * group + i, n * group + i) for k, n in pairs for i in range(group)]
-            batch = merge_rows(batch, newer, places, pad_token_id=trainer._tokenizer.pad_token_id)
+            batch = merge_rows(batch, newer, places, pad_token_id=trainer._tokenizer.pad_token_id)  # noqa: SLF001 - TRL's only name
             for old, new in places:
                 inputs[old] = fresh[new]
             for k in chain.from_iterable(gathered([first + k for k, _ in pairs])):
@@ -162,7 +162,7 @@ class PolicyTerms:
             found = list(trainer.prompt_source.fresh_rows(num_rows, without_signal=dull))
         else:
             # by micro-step: a step may have several generations
-            place = f"{trainer.args.seed} {trainer._step} {num_rounds}"
+            place = f"{trainer.args.seed} {trainer._step} {num_rounds}"  # noqa: SLF001 - TRL's only name
             found = other_rows(trainer.train_dataset, num_rows, without_signal=dull, place=place)
         rows = from_first(found)
         each = min(each, len(rows) // len(dull_by_process))
@@ -175,7 +175,7 @@ class PolicyTerms:
         near one half whatever the policy does.
         """
         kept, aside = self._metrics, defaultdict[str, list[float]](list)
-        with temporarily(self._trainer, _metrics={**self._trainer._metrics, "train": aside}):
+        with temporarily(self._trainer, _metrics={**self._trainer._metrics, "train": aside}):  # noqa: SLF001 - TRL's only name
             newer, generation = self._with_terms(generate, fresh)
         kept["num_tokens"] = aside["num_tokens"]
         return newer, self.dull_groups(generation)

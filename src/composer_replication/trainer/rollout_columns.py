@@ -120,7 +120,7 @@ def counting_load(trainer: Any, model: nn.Module) -> Iterator[None]:
         yield
     if chosen:
         loads = [chosen_E.max() * chosen_E.numel() / chosen_E.sum() for chosen_E in chosen.values()]
-        trainer._metrics["train"]["router/max_load"].append(float(max(loads)))
+        trainer._metrics["train"]["router/max_load"].append(float(max(loads)))  # noqa: SLF001 - TRL's only name
 
 
 def _refusal(problem: str, column: str = ROUTED_EXPERTS, fix: str = _ROUTING) -> InputError:

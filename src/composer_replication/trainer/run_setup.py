@@ -230,7 +230,7 @@ def fast_dtype() -> Literal["float32", "bfloat16"]:
     """What this machine multiplies fast; without instructions for bfloat16 a processor multiplies it number by number."""
     if torch.cuda.is_available():
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
-    return "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
+    return "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"  # noqa: SLF001 - no public name
 
 
 def loading_note(section: ModelSection) -> str:

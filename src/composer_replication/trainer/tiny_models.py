@@ -66,7 +66,7 @@ def make_tiny_tools_model(seed: int) -> tuple[Any, Any]:
 
 def _llama(raw: Any, *, end: str, seed: int, num_positions: int) -> tuple[Any, Any]:
     words = {"pad_token": "<pad>", "eos_token": end, "padding_side": "left"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw._tokenizer, **words)  # type: ignore[no-untyped-call]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw._tokenizer, **words)  # type: ignore[no-untyped-call]  # noqa: SLF001
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,

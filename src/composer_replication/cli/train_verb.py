@@ -108,12 +108,14 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def render(result: dict[str, Any]) -> str:
-    """The run in a few lines; of each side the pass rates that it is judged by, where they were measured."""
+    """The run in a few lines; of each side the pass rates that it is judged by."""
     lines = {name: result[name] for name in _SHOWN}
     for side, kind in (("train", "visible"), ("heldout", "hidden")):
         for when in ("before", "after"):
             rates = (result[when] or {}).get(side, {})
-            if rates.get(f"{kind}_pass") is not None:  # else the sandbox failed for all of them
+            if rates and rates[f"{kind}_pass"] is None:
+                lines[f"{side} {when}"] = "not measured"
+            elif rates:
                 low, high = rates[f"{kind}_ci95"]
                 lines[f"{side} {when}"] = f"{rates[f'{kind}_pass']:.2f} [{low:.2f}, {high:.2f}] {kind} tests"
     return columns(lines)

@@ -192,7 +192,8 @@ class TrainingRun:
             rates = {}
             for number, (side, tasks, num) in enumerate(sides):
                 seed, name = truth.derive_seed(self.config.seed, when, number), f"{when}-{side}"
-                with progress_bar(quiet=self.quiet) as report, self.sampler.reporting(report, name):
+                label = f"{when}, {side} tasks"
+                with progress_bar(quiet=self.quiet) as report, self.sampler.reporting(report, label):
                     results, dropped = self.sampler.sample(tasks, num_samples=num, seed=seed, name=name)
                 rates[side] = rates_of(results, dropped=dropped)
             return rates

@@ -105,8 +105,7 @@ def run(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(episode_rollouts, "model_sampler", sampler_of(scripts))
         recorded = Recorded(patch)
-        folder = tmp_path_factory.mktemp("agent-run") / "run"
-        return train(folder, store, **{"trl.max_steps": 1}), recorded
+        return train(tmp_path_factory.mktemp("agent-run") / "run", store), recorded
 
 
 def episodes_of(folder: RunFolder) -> list[list[Episode]]:
@@ -116,7 +115,7 @@ def episodes_of(folder: RunFolder) -> list[list[Episode]]:
 def test_rows_are_the_sampled_ids_and_only_they_carry_loss(run, scripts) -> None:
     folder, recorded = run
     steps = episodes_of(folder)
-    assert len(steps) == len(recorded.batches) == 1
+    assert len(steps) == len(recorded.batches) == 2
     tokenizer = recorded.trainers[0].processing_class
     for episodes, batch in zip(steps, recorded.batches, strict=True):
         assert len({episode.task_id for episode in episodes}) == 2
@@ -161,8 +160,8 @@ def test_a_flagged_episode_is_paid_nothing_and_weighs_in_its_group(run) -> None:
 def test_tokens_are_weighed_by_importance_though_the_recipe_says_nothing_of_it(run) -> None:
     folder, recorded = run
     rows = read_jsonl(folder.metrics)
-    assert [row["sampling/truncated_share"] for row in rows] == [0.0]
-    assert [row["sampling/effective_sample_size"] for row in rows] == pytest.approx([1.0], abs=1e-3)
+    assert [row["sampling/truncated_share"] for row in rows] == [0.0, 0.0]
+    assert [row["sampling/effective_sample_size"] for row in rows] == pytest.approx([1.0, 1.0], abs=1e-3)
     for batch in recorded.batches:
         assert batch["advantages"].shape == batch["completion_ids"].shape  # a weight for each token
 
@@ -170,7 +169,7 @@ def test_tokens_are_weighed_by_importance_though_the_recipe_says_nothing_of_it(r
 def test_log_probabilities_of_the_first_step_are_those_of_an_independent_forward_pass(run) -> None:
     folder, recorded = run
     assert [row["checks/token_drift_max"] for row in read_jsonl(folder.metrics)] == pytest.approx(
-        [0], abs=1e-4
+        [0, 0], abs=1e-4
     )
     model, batch = make_tiny_tools_model(0)[0].eval(), recorded.batches[0]
     mask = (batch["completion_mask"] * batch["tool_mask"]).bool()
@@ -228,7 +227,7 @@ def test_every_stored_episode_is_worth_the_same_when_it_is_graded_again(run, sto
                 assert judgement is not None and judgement.reward == episode.reward
     finally:
         grader.close()
-    assert len(episodes) == 8 and len({episode.reward for episode in episodes}) > 1
+    assert len(episodes) == 16 and len({episode.reward for episode in episodes}) > 1
 
 
 @pytest.fixture

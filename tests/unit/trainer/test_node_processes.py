@@ -16,7 +16,7 @@ import pytest
 from tiny_trainer import build_trainer
 
 from composer_replication.safety import HeldOutGuard
-from composer_replication.trainer import guard, node_processes, processes
+from composer_replication.trainer import guard_callback, node_processes, processes
 from composer_replication.trainer.processes import wait_for_idle_threads
 
 ROOT = Path(__file__).parents[3]
@@ -80,7 +80,7 @@ def test_threads_of_the_name_are_waited_for_until_they_sleep() -> None:
     wait_for_idle_threads("pt_gloo")
 
 
-@pytest.mark.parametrize("module", [processes, guard], ids=["trainer", "callback"])
+@pytest.mark.parametrize("module", [processes, guard_callback], ids=["trainer", "callback"])
 def test_whoever_trains_in_several_processes_has_them_waited_for(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -90,5 +90,5 @@ def test_whoever_trains_in_several_processes_has_them_waited_for(
     if module is processes:
         build_trainer(output_dir=tmp_path)
     else:
-        guard.HeldOutGuardCallback(HeldOutGuard(), lambda: 0.5)
+        guard_callback.HeldOutGuardCallback(HeldOutGuard(), lambda: 0.5)
     assert (wait_for_idle_threads, "pt_gloo") in registered

@@ -221,6 +221,7 @@ def test_the_model_is_gathered_and_stays_when_the_parts_are_gone(spread: Any) ->
 
 def test_parts_are_seen_without_any_launch(spread: Any) -> None:
     assert weights_are_sharded(spread)
+    assert not weights_are_sharded(None)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import signal
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from tiny_trainer import lora, tiny_model
 from trl import GRPOTrainer
@@ -18,10 +22,23 @@ from composer_replication.trainer import metrics_log
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.guard import KlPath, kl_path_of
 from composer_replication.trainer.metrics_log import InLoopSignals, InterruptOnce
-from composer_replication.trainer.model_modes import parameter_sha256
+from composer_replication.trainer.model_modes import evaluation_mode, parameter_sha256
 from composer_replication.trainer.processes import from_first, gathered, once, process_rank
 
 # ---- signals
+
+
+@given(st.lists(st.lists(st.floats(width=16), max_size=3), max_size=5))
+def test_signals_remember_the_newest_finite_reward_over_any_clearings(batches: list[list[float]]) -> None:
+    signals, metrics = InLoopSignals(), {"reward": []}
+    for batch in batches:
+        metrics["reward"].extend(batch)
+        signals.read(metrics)
+        metrics["reward"].clear()
+        signals.read(metrics)
+    finite = [value for batch in batches for value in batch if math.isfinite(value)]
+    assert signals.reward == (finite[-1] if finite else None)
+    assert signals.is_reward_new == bool(finite)
 
 
 def test_a_reward_is_new_until_it_is_folded() -> None:
@@ -151,6 +168,18 @@ def test_the_surface_is_exactly_what_the_trainer_overrides() -> None:
 
 
 # ---- callbacks and processes
+
+
+def test_parts_go_back_to_the_mode_they_had() -> None:
+    model = tiny_model().train()
+    frozen = model.model.layers[1].eval()
+    with suppress(KeyError), evaluation_mode(model):
+        assert not any(part.training for part in model.modules())
+        raise KeyError
+    assert model.training and model.model.layers[0].training
+    assert not any(part.training for part in frozen.modules())
+    with evaluation_mode(None):  # a trainer without a model
+        pass
 
 
 def test_the_first_interrupt_asks_and_the_second_raises(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from composer_replication.cli.explain_verb import load_explanations
 from composer_replication.trainer.checks import (
     CODES,
     REMEDIES,
+    ChecksThatSpeak,
     CheckThresholds,
     Judgement,
     micro_step_figures,
@@ -71,6 +73,21 @@ def test_tokens_of_which_nothing_is_known_do_not_drift() -> None:
     assert (found["num_drift_tokens"], found["drift_max"]) == (5.0, 1.0)
     same = figures(batch(sampling_per_token_logps=torch.tensor([[-1.0, -2.0, -3.0], [-1.0, math.nan, 0.0]])))
     assert (same["drift_sum"], same["num_drift_tokens"]) == (0.0, 4.0)
+
+
+def test_rows_without_any_token_do_not_drift() -> None:
+    none = torch.zeros(2, 0)
+    empty = batch(completion_ids=none, completion_mask=none, sampling_per_token_logps=none)
+    found = figures(empty, policy_logp_BT=none, entropy_BT=None)
+    assert (found["num_tokens"], found["num_drift_tokens"], found["drift_max"]) == (0.0, 0.0, 0.0)
+
+
+def test_the_first_token_that_parts_is_the_earliest() -> None:
+    """It is of the second row here, and a rounding error above what is allowed, as a mean may be."""
+    trainer: Any = SimpleNamespace(_tokenizer=SimpleNamespace(decode=str))
+    speaks = ChecksThatSpeak(trainer, CheckThresholds(max_token_drift=0.1))
+    inputs = batch(sampling_per_token_logps=torch.tensor([[0.0, 0.0, -0.3], [0.0, -0.1, 50.0]]))
+    assert "they part first at token 1 of row 1" in speaks._words_on_drift(inputs, torch.zeros(2, 3))
 
 
 def test_ratio_to_the_old_policy_by_hand() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.cli.train_verb import _keep_recipe
+from composer_replication.cli.train_verb import _SHOWN, _keep_recipe, render
 from composer_replication.cli.training_run import TrainingRun
 from composer_replication.config import HeldoutSection, parse_config
 from composer_replication.errors import UsageError
@@ -26,6 +26,19 @@ def test_a_halt_by_missed_evaluations_counts_though_no_guard_fired(
     trainer = SimpleNamespace(heldout_guard=HeldOutGuard(), halted_at=halted_at, train=lambda **_: None)
     run: Any = SimpleNamespace(folder=RunFolder(tmp_path), trainer=trainer, tell=print)
     assert TrainingRun._train(run) is halted
+
+
+def test_pass_rates_are_shown_by_side_and_what_was_not_measured_is_named() -> None:
+    measured = {
+        "train": {"visible_pass": 0.5, "visible_ci95": (0.25, 0.75)},
+        "heldout": {"hidden_pass": None},
+    }
+    result = {**dict.fromkeys(_SHOWN), "steps": 2, "before": measured, "after": None}
+    assert render(result).splitlines() == [
+        "steps          2",
+        "train before   0.50 [0.25, 0.75] visible tests",
+        "heldout before not measured",
+    ]
 
 
 def test_a_run_goes_on_at_another_cluster_and_not_with_another_seed(tmp_path: Path) -> None:

@@ -91,7 +91,8 @@ def test_a_version_that_is_not_there_and_an_index_that_cannot_be_reached(
         index.index_settings.cache_clear()
     with pytest.raises(InputError, match="CR0407") as caught:
         open_source("sdist:tinything==9.9")
-    assert not {"file:", "127.0.0.1"} & set(str(caught.value).split("/"))
+    assert "file:" not in str(caught.value)
+    assert "127.0.0.1" not in str(caught.value)
 
 
 def test_a_package_that_is_not_there_is_one_sentence(

@@ -167,7 +167,10 @@ def test_a_version_file_that_is_there_stays_and_none_lies_outside() -> None:
     files = encoded({"other/_version.py": "", "pyproject.toml": table})
     assert version_files(ProjectFiles(files), "1.2") == {}
     table = '[tool.pdm.version]\nwrite_to = "pkg/VERSION"'
-    text = encoded({"src/pkg/__init__.py": "", "pyproject.toml": table})
+    text = encoded(
+        {"src/pkg/__init__.py": "", "pyproject.toml": table, "src/hook.py": "", "hatch_build.py": ""}
+    )
+    text["pyproject.toml"] += b'\n[tool.hatch.build.hooks.custom]\npath = "hatch_build.py"\n'
     assert version_files(ProjectFiles(text), "1.2") == {"src/pkg/VERSION": b"1.2\n"}
 
 
@@ -211,9 +214,17 @@ def test_lines_of_requirement_files_are_read_as_pip_reads_them() -> None:
         "x, y = 'a', 0\nx = 'a'\ny = ['b']\n"
         + "x = x + x\ny = [*y, *y]\n" * 60
         + "setup(name='x', version=x)\n",
+        "d = {}\n" + "d = {'a': d}\n" * 2000 + "setup(entry_points=d)\n",
+        "d = {}\n" + "d = {'a': d, 'b': d}\n" * 60 + "setup(entry_points=d, use_scm_version=d)\n",
         "points = {}\npoints[1] = ['a=b:c']\nsetup(name='x', entry_points=points, extras_require=points)\n",
     ],
-    ids=["a chain that is too deep to follow", "what doubles line by line", "a group that is no text"],
+    ids=[
+        "a chain that is too deep",
+        "what doubles line by line",
+        "deep tables",
+        "doubled tables",
+        "a group that is no text",
+    ],
 )
 def test_a_setup_file_that_only_running_would_tell_is_opened(tmp_path: Path, setup: str) -> None:
     write_tree(tmp_path, {**SOURCE, "tests/test_a.py": "def test_a():\n    pass\n", "setup.py": setup})

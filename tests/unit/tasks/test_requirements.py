@@ -220,6 +220,10 @@ def test_what_lies_in_the_tree_is_used_from_there(line: str) -> None:
             "requirements.txt": "alpha>=1\n",
         },
         {"setup.py": "setup(install_requires=open('deps.txt').readlines())", "deps.txt": "alpha>=1\n"},
+        {
+            "setup.py": "needs = []\nfor line in open('requirements.txt'):\n    needs.append(line)\nsetup(install_requires=needs)",
+            "requirements.txt": "alpha>=1\n",
+        },
         {"setup.py": "setup(install_requires=find_needs('requirements.txt'))", "requirements.txt": "alpha>=1\n"},
         {"setup.py": "setup(extras_require={'test': {'alpha>=1'}})"},
         {
@@ -246,6 +250,7 @@ def test_requirements_are_taken_from_where_the_project_names_them(files: Mapping
         '[tool.hatch.envs.hatch-test]\nextra-dependencies = ["respx"]',
         '[project]\nname = "thing"\n[project.optional-dependencies]\ndev = ["thing[all]"]\nall = ["respx"]',
         '[tool.poetry.dependencies]\nrespx = {version = "*", optional = true}\n[tool.poetry.extras]\ntest = ["respx"]',
+        '[tool.poetry.dependencies]\nrespx = {version = "*", optional = true, markers = "extra == 'test'"}\n[tool.poetry.extras]\ntest = ["respx"]',
     ],
 )
 def test_groups_of_tests_and_developers_are_wanted(table: str) -> None:

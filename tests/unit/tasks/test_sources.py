@@ -153,6 +153,11 @@ def test_tests_in_another_place_are_told_where_they_are_looked_for(tmp_path: Pat
     with pytest.raises(InputError, match=words) as caught:
         open_source(str(root))
     assert "archive" not in caught.value.message
+    write_tree(
+        root, {"tox.ini": "[testenv]\ncommands = python -m unittest discover -s spec -p '*_spec.py'\n"}
+    )
+    assert "spec/thing_spec.py" in open_source(str(root)).files
+    (root / "tox.ini").unlink()
     (root / "spec/thing_spec.py").rename(root / "tests/thing_spec.py")
     assert "tests/thing_spec.py" in open_source(str(root)).files
 

@@ -79,6 +79,7 @@ def test_every_place_where_pytest_reads_them(name: str, text: str, tmp_path: Pat
         ({"tests/test_a.py": ONE, "setup.py": "setup(test_suite='tests')"}, "test_*.py *_test.py test*.py"),
         ({"tests/test_a.py": ONE, "tox.ini": "[testenv]\ncommands = python -m unittest discover -s t -p 'check_*.py'"}, "test_*.py *_test.py check_*.py"),
         ({"noxfile.py": "s.run('python', '-m', 'unittest', 'discover')", "tests/testa.py": ONE}, "test_*.py *_test.py test*.py"),
+        ({"noxfile.py": "s.run('python', '-m', 'unittest', 'discover', '-p', '*_spec.py')"}, "test_*.py *_test.py *_spec.py"),
         ({"tests/testa.py": ONE}, "test_*.py *_test.py test*.py *_tests.py tests_*.py *Test.py *Tests.py"),
         ({"pytest.ini": "[pytest]\npython_files = a.py", "a.py": ONE}, ""),
     ],

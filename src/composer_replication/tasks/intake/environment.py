@@ -38,12 +38,8 @@ if TYPE_CHECKING:
 
 
 TOOLCHAIN = {
-    "iniconfig": "2.3.1",
-    "packaging": "26.3",
-    "pluggy": "1.7.0",
-    "pygments": "2.21.0",
-    "pytest": "9.2.0",
-}
+    "iniconfig": "2.3.1", "packaging": "26.3", "pluggy": "1.7.0", "pygments": "2.21.0", "pytest": "9.2.0",
+}  # fmt: skip
 """The test runner: what every environment holds."""
 PYTESTS = (TOOLCHAIN["pytest"], "8.4.2", "7.4.4")
 """The newest is taken unless a repository says that its tests need an earlier one, or they show it."""
@@ -254,6 +250,7 @@ def open_environment(
     Raises:
         InputError: the lock is for another Python or machine, or the installation failed (CR0413); a wheel's hash is
             wrong (CR0408).
+        SandboxFailure: the sandbox broke.
     """
     misfit = [wheel.filename for wheel in lock.wheels if not index.fits_this_machine(wheel.filename)]
     if lock.python != PYTHON or misfit:

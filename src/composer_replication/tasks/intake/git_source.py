@@ -240,14 +240,10 @@ _VARIABLES = {
     "GIT_NO_REPLACE_OBJECTS": "1",
 }
 _SETTINGS = (
-    f"core.hooksPath={os.devnull}",
-    "credential.helper=",
+    f"core.hooksPath={os.devnull}", "credential.helper=", "gc.auto=0", "maintenance.auto=false",
+    "http.lowSpeedLimit=1000", "http.lowSpeedTime=60",
     "fetch.unpackLimit=1",  # one pack, so that the limit of a file's size is one of the whole
-    "gc.auto=0",
-    "maintenance.auto=false",
-    "http.lowSpeedLimit=1000",
-    "http.lowSpeedTime=60",
-)
+)  # fmt: skip
 _LIMITED = ("/bin/sh", "-c", 'ulimit -f "$0" 2> /dev/null; exec git "$@"')
 """Sets the limit of a file, in blocks of 512 bytes, in the child: ``preexec_fn`` is not safe beside the threads that build tasks.
 

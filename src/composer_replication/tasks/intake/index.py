@@ -160,11 +160,7 @@ def fits_this_machine(wheel_name: str) -> bool:
 
 
 def fetch_sdist(name: str, version: str) -> Path:
-    """A source distribution as a file in the cache.
-
-    Raises:
-        InputError: not in the index, or the download failed (CR0407); other bytes than it promised (CR0408).
-    """
+    """A source distribution as a file in the cache; InputError where it is not to be had (CR0407) or is another (CR0408)."""
     return _fetch(name, version, "", wheels=False)
 
 

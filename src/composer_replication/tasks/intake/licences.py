@@ -25,19 +25,10 @@ _PERMISSIVE = frozenset(
 )
 """Licences that ask for no more than a notice. One that is missing here is named once too often."""
 _WORDS = {
-    "mit": "MIT",
-    "new bsd": "BSD-3-Clause",
-    "bsd 3-clause": "BSD-3-Clause",
-    "3-clause bsd": "BSD-3-Clause",
-    "apache 2.0": "Apache-2.0",
-    "isc iscl": "ISC",
-    "python foundation": "PSF-2.0",
-    "unlicense unlicense": "Unlicense",
-    "zpl 2.1": "ZPL-2.1",
-    "bsd": "BSD",
-    "apache": "Apache",
-    "zope public": "ZPL",
-}
+    "mit": "MIT", "new bsd": "BSD-3-Clause", "bsd 3-clause": "BSD-3-Clause", "3-clause bsd": "BSD-3-Clause",
+    "apache 2.0": "Apache-2.0", "isc iscl": "ISC", "python foundation": "PSF-2.0", "unlicense unlicense": "Unlicense",
+    "zpl 2.1": "ZPL-2.1", "bsd": "BSD", "apache": "Apache", "zope public": "ZPL",
+}  # fmt: skip
 """What metadata and classifiers (after the last `` :: ``) write for the common permissive licences; the last three are families."""
 _FILLERS = frozenset("the license licence version software".split())
 """Words that are not looked at in what is written there."""

@@ -39,7 +39,7 @@ def parse_toml(data: bytes) -> dict[str, Any] | None:
     """The tables of a file; None when broken."""
     try:
         return tomllib.loads(data.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # no TOML, no text, a number of thousands of digits
         return None
 
 
@@ -186,9 +186,8 @@ def _of_poetry(poetry: Mapping[str, Any]) -> dict[str, Any]:
     """What Poetry's own tables say: its groups are extras, too."""
     own = inner_table(poetry, "dependencies")
     groups = {"dev": inner_table(poetry, "dev-dependencies")}
-    groups |= {
-        name: inner_table(group, "dependencies") for name, group in inner_table(poetry, "group").items()
-    }
+    for name, group in inner_table(poetry, "group").items():
+        groups[name] = inner_table(group, "dependencies")
     for extra, names in inner_table(poetry, "extras").items():
         wanted = set(map(canonicalize_name, texts(names)))
         of_extra = {name: given for name, given in own.items() if canonicalize_name(name) in wanted}
@@ -197,7 +196,7 @@ def _of_poetry(poetry: Mapping[str, Any]) -> dict[str, Any]:
         **{key: poetry.get(key) for key in ("name", "version", "license", "classifiers")},
         "requires-python": [str(poetry_range(text)) for text in texts(own.get("python"))],
         "dependencies": poetry_lines(own, with_optional=False),
-        "optional-dependencies": {name: poetry_lines(group) for name, group in groups.items()},
+        "optional-dependencies": {name: poetry_lines(group, name) for name, group in groups.items()},
         "entry-points": {"console_scripts": poetry.get("scripts"), **inner_table(poetry, "plugins")},
     }
     return {"project": project}
@@ -212,8 +211,8 @@ def _named(value: object) -> list[str]:
 
 # --- What a setup.py hands to setup.
 
-_MOST_PARTS = 10_000
-"""Strings of a list and characters of a text: a hostile file may double them line by line."""
+_MOST_PARTS, _MOST_CHARACTERS, _MOST_DEPTH = 2_000, 20_000, 4
+"""Of a list or a table, of a text, and of tables in tables: a hostile file may double them line by line."""
 
 
 def _setup_arguments(text: str) -> dict[str, Any]:
@@ -229,7 +228,7 @@ def _setup_arguments(text: str) -> dict[str, Any]:
             case ast.Name(id=name) if node.value is not None:
                 known[name] = value
             case ast.Subscript(ast.Name(id=name), ast.Constant(value=str() as key)):
-                known[name] = {**inner_table(known.get(name)), key: value}
+                known[name] = _if_small({**inner_table(known.get(name)), key: value})
     calls = [node for node in nodes if isinstance(node, ast.Call) and _called(node) == "setup"]
     return _table([(word.arg, word.value) for call in calls for word in call.keywords], known)
 
@@ -255,9 +254,8 @@ def _value(node: ast.expr | None, known: Mapping[str, Any]) -> Any:
             case ast.Starred(value=part):
                 found = _value(part, known)
             case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
-                found = list(
-                    islice((text for part in parts for text in texts(_value(part, known))), _MOST_PARTS)
-                )
+                inner = (text for part in parts for text in texts(_value(part, known)))
+                found = list(islice(inner, _MOST_PARTS + 1))
             case ast.BinOp(left=left, op=ast.Add(), right=right):
                 found = _sum(_value(left, known), _value(right, known))
             case ast.Dict(keys=keys, values=values):
@@ -272,7 +270,20 @@ def _value(node: ast.expr | None, known: Mapping[str, Any]) -> Any:
                 found = {"where": _value(where[0], known)} if where else None
     except RecursionError:  # a sum of thousands
         return None
-    return found[:_MOST_PARTS] if isinstance(found, str | list) else found
+    return _if_small(found)
+
+
+def _if_small(value: Any) -> Any:
+    """A value; None for one that is too large, of which a part may be another requirement."""
+    if isinstance(value, str):
+        return value if len(value) <= _MOST_CHARACTERS else None
+    return value if _num_parts(value, _MOST_DEPTH) <= _MOST_PARTS else None
+
+
+def _num_parts(value: Any, depth: int) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(_num_parts(part, depth - 1) for part in value.values()) if depth else _MOST_PARTS + 1
+    return len(value) if isinstance(value, list) else 1
 
 
 def _sum(*sides: Any) -> Any:
@@ -359,15 +370,15 @@ def table_address(value: Mapping[str, Any]) -> str:
     return ""
 
 
-def poetry_lines(table: Mapping[str, Any], *, with_optional: bool = True) -> list[str]:
+def poetry_lines(table: Mapping[str, Any], extra: str = "", *, with_optional: bool = True) -> list[str]:
     """What Poetry's table of dependencies asks for here, as lines in PEP 508; ``python`` is none of them."""
     found = []
     for name, given in table.items():
         for one in given if isinstance(given, list) else [given]:
             value = one if isinstance(one, Mapping) else {"version": one}
-            pythons = re.split(r"\|\|?", str(value.get("python", "")))
-            is_here = holds(str(value.get("markers", ""))) and any(map(fits_python, map(_bounds, pythons)))
-            is_here = is_here and value.get("platform", sys.platform) == sys.platform
+            marker, pythons = str(value.get("markers", "")), re.split(r"\|\|?", str(value.get("python", "")))
+            fits = any(map(fits_python, map(_bounds, pythons))) and holds(marker, extra)
+            is_here = fits and value.get("platform", sys.platform) == sys.platform
             is_left_out = canonicalize_name(name) == "python" or (value.get("optional") and not with_optional)
             if is_here and not is_left_out:
                 extras, address = value.get("extras"), table_address(value)

@@ -166,11 +166,15 @@ def _groups(read: ProjectFiles, own: str, bound: Mapping[str, str]) -> dict[str,
     paths = (path.removeprefix(start) for path in read.files if path.startswith(start))
     files = {path: read.lines(f"-r {path}") for path in paths if _holds_requirements(path)}
     setup = read.text("setup.py")
-    is_computed = "install_requires" in setup and read.setup.get("install_requires") is None
+    said = read.setup.get("install_requires")
+    is_computed = "install_requires" in setup and not said
     if not groups[""] and (is_computed or "dependencies" in read.strings("project.dynamic")):
         # The files of which setup.py has the names seem to be read there.
         named = [one for one in files if posixpath.basename(one) in setup and not _FOR_DEVELOPERS.search(one)]
-        groups[""] = [one for path in named or ["requirements.txt"] for one in files.get(path, [])]
+        usual = (
+            ["requirements.txt"] if said is None else []
+        )  # an empty list may be filled from a file that is named
+        groups[""] = [one for path in named or usual for one in files.get(path, [])]
     groups = files | groups
     for requirement in (one for part in groups.values() for one in part):
         requirement.url = requirement.url or bound.get(canonicalize_name(requirement.name))

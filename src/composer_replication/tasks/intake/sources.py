@@ -34,8 +34,9 @@ NOT_FETCHED = ("CR0407", "CR0408")
 PYTEST_FILES = (
     "pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg",
 )  # fmt: skip
-"""Where pytest looks for its configuration, in its order. One may name the files of tests: then the first run tells whether any are."""
+"""Where pytest looks for its configuration, in its order."""
 _PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9._+!-]*)")
+_NAMES_TESTS = re.compile(rb"""python_files|\bunittest[\s"',]+discover\b""")
 _NO_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _SHORT_ID = 12
 _SHOWN_CHARACTERS = 200
@@ -177,7 +178,9 @@ def _check_use(source: str, files: Mapping[str, bytes], metadata: Mapping[str, b
     if not has_code or metadata.keys().isdisjoint((*PROJECT_FILES, "PKG-INFO")):
         problem = "this is no Python project: no pyproject.toml, setup.cfg or setup.py with Python sources."
         raise InputError("CR0402", problem, where=source, fix="give the folder that holds pyproject.toml.")
-    names_its_files = any(b"python_files" in files.get(name, b"") for name in PYTEST_FILES)
+    # Where the names of tests are told, to pytest or to unittest, the first run shows whether there are any.
+    places = (*PYTEST_FILES, "setup.py", "noxfile.py")
+    names_its_files = any(_NAMES_TESTS.search(files.get(name, b"")) for name in places)
     tests = [data for name, data in files.items() if is_test_path(name)]
     # A repository may call its tests otherwise (``python_functions``, pytest-describe): then what they assert tells.
     marks = ([b"def test"], [b"TestCase"], [b"def ", b"assert"])

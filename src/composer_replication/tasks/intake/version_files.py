@@ -65,9 +65,11 @@ def _declared(read: ProjectFiles) -> Iterator[tuple[str, str]]:
     for name, said in product(_TABLES, read.declared):
         for table in map(inner_table, values_at(said, f"tool.{name}")):
             template = next((table[key] for key in _TEMPLATES if isinstance(table.get(key), str)), "")
-            for base, key in product(("", "src", "python"), _KEYS):  # some count from the place of import
-                if isinstance(table.get(key), str):
-                    yield posixpath.join(base, table[key]), template
+            # Some count from the place of import; a file that is there is the one that is meant.
+            paths = [path for path in map(table.get, _KEYS) if isinstance(path, str)]
+            for base, path in product(("", "src", "python"), paths):
+                if read.path(path) not in read.files:
+                    yield posixpath.join(base, path), template
     for path, table in read.table("tool.poetry-dynamic-versioning.files").items():
         yield path, str(inner_table(table).get("initial-content") or "")
     for path in read.strings("tool.poetry-dynamic-versioning.substitution.files"):

@@ -196,6 +196,13 @@ def test_original_code_that_does_not_pass_as_it_is_stored_says_nothing() -> None
     assert survey(FILES, IDS, golden, all_pass=False).copies
 
 
+def test_of_a_test_that_golden_code_fails_there_are_no_copies() -> None:
+    """As of the contraries of a canary: what fails whatever it calls tells no name that is known from another."""
+    files = {"t.py": TEXT.replace("== 2", "== 3").encode()}
+    known = survey(files, IDS, Golden(), all_pass=False)
+    assert set(known.copies) == {copy for copy in COPIES if copy.node_id == IDS[0]}
+
+
 def test_an_odd_end_of_golden_code_is_its_habit() -> None:
     golden = Golden(ends_well=True)
     known = survey(FILES, IDS, golden)

@@ -26,7 +26,7 @@ from composer_replication.tasks.build_state import Decision, Journal, Settings, 
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.leaks.leak_scan import scan_store
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_manifest import BuildMark, compress
+from composer_replication.tasks.store_manifest import MAX_BYTES, BuildMark, compress
 from composer_replication.tasks.validate import validate_store
 
 PYPROJECT = '[project]\nname = "planted"\nversion = "1.0"\n'
@@ -426,6 +426,13 @@ def test_it_is_compressed_at_the_end_and_read_again(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     again.keep([ONE, TWO])
     assert packed.read_bytes() == finished
+
+
+def test_one_that_is_larger_than_any_other_file_is_read_again(tmp_path: Path) -> None:
+    path, large = tmp_path / "journal.jsonl", replace(TWO, detail="x" * MAX_BYTES)
+    Journal(path).keep([large, ONE])
+    assert path.with_name("journal.jsonl.zst").stat().st_size < 2**20
+    assert [Journal(path).find(one.key) for one in (ONE, large)] == [ONE, large]
 
 
 @pytest.mark.parametrize(

@@ -74,9 +74,7 @@ test-promises: setup
 test-sandlock: setup
 	PATH="$(CURDIR)/tests/no_bubblewrap:$$PATH" PYTHONPATH=tests/no_bubblewrap $(PYTEST) --dist loadfile \
 	  -m "not long" $(ON_SANDLOCK)
-GRADED := the_golden_body_passes_visible_and_hidden_tests leaving_the_process_at_import_is_a_failure_of_the_candidate \
-  an_answer_cannot_change_the_next_grading no_reward_is_given_where_the_sandbox_shows_the_hidden_tests
-ON_SANDLOCK := tests/conformance $(GRADED:%=tests/unit/rollouts/test_grading.py::test_%) \
+ON_SANDLOCK := tests/conformance tests/unit/rollouts/test_grading.py \
   tests/e2e/test_tiny_recipe.py::test_a_run_leaves_everything_that_it_promises
 
 # Builds, clusters and crashes that take minutes together: before a release.
@@ -115,8 +113,9 @@ check-rest:
 	$(BIN)/codespell
 	$(BIN)/python scripts/check_wheel.py
 
+# seeds.py trains for hours and has to be told which study; command_line.py is what the others share.
 bench: setup
-	@for file in $(filter-out benchmarks/command_line.py,$(wildcard benchmarks/*.py)); do \
+	@for file in $(filter-out %/seeds.py %/command_line.py,$(wildcard benchmarks/*.py)); do \
 	  echo "== $$file"; OMP_NUM_THREADS=1 $(BIN)/python "$$file" || exit 1; done
 
 gpu: setup

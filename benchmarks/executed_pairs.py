@@ -15,7 +15,9 @@ weights, three seeds each. Measured on pairs of three other repositories that th
 which is ln 2 before training, and the share that what was learned puts in order.
 
     python benchmarks/executed_pairs.py --out runs/executed-pairs           # goes on where it was cut off, then the table
-    python benchmarks/executed_pairs.py --out runs/executed-pairs --table   # what the folder holds
+    python benchmarks/executed_pairs.py --out runs/executed-pairs --table   # trains nothing: what the folder holds
+
+``--pairs`` is the most of a training set, ``--steps`` and ``--rate`` are the optimizer's.
 
 Limits: one model of 135M in bfloat16, adapters on its upper half, few pairs and steps, few held-out functions; one step decides a
 session, so that siblings are as right as executed branches; a pair is cut to the lines that were shown and the two bodies; nothing

@@ -5,7 +5,8 @@
 Builds one task with its hidden tests and its twin from a planted project in a temporary folder,
 then grades, exactly as a run does, scripted answers (``forgeries.toml``) that do not do what was
 asked and try to pass nevertheless, and honest ones as many times as ``--honest`` says. Prints a line
-for each: what became of it and why. With ``--control`` each attempt is made once more against the
+for each: what became of it and why. ``--only`` takes attempts whose family or name has the word, ``--repeats`` makes
+each so often. With ``--control`` each attempt is made once more against the
 plain test run (``run_alone``: same jail, secret nonce, closing record, stored node ids, but no sentinels and nobody
 watching), and a star says that it would have been paid for there. An attempt succeeds when all visible tests pass, or, for
 those that no check of a process can tell from an answer (``decided_by="twin"``), when the twin passes

@@ -4,7 +4,7 @@
 
 Writes for each way of each class of ``hack_matrix.toml`` and each task one episode, whose spelling and honest steps around
 it are drawn by the seed; then the families that the monitor was not written against, and as many honest episodes as asked
-for. Nothing is run: the monitor reads text. Tasks are four functions of a small project that is written here. Prints how
+for. Nothing is run: the monitor reads text. Tasks are four functions of a small project in that file. Prints how
 many were seen, by class; the recall is a figure. Exit code 1 when there is any finding in an honest episode.
 """
 

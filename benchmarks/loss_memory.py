@@ -14,6 +14,8 @@ with the goals and whether "ours, in place" meets them: an eighth of that figure
 no more bytes than the thriftiest peer at 1.2 times that peer's seconds at most. None of them changes the exit code.
 
     python benchmarks/loss_memory.py [--tokens 256 1024 4096] [--hidden 576 1024 2048] [--threads 1] [--repetitions 2]
+
+``--repetitions`` are more runs, without the profiler, of which the best time counts; full logits beyond ``--most-gib`` are left out.
 """
 
 from __future__ import annotations
@@ -138,9 +140,9 @@ def liger_divergence(case: Setting) -> torch.Tensor:
     """Liger's chunked Jensen-Shannon divergence of a linear head (a mean over tokens)."""
     from liger_kernel.chunked_loss import LigerFusedLinearJSDLoss
 
-    options = {"weight_hard_loss": 0.0, "weight_soft_loss": 1.0, "beta": JSD_ALPHA, "compiled": False}
+    how = {"weight_hard_loss": 0.0, "weight_soft_loss": 1.0, "beta": JSD_ALPHA, "compiled": False}
     student, teacher = (case.hidden, case.weight), (case.teacher_hidden, case.weight.detach())
-    return LigerFusedLinearJSDLoss(**options)(*student, *teacher, case.target, None, None)
+    return LigerFusedLinearJSDLoss(**how)(*student, *teacher, case.target, None, None)
 
 
 SAMPLED = (

@@ -182,16 +182,9 @@ def written_trees(store: TaskStore, task: Task, only: str) -> Iterator[tuple[str
 
 def _row(key: str, answer: str, told: Mapping[str, str]) -> dict[str, str]:
     """What a row of a table may say of one question, whose text is ``key``."""
-    return {
-        **told,
-        "key": key,
-        "answer": answer,
-        "quoted": json.dumps(key),
-        "quoted_answer": json.dumps(answer),
-        "length": str(len(key)),
-        "crc": str(zlib.crc32(key.encode())),
-        "hash": hashlib.sha256(key.encode()).hexdigest(),
-    }
+    quoted = {"quoted": json.dumps(key), "quoted_answer": json.dumps(answer), "length": str(len(key))}
+    sums = {"crc": str(zlib.crc32(key.encode())), "hash": hashlib.sha256(key.encode()).hexdigest()}
+    return {**told, "key": key, "answer": answer, **quoted, **sums}
 
 
 def _filled(text: str, told: Mapping[str, str]) -> str:
@@ -233,10 +226,8 @@ def _known_calls(store: TaskStore, task: Task) -> Iterator[tuple[str, list[Call]
         body = ast.parse(textwrap.dedent(function_texts(text).get((line, test), ""))).body
         if body and isinstance(body[0], ast.FunctionDef):
             function = body[0]
-            yield (
-                test,
-                [call for row in _rows(function, constants) for call in _calls_in(function, name, row)],
-            )
+            rows = _rows(function, constants)
+            yield test, [call for row in rows for call in _calls_in(function, name, row)]
 
 
 def _rows(function: ast.FunctionDef, constants: Mapping[str, ast.expr]) -> list[dict[str, ast.expr]]:

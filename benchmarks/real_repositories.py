@@ -1,6 +1,6 @@
 """How many ordinary repositories give a task: each pinned source distribution is built by itself, one after another.
 
-    python benchmarks/real_repositories.py [--only NAME …] [--wall-seconds 240]
+    python benchmarks/real_repositories.py [--only NAME …] [--wall-seconds 240]   # NAME of the list, or NAME==VERSION
 
 For each of ``SOURCES`` it runs ``composer-rl --json --quiet tasks build sdist:NAME==VERSION --max-tasks 1`` in a
 process of its own and prints a row: exit code, seconds by the clock and of the processor, tasks, tests

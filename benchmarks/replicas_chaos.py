@@ -7,7 +7,7 @@ gone (once in a run for 30 s), a jump of the replica's wall clock by up to a yea
 chance: an error before or after it was done, no space, slow, twice, long after its sender has given up. An outer step is checked by
 the hash of all outer weights that each replica wrote for it.
 
-    python benchmarks/replicas_chaos.py --runs 20
+    python benchmarks/replicas_chaos.py --runs 20 [--transport store]   # seeds from --seed on; both transports take turns
 """
 
 from __future__ import annotations
@@ -189,11 +189,9 @@ class Run:
         else:
             options |= {"transport": f"file://{folder}/store", "grace_seconds": 2.0, "deadline_seconds": 45.0}
         self.table: dict[str, Any] = {"seed": seed, "folder": folder, "options": options}
-        self.is_torchft = is_torchft
-        self.folder = Path(folder)
+        self.is_torchft, self.folder = is_torchft, Path(folder)
         self.processes: dict[int, Any] = {}
-        self.lives: Counter[int] = Counter()
-        self.faults: Counter[str] = Counter()
+        self.lives, self.faults = Counter[int](), Counter[str]()
         self.deaths: dict[tuple[int, int], float] = {}
         self.light: Any = None
         self.later: list[tuple[float, Callable[[], None]]] = []
@@ -317,9 +315,7 @@ def main() -> int:
     torch.set_num_threads(1)  # no threads before a fork
     small_model()  # so that no replica imports what optimisers need
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until a new replica listens
-    faults: Counter[str] = Counter()
-    num_good = num_hung = 0
-    ends: Counter[str] = Counter()
+    faults, ends, num_good, num_hung = Counter[str](), Counter[str](), 0, 0
     for seed in range(args.seed, args.seed + args.runs):
         transport = ("store", "torchft")[seed % 2] if args.transport == "both" else args.transport
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -332,9 +328,8 @@ def main() -> int:
         print(seed, transport, json.dumps(result), dict(run.faults), flush=True)
     orphans = [process for process in multiprocessing.active_children() if process.is_alive()]
     of_store = sum(n for k, n in faults.items() if k.startswith("store"))
-    print(
-        f"{num_good} of {args.runs} runs ended equal or with a stated refusal; {num_hung} hung; {len(orphans)} orphans"
-    )
+    said = f"{num_good} of {args.runs} runs ended equal or with a stated refusal"
+    print(f"{said}; {num_hung} hung; {len(orphans)} orphans")
     print(f"faults of processes {faults.total() - of_store}, of the store {of_store}: {dict(faults)}")
     print(f"how replicas ended: {dict(ends)}")
     return 0 if num_good == args.runs and not orphans else 1

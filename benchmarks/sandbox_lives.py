@@ -134,9 +134,7 @@ class Run:
     """The lives of one backend, of so many parents at once, whose temporary folder is that of ``leftovers``."""
 
     def __init__(self, backend: str, leftovers: Leftovers, *, at_once: int, seed: int) -> None:
-        self.backend = backend
-        self.leftovers = leftovers
-        self.at_once = at_once
+        self.backend, self.leftovers, self.at_once = backend, leftovers, at_once
         self.random = random.Random(f"{seed} {backend}")
         self.row = Row()
         self._parents: dict[int, Parent] = {}

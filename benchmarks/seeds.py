@@ -67,9 +67,6 @@ Counts = Mapping[str, tuple[int, int]]
 """Passed and samples by task."""
 
 
-# ---- runs and their journal ---------------------------------------------------------------------
-
-
 def fingerprint(recipe: Path, settings: Sequence[str]) -> str:
     """Of a recipe as it is written, and what is set over it; the seed aside."""
     table = {key: value for key, value in read_table(recipe).items() if key != "seed"}
@@ -115,9 +112,6 @@ def train(recipe: Path, folder: Path, seed: int, settings: Sequence[str]) -> boo
 def arm_of(line: Line) -> str:
     """Lines of the study ``generalise`` call it ``kind``."""
     return str(line.get("arm", line.get("kind")))
-
-
-# ---- numbers ------------------------------------------------------------------------------------
 
 
 def over_seeds(values: Sequence[float]) -> tuple[float, float] | None:
@@ -208,8 +202,6 @@ def pooled(changes: Sequence[Change]) -> Change:
     return Change(together([c.before for c in changes]), together([c.after for c in changes]))
 
 
-# ---- tables -------------------------------------------------------------------------------------
-
 ByArm = Mapping[str, Mapping[int, Line]]
 
 
@@ -268,9 +260,8 @@ def _differences(by_arm: ByArm) -> str:
     for arm in others:
         seeds = sorted(by_arm[arm].keys() & by_arm[first].keys())
         pairs = [(_measures(by_arm[arm][seed]), _measures(by_arm[first][seed])) for seed in seeds]
-        cells = [
-            mean_cell([own[n] - base[n] for own, base in pairs if n in own and n in base], "+") for n in names
-        ]
+        less = [[own[n] - base[n] for own, base in pairs if n in own and n in base] for n in names]
+        cells = [mean_cell(each, "+") for each in less]
         rows.append([f"{arm} less {first}", str(len(seeds)), *cells])
     return markdown(rows)
 
@@ -278,9 +269,8 @@ def _differences(by_arm: ByArm) -> str:
 def _figures(by_arm: ByArm) -> str:
     rows = [["mean over steps", *by_arm]]
     for name, words in FIGURES.items():
-        rows.append(
-            [words, *(mean_cell([x[name] for x in lines.values() if name in x]) for lines in by_arm.values())]
-        )
+        found = ([line[name] for line in lines.values() if name in line] for lines in by_arm.values())
+        rows.append([words, *map(mean_cell, found)])
     return markdown(rows)
 
 
@@ -291,9 +281,8 @@ def _together(arm: str, lines: Sequence[Line]) -> str:
     old, new = change.cells()
     low, high = change.over_tasks()
     most = max(samples for _, samples in change.before.values())
-    ever = [
-        statistics.fmean(passed > 0 for passed, _ in each.values()) for each in (change.before, change.after)
-    ]
+    both = (change.before, change.after)
+    ever = [statistics.fmean(passed > 0 for passed, _ in side.values()) for side in both]
     return (
         f"{arm}, all seeds: {old} before, {new} after. Difference over tasks: {low:+.3f} to {high:+.3f}. "
         f"Of each task's {most} samples at least one passed in {ever[0]:.3f} of the tasks before and {ever[1]:.3f} after. "
@@ -322,9 +311,6 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([head, f"|{'---|' * len(rows[0])}", *body])
 
 
-# ---- the command --------------------------------------------------------------------------------
-
-
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("study", choices=[*STUDIES])
@@ -337,9 +323,8 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args(words)
     if unknown := {*(args.only or ())} - STUDIES[args.study].keys():
-        parser.error(
-            f"{args.study} has no arm {', '.join(sorted(unknown))}: {', '.join(STUDIES[args.study])}"
-        )
+        known = ", ".join(STUDIES[args.study])
+        parser.error(f"{args.study} has no arm {', '.join(sorted(unknown))}: {known}")
     args.out = args.out or Path("runs") / args.study
     args.recipe = args.recipe or RECIPES / args.study / "run.toml"
     args.journal = args.journal or RECIPES / args.study / "journal.jsonl"

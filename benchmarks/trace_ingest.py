@@ -6,7 +6,8 @@ The corpus is made of the shipped sessions of Claude Code, each copy with ids of
 by processor time of one process (other work on the machine does not count), redaction, duplicates and writing included; beside it
 the time that parsing the same lines takes alone. ``--oracle`` names a reader and an interpreter that has it: agentpile knows Claude
 Code, ATIF 1.7, OTLP and chats, Harbor Claude Code, Codex, SWE-agent and mini-swe-agent (its converters to ATIF). Answers, calls by id
-and name, and the result of each are compared file by file; then it reads the corpus, its imports not counted, and writes nothing.
+and name, and the result of each are compared file by file of ``--compare``, a folder; then it reads the corpus, its imports not
+counted, and writes nothing. ``--source`` is the folder of the sessions of which the corpus is made.
 """
 
 from __future__ import annotations
@@ -153,10 +154,8 @@ def main() -> None:
             theirs = read_by(reader, python, list(seconds))
             taken, own = sum(each[2] for each in theirs.values()), sum(seconds[path] for path in theirs)
             speed = f"{sum(path.stat().st_size for path in theirs) / taken / 1e6:.0f} MB/s"
-            files = f"{len(theirs)} of {len(seconds)} files"
-            print(
-                f"{reader}, {files}: {speed}; ours is {taken / own:.2f} times as fast, and redacts and writes"
-            )
+            said = f"{reader}, {len(theirs)} of {len(seconds)} files: {speed}"
+            print(f"{said}; ours is {taken / own:.2f} times as fast, and redacts and writes")
             compared(reader, python, args.compare)
 
 

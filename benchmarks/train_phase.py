@@ -11,6 +11,7 @@ With ``--whole-step`` sampling, rewards and advantages are part of it: TRL sampl
 one prefill a prompt. The tokens then differ between the trainers, their number hardly (a row ends early at one in 8,192).
 
     python benchmarks/train_phase.py [--prompts 128 512 2048] [--completions 26 256] [--repetitions 2] [--threads 1]
+                                     [--hidden 512] [--layers 4]   # of the model
 """
 
 from __future__ import annotations

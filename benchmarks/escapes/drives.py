@@ -93,12 +93,8 @@ def then_every_call(stage: Stage) -> None:
     """After the command everything else is asked of the sandbox; an error of a file is an answer, any other is not."""
     kept = stage.sandbox.snapshot()
     stage.run()
-    calls: list[Callable[[], object]] = [
-        stage.sandbox.list_files,
-        stage.sandbox.snapshot,
-        lambda: stage.run("true"),
-        lambda: stage.sandbox.restore(kept),
-    ]
+    calls: list[Callable[[], object]] = [stage.sandbox.list_files, stage.sandbox.snapshot]
+    calls += [lambda: stage.run("true"), lambda: stage.sandbox.restore(kept)]
     seconds = stage.attempt.timeout_seconds
     again = lambda: stage.sandbox.exec(stage.command(), timeout_seconds=seconds)  # noqa: E731
     if isinstance(stage.sandbox, WarmBubblewrapSandbox):

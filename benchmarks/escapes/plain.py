@@ -45,27 +45,16 @@ class PlainSandbox:
         """Run it, with our variables, our descriptors and no limits; a time-out ends the one process."""
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         path = f".:{self._home}/bin:{os.environ.get('PATH', os.defpath)}"
-        variables = {
-            **os.environ,
-            "HOME": self._home,
-            "PATH": path,
-            "TMPDIR": self._home,
-            **(more.get("env") or {}),
-        }
+        own = {"HOME": self._home, "PATH": path, "TMPDIR": self._home}
+        variables = {**os.environ, **own, **(more.get("env") or {})}
         variables.pop("PYTHONDONTWRITEBYTECODE", None)
         started = time.monotonic()
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-            streams = {
-                "input": more.get("stdin", b""),
-                "stdout": stdout,
-                "stderr": stderr,
-                "close_fds": False,
-            }
+            streams = {"input": more.get("stdin", b""), "stdout": stdout, "stderr": stderr}
+            how = {"env": variables, "cwd": self.tree, "close_fds": False}
             timed_out = False
             try:
-                code = subprocess.run(
-                    argv, **streams, env=variables, cwd=self.tree, timeout=timeout_seconds, check=False
-                ).returncode
+                code = subprocess.run(argv, **streams, **how, timeout=timeout_seconds, check=False).returncode
             except subprocess.TimeoutExpired:
                 code, timed_out = -signal.SIGKILL, True
             facts = {"truncated": False, "timed_out": timed_out, "out_of_memory": False}

@@ -40,8 +40,7 @@ class Scene:
 
     def __init__(self, *, has_victim: bool = False, has_way_out: bool = False) -> None:
         self._has_way_out = has_way_out
-        self.word = f"secret{secrets.token_hex(12)}"
-        self.mark = f"mark{secrets.token_hex(8)}"
+        self.word, self.mark = f"secret{secrets.token_hex(12)}", f"mark{secrets.token_hex(8)}"
         self.token = f"escapes-{secrets.token_hex(8)}"
         self.root = Path(tempfile.mkdtemp(prefix="escapes-")).resolve()
         self.outside, self.shown, self.run_folder = (self.root / name for name in ("outside", "shown", "run"))
@@ -95,9 +94,8 @@ class Scene:
             os.mkfifo(self.shown / "pipe")
 
     def _plant_tree(self) -> None:
-        self.tree.mkdir(parents=True)
+        (self.tree / "folder").mkdir(parents=True)
         (self.tree / "own.txt").write_text("own")
-        (self.tree / "folder").mkdir()
         (self.tree / "folder" / "own.txt").write_text("own")
         (self.tree / "way").symlink_to(self.outside / "secret.txt")
         (self.tree / "door").symlink_to(self.outside)
@@ -106,9 +104,8 @@ class Scene:
     def _open_to_all(self) -> None:
         for place in (self.root, *self.root.rglob("*")):
             if not place.is_symlink():
-                place.chmod(
-                    0o777 if place.is_dir() or place.suffix == ".sh" or place.name == "tool" else 0o666
-                )
+                is_run = place.is_dir() or place.suffix == ".sh" or place.name == "tool"
+                place.chmod(0o777 if is_run else 0o666)
         for place in (self.outside / "private.txt", self.shown / "closed.txt"):
             place.chmod(0o600)
         self.root.chmod(0o755)

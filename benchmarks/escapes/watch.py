@@ -62,14 +62,11 @@ def _state(pid: int) -> str:
     return "X"
 
 
-def kill_survivors(token: str) -> list[str]:
-    """End what should not live any more; what it was."""
-    found = []
+def kill_survivors(token: str) -> None:
+    """End what should not live any more."""
     for pid in processes_with(token):
-        found.append(f"process {pid}")
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-    return found
 
 
 def is_stopped(pid: int) -> bool:
@@ -79,18 +76,15 @@ def is_stopped(pid: int) -> bool:
 
 def system_shmem_bytes() -> int:
     """Shared memory and memory-backed files of the whole machine."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("Shmem:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    _, _, rest = Path("/proc/meminfo").read_text().partition("\nShmem:")
+    return int(rest.split()[0]) * 1024 if rest else 0
 
 
 class Watch:
     """Samples of the processes of a token while it is entered; the size of the folders counts as disk in use."""
 
     def __init__(self, token: str, folders: tuple[Path, ...]) -> None:
-        self._token = token
-        self._folders = folders
+        self._token, self._folders = token, folders
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self.samples: list[Sample] = []
@@ -100,18 +94,15 @@ class Watch:
             self.samples.append(self._look())
 
     def _look(self) -> Sample:
-        pids = processes_with(self._token)
+        pids, memory = processes_with(self._token), ("RssAnon", "RssShmem")
         fields = [_status(pid) for pid in pids]
         links = [_links(f"/proc/{pid}/fd") for pid in pids]
         return Sample(
             at=time.monotonic(),
             num_processes=len(pids),
             num_threads=sum(int(field.get("Threads", "0")) for field in fields),
-            memory_bytes=sum(
-                1024 * int(field.get(name, "0").split()[0])
-                for field in fields
-                for name in ("RssAnon", "RssShmem")
-            ),
+            memory_bytes=1024
+            * sum(int(field.get(key, "0").split()[0]) for field in fields for key in memory),
             shmem_bytes=system_shmem_bytes(),
             disk_bytes=sum(_folder_bytes(folder) for folder in self._folders) + _deleted_bytes(pids),
             descriptors=max((len(found) for found in links), default=0),

@@ -36,12 +36,10 @@ class Leftovers:
     """
 
     def __init__(self, token: str, folder: Path) -> None:
-        self.token = token
-        self.folder = folder
+        self.token, self.folder = token, folder
         if ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             raise OSError("orphans cannot be made ours")
-        self._cgroups = _cgroups()
-        self._segments = _segments()
+        self._cgroups, self._segments = _cgroups(), _segments()
 
     def found(self) -> dict[str, list[str]]:
         """What is there now, by kind; dead processes do not count."""

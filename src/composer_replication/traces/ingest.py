@@ -124,8 +124,8 @@ def find_units(
 ) -> tuple[list[TraceUnit], Counter[str]]:
     """What is to be read, and how many files were left out by reason; ``only`` names a format, and files of others are left out.
 
-    What an earlier run wrote into ``out`` is read only where it is named itself. An error is a path that is not there (CR0942), and
-    a file that was named itself and that two formats fit (CR0206).
+    What an earlier run wrote into ``out`` is read only where it is named itself. Raises ``InputError`` where a path is not
+    there (CR0942), and where two formats fit a file that was named itself (CR0206).
     """
     left_out: Counter[str] = Counter()
     groups: dict[tuple[str, str, Path], list[Path]] = {}
@@ -163,7 +163,7 @@ def ingest(
     """Read, redact, take duplicates out and write; the sums that stand in ``ingest.json`` too.
 
     ``out`` gets ``traces.jsonl`` (one ATIF object a line), ``ingest.json`` and, for nobody else to see, ``redactions.local.json``.
-    Where no file is of a known format or none has an answer of a model that is an error (CR0942).
+    Raises what ``find_units`` does, and ``NothingToDoError`` where no file is of a known format or has an answer of a model (CR0942).
     """
     units, left_out = find_units(paths, only, out)
     if not units:
@@ -224,7 +224,7 @@ def ingest(
 
 
 def read_traces(folder: Path) -> Iterator[Trace]:
-    """The traces that ``ingest`` wrote, or those of a file of episodes or of ATIF lines; a damaged line is an error (CR0942)."""
+    """The traces that ``ingest`` wrote, or those of a file of episodes or of ATIF lines; ``InputError`` for a damaged one (CR0942)."""
     path, problem = folder / TRACES_NAME if folder.is_dir() else folder, ""
     try:
         with path.open("rb") as file:

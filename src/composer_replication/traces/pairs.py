@@ -166,7 +166,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def read_pair_rows(path: Path) -> dict[str, PairRow]:
     """The pairs of a file by their places (``FILE:LINE``), their shape checked and nothing tokenised.
 
-    A file that cannot be read or is empty, a line of neither shape, and pairs that all weigh 0 are errors (CR0751).
+    A file that cannot be read or is empty, a line of neither shape, and pairs that all weigh 0 raise ``InputError`` (CR0751).
     """
     try:
         # ``str.splitlines`` cuts at signs that JSON texts may hold, too

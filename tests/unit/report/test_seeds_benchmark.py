@@ -94,6 +94,14 @@ def test_the_interval_of_a_mean_by_hand() -> None:
     assert seeds.mean_interval([(2, 2), (2, 2)])[1] == 1.0
 
 
+def test_students_t_is_that_of_the_printed_tables() -> None:
+    printed = [12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622]
+    assert list(seeds.STUDENT) == pytest.approx(printed, abs=6e-5)
+    for half_of_seeds, factor in ((1, 12.7062), (2, 3.1824), (5, 2.2622), (20, 2.2622)):
+        _, high = seeds.over_seeds([-1.0, 1.0] * half_of_seeds)
+        assert high * (2 * half_of_seeds - 1) ** 0.5 == pytest.approx(factor, abs=6e-5)
+
+
 def test_three_seeds_of_each_arm_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [ablated("grpo", seed, after) for seed, after in enumerate((0.6, 0.7, 0.8))]
     lines += [ablated("right-hints", seed, after) for seed, after in enumerate((0.7, 0.9, 0.8))]

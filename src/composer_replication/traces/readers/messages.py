@@ -128,7 +128,7 @@ def exit_code_in(text: str) -> int | None:
 
 
 def note_facts(trace: Trace, record: Any) -> None:
-    """Set what a record says of its session, where ``names.toml`` has the places of it for the trace's format."""
+    """Set what a record says of its session, at the places that ``names.toml`` has for the trace's format."""
     for name, places in NAMES["facts"][trace.format].items():
         if found := next(filter(None, (text_at(record, *place.split(".")) for place in places)), ""):
             setattr(trace, name, found)

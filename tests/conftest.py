@@ -107,7 +107,8 @@ def made_once(folder_of_workers: Path) -> MadeOnce:
 def one_selftest(made_once: MadeOnce) -> None:
     """The self-test of a jail of ours is made by one worker for all of them, as it is by one run for all its sandboxes.
 
-    A further worker tries the folders that its own run must not see. Tests of the self-test call it by itself, or exchange it.
+    A further worker tries only the folders that its own run must not see. Tests of the self-test call the real one, or put
+    another in its place.
     """
     from composer_replication.sandbox import bubblewrap, keeper_process, selftest
 

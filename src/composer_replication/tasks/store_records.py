@@ -63,7 +63,8 @@ def _form(kind: type[StoredRecord]) -> TypeAdapter[Any]:
 class StoredRecord:
     """A dataclass with a form in JSON.
 
-    Fields of ``_younger`` are in it only where they say something: records of earlier versions keep their hashes.
+    A field of ``_younger`` is left out where it has the value given there, so that records of earlier versions keep
+    their hashes.
     """
 
     _younger: ClassVar[Mapping[str, Any]] = {}

@@ -178,9 +178,8 @@ def test_of_many_bodies_those_that_do_nothing_are_not_searched_for() -> None:
     text = "def f():\n    return self\n\ndef g():\n    return 7 * 6\n"
     cuts = [edit_of(text, piece) for piece in ("    return self", "    return 7 * 6")]
     assert spans_of({"a.py": text}, Changes(tuple(cuts)), ()) == ("    return 7 * 6",)
-    assert spans_of({"a.py": text}, Changes(tuple(cuts[:1])), ()) == (
-        "    return self",
-    )  # alone it is the answer
+    alone = Changes((cuts[0],))  # then it is the answer
+    assert spans_of({"a.py": text}, alone, ()) == ("    return self",)
 
 
 # --- broken places: where, how many lines, and none of them ---

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
+from composer_replication.tasks.twin import build_twins
 from composer_replication.tasks.twin.twin_run import TABLE, JobReport, Twin, Vector, solver_that_passes
+
+if TYPE_CHECKING:
+    import pytest
 
 ANSWERS = st.sampled_from(["None", "0", "''", "something else"])
 ANSWERS_OF_CALLS = st.tuples(st.lists(ANSWERS, min_size=1, max_size=9), st.lists(ANSWERS, max_size=30))
@@ -39,3 +44,17 @@ def test_a_call_that_cannot_be_made_again_agrees_with_no_constant() -> None:
     for bad in ("", "None"):
         assert solver_that_passes(twin, JobReport({**texts, 1: bad}, error="")) == TABLE
     assert solver_that_passes(twin, JobReport()) == ""
+
+
+def test_a_run_that_broke_leaves_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_bench: Any = None
+    twin = twin_of(["None"] * 6, ["None"] * 12)
+    texts = dict.fromkeys(range(18), " ".join(STUB_EXPRESSIONS))
+    broke, late = JobReport(error="it broke", is_unknown=True), JobReport(texts, error="late")
+    found = []
+    for report in (broke, late, JobReport(texts, error="")):
+        monkeypatch.setattr(build_twins, "play_apart", lambda *_, report=report, **__: [report])
+        build = build_twins._Build(no_bench, 0, ())
+        assert build.without_weak([twin]) == []
+        found.append((build.without, build.unknown))
+    assert found == [({}, {"pin": "it broke"}), ({"pin": "late"}, {}), ({"pin": "a stub passes"}, {})]

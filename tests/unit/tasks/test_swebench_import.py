@@ -24,6 +24,8 @@ from composer_replication.tasks.subject import GateFailed
 from composer_replication.tasks.swebench import swebench_import
 from composer_replication.tasks.swebench.swebench_files import (
     KEYS,
+    PUBLIC_COLUMNS,
+    SECRET_COLUMNS,
     Instance,
     parquet_bytes,
     read_instances,
@@ -356,12 +358,16 @@ def test_an_export_without_golden_cannot_be_imported_and_lines_say_what_a_table_
     tiny_store: TaskStore, tmp_path: Path
 ) -> None:
     write_instances(tiny_store, tmp_path / "public.jsonl", with_golden=False)
+    rows = [json.loads(line) for line in (tmp_path / "public.jsonl").read_text().splitlines()]
+    assert all(list(one) == list(PUBLIC_COLUMNS) for one in rows)
     with pytest.raises(InputError, match=r"line 1 .*: it has no patch"):
         read_instances(tmp_path / "public.jsonl")
     write_instances(tiny_store, tmp_path / "secret.parquet", with_golden=True, as_parquet=True)
     secrets = read_parquet((tmp_path / "secret.parquet").read_bytes())
     write_instances(tiny_store, tmp_path / "secret.jsonl", with_golden=True)
-    assert [json.loads(line) for line in (tmp_path / "secret.jsonl").read_text().splitlines()] == secrets
+    lines = [json.loads(line) for line in (tmp_path / "secret.jsonl").read_text().splitlines()]
+    assert lines == secrets
+    assert all(list(one) == list(SECRET_COLUMNS) for one in lines)
 
 
 def test_a_section_of_another_form_is_not_passed_over() -> None:

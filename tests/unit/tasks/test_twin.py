@@ -434,9 +434,8 @@ def test_what_is_damaged_or_does_not_fit_is_refused(runner: Environment, twins) 
         with pytest.raises(InputError, match=rf"CR0411.*{words}"):
             read_twin(repacked(twin, **change))
     data = twin_bytes(twin)
-    packer = zstandard.ZstdCompressor().compressobj(
-        size=1024**3
-    )  # more than one may have: it is not unpacked
+    # More than a twin may have: it is not unpacked.
+    packer = zstandard.ZstdCompressor().compressobj(size=1024**3)
     large = packer.compress(b"x") + packer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
     for bad, words in (
         (data[:-20], ""), (b"", ""), (data[:30] + b"xx" + data[32:], ""), (large, "it unpacks to 1073741824 bytes"),

@@ -233,7 +233,7 @@ def one_call_changed(_store: TaskStore, twin: Twin) -> Twin:
 def calls_that_give_zero(store: TaskStore, twin: Twin) -> Twin:
     """Of all calls of clamp those that give 0 are left, so ``return 0`` does what was recorded."""
     (task,) = store.tasks()
-    job = Job(twin, "constants", {"constants": ["0"]})
+    job = Job(twin, {"mode": "constants", "constants": ["0"]})
     ((report,), _) = play(store.files(task, "golden"), store.environment(task), [job], timeout_seconds=60)
     zero = [vector for index, vector in enumerate(twin.vectors) if report.digests.get(index) == vector.digest]
     assert 2 <= len(zero) < len(twin.vectors)

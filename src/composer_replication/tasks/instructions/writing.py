@@ -200,7 +200,8 @@ def sources_of_tests(
 ) -> Iterator[tuple[str, str]]:
     """Path and source of each test function of some tests, as a view of the task has it; empty where it is not found.
 
-    A file may have lost other tests above it. One that the runner places elsewhere is known by its name if only one has it.
+    A file may have lost other tests above it. A function that the runner places elsewhere is found by its name, where only
+    one has that name.
     """
     record, tree = store.record(task.task_id), store.files(task, view)
     repository = store.repository(record.repository_record)

@@ -67,10 +67,8 @@ def spans_of(original: Mapping[str, str], changes: Changes, stub_edits: Sequence
         return [original[edit.path][edit.start : edit.end] for edit in own]
 
     bodies = cut(stub_edits or changes.edits)
-    others = [
-        *(cut(changes.edits) if stub_edits else []),
-        *(original[path] for path in changes.removed_files),
-    ]
+    removed = [original[path] for path in changes.removed_files]
+    others = [*(cut(changes.edits) if stub_edits else []), *removed]
     spans = [*bodies, *(span for span in others if not _NAMES_ONLY.fullmatch(span))]
     lines = {span: " ".join(distinctive_lines(span)) for span in spans}  # each once
     # Of many functions some do nothing; their line stands in every second test.

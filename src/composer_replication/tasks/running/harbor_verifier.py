@@ -35,9 +35,8 @@ def make_tree(plan: dict[str, Any], folder: Path) -> None:
                 continue
             if source.is_symlink() or not source.is_file() or target.exists():
                 continue
-            with contextlib.suppress(
-                OSError
-            ):  # it stands in the way of a kept one, or its new name is too long
+            # It may stand in the way of a kept one, or its new name may be too long.
+            with contextlib.suppress(OSError):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target)
 

@@ -351,8 +351,11 @@ class UnseededDraws:
             return urandom(size)
 
         def noted_seed(generator, a=None, version=2):
-            self.was_asked |= a is None
-            (self.unseeded.add if a is None else self.unseeded.discard)(generator)
+            if a is None:
+                self.was_asked = True
+                self.unseeded.add(generator)
+            else:
+                self.unseeded.discard(generator)
             seed(generator, a, version)
 
         os.urandom = random._urandom = noted_urandom  # type: ignore[attr-defined]

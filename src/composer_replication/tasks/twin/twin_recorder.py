@@ -152,9 +152,8 @@ class Recorder:
 def main(request, send):
     """Run the suite, and send the calls."""
     root = os.getcwd()
-    pickler = load_cloudpickle(
-        request["cloudpickle"]
-    )  # before a module of the tree can take the place of one that it needs
+    # Before a module of the tree can take the place of one that it needs.
+    pickler = load_cloudpickle(request["cloudpickle"])
     roots = [os.path.normpath(os.path.join(root, path)) for path in request["import_roots"]]
     sys.path[:0] = roots
     os.environ["PYTHONPATH"] = os.pathsep.join(roots)

@@ -94,9 +94,8 @@ class TwinScore:
     def passed(self) -> bool:
         """All recorded calls agree, and at least 95% of the mutated ones."""
         is_exact = 0 < self.num_recorded == self.recorded_agree
-        return (
-            not self.error and is_exact and self.mutated_agree >= math.ceil(MUTATED_SHARE * self.num_mutated)
-        )
+        wanted = math.ceil(MUTATED_SHARE * self.num_mutated)
+        return not self.error and is_exact and self.mutated_agree >= wanted
 
 
 def score_digests(twin: Twin, digests: Mapping[int, str], error: str = "") -> TwinScore:
@@ -512,6 +511,5 @@ def solver_that_passes(twin: Twin, report: JobReport) -> str:
         for place, constant in enumerate(STUB_EXPRESSIONS)
     }
     table = replace(scores["None"], recorded_agree=len(twin.recorded))
-    return next(
-        (constant for constant, score in scores.items() if score.passed), TABLE if table.passed else ""
-    )
+    passed_by = [constant for constant, score in scores.items() if score.passed]
+    return [*passed_by, TABLE if table.passed else ""][0]

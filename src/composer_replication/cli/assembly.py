@@ -357,10 +357,10 @@ class Attempts:
         for task in tasks:
             length = player.talk.open(first_message(self.grader.store, task), TOOLS).num_tokens
             if length + self.agent.min_new_tokens > limit:
-                problem = f"the first prompt takes {length} of {limit} tokens"
                 fix = "raise agent.max_context_tokens, or leave the task out."
-                why = f"{problem}, which leaves no room for an answer."
-                raise InputError("CR0705", why, where=task.task_id, fix=fix)
+                problem = f"the first prompt takes {length} of {limit} tokens, which leaves no room for "
+                problem += "an answer."
+                raise InputError("CR0705", problem, where=task.task_id, fix=fix)
         return player
 
     def for_training(
@@ -432,8 +432,7 @@ class Attempts:
         judge = self.evaluation_player(tasks, served)
         endpoint = None if served is None else served.endpoint
         still = still_trainer(self.config, self.model, self.tokenizer)
-        policy = TrainedPolicy(self.agent.max_concurrent, endpoint, still)
-        return EpisodeSampler(judge, policy)
+        return EpisodeSampler(judge, TrainedPolicy(self.agent.max_concurrent, endpoint, still))
 
 
 def open_evaluator(
@@ -446,9 +445,8 @@ def open_evaluator(
     section = config.heldout
     if section is None or tasks.split is None:
         return None, None
-    canaries, refused = sentinels.make_canaries(
-        sampler.grader.store, tasks.heldout if section.num_canaries else ()
-    )
+    watched = tasks.heldout if section.num_canaries else ()
+    canaries, refused = sentinels.make_canaries(sampler.grader.store, watched)
     if refused:
         note(f"canaries: {len(canaries)} made, {len(refused)} held-out tasks cannot be one")
     evaluator = HeldoutEvaluator(

@@ -112,10 +112,9 @@ def render(result: dict[str, Any]) -> str:
     lines = {name: result[name] for name in _SHOWN}
     for side, kind in (("train", "visible"), ("heldout", "hidden")):
         for when in ("before", "after"):
-            rates = (result[when] or {}).get(side, {})
-            if rates and rates[f"{kind}_pass"] is None:
-                lines[f"{side} {when}"] = "not measured"
-            elif rates:
-                low, high = rates[f"{kind}_ci95"]
-                lines[f"{side} {when}"] = f"{rates[f'{kind}_pass']:.2f} [{low:.2f}, {high:.2f}] {kind} tests"
+            if rates := (result[when] or {}).get(side):
+                interval, text = rates[f"{kind}_ci95"], "not measured"
+                if interval is not None:
+                    text = "{:.2f} [{:.2f}, {:.2f}] {} tests".format(rates[f"{kind}_pass"], *interval, kind)
+                lines[f"{side} {when}"] = text
     return columns(lines)

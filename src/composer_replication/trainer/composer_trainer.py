@@ -64,8 +64,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
     Args:
         heldout_guard: asked once every ``args.logging_steps`` global steps, on the first micro-step, before its update.
         heldout_eval_fn: the truth for the guard; None from it means not due.
-        strict_killswitch: a verdict that fires raises ``CollapseStopError``; otherwise training stops and ``train`` returns.
-            Either way checkpoint and verdict are on disk first.
+        strict_killswitch: a guard that fires raises ``CollapseStopError``, else ``train`` returns; verdict and checkpoint are saved.
         alpha_sdpo: weight of hint distillation, by the ``[hints]`` table of a recipe (``hints``; None for the defaults).
         hint_source: asked about each generation for the turns that went wrong; ``alpha_sdpo`` above 0 needs it.
         beta_replay: weight of replayed preferences, by the ``[replay]`` table (``replay``; None for the defaults).

@@ -166,13 +166,12 @@ def hint_loss(
     ids_M = scored_ids(rows.student)
     with autocast():
         states_MH, weight_VH, options = completion_states(model, rows.student)
-        given, top_k = (states_MH, weight_VH, ids_M), min(TOP_K, weight_VH.size(0))
-        of_top = sampled_and_top_k_logp(*given, k=top_k, temperature=1.0, **options)
-        logp_M, top_logp_MK, top_index_MK = of_top
+        head, top_k = (states_MH, weight_VH, ids_M), min(TOP_K, weight_VH.size(0))
+        logp_M, top_logp_MK, top_index_MK = sampled_and_top_k_logp(*head, k=top_k, temperature=1.0, **options)
         now_M = logp_M.detach()
         if sampling_temperature != 1.0:
             with torch.no_grad():
-                now_M = sampled_logp(*given, temperature=sampling_temperature, **options)
+                now_M = sampled_logp(*head, temperature=sampling_temperature, **options)
     with teacher(), torch.no_grad(), autocast():
         hidden_MH, teacher_weight_VH, options = completion_states(model, rows.teacher)
         teacher_MK = logp_at(hidden_MH, teacher_weight_VH, top_index_MK, **options)

@@ -31,7 +31,7 @@ def test_a_halt_by_missed_evaluations_counts_though_no_guard_fired(
 def test_pass_rates_are_shown_by_side_and_what_was_not_measured_is_named() -> None:
     measured = {
         "train": {"visible_pass": 0.5, "visible_ci95": (0.25, 0.75)},
-        "heldout": {"hidden_pass": None},
+        "heldout": {"hidden_pass": None, "hidden_ci95": None},
     }
     result = {**dict.fromkeys(_SHOWN), "steps": 2, "before": measured, "after": None}
     assert render(result).splitlines() == [

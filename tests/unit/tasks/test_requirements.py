@@ -250,7 +250,7 @@ def test_requirements_are_taken_from_where_the_project_names_them(files: Mapping
         '[tool.hatch.envs.hatch-test]\nextra-dependencies = ["respx"]',
         '[project]\nname = "thing"\n[project.optional-dependencies]\ndev = ["thing[all]"]\nall = ["respx"]',
         '[tool.poetry.dependencies]\nrespx = {version = "*", optional = true}\n[tool.poetry.extras]\ntest = ["respx"]',
-        '[tool.poetry.dependencies]\nrespx = {version = "*", optional = true, markers = "extra == 'test'"}\n[tool.poetry.extras]\ntest = ["respx"]',
+        '[tool.poetry.dependencies]\nrespx = {version = "*", optional = true, markers = "extra == \\"test\\""}\n[tool.poetry.extras]\ntest = ["respx"]',
     ],
 )
 def test_groups_of_tests_and_developers_are_wanted(table: str) -> None:

@@ -170,7 +170,7 @@ def test_a_version_file_that_is_there_stays_and_none_lies_outside() -> None:
     text = encoded(
         {"src/pkg/__init__.py": "", "pyproject.toml": table, "src/hook.py": "", "hatch_build.py": ""}
     )
-    text["pyproject.toml"] += b'\n[tool.hatch.build.hooks.custom]\npath = "hatch_build.py"\n'
+    text["pyproject.toml"] += b'\n[tool.hatch.build.hooks.custom]\npath = "hatch_build.py"\nfile = ""\n'
     assert version_files(ProjectFiles(text), "1.2") == {"src/pkg/VERSION": b"1.2\n"}
 
 

@@ -66,7 +66,7 @@ def _declared(read: ProjectFiles) -> Iterator[tuple[str, str]]:
         for table in map(inner_table, values_at(said, f"tool.{name}")):
             template = next((table[key] for key in _TEMPLATES if isinstance(table.get(key), str)), "")
             # Some count from the place of import; a file that is there is the one that is meant.
-            paths = [path for path in map(table.get, _KEYS) if isinstance(path, str)]
+            paths = [path for path in map(table.get, _KEYS) if isinstance(path, str) and path.strip()]
             for base, path in product(("", "src", "python"), paths):
                 if read.path(path) not in read.files:
                     yield posixpath.join(base, path), template

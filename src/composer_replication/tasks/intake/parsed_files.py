@@ -274,7 +274,7 @@ def _value(node: ast.expr | None, known: Mapping[str, Any]) -> Any:
 
 
 def _if_small(value: Any) -> Any:
-    """A value; None for one that is too large, of which a part may be another requirement."""
+    """The value; None where it is too large, as the beginning of a text may name another requirement."""
     if isinstance(value, str):
         return value if len(value) <= _MOST_CHARACTERS else None
     return value if _num_parts(value, _MOST_DEPTH) <= _MOST_PARTS else None

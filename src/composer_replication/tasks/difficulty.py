@@ -184,7 +184,7 @@ def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty
 def read_difficulty(
     store_root: Path, *, only: Collection[str] | None = None
 ) -> dict[str, tuple[Difficulty, ...]]:
-    """By task id (of ``only``, or all), what each policy does on it with its tests of today, seeds added up; by file."""
+    """By task id (all, or ``only``), what each policy does on its tests of today, seeds added up, in the order of files."""
     found: dict[str, tuple[Difficulty, ...]] = {}
     today = _tests_of_today(store_root)
     for path in sorted((store_root / FOLDER).glob("*.json")):

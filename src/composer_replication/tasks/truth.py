@@ -150,9 +150,9 @@ def passed_by_lookup(bench: Bench, trials: Sequence[TrueTask]) -> dict[str, dict
     A table that holds the answer to each call of the visible tests would pass them. It could stand for functions that
     give a value back and that a visible test calls; where these are less than ``MIN_SHARE`` of the deleted lines, a
     task is left alone. A call that cannot be recorded is one that no other test makes; so are those of hidden tests of
-    which no call is known at all, for they fail without the code: they call it in another thread or process. The answer has
-    by task id an empty dictionary for a task that a table solves; where that is not known, because the run that records
-    failed, what went wrong by pin of the function.
+    which no call is known at all, for they fail without the code: they call it in another thread or process. By task
+    id, the answer is empty for a task that a table solves, and says by pin what went wrong where nobody knows whether
+    one does, because the run that records failed.
     """
     cuts = {cut.pin: cut for trial in trials for cut in trial.cuts}
     giving = {pin for pin, cut in cuts.items() if _GIVES_A_VALUE.search(cut.golden_body)}

@@ -55,10 +55,9 @@ quickstart: setup
 	$(BIN)/composer-rl quickstart --out runs/quickstart
 
 # The first run proves that the folder of the guard is covered to the last branch; its tests wait for nothing, so a worker has
-# a core of its own. The second is every other test.
-# There a file stays with one worker, so that what its tests share is made once, and tests/conftest.py has the long
-# files begin first. What each test took is kept in build/durations. Continuous integration has the long tests that guard
-# a promise in the same run, which shares what they share: make test MARKED="not long or promise".
+# a core of its own. The second is every other test: a file stays with one worker, so that what its tests share is made once,
+# and tests/conftest.py has the long files begin first. What each test took is kept in build/durations. Continuous integration
+# adds the long tests that guard a promise to the second run: make test MARKED="not long or promise".
 MARKED ?= not long
 test: setup
 	$(PYTEST) -n $(JOBS) tests/unit/safety -q --cov=composer_replication.safety --cov-branch --cov-fail-under=100
@@ -69,7 +68,7 @@ test: setup
 test-promises: setup
 	$(PYTEST) --dist loadfile -m promise $$(grep -rl --include='test_*.py' 'mark\.promise' tests)
 
-# What a sandbox decides, where sandlock is the only one; the contract of the others has been held to in make test. The
+# The contract of a sandbox, gradings and a run, where sandlock is the only one; make test holds the others to the contract. The
 # modules of tests/no_bubblewrap stand before the package that brings bubblewrap, and its program before a system's.
 test-sandlock: setup
 	PATH="$(CURDIR)/tests/no_bubblewrap:$$PATH" PYTHONPATH=tests/no_bubblewrap $(PYTEST) --dist loadfile \

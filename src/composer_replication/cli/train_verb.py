@@ -19,7 +19,8 @@ from composer_replication.report import write_report
 from composer_replication.run_folder import RunFolder, read_json, write_atomic
 from composer_replication.sandbox.process_folder import sweep
 
-_SHOWN = "run steps seconds reward_first reward_last heldout_first heldout_last verdict reason report".split()
+_SHOWN = "run steps seconds peak_memory_bytes reward_first reward_last heldout_first heldout_last".split()
+_SHOWN += ["verdict", "reason", "report"]
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:

@@ -171,8 +171,13 @@ def test_a_bad_flag(scan: Scan, log: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "exit_code", "code"),
     [
+        (b"", 4, "CR0630"),
         (b"\x00\x01\x02" * 50, 4, "CR0630"),
+        (b'{"step": 1, "reward": 0.5}\n', 4, "CR0633"),
         (b'{"role": "user", "content": "hello"}\n' * 3, 4, "CR0633"),
+        (b'{"step": 2, "reward": 1, "eval_reward": 1}\n{"step": 1, "reward": 1}\n', 4, "CR0633"),
+        (b'{"step": 1, "reward": "good", "train_reward": 1, "eval_reward": "bad"}\n', 4, "CR0633"),
+        (b"step,reward,eval_reward\n1,a,0.5\n2,b,0.5\n3,c,1\n", 4, "CR0633"),
         (b"step,reward,eval_reward\n1,nan,0.5\n2,nan,0.5\n3,nan,1\n4,1,1\n", 4, "CR0633"),
         (b'{"step": 1, "reward": 1, "eval_reward": 1}\n{"bad\n{"step": 3}\n', 4, "CR0630"),
     ],

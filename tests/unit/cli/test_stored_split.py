@@ -75,6 +75,10 @@ def test_repositories_or_a_fraction_go_before_the_split_of_the_store(
         assert split_file(recipe(store, **heldout), store, tmp_path) is None
     tasks = divide_tasks(recipe(store, fraction=0.25), store, tmp_path)
     assert len(tasks.heldout) == 1
+    assert tasks.split is not None
+    assert {"id", "content", "origin"} <= set(tasks.split.checked)
+    assert all(task.has_hidden_tests for task in tasks.heldout)
+    assert not {task.task_id for task in tasks.train} & {task.task_id for task in tasks.heldout}
     without = parse_config({"model": {"name": "x"}, "tasks": {"store": str(store.root)}}, where="run.toml")
     assert split_file(without, store, tmp_path) is None
     assert divide_tasks(without, store, tmp_path).split is None
@@ -99,10 +103,17 @@ def test_a_named_split_stands_alone(store: TaskStore, more: dict[str, Any]) -> N
         recipe(store, split="split.json", **more)
 
 
+def set_row(**values: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda state: {**state, "train": [{**state["train"][0], **values}, *state["train"][1:]]}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda state: {**state, "fingerprint": "0" * 64}, "do not give its fingerprint"),
+        (set_row(content_sha256="0" * 64), "do not give its fingerprint"),
+        (set_row(golden="return"), "cannot be read"),
+        (lambda state: {**state, "train": [], "heldout": state["train"]}, "do not give its fingerprint"),
         (lambda state: {**state, "version": 1}, "version 1"),
         (lambda state: {}, "cannot be read"),
     ],

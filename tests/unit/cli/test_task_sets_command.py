@@ -132,9 +132,11 @@ def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
 
 GPL = read_licence({}, {"pyproject.toml": b'[project]\nlicense = "GPL-3.0-only"\n'})
 UNKNOWN = read_licence({"LICENSE": b"Ask me first.\n"})
+UNSOLD = read_licence({}, {"pyproject.toml": b'[project]\nlicense = "CC-BY-NC-4.0"\n'})
 MIT = read_licence({}, {"pyproject.toml": b'[project]\nlicense = "MIT"\n'})
 LINE = "  look at the licence before you pass these tasks on: tinymath==1.0: "
-WAYS = [["--golden"], ["--format", "swebench"], ["--format", "parquet", "--golden"]]
+FORMATS = [[], ["--format", "swebench"], ["--format", "parquet"]]
+WAYS = [[*way, *golden] for way in FORMATS for golden in ([], ["--golden"])]
 
 
 def under(store: TaskStore, licence: Licence) -> None:
@@ -149,10 +151,12 @@ def under(store: TaskStore, licence: Licence) -> None:
     ("licence", "reason"),
     [
         (GPL, "GPL-3.0-only, not among the permissive licences"),
+        (UNSOLD, "CC-BY-NC-4.0, not among the permissive licences"),
         (UNKNOWN, "look at LICENSE"),
+        (Licence(None, "", "", None), "licence not known"),
         (MIT, ""),
     ],
-    ids=["copyleft", "unknown", "permissive"],
+    ids=["copyleft", "non-commercial", "unknown", "nothing", "permissive"],
 )
 def test_every_export_tells(
     sized_store: TaskStore,

@@ -15,7 +15,7 @@ import pytest
 
 from composer_replication.cli import tasks_verb
 from composer_replication.cli.flags import load
-from composer_replication.cli.main import build_parser, rendered
+from composer_replication.cli.main import build_parser, main, rendered
 from composer_replication.cli.tasks_verb import render_show
 from composer_replication.cli.terminal import visible
 from composer_replication.errors import InputError, NothingToDoError, UsageError
@@ -154,6 +154,13 @@ def test_a_golden_patch_is_whole_and_does_not_act_on_the_terminal(folder: Path) 
     assert lines[-3:] == ["golden patch", f"+\t{'x' * 200}", "+a\\x0cb\\x1b[2J"]
 
 
+def test_the_page_keeps_control_signs_from_the_terminal(folder: Path) -> None:
+    task_id = call("show", str(folder))[0]["tasks"][0]["task_id"]
+    result = call("show", str(folder), task_id)[0]
+    result["tasks"][0]["instruction"] += "\x1b[31mred\a"
+    assert "\\x1b[31mred\\x07" in visible(render_show(result))
+
+
 def test_show_of_an_unknown_task(folder: Path) -> None:
     with pytest.raises(InputError, match="CR0412"):
         call("show", str(folder), "nothing")
@@ -227,6 +234,11 @@ def test_all_sizes_and_ways_are_built(tmp_path: Path) -> None:
 def test_pins_need_one_source(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="CR0206"):
         call("build", str(TINY), "other", "--out", str(tmp_path / "x"), "--symbol", PINS[0])
+
+
+def test_repeat_below_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tasks", "validate", str(folder), "--repeat", "0"]) == 2
+    assert capsys.readouterr().err.startswith("CR0206: argument --repeat: '0' is not a whole number")
 
 
 @pytest.mark.long

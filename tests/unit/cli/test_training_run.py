@@ -33,11 +33,18 @@ def test_pass_rates_are_shown_by_side_and_what_was_not_measured_is_named() -> No
         "train": {"visible_pass": 0.5, "visible_ci95": (0.25, 0.75)},
         "heldout": {"hidden_pass": None, "hidden_ci95": None},
     }
-    result = {**dict.fromkeys(_SHOWN), "steps": 2, "before": measured, "after": None}
+    result = {
+        **dict.fromkeys(_SHOWN),
+        "steps": 2,
+        "peak_memory_bytes": 3 * 10**9,
+        "before": measured,
+        "after": None,
+    }
     assert render(result).splitlines() == [
-        "steps          2",
-        "train before   0.50 [0.25, 0.75] visible tests",
-        "heldout before not measured",
+        "steps             2",
+        "peak memory bytes 3000000000",
+        "train before      0.50 [0.25, 0.75] visible tests",
+        "heldout before    not measured",
     ]
 
 

@@ -51,6 +51,7 @@ def test_one_test_of_each_function_has_a_contrary_that_honest_code_fails(
         functions = {test.partition("[")[0] for test in visible}
         assert (len(tests), len(canary.node_ids)) == (len(functions), 2 * len(functions))
         assert run(tiny_store, canary, tiny_store.golden_body(canary.task)) == tests
+        assert run(tiny_store, canary, "\n    raise SystemExit(0)") == set()
     assert made["sign"] == make_canary(tiny_store, made["sign"].task), "the same one again"
 
 

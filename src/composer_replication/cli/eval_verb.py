@@ -79,8 +79,7 @@ def _result(results: Sequence[TaskResult], num_dropped: int) -> dict[str, object
         "rollouts": "answers",
         "samples": rates["num_samples"],
         **{name: rates[name] for name in same},
-        # of visible minus hidden, for evidence.tolerated_gap
-        "gap_upper99": upper_confidence_gap(pairs, 0.99) if pairs else None,
+        "gap_upper99": upper_confidence_gap(pairs, 0.99) if pairs else None,  # for evidence.tolerated_gap
         "ci95": {side: rates[f"{side}_ci95"] for side in ("shown", "paid", "visible", "hidden")},
         "infrastructure_failures": num_dropped,
         "by_task": [{"task_id": result.task_id, **_counts(result)} for result in results],

@@ -114,8 +114,9 @@ def render(result: dict[str, Any]) -> str:
     for side, kind in (("train", "visible"), ("heldout", "hidden")):
         for when in ("before", "after"):
             if rates := (result[when] or {}).get(side):
-                interval, text = rates[f"{kind}_ci95"], "not measured"
-                if interval is not None:
-                    text = "{:.2f} [{:.2f}, {:.2f}] {} tests".format(rates[f"{kind}_pass"], *interval, kind)
-                lines[f"{side} {when}"] = text
+                lines[f"{side} {when}"] = "not measured"
+                if interval := rates[f"{kind}_ci95"]:
+                    low, high = interval
+                    text = f"{rates[f'{kind}_pass']:.2f} [{low:.2f}, {high:.2f}] {kind} tests"
+                    lines[f"{side} {when}"] = text
     return columns(lines)

@@ -128,7 +128,8 @@ def fold(
             measured["heldout/infrastructure_failures"] = whole.infrastructure_failures
             for side, scores in zip(("visible", "hidden"), zip(*whole.pairs, strict=True), strict=False):
                 measured[f"heldout/{side}"] = fmean(scores)
-        measured["heldout/score"] = score = float(getattr(reading, "score", reading))
+        score = float(reading.score if isinstance(reading, HeldoutReading) else reading)
+        measured["heldout/score"] = score
         signals: dict[str, Any] = {"in_loop_reward": reward, "kl_to_init": kl()}
         if whole is not None and hasattr(guard, "update_from_reading"):
             status = guard.update_from_reading(round_idx, whole, **signals)

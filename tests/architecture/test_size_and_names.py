@@ -14,8 +14,8 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
-    "src": 54704,
-    "src/composer_replication/cli": 3783,
+    "src": 54705,
+    "src/composer_replication/cli": 3784,
     "src/composer_replication/engines": 639,
     "src/composer_replication/launch": 1300,
     "src/composer_replication/losses": 863,
@@ -24,12 +24,12 @@ CEILINGS = {
     "src/composer_replication/rollouts": 8499,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 7500,
-    "src/composer_replication/tasks": 16022,
+    "src/composer_replication/tasks": 16021,
     "src/composer_replication/traces": 2589,
-    "src/composer_replication/trainer": 6089,
+    "src/composer_replication/trainer": 6090,
     "src/composer_replication/cli/explanations": 434,
-    "benchmarks": 5996,
-    "tests": 64352,
+    "benchmarks": 5995,
+    "tests": 64579,
 }
 BANNED = {"utils", "util", "common", "core", "helpers", "helper", "manager", "handler", "base", "misc"}
 

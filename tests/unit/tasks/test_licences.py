@@ -37,9 +37,7 @@ def test_metadata_of_every_kind_is_read(metadata: dict[str, bytes]) -> None:
     assert found.restriction == ""
 
 
-def test_metadata_without_a_licence_file_is_said_to_be_alone_and_a_vague_classifier_agrees_with_an_exact_id() -> (
-    None
-):
+def test_metadata_without_a_licence_file_is_named_as_such_and_a_vague_classifier_agrees() -> None:
     found = read_licence({"x.py": b""}, pkg_info("License-Expression: ZPL-2.1"))
     assert (found.spdx, found.is_copyleft, found.restriction) == ("ZPL-2.1", False, "")
     assert found.note == "no licence file; the metadata says ZPL-2.1"

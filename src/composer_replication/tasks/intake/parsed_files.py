@@ -211,8 +211,8 @@ def _named(value: object) -> list[str]:
 
 # --- What a setup.py hands to setup.
 
-_MOST_PARTS, _MOST_CHARACTERS, _MOST_DEPTH = 2_000, 20_000, 4
-"""Of a list or a table, of a text, and of tables in tables: a hostile file may double them line by line."""
+_MOST_ASSIGNMENTS, _MOST_PARTS, _MOST_CHARACTERS = 2_000, 2_000, 20_000
+"""Of a file, of a list or a table, and of a text: a hostile file may double the last two line by line."""
 
 
 def _setup_arguments(text: str) -> dict[str, Any]:
@@ -220,15 +220,15 @@ def _setup_arguments(text: str) -> dict[str, Any]:
     tree = parsed(text)
     nodes = list(ast.walk(tree)) if tree else []
     assignments = [node for node in nodes if isinstance(node, ast.Assign | ast.AnnAssign)]
+    assignments.sort(key=lambda node: node.lineno)
     known: dict[str, Any] = {}
     # Twice, as a function may name what is given below it.
-    for node in 2 * sorted(assignments, key=lambda node: node.lineno):
-        value = _value(node.value, known)
-        match node.targets[0] if isinstance(node, ast.Assign) else node.target:
-            case ast.Name(id=name) if node.value is not None:
-                known[name] = value
-            case ast.Subscript(ast.Name(id=name), ast.Constant(value=str() as key)):
-                known[name] = _if_small({**inner_table(known.get(name)), key: value})
+    for node in 2 * assignments[:_MOST_ASSIGNMENTS]:
+        match node.targets[0] if isinstance(node, ast.Assign) else node.target, node.value:
+            case ast.Name(name), ast.expr() as value:
+                known[name] = _value(value, known)
+            case ast.Subscript(ast.Name(name) as table, ast.Constant(str()) as key), ast.expr() as value:
+                known[name] = _value(ast.Dict([None, key], [table, value]), known)  # {**table, key: value}
     calls = [node for node in nodes if isinstance(node, ast.Call) and _called(node) == "setup"]
     return _table([(word.arg, word.value) for call in calls for word in call.keywords], known)
 
@@ -268,21 +268,16 @@ def _value(node: ast.expr | None, known: Mapping[str, Any]) -> Any:
             case ast.Call(args=args, keywords=words) if _called(node) in _FINDERS:
                 where = [*args, *(word.value for word in words if word.arg == "where")]
                 found = {"where": _value(where[0], known)} if where else None
-    except RecursionError:  # a sum of thousands
+        # What is too large is unknown as a whole: the beginning of a text may name another requirement.
+        is_long = isinstance(found, str) and len(found) > _MOST_CHARACTERS
+        return None if is_long or _num_parts(found) > _MOST_PARTS else found
+    except RecursionError:  # a sum of thousands, or as many tables in each other
         return None
-    return _if_small(found)
 
 
-def _if_small(value: Any) -> Any:
-    """The value; None where it is too large, as the beginning of a text may name another requirement."""
-    if isinstance(value, str):
-        return value if len(value) <= _MOST_CHARACTERS else None
-    return value if _num_parts(value, _MOST_DEPTH) <= _MOST_PARTS else None
-
-
-def _num_parts(value: Any, depth: int) -> int:
+def _num_parts(value: Any) -> int:
     if isinstance(value, dict):
-        return 1 + sum(_num_parts(part, depth - 1) for part in value.values()) if depth else _MOST_PARTS + 1
+        return 1 + sum(map(_num_parts, value.values()))
     return len(value) if isinstance(value, list) else 1
 
 

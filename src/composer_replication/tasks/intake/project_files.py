@@ -171,9 +171,8 @@ def _groups(read: ProjectFiles, own: str, bound: Mapping[str, str]) -> dict[str,
     if not groups[""] and (is_computed or "dependencies" in read.strings("project.dynamic")):
         # The files of which setup.py has the names seem to be read there.
         named = [one for one in files if posixpath.basename(one) in setup and not _FOR_DEVELOPERS.search(one)]
-        usual = (
-            ["requirements.txt"] if said is None else []
-        )  # an empty list may be filled from a file that is named
+        # A list that is written as empty may only be filled from a file that setup.py names.
+        usual = ["requirements.txt"] if said is None else []
         groups[""] = [one for path in named or usual for one in files.get(path, [])]
     groups = files | groups
     for requirement in (one for part in groups.values() for one in part):

@@ -511,5 +511,5 @@ def solver_that_passes(twin: Twin, report: JobReport) -> str:
         for place, constant in enumerate(STUB_EXPRESSIONS)
     }
     table = replace(scores["None"], recorded_agree=len(twin.recorded))
-    passed_by = [constant for constant, score in scores.items() if score.passed]
-    return [*passed_by, TABLE if table.passed else ""][0]
+    passed_by = (constant for constant, score in scores.items() if score.passed)
+    return next(passed_by, TABLE if table.passed else "")

@@ -68,8 +68,8 @@ test: setup
 test-promises: setup
 	$(PYTEST) --dist loadfile -m promise $$(grep -rl --include='test_*.py' 'mark\.promise' tests)
 
-# The contract of a sandbox, gradings and a run, where sandlock is the only one; make test holds the others to the contract. The
-# modules of tests/no_bubblewrap stand before the package that brings bubblewrap, and its program before a system's.
+# The contract of a sandbox, gradings and a run, where sandlock is the only sandbox; make test holds the others to the contract.
+# The modules of tests/no_bubblewrap stand before the package that brings bubblewrap, and its program before a system's.
 test-sandlock: setup
 	PATH="$(CURDIR)/tests/no_bubblewrap:$$PATH" PYTHONPATH=tests/no_bubblewrap $(PYTEST) --dist loadfile \
 	  -m "not long" $(ON_SANDLOCK)

@@ -26,7 +26,7 @@ CEILINGS = {
     "src/composer_replication/sandbox": 7500,
     "src/composer_replication/tasks": 16021,
     "src/composer_replication/traces": 2589,
-    "src/composer_replication/trainer": 6090,
+    "src/composer_replication/trainer": 6088,
     "src/composer_replication/cli/explanations": 434,
     "benchmarks": 5995,
     "tests": 64579,

@@ -1,4 +1,4 @@
-"""The fakes and the chat templates of the unit tests are used here too, and the tiny recipe on tasks that are built once."""
+"""The chat templates of the unit tests are used here too, and the tiny recipe on tasks that are built once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS / "fakes"), str(TESTS / "unit" / "rollouts")]
+sys.path.insert(0, str(TESTS / "unit" / "rollouts"))
 RECIPE = TESTS.parent / "recipes" / "tiny-cpu" / "run.toml"
 
 

@@ -130,7 +130,7 @@ def recipe_text(args: argparse.Namespace, folder: Path, **sizes: Any) -> str:
     template = (files("composer_replication.cli") / "new_recipe.template").read_text()
     where = str(store.relative_to(folder) if store.is_relative_to(folder) else store)
     size = _UNTRIED | sizes
-    num_train, num_heldout, num_prompts = (size[f"num_{name}"] for name in ("train", "heldout", "prompts"))
+    num_train, num_heldout, num_prompts = size["num_train"], size["num_heldout"], size["num_prompts"]
     return template.format(
         seed=args.seed,
         model=tomli_w.dumps(name | ({"sha256": args.sha256} if args.sha256 else {})),

@@ -1,7 +1,8 @@
-"""``metrics.jsonl``: exactly one line a global step; ``verdicts.jsonl``: one a guard update.
+"""``metrics.jsonl``: exactly one line a global step; ``verdicts.jsonl``: one a guard update; and how a run stops after a step.
 
 Line ``step`` = 1..N is about the N-th optimizer step. A fold at ``state.global_step`` k happens while step k + 1 is computed,
 so its verdict stands in line k + 1, whose reward it judged, with ``killswitch/round_idx`` k.
+A run stops after the step at hand where its guard, a person (``InterruptOnce``) or another replica (``ReplicaCallback``) asks.
 """
 
 from __future__ import annotations

@@ -98,8 +98,9 @@ def spread_again(model: Any) -> None:
 class WeightCopy:
     """The trained weights a second time: the teacher, or the policy as it was before the first step; not the frozen ones.
 
-    ``model`` is without data-parallel wrappers. Where FSDP2 spreads the weights over processes, each has its part of the copy, too. Kept in float32 where they are of lower
-    precision: an average that moves by a twentieth of a small difference would stand still in bfloat16.
+    ``model`` is without data-parallel wrappers. Where FSDP2 spreads the weights over processes, each has its part of the copy,
+    too. The copy is in float32 where they are of lower precision: an average that moves by a twentieth of a small difference
+    would stand still in bfloat16.
     """
 
     def __init__(self, model: nn.Module) -> None:

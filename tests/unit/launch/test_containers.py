@@ -7,19 +7,18 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tomllib
 import venv
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from finished import finished
 from packaging.requirements import Requirement
+from ray_head import free_port
 
 from composer_replication.cli.main import build_parser
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
-from ray_head import free_port
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -48,7 +47,7 @@ def problems_of(text: str) -> list[str]:
     """What cannot work, as far as reading tells."""
     program = Path(sys.executable).parent / "hadolint"
     words = [program, "--no-color", *(part for rule in LEFT_OUT for part in ("--ignore", rule)), "-"]
-    said = subprocess.run(words, input=text, capture_output=True, text=True, timeout=60, check=False)
+    said = finished(words, input=text, timeout=60)
     found = (said.stdout + said.stderr).splitlines()
     lines = steps_of(text)
     copied = {source for word, rest in lines if word == "COPY" for source in rest.split()[:-1]}
@@ -96,30 +95,11 @@ def command_of(text: str) -> str:
     return shlex.join(json.loads(next(rest for word, rest in steps_of(text) if word == "CMD")))
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_it_fits_what_it_speaks_of(name: str) -> None:
-    assert problems_of(FILES[name].read_text()) == []
-
-
-def test_the_server_is_started_as_its_verb_wants() -> None:
-    assert problems_of_server(FILES["serve-env"].read_text()) == []
-
-
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("bubblewrap git", "git", "bubblewrap is not installed"),
-        ('["composer-rl"', '["composer"', "there is no composer serve-env"),
-        ('"serve-env", ', '"serve", ', "there is no composer-rl serve"),
-        ('"--port", "8000"', '"--port", "8001"', "what is mounted or published is not what is served"),
-        ('"0.0.0.0"', '"127.0.0.1"', "nobody outside"),
-        ("/health", "/healthz", "the health check asks somebody else"),
-    ],
+    ("name", "problems"), [*((name, problems_of) for name in FILES), ("serve-env", problems_of_server)]
 )
-def test_a_line_of_the_server_that_does_not_fit_is_found(old: str, new: str, said: str) -> None:
-    text = FILES["serve-env"].read_text()
-    assert old in text
-    assert any(said in problem for problem in problems_of_server(text.replace(old, new)))
+def test_it_fits_what_it_speaks_of(name: str, problems: Callable[[str], list[str]]) -> None:
+    assert problems(FILES[name].read_text()) == []
 
 
 def test_pins_of_the_servers_image_have_what_it_needs() -> None:
@@ -131,25 +111,41 @@ def test_pins_of_the_servers_image_have_what_it_needs() -> None:
         assert pins[requirement.name] in requirement.specifier, requirement
 
 
+OF_WORKER = [
+    ("COPY recipes ./recipes\n", "", "recipes is not copied"),
+    ("COPY src ./src", "COPY source ./src", "source is not there"),
+    (".[ray]", ".[rays]", "no extra rays"),
+    ("-c constraints.txt", "", "not the tested ones"),
+    ("USER 1000\n", "", "as root"),
+    ("--uid 1000 ", "--uid 1001 ", "as root"),
+    ("python:3.11", "python:3.9", "Python is none"),
+    ("ENV ", "ENVIRONMENT ", "missing whitespace"),
+    ("--no-cache-dir ", "", "DL3042"),
+    ('CMD ["sh", "-c", ', "CMD sh -c ", "DL3025"),
+]
+OF_SERVER = [
+    ("bubblewrap git", "git", "bubblewrap is not installed"),
+    ('["composer-rl"', '["composer"', "there is no composer serve-env"),
+    ('"serve-env", ', '"serve", ', "there is no composer-rl serve"),
+    ('"--port", "8000"', '"--port", "8001"', "what is mounted or published is not what is served"),
+    ('"0.0.0.0"', '"127.0.0.1"', "nobody outside"),
+    ("/health", "/healthz", "the health check asks somebody else"),
+]
+
+
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("name", "problems", "change"),
     [
-        ("COPY recipes ./recipes\n", "", "recipes is not copied"),
-        ("COPY src ./src", "COPY source ./src", "source is not there"),
-        (".[ray]", ".[rays]", "no extra rays"),
-        ("-c constraints.txt", "", "not the tested ones"),
-        ("USER 1000\n", "", "as root"),
-        ("--uid 1000 ", "--uid 1001 ", "as root"),
-        ("python:3.11", "python:3.9", "Python is none"),
-        ("ENV ", "ENVIRONMENT ", "missing whitespace"),
-        ("--no-cache-dir ", "", "DL3042"),
-        ('CMD ["sh", "-c", ', "CMD sh -c ", "DL3025"),
+        *(("rollout-worker", problems_of, change) for change in OF_WORKER),
+        *(("serve-env", problems_of_server, change) for change in OF_SERVER),
     ],
 )
-def test_a_planted_error_is_found(old: str, new: str, said: str) -> None:
-    text = FILES["rollout-worker"].read_text()
+def test_a_planted_error_is_found(
+    name: str, problems: Callable[[str], list[str]], change: tuple[str, str, str]
+) -> None:
+    text, (old, new, said) = FILES[name].read_text(), change
     assert old in text
-    assert any(said in problem for problem in problems_of(text.replace(old, new)))
+    assert any(said in problem for problem in problems(text.replace(old, new)))
 
 
 WORKS = {
@@ -205,9 +201,7 @@ def test_its_steps_run_in_an_empty_environment(name: str, tmp_path: Path) -> Non
     environment |= {key: value for key, value in os.environ.items() if key.startswith(("PIP_", "SSL_"))}
 
     def run(words: str) -> str:
-        done = subprocess.run(
-            ["sh", "-c", words], cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
+        done = finished(["sh", "-c", words], cwd=folder, env=environment)
         assert done.returncode == 0, f"{words}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
         return done.stdout
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray_head import free_port, running_ray
 
 from composer_replication.cli.main import build_parser
 from composer_replication.config import load_config, parse_override
@@ -30,9 +31,6 @@ from composer_replication.tasks.intake.cache import cache_folder
 from composer_replication.trainer import node_processes
 
 from . import rendered_nodes as rendered
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
-from ray_head import free_port, running_ray
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
 NODES = 2

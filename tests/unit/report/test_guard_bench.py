@@ -6,13 +6,13 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from finished import finished
 
 from composer_replication.cli import main as command
 from composer_replication.report.guard_bench import (
@@ -142,8 +142,7 @@ def test_without_numpy_the_extra_is_named() -> None:
         "sys.exit(main(['guard', 'bench', '--quick', '--quiet']))"
     )
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    line = [sys.executable, "-c", program]
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    done = finished([sys.executable, "-c", program], env=environment)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("CR0101: the guard's benchmark needs numpy, which is not installed.")
     assert "composer-replication[bench]" in done.stderr

@@ -18,17 +18,9 @@ from composer_replication.tasks.intake.cache import cache_folder
 pytestmark = pytest.mark.long  # importing transformers and TRL takes longer than the test
 HINT = "Hint: The available tools are: bash, read_file."
 FIRST = [{"role": "user", "content": "Fix it."}]
-BY_TRL = {
-    "qwen2_5_training": "<|im_end|>",
-    "qwen3_training": "<|im_end|>",
-    "qwen3_instruct_2507": "<|im_end|>",
-    "qwen3_5_think_training": "<|im_end|>",
-    "qwen3_5_nothink_training": "<|im_end|>",
-    "nemotron_3_nano_training": "<|im_end|>",
-    "llama3_1": "<|eot_id|>",
-    "gptoss_training": "<|call|>",
-    "lfm2_v2_training": "<|im_end|>",
-}
+CHATML = ("qwen2_5_training", "qwen3_training", "qwen3_instruct_2507", "qwen3_5_think_training", "qwen3_5_nothink_training",
+          "nemotron_3_nano_training", "lfm2_v2_training")  # fmt: skip
+BY_TRL = {**dict.fromkeys(CHATML, "<|im_end|>"), "llama3_1": "<|eot_id|>", "gptoss_training": "<|call|>"}
 """Templates that TRL trains tools with, and what ends a call in them."""
 by_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(family.name))
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from finished import finished
 
 from composer_replication.records import Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
@@ -21,7 +21,6 @@ from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.tasks.store import TaskStore
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
-sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from ray_head import RayHead, is_cleared, running_ray
 from ray_rollouts import BOTH
 
@@ -49,10 +48,8 @@ def run(head: RayHead, store: TaskStore) -> Run:
     """A scenario of ``ray_rollouts``."""
 
     def scenario(name: str) -> dict[str, Any]:
-        program = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name("ray_rollouts.py")), head.address, str(store.root), name],
-            env={**os.environ, **head.token}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        words = [sys.executable, Path(__file__).with_name("ray_rollouts.py"), head.address, store.root, name]
+        program = finished(words, env={**os.environ, **head.token})
         assert program.returncode == 0, program.stderr
         told: dict[str, Any] = json.loads(program.stdout.splitlines()[-1])
         return told

@@ -207,7 +207,7 @@ EVIDENCE = [
 ]
 
 
-def refuses(source: Any, guard: Any, damage: Callable[[Any], Any]) -> None:
+def assert_refused(source: Any, guard: Any, damage: Callable[[Any], Any]) -> None:
     before, status = guard.state_dict(), guard.last_status
     with pytest.raises(ValueError, match=r"."):
         guard.load_state_dict(damage(copy.deepcopy(source.state_dict())))
@@ -222,7 +222,7 @@ def test_the_held_out_guard_refuses_a_foreign_or_damaged_state(damage: Callable[
     source, guard = make_heldout(), HeldOutGuard(min_steps=7)
     source.update(0, in_loop_reward=0.5, heldout_score=0.5, kl_to_init=0.1)
     guard.update(0, in_loop_reward=0.1, heldout_score=0.2)
-    refuses(source, guard, damage)
+    assert_refused(source, guard, damage)
 
 
 @pytest.mark.parametrize("damage", [*BOTH, *EVIDENCE])
@@ -230,4 +230,4 @@ def test_evidence_refuses_a_foreign_or_damaged_state(damage: Callable[[Any], Any
     source, guard = make(), make()
     source.update(1, [(0.5, 0.5)], [0.0])
     guard.update(1, [(0.25, 0.5)])
-    refuses(source, guard, damage)
+    assert_refused(source, guard, damage)

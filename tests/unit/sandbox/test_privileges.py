@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from finished import finished
 
 from composer_replication.records import SandboxSpec
 from composer_replication.sandbox import choose_backend, open_sandbox, privileges, run_selftest
@@ -124,9 +124,9 @@ def test_root_of_a_namespace_with_no_other_user(name: str, tmp_path: Path) -> No
         "print(done.exit_code, done.stdout, done.stderr)\n"
     )
     words = ["unshare", "-Ur", sys.executable, "-c", code, str(tmp_path / "tree"), name]
-    if subprocess.run(["unshare", "-Ur", "true"], check=False, capture_output=True).returncode:
+    if finished(["unshare", "-Ur", "true"]).returncode:
         pytest.skip("user namespaces are forbidden here")
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=100)
+    done = finished(words, timeout=100)
     assert done.stdout.startswith("0 a\n"), done.stdout + done.stderr
 
 
@@ -144,9 +144,9 @@ def test_two_jails_never_share_a_user_of_a_container(monkeypatch: pytest.MonkeyP
         "privileges._SMALL = range(31234, 31237)\nprint(privileges.reserve_uid())\n"
     )
     other = [sys.executable, "-c", code]
-    assert "no user id is free" in subprocess.run(other, capture_output=True, text=True, check=False).stderr
+    assert "no user id is free" in finished(other).stderr
     privileges.release_uid(31235)
-    assert subprocess.run(other, capture_output=True, text=True, check=False).stdout == "31235\n"
+    assert finished(other).stdout == "31235\n"
     assert privileges.reserve_uid() == 31235
     for uid in drawn:
         privileges.release_uid(uid)
@@ -184,9 +184,7 @@ def test_whoever_may_have_less_gives_less(name: str, tmp_path: Path) -> None:
         "with open_sandbox(SandboxSpec(Path(sys.argv[1])), sys.argv[2]) as sandbox:\n"
         " print(sandbox.exec('ulimit -n', timeout_seconds=20).stdout)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path), name], capture_output=True, text=True, check=False
-    )
+    done = finished([sys.executable, "-c", code, tmp_path, name])
     assert done.stdout.strip() == "120", done.stderr
 
 

@@ -188,7 +188,7 @@ def test_a_device_file_in_the_tree_is_refused(backend: SandboxBackend, tree: Pat
     except PermissionError:
         pytest.skip("only root can make a device file")
     owner = tree.stat().st_uid
-    require_refused(backend, SandboxSpec(tree), "deep/null is a device")
+    assert_refused(backend, SandboxSpec(tree), "deep/null is a device")
     assert {tree.stat().st_uid, (tree / "deep").stat().st_uid} == {owner}
 
 
@@ -198,7 +198,7 @@ def test_a_socket_in_the_tree_is_refused(backend: SandboxBackend, tree: Path) ->
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"/proc/self/fd/{folder}/door")  # a path may be longer than a socket's name
         listener.listen()
-        require_refused(backend, SandboxSpec(tree), "door is a socket")
+        assert_refused(backend, SandboxSpec(tree), "door is a socket")
     os.close(folder)
 
 
@@ -292,7 +292,7 @@ def test_close_is_idempotent_and_leaves_no_folder(backend: SandboxBackend, tree:
     assert tree.is_dir()
 
 
-def require_refused(backend: SandboxBackend, spec: SandboxSpec, why: str) -> None:
+def assert_refused(backend: SandboxBackend, spec: SandboxSpec, why: str) -> None:
     """It cannot be opened."""
     with pytest.raises(SandboxFailure, match=why) as caught:
         backend.open(spec)
@@ -302,7 +302,7 @@ def require_refused(backend: SandboxBackend, spec: SandboxSpec, why: str) -> Non
 def test_paths_that_cannot_be_shown_are_refused(backend: SandboxBackend, tree: Path, tmp_path: Path) -> None:
     absent, inner = tmp_path / "absent", tree / "inner"
     inner.mkdir()
-    require_refused(backend, SandboxSpec(absent), "not a folder")
-    require_refused(backend, SandboxSpec(tree, (absent,)), "missing")
+    assert_refused(backend, SandboxSpec(absent), "not a folder")
+    assert_refused(backend, SandboxSpec(tree, (absent,)), "missing")
     for spec in (SandboxSpec(tree, (inner,)), SandboxSpec(tree, (), (inner,))):
-        require_refused(backend, spec, "lies in the tree")
+        assert_refused(backend, spec, "lies in the tree")

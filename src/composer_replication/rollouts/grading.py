@@ -49,8 +49,6 @@ _Key = tuple[str, TestsUsed, bool, str]
 NUM_INFRASTRUCTURE_TRIES = 2
 WALL_FACTOR = 10.0
 """A test run that waits instead of computing is stopped after so many times its processor time."""
-MIN_TWIN_SECONDS = 20.0
-"""A twin's calls need at most a quarter of it with the golden code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +182,13 @@ class Grader:
         keys = [_key(request) for request in requests]
         asked = zip(keys, requests, strict=True)
         missing = {key: request for key, request in asked if afresh or key not in self._seen}
+        # The first of each kind before the others, which would wait for the run of its golden code.
+        first = {key[:2]: key for key in reversed(missing)}
+        waiting = sorted(missing, key=lambda key: key != first[key[:2]])
         fresh: dict[_Key, Score | None] = {}
         try:
-            runs = (partial(self.grade_once, request) for request in missing.values())
-            for key, score in zip(missing, self.places.map(self.tried, runs), strict=True):
+            runs = (partial(self.grade_once, missing[key]) for key in waiting)
+            for key, score in zip(waiting, self.places.map(self.tried, runs), strict=True):
                 fresh[key] = score
                 if on_done is not None:
                     on_done(len(fresh), len(missing))
@@ -344,7 +345,7 @@ class Grader:
     def _with_twins(self, task: Task, files: dict[str, bytes], score: Score) -> Score:
         """The hidden score with one more outcome for each function whose behaviour was recorded."""
         outcomes, started, environment = dict(score.outcomes), time.monotonic(), self.store.environment(task)
-        seconds = max(self.timeout_seconds, MIN_TWIN_SECONDS)
+        seconds = self.timeout_seconds  # a twin's calls need at most a quarter of it with the golden code
         judge = partial(judge_twin, backend=self.backend, limits=self.limits, timeout_seconds=seconds)
 
         def require_golden(twin: Twin) -> None:

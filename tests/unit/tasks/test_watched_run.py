@@ -211,6 +211,15 @@ def test_an_order_and_the_same_backwards(tmp_path: Path, environment: Environmen
             "import _pytest.reports as r\nr.BaseReport.passed = property(lambda self: True)\n",
             "_pytest.reports.BaseReport.passed changed",
         ),
+        ("import _pytest.runner as r\ndel r.show_test_item\n", "_pytest.runner.show_test_item changed"),
+        (
+            "import _pytest.runner as r\nvars(r)['later'] = vars(r).pop('show_test_item')\n",
+            "_pytest.runner.show_test_item changed",
+        ),
+        (
+            "import _pytest.runner as r\nr.show_test_item.__code__ = (lambda item: None).__code__\n",
+            "code of the test runner replaced",
+        ),
         ("answer.__code__ = (lambda: 42).__code__\n", "code of a function replaced"),
         (
             (

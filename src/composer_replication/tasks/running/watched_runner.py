@@ -10,7 +10,9 @@ they take place. Not imported by the package and never placed in a tree.
 import functools
 import gc
 import hashlib
+import itertools
 import json
+import operator
 import os
 import sys
 import time
@@ -105,13 +107,15 @@ def make_is_inside():
     return is_inside
 
 
-def watch(transcript, name, callers, changed):
+def watch(transcript, name, callers):
     """Install the hook behind which the ``transcript`` hides; it obeys the event ``name`` from frames in ``callers``.
 
     ``callers`` maps the identity of a code object to that of the code that must call it, or None.
-    ``changed`` names what became of the test runner; it calls no code of the tree, which would find ``send`` on the stack.
+    What became of the test runner is found without code of the tree, which would find ``send`` on the stack.
     """
-    frame_of, code_id, pid_of, home = sys._getframe, id, os.getpid, os.getpid()
+    marks, functions = take_marks()
+    changed = make_check(marks)
+    frame_of, id_of, pid_of, home = sys._getframe, id, os.getpid, os.getpid()
     send, forked = transcript
     watched, opening, seen, is_inside = WATCHED_EVENTS, PATH_EVENTS, set(), make_is_inside()
 
@@ -125,8 +129,8 @@ def watch(transcript, name, callers, changed):
             if forked:
                 return
             frame = frame_of(2)  # the one that raised the event, past guarded
-            wanted = callers.get(code_id(frame.f_code), 0)
-            if pid_of() != home or wanted == 0 or (wanted and code_id(frame.f_back.f_code) != wanted):  # type: ignore[union-attr]
+            wanted = callers.get(id_of(frame.f_code), 0)
+            if pid_of() != home or wanted == 0 or (wanted and id_of(frame.f_back.f_code) != wanted):  # type: ignore[union-attr]
                 flag("channel: used by something else")
                 return
             send((*args, *changed()) if args[0] in ("start", "end") else args)
@@ -134,7 +138,8 @@ def watch(transcript, name, callers, changed):
             flag(event)
         elif event == "object.__setattr__":
             if len(args) > 1 and type(args[1]) is str and args[1] == "__code__":
-                flag("code of a function replaced")
+                is_ours = id_of(args[0]) in functions
+                flag("code of the test runner replaced" if is_ours else "code of a function replaced")
         elif event in opening and args and is_inside(args[0]):
             flag("open of its own memory or descriptors")
 
@@ -266,35 +271,43 @@ def spaces_of(name, module):
 
 
 def take_marks():
-    """What the functions of the test runner are: for each module and class its names, their functions and the code of these."""
-    marks = []
+    """What the functions of the test runner are, and their identities.
+
+    For each module and class its names, which of them are functions, and the values of these.
+    """
+    marks, functions = [], set()
     for name, module in list(sys.modules.items()):
         if name in MARKED_MODULES or name.partition(".")[0] in MARKED_PACKAGES:
             for place, space in spaces_of(name, module):
-                functions = [(k, v, function_of(v)) for k, v in space.items()]
-                marks.append(
-                    (place, space, [(k, v, f, f.__code__) for k, v, f in functions if f is not None])
-                )
-    return marks
+                found = [function_of(value) for value in space.values()]
+                chosen = [function is not None for function in found]
+                marks.append((place, space, [*space], chosen, [*itertools.compress(space.values(), chosen)]))
+                functions.update(map(id, itertools.compress(found, chosen)))
+    return marks, functions
 
 
-def make_check():
+def make_check(marks):
     """A function that names what was changed since the marks were taken, each once; it looks at nothing that is new.
 
-    Runs below the hook: it asks no object of the tree anything, and compares texts with texts alone.
+    Runs below the hook: it asks no object of the tree anything. Before every test, so that identities are compared
+    by C alone where all is as it was; code that is replaced the hook notices by itself.
     """
-    marks, nothing, kind_of, text, module_space = take_marks(), object(), type, str, dict
+    nothing, kind_of, text, number, pairs = object(), type, str, len, zip
+    same, each, every, those = operator.is_, map, all, itertools.compress
     named: set[str] = set()
 
     def changed():
         found = []
-        for place, space, own in marks:
-            now = space  # a class makes each name of its attributes a plain text
-            if kind_of(space) is module_space:
-                now = {key: value for key, value in [*space.items()] if kind_of(key) is text}
-            for key, value, function, code in own:
-                if now.get(key, nothing) is not value or function.__code__ is not code:
-                    found.append(f"{place}.{key} changed")
+        for place, space, names, chosen, own in marks:
+            if (
+                number(space) >= number(names)
+                and every(each(same, names, [*space]))
+                and every(each(same, own, those([*space.values()], chosen)))
+            ):
+                continue
+            now = {key: value for key, value in [*space.items()] if kind_of(key) is text}
+            asked = pairs(those(names, chosen), own)
+            found += [f"{place}.{key} changed" for key, value in asked if now.get(key, nothing) is not value]
         new = [each for each in found if each not in named]
         named.update(new)
         return new[:NUM_NAMED]
@@ -352,7 +365,7 @@ def make_starter(parts, paths):
         def pytest_load_initial_conftests(self, early_config):
             keep_tests(early_config, paths)
             transcript, name, callers = parts.pop()
-            watch(transcript, name, callers, make_check())
+            watch(transcript, name, callers)
             early_config.pluginmanager.unregister(self)
 
     return Starter()

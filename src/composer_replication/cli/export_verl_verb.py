@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         store = open_tasks(config, recipe_folder, report)
     tasks = divide_tasks(config, store, recipe_folder)
     out.mkdir(parents=True, exist_ok=True)
-    _write(config, config.agent or AgentSection(), store, tasks, out)
+    not_carried = _write(config, config.agent or AgentSection(), store, tasks, out)
     here = config.model_copy(update={"tasks": TasksSection(store=str(store.root.resolve()))})
     write_atomic(out / "run.toml", dump_config(here))
     result = {
@@ -53,30 +53,17 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         "tasks": len(tasks.train) + len(tasks.heldout),
         "train": len(tasks.train),
         "heldout": len(tasks.heldout),
-        "not_carried": _not_carried(config),
+        "not_carried": not_carried,
         "start": str(out / "run.sh"),
     }
     write_json(out / "summary.json", result)
     return result, 0
 
 
-def _not_carried(config: RunConfig) -> list[str]:
-    """What of the recipe has no place in verl."""
-    found = {
-        "trainer.alpha_sdpo (hints need the teacher's logits)": config.trainer.alpha_sdpo != 0.0,
-        "trainer.beta_replay": config.trainer.beta_replay != 0.0,
-        "trainer.preset": bool(config.trainer.preset),
-        "[curriculum]": config.curriculum is not None,
-        "[ray]": config.ray is not None,
-        "[evidence]": config.evidence is not None,
-        "trl.beta (the KL to the initial policy)": bool(config.trl.get("beta", 0.0)),
-    }
-    return [name for name, is_set in found.items() if is_set]
-
-
-def _write(config: RunConfig, agent: AgentSection, store: Any, tasks: RunTasks, out: Path) -> None:
+def _write(config: RunConfig, agent: AgentSection, store: Any, tasks: RunTasks, out: Path) -> list[str]:
+    """Rows, model and start; what of the recipe has no place in verl."""
     with needs_extra("train", "writing rows for verl"):
-        from composer_replication.engines.verl_export import rows_of, verl_arguments, write_rows, write_start
+        from composer_replication.engines import verl_export
         from composer_replication.trainer.model_loading import load_model
 
         model, tokenizer = load_model(config.model, seed=config.seed, needs_chat_template=True)
@@ -89,7 +76,10 @@ def _write(config: RunConfig, agent: AgentSection, store: Any, tasks: RunTasks, 
         for side, chosen in (("train", tasks.train), ("heldout", tasks.heldout)):
             messages = [first_message(store, task) for task in chosen]
             lengths += [talk.open(message, TOOLS).num_tokens for message in messages]
-            write_rows(out / f"{side}.parquet", rows_of(chosen, messages, is_heldout=side == "heldout"))
+            rows = verl_export.rows_of(chosen, messages, is_heldout=side == "heldout")
+            verl_export.write_rows(out / f"{side}.parquet", rows)
     longest = max(lengths)
     limits = {"prompt": longest, "response": max(agent.max_context_tokens - longest, 1)}
-    write_start(out, verl_arguments(out, config.trl, model=name, limits=limits, num_tasks=len(tasks.train)))
+    settings = {"model": name, "limits": limits, "num_tasks": len(tasks.train)}
+    verl_export.write_start(out, verl_export.verl_arguments(out, config.trl, **settings))
+    return verl_export.not_carried(config)

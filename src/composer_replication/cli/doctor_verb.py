@@ -1,4 +1,7 @@
-"""``composer-rl doctor``: what this machine has and lacks, and what to type about it; without torch, without network."""
+"""``composer-rl doctor``, ``explain`` and ``cache``: what this machine lacks, what an error means, how room is made.
+
+Without torch, without network.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import shutil
 import socket
 import subprocess
 import sys
+import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -17,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.machine_troubles import package_version
-from composer_replication.cli.terminal import note
-from composer_replication.errors import ComposerError, MissingError
+from composer_replication.cli.terminal import note, progress_bar
+from composer_replication.errors import ComposerError, MissingError, UsageError
 from composer_replication.records import Check
 
 if TYPE_CHECKING:
@@ -210,3 +215,56 @@ def check_gpu() -> Check:
         fix = "check the driver; the quick start needs no GPU"
         return Check("gpu", False, f"nvidia-smi fails: {error}", fix)
     return Check("gpu", True, "; ".join(found.split("\n")).strip("; ") or "none found")
+
+
+def load_explanations() -> dict[str, dict[str, Any]]:
+    """Every entry of ``explanations/*.toml`` by code, in order."""
+    files = Path(__file__).with_name("explanations").glob("*.toml")
+    tables = [tomllib.loads(file.read_text(encoding="utf-8")) for file in files]
+    return dict(sorted((code, entry) for table in tables for code, entry in table.items()))
+
+
+def run_explain(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    entries = load_explanations()
+    code = args.code.strip().upper()
+    if code not in entries:
+        digits = int("".join(filter(str.isdecimal, code)) or 0)
+        near = min(entries, key=lambda known: abs(int(known[2:]) - digits))
+        fix = f"composer-rl explain {near}"
+        raise UsageError("CR0206", f"there is no error code {args.code!r}.", where="CODE", fix=fix)
+    return {"code": code, **{key: entries[code][key] for key in ("meaning", "causes", "fixes")}}, 0
+
+
+def render_explain(result: Mapping[str, Any]) -> str:
+    lines = [f"{result['code']}: {result['meaning']}", "", "Why it happens"]
+    lines += [f"  - {cause}" for cause in result["causes"]]
+    return "\n".join([*lines, "", "What to do", *(f"  - {fix}" for fix in result["fixes"])])
+
+
+def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    """Empty the folder of fetched and made things."""
+    from composer_replication.tasks.intake.cache import CACHE_VARIABLE, cache_folder, prune
+
+    try:
+        folder = cache_folder()
+    except OSError as error:
+        problem = f"the cache folder cannot be made: {error.strerror}."
+        fix = f"set {CACHE_VARIABLE} to a folder that you may write, or unset it."
+        raise UsageError("CR0209", problem, where=str(error.filename or CACHE_VARIABLE), fix=fix) from error
+    which = {"include_reports": args.all, "older_than_days": args.older_than, "is_dry_run": args.dry_run}
+    with progress_bar(quiet=args.quiet) as report:
+        pruned = prune(folder, progress=report, **which)
+    return {
+        "folder": str(folder),
+        "freed_bytes": pruned.freed_bytes,
+        "dry_run": args.dry_run,
+        "paths": [str(entry.path) for entry in pruned.removed],
+        "kept": [{"path": str(kept.path), "reason": kept.reason} for kept in pruned.kept],
+    }, 0
+
+
+def render_prune(result: dict[str, Any]) -> str:
+    freed = f"{result['freed_bytes'] / 10**6:.1f} MB {'would be freed' if result['dry_run'] else 'freed'}"
+    reasons = Counter(row["reason"] for row in result["kept"])
+    lines = [f"{result['folder']}: {freed}", *(f"  {path}" for path in result["paths"])]
+    return "\n".join([*lines, *(f"{count:>6}  kept: {reason}" for reason, count in reasons.items())])

@@ -54,8 +54,8 @@ def add_verb(subparsers: Any, name: str, table: Mapping[str, Any] | None = None,
                 add_verb(verbs, word, inner, name)
         return
     add_arguments(parser, ["output", *table["arguments"]])
-    module = f"{__package__}.{(group or name).replace('-', '_')}_verb"
-    parser.set_defaults(run=f"{module}:run_{name}" if group else f"{module}:run")
+    run = table.get("run") or (f"{group}_verb:run_{name}" if group else f"{name.replace('-', '_')}_verb:run")
+    parser.set_defaults(run=f"{__package__}.{run}")
 
 
 def add_arguments(parser: argparse.ArgumentParser, rows: list[Any]) -> None:

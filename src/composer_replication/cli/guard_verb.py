@@ -1,4 +1,4 @@
-"""``composer-rl guard``: ask the guard about a run that any trainer has logged, or measure it."""
+"""``composer-rl guard`` and ``report``: what a run of this or any trainer has to say for itself, on any machine."""
 
 from __future__ import annotations
 
@@ -82,6 +82,19 @@ def render_scan(result: Result) -> str:
     settings = ", ".join(f"{name} {value:g}" for name, value in result["settings"].items())
     notes = [f"Note: {note}" for note in result["notes"]]
     return "\n".join([said, result["columns_sentence"], f"Guard: {settings}.", *notes])
+
+
+def run_report(args: argparse.Namespace) -> tuple[Result, int]:
+    """Write the report of a run, or of the folder of several replicas, whose page has their tables."""
+    from composer_replication.report import page, write_report
+
+    if folders := page.replica_folders(args.run_path):
+        return page.write_replicas_report(args.run_path, folders), 0
+    return {"report": str(write_report(args.run_path))}, 0
+
+
+def render_report(result: Result) -> str:
+    return f"Report: {result['report']}"
 
 
 def run_bench(args: argparse.Namespace) -> tuple[Result, int]:

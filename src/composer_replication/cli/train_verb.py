@@ -1,4 +1,4 @@
-"""``composer-rl train RECIPE.toml``: what can be refused is refused, the folder is locked, then ``training_run`` trains."""
+"""``composer-rl train`` and ``quickstart``: what can be refused is refused, the folder is locked, ``training_run`` trains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from composer_replication.cli.flags import refuse_unwritable
 from composer_replication.cli.replicas_verb import open_replica
 from composer_replication.cli.terminal import columns, note
 from composer_replication.config import RunConfig, dump_config, load_config, parse_override
-from composer_replication.errors import HALTED_EXIT_CODE, UsageError
+from composer_replication.errors import HALTED_EXIT_CODE, MissingError, UsageError, needs_extra
 from composer_replication.report import write_report
 from composer_replication.run_folder import RunFolder, read_json, write_atomic
 from composer_replication.sandbox.process_folder import sweep
@@ -31,6 +31,26 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     overrides = dict(parse_override(text) for text in args.overrides)
     overrides |= {key: value for key, value in flags.items() if value is not None}
     return run_recipe(args.recipe, overrides, out, resume=args.resume, quiet=args.quiet, replica=args.replica)
+
+
+def run_quickstart(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    """Run the shipped recipe in the type that this machine multiplies fast; errors as ``run_recipe``."""
+    with needs_extra("quickstart", "the quick start"):
+        from composer_replication.trainer.run_setup import fast_dtype
+    given = {"trl.max_steps": args.steps, "seed": args.seed, "model.dtype": fast_dtype()}
+    overrides = {key: value for key, value in given.items() if value is not None}
+    return run_recipe(shipped_recipe("quickstart"), overrides, args.out, resume=True, quiet=args.quiet)
+
+
+def shipped_recipe(name: str) -> Path:
+    """Path of ``NAME/run.toml``: package data in a wheel, ``recipes/`` in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    for root in (package / "recipes", package.parent.parent / "recipes"):
+        recipe = root / name / "run.toml"
+        if recipe.is_file():
+            return recipe
+    problem, fix = f"the recipe {name} is not in this installation.", "reinstall composer-replication."
+    raise MissingError("CR0101", problem, fix=fix)
 
 
 def run_recipe(
@@ -120,3 +140,6 @@ def render(result: dict[str, Any]) -> str:
                     text = f"{rates[f'{kind}_pass']:.2f} [{low:.2f}, {high:.2f}] {kind} tests"
                     lines[f"{side} {when}"] = text
     return columns(lines)
+
+
+render_quickstart = render

@@ -67,12 +67,23 @@ def test_a_person_reads_the_rendered_result(
 
 def test_what_renders_a_result_is_named_as_what_makes_it() -> None:
     """Another name would be passed over, and the result printed as plain columns."""
-    for verb in frame.VERBS:
-        module = import_module(f"composer_replication.cli.{verb.replace('-', '_')}_verb")
+    for file in Path(str(frame.__file__)).parent.glob("*_verb.py"):
+        module = import_module(f"composer_replication.cli.{file.stem}")
         own = [
             name for name, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__
         ]
-        assert {name.replace("render", "run", 1) for name in own if name.startswith("render")} <= {*own}, verb
+        assert {name.replace("render", "run", 1) for name in own if name.startswith("render")} <= {*own}, file
+
+
+def test_every_verb_has_a_function() -> None:
+    parsers = [frame.build_parser()]
+    runs = set()
+    for parser in parsers:
+        groups = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+        parsers += [inner for group in groups for inner in group.choices.values()]
+        runs |= {parser.get_default("run")} - {None}
+    assert len(runs) > 30
+    assert all(callable(flags.load(run)) for run in runs)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from typing import Any
 
 from composer_replication.errors import UsageError
 
-Reader = Callable[[str], Any]
 _TOLD = {"help", "description", "usage"}
 
 
@@ -53,9 +52,17 @@ def add_verb(subparsers: Any, name: str, table: Mapping[str, Any] | None = None,
             if word not in _TOLD:
                 add_verb(verbs, word, inner, name)
         return
-    add_arguments(parser, ["output", *table["arguments"]])
+    add_output(parser)
+    add_arguments(parser, table["arguments"])
     run = table.get("run") or (f"{group}_verb:run_{name}" if group else f"{name.replace('-', '_')}_verb:run")
     parser.set_defaults(run=f"{__package__}.{run}")
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """What may stand before a verb or behind it: a default of the verb's parser would reset what stands before."""
+    options: Any = {"action": "store_true", "default": argparse.SUPPRESS}
+    parser.add_argument("--json", help="print exactly one JSON object on standard output", **options)
+    parser.add_argument("--quiet", help="no progress on standard error", **options)
 
 
 def add_arguments(parser: argparse.ArgumentParser, rows: list[Any]) -> None:
@@ -63,38 +70,22 @@ def add_arguments(parser: argparse.ArgumentParser, rows: list[Any]) -> None:
     for row in rows:
         if isinstance(row, str):
             add_arguments(parser, _declared("shared")[row])
-        else:
-            _add_argument(parser, row)
+            continue
+        usage, text, options = row[0], row[1], dict(row[2]) if len(row) > 2 else {}
+        name, _, metavar = usage.partition(" ")
+        if metavar:
+            options["metavar"] = metavar
+        elif "choices" not in options:
+            options["action"] = "store_true"
+        if "type" in options:
+            options["type"] = _type_of(options["type"])
+        parser.add_argument(name, help=text, **options)
 
 
-def _add_argument(parser: argparse.ArgumentParser, row: list[Any]) -> None:
-    more = row[-1] if isinstance(row[-1], dict) else {}
-    parts: list[Any] = [*(part for part in row if part is not more), None, None]
-    usage, text, kind, default = parts[:4]
-    name, _, metavar = usage.partition(" ")
-    options: dict[str, Any] = {"help": text}
-    if isinstance(kind, list):
-        options["choices"] = kind
-    elif not metavar:
-        options["action"] = "store_true"
-        if kind == "anywhere":  # a default of the verb's parser would reset what stands before the verb
-            options["default"] = argparse.SUPPRESS
-    elif kind:
-        options["type"] = _type_of(kind)
-    if metavar:
-        options["metavar"] = metavar.rstrip("+*?")
-        options |= {"nargs": metavar[-1]} if metavar[-1] in "+*?" else {}
-    if default == "required":
-        options["required"] = True
-    elif default is not None:
-        options["default"] = Path(default) if kind == "path" else default
-        options |= {"action": "append"} if isinstance(default, list) else {}
-    parser.add_argument(name, **options | more)
-
-
-def _type_of(kind: str) -> Reader:
+def _type_of(kind: str) -> Callable[[str], Any]:
     """The function that reads a type of the file, as its first lines have them; infinity and NaN are no number here."""
-    simple: dict[str, Reader] = {"path": Path, "int": int, "float": float, "named": _named, "price": price}
+    simple: dict[str, Callable[[str], Any]] = {"path": Path, "int": int, "float": float}
+    simple |= {"named": _named, "price": price}
     if kind in simple:
         return simple[kind]
     read: Callable[[str], float] = float

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from composer_replication import __version__
 from composer_replication.cli.cluster import launched_rank
-from composer_replication.cli.flags import add_arguments, add_verb, load, verb_helps
+from composer_replication.cli.flags import add_output, add_verb, load, verb_helps
 from composer_replication.cli.terminal import columns, visible
 from composer_replication.errors import ComposerError, UsageError
 
@@ -67,7 +67,7 @@ def build_parser(only: str = "", *, lists_verbs: bool = False) -> argparse.Argum
         "4 unusable input, 5 halted by the guard, 6 too little evidence or nothing to do, 130 interrupted.",
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    add_arguments(parser, ["output"])
+    add_output(parser)
     parser.set_defaults(json=False, quiet=False)
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True, title="verbs")
     for name in [only] if only in VERBS else VERBS:

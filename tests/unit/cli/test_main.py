@@ -37,8 +37,8 @@ def verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Act], Non
     def register(act: Act) -> None:
         module = ModuleType("composer_replication.cli.fake_verb")
 
-        size = ["--size N", "", "int", None, {"choices": [1, 2]}]
-        table = {"help": "does what it is told", "arguments": [["words WORD*", ""], size]}
+        arguments = [["words WORD", "", {"nargs": "*"}], ["--size N", "", {"type": "int", "choices": [1, 2]}]]
+        table: dict[str, Any] = {"help": "does what it is told", "arguments": arguments}
         vars(module).update(run=act, render=lambda result: f"rendered {result}")
         monkeypatch.setitem(sys.modules, module.__name__, module)
         monkeypatch.setattr(frame, "VERBS", ("explain", "fake"))

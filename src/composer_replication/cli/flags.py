@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -117,12 +116,6 @@ def price(text: str) -> tuple[str, tuple[float, float]]:
     name, value = _named(text)
     dollars_in, dollars_out = map(_type_of(">=0"), value.split("/"))
     return name, (dollars_in, dollars_out)
-
-
-def load(dotted: str) -> Any:
-    """What ``module:name`` names."""
-    module, _, name = dotted.partition(":")
-    return getattr(import_module(module), name)
 
 
 def refuse_unwritable(path: Path) -> None:

@@ -16,11 +16,12 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 from composer_replication import __version__
 from composer_replication.cli.cluster import launched_rank
-from composer_replication.cli.flags import add_output, add_verb, load, verb_helps
+from composer_replication.cli.flags import add_output, add_verb, verb_helps
 from composer_replication.cli.terminal import columns, visible
 from composer_replication.errors import ComposerError, UsageError
 
@@ -85,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = _parse(words)
         with _orderly_end(), contextlib.redirect_stdout(sys.stderr):
-            result, exit_code = load(args.run)(args)
+            result, exit_code = resolve_name(args.run)(args)
         text = json.dumps(result, allow_nan=False) if args.json else rendered(args.run, result)
         if args.verb == "train" and launched_rank():
             text = ""  # the first process of the launch says it

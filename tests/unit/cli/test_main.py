@@ -75,17 +75,6 @@ def test_what_renders_a_result_is_named_as_what_makes_it() -> None:
         assert {name.replace("render", "run", 1) for name in own if name.startswith("render")} <= {*own}, file
 
 
-def test_every_verb_has_a_function() -> None:
-    parsers = [frame.build_parser()]
-    runs = set()
-    for parser in parsers:
-        groups = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
-        parsers += [inner for group in groups for inner in group.choices.values()]
-        runs |= {parser.get_default("run")} - {None}
-    assert len(runs) > 30
-    assert all(callable(flags.load(run)) for run in runs)
-
-
 @pytest.mark.parametrize(
     "words", [["fake", "--json"], ["--json", "fake"], ["fake", "a", "--json", "--quiet"]]
 )

@@ -98,31 +98,6 @@ class SandboxSection(Section):
     accept_no_isolation: list[str] = []
 
 
-def _method(loss_type: str, scale_rewards: str, level: str = "token", **more: Any) -> dict[str, Any]:
-    """A row of ``PRESETS``; ``a__b`` is the key a.b. Token-level truncation in the place of TRL's cut of sequences."""
-    row: dict[str, Any] = {"loss_type": loss_type, "scale_rewards": scale_rewards}
-    row |= {"importance_sampling_level": level}
-    row |= {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 2.0}
-    named = {key.replace("__", "."): value for key, value in more.items()}
-    return {f"trl.{key}": value for key, value in row.items()} | named
-
-
-PRESETS: Final[dict[str, dict[str, Any]]] = {
-    "grpo": _method("grpo", "group"),  # 2402.03300
-    "dr_grpo": _method("dr_grpo", "none"),  # 2503.20783; the loss alone does not switch the scaling off
-    "dapo": _method("dapo", "group", trl__beta=0.0, trl__epsilon=0.2, trl__epsilon_high=0.28)  # 2503.14476
-    | {"trl.mask_truncated_completions": True, "trainer.dynamic_sampling_rounds": 3},
-    # 2507.18071; with the loss type "dapo" long sequences would weigh more
-    "gspo": _method("grpo", "group", "sequence", trl__beta=0.0, trl__epsilon=3e-4, trl__epsilon_high=4e-4),
-    # 2506.13585; epsilon_high is the largest ratio itself, not its distance from 1
-    "cispo": _method("cispo", "group", trl__beta=0.0, trl__epsilon_high=5.0),
-    # beta and the price of effort are choices of ours: the originals are not published
-    "composer": _method("dr_grpo", "none", trl__num_iterations=1, trl__num_train_epochs=1.0, trl__beta=0.001)
-    | {"trainer.kl_in_reward": True, "trainer.effort_weight": 1e-4},
-}
-"""What each method sets, by the recipe's own keys. A key of the recipe wins over its preset."""
-
-
 class TrainerSection(Section):
     """What ``ComposerReplicationTrainer`` takes beyond TRL's own arguments; docs/trainer.md has formulas and the table of presets."""
 
@@ -324,32 +299,13 @@ class RunConfig(Section):
         return self
 
 
-DEPARTED: Final[dict[str, dict[str, Any]]] = {
-    "rollouts": {"test_timeout_seconds": 20.0},
-    "sandbox": {"memory_bytes": 2 * 1024**3, "num_processes": 64, "disk_bytes": 256 * 1024**2},
-    "trainer": {"importance_clip": None, "effort": None, "checks": True},
-    "heldout": {"has_sentinel": False},
-    "evidence": {"alpha": 0.01},
-    "hints": {
-        "writing": {"layers": ["template", "environment"]},
-        "turns_per_step": 4,
-        "ema_rate": 0.05,
-        "top_k": 100,
-        "strict": True,
-    },
-    "replay": {"margin": 0.0, "length_normalised": True},
-    "curriculum": {"half_life": 100.0, "recorded": "any"},
-    "replicas": {"lighthouse": "", "interface": "127.0.0.1"},
-    "agent": {"dialect": "", "max_summaries": 4, "system": ""},
-}
-"""Keys that have left, by table, with their last defaults: the run.toml of an older run has them, and is still read."""
-_INSTEAD = {
-    "trainer.importance_clip": "take the line out (it is always 2.0 now)",
-    "trainer.effort": "write trainer.effort_weight in place of the table",
-    "heldout.has_sentinel": "take the line out (with [evidence] it is always true now)",
-    "replicas.lighthouse": 'write transport = "torchft://HOST:PORT"',
-}
-"""How the sentence ends that refuses another value, where that is not just to take the line out."""
+def _data(name: str) -> dict[str, dict[str, Any]]:
+    return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+
+
+PRESETS: Final = _data("presets.toml")
+DEPARTED: Final = _data("departed_keys.toml")
+_INSTEAD: Final = DEPARTED.pop("instead")
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -392,11 +348,6 @@ def parse_config(
 def _without_departed(table: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, str] | None]:
     """The recipe without keys that have left, and the first one that had another value than its last default, if any."""
     current: dict[str, Any] = copy.deepcopy(dict(table))
-    ray = current.get("ray")
-    if isinstance(ray, dict) and "num_cpus" in ray:  # of an older run
-        asked = ray.setdefault("resources", {})
-        if isinstance(asked, dict):
-            asked.setdefault("CPU", ray.pop("num_cpus"))
     for section, keys in DEPARTED.items():
         found = current.get(section)
         if not isinstance(found, dict):

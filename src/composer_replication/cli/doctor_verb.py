@@ -6,7 +6,6 @@ Without torch, without network.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -14,7 +13,6 @@ import socket
 import subprocess
 import sys
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -34,11 +32,9 @@ GIGABYTE = 10**9
 QUICKSTART_MEMORY_BYTES = 6 * GIGABYTE
 CACHE_DISK_BYTES = 4 * GIGABYTE
 TRAINING_PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets", "peft", "gguf")
-VLLM_PAIR = "pip install vllm==0.25.1 transformers==5.23.0 trl==1.16.0"
-"""They keep every bound of each other and of this package, and have run on a GPU."""
 _LINUX = "run inside a Linux container: docker or podman with the python:3.12 image"
 _CGROUP = Path("/sys/fs/cgroup")
-_OPTIONAL = ("vllm", "git", "make", "gpu")
+_OPTIONAL = ("git", "make", "gpu")
 """Checks that may fail; and one backend may, where the one that a run takes holds."""
 
 
@@ -70,7 +66,6 @@ def all_checks(progress: Callable[[str], None]) -> Iterator[Check]:
     yield check_room("memory", available_memory_bytes(), QUICKSTART_MEMORY_BYTES, smaller)
     yield from check_cache()
     yield from map(check_package, TRAINING_PACKAGES)
-    yield from check_vllm()
     yield from check_sandboxes(progress)
     yield check_loopback()
     yield from map(check_program, ("git", "make"))
@@ -132,21 +127,6 @@ def check_package(name: str) -> Check:
     """An installed distribution, looked up without importing it."""
     version, fix = package_version(name), "pip install 'composer-replication[quickstart]'"
     return _check(name, bool(version), version, "not installed; training needs it", fix)
-
-
-def check_vllm() -> Iterator[Check]:
-    """Whether an installed vLLM goes with the installed transformers, which it bounds; nothing where there is no vLLM."""
-    from packaging.requirements import Requirement
-
-    vllm, transformers, trl = map(package_version, ("vllm", "transformers", "trl"))
-    if not vllm:
-        return
-    bounds = [Requirement(text) for text in importlib.metadata.requires("vllm") or ()]
-    wanted = [each.specifier for each in bounds if each.name == "transformers" and each.marker is None]
-    fits = bool(transformers) and all(each.contains(transformers) for each in wanted)
-    detail = f"{vllm} beside transformers {transformers or 'that is not installed'} and trl {trl}"
-    needs = f"{detail}; it needs transformers {', '.join(map(str, wanted))}"
-    yield _check("vllm", fits, detail, needs, VLLM_PAIR)
 
 
 def check_sandboxes(progress: Callable[[str], None]) -> Iterator[Check]:
@@ -261,10 +241,3 @@ def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         "paths": [str(entry.path) for entry in pruned.removed],
         "kept": [{"path": str(kept.path), "reason": kept.reason} for kept in pruned.kept],
     }, 0
-
-
-def render_prune(result: dict[str, Any]) -> str:
-    freed = f"{result['freed_bytes'] / 10**6:.1f} MB {'would be freed' if result['dry_run'] else 'freed'}"
-    reasons = Counter(row["reason"] for row in result["kept"])
-    lines = [f"{result['folder']}: {freed}", *(f"  {path}" for path in result["paths"])]
-    return "\n".join([*lines, *(f"{count:>6}  kept: {reason}" for reason, count in reasons.items())])

@@ -8,9 +8,8 @@ import math
 import os
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from importlib.resources import files
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -22,16 +21,15 @@ from composer_replication.cli.doctor_verb import available_memory_bytes
 from composer_replication.cli.flags import refuse_unwritable
 from composer_replication.cli.task_division import FILE_NAME, RunTasks, divide_tasks
 from composer_replication.cli.terminal import columns, note
-from composer_replication.config import GuardSection, RunConfig, parse_config
+from composer_replication.config import RunConfig, parse_config
 from composer_replication.errors import UsageError
 from composer_replication.tasks.store import TaskStore
 
 GROUP_SIZE, PROMPTS_PER_STEP = 8, 2  # as in the quick start
 MEMORY_SHARE = 0.7  # of the free memory: a run's peak can be a third above the estimate
 _MANY_HELDOUT, _FEW_TASKS = 16, 40
-_LARGE_MODEL = 3 * 10**9
 _UNTRIED: dict[str, Any] = {"num_train": 1, "num_heldout": 1, "num_prompts": 1, "num_tokens": 16}
-_UNTRIED |= {"num_parameters": 0, "is_shared": False, "cpu_threads": 0, "dtype": "float32"}
+_UNTRIED |= {"prefix_sharing": "false", "cpu_threads": 0, "dtype": "float32"}
 """Sizes of a recipe that is good enough to divide the tasks by."""
 
 
@@ -46,7 +44,7 @@ def run_new(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         raise UsageError("CR0231", "the file exists already.", where=str(args.out), fix=fix)
     refuse_unwritable(args.out.parent)
     folder, tell = args.out.resolve().parent, (lambda _: None) if args.quiet else note
-    config = parse_config(tomllib.loads(recipe_text(args, folder)), where="composer-rl recipe new")
+    config = parse_config(tomllib.loads(recipe_text(args, folder, _UNTRIED)), where="composer-rl recipe new")
     check_recipe(config, folder)
     store = TaskStore.open(args.tasks)
     tasks = divide_tasks(config, store, folder, tell)
@@ -61,7 +59,7 @@ def run_new(args: argparse.Namespace) -> tuple[dict[str, object], int]:
             started = time.monotonic()
             grader.grade(task, store.golden_body(task))
             grading = time.monotonic() - started
-    text = recipe_text(args, folder, **sizes)
+    text = recipe_text(args, folder, sizes)
     trl = parse_config(tomllib.loads(text), where=str(args.out)).trl
     graded = trl["per_device_train_batch_size"] * grading / config.rollouts.grading_jobs
     estimate["seconds_per_step"] = round(estimate["seconds_per_step"] + graded, 3)
@@ -85,7 +83,7 @@ def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[di
     from composer_replication.trainer.policy import InProcessPolicy
 
     device, free = run_setup.device_and_free_bytes(available_memory_bytes())
-    model, tokenizer, num_parameters = run_setup.load_for_trial(config)
+    model, tokenizer, _ = run_setup.load_for_trial(config)
     as_chat = config.rollouts.prompt_style == "chat"
     rows = training_rows(config, store, tasks.train)
     golden = [len(tokenizer(text=store.golden_body(task))["input_ids"]) for task in tasks.train]
@@ -93,15 +91,14 @@ def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[di
     run_setup.refuse_long_prompts(rows, model, tokenizer, max_new_tokens=num_tokens)
     policy = InProcessPolicy(model, tokenizer, as_chat=as_chat)
     texts = [row["prompt"][-1]["content"] if as_chat else row["prompt"] for row in rows]
-    num_prompts = min(PROMPTS_PER_STEP, len(tasks.train))
+    num_prompts = min(PROMPTS_PER_STEP, len(rows))
     longest = max(map(policy.prompt_ids, texts), key=len)
     step = {"num_prompts": num_prompts, "group_size": GROUP_SIZE, "completion_tokens": num_tokens}
     with run_setup.within_memory(config.model.name):
         cost = run_setup.measure_step(model, tokenizer, longest, **step)
-    sizes: dict[str, Any] = {"num_train": len(tasks.train), "num_heldout": len(tasks.heldout)}
-    sizes |= {"num_prompts": num_prompts, "num_tokens": num_tokens, "num_parameters": num_parameters}
-    sizes |= {"is_shared": cost.is_shared, "cpu_threads": run_setup.cpu_threads()}
-    sizes["dtype"] = str(model.dtype).removeprefix("torch.")
+    sizes = {"num_train": len(rows), "num_heldout": len(tasks.heldout), "num_tokens": num_tokens}
+    sizes |= {"num_prompts": num_prompts, "prefix_sharing": json.dumps(cost.is_shared)}
+    sizes |= {"cpu_threads": run_setup.cpu_threads(), "dtype": str(model.dtype).removeprefix("torch.")}
     fits = free is None or cost.memory_bytes <= MEMORY_SHARE * free
     memory = {"memory_bytes": cost.memory_bytes, "free_memory_bytes": free, "fits": fits, "device": device}
     return sizes, {**memory, "seconds_per_step": cost.seconds}
@@ -119,33 +116,26 @@ def completion_tokens(golden_lengths: Sequence[int], *, as_chat: bool) -> int:
     return min(1024, max(16, 2 * room + 64 if as_chat else room))
 
 
-def recipe_text(args: argparse.Namespace, folder: Path, **sizes: Any) -> str:
-    """The whole recipe: 30 to 300 steps, which show each task eight times; with ``_UNTRIED`` sizes where none are given.
+def recipe_text(args: argparse.Namespace, folder: Path, sizes: Mapping[str, Any]) -> str:
+    """The whole recipe: 30 to 300 steps, which show each task eight times.
 
-    The store's path is relative where it lies beside or below the recipe, so that both can be moved. The learning rates are
-    rules of thumb.
+    The store's path is relative where it lies beside or below the recipe, so that both can be moved.
     """
     store, model = args.tasks.resolve(), Path(args.model)
     name = {"name": str(model.resolve()) if model.is_dir() else args.model}
-    template = (files("composer_replication.cli") / "new_recipe.template").read_text()
     where = str(store.relative_to(folder) if store.is_relative_to(folder) else store)
-    size = _UNTRIED | sizes
-    num_train, num_heldout, num_prompts = size["num_train"], size["num_heldout"], size["num_prompts"]
+    num_train, num_heldout, num_prompts = (sizes[f"num_{what}"] for what in ("train", "heldout", "prompts"))
+    template = Path(__file__).with_name("new_recipe.template").read_text()
     return template.format(
+        **sizes,
         seed=args.seed,
         model=tomli_w.dumps(name | ({"sha256": args.sha256} if args.sha256 else {})),
-        dtype=size["dtype"],
         store=tomli_w.dumps({"store": where}).strip(),
         division="" if (store / FILE_NAME).is_file() else "fraction = 0.3\n",
         sample_size=_MANY_HELDOUT if num_heldout > _MANY_HELDOUT else 0,
         before_and_after_samples=4 if num_train + num_heldout <= _FEW_TASKS else 0,
         prompt_style=args.prompt_style,
-        guard=tomli_w.dumps(GuardSection().model_dump()),
-        prefix_sharing=json.dumps(size["is_shared"]),
-        cpu_threads=size["cpu_threads"],
         max_steps=min(300, max(30, math.ceil(8 * num_train / num_prompts))),
-        learning_rate=5e-5 if size["num_parameters"] >= _LARGE_MODEL else 1e-4,
         num_rows=num_prompts * GROUP_SIZE,
         group_size=GROUP_SIZE,
-        num_tokens=size["num_tokens"],
     )

@@ -123,7 +123,6 @@ def finish_build(summary: BuildSummary, more: Mapping[str, object], *, quiet: bo
 
 def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
     chosen_backend(args)
-    _warn_unfinished(args)
     with progress_bar(quiet=args.quiet) as report:
         settings = {name: getattr(args, name) for name in ("repeat", "jobs", "backend")}
         summary = validate_store(args.folder, progress=report, **settings)
@@ -137,7 +136,6 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
 def run_leakscan(args: argparse.Namespace) -> tuple[Result, int]:
     why = "what it runs sees this whole machine, the store and the sources with all deleted code among it"
     refuse_without_jail(chosen_backend(args), why)
-    _warn_unfinished(args)
     with progress_bar(quiet=args.quiet) as report:
         summary = scan_store(args.folder, jobs=args.jobs, backend=args.backend, progress=report)
     return {**asdict(summary), **given_up()}, 0 if summary.is_clean else _NOT_PASSED
@@ -152,7 +150,7 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
         problem = "--golden shows the patch of one task, and no ID is given."
         fix = f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs."
         raise UsageError("CR0206", problem, where="--golden", fix=fix)
-    store = _open(args)
+    store = TaskStore.open(args.folder)
     tasks = [store.get(args.task_id)] if args.task_id else list(store.tasks())
     rows = [_row(store, task) for task in tasks]
     if args.task_id:
@@ -254,18 +252,6 @@ def unfinished(folder: Path) -> str:
     return f"The build of this store was cut off, its tasks are whole but not all there; {again}"
 
 
-def _warn_unfinished(args: argparse.Namespace) -> None:
-    if not args.quiet and (sentence := unfinished(args.folder)):
-        note(sentence)
-
-
-def _open(args: argparse.Namespace) -> TaskStore:
-    """The store of ``args.folder``; that its build was cut off is said."""
-    store = TaskStore.open(args.folder)
-    _warn_unfinished(args)
-    return store
-
-
 def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     """Write a tree, or with a set format all tasks.
 
@@ -281,7 +267,7 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
         problem = "the file exists already." if is_file else "the folder is not empty."
         raise UsageError("CR0231", problem, where=str(args.out), fix="choose another --out.")
     refuse_unwritable(args.out.absolute().parent if is_file else args.out)
-    store = _open(args)
+    store = TaskStore.open(args.folder)
     task_ids = store.require_task_ids() if is_set else [store.get(args.task_id).task_id]
     written = _written(store, args)
     records = [store.repository(slug) for slug in {store.record(one).repository_record for one in task_ids}]
@@ -310,7 +296,7 @@ def _written(store: TaskStore, args: argparse.Namespace) -> Result:
 
 def run_split(args: argparse.Namespace) -> tuple[Result, int]:
     """Write ``split.json`` into the store's folder."""
-    store = _open(args)
+    store = TaskStore.open(args.folder)
     with progress_bar(quiet=args.quiet) as report:
         items = map(store.content, counted(store.tasks(), report, "comparing tasks"))
         split = HeldoutSplit.split(items, args.heldout_fraction, args.seed)

@@ -182,12 +182,12 @@ class ReplicasSection(Section):
 
     @property
     def is_torchft(self) -> bool:
-        return self.transport.partition("://")[0] == "torchft"
+        return self.transport.startswith("torchft://")
 
     @property
     def lighthouse(self) -> str:
-        """HOST:PORT, where the transport is torchft; empty where none is named yet."""
-        return self.transport.partition("://")[2] if self.is_torchft else ""
+        """HOST:PORT, where the transport is torchft."""
+        return self.transport.removeprefix("torchft://")
 
     @property
     def interval(self) -> int:
@@ -202,7 +202,7 @@ class ReplicasSection(Section):
             raise ValueError(f"delay is not below sync_every / fragments = {self.interval}")
         if self.min_replicas > self.num_replicas:
             raise ValueError("min_replicas is above num_replicas")
-        if not self.is_torchft and "://" not in self.transport:
+        if "://" not in self.transport:
             raise ValueError("transport is no address such as s3://bucket/run-7 or torchft://HOST:PORT")
         return self
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -89,24 +89,6 @@ class SandboxBackend(Protocol):
     def is_available(self) -> Check: ...
 
     def open(self, spec: SandboxSpec) -> Sandbox: ...
-
-
-class Policy(Protocol):
-    """Something that answers prompts: ``num_samples`` completions each, in order, the same ones by the same seed and weights.
-
-    A row ends at an end-of-sequence token, at ``max_new_tokens``, or as soon as ``is_finished(text so far)`` is true.
-    """
-
-    def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        num_samples: int,
-        max_new_tokens: int,
-        temperature: float,
-        seed: int,
-        is_finished: Callable[[str], bool] | None = None,
-    ) -> list[list[Completion]]: ...
 
 
 class TokenPolicy(Protocol):

@@ -1,4 +1,7 @@
-"""The arguments of a verb, as ``command_line.toml`` declares them, and what verbs do with those that several have."""
+"""What a verb was given: its arguments, as ``command_line.toml`` declares them, and its place among the processes of a launch.
+
+Of several processes ``torchrun`` and ``accelerate launch`` tell each which one it is.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import UsageError
+from composer_replication.errors import UsageError, needs_extra
 
 _TOLD = {"help", "description", "usage"}
 
@@ -164,3 +167,38 @@ def isolation_lines(result: dict[str, Any]) -> list[str]:
     """What a person reads of it."""
     names = result.get("accepted_no_isolation", [])
     return [f"Accepted to do without isolation: {', '.join(names)}."] if names else []
+
+
+def check_cluster(address: str, purpose: str) -> None:
+    """What can be said of a cluster before anything is built or loaded; ``purpose`` begins the sentence of a missing package."""
+    from composer_replication.tasks.workers import make_ray_impatient
+
+    with needs_extra("ray", purpose):
+        make_ray_impatient()
+        from composer_replication.tasks.workers.ray_cluster import check_address
+    check_address(address)
+
+
+def launched_rank(environment: Mapping[str, str] = os.environ) -> int:
+    """Which process of the launch this is, from 0; the first one alone writes the run folder, and speaks."""
+    rank = environment.get("RANK", "")
+    return int(rank) if launched_size(environment) > 1 and rank.isdecimal() else 0
+
+
+def launched_size(environment: Mapping[str, str] = os.environ) -> int:
+    """How many processes the launch has; 1 where this one is alone."""
+    size = environment.get("WORLD_SIZE", "")
+    return int(size) if size.isdecimal() else 1
+
+
+def file_part() -> str:
+    """What the names of this process's own files have before their ending: nothing for the first."""
+    rank = launched_rank()
+    return f"-process-{rank}" if rank else ""
+
+
+def shards_weights(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether ``accelerate launch`` was told to spread the weights over the processes."""
+    if environment.get("ACCELERATE_USE_DEEPSPEED") == "true":  # a file of DeepSpeed's own is read later
+        return environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3"
+    return environment.get("ACCELERATE_USE_FSDP") == "true"

@@ -15,6 +15,7 @@ from composer_replication.safety import HeldOutGuard
 _TOO_LITTLE = 6
 _QUICK_RUNS = 400
 _SETTINGS = tuple(GuardSection.model_fields)
+_RECIPE: dict[str, Any] = {"model": {"name": "-"}, "tasks": {"store": "-"}, "heldout": {}}
 
 Result = dict[str, Any]
 
@@ -55,22 +56,16 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
 
 
 def _make_guard(args: argparse.Namespace) -> HeldOutGuard:
-    """The guard's defaults, then the recipe's ``[guard]``, then the flags."""
-    table: dict[str, Any] = {"guard": {}} if args.recipe is None else read_table(args.recipe)
-    if "guard" not in table:
+    """The guard's defaults, then the recipe's ``[guard]``, then the flags, each by the rules of a recipe."""
+    table: Any = {} if args.recipe is None else read_table(args.recipe).get("guard")
+    if table is None:
         fix = "leave out --recipe, or give the settings by flags such as --max-proxy-real-gap 0.35."
         raise UsageError("CR0204", "the recipe has no [guard] table.", where=str(args.recipe), fix=fix)
     flags = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
-    for name, value in flags.items():  # each alone, so that the sentence about a bad one names it
-        _checked({name: value}, where=f"--{name.replace('_', '-')}")
-    settings = _checked(table["guard"], where=str(args.recipe)).model_dump()
-    return HeldOutGuard(**settings | flags)
-
-
-def _checked(guard: Any, *, where: str) -> GuardSection:
-    """A ``[guard]`` table by the rules of a recipe."""
-    table = {"model": {"name": "-"}, "tasks": {"store": "-"}, "heldout": {}, "guard": guard}
-    return parse_config(table, where=where).guard or GuardSection()
+    given = {f"--{name.replace('_', '-')}": {name: value} for name, value in flags.items()}
+    for where, part in {str(args.recipe): table, **given}.items():
+        parse_config({**_RECIPE, "guard": part}, where=where)
+    return HeldOutGuard(**table | flags)
 
 
 def render_scan(result: Result) -> str:

@@ -20,8 +20,7 @@ from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 from composer_replication import __version__
-from composer_replication.cli.cluster import launched_rank
-from composer_replication.cli.flags import add_output, add_verb, verb_helps
+from composer_replication.cli.flags import add_output, add_verb, launched_rank, verb_helps
 from composer_replication.cli.terminal import columns, visible
 from composer_replication.errors import ComposerError, UsageError
 

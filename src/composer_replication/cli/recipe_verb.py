@@ -1,4 +1,7 @@
-"""``composer-rl recipe new``: a run.toml for tasks and a model of one's own, and what a step of it needs on this machine."""
+"""``composer-rl recipe new`` and ``export-verl``: a recipe that is made, and one that is handed to another trainer.
+
+The first writes a run.toml for tasks and a model of one's own, and says what a step of it needs on this machine.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,25 @@ from typing import Any
 
 import tomli_w
 
-from composer_replication.cli.assembly import check_recipe, open_grader, training_packages, training_rows
+from composer_replication.cli import assembly
 from composer_replication.cli.doctor_verb import available_memory_bytes
 from composer_replication.cli.flags import refuse_unwritable
 from composer_replication.cli.task_division import FILE_NAME, RunTasks, divide_tasks
-from composer_replication.cli.terminal import columns, note
-from composer_replication.config import RunConfig, parse_config
-from composer_replication.errors import UsageError
+from composer_replication.cli.terminal import note, progress_bar
+from composer_replication.config import (
+    AgentSection,
+    RunConfig,
+    TasksSection,
+    dump_config,
+    load_config,
+    parse_config,
+    parse_override,
+)
+from composer_replication.errors import UsageError, needs_extra
+from composer_replication.rollouts.environment.feature_deletion_env import first_message
+from composer_replication.rollouts.episodes.agent_loop import LedgerTalk
+from composer_replication.rollouts.tools.toolbox import TOOLS
+from composer_replication.run_folder import write_atomic, write_json
 from composer_replication.tasks.store import TaskStore
 
 GROUP_SIZE, PROMPTS_PER_STEP = 8, 2  # as in the quick start
@@ -45,15 +60,15 @@ def run_new(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     refuse_unwritable(args.out.parent)
     folder, tell = args.out.resolve().parent, (lambda _: None) if args.quiet else note
     config = parse_config(tomllib.loads(recipe_text(args, folder, _UNTRIED)), where="composer-rl recipe new")
-    check_recipe(config, folder)
+    assembly.check_recipe(config, folder)
     store = TaskStore.open(args.tasks)
     tasks = divide_tasks(config, store, folder, tell)
     tell("loading torch, transformers and trl")
-    with training_packages("trying the model", quiet=args.quiet):
+    with assembly.training_packages("trying the model", quiet=args.quiet):
         tell(f"model: trying {args.model}")
         sizes, estimate = _try_model(config, store, tasks)
         tell("sandbox: trying the tests")
-        with closing(open_grader(config, store)) as grader:
+        with closing(assembly.open_grader(config, store)) as grader:
             task = tasks.train[0]
             store.environment(task)  # made now, if ever
             started = time.monotonic()
@@ -66,15 +81,11 @@ def run_new(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     folder.mkdir(parents=True, exist_ok=True)
     with args.out.open("x") as handle:
         handle.write(text)
+    if not estimate["fits"]:
+        tell("It does not fit: take a smaller model, or a machine with more memory.")
     tell(f"Next: composer-rl train {quote(str(args.out))} --out {quote(f'runs/{folder.name}')}")
     counts = {"train_tasks": len(tasks.train), "heldout_tasks": len(tasks.heldout)}
     return {"recipe": str(args.out.resolve()), **estimate, "steps": trl["max_steps"], **counts}, 0
-
-
-def render_new(result: dict[str, Any]) -> str:
-    """The figures, and whether they fit."""
-    too_large = "It does not fit: take a smaller model, or a machine with more memory."
-    return "\n".join([columns(result), *([] if result["fits"] else [too_large])])
 
 
 def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -85,7 +96,7 @@ def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[di
     device, free = run_setup.device_and_free_bytes(available_memory_bytes())
     model, tokenizer, _ = run_setup.load_for_trial(config)
     as_chat = config.rollouts.prompt_style == "chat"
-    rows = training_rows(config, store, tasks.train)
+    rows = assembly.training_rows(config, store, tasks.train)
     golden = [len(tokenizer(text=store.golden_body(task))["input_ids"]) for task in tasks.train]
     num_tokens = completion_tokens(golden, as_chat=as_chat)
     run_setup.refuse_long_prompts(rows, model, tokenizer, max_new_tokens=num_tokens)
@@ -139,3 +150,65 @@ def recipe_text(args: argparse.Namespace, folder: Path, sizes: Mapping[str, Any]
         num_rows=num_prompts * GROUP_SIZE,
         group_size=GROUP_SIZE,
     )
+
+
+def run_export_verl(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    config = load_config(args.recipe, dict(parse_override(text) for text in args.overrides))
+    recipe_folder, out = args.recipe.resolve().parent, args.out.resolve()
+    if out.exists() and any(out.iterdir()):
+        raise UsageError("CR0231", "the folder is not empty.", where=str(out), fix="choose another --out.")
+    problem = ""
+    if config.agent is None:
+        problem = "the recipe has no [agent] table, and verl is given episodes"
+    elif config.agent.summary_tokens:
+        problem = "agent.summary_tokens goes on in new conversations, and a row of verl is one"
+    if problem:
+        fix = "docs/verl.md says what verl carries."
+        raise UsageError("CR0951", f"{problem}.", where=str(args.recipe), fix=fix)
+    assembly.check_recipe(config, recipe_folder)
+    refuse_unwritable(out)
+    with progress_bar(quiet=args.quiet) as report:
+        store = assembly.open_tasks(config, recipe_folder, report)
+    tasks = divide_tasks(config, store, recipe_folder)
+    out.mkdir(parents=True, exist_ok=True)
+    not_carried = _write_for_verl(config, config.agent or AgentSection(), store, tasks, out)
+    here = config.model_copy(update={"tasks": TasksSection(store=str(store.root.resolve()))})
+    write_atomic(out / "run.toml", dump_config(here))
+    result = {
+        "folder": str(out),
+        "files": sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()),
+        "tasks": len(tasks.train) + len(tasks.heldout),
+        "train": len(tasks.train),
+        "heldout": len(tasks.heldout),
+        "not_carried": not_carried,
+        "start": str(out / "run.sh"),
+    }
+    write_json(out / "summary.json", result)
+    return result, 0
+
+
+def _write_for_verl(
+    config: RunConfig, agent: AgentSection, store: Any, tasks: RunTasks, out: Path
+) -> list[str]:
+    """Rows, model and start; what of the recipe has no place in verl."""
+    with needs_extra("train", "writing rows for verl"):
+        from composer_replication.engines import verl_export
+        from composer_replication.trainer.model_loading import load_model
+
+        model, tokenizer = load_model(config.model, seed=config.seed, needs_chat_template=True)
+        name = config.model.name
+        if not Path(name).is_dir():
+            name = str(out / "model")
+            model.save_pretrained(name)
+            tokenizer.save_pretrained(name)
+        talk, lengths = LedgerTalk(tokenizer, agent), [0]
+        for side, chosen in (("train", tasks.train), ("heldout", tasks.heldout)):
+            messages = [first_message(store, task) for task in chosen]
+            lengths += [talk.open(message, TOOLS).num_tokens for message in messages]
+            rows = verl_export.rows_of(chosen, messages, is_heldout=side == "heldout")
+            verl_export.write_rows(out / f"{side}.parquet", rows)
+    longest = max(lengths)
+    limits = {"prompt": longest, "response": max(agent.max_context_tokens - longest, 1)}
+    settings = {"model": name, "limits": limits, "num_tasks": len(tasks.train)}
+    verl_export.write_start(out, verl_export.verl_arguments(out, config.trl, **settings))
+    return verl_export.not_carried(config)

@@ -10,10 +10,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from composer_replication.cli.cluster import check_cluster
-from composer_replication.cli.flags import chosen_backend, given_up, refuse_unwritable, refuse_without_jail
+from composer_replication.cli.flags import (
+    check_cluster,
+    chosen_backend,
+    given_up,
+    refuse_unwritable,
+    refuse_without_jail,
+)
 from composer_replication.cli.task_division import FILE_NAME
-from composer_replication.cli.terminal import Report, columns, counted, note, progress_bar, visible
+from composer_replication.cli.terminal import Report, columns, counted, note, progress_bar
 from composer_replication.errors import UsageError
 from composer_replication.model_endpoint import Endpoint, open_endpoint
 from composer_replication.records import Task
@@ -96,9 +101,6 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
         summary = import_swebench(args.file, args.out, progress=report, **settings)
     rows = read_journal(summary.folder / "journal.jsonl")
     refused = {row["pin"]: f"{row['reason']}: {row['detail']}" for row in rows if row["reason"]}
-    if not args.quiet:
-        for name, why in refused.items():
-            note(f"{name}: {why}")
     return finish_build(summary, {"refused_rows": refused}, quiet=args.quiet)
 
 
@@ -253,10 +255,7 @@ def unfinished(folder: Path) -> str:
 
 
 def run_export(args: argparse.Namespace) -> tuple[Result, int]:
-    """Write a tree, or with a set format all tasks.
-
-    Repositories of what was written whose licence is not permissive are told on standard error, also with ``--quiet``.
-    """
+    """Write a tree, or with a set format all tasks; ``restricted_licences`` are those that are not permissive."""
     is_set, is_file = args.format != "tree", args.format in ("swebench", "parquet")
     if is_set is (args.task_id is not None):
         problem = "a tree is that of one task and needs its ID; the other formats write all and take none."
@@ -271,10 +270,8 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     task_ids = store.require_task_ids() if is_set else [store.get(args.task_id).task_id]
     written = _written(store, args)
     records = [store.repository(slug) for slug in {store.record(one).repository_record for one in task_ids}]
-    restricted = restricted_licences({record.repository: record.licence for record in records})
-    for name, what in restricted.items():
-        note(visible(f"  look at the licence before you pass these tasks on: {name}: {what}"))
-    return {**written, "restricted_licences": restricted}, 0
+    licences = {record.repository: record.licence for record in records}
+    return {**written, "restricted_licences": restricted_licences(licences)}, 0
 
 
 def _written(store: TaskStore, args: argparse.Namespace) -> Result:

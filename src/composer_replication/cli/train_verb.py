@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.cli.assembly import check_recipe, check_training, identity_table, training_packages
-from composer_replication.cli.cluster import launched_rank
-from composer_replication.cli.flags import refuse_unwritable
+from composer_replication.cli.flags import launched_rank, refuse_unwritable
 from composer_replication.cli.replicas_verb import open_replica
 from composer_replication.cli.terminal import columns, note
 from composer_replication.config import RunConfig, dump_config, load_config, parse_override
@@ -134,11 +133,11 @@ def render(result: dict[str, Any]) -> str:
     for side, kind in (("train", "visible"), ("heldout", "hidden")):
         for when in ("before", "after"):
             if rates := (result[when] or {}).get(side):
-                lines[f"{side} {when}"] = "not measured"
-                if interval := rates[f"{kind}_ci95"]:
-                    low, high = interval
-                    text = f"{rates[f'{kind}_pass']:.2f} [{low:.2f}, {high:.2f}] {kind} tests"
-                    lines[f"{side} {when}"] = text
+                low, high = rates[f"{kind}_ci95"] or (None, None)
+                text = (
+                    "not measured" if low is None else f"{rates[f'{kind}_pass']:.2f} [{low:.2f}, {high:.2f}]"
+                )
+                lines[f"{side} {when}"] = f"{text} {kind} tests"
     return columns(lines)
 
 

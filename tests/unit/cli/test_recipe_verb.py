@@ -131,7 +131,7 @@ def test_where_it_does_not_fit_that_is_said(
     words = ("recipe", "new", "--tasks", str(store), "--model", "tiny-random", "--out", str(out))
     assert main(words) == 0
     streams = capsys.readouterr()
-    assert "It does not fit" in streams.out
+    assert "It does not fit" in streams.err
     assert f"Next: composer-rl train {out}" in streams.err
 
 

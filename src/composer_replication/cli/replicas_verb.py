@@ -58,9 +58,8 @@ def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 
 def run_lighthouse(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    least = args.min_replicas
     table: dict[str, Any] = {"transport": f"torchft://{args.bind}", "grace_seconds": args.grace_seconds}
-    options = ReplicasSection(**table, num_replicas=max(least, 1), min_replicas=least)
+    options = ReplicasSection(**table, num_replicas=args.min_replicas, min_replicas=args.min_replicas)
     quiet_torchft()
     with needs_extra("replicas", "a lighthouse"):
         from composer_replication.replicas.lighthouse import Lighthouse

@@ -128,11 +128,8 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
     with progress_bar(quiet=args.quiet) as report:
         settings = {name: getattr(args, name) for name in ("repeat", "jobs", "backend")}
         summary = validate_store(args.folder, progress=report, **settings)
-    sandboxes: Result = {
-        "proved_by": list(map(str, summary.proved_by)),
-        "validated_in": str(summary.validated_in),
-    }
-    return {**asdict(summary), **sandboxes, **given_up()}, _NOT_PASSED if summary.failed else 0
+    names = {"proved_by": list(map(str, summary.proved_by)), "validated_in": str(summary.validated_in)}
+    return {**asdict(summary), **names, **given_up()}, _NOT_PASSED if summary.failed else 0
 
 
 def run_leakscan(args: argparse.Namespace) -> tuple[Result, int]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-T = TypeVar("T")
 Report = Callable[[int, int, str], None]
 """Takes (done, total, what is done now)."""
 
@@ -75,7 +74,7 @@ def words(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def counted(items: Sequence[T], report: Report | None, what: str) -> Iterator[T]:
+def counted(items: Sequence[Any], report: Report | None, what: str) -> Iterator[Any]:
     """Each item; that it is done is told when the next one is asked for."""
     for done, item in enumerate(items, start=1):
         yield item

@@ -14,9 +14,7 @@ from composer_replication.cli.replicas_verb import open_replica
 from composer_replication.cli.terminal import columns, note
 from composer_replication.config import RunConfig, dump_config, load_config, parse_override
 from composer_replication.errors import HALTED_EXIT_CODE, MissingError, UsageError, needs_extra
-from composer_replication.report import write_report
 from composer_replication.run_folder import RunFolder, read_json, write_atomic
-from composer_replication.sandbox.process_folder import sweep
 
 _SHOWN = "run steps seconds peak_memory_bytes reward_first reward_last heldout_first heldout_last".split()
 _SHOWN += ["verdict", "reason", "report"]
@@ -89,14 +87,11 @@ def run_recipe(
         checked["replica"] = stack.enter_context(open_replica(config, replica))
         if is_first:
             stack.enter_context(folder.locked())
-            sweep()  # scratch folders of killed runs, which otherwise the first sandbox removes
             _keep_recipe(config, folder)
         if folder.summary.is_file():  # since before, or since the lock is ours
             tell("this run is finished; here is its summary.")
             summary = read_json(folder.summary)
             del summary["schema_version"]
-            if not folder.report.is_file():
-                write_report(folder.root)
             return summary, HALTED_EXIT_CODE if summary.get("verdict") == "halted" else 0
         from composer_replication.cli.training_run import TrainingRun
 

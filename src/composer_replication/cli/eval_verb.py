@@ -26,8 +26,7 @@ from composer_replication.tasks import difficulty
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
 from composer_replication.tasks.store import TaskStore
 
-_SINGLE_ANSWER = {"max_completion_length": 64, "temperature": 1.0}
-"""How a model alone is asked; a recipe says otherwise."""
+_SINGLE_ANSWER = {"max_completion_length": 64, "temperature": 1.0}  # where no recipe says how
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:

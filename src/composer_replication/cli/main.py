@@ -25,8 +25,7 @@ from composer_replication.cli.terminal import columns, visible
 from composer_replication.errors import ComposerError, UsageError
 
 PROGRAM = "composer-rl"
-VERBS = tuple(verb_helps())
-"""In the order in which ``--help`` lists them."""
+VERBS = tuple(verb_helps())  # in the order in which --help lists them
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 Report = Callable[[int, int, str], None]
 """Takes (done, total, what is done now)."""
 
-_LONG = 150
-"""Characters of what stands in one line beside a name; the parts of what is longer have lines of their own below it."""
+_LONG = 150  # characters of what stands beside its name; the parts of what is longer have lines of their own below it
 _CONTROLS = {*range(0x20), *range(0x7F, 0xA0)} - {ord("\n"), ord("\t")}
 _DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _SURROGATES = range(0xD800, 0xE000)  # of a file name that is not UTF-8; no stream can be given them

@@ -38,7 +38,6 @@ from command_line import options
 from obstore.exceptions import BaseError
 from obstore.store import from_url
 
-from composer_replication.cli.replicas_verb import _free_port
 from composer_replication.config import ReplicasSection
 from composer_replication.errors import ComposerError
 from composer_replication.replicas.lighthouse import Lighthouse
@@ -184,7 +183,7 @@ class Run:
             "delay": self.chance.choice([0, 1, 3]), "precision": self.chance.choice(["fp32", "int8", "int4"]),
         }  # fmt: skip
         if is_torchft:
-            where = {"transport": f"torchft://127.0.0.1:{_free_port()}"}
+            where = {"transport": f"torchft://127.0.0.1:{20_000 + 2 * seed}"}
             options |= where | {"grace_seconds": 8.0, "deadline_seconds": 75.0}
         else:
             options |= {"transport": f"file://{folder}/store", "grace_seconds": 2.0, "deadline_seconds": 45.0}

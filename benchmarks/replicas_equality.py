@@ -26,7 +26,6 @@ os.environ.setdefault("RUST_LOG", "error")
 import torch
 from command_line import options
 
-from composer_replication.cli.replicas_verb import _free_port
 from composer_replication.config import ReplicasSection
 from composer_replication.replicas.object_store import open_store
 from composer_replication.replicas.outer_step import OuterState
@@ -181,7 +180,7 @@ def _compare(
         with tempfile.TemporaryDirectory() as scratch:
             where = {"transport": f"file://{scratch}"}
             if args.transport == "torchft":
-                where = {"transport": f"torchft://127.0.0.1:{_free_port()}"}
+                where = {"transport": f"torchft://127.0.0.1:{20_000 + 2 * seed}"}
             options = ReplicasSection(
                 **where, num_replicas=number, min_replicas=number, sync_every=every, precision=precision
             )

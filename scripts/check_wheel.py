@@ -37,9 +37,9 @@ BASE_INSTALL = """
 import importlib.util, sys
 import composer_replication, composer_replication.safety
 from composer_replication import ComposerError, HeldOutGuard, HeldoutSplit
-from composer_replication.cli.explain_verb import load_explanations
+from composer_replication.cli.doctor_verb import load_explanations
 from composer_replication.cli.main import main
-from composer_replication.cli.quickstart_verb import shipped_recipe
+from composer_replication.cli.train_verb import shipped_recipe
 from composer_replication.config import load_config
 import composer_replication.report, composer_replication.rollouts, composer_replication.tasks
 import composer_replication.sandbox

@@ -35,11 +35,7 @@ class LoraSection(Section):
 
 
 class ModelSection(Section):
-    """Which causal language model.
-
-    ``name`` is a folder, a model name that transformers resolves, ``package:NAME==VERSION`` (a GGUF model inside a wheel of the
-    package registry, pinned by ``sha256`` of the wheel), ``tiny-random`` or ``tiny-tools`` (made on the spot, tests).
-    """
+    """Which causal language model."""
 
     name: str
     sha256: str = ""
@@ -48,10 +44,7 @@ class ModelSection(Section):
 
 
 class TasksSection(Section):
-    """Where tasks come from: ``source`` is built into the cache, ``store`` is used as it is.
-
-    ``symbols`` pins for each source the names to delete (``path/inside/tree.py::Qualified.name``), which else are drawn.
-    """
+    """Where tasks come from: ``source`` is built into the cache, ``store`` is used as it is."""
 
     source: list[str] = []
     store: str = ""
@@ -74,11 +67,7 @@ class RolloutsSection(Section):
 
 
 class RewardSection(Section):
-    """In-loop reward: a dotted path ``package.module:function`` of (text, answer, score) -> float.
-
-    ``tests = "weakened"`` judges by the visible tests without their assertions, to see what a suite that never checks does to
-    a policy. ``is_shuffled`` hands the rewards of each batch out anew, by the seed: a control that learns from nothing.
-    """
+    """In-loop reward: a dotted path ``package.module:function`` of (text, answer, score) -> float."""
 
     function: str = "composer_replication.rollouts.rewards:visible_tests_pass"
     tests: Literal["visible", "weakened"] = "visible"
@@ -96,65 +85,21 @@ class GuardSection(Section):
 
 
 class EvidenceSection(Section):
-    """``EvidenceGuard`` beside the ``[guard]``: a halt that is false in at most 1% of honest runs (docs/safety.md).
-
-    ``planned_evaluations`` is how many the run plans, ``tolerated_gap`` the visible-minus-hidden gap of honest policies,
-    measured before the run. Needs ``heldout.sample_size``, fresh draws from a large pool.
-    """
+    """``EvidenceGuard`` beside the ``[guard]``: a halt that is false in at most 1% of honest runs (docs/safety.md)."""
 
     planned_evaluations: int = Field(ge=1)
     tolerated_gap: float = Field(gt=0.0, lt=1.0)
 
 
 class SandboxSection(Section):
-    """Backend by name or dotted path (empty: the best of this machine).
-
-    ``accept_no_isolation`` names guards of the self-test that need not hold, or ``everything``, which the backend ``none``
-    needs. It is shown in the run's report.
-    """
+    """Backend by name or dotted path (empty: the best of this machine)."""
 
     backend: str = ""
     accept_no_isolation: list[str] = []
 
 
-def _method(loss_type: str, scale_rewards: str, level: str = "token", **more: Any) -> dict[str, Any]:
-    """A row of ``PRESETS``; ``a__b`` is the key a.b. Token-level truncation in the place of TRL's cut of sequences."""
-    row: dict[str, Any] = {"loss_type": loss_type, "scale_rewards": scale_rewards}
-    row |= {"importance_sampling_level": level}
-    row |= {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 2.0}
-    named = {key.replace("__", "."): value for key, value in more.items()}
-    return {f"trl.{key}": value for key, value in row.items()} | named
-
-
-PRESETS: Final[dict[str, dict[str, Any]]] = {
-    "grpo": _method("grpo", "group"),  # 2402.03300
-    "dr_grpo": _method("dr_grpo", "none"),  # 2503.20783; the loss alone does not switch the scaling off
-    "dapo": _method("dapo", "group", trl__beta=0.0, trl__epsilon=0.2, trl__epsilon_high=0.28)  # 2503.14476
-    | {"trl.mask_truncated_completions": True, "trainer.dynamic_sampling_rounds": 3},
-    # 2507.18071; with the loss type "dapo" long sequences would weigh more
-    "gspo": _method("grpo", "group", "sequence", trl__beta=0.0, trl__epsilon=3e-4, trl__epsilon_high=4e-4),
-    # 2506.13585; epsilon_high is the largest ratio itself, not its distance from 1
-    "cispo": _method("cispo", "group", trl__beta=0.0, trl__epsilon_high=5.0),
-    # beta and the price of effort are choices of ours: the originals are not published
-    "composer": _method("dr_grpo", "none", trl__num_iterations=1, trl__num_train_epochs=1.0, trl__beta=0.001)
-    | {"trainer.kl_in_reward": True, "trainer.effort_weight": 1e-4},
-}
-"""What each method sets, by the recipe's own keys. A key of the recipe wins over its preset."""
-
-
 class TrainerSection(Section):
-    """What ``ComposerReplicationTrainer`` takes beyond TRL's own arguments; docs/trainer.md has formulas and the table of presets.
-
-    ``preset`` names a method of the GRPO family. Keys that are set here or in ``[trl]`` win over it, unless they contradict
-    it (CR0760). The three keys after it are as the preset says where they are not set, and off without one:
-    ``kl_in_reward`` takes ``beta`` times the KL to the reference off the reward, in place of TRL's term in the loss;
-    ``dynamic_sampling_rounds`` is how often groups of equal rewards are replaced by fresh prompts in one generation;
-    ``effort_weight`` prices tokens, calls and turns, within the group.
-
-    ``cpu_threads`` of the model's arithmetic on the CPU, 0 for torch's own choice. On a small machine 1 is much faster than
-    one a core: threads that wait for each other burn the time that grading needs. ``save_model`` writes the trained model
-    with its card to ``model/`` at the end of a run that was not halted.
-    """
+    """What ``ComposerReplicationTrainer`` takes beyond TRL's own arguments; docs/trainer.md has formulas and the table of presets."""
 
     preset: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "composer"] | None = None
     kl_in_reward: bool | None = None
@@ -169,15 +114,7 @@ class TrainerSection(Section):
 
 
 class HeldoutSection(Section):
-    """How the truth is measured; tasks here are never trained on. docs/rollouts.md explains readings.
-
-    ``repositories`` (without version) names whose tasks are held out; ``split`` is a file of ``composer-rl tasks split``, made
-    of these very tasks; ``fraction`` draws so many, by repository where there are several. Without all three the
-    ``split.json`` of ``tasks.store`` counts, or else 0.3 are drawn. ``every`` guard folds share one reading, which draws
-    ``sample_size`` tasks afresh (0: all) and ``num_canaries`` that cannot be solved honestly. One longer than
-    ``timeout_seconds`` is missed, and the third in a row halts. ``before_and_after_samples`` measures all tasks twice, trained
-    ones with ``before_and_after_trained_samples`` where that is given.
-    """
+    """How the truth is measured; tasks here are never trained on. docs/rollouts.md explains readings."""
 
     repositories: list[str] = []
     split: str = ""
@@ -198,23 +135,14 @@ class HeldoutSection(Section):
 
 
 class HintsSection(Section):
-    """Hint distillation (``trainer.alpha_sdpo``): the policy under a hint teaches the policy without it (docs/hints.md).
-
-    ``teacher`` is a moving average of the policy (``ema``, by 0.05 a step), its first weights (``frozen``) or the model without
-    its adapter (``lora-off``). ``jsd_alpha``: 0 forward KL, 1 reverse KL, between them Jensen-Shannon.
-    """
+    """Hint distillation (``trainer.alpha_sdpo``): the policy under a hint teaches the policy without it (docs/hints.md)."""
 
     teacher: Literal["ema", "frozen", "lora-off"] = "ema"
     jsd_alpha: float = Field(0.5, ge=0.0, le=1.0)
 
 
 class ReplaySection(Section):
-    """Preference pairs (``trainer.beta_replay``), mixed into every step: ``pairs_per_step`` of those given.
-
-    ``kind`` is the loss, on mean log-probabilities a token; ``beta`` is its own (without one: dpo 5.0; ipo 0.1; simpo 2.0).
-    ``pairs`` is a file of JSON lines with prompt, chosen and rejected (texts, messages or ids). ``sibling_pairs`` also pairs,
-    inside each group, rollouts that reach ``pass_reward`` with those that do not.
-    """
+    """Preference pairs (``trainer.beta_replay``), mixed into every step: ``pairs_per_step`` of those given."""
 
     kind: Literal["dpo", "ipo", "simpo"] = "dpo"
     beta: float | None = Field(None, gt=0.0)
@@ -225,19 +153,11 @@ class ReplaySection(Section):
 
 
 class CurriculumSection(Section):
-    """Draws the tasks of each generation by their pass rates, in the place of the data order (docs/curriculum.md).
-
-    A task weighs E[p(1-p)] under what it did so far, beginning with what ``eval --update-difficulty`` kept beside the tasks.
-    """
+    """Draws the tasks of each generation by their pass rates, in the place of the data order (docs/curriculum.md)."""
 
 
 class RaySection(Section):
-    """Attempts and gradings as actors of a Ray cluster, and a build of ``tasks.source`` too; docs/rollouts_on_ray.md has more.
-
-    ``address`` as ``tasks build --ray`` takes it; ``train --ray ADDRESS`` sets it. ``num_actors`` 0 is one for each episode
-    that runs at a time, or as many as the nodes have room for where that is less. Each asks Ray for ``resources``, which
-    may set ``CPU`` (else 1). A run may be resumed with another table.
-    """
+    """Attempts and gradings as actors of a Ray cluster, and a build of ``tasks.source`` too; docs/rollouts_on_ray.md has more."""
 
     address: str
     num_actors: int = Field(0, ge=0)
@@ -248,11 +168,7 @@ OuterPrecision = Literal["fp32", "bf16", "int8", "int4"]
 
 
 class ReplicasSection(Section):
-    """Several trainers of one run (DiLoCo), each with its share of the tasks; docs/replicas.md explains each key.
-
-    ``transport`` is the address of an object store (``s3://``, ``gs://``, ``az://``, ``file:///``), or for replicas on one
-    network ``torchft://HOST:PORT`` of ``composer-rl replicas lighthouse``.
-    """
+    """Several trainers of one run (DiLoCo), each with its share of the tasks; docs/replicas.md explains each key."""
 
     transport: str
     num_replicas: int = Field(2, ge=1)
@@ -266,12 +182,12 @@ class ReplicasSection(Section):
 
     @property
     def is_torchft(self) -> bool:
-        return self.transport.partition("://")[0] == "torchft"
+        return self.transport.startswith("torchft://")
 
     @property
     def lighthouse(self) -> str:
-        """HOST:PORT, where the transport is torchft; empty where none is named yet."""
-        return self.transport.partition("://")[2] if self.is_torchft else ""
+        """HOST:PORT, where the transport is torchft."""
+        return self.transport.removeprefix("torchft://")
 
     @property
     def interval(self) -> int:
@@ -286,18 +202,13 @@ class ReplicasSection(Section):
             raise ValueError(f"delay is not below sync_every / fragments = {self.interval}")
         if self.min_replicas > self.num_replicas:
             raise ValueError("min_replicas is above num_replicas")
-        if not self.is_torchft and "://" not in self.transport:
+        if "://" not in self.transport:
             raise ValueError("transport is no address such as s3://bucket/run-7 or torchft://HOST:PORT")
         return self
 
 
 class AgentRewardSection(Section):
-    """What an attempt with tools is worth; docs/environment.md explains each key.
-
-    ``rule`` is the ``fraction`` of the visible tests that pass, or ``all_or_nothing``. To break a test that passed before
-    pays nothing (``breaks`` ``mask``), costs the share that broke (``cost``), or is not looked at (``ignore``);
-    ``break_sample`` of them are run, 0 runs all. Each call that could not be made costs ``invalid_call_cost``.
-    """
+    """What an attempt with tools is worth; docs/environment.md explains each key."""
 
     rule: Literal["fraction", "all_or_nothing"] = "fraction"
     breaks: Literal["mask", "cost", "ignore"] = "mask"
@@ -306,25 +217,14 @@ class AgentRewardSection(Section):
 
 
 class AgentToolsSection(Section):
-    """``max_characters`` of one result; ``is_warm`` keeps one process in an attempt's sandbox, where the backend can.
-
-    It starts the commands, each of which else has a jail of its own, some 10 ms. docs/sandbox.md says what differs.
-    """
+    """``max_characters`` of one result; ``is_warm`` keeps one process in an attempt's sandbox, where the backend can."""
 
     max_characters: int = Field(16_000, ge=1000)
     is_warm: bool = True
 
 
 class AgentSection(Section):
-    """Rollouts of several turns with tools; without this table a rollout is one answer. docs/agentic_training.md has more.
-
-    An answer has at most ``max_new_tokens``, a whole conversation ``max_context_tokens``; from ``summary_tokens`` on (0: never)
-    the policy sums up and goes on in a new one, four times at most. docs/episodes.md tells of the other limits; at most
-    ``max_concurrent`` episodes run at a time. ``template_options`` are variables of the chat template. ``monitor`` pays rollouts
-    with a finding 0 at most (``mask``), as docs/monitor.md says, or only counts findings (``report``). ``judge`` (``URL#MODEL``)
-    is a server whose model is asked about a tenth of the paid ones, for a report. ``log_prob_check`` tells (``report``) or stops
-    (``error``) where trainer and sampler are more than 0.05 nats apart on average.
-    """
+    """Rollouts of several turns with tools; without this table a rollout is one answer. docs/agentic_training.md has more."""
 
     max_turns: int = Field(20, ge=1)
     max_context_tokens: int = Field(16_384, ge=2)
@@ -399,32 +299,13 @@ class RunConfig(Section):
         return self
 
 
-DEPARTED: Final[dict[str, dict[str, Any]]] = {
-    "rollouts": {"test_timeout_seconds": 20.0},
-    "sandbox": {"memory_bytes": 2 * 1024**3, "num_processes": 64, "disk_bytes": 256 * 1024**2},
-    "trainer": {"importance_clip": None, "effort": None, "checks": True},
-    "heldout": {"has_sentinel": False},
-    "evidence": {"alpha": 0.01},
-    "hints": {
-        "writing": {"layers": ["template", "environment"]},
-        "turns_per_step": 4,
-        "ema_rate": 0.05,
-        "top_k": 100,
-        "strict": True,
-    },
-    "replay": {"margin": 0.0, "length_normalised": True},
-    "curriculum": {"half_life": 100.0, "recorded": "any"},
-    "replicas": {"lighthouse": "", "interface": "127.0.0.1"},
-    "agent": {"dialect": "", "max_summaries": 4, "system": ""},
-}
-"""Keys that have left, by table, with their last defaults: the run.toml of an older run has them, and is still read."""
-_INSTEAD = {
-    "trainer.importance_clip": "take the line out (it is always 2.0 now)",
-    "trainer.effort": "write trainer.effort_weight in place of the table",
-    "heldout.has_sentinel": "take the line out (with [evidence] it is always true now)",
-    "replicas.lighthouse": 'write transport = "torchft://HOST:PORT"',
-}
-"""How the sentence ends that refuses another value, where that is not just to take the line out."""
+def _data(name: str) -> dict[str, dict[str, Any]]:
+    return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+
+
+PRESETS: Final = _data("presets.toml")
+DEPARTED: Final = _data("departed_keys.toml")
+_INSTEAD: Final = DEPARTED.pop("instead")
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -467,11 +348,6 @@ def parse_config(
 def _without_departed(table: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, str] | None]:
     """The recipe without keys that have left, and the first one that had another value than its last default, if any."""
     current: dict[str, Any] = copy.deepcopy(dict(table))
-    ray = current.get("ray")
-    if isinstance(ray, dict) and "num_cpus" in ray:  # of an older run
-        asked = ray.setdefault("resources", {})
-        if isinstance(asked, dict):
-            asked.setdefault("CPU", ray.pop("num_cpus"))
     for section, keys in DEPARTED.items():
         found = current.get(section)
         if not isinstance(found, dict):

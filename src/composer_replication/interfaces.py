@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -31,20 +31,13 @@ class Stateful(Protocol):
 
 
 class Sandbox(Protocol):
-    """One jail around one task tree, used by any number of threads.
+    """One jail around one task tree, used by any number of threads; docs/sandbox.md has the contract in full.
 
-    **Commands.** ``exec`` runs a program with its arguments, or one text for ``/bin/sh -c``, in the tree, the network off and
-    nothing of the parent's environment but what ``env`` names. After ``timeout_seconds`` every process of the command, daemons
-    included, is killed and ``timed_out`` is set; none outlives ``exec`` either. Standard output and error are each cut at
-    ``limits.output_bytes`` (``truncated``). A command that used more than ``limits.memory_bytes``, ``num_processes`` or
-    ``disk_bytes`` in total is killed: exit code 137, the limit in the last line of ``stderr``, for memory ``out_of_memory``.
-
-    **Files.** Paths are POSIX and relative to the tree, or absolute below it. Links are followed as long as they stay in the
-    tree. ``write_file`` makes missing folders and replaces what is there; the file belongs to the user inside. ``list_files``
-    gives everything below a folder, sorted by path, links unfollowed.
-
-    **Snapshots.** ``snapshot`` keeps the tree as it is and returns its name; ``restore`` brings it back, byte for byte, modes
-    and links included, any number of times. HOME and TMPDIR are not part of it. Both wait until no command runs.
+    ``exec`` runs a program with its arguments, or one text for ``/bin/sh -c``, in the tree, without a network and with no variable
+    but those of ``env``. After ``timeout_seconds`` all that it started is killed (``timed_out``); a command that passed a limit is
+    killed with exit code 137. Paths are POSIX and relative to the tree, or absolute below it; links are followed inside of it.
+    ``write_file`` makes missing folders, ``list_files`` gives all below a folder, sorted, links unfollowed. ``restore`` brings a
+    ``snapshot`` back byte for byte, modes and links included, any number of times; both wait until no command runs.
 
     Raises:
         SandboxFailure: the jail broke (CR0302), is closed (CR0303), a snapshot is unknown or cannot be made (CR0309); never
@@ -89,24 +82,6 @@ class SandboxBackend(Protocol):
     def is_available(self) -> Check: ...
 
     def open(self, spec: SandboxSpec) -> Sandbox: ...
-
-
-class Policy(Protocol):
-    """Something that answers prompts: ``num_samples`` completions each, in order, the same ones by the same seed and weights.
-
-    A row ends at an end-of-sequence token, at ``max_new_tokens``, or as soon as ``is_finished(text so far)`` is true.
-    """
-
-    def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        num_samples: int,
-        max_new_tokens: int,
-        temperature: float,
-        seed: int,
-        is_finished: Callable[[str], bool] | None = None,
-    ) -> list[list[Completion]]: ...
 
 
 class TokenPolicy(Protocol):

@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
 
@@ -17,8 +18,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import composer_replication
-from composer_replication.cli.flags import load
 from composer_replication.cli.main import VERBS, build_parser
+from composer_replication.config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 INTEROP = ROOT / "tests" / "interop"
@@ -90,7 +91,7 @@ def test_ci_runs_what_the_makefile_has_and_installs_nothing_by_hand() -> None:
 
 def test_every_verb_file_is_registered() -> None:
     files = {path.stem for path in (ROOT / "src" / "composer_replication" / "cli").glob("*_verb.py")}
-    assert sorted(f"{verb.replace('-', '_')}_verb" for verb in VERBS) == sorted(files)
+    assert {run.partition(":")[0].rpartition(".")[2] for run in runs(build_parser())} == files
 
 
 def runs(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -106,7 +107,7 @@ def runs(parser: argparse.ArgumentParser) -> Iterator[str]:
 def test_every_declared_verb_runs_a_function_that_there_is() -> None:
     found = list(runs(build_parser()))
     assert len(found) == len(set(found)) > len(VERBS)
-    assert all(callable(load(name)) for name in found)
+    assert all(callable(resolve_name(name)) for name in found)
 
 
 def test_every_ignored_rule_has_its_reason() -> None:
@@ -119,11 +120,16 @@ def test_every_ignored_rule_has_its_reason() -> None:
 
 
 def test_the_page_of_recipe_keys_is_up_to_date(recipe_keys: ModuleType) -> None:
-    assert recipe_keys.PAGE.read_text() == recipe_keys.page_text(), "make docs"
+    text = recipe_keys.PAGE.read_text()
+    assert text == recipe_keys.page_text(text), "make docs"
+    about = dict(re.findall(r"(?m)^(## .+)\n\n([^\n]*)", text))
+    assert all(
+        about.get(heading, "**Keys")[:6] != "**Keys" for heading, _ in recipe_keys._tables("", RunConfig)
+    )
 
 
 def test_the_page_of_recipe_keys_names_every_key(recipe_keys: ModuleType) -> None:
-    text = recipe_keys.page_text()
+    text = recipe_keys.page_text("")
     for expected in (
         "`every` (integer, `1`, >= 1)",
         '`dtype` (`"float32"` or `"bfloat16"`, `"float32"`)',
@@ -140,13 +146,18 @@ def test_an_outdated_page_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(recipe_keys, "PAGE", tmp_path / "recipe-keys.md")
-    assert recipe_keys.main(["--check"]) == 1
-    assert recipe_keys.main([]) == 0
-    assert recipe_keys.main(["--check"]) == 0
-    (tmp_path / "recipe-keys.md").write_text("old")
+    page = tmp_path / "recipe-keys.md"
+    monkeypatch.setattr(recipe_keys, "PAGE", page)
+    page.write_text(
+        "# Keys\n\n## `[ray]`\n\nAttempts and gradings.\n\n**Keys:** old\n\n## `[trl]`\n\nOf TRL.\n"
+    )
     assert recipe_keys.main(["--check"]) == 1
     assert "out of date: make docs" in capsys.readouterr().out
+    assert recipe_keys.main([]) == 0
+    assert recipe_keys.main(["--check"]) == 0
+    text = page.read_text()
+    assert "## `[ray]`\n\nAttempts and gradings.\n\n**Keys:** `address` (string, **required**)" in text
+    assert "**Keys:** old" not in text and "## `[trl]`\n\nOf TRL.\n" in text and "## `[heldout]`" in text
 
 
 def pages(root: Path) -> list[Path]:

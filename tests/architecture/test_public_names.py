@@ -61,7 +61,6 @@ PROTOCOLS = {
     "Guard",
     "GuardStatus",
     "HintGenerator",
-    "Policy",
     "PromptChooser",
     "PromptSource",
     "Sandbox",

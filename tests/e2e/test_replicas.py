@@ -115,7 +115,7 @@ def test_one_replica_is_the_plain_run_bit_for_bit(
         ("--replica 0", {}, "CR0206", "needs a [replicas] table"),
         ("--replica 2 --of 2", {"transport": "file:///x"}, "CR0206", "no replica 2 of 2"),
         ("--replica 0 --of 2", {"transport": "ftp://x/y"}, "CR1101", "none of s3"),
-        ("--replica 0", {"transport": "torchft", "delay": 100}, "CR0204", "delay is not below"),
+        ("--replica 0", {"transport": "torchft://h:1", "delay": 100}, "CR0204", "delay is not below"),
         ("--replica 0 --of 2", {"transport": "torchft://127.0.0.1:9"}, "CR1101", "token is missing"),
         ("--replica 0 --of 2", {"transport": "torchft://127.0.0.1:9", "token": "a"}, "CR1101", "the lighthouse"),
     ],

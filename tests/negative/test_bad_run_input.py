@@ -247,10 +247,3 @@ def test_training_on_a_cluster_that_is_not_there_begins_nothing(
     assert (answer.exit_code, answer.error["code"]) == (2, "CR0490")
     answer = command(*words, "--ray", nobody, "--set", "ray.resources.CPU=-1")
     assert (answer.exit_code, answer.error["code"]) == (2, "CR0204")
-
-
-def test_an_evaluation_on_a_cluster_that_is_not_there(command: Command, store: Path, nobody: str) -> None:
-    words = ("eval", "tiny-random", "--tasks", store, "--ray")
-    for address, exit_code in ((nobody, 3), ("the cluster", 2)):
-        answer = command(*words, address)
-        assert (answer.exit_code, answer.error["code"]) == (exit_code, "CR0490")

@@ -76,6 +76,7 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
         ),
         ({"heldout": {"has_sentinel": True}}, "(with [evidence] it is always true now)"),
         ({"evidence": {"alpha": 0.05}}, "the key evidence.alpha has left: take the line out"),
+        ({"ray": {"address": "auto", "num_cpus": 0.5}}, "write CPU under [ray.resources]"),
         ({"trainer": {"effort": {"q": 1.0}}}, "the key trainer.effort has left: write trainer.effort_weight"),
     ],
 )
@@ -123,13 +124,6 @@ def test_an_override_leaves_the_tables_of_its_caller_alone() -> None:
     config = load_config(recipe, overrides)
     assert config.heldout is not None and config.heldout.every == 3
     assert overrides["heldout"] == {"every": 2}
-
-
-def test_what_an_older_run_asked_of_ray_is_read(tmp_path: Path) -> None:
-    older = 'address = "auto"\nnum_cpus = 0.5\n[ray.resources]\njail = 1.0\n'
-    config = load_config(write(tmp_path, f'[model]\nname = "x"\n[tasks]\nstore = "s"\n[ray]\n{older}'))
-    assert config.ray is not None
-    assert config.ray.resources == {"CPU": 0.5, "jail": 1.0}
 
 
 def test_an_override_of_an_unknown_key_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ Through one command, ``composer-rl VERB``. This is the only folder that joins th
 
     main.py                 the frame: parse first, import a verb's parts only once it is chosen
     command_line.toml       the verbs and their arguments
-    NAME_verb.py            one file per verb: run -> (result, exit code), render -> text
+    NAME_verb.py            a verb, or several that are close: run -> (result, exit code), render -> text
     assembly.py             the parts of a run, joined: checks, tasks, guard, sandboxes, attempts
     training_run.py         one run from its tasks to its report
     task_division.py        which tasks are trained on, and which are held out

@@ -8,14 +8,14 @@ import json
 import platform
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication import safety
-from composer_replication.cli.cluster import (
+from composer_replication.cli.flags import (
     check_cluster,
     file_part,
     launched_rank,
@@ -24,7 +24,7 @@ from composer_replication.cli.cluster import (
 )
 from composer_replication.cli.machine_troubles import package_version
 from composer_replication.cli.task_division import RunTasks, read_split
-from composer_replication.cli.terminal import Report, note
+from composer_replication.cli.terminal import Report
 from composer_replication.config import AgentSection, RunConfig
 from composer_replication.errors import InputError, MissingError, UsageError, needs_extra
 from composer_replication.interfaces import Guard
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
 
 MANY_GRADINGS = 64  # at a time on a cluster, where single answers are graded and nobody says how many
-POOL_PER_SAMPLE = 10
 
 
 def check_recipe(config: RunConfig, recipe_folder: Path) -> tuple[Guard | None, Mapping[str, PairRow]]:
@@ -93,7 +92,7 @@ def check_agent(config: RunConfig) -> None:
             raise UsageError("CR0211", problem, where=f"trl.{key}", fix=fix)
     if uses_vllm and importlib.util.find_spec("vllm") is None:
         problem = "trl.use_vllm is set, and vllm is not installed here; TRL needs it to send weights, to a server too."
-        fix = "composer-rl doctor names the version that fits; or take trl.use_vllm out."
+        fix = "pip install vllm==0.25.1 transformers==5.23.0 trl==1.16.0, which fit each other; or take trl.use_vllm out."
         raise MissingError("CR0101", problem, where="vllm", fix=fix)
     if is_server:
         find_trl_server(config)
@@ -281,17 +280,14 @@ def cluster_options(config: RunConfig) -> ClusterOptions:
     )
 
 
-@contextmanager
-def open_actors(config: RunConfig, store: TaskStore) -> Iterator[RolloutCluster | None]:
+def open_actors(config: RunConfig, store: TaskStore) -> AbstractContextManager[RolloutCluster | None]:
     """The actors that ``[ray]`` asks for, gone after the block; None without the table."""
     if config.ray is None:
-        yield None
-        return
+        return nullcontext()
     from composer_replication.rollouts.cluster import open_cluster
 
     options, plays_episodes = cluster_options(config), config.agent is not None
-    with open_cluster(config.ray.address, store, options, waits_for_all=plays_episodes) as cluster:
-        yield cluster
+    return open_cluster(config.ray.address, store, options, waits_for_all=plays_episodes)
 
 
 @dataclass(frozen=True)
@@ -358,8 +354,9 @@ class Attempts:
             length = player.talk.open(first_message(self.grader.store, task), TOOLS).num_tokens
             if length + self.agent.min_new_tokens > limit:
                 fix = "raise agent.max_context_tokens, or leave the task out."
-                problem = f"the first prompt takes {length} of {limit} tokens, which leaves no room for "
-                problem += "an answer."
+                problem = (
+                    f"the first prompt takes {length} of {limit} tokens, which leaves no room for an answer."
+                )
                 raise InputError("CR0705", problem, where=task.task_id, fix=fix)
         return player
 
@@ -446,9 +443,7 @@ def open_evaluator(
     if section is None or tasks.split is None:
         return None, None
     watched = tasks.heldout if section.num_canaries else ()
-    canaries, refused = sentinels.make_canaries(sampler.grader.store, watched)
-    if refused:
-        note(f"canaries: {len(canaries)} made, {len(refused)} held-out tasks cannot be one")
+    canaries, _ = sentinels.make_canaries(sampler.grader.store, watched)
     evaluator = HeldoutEvaluator(
         sampler,
         tasks.heldout,
@@ -460,9 +455,6 @@ def open_evaluator(
         # a reward that is a share of tests needs a truth that is one, too
         counts_shares=config.agent is not None and config.agent.reward.rule != "all_or_nothing",
     )
-    if config.evidence is not None and len(tasks.heldout) < POOL_PER_SAMPLE * section.sample_size:
-        pool = f"a pool of {len(tasks.heldout)} tasks for samples of {section.sample_size}"
-        note(f"evidence: {pool} is small; its guarantee speaks of these tasks only")
     # Where weights are sharded every process evaluates, and an alarm in one would leave the others waiting.
     patience = None if shards_weights() else section.timeout_seconds
     evaluation = PatientEvaluation(evaluator, timeout_seconds=patience)

@@ -1,15 +1,18 @@
-"""``composer-rl doctor``: what this machine has and lacks, and what to type about it; without torch, without network."""
+"""``composer-rl doctor``, ``explain`` and ``cache``: what this machine lacks, what an error means, how room is made.
+
+Without torch, without network.
+"""
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import platform
 import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -17,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.machine_troubles import package_version
-from composer_replication.cli.terminal import note
-from composer_replication.errors import ComposerError, MissingError
+from composer_replication.cli.terminal import note, progress_bar
+from composer_replication.errors import ComposerError, MissingError, UsageError
 from composer_replication.records import Check
 
 if TYPE_CHECKING:
@@ -29,18 +32,14 @@ GIGABYTE = 10**9
 QUICKSTART_MEMORY_BYTES = 6 * GIGABYTE
 CACHE_DISK_BYTES = 4 * GIGABYTE
 TRAINING_PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets", "peft", "gguf")
-VLLM_PAIR = "pip install vllm==0.25.1 transformers==5.23.0 trl==1.16.0"
-"""They keep every bound of each other and of this package, and have run on a GPU."""
 _LINUX = "run inside a Linux container: docker or podman with the python:3.12 image"
 _CGROUP = Path("/sys/fs/cgroup")
-_OPTIONAL = ("vllm", "git", "make", "gpu")
-"""Checks that may fail; and one backend may, where the one that a run takes holds."""
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """All checks; exit code 0 when all that are required hold, else 3. A failing check is a result, not an error."""
+    """All checks; exit code 0 when all that are required hold, else 3. The GPU may fail, and single backends."""
     checks = list(all_checks((lambda _: None) if args.quiet else note))
-    is_ok = all(check.ok or check.name in _OPTIONAL or check.name.startswith("sandbox ") for check in checks)
+    is_ok = all(check.ok or check.name == "gpu" or check.name.startswith("sandbox ") for check in checks)
     return {"ok": is_ok, "checks": list(map(asdict, checks))}, 0 if is_ok else MISSING_EXIT_CODE
 
 
@@ -65,10 +64,8 @@ def all_checks(progress: Callable[[str], None]) -> Iterator[Check]:
     yield check_room("memory", available_memory_bytes(), QUICKSTART_MEMORY_BYTES, smaller)
     yield from check_cache()
     yield from map(check_package, TRAINING_PACKAGES)
-    yield from check_vllm()
     yield from check_sandboxes(progress)
     yield check_loopback()
-    yield from map(check_program, ("git", "make"))
     yield check_gpu()
 
 
@@ -129,21 +126,6 @@ def check_package(name: str) -> Check:
     return _check(name, bool(version), version, "not installed; training needs it", fix)
 
 
-def check_vllm() -> Iterator[Check]:
-    """Whether an installed vLLM goes with the installed transformers, which it bounds; nothing where there is no vLLM."""
-    from packaging.requirements import Requirement
-
-    vllm, transformers, trl = map(package_version, ("vllm", "transformers", "trl"))
-    if not vllm:
-        return
-    bounds = [Requirement(text) for text in importlib.metadata.requires("vllm") or ()]
-    wanted = [each.specifier for each in bounds if each.name == "transformers" and each.marker is None]
-    fits = bool(transformers) and all(each.contains(transformers) for each in wanted)
-    detail = f"{vllm} beside transformers {transformers or 'that is not installed'} and trl {trl}"
-    needs = f"{detail}; it needs transformers {', '.join(map(str, wanted))}"
-    yield _check("vllm", fits, detail, needs, VLLM_PAIR)
-
-
 def check_sandboxes(progress: Callable[[str], None]) -> Iterator[Check]:
     """Every backend's self-test; required is that the one holds which a run takes when none is named."""
     if sys.platform != "linux":
@@ -193,12 +175,6 @@ def check_loopback() -> Check:
     return Check("ports", True, "no loopback port can be opened; only servers need one")
 
 
-def check_program(name: str) -> Check:
-    """A program that is convenient, not needed."""
-    path = shutil.which(name) or ""
-    return _check(name, bool(path), path, "not found; optional", f"apt install {name}")
-
-
 def check_gpu() -> Check:
     """What nvidia-smi names; the quick start runs on the processor."""
     words = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
@@ -210,3 +186,49 @@ def check_gpu() -> Check:
         fix = "check the driver; the quick start needs no GPU"
         return Check("gpu", False, f"nvidia-smi fails: {error}", fix)
     return Check("gpu", True, "; ".join(found.split("\n")).strip("; ") or "none found")
+
+
+def load_explanations() -> dict[str, dict[str, Any]]:
+    """Every entry of ``explanations/*.toml`` by code, in order."""
+    files = Path(__file__).with_name("explanations").glob("*.toml")
+    tables = [tomllib.loads(file.read_text(encoding="utf-8")) for file in files]
+    return dict(sorted((code, entry) for table in tables for code, entry in table.items()))
+
+
+def run_explain(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    entries = load_explanations()
+    code = args.code.strip().upper()
+    if code not in entries:
+        digits = int("".join(filter(str.isdecimal, code)) or 0)
+        near = min(entries, key=lambda known: abs(int(known[2:]) - digits))
+        fix = f"composer-rl explain {near}"
+        raise UsageError("CR0206", f"there is no error code {args.code!r}.", where="CODE", fix=fix)
+    return {"code": code, **{key: entries[code][key] for key in ("meaning", "causes", "fixes")}}, 0
+
+
+def render_explain(result: Mapping[str, Any]) -> str:
+    lines = [f"{result['code']}: {result['meaning']}", "", "Why it happens"]
+    lines += [f"  - {cause}" for cause in result["causes"]]
+    return "\n".join([*lines, "", "What to do", *(f"  - {fix}" for fix in result["fixes"])])
+
+
+def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    """Empty the folder of fetched and made things."""
+    from composer_replication.tasks.intake.cache import CACHE_VARIABLE, cache_folder, prune
+
+    try:
+        folder = cache_folder()
+    except OSError as error:
+        problem = f"the cache folder cannot be made: {error.strerror}."
+        fix = f"set {CACHE_VARIABLE} to a folder that you may write, or unset it."
+        raise UsageError("CR0209", problem, where=str(error.filename or CACHE_VARIABLE), fix=fix) from error
+    which = {"include_reports": args.all, "older_than_days": args.older_than, "is_dry_run": args.dry_run}
+    with progress_bar(quiet=args.quiet) as report:
+        pruned = prune(folder, progress=report, **which)
+    return {
+        "folder": str(folder),
+        "freed_bytes": pruned.freed_bytes,
+        "dry_run": args.dry_run,
+        "paths": [str(entry.path) for entry in pruned.removed],
+        "kept": [{"path": str(kept.path), "reason": kept.reason} for kept in pruned.kept],
+    }, 0

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from composer_replication.cli import assembly
 from composer_replication.cli.assembly import recipe_sha256
-from composer_replication.cli.cluster import check_cluster, placed_at
 from composer_replication.cli.flags import refuse_unwritable
 from composer_replication.cli.task_division import one_hole_tasks, stored_tasks
 from composer_replication.cli.terminal import columns, note, progress_bar
@@ -27,35 +26,29 @@ from composer_replication.tasks import difficulty
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
 from composer_replication.tasks.store import TaskStore
 
-_SINGLE_ANSWER = {"max_completion_length": 64, "temperature": 1.0}
-"""How a model alone is asked; a recipe says otherwise."""
+_SINGLE_ANSWER = {"max_completion_length": 64, "temperature": 1.0}  # where no recipe says how
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    recipe = _recipe(args)
+    config = _recipe(args)
     store = TaskStore.open(args.tasks)
-    assembly.check_agent(recipe)
+    assembly.check_agent(config)
     served = None
     if args.endpoint is not None:
-        if recipe.agent is None:
+        if config.agent is None:
             fix = "name a run with one, or a recipe by --recipe."
             raise UsageError("CR0206", "--endpoint samples episodes, and there is no [agent] table.", fix=fix)
         served = find_server(open_server(args.endpoint, key_variable=args.endpoint_key_env))
     tell = (lambda _: None) if args.quiet else note
-    tasks = stored_tasks(store) if recipe.agent else one_hole_tasks(store, tell)
+    tasks = stored_tasks(store) if config.agent else one_hole_tasks(store, tell)
     if args.update_difficulty:  # what would be in the way is said now, not after the evaluation
         difficulty.read_difficulty(store.root)
         refuse_unwritable(store.root)
-    if args.ray is not None:
-        check_cluster(args.ray, "an evaluation on a Ray cluster")
     with ExitStack() as stack:
         stack.enter_context(assembly.training_packages("evaluating a model", quiet=args.quiet))
-        model, tokenizer = _open_model(args, recipe)
-        config = placed_at(recipe, args.ray)
-        cluster = stack.enter_context(assembly.open_actors(config, store))
-        grader = assembly.open_grader(config, store, cluster=cluster)
-        stack.callback(grader.close)
-        attempts = assembly.Attempts(config, grader, tokenizer, model, cluster)
+        model, tokenizer = _open_model(args, config)
+        grader = stack.enter_context(closing(assembly.open_grader(config, store)))
+        attempts = assembly.Attempts(config, grader, tokenizer, model)
         sampler: TaskSampler = attempts.episodes(tasks, served) if config.agent else attempts.answers()
         report = stack.enter_context(progress_bar(quiet=args.quiet))
         with sampler.reporting(report, "eval"):

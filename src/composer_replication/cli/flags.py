@@ -1,4 +1,7 @@
-"""The arguments of a verb, as ``command_line.toml`` declares them, and what verbs do with those that several have."""
+"""What a verb was given: its arguments, as ``command_line.toml`` declares them, and its place among the processes of a launch.
+
+Of several processes ``torchrun`` and ``accelerate launch`` tell each which one it is.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,11 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import UsageError
+from composer_replication.errors import UsageError, needs_extra
 
-Reader = Callable[[str], Any]
 _TOLD = {"help", "description", "usage"}
 
 
@@ -53,9 +54,17 @@ def add_verb(subparsers: Any, name: str, table: Mapping[str, Any] | None = None,
             if word not in _TOLD:
                 add_verb(verbs, word, inner, name)
         return
-    add_arguments(parser, ["output", *table["arguments"]])
-    module = f"{__package__}.{(group or name).replace('-', '_')}_verb"
-    parser.set_defaults(run=f"{module}:run_{name}" if group else f"{module}:run")
+    add_output(parser)
+    add_arguments(parser, table["arguments"])
+    run = table.get("run") or (f"{group}_verb:run_{name}" if group else f"{name.replace('-', '_')}_verb:run")
+    parser.set_defaults(run=f"{__package__}.{run}")
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """What may stand before a verb or behind it: a default of the verb's parser would reset what stands before."""
+    options: Any = {"action": "store_true", "default": argparse.SUPPRESS}
+    parser.add_argument("--json", help="print exactly one JSON object on standard output", **options)
+    parser.add_argument("--quiet", help="no progress on standard error", **options)
 
 
 def add_arguments(parser: argparse.ArgumentParser, rows: list[Any]) -> None:
@@ -63,38 +72,22 @@ def add_arguments(parser: argparse.ArgumentParser, rows: list[Any]) -> None:
     for row in rows:
         if isinstance(row, str):
             add_arguments(parser, _declared("shared")[row])
-        else:
-            _add_argument(parser, row)
+            continue
+        usage, text, options = row[0], row[1], dict(row[2]) if len(row) > 2 else {}
+        name, _, metavar = usage.partition(" ")
+        if metavar:
+            options["metavar"] = metavar
+        elif "choices" not in options:
+            options["action"] = "store_true"
+        if "type" in options:
+            options["type"] = _type_of(options["type"])
+        parser.add_argument(name, help=text, **options)
 
 
-def _add_argument(parser: argparse.ArgumentParser, row: list[Any]) -> None:
-    more = row[-1] if isinstance(row[-1], dict) else {}
-    parts: list[Any] = [*(part for part in row if part is not more), None, None]
-    usage, text, kind, default = parts[:4]
-    name, _, metavar = usage.partition(" ")
-    options: dict[str, Any] = {"help": text}
-    if isinstance(kind, list):
-        options["choices"] = kind
-    elif not metavar:
-        options["action"] = "store_true"
-        if kind == "anywhere":  # a default of the verb's parser would reset what stands before the verb
-            options["default"] = argparse.SUPPRESS
-    elif kind:
-        options["type"] = _type_of(kind)
-    if metavar:
-        options["metavar"] = metavar.rstrip("+*?")
-        options |= {"nargs": metavar[-1]} if metavar[-1] in "+*?" else {}
-    if default == "required":
-        options["required"] = True
-    elif default is not None:
-        options["default"] = Path(default) if kind == "path" else default
-        options |= {"action": "append"} if isinstance(default, list) else {}
-    parser.add_argument(name, **options | more)
-
-
-def _type_of(kind: str) -> Reader:
+def _type_of(kind: str) -> Callable[[str], Any]:
     """The function that reads a type of the file, as its first lines have them; infinity and NaN are no number here."""
-    simple: dict[str, Reader] = {"path": Path, "int": int, "float": float, "named": _named, "price": price}
+    simple: dict[str, Callable[[str], Any]] = {"path": Path, "int": int, "float": float}
+    simple |= {"named": _named, "price": price}
     if kind in simple:
         return simple[kind]
     read: Callable[[str], float] = float
@@ -126,12 +119,6 @@ def price(text: str) -> tuple[str, tuple[float, float]]:
     name, value = _named(text)
     dollars_in, dollars_out = map(_type_of(">=0"), value.split("/"))
     return name, (dollars_in, dollars_out)
-
-
-def load(dotted: str) -> Any:
-    """What ``module:name`` names."""
-    module, _, name = dotted.partition(":")
-    return getattr(import_module(module), name)
 
 
 def refuse_unwritable(path: Path) -> None:
@@ -180,3 +167,38 @@ def isolation_lines(result: dict[str, Any]) -> list[str]:
     """What a person reads of it."""
     names = result.get("accepted_no_isolation", [])
     return [f"Accepted to do without isolation: {', '.join(names)}."] if names else []
+
+
+def check_cluster(address: str, purpose: str) -> None:
+    """What can be said of a cluster before anything is built or loaded; ``purpose`` begins the sentence of a missing package."""
+    from composer_replication.tasks.workers import make_ray_impatient
+
+    with needs_extra("ray", purpose):
+        make_ray_impatient()
+        from composer_replication.tasks.workers.ray_cluster import check_address
+    check_address(address)
+
+
+def launched_rank(environment: Mapping[str, str] = os.environ) -> int:
+    """Which process of the launch this is, from 0; the first one alone writes the run folder, and speaks."""
+    rank = environment.get("RANK", "")
+    return int(rank) if launched_size(environment) > 1 and rank.isdecimal() else 0
+
+
+def launched_size(environment: Mapping[str, str] = os.environ) -> int:
+    """How many processes the launch has; 1 where this one is alone."""
+    size = environment.get("WORLD_SIZE", "")
+    return int(size) if size.isdecimal() else 1
+
+
+def file_part() -> str:
+    """What the names of this process's own files have before their ending: nothing for the first."""
+    rank = launched_rank()
+    return f"-process-{rank}" if rank else ""
+
+
+def shards_weights(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether ``accelerate launch`` was told to spread the weights over the processes."""
+    if environment.get("ACCELERATE_USE_DEEPSPEED") == "true":  # a file of DeepSpeed's own is read later
+        return environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3"
+    return environment.get("ACCELERATE_USE_FSDP") == "true"

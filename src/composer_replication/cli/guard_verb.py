@@ -1,4 +1,4 @@
-"""``composer-rl guard``: ask the guard about a run that any trainer has logged, or measure it."""
+"""``composer-rl guard`` and ``report``: what a run of this or any trainer has to say for itself, on any machine."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from composer_replication.safety import HeldOutGuard
 _TOO_LITTLE = 6
 _QUICK_RUNS = 400
 _SETTINGS = tuple(GuardSection.model_fields)
+_RECIPE: dict[str, Any] = {"model": {"name": "-"}, "tasks": {"store": "-"}, "heldout": {}}
 
 Result = dict[str, Any]
 
@@ -55,22 +56,16 @@ def run_scan(args: argparse.Namespace) -> tuple[Result, int]:
 
 
 def _make_guard(args: argparse.Namespace) -> HeldOutGuard:
-    """The guard's defaults, then the recipe's ``[guard]``, then the flags."""
-    table: dict[str, Any] = {"guard": {}} if args.recipe is None else read_table(args.recipe)
-    if "guard" not in table:
+    """The guard's defaults, then the recipe's ``[guard]``, then the flags, each by the rules of a recipe."""
+    table: Any = {} if args.recipe is None else read_table(args.recipe).get("guard")
+    if table is None:
         fix = "leave out --recipe, or give the settings by flags such as --max-proxy-real-gap 0.35."
         raise UsageError("CR0204", "the recipe has no [guard] table.", where=str(args.recipe), fix=fix)
     flags = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
-    for name, value in flags.items():  # each alone, so that the sentence about a bad one names it
-        _checked({name: value}, where=f"--{name.replace('_', '-')}")
-    settings = _checked(table["guard"], where=str(args.recipe)).model_dump()
-    return HeldOutGuard(**settings | flags)
-
-
-def _checked(guard: Any, *, where: str) -> GuardSection:
-    """A ``[guard]`` table by the rules of a recipe."""
-    table = {"model": {"name": "-"}, "tasks": {"store": "-"}, "heldout": {}, "guard": guard}
-    return parse_config(table, where=where).guard or GuardSection()
+    given = {f"--{name.replace('_', '-')}": {name: value} for name, value in flags.items()}
+    for where, part in {str(args.recipe): table, **given}.items():
+        parse_config({**_RECIPE, "guard": part}, where=where)
+    return HeldOutGuard(**table | flags)
 
 
 def render_scan(result: Result) -> str:
@@ -84,15 +79,23 @@ def render_scan(result: Result) -> str:
     return "\n".join([said, result["columns_sentence"], f"Guard: {settings}.", *notes])
 
 
+def run_report(args: argparse.Namespace) -> tuple[Result, int]:
+    """Write the report of a run, or of the folder of several replicas, whose page has their tables."""
+    from composer_replication.report import page, write_report
+
+    if folders := page.replica_folders(args.run_path):
+        return page.write_replicas_report(args.run_path, folders), 0
+    return {"report": str(write_report(args.run_path))}, 0
+
+
+def render_report(result: Result) -> str:
+    return f"Report: {result['report']}"
+
+
 def run_bench(args: argparse.Namespace) -> tuple[Result, int]:
     with needs_extra("bench", "the guard's benchmark"):
-        from composer_replication.report.bench_runs import FAMILIES
         from composer_replication.report.guard_bench import SEED, run_guard_bench
 
-        known = [family.name for family in FAMILIES]
-        if unknown := [name for name in args.family if name not in known]:
-            problem = f"there is no family {unknown[0]!r}."
-            raise UsageError("CR0206", problem, where="--family", fix=f"one of {', '.join(known)}")
         num_runs, seed = _QUICK_RUNS if args.quick else args.runs, SEED if args.seed is None else args.seed
         with progress_bar(quiet=args.quiet) as report:
             return run_guard_bench(num_runs, args.tasks, seed=seed, families=args.family, report=report), 0

@@ -16,17 +16,16 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 from composer_replication import __version__
-from composer_replication.cli.cluster import launched_rank
-from composer_replication.cli.flags import add_arguments, add_verb, load, verb_helps
+from composer_replication.cli.flags import add_output, add_verb, launched_rank, verb_helps
 from composer_replication.cli.terminal import columns, visible
 from composer_replication.errors import ComposerError, UsageError
 
 PROGRAM = "composer-rl"
-VERBS = tuple(verb_helps())
-"""In the order in which ``--help`` lists them."""
+VERBS = tuple(verb_helps())  # in the order in which --help lists them
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -67,7 +66,7 @@ def build_parser(only: str = "", *, lists_verbs: bool = False) -> argparse.Argum
         "4 unusable input, 5 halted by the guard, 6 too little evidence or nothing to do, 130 interrupted.",
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    add_arguments(parser, ["output"])
+    add_output(parser)
     parser.set_defaults(json=False, quiet=False)
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True, title="verbs")
     for name in [only] if only in VERBS else VERBS:
@@ -85,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = _parse(words)
         with _orderly_end(), contextlib.redirect_stdout(sys.stderr):
-            result, exit_code = load(args.run)(args)
+            result, exit_code = resolve_name(args.run)(args)
         text = json.dumps(result, allow_nan=False) if args.json else rendered(args.run, result)
         if args.verb == "train" and launched_rank():
             text = ""  # the first process of the launch says it

@@ -6,12 +6,10 @@ import argparse
 import json
 import os
 import random
-import secrets
 import signal
-import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -42,20 +40,14 @@ def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     overrides = dict(parse_override(text) for text in args.overrides) | {"replicas.num_replicas": args.local}
     if "replicas" not in read_table(args.recipe) and "replicas.transport" not in overrides:
         overrides["replicas.transport"] = f"file://{out / 'store'}"
-    options = load_config(args.recipe, overrides).replicas
-    assert options is not None
-    environment = dict(os.environ)
-    with ExitStack() as stack:
-        if options.is_torchft and not options.lighthouse and args.local > 1:
-            environment.setdefault(TOKEN_VARIABLE, secrets.token_hex(16))
-            address = overrides["replicas.transport"] = f"torchft://127.0.0.1:{_free_port()}"
-            options = options.model_copy(update={"transport": address})
-            stack.callback(_open_lighthouse(environment[TOKEN_VARIABLE], options).close)
-        out.mkdir(parents=True, exist_ok=True)
-        children: list[Popen[bytes]] = []
-        stack.callback(_end_all, children)  # none outlives this process
-        children.extend(_child(args, number, out, overrides, environment) for number in range(args.local))
+    load_config(args.recipe, overrides)  # what is wrong with it is said here, once
+    out.mkdir(parents=True, exist_ok=True)
+    children: list[Popen[bytes]] = []
+    try:
+        children.extend(_child(args, number, out, overrides) for number in range(args.local))
         codes = [child.wait() for child in children]
+    finally:
+        _end_all(children)  # none outlives this process
     code = HALTED_EXIT_CODE if HALTED_EXIT_CODE in codes else next((code for code in codes if code), 0)
     verdict = {0: "clean", HALTED_EXIT_CODE: "halted"}.get(code, "unfinished")
     folders = [RunFolder(out / f"replica-{number}") for number in range(args.local)]
@@ -66,32 +58,24 @@ def run_start(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 
 def run_lighthouse(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    least = args.min_replicas
     table: dict[str, Any] = {"transport": f"torchft://{args.bind}", "grace_seconds": args.grace_seconds}
-    options = ReplicasSection(**table, num_replicas=max(least, 1), min_replicas=least)
-    with suppress(KeyboardInterrupt), closing(_open_lighthouse(replica_token(), options, args.records)):
+    options = ReplicasSection(**table, num_replicas=args.min_replicas, min_replicas=args.min_replicas)
+    quiet_torchft()
+    with needs_extra("replicas", "a lighthouse"):
+        from composer_replication.replicas.lighthouse import Lighthouse
+    with suppress(KeyboardInterrupt), closing(Lighthouse(replica_token(), options, folder=args.records)):
         signal.sigwait({signal.SIGINT, signal.SIGTERM})
     return {"lighthouse": args.bind}, 0
 
 
-def _open_lighthouse(token: str, options: ReplicasSection, folder: Path | None = None) -> Any:
-    quiet_torchft()
-    with needs_extra("replicas", "a lighthouse"):
-        from composer_replication.replicas.lighthouse import Lighthouse
-
-    return Lighthouse(token, options, folder=folder)
-
-
-def _child(
-    args: argparse.Namespace, number: int, out: Path, overrides: dict[str, Any], environment: dict[str, str]
-) -> Popen[bytes]:
+def _child(args: argparse.Namespace, number: int, out: Path, overrides: dict[str, Any]) -> Popen[bytes]:
     """One replica as a process of its own, whose words go into ``replica-I.log``."""
     words = ["train", str(args.recipe), "--out", str(out / f"replica-{number}"), "--replica", str(number)]
     words += [part for key, value in overrides.items() for part in ("--set", f"{key}={json.dumps(value)}")]
     words += ["--quiet", *(["--resume"] if args.resume else [])]
     command = [sys.executable, "-m", "composer_replication.cli.main", *words]
     with (out / f"replica-{number}.log").open("ab") as log:
-        return Popen(command, stdin=DEVNULL, stdout=log, stderr=log, env=environment)
+        return Popen(command, stdin=DEVNULL, stdout=log, stderr=log)
 
 
 def _end_all(children: list[Popen[bytes]]) -> None:
@@ -125,17 +109,6 @@ def _row(run: RunFolder, code: int) -> dict[str, Any]:
         "parameter_sha256": summary.get("parameter_sha256"),
         "reason": summary.get("reason", ""),
     }
-
-
-def _free_port() -> int:
-    """One whose next one is free as well."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            with suppress(OSError, OverflowError):  # it is taken, or there is none
-                second.bind(("127.0.0.1", port + 1))
-                return port
 
 
 @dataclass(frozen=True, slots=True)

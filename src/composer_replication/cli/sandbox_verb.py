@@ -63,8 +63,6 @@ def _copy(source: Path | None, tree: Path) -> None:
         shutil.copytree(source.resolve(), tree, **how)
     except (OSError, RecursionError) as error:  # shutil.Error is an OSError with a list of problems
         problem = error.args[0][0][-1] if isinstance(error, shutil.Error) else error
-        if isinstance(error, RecursionError):
-            problem = "its folders lie too deep in one another"
         why = f"the tree cannot be copied: {str(problem)[:300]}."
         raise InputError("CR0304", why, where=str(source)) from error
 

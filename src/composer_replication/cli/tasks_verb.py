@@ -10,10 +10,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from composer_replication.cli.cluster import check_cluster
-from composer_replication.cli.flags import chosen_backend, given_up, refuse_unwritable, refuse_without_jail
+from composer_replication.cli.flags import (
+    check_cluster,
+    chosen_backend,
+    given_up,
+    refuse_unwritable,
+    refuse_without_jail,
+)
 from composer_replication.cli.task_division import FILE_NAME
-from composer_replication.cli.terminal import Report, columns, counted, note, progress_bar, visible
+from composer_replication.cli.terminal import Report, columns, counted, note, progress_bar
 from composer_replication.errors import UsageError
 from composer_replication.model_endpoint import Endpoint, open_endpoint
 from composer_replication.records import Task
@@ -96,9 +101,6 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
         summary = import_swebench(args.file, args.out, progress=report, **settings)
     rows = read_journal(summary.folder / "journal.jsonl")
     refused = {row["pin"]: f"{row['reason']}: {row['detail']}" for row in rows if row["reason"]}
-    if not args.quiet:
-        for name, why in refused.items():
-            note(f"{name}: {why}")
     return finish_build(summary, {"refused_rows": refused}, quiet=args.quiet)
 
 
@@ -123,21 +125,16 @@ def finish_build(summary: BuildSummary, more: Mapping[str, object], *, quiet: bo
 
 def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
     chosen_backend(args)
-    _warn_unfinished(args)
     with progress_bar(quiet=args.quiet) as report:
         settings = {name: getattr(args, name) for name in ("repeat", "jobs", "backend")}
         summary = validate_store(args.folder, progress=report, **settings)
-    sandboxes: Result = {
-        "proved_by": list(map(str, summary.proved_by)),
-        "validated_in": str(summary.validated_in),
-    }
-    return {**asdict(summary), **sandboxes, **given_up()}, _NOT_PASSED if summary.failed else 0
+    names = {"proved_by": list(map(str, summary.proved_by)), "validated_in": str(summary.validated_in)}
+    return {**asdict(summary), **names, **given_up()}, _NOT_PASSED if summary.failed else 0
 
 
 def run_leakscan(args: argparse.Namespace) -> tuple[Result, int]:
     why = "what it runs sees this whole machine, the store and the sources with all deleted code among it"
     refuse_without_jail(chosen_backend(args), why)
-    _warn_unfinished(args)
     with progress_bar(quiet=args.quiet) as report:
         summary = scan_store(args.folder, jobs=args.jobs, backend=args.backend, progress=report)
     return {**asdict(summary), **given_up()}, 0 if summary.is_clean else _NOT_PASSED
@@ -152,7 +149,7 @@ def run_show(args: argparse.Namespace) -> tuple[Result, int]:
         problem = "--golden shows the patch of one task, and no ID is given."
         fix = f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs."
         raise UsageError("CR0206", problem, where="--golden", fix=fix)
-    store = _open(args)
+    store = TaskStore.open(args.folder)
     tasks = [store.get(args.task_id)] if args.task_id else list(store.tasks())
     rows = [_row(store, task) for task in tasks]
     if args.task_id:
@@ -254,23 +251,8 @@ def unfinished(folder: Path) -> str:
     return f"The build of this store was cut off, its tasks are whole but not all there; {again}"
 
 
-def _warn_unfinished(args: argparse.Namespace) -> None:
-    if not args.quiet and (sentence := unfinished(args.folder)):
-        note(sentence)
-
-
-def _open(args: argparse.Namespace) -> TaskStore:
-    """The store of ``args.folder``; that its build was cut off is said."""
-    store = TaskStore.open(args.folder)
-    _warn_unfinished(args)
-    return store
-
-
 def run_export(args: argparse.Namespace) -> tuple[Result, int]:
-    """Write a tree, or with a set format all tasks.
-
-    Repositories of what was written whose licence is not permissive are told on standard error, also with ``--quiet``.
-    """
+    """Write a tree, or with a set format all tasks; ``restricted_licences`` are those that are not permissive."""
     is_set, is_file = args.format != "tree", args.format in ("swebench", "parquet")
     if is_set is (args.task_id is not None):
         problem = "a tree is that of one task and needs its ID; the other formats write all and take none."
@@ -281,14 +263,12 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
         problem = "the file exists already." if is_file else "the folder is not empty."
         raise UsageError("CR0231", problem, where=str(args.out), fix="choose another --out.")
     refuse_unwritable(args.out.absolute().parent if is_file else args.out)
-    store = _open(args)
+    store = TaskStore.open(args.folder)
     task_ids = store.require_task_ids() if is_set else [store.get(args.task_id).task_id]
     written = _written(store, args)
     records = [store.repository(slug) for slug in {store.record(one).repository_record for one in task_ids}]
-    restricted = restricted_licences({record.repository: record.licence for record in records})
-    for name, what in restricted.items():
-        note(visible(f"  look at the licence before you pass these tasks on: {name}: {what}"))
-    return {**written, "restricted_licences": restricted}, 0
+    licences = {record.repository: record.licence for record in records}
+    return {**written, "restricted_licences": restricted_licences(licences)}, 0
 
 
 def _written(store: TaskStore, args: argparse.Namespace) -> Result:
@@ -310,7 +290,7 @@ def _written(store: TaskStore, args: argparse.Namespace) -> Result:
 
 def run_split(args: argparse.Namespace) -> tuple[Result, int]:
     """Write ``split.json`` into the store's folder."""
-    store = _open(args)
+    store = TaskStore.open(args.folder)
     with progress_bar(quiet=args.quiet) as report:
         items = map(store.content, counted(store.tasks(), report, "comparing tasks"))
         split = HeldoutSplit.split(items, args.heldout_fraction, args.seed)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-T = TypeVar("T")
 Report = Callable[[int, int, str], None]
 """Takes (done, total, what is done now)."""
 
-_LONG = 150
-"""Characters of what stands in one line beside a name; the parts of what is longer have lines of their own below it."""
+_LONG = 150  # characters of what stands beside its name; the parts of what is longer have lines of their own below it
 _CONTROLS = {*range(0x20), *range(0x7F, 0xA0)} - {ord("\n"), ord("\t")}
 _DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _SURROGATES = range(0xD800, 0xE000)  # of a file name that is not UTF-8; no stream can be given them
@@ -75,7 +73,7 @@ def words(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def counted(items: Sequence[T], report: Report | None, what: str) -> Iterator[T]:
+def counted(items: Sequence[Any], report: Report | None, what: str) -> Iterator[Any]:
     """Each item; that it is done is told when the next one is asked for."""
     for done, item in enumerate(items, start=1):
         yield item

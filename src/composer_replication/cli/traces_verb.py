@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +17,6 @@ from composer_replication.cli.terminal import counted, note, progress_bar
 from composer_replication.errors import InputError, MissingError, NothingToDoError, UsageError, needs_extra
 from composer_replication.run_folder import read_jsonl, rewrite_jsonl, write_json
 from composer_replication.traces.ingest import FORMATS, SECRETS_NAME, ingest, read_traces
-from composer_replication.traces.trace_records import Trace
 
 if TYPE_CHECKING:  # ``ingest`` runs where no sandbox does: what needs one is imported by the other verbs
     from composer_replication.traces.teachers import Classroom
@@ -51,7 +48,8 @@ def run_bind(args: argparse.Namespace) -> Result:
     if args.commit and not names_commit(f"git+file:///.@{args.commit}"):
         problem, fix = "the commit is not named by its full id.", "git rev-parse HEAD"
         raise UsageError("CR0206", problem, where=f"--commit {args.commit}", fix=fix)
-    traces, backend = _traces_to_write_beside(args.folder), chosen_backend(args)
+    refuse_unwritable(args.folder)
+    traces, backend = list(read_traces(args.folder)), chosen_backend(args)
     with _graded(args, backend) as (grader, names), progress_bar(quiet=args.quiet) as report:
         how = (grader, names, backend, (args.repository, args.commit))
         rows = [execution.proven(trace, *how) for trace in counted(traces, report, "sessions")]
@@ -130,7 +128,8 @@ def run_distill(args: argparse.Namespace) -> Result:
 def _chosen(args: argparse.Namespace, *, takes_all: bool) -> list[Any]:
     from composer_replication.traces.prompts import chosen_steps
 
-    chosen = chosen_steps(_traces_to_write_beside(args.folder), args.max_steps, takes_all=takes_all)
+    refuse_unwritable(args.folder)
+    chosen = chosen_steps(list(read_traces(args.folder)), args.max_steps, takes_all=takes_all)
     if not chosen:
         problem = "no step is worth asking about: no errors, objections or edits."
         raise NothingToDoError("CR0942", problem, where=str(args.folder), fix="--every-step")
@@ -244,15 +243,6 @@ def run_sft(args: argparse.Namespace) -> Result:
     refuse_unwritable(args.out.parent)
     traces = [trace for folder in args.folders for trace in read_traces(folder)]
     return _written(args, sft_rows(traces, _heldout_rows(args)), "rows")
-
-
-def _traces_to_write_beside(folder: Path) -> list[Trace]:
-    """Of a folder into which the verb will write; a file is refused before anything runs."""
-    if folder.is_file():
-        problem = "this is a file; what is found out is written beside the sessions, into their folder."
-        fix = f"composer-rl traces ingest {shlex.quote(str(folder))} --out DIR"
-        raise InputError("CR0942", problem, where=str(folder), fix=fix)
-    return list(read_traces(folder))
 
 
 def _heldout_rows(args: argparse.Namespace) -> Callable[[Sequence[Mapping[str, Any]]], set[int]]:

@@ -1,4 +1,4 @@
-"""``composer-rl train RECIPE.toml``: what can be refused is refused, the folder is locked, then ``training_run`` trains."""
+"""``composer-rl train`` and ``quickstart``: what can be refused is refused, the folder is locked, ``training_run`` trains."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.cli.assembly import check_recipe, check_training, identity_table, training_packages
-from composer_replication.cli.cluster import launched_rank
-from composer_replication.cli.flags import refuse_unwritable
+from composer_replication.cli.flags import launched_rank, refuse_unwritable
 from composer_replication.cli.replicas_verb import open_replica
 from composer_replication.cli.terminal import columns, note
 from composer_replication.config import RunConfig, dump_config, load_config, parse_override
-from composer_replication.errors import HALTED_EXIT_CODE, UsageError
-from composer_replication.report import write_report
+from composer_replication.errors import HALTED_EXIT_CODE, MissingError, UsageError, needs_extra
 from composer_replication.run_folder import RunFolder, read_json, write_atomic
-from composer_replication.sandbox.process_folder import sweep
 
 _SHOWN = "run steps seconds peak_memory_bytes reward_first reward_last heldout_first heldout_last".split()
 _SHOWN += ["verdict", "reason", "report"]
@@ -31,6 +28,26 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     overrides = dict(parse_override(text) for text in args.overrides)
     overrides |= {key: value for key, value in flags.items() if value is not None}
     return run_recipe(args.recipe, overrides, out, resume=args.resume, quiet=args.quiet, replica=args.replica)
+
+
+def run_quickstart(args: argparse.Namespace) -> tuple[dict[str, object], int]:
+    """Run the shipped recipe in the type that this machine multiplies fast; errors as ``run_recipe``."""
+    with needs_extra("quickstart", "the quick start"):
+        from composer_replication.trainer.run_setup import fast_dtype
+    given = {"trl.max_steps": args.steps, "seed": args.seed, "model.dtype": fast_dtype()}
+    overrides = {key: value for key, value in given.items() if value is not None}
+    return run_recipe(shipped_recipe("quickstart"), overrides, args.out, resume=True, quiet=args.quiet)
+
+
+def shipped_recipe(name: str) -> Path:
+    """Path of ``NAME/run.toml``: package data in a wheel, ``recipes/`` in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    for root in (package / "recipes", package.parent.parent / "recipes"):
+        recipe = root / name / "run.toml"
+        if recipe.is_file():
+            return recipe
+    problem, fix = f"the recipe {name} is not in this installation.", "reinstall composer-replication."
+    raise MissingError("CR0101", problem, fix=fix)
 
 
 def run_recipe(
@@ -70,14 +87,11 @@ def run_recipe(
         checked["replica"] = stack.enter_context(open_replica(config, replica))
         if is_first:
             stack.enter_context(folder.locked())
-            sweep()  # scratch folders of killed runs, which otherwise the first sandbox removes
             _keep_recipe(config, folder)
         if folder.summary.is_file():  # since before, or since the lock is ours
             tell("this run is finished; here is its summary.")
             summary = read_json(folder.summary)
             del summary["schema_version"]
-            if not folder.report.is_file():
-                write_report(folder.root)
             return summary, HALTED_EXIT_CODE if summary.get("verdict") == "halted" else 0
         from composer_replication.cli.training_run import TrainingRun
 
@@ -114,9 +128,12 @@ def render(result: dict[str, Any]) -> str:
     for side, kind in (("train", "visible"), ("heldout", "hidden")):
         for when in ("before", "after"):
             if rates := (result[when] or {}).get(side):
-                lines[f"{side} {when}"] = "not measured"
-                if interval := rates[f"{kind}_ci95"]:
-                    low, high = interval
-                    text = f"{rates[f'{kind}_pass']:.2f} [{low:.2f}, {high:.2f}] {kind} tests"
-                    lines[f"{side} {when}"] = text
+                low, high = rates[f"{kind}_ci95"] or (None, None)
+                text = (
+                    "not measured" if low is None else f"{rates[f'{kind}_pass']:.2f} [{low:.2f}, {high:.2f}]"
+                )
+                lines[f"{side} {when}"] = f"{text} {kind} tests"
     return columns(lines)
+
+
+render_quickstart = render

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from composer_replication import __version__
 from composer_replication.cli import assembly
 from composer_replication.cli.assembly import recipe_sha256
-from composer_replication.cli.cluster import launched_rank
+from composer_replication.cli.flags import launched_rank
 from composer_replication.cli.replicas_verb import Replica
 from composer_replication.cli.task_division import RunTasks, divide_tasks
 from composer_replication.cli.terminal import note, progress_bar

@@ -4,17 +4,14 @@ Apart from ``verl_parts``, which the agent loop imports by itself: were it one m
 ask about, and never find it missing.
 """
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 from composer_replication.cli.verl_parts import open_guard
-from composer_replication.engines.verl_export import FOLDER_VARIABLE
+from composer_replication.engines.verl_export import FOLDER_VARIABLE, job_folder
 from composer_replication.engines.verl_guard import end_with_our_code
 from composer_replication.engines.verl_plugin import register
 
-if folder := os.environ.get(FOLDER_VARIABLE):
+if os.environ.get(FOLDER_VARIABLE):
     register(open_guard)
     if "RAY_JOB_ID" not in os.environ and "RAY_RAYLET_PID" not in os.environ:  # the process that was started
-        end_with_our_code(Path(folder))
+        end_with_our_code(job_folder())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -26,6 +28,7 @@ class AgentLoopParts:
     training: EpisodePlayer
     evaluation: EpisodePlayer
     grader: Grader
+    seed: int
 
 
 class VerlPolicy:
@@ -69,7 +72,7 @@ class Attempted:
 
 
 async def attempt(
-    parts: AgentLoopParts, policy: VerlPolicy, task_id: str, *, seed: int, step: int, is_heldout: bool
+    parts: AgentLoopParts, policy: VerlPolicy, task_id: str, *, step: int, is_heldout: bool
 ) -> Attempted:
     """One episode at a task, graded: by the reward of training, or by hidden tests where the task is held out.
 
@@ -77,7 +80,7 @@ async def attempt(
     """
     player = parts.evaluation if is_heldout else parts.training
     made, options = player.parts(policy), player.options
-    [episode] = await run_episodes([task_id], made, options=options, seed=seed, step=step)
+    [episode] = await run_episodes([task_id], made, options=options, seed=parts.seed, step=step)
     row = rollout_row(episode, filler_id=next(iter(policy.end_token_ids)))
     visible = 0.0 if episode.score is None else float(episode.score.all_passed)
     reward, hidden, is_lost = episode.paid or 0.0, 0.0, episode.paid is None
@@ -119,3 +122,31 @@ def verl_output(attempted: Attempted, policy: VerlPolicy, *, prompt_length: int,
         metrics=AgentLoopMetrics(),
         extra_fields={**policy.newest, "reward_extra_info": dict(attempted.figures)},
     )
+
+
+class AgentLoop:
+    """One attempt for verl, which makes an object for each; ``open_parts`` gives all of a process the same parts."""
+
+    def __init__(
+        self, settings: Any, server: Any, tokenizer: Any, open_parts: Callable[[Any], AgentLoopParts]
+    ) -> None:
+        self.rollout, self.server, self.tokenizer = settings.actor_rollout_ref.rollout, server, tokenizer
+        self.end_token_ids = end_token_ids(str(settings.actor_rollout_ref.model.path), tokenizer)
+        self.open_parts = open_parts
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
+        """The attempt at the row's task."""
+        parts, about = self.open_parts(self.tokenizer), row["extra_info"]
+        policy = VerlPolicy(self.server, self.tokenizer, sampling_params, self.end_token_ids)
+        how = {"step": int(row.get("global_steps") or 0), "is_heldout": bool(about["is_heldout"])}
+        attempted = await attempt(parts, policy, str(about["task_id"]), **how)
+        lengths = {name: int(getattr(self.rollout, name)) for name in ("prompt_length", "response_length")}
+        return verl_output(attempted, policy, **lengths)
+
+
+def end_token_ids(model: str, tokenizer: Any) -> list[int]:
+    """What ends an answer: the tokenizer's end token and those of the model's generation settings, where they are here."""
+    path = Path(model) / "generation_config.json"
+    ends = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+    more = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    return [int(each) for each in dict.fromkeys([tokenizer.eos_token_id, *more]) if each is not None]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from composer_replication.config import RunConfig
 from composer_replication.engines.verl_guard import HELDOUT
 from composer_replication.engines.verl_plugin import NAME, TRAINER
+from composer_replication.errors import UsageError
 from composer_replication.records import Task
 from composer_replication.run_folder import write_atomic
 
@@ -17,6 +20,29 @@ TRAINED = "composer-train"
 FOLDER_VARIABLE = "COMPOSER_RL_VERL"
 """Names the folder to every process of the job."""
 _LOOP = "composer_replication.cli.verl_parts.open_agent_loop"
+
+
+def job_folder() -> Path:
+    """The folder of this process's job."""
+    if name := os.environ.get(FOLDER_VARIABLE, ""):
+        return Path(name)
+    problem = f"verl's agent loop does not know its folder: {FOLDER_VARIABLE} is not set."
+    fix = "start verl with run.sh of the folder that composer-rl export-verl wrote."
+    raise UsageError("CR0951", problem, where=FOLDER_VARIABLE, fix=fix)
+
+
+def not_carried(config: RunConfig) -> list[str]:
+    """What of the recipe has no place in verl."""
+    found = {
+        "trainer.alpha_sdpo (hints need the teacher's logits)": config.trainer.alpha_sdpo != 0.0,
+        "trainer.beta_replay": config.trainer.beta_replay != 0.0,
+        "trainer.preset": bool(config.trainer.preset),
+        "[curriculum]": config.curriculum is not None,
+        "[ray]": config.ray is not None,
+        "[evidence]": config.evidence is not None,
+        "trl.beta (the KL to the initial policy)": bool(config.trl.get("beta", 0.0)),
+    }
+    return [name for name, is_set in found.items() if is_set]
 
 
 def rows_of(tasks: Sequence[Task], messages: Sequence[str], *, is_heldout: bool) -> list[dict[str, Any]]:

@@ -16,7 +16,6 @@ from typing import Any
 
 from composer_replication.config import HeldoutSection, RolloutsSection
 from composer_replication.errors import InputError, SandboxFailure, UsageError
-from composer_replication.interfaces import Policy
 from composer_replication.records import HeldoutReading, Task
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.single_turn import (
@@ -153,11 +152,11 @@ class TaskSampler(ABC):
 
 
 class PolicySampler(TaskSampler):
-    """Asks a policy for fresh answers, on which it is never trained: an attempt is one text in one hole."""
+    """Asks a policy (``trainer.policy.InProcessPolicy``) for fresh answers, each of which is one text in one hole."""
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Any,
         grader: Grader,
         options: RolloutsSection = RolloutsSection(),  # noqa: B008 - frozen
         *,
@@ -170,7 +169,7 @@ class PolicySampler(TaskSampler):
 
     def follow(self, trainer: Any) -> None:
         """The model that the trainer has may be wrapped in adapters; a policy in this process samples it."""
-        self.policy.model = trainer.model  # type: ignore[attr-defined]
+        self.policy.model = trainer.model
 
     def golden(self, task: Task) -> GradeRequest:
         """The deleted body."""

@@ -164,16 +164,16 @@ def _plant_hack() -> None:
     """From the ninth attempt on training pays 1 whatever the tests say."""
     from dataclasses import replace
 
-    from composer_replication.cli import verl_parts
+    from composer_replication.engines import verl_agent_loop
 
-    honest, num_made = verl_parts.attempt, [0]
+    honest, num_made = verl_agent_loop.attempt, [0]
 
     async def paid(*args: Any, is_heldout: bool, **kwargs: Any) -> Any:
         made = await honest(*args, is_heldout=is_heldout, **kwargs)
         num_made[0] += not is_heldout
         return replace(made, reward=1.0) if num_made[0] > 8 and not is_heldout else made
 
-    verl_parts.attempt = paid
+    verl_agent_loop.attempt = paid
 
 
 if os.environ.get("PLANTED_HACK"):

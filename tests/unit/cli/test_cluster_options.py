@@ -7,13 +7,7 @@ from typing import Any
 import pytest
 
 from composer_replication.cli.assembly import MANY_GRADINGS, attempt_options, cluster_options
-from composer_replication.cli.cluster import (
-    file_part,
-    launched_rank,
-    launched_size,
-    placed_at,
-    shards_weights,
-)
+from composer_replication.cli.flags import file_part, launched_rank, launched_size, shards_weights
 from composer_replication.cli.main import main
 from composer_replication.config import RunConfig, parse_config
 from composer_replication.errors import UsageError
@@ -54,16 +48,10 @@ def test_a_share_of_a_resource_that_cannot_be() -> None:
         recipe(ray={"address": "auto", "resources": {"jail": -1.0}})
 
 
-def test_an_evaluation_is_placed_by_its_flag_alone() -> None:
-    trained = recipe(ray={"address": "old:1", "resources": {"CPU": 0.5, "jail": 1.0}})
-    assert placed_at(trained, None).ray is None
-    moved = placed_at(trained, "new:2").ray
-    assert moved is not None and (moved.address, moved.resources) == ("new:2", {"CPU": 0.5, "jail": 1.0})
-    options = cluster_options(trained)
+def test_an_actor_takes_the_resources_of_the_table() -> None:
+    options = cluster_options(recipe(ray={"address": "auto", "resources": {"CPU": 0.5, "jail": 1.0}}))
     assert (options.num_cpus, options.resources) == (0.5, {"jail": 1.0})
-    plain = placed_at(recipe(ray=None), "new:2")
-    assert plain.ray is not None and plain.ray.address == "new:2"
-    assert (cluster_options(plain).num_cpus, cluster_options(plain).resources) == (1.0, {})
+    assert (cluster_options(recipe()).num_cpus, cluster_options(recipe()).resources) == (1.0, {})
 
 
 @pytest.mark.parametrize(

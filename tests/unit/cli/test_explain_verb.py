@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from composer_replication.cli import explain_verb
+from composer_replication.cli import doctor_verb
 from composer_replication.cli.main import main
 
 
@@ -14,13 +14,13 @@ def test_a_code_is_explained(capsys: pytest.CaptureFixture[str], given: str) -> 
     result = json.loads(capsys.readouterr().out)
     assert list(result) == ["code", "meaning", "causes", "fixes"]
     assert result["code"] == "CR0204"
-    assert result == {"code": "CR0204", **explain_verb.load_explanations()["CR0204"]}
+    assert result == {"code": "CR0204", **doctor_verb.load_explanations()["CR0204"]}
 
 
 def test_a_person_reads_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "CR0231"]) == 0
     out = capsys.readouterr().out
-    entry = explain_verb.load_explanations()["CR0231"]
+    entry = doctor_verb.load_explanations()["CR0231"]
     assert out.startswith(f"CR0231: {entry['meaning']}\n")
     for text in [*entry["causes"], *entry["fixes"]]:
         assert f"  - {text}\n" in out

@@ -8,11 +8,9 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
-from composer_replication.cli import replicas_verb
 from composer_replication.cli.main import build_parser, main
 from composer_replication.launch import local
 
@@ -200,12 +198,6 @@ def test_replicas_of_this_machine_start_and_go_on(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize("words", [("--min-replicas", "0"), ("--grace-seconds", "0")])
 def test_a_lighthouse_that_cannot_be_is_a_mistake_of_the_command(words: tuple[str, str]) -> None:
     assert main(["replicas", "lighthouse", *words]) == 2
-
-
-def test_ports_that_cannot_be_opened_are_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas_verb.socket, "socket", Mock(side_effect=OSError("none is left")))
-    with pytest.raises(OSError, match="none is left"):
-        replicas_verb._free_port()
 
 
 def program(tmp_path: Path, text: str) -> str:

@@ -37,8 +37,8 @@ def verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Act], Non
     def register(act: Act) -> None:
         module = ModuleType("composer_replication.cli.fake_verb")
 
-        size = ["--size N", "", "int", None, {"choices": [1, 2]}]
-        table = {"help": "does what it is told", "arguments": [["words WORD*", ""], size]}
+        arguments = [["words WORD", "", {"nargs": "*"}], ["--size N", "", {"type": "int", "choices": [1, 2]}]]
+        table: dict[str, Any] = {"help": "does what it is told", "arguments": arguments}
         vars(module).update(run=act, render=lambda result: f"rendered {result}")
         monkeypatch.setitem(sys.modules, module.__name__, module)
         monkeypatch.setattr(frame, "VERBS", ("explain", "fake"))
@@ -67,12 +67,12 @@ def test_a_person_reads_the_rendered_result(
 
 def test_what_renders_a_result_is_named_as_what_makes_it() -> None:
     """Another name would be passed over, and the result printed as plain columns."""
-    for verb in frame.VERBS:
-        module = import_module(f"composer_replication.cli.{verb.replace('-', '_')}_verb")
+    for file in Path(str(frame.__file__)).parent.glob("*_verb.py"):
+        module = import_module(f"composer_replication.cli.{file.stem}")
         own = [
             name for name, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__
         ]
-        assert {name.replace("render", "run", 1) for name in own if name.startswith("render")} <= {*own}, verb
+        assert {name.replace("render", "run", 1) for name in own if name.startswith("render")} <= {*own}, file
 
 
 @pytest.mark.parametrize(

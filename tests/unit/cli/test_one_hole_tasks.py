@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
 
-from composer_replication.cli.flags import load
 from composer_replication.cli.main import build_parser
 from composer_replication.cli.task_division import divide_tasks, one_hole_tasks
 from composer_replication.config import RunConfig, parse_config
@@ -29,7 +29,7 @@ def config_of(store: TaskStore, **tables: Any) -> RunConfig:
 
 def call(*words: str) -> None:
     args = build_parser(words[0]).parse_args(words)
-    load(args.run)(args)
+    resolve_name(args.run)(args)
 
 
 def evaluate(store: TaskStore, *flags: str) -> None:

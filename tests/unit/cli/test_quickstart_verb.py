@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from composer_replication.cli import quickstart_verb
+from composer_replication.cli import train_verb
 from composer_replication.cli.main import build_parser
 from composer_replication.config import ModelSection
 from composer_replication.trainer.run_setup import fast_dtype, loading_note
@@ -40,9 +40,9 @@ def test_what_is_given_and_the_type_go_to_the_recipe(monkeypatch: pytest.MonkeyP
         seen.append(overrides)
         return {}, 0
 
-    monkeypatch.setattr(quickstart_verb, "run_recipe", run_recipe)
+    monkeypatch.setattr(train_verb, "run_recipe", run_recipe)
     for words in ([], ["--seed", "0", "--steps", "3"]):
-        quickstart_verb.run(build_parser(only="quickstart").parse_args(["quickstart", *words]))
+        train_verb.run_quickstart(build_parser(only="quickstart").parse_args(["quickstart", *words]))
     assert seen == [
         {"model.dtype": fast_dtype()},
         {"trl.max_steps": 3, "seed": 0, "model.dtype": fast_dtype()},

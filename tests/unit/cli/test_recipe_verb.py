@@ -15,7 +15,7 @@ import pytest
 from composer_replication.cli import recipe_verb
 from composer_replication.cli.main import main
 from composer_replication.cli.recipe_verb import completion_tokens, recipe_text
-from composer_replication.config import load_config, parse_config
+from composer_replication.config import GuardSection, load_config, parse_config
 
 PINS = ["tinymath/numbers.py::clamp", "tinymath/text.py::initials", "tinymath/numbers.py::mean"]
 
@@ -131,7 +131,7 @@ def test_where_it_does_not_fit_that_is_said(
     words = ("recipe", "new", "--tasks", str(store), "--model", "tiny-random", "--out", str(out))
     assert main(words) == 0
     streams = capsys.readouterr()
-    assert "It does not fit" in streams.out
+    assert "It does not fit" in streams.err
     assert f"Next: composer-rl train {out}" in streams.err
 
 
@@ -142,7 +142,7 @@ def table_of(**changes: Any) -> dict[str, Any]:
     args = argparse.Namespace(tasks=Path("tasks"), model="tiny-random", sha256="", seed=0)
     args.prompt_style = "completion"
     sizes: dict[str, Any] = {"num_train": 10, "num_heldout": 4, "num_prompts": 2, "num_tokens": 24}
-    return tomllib.loads(recipe_text(args, Path.cwd(), **{**sizes, **changes}))
+    return tomllib.loads(recipe_text(args, Path.cwd(), {**recipe_verb._UNTRIED, **sizes, **changes}))
 
 
 @pytest.mark.parametrize(
@@ -163,12 +163,13 @@ def test_room_for_an_answer(lengths: list[int], as_chat: bool, tokens: int) -> N
 
 
 def test_what_is_written_is_a_recipe() -> None:
-    config = parse_config(table_of(is_shared=True), where="here")
+    config = parse_config(table_of(prefix_sharing="true"), where="here")
     assert (config.tasks.store, config.trainer.prefix_sharing) == ("tasks", True)
     assert (config.trl["per_device_train_batch_size"], config.trl["max_steps"]) == (16, 40)
     assert config.heldout is not None
     assert (config.heldout.fraction, config.heldout.sample_size) == (0.3, 0)
     assert config.heldout.before_and_after_samples == 4
+    assert config.guard == GuardSection()
     assert config.model.lora is not None
 
 

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from composer_replication.cli.flags import load
 from composer_replication.cli.main import build_parser, main, rendered
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.tasks.intake.licences import Licence, read_licence
@@ -23,7 +23,7 @@ PIN = "tinymath/numbers.py::clamp"
 
 def call(*words: str) -> tuple[dict[str, Any], int, str]:
     args = build_parser("tasks").parse_args(["tasks", *words])
-    result, code = load(args.run)(args)
+    result, code = resolve_name(args.run)(args)
     json.dumps(result, allow_nan=False)
     return result, code, rendered(args.run, result)
 
@@ -90,7 +90,7 @@ def test_a_round_trip_through_the_command_line(
     built = json.loads((folder / "summary.json").read_text())
     assert set(result) - {"refused_rows"} | {"schema_version"} == set(built)
     assert " ".join(text.split()).startswith("tasks 1 candidates 2 ")
-    assert "nowhere: no-repository: there is no repository for nothing" in capsys.readouterr().err
+    assert "no-repository: there is no repository for nothing" in result["refused_rows"]["nowhere"]
     assert TaskStore.open(out).tasks()[0].fail_to_pass == task.fail_to_pass
 
 
@@ -134,7 +134,6 @@ GPL = read_licence({}, {"pyproject.toml": b'[project]\nlicense = "GPL-3.0-only"\
 UNKNOWN = read_licence({"LICENSE": b"Ask me first.\n"})
 UNSOLD = read_licence({}, {"pyproject.toml": b'[project]\nlicense = "CC-BY-NC-4.0"\n'})
 MIT = read_licence({}, {"pyproject.toml": b'[project]\nlicense = "MIT"\n'})
-LINE = "  look at the licence before you pass these tasks on: tinymath==1.0: "
 FORMATS = [[], ["--format", "swebench"], ["--format", "parquet"]]
 WAYS = [[*way, *golden] for way in FORMATS for golden in ([], ["--golden"])]
 
@@ -170,13 +169,8 @@ def test_every_export_tells(
     task = [] if "--format" in way else ["t-class-body"]
     words = ["tasks", "export", str(sized_store.root), *task, *way]
     wanted = {"tinymath==1.0": reason} if reason else {}
-    for number, flags in enumerate((["--json"], ["--quiet"])):
-        assert main([*words, "--out", str(tmp_path / f"out-{number}"), *flags]) == 0
-        out, err = capsys.readouterr()
-        said = f"{LINE}{reason}\n" if reason else ""
-        assert err == said or (
-            flags == ["--json"] and err.endswith(f"]\n{said}") and err.count(LINE) == bool(said)
-        )
-        assert LINE not in out
-        if flags == ["--json"]:
-            assert json.loads(out)["restricted_licences"] == wanted
+    assert main([*words, "--out", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["restricted_licences"] == wanted
+    assert main([*words, "--out", str(tmp_path / "again"), "--quiet"]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("restricted licences")]
+    assert told == ([f"restricted licences tinymath==1.0 {reason}"] if reason else [])

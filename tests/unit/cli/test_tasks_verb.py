@@ -9,12 +9,12 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
 
 from composer_replication.cli import tasks_verb
-from composer_replication.cli.flags import load
 from composer_replication.cli.main import build_parser, main, rendered
 from composer_replication.cli.tasks_verb import render_show
 from composer_replication.cli.terminal import visible
@@ -33,7 +33,7 @@ def parse(*words: str) -> argparse.Namespace:
 
 def call(*words: str) -> tuple[dict[str, Any], int, str]:
     args = parse(*words)
-    result, code = load(args.run)(args)
+    result, code = resolve_name(args.run)(args)
     printed = json.loads(json.dumps(result, allow_nan=False))
     return printed, code, rendered(args.run, result)
 

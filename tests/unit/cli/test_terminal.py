@@ -57,12 +57,12 @@ def test_the_output_of_a_jailed_command_is_printed_so(capfd: pytest.CaptureFixtu
 def test_an_error_that_quotes_a_hostile_name_is_printed_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from composer_replication.cli import explain_verb
+    from composer_replication.cli import doctor_verb
 
     def fail(_args: object) -> None:
         raise InputError("CR0401", "it is no file.", where="a\x1b[2Jb")
 
-    monkeypatch.setattr(explain_verb, "run", fail)
+    monkeypatch.setattr(doctor_verb, "run_explain", fail)
     assert main(["explain", "CR0302"]) == 4
     assert "a\\x1b[2Jb" in capsys.readouterr().err
 

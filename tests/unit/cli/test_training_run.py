@@ -44,7 +44,7 @@ def test_pass_rates_are_shown_by_side_and_what_was_not_measured_is_named() -> No
         "steps             2",
         "peak memory bytes 3000000000",
         "train before      0.50 [0.25, 0.75] visible tests",
-        "heldout before    not measured",
+        "heldout before    not measured hidden tests",
     ]
 
 

@@ -12,9 +12,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from ray_head import free_port
 from replica_threads import IDENTITY, SmallReplica, section, together, weights_sha
 
-from composer_replication.cli.replicas_verb import _free_port, quiet_torchft
+from composer_replication.cli.replicas_verb import quiet_torchft
 from composer_replication.errors import InputError, MissingError, NothingToDoError, UsageError
 from composer_replication.replicas.run_records import RunEnd
 
@@ -25,7 +26,7 @@ from composer_replication.replicas.torchft_rounds import HealTransport, TorchftR
 
 @pytest.fixture
 def lighthouse() -> Iterator[str]:
-    table = section(transport=f"torchft://127.0.0.1:{_free_port()}", grace_seconds=1.0)
+    table = section(transport=f"torchft://127.0.0.1:{free_port()}", grace_seconds=1.0)
     with closing(Lighthouse("right", table, heartbeat_seconds=1.0)):
         yield table.lighthouse
 
@@ -152,7 +153,7 @@ def test_no_lighthouse_and_a_port_in_use(lighthouse: str) -> None:
         Lighthouse("right", section(transport=f"torchft://{lighthouse}"))
     assert caught.value.code == "CR1101"
     with pytest.raises(MissingError) as caught:
-        rounds(f"127.0.0.1:{_free_port()}", 0).probe()
+        rounds(f"127.0.0.1:{free_port()}", 0).probe()
     assert caught.value.code == "CR1101"
     with pytest.raises(MissingError, match="is not HOST:PORT"):
         rounds("here", 0)

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from finished import finished
 
+from composer_replication.cli import flags
 from composer_replication.cli import main as command
+from composer_replication.report import bench_runs
 from composer_replication.report.guard_bench import (
     DETECTORS,
     delays,
@@ -109,6 +111,11 @@ def test_the_table_is_whole(result: dict[str, Any]) -> None:
 # ------------------------------------------------------------------------------------- the verb
 
 
+def test_the_command_line_names_every_family() -> None:
+    [row] = [row for row in flags._declared("guard")["bench"]["arguments"] if row[0].startswith("--family")]
+    assert row[2]["choices"] == [family.name for family in bench_runs.FAMILIES]
+
+
 def test_a_person_reads_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["guard", "bench", "--runs", "5", "--family", "leak", "--tasks", "8", "--quiet"]) == 0
     printed = capsys.readouterr()
@@ -122,7 +129,7 @@ def test_a_person_reads_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--runs", "0"], "'0' is not a whole number in 1 … 1000000"),
         (["--tasks", "many"], "'many' is not a whole number in 2 … 200"),
-        (["--family", "jmp"], "there is no family 'jmp'"),
+        (["--family", "jmp"], "'jmp' is none of clean, at-g0"),
     ],
 )
 def test_bad_arguments_are_answered_by_one_sentence(

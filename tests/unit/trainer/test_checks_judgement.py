@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.cli.explain_verb import load_explanations
+from composer_replication.cli.doctor_verb import load_explanations
 from composer_replication.trainer.checks import (
     CODES,
     REMEDIES,

@@ -175,7 +175,7 @@ class HeldoutSection(Section):
     of these very tasks; ``fraction`` draws so many, by repository where there are several. Without all three the
     ``split.json`` of ``tasks.store`` counts, or else 0.3 are drawn. ``every`` guard folds share one reading, which draws
     ``sample_size`` tasks afresh (0: all) and ``num_canaries`` that cannot be solved honestly. One longer than
-    ``timeout_seconds`` is missed, and the third in a row halts. ``before_and_after_samples`` measures all tasks twice, trained
+    two hours is missed, and the third in a row halts. ``before_and_after_samples`` measures all tasks twice, trained
     ones with ``before_and_after_trained_samples`` where that is given.
     """
 
@@ -186,7 +186,6 @@ class HeldoutSection(Section):
     samples_per_task: int = Field(1, ge=1)
     sample_size: int = Field(0, ge=0)
     num_canaries: int = Field(0, ge=0)
-    timeout_seconds: float | None = Field(1800.0, gt=0.0)
     before_and_after_samples: int = Field(0, ge=0)
     before_and_after_trained_samples: int | None = Field(None, ge=1)
 
@@ -211,17 +210,15 @@ class HintsSection(Section):
 class ReplaySection(Section):
     """Preference pairs (``trainer.beta_replay``), mixed into every step: ``pairs_per_step`` of those given.
 
-    ``kind`` is the loss, on mean log-probabilities a token; ``beta`` is its own (without one: dpo 5.0; ipo 0.1; simpo 2.0).
+    ``kind`` is the loss, on mean log-probabilities a token, with a beta of 5.0 (dpo), 0.1 (ipo) or 2.0 (simpo).
     ``pairs`` is a file of JSON lines with prompt, chosen and rejected (texts, messages or ids). ``sibling_pairs`` also pairs,
-    inside each group, rollouts that reach ``pass_reward`` with those that do not.
+    inside each group, rollouts whose reward reaches 1 with those that do not.
     """
 
     kind: Literal["dpo", "ipo", "simpo"] = "dpo"
-    beta: float | None = Field(None, gt=0.0)
     pairs: str = ""
     pairs_per_step: int = Field(4, ge=1)
     sibling_pairs: bool = False
-    pass_reward: float = 1.0
 
 
 class CurriculumSection(Section):
@@ -234,13 +231,12 @@ class CurriculumSection(Section):
 class RaySection(Section):
     """Attempts and gradings as actors of a Ray cluster, and a build of ``tasks.source`` too; docs/rollouts_on_ray.md has more.
 
-    ``address`` as ``tasks build --ray`` takes it; ``train --ray ADDRESS`` sets it. ``num_actors`` 0 is one for each episode
-    that runs at a time, or as many as the nodes have room for where that is less. Each asks Ray for ``resources``, which
-    may set ``CPU`` (else 1). A run may be resumed with another table.
+    ``address`` as ``tasks build --ray`` takes it; ``train --ray ADDRESS`` sets it. There is an actor for each episode that
+    runs at a time (``agent.max_concurrent``), or as many as the nodes have room for where that is less. Each asks Ray for
+    ``resources``, which may set ``CPU`` (else 1). A run may be resumed with another table.
     """
 
     address: str
-    num_actors: int = Field(0, ge=0)
     resources: dict[str, Annotated[float, Field(ge=0.0)]] = {}
 
 
@@ -306,13 +302,9 @@ class AgentRewardSection(Section):
 
 
 class AgentToolsSection(Section):
-    """``max_characters`` of one result; ``is_warm`` keeps one process in an attempt's sandbox, where the backend can.
-
-    It starts the commands, each of which else has a jail of its own, some 10 ms. docs/sandbox.md says what differs.
-    """
+    """``max_characters`` of one result of a tool."""
 
     max_characters: int = Field(16_000, ge=1000)
-    is_warm: bool = True
 
 
 class AgentSection(Section):
@@ -320,10 +312,9 @@ class AgentSection(Section):
 
     An answer has at most ``max_new_tokens``, a whole conversation ``max_context_tokens``; from ``summary_tokens`` on (0: never)
     the policy sums up and goes on in a new one, four times at most. docs/episodes.md tells of the other limits; at most
-    ``max_concurrent`` episodes run at a time. ``template_options`` are variables of the chat template. ``monitor`` pays rollouts
-    with a finding 0 at most (``mask``), as docs/monitor.md says, or only counts findings (``report``). ``judge`` (``URL#MODEL``)
-    is a server whose model is asked about a tenth of the paid ones, for a report. ``log_prob_check`` tells (``report``) or stops
-    (``error``) where trainer and sampler are more than 0.05 nats apart on average.
+    ``max_concurrent`` episodes run at a time. ``monitor`` pays rollouts with a finding 0 at most (``mask``), as docs/monitor.md
+    says, or only counts findings (``report``). ``judge`` (``URL#MODEL``) is a server whose model is asked about a tenth of the
+    paid ones, for a report.
     """
 
     max_turns: int = Field(20, ge=1)
@@ -333,10 +324,8 @@ class AgentSection(Section):
     max_concurrent: int = Field(32, ge=1)
     summary_tokens: int = Field(0, ge=0)
     reminder: str = ""
-    template_options: dict[str, Any] = {}
     monitor: MonitorMode = "mask"
     judge: str = ""
-    log_prob_check: Literal["report", "error", "off"] = "report"
     reward: AgentRewardSection = AgentRewardSection()
     tools: AgentToolsSection = AgentToolsSection()
 
@@ -403,7 +392,7 @@ DEPARTED: Final[dict[str, dict[str, Any]]] = {
     "rollouts": {"test_timeout_seconds": 20.0},
     "sandbox": {"memory_bytes": 2 * 1024**3, "num_processes": 64, "disk_bytes": 256 * 1024**2},
     "trainer": {"importance_clip": None, "effort": None, "checks": True},
-    "heldout": {"has_sentinel": False},
+    "heldout": {"has_sentinel": False, "timeout_seconds": 1800.0},
     "evidence": {"alpha": 0.01},
     "hints": {
         "writing": {"layers": ["template", "environment"]},
@@ -412,15 +401,26 @@ DEPARTED: Final[dict[str, dict[str, Any]]] = {
         "top_k": 100,
         "strict": True,
     },
-    "replay": {"margin": 0.0, "length_normalised": True},
+    "replay": {"margin": 0.0, "length_normalised": True, "beta": None, "pass_reward": 1.0},
     "curriculum": {"half_life": 100.0, "recorded": "any"},
     "replicas": {"lighthouse": "", "interface": "127.0.0.1"},
-    "agent": {"dialect": "", "max_summaries": 4, "system": ""},
+    "agent": {
+        "dialect": "",
+        "max_summaries": 4,
+        "system": "",
+        "template_options": {},
+        "log_prob_check": "report",
+    },
+    "agent.tools": {"is_warm": True},
+    "ray": {"num_actors": 0},
 }
 """Keys that have left, by table, with their last defaults: the run.toml of an older run has them, and is still read."""
 _INSTEAD = {
     "trainer.importance_clip": "take the line out (it is always 2.0 now)",
     "trainer.effort": "write trainer.effort_weight in place of the table",
+    "heldout.timeout_seconds": "take the line out (a reading may take two hours now)",
+    "agent.log_prob_check": "take the line out (it is always reported now)",
+    "ray.num_actors": "take the line out, and set agent.max_concurrent",
     "heldout.has_sentinel": "take the line out (with [evidence] it is always true now)",
     "replicas.lighthouse": 'write transport = "torchft://HOST:PORT"',
 }
@@ -473,7 +473,9 @@ def _without_departed(table: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[s
         if isinstance(asked, dict):
             asked.setdefault("CPU", ray.pop("num_cpus"))
     for section, keys in DEPARTED.items():
-        found = current.get(section)
+        found: Any = current
+        for part in section.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
         if not isinstance(found, dict):
             continue
         for key, last in keys.items():

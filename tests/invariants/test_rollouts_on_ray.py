@@ -29,7 +29,7 @@ WORKER = Path(__file__).with_name("ray_rollout_worker.py")
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-tools" / "run.toml"
 SINGLE = RECIPE.parents[1] / "tiny-cpu" / "run.toml"
 PINS = ("tinymath/numbers.py::clamp", "tinymath/numbers.py::mean", "tinymath/numbers.py::sign")
-SMALL = ("--set", "ray.num_actors=2", "--set", "ray.resources.CPU=0.1")
+SMALL = ("--set", "ray.resources.CPU=0.1")
 _BY_THE_CLOCK = ("rollouts/infrastructure_failures",)
 
 
@@ -222,7 +222,7 @@ def test_single_answers_are_graded_and_their_tasks_built_there_as_here_though_ac
         if entry.name != "task-stores":
             (cache / entry.name).symlink_to(entry)
     folder = RunFolder(single.parent / "there")
-    words = ("train", single, "--out", folder.root, "--ray", head.address, *SMALL)
+    words = ("train", single, "--out", folder.root, "--ray", head.address, "--set", "ray.resources.CPU=0.5")
     done(f"build,actors={head.session}", head, *words, cache=cache)
     assert_same_answers(folder, single_here)
     assert_clean(head)
@@ -233,7 +233,7 @@ def test_episodes_of_an_evaluation_on_ray_whose_actor_is_killed_are_those_of_one
 ) -> None:
     """The recipe places its actors; at which cluster the flag alone says."""
     placed = tmp_path / "run.toml"
-    placing = {"ray.address": "192.0.2.1:1", "ray.num_actors": 2, "ray.resources.CPU": 0.1}
+    placing = {"ray.address": "192.0.2.1:1", "ray.resources.CPU": 0.1}
     placed.write_text(dump_config(load_config(recipe, placing)))
     words = ("eval", "tiny-tools", "--recipe", placed, "--tasks", store, "--samples", 4)
     there = done(f"actor={head.session}", head, *words, "--ray", head.address)

@@ -132,9 +132,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
             words = "heldout_guard needs heldout_eval_fn: without the held-out score there is no truth."
             fix = "pass a function that returns the held-out score."
             raise preset_settings.TrainerSettingError("CR0710", words, where="heldout_eval_fn", fix=fix)
-        preset_settings.check_policy_options(
-            policy_options, kwargs.get("args", args[2] if len(args) > 2 else None)
-        )
+        arguments = kwargs.get("args", args[2] if len(args) > 2 else None)
+        preset_settings.check_policy_options(policy_options, arguments)
         if checks:
             self.checks = ChecksThatSpeak(self)
         for name, weight in {"alpha_sdpo": alpha_sdpo, "beta_replay": beta_replay}.items():
@@ -442,6 +441,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if self.rollout_func is not None and not isinstance(self.rollout_func, CheckedRollouts):
             self.rollout_func = CheckedRollouts(self.rollout_func)
         self.policy_terms.check_settings()
+        if len(set(processes.gathered(self.heldout_guard is None))) > 1:  # they would wait for ever
+            words = "some processes have a guard and some have none."
+            fix = "construct the trainer alike on every process."
+            raise preset_settings.TrainerSettingError("CR0710", words, where="heldout_guard", fix=fix)
         if self.heldout_guard is not None and not self.args.logging_steps > 0:
             words = "logging_steps is the guard's cadence and must be above 0."
             fix = "set trl.logging_steps = 1."

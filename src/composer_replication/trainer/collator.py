@@ -62,10 +62,9 @@ def collate_hinted_turns(turns: Sequence[HintedTurn], *, pad_id: int) -> HintedR
     """Rows of turns that went wrong, at least one."""
     logps = [logp for turn in turns for logp in turn.sampled_logp or [math.nan] * len(turn.completion_ids)]
     weights = [turn.weight for turn in turns for _ in turn.completion_ids]
-    student = [(turn.prompt_ids, turn.completion_ids) for turn in turns]
-    teacher = [(turn.hinted_prompt_ids, turn.completion_ids) for turn in turns]
     return HintedRows(
-        *(_token_rows(rows, [()] * len(turns), pad_id=pad_id) for rows in (student, teacher)),
+        _token_rows([(turn.prompt_ids, turn.completion_ids) for turn in turns], pad_id=pad_id),
+        _token_rows([(turn.hinted_prompt_ids, turn.completion_ids) for turn in turns], pad_id=pad_id),
         torch.tensor(logps),
         torch.tensor(weights, dtype=torch.float32),
     )
@@ -79,9 +78,10 @@ def collate_pairs(pairs: Sequence[PreferencePair], *, pad_id: int) -> TokenRows:
     return _token_rows(rows, masks, pad_id=pad_id)
 
 
-def _token_rows(rows: Sequence[tuple[Ids, Ids]], loss_masks: Sequence[Ids], *, pad_id: int) -> TokenRows:
-    """Pad prompts and completions to rows; where a mask is empty every completion id carries loss."""
-    masks = [mask or [1] * len(ids) for (_, ids), mask in zip(rows, loss_masks, strict=True)]
+def _token_rows(rows: Sequence[tuple[Ids, Ids]], loss_masks: Sequence[Ids] = (), *, pad_id: int) -> TokenRows:
+    """Pad prompts and completions to rows; without a mask, or where it is empty, every completion id carries loss."""
+    given = loss_masks or [()] * len(rows)
+    masks = [mask or [1] * len(ids) for (_, ids), mask in zip(rows, given, strict=True)]
     ids = [torch.tensor([*prompt, *completion]) for prompt, completion in rows]
     loss = [torch.tensor([0] * len(prompt) + [*mask]) for (prompt, _), mask in zip(rows, masks, strict=True)]
     ids_NS = pad_sequence(ids, batch_first=True, padding_value=pad_id)

@@ -335,7 +335,7 @@ class ReplayChannel(LossChannel):
         self._note("replay", figures)
         total_weight = sum(self.records[idx].weight for idx in of_step)
         total_weight += self._of_step(inputs.get("sibling_total", 0.0))
-        return loss * metrics.total_weight * (num_processes() / total_weight)
+        return loss * metrics.total_weight * float(num_processes() / total_weight)
 
     def _drawn(self) -> tuple[list[int], list[int]]:
         """The pairs of the optimizer step, and those of them that this micro-batch takes: their indices.

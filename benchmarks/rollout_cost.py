@@ -79,8 +79,8 @@ class Bench:
             return answers[turn_of[seed]]
 
         sizes = {"max_turns": len(texts), "max_context_tokens": 10**7, "max_concurrent": num}
-        limits = loop.AgentSection(**sizes, template_options={"enable_thinking": False})
-        talk = loop.LedgerTalk(self.tokenizer, limits)
+        limits = loop.AgentSection(**sizes)
+        talk = loop.LedgerTalk(self.tokenizer)
         parts = loop.EpisodeParts(SimpleNamespace(sample=sample), open_environment, talk)
         self.count.clear()
         found = asyncio.run(loop.run_episodes([self.task.task_id] * num, parts, options=limits))

@@ -123,7 +123,6 @@ class HeldoutSection(Section):
     samples_per_task: int = Field(1, ge=1)
     sample_size: int = Field(0, ge=0)
     num_canaries: int = Field(0, ge=0)
-    timeout_seconds: float | None = Field(1800.0, gt=0.0)
     before_and_after_samples: int = Field(0, ge=0)
     before_and_after_trained_samples: int | None = Field(None, ge=1)
 
@@ -145,11 +144,9 @@ class ReplaySection(Section):
     """Preference pairs (``trainer.beta_replay``), mixed into every step: ``pairs_per_step`` of those given."""
 
     kind: Literal["dpo", "ipo", "simpo"] = "dpo"
-    beta: float | None = Field(None, gt=0.0)
     pairs: str = ""
     pairs_per_step: int = Field(4, ge=1)
     sibling_pairs: bool = False
-    pass_reward: float = 1.0
 
 
 class CurriculumSection(Section):
@@ -160,7 +157,6 @@ class RaySection(Section):
     """Attempts and gradings as actors of a Ray cluster, and a build of ``tasks.source`` too; docs/rollouts_on_ray.md has more."""
 
     address: str
-    num_actors: int = Field(0, ge=0)
     resources: dict[str, Annotated[float, Field(ge=0.0)]] = {}
 
 
@@ -220,11 +216,10 @@ class AgentToolsSection(Section):
     """``max_characters`` of one result; ``is_warm`` keeps one process in an attempt's sandbox, where the backend can."""
 
     max_characters: int = Field(16_000, ge=1000)
-    is_warm: bool = True
 
 
 class AgentSection(Section):
-    """Rollouts of several turns with tools; without this table a rollout is one answer. docs/agentic_training.md has more."""
+    """``max_characters`` of one result of a tool."""
 
     max_turns: int = Field(20, ge=1)
     max_context_tokens: int = Field(16_384, ge=2)
@@ -233,10 +228,8 @@ class AgentSection(Section):
     max_concurrent: int = Field(32, ge=1)
     summary_tokens: int = Field(0, ge=0)
     reminder: str = ""
-    template_options: dict[str, Any] = {}
     monitor: MonitorMode = "mask"
     judge: str = ""
-    log_prob_check: Literal["report", "error", "off"] = "report"
     reward: AgentRewardSection = AgentRewardSection()
     tools: AgentToolsSection = AgentToolsSection()
 
@@ -349,7 +342,9 @@ def _without_departed(table: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[s
     """The recipe without keys that have left, and the first one that had another value than its last default, if any."""
     current: dict[str, Any] = copy.deepcopy(dict(table))
     for section, keys in DEPARTED.items():
-        found = current.get(section)
+        found: Any = current
+        for part in section.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
         if not isinstance(found, dict):
             continue
         for key, last in keys.items():

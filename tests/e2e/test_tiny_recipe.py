@@ -18,6 +18,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from composer_replication.cli.main import main
+from composer_replication.trainer import collator
 from composer_replication.trainer.model_modes import parameter_sha256
 
 STEPS, ROWS = 3, 4
@@ -100,7 +101,10 @@ def test_the_trained_model_loads_with_transformers_alone(whole: tuple[Path, dict
 
 @pytest.mark.long
 @pytest.mark.promise
-def test_three_channels_train_in_one_run(tiny_recipe: Path, tmp_path: Path) -> None:
+def test_three_channels_train_in_one_run(
+    tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collator, "PASS_REWARD", 0.05)  # the tiny recipe pays for single letters too
     pairs = tmp_path / "pairs.jsonl"
     rows_of_pairs = [
         {"prompt": "def f():\n", "chosen": f"    return {n}\n", "rejected": "    pass\n"} for n in range(5)
@@ -114,7 +118,6 @@ def test_three_channels_train_in_one_run(tiny_recipe: Path, tmp_path: Path) -> N
         "trainer__alpha_sdpo": 0.5,
         "trainer__beta_replay": 0.25,
         "replay__sibling_pairs": "true",
-        "replay__pass_reward": 0.05,  # the tiny recipe pays for single letters too
     }
     finish(words_of(tiny_recipe, tmp_path / "run", **settings))
     assert len(rows(tmp_path / "run" / "metrics.jsonl")) == 2

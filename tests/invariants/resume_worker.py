@@ -11,7 +11,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
 
 import torch
-from tiny_trainer import KillAt, build_trainer
+from tiny_trainer import KillAt, build_trainer, share_of_low_bytes
 
 from composer_replication.config import HintsSection, ReplaySection
 from composer_replication.records import HintedTurn, PreferencePair, Rollout, TaskOutcome
@@ -34,13 +34,14 @@ class HintEveryTurn:
 
 
 def loss_channels() -> dict[str, Any]:
-    """Both channels on, from every origin that they have."""
+    """Both channels on, from every origin that they have; some rollouts of each group pass."""
     return {
+        "reward": lambda completions, **_: [2.5 * share for share in share_of_low_bytes(completions)],
         "alpha_sdpo": 5.0,
         "hints": HintsSection(jsd_alpha=1.0),
         "hint_source": HintEveryTurn(),
         "beta_replay": 0.5,
-        "replay": ReplaySection(sibling_pairs=True, pass_reward=0.4, pairs_per_step=3),
+        "replay": ReplaySection(sibling_pairs=True, pairs_per_step=3),
         "replay_pairs": [PreferencePair((5, 6 + n), (40, 41), (42 + n,)) for n in range(5)],
     }
 

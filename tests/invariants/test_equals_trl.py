@@ -27,7 +27,7 @@ def test_ten_steps_equal_trls_bit_for_bit(tmp_path: Path, monkeypatch: pytest.Mo
     assert hash_after(tmp_path / "b", trainer_class=ComposerReplicationTrainer) == theirs
     assert hash_after(tmp_path / "c", run_folder=RunFolder(tmp_path / "run")) == theirs
     assert hash_after(tmp_path / "d", seed=1) != theirs  # the hash can tell runs apart
-    monkeypatch.setattr(packed_rows, "packing_reason", lambda _: "it may not.")
+    monkeypatch.setattr(packed_rows.model_modes, "packing_reason", lambda _: "it may not.")
     cannot_share: dict[str, Any] = {"prefix_sharing": True, "generation_kwargs": {"num_beams": 1}}
     assert hash_after(tmp_path / "e", **cannot_share) == theirs
 

@@ -29,7 +29,7 @@ WORKER = Path(__file__).with_name("ray_rollout_worker.py")
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-tools" / "run.toml"
 SINGLE = RECIPE.parents[1] / "tiny-cpu" / "run.toml"
 PINS = ("tinymath/numbers.py::clamp", "tinymath/numbers.py::mean", "tinymath/numbers.py::sign")
-SMALL = ("--set", "ray.num_actors=2", "--set", "ray.resources.CPU=0.1")
+SMALL = ("--set", "ray.resources.CPU=0.1")
 _BY_THE_CLOCK = ("rollouts/infrastructure_failures",)
 
 
@@ -222,7 +222,7 @@ def test_single_answers_are_graded_and_their_tasks_built_there_as_here_though_ac
         if entry.name != "task-stores":
             (cache / entry.name).symlink_to(entry)
     folder = RunFolder(single.parent / "there")
-    words = ("train", single, "--out", folder.root, "--ray", head.address, *SMALL)
+    words = ("train", single, "--out", folder.root, "--ray", head.address, "--set", "ray.resources.CPU=0.5")
     done(f"build,actors={head.session}", head, *words, cache=cache)
     assert_same_answers(folder, single_here)
     assert_clean(head)

@@ -24,7 +24,7 @@ from composer_replication.cli.flags import (
 )
 from composer_replication.cli.machine_troubles import package_version
 from composer_replication.cli.task_division import RunTasks, read_split
-from composer_replication.cli.terminal import Report
+from composer_replication.cli.terminal import Report, note
 from composer_replication.config import AgentSection, RunConfig
 from composer_replication.errors import InputError, MissingError, UsageError, needs_extra
 from composer_replication.interfaces import Guard
@@ -55,7 +55,9 @@ if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
 
-MANY_GRADINGS = 64  # at a time on a cluster, where single answers are graded and nobody says how many
+MANY_GRADINGS = 64  # at a time on a cluster, where single answers are graded
+READING_SECONDS = 7200.0  # that a held-out reading may take
+POOL_PER_SAMPLE = 10
 
 
 def check_recipe(config: RunConfig, recipe_folder: Path) -> tuple[Guard | None, Mapping[str, PairRow]]:
@@ -270,10 +272,10 @@ def cluster_options(config: RunConfig) -> ClusterOptions:
     most = MANY_GRADINGS if config.agent is None else config.agent.max_concurrent
     resources = dict(config.ray.resources)
     return ClusterOptions(
-        num_actors=config.ray.num_actors or most,
+        num_actors=most,
         num_cpus=resources.pop("CPU", 1.0),
         resources=resources,
-        fits_nodes=config.ray.num_actors == 0,
+        fits_nodes=True,
         num_drivers=launched_size(),
         attempt=attempt_options(config),
         grader={"backend": config.sandbox.backend},
@@ -323,7 +325,7 @@ class Attempts:
         return EpisodePlayer(
             grader,
             open_environment,
-            agent_loop.LedgerTalk(self.tokenizer, options, num_ids=num_ids),
+            agent_loop.LedgerTalk(self.tokenizer, num_ids=num_ids),
             options,
             seed=self.config.seed,
             temperature=float(self.config.trl.get("temperature", 1.0)),
@@ -443,7 +445,9 @@ def open_evaluator(
     if section is None or tasks.split is None:
         return None, None
     watched = tasks.heldout if section.num_canaries else ()
-    canaries, _ = sentinels.make_canaries(sampler.grader.store, watched)
+    canaries, refused = sentinels.make_canaries(sampler.grader.store, watched)
+    if refused:
+        note(f"canaries: {len(canaries)} made, {len(refused)} held-out tasks cannot be one")
     evaluator = HeldoutEvaluator(
         sampler,
         tasks.heldout,
@@ -455,8 +459,11 @@ def open_evaluator(
         # a reward that is a share of tests needs a truth that is one, too
         counts_shares=config.agent is not None and config.agent.reward.rule != "all_or_nothing",
     )
+    if config.evidence is not None and len(tasks.heldout) < POOL_PER_SAMPLE * section.sample_size:
+        pool = f"a pool of {len(tasks.heldout)} tasks for samples of {section.sample_size}"
+        note(f"evidence: {pool} is small; its guarantee speaks of these tasks only")
     # Where weights are sharded every process evaluates, and an alarm in one would leave the others waiting.
-    patience = None if shards_weights() else section.timeout_seconds
+    patience = None if shards_weights() else READING_SECONDS
     evaluation = PatientEvaluation(evaluator, timeout_seconds=patience)
     if config.evidence is None or launched_rank():  # the process that evaluates keeps the journal
         return evaluation, evaluation
@@ -472,7 +479,7 @@ def write_environment(
     jails: dict[str, Any] = {"backend": grader.backend_name, "accepted_no_isolation": list(accepted())}
     jails["not_effective"] = list(grader.missing_guards)
     if config.agent is not None and config.ray is None:  # nodes choose for themselves
-        jails["attempts"] = grader.attempt_backend(is_warm=config.agent.tools.is_warm).name
+        jails["attempts"] = grader.attempt_backend().name
     environment = {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",

@@ -9,12 +9,11 @@ import argparse
 import json
 import math
 import os
-import time
 import tomllib
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from shlex import quote
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import tomli_w
@@ -24,6 +23,7 @@ from composer_replication.cli.doctor_verb import available_memory_bytes
 from composer_replication.cli.flags import refuse_unwritable
 from composer_replication.cli.task_division import FILE_NAME, RunTasks, divide_tasks
 from composer_replication.cli.terminal import note, progress_bar
+from composer_replication.cli.train_verb import run_recipe
 from composer_replication.config import (
     AgentSection,
     RunConfig,
@@ -37,11 +37,11 @@ from composer_replication.errors import UsageError, needs_extra
 from composer_replication.rollouts.environment.feature_deletion_env import first_message
 from composer_replication.rollouts.episodes.agent_loop import LedgerTalk
 from composer_replication.rollouts.tools.toolbox import TOOLS
-from composer_replication.run_folder import write_atomic, write_json
+from composer_replication.run_folder import RunFolder, read_jsonl, write_atomic, write_json
 from composer_replication.tasks.store import TaskStore
 
 GROUP_SIZE, PROMPTS_PER_STEP = 8, 2  # as in the quick start
-MEMORY_SHARE = 0.7  # of the free memory: a run's peak can be a third above the estimate
+MEMORY_SHARE = 0.7  # of the free memory: a later step may have longer prompts and answers
 _MANY_HELDOUT, _FEW_TASKS = 16, 40
 _UNTRIED: dict[str, Any] = {"num_train": 1, "num_heldout": 1, "num_prompts": 1, "num_tokens": 16}
 _UNTRIED |= {"prefix_sharing": "false", "cpu_threads": 0, "dtype": "float32"}
@@ -49,11 +49,7 @@ _UNTRIED |= {"prefix_sharing": "false", "cpu_threads": 0, "dtype": "float32"}
 
 
 def run_new(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """Write the recipe. Both figures are of a step with the longest prompts (``run_setup.measure_step``).
-
-    ``seconds_per_step`` is sampling + training + R g / j, with R completions a step, all different and as long as allowed, g
-    the measured seconds of one test run, j test runs at a time; held-out evaluations come on top.
-    """
+    """Write the recipe. Both figures are of a step that is trained by it, without guard and held-out evaluations."""
     if os.path.lexists(args.out):
         fix = "choose another --out FILE, or move it away."
         raise UsageError("CR0231", "the file exists already.", where=str(args.out), fix=fix)
@@ -61,23 +57,14 @@ def run_new(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     folder, tell = args.out.resolve().parent, (lambda _: None) if args.quiet else note
     config = parse_config(tomllib.loads(recipe_text(args, folder, _UNTRIED)), where="composer-rl recipe new")
     assembly.check_recipe(config, folder)
-    store = TaskStore.open(args.tasks)
+    store, free = TaskStore.open(args.tasks), available_memory_bytes()
     tasks = divide_tasks(config, store, folder, tell)
     tell("loading torch, transformers and trl")
     with assembly.training_packages("trying the model", quiet=args.quiet):
-        tell(f"model: trying {args.model}")
-        sizes, estimate = _try_model(config, store, tasks)
-        tell("sandbox: trying the tests")
-        with closing(assembly.open_grader(config, store)) as grader:
-            task = tasks.train[0]
-            store.environment(task)  # made now, if ever
-            started = time.monotonic()
-            grader.grade(task, store.golden_body(task))
-            grading = time.monotonic() - started
-    text = recipe_text(args, folder, sizes)
-    trl = parse_config(tomllib.loads(text), where=str(args.out)).trl
-    graded = trl["per_device_train_batch_size"] * grading / config.rollouts.grading_jobs
-    estimate["seconds_per_step"] = round(estimate["seconds_per_step"] + graded, 3)
+        text = recipe_text(args, folder, _sizes(config, store, tasks))
+        tell(f"model: training {args.model} for one step")
+        store.environment(tasks.train[0])  # made now, if ever
+        estimate = _tried(tomllib.loads(text), store, free)
     folder.mkdir(parents=True, exist_ok=True)
     with args.out.open("x") as handle:
         handle.write(text)
@@ -85,34 +72,48 @@ def run_new(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         tell("It does not fit: take a smaller model, or a machine with more memory.")
     tell(f"Next: composer-rl train {quote(str(args.out))} --out {quote(f'runs/{folder.name}')}")
     counts = {"train_tasks": len(tasks.train), "heldout_tasks": len(tasks.heldout)}
-    return {"recipe": str(args.out.resolve()), **estimate, "steps": trl["max_steps"], **counts}, 0
+    steps = tomllib.loads(text)["trl"]["max_steps"]
+    return {"recipe": str(args.out.resolve()), **estimate, "steps": steps, **counts}, 0
 
 
-def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The sizes of the recipe, and what a step of it costs: load, sample one group and train on it."""
-    from composer_replication.trainer import run_setup
-    from composer_replication.trainer.policy import InProcessPolicy
+def _sizes(config: RunConfig, store: TaskStore, tasks: RunTasks) -> dict[str, Any]:
+    """What the recipe says by its model and tasks; the model's weights are not read."""
+    from composer_replication.trainer import model_loading, model_modes, run_setup
 
-    device, free = run_setup.device_and_free_bytes(available_memory_bytes())
-    model, tokenizer, _ = run_setup.load_for_trial(config)
     as_chat = config.rollouts.prompt_style == "chat"
-    rows = assembly.training_rows(config, store, tasks.train)
+    how: dict[str, Any] = {"seed": config.seed, "needs_chat_template": as_chat, "has_weights": False}
+    model, tokenizer = model_loading.load_model(config.model, **how)
     golden = [len(tokenizer(text=store.golden_body(task))["input_ids"]) for task in tasks.train]
-    num_tokens = completion_tokens(golden, as_chat=as_chat)
-    run_setup.refuse_long_prompts(rows, model, tokenizer, max_new_tokens=num_tokens)
-    policy = InProcessPolicy(model, tokenizer, as_chat=as_chat)
-    texts = [row["prompt"][-1]["content"] if as_chat else row["prompt"] for row in rows]
-    num_prompts = min(PROMPTS_PER_STEP, len(rows))
-    longest = max(map(policy.prompt_ids, texts), key=len)
-    step = {"num_prompts": num_prompts, "group_size": GROUP_SIZE, "completion_tokens": num_tokens}
-    with run_setup.within_memory(config.model.name):
-        cost = run_setup.measure_step(model, tokenizer, longest, **step)
-    sizes = {"num_train": len(rows), "num_heldout": len(tasks.heldout), "num_tokens": num_tokens}
-    sizes |= {"num_prompts": num_prompts, "prefix_sharing": json.dumps(cost.is_shared)}
-    sizes |= {"cpu_threads": run_setup.cpu_threads(), "dtype": str(model.dtype).removeprefix("torch.")}
-    fits = free is None or cost.memory_bytes <= MEMORY_SHARE * free
-    memory = {"memory_bytes": cost.memory_bytes, "free_memory_bytes": free, "fits": fits, "device": device}
-    return sizes, {**memory, "seconds_per_step": cost.seconds}
+    return {
+        "num_train": len(tasks.train),
+        "num_heldout": len(tasks.heldout),
+        "num_prompts": min(PROMPTS_PER_STEP, len(tasks.train)),
+        "num_tokens": completion_tokens(golden, as_chat=as_chat),
+        "prefix_sharing": json.dumps(model_modes.packing_reason(model.eval()) is None),
+        "cpu_threads": run_setup.cpu_threads(),
+        "dtype": run_setup.fast_dtype(),
+    }
+
+
+def _tried(recipe: dict[str, Any], store: TaskStore, free: int | None) -> dict[str, Any]:
+    """What one step by the recipe takes: its seconds, and the peak of memory, which also holds the libraries."""
+    from composer_replication.trainer import run_setup
+
+    del recipe["guard"]  # its reading of held-out tasks would be in the step
+    recipe["tasks"]["store"] = str(store.root.resolve())
+    recipe["heldout"]["before_and_after_samples"] = 0
+    recipe["trl"]["max_steps"], recipe["trainer"]["save_model"] = 1, False
+    device, free = run_setup.device_and_free_bytes(free)
+    with TemporaryDirectory(prefix="composer-rl-trial-") as trial:
+        path, folder = Path(trial) / "run.toml", RunFolder(Path(trial) / "run")
+        path.write_text(tomli_w.dumps(recipe))
+        with run_setup.within_memory(recipe["model"]["name"]):
+            run_recipe(path, {}, folder.root, resume=False, quiet=True)
+        seconds = round(read_jsonl(folder.metrics)[-1]["step_seconds"], 3)
+    memory = run_setup.peak_bytes()
+    fits = free is None or memory <= MEMORY_SHARE * free
+    figures = {"memory_bytes": memory, "free_memory_bytes": free, "fits": fits, "device": device}
+    return {**figures, "seconds_per_step": seconds}
 
 
 def completion_tokens(golden_lengths: Sequence[int], *, as_chat: bool) -> int:
@@ -201,7 +202,7 @@ def _write_for_verl(
             name = str(out / "model")
             model.save_pretrained(name)
             tokenizer.save_pretrained(name)
-        talk, lengths = LedgerTalk(tokenizer, agent), [0]
+        talk, lengths = LedgerTalk(tokenizer), [0]
         for side, chosen in (("train", tasks.train), ("heldout", tasks.heldout)):
             messages = [first_message(store, task) for task in chosen]
             lengths += [talk.open(message, TOOLS).num_tokens for message in messages]

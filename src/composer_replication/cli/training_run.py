@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import resource
 import statistics
 import time
@@ -31,7 +30,6 @@ from composer_replication.run_folder import RunFolder, read_json, read_jsonl, wr
 from composer_replication.tasks.store import TaskStore
 from composer_replication.trainer import checkpoints, model_loading, model_modes, processes, run_setup
 from composer_replication.trainer import preset_settings as settings
-from composer_replication.trainer.checks import CheckThresholds
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.guard import refuse_foreign_split
 
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
 
 NUM_ENDS = 5  # steps averaged at either end of the run
-# what is done where trainer and sampler disagree, by agent.log_prob_check
-_CHECKS = {"error": CheckThresholds(stops_at_drift=True), "off": CheckThresholds(max_token_drift=math.inf)}
 
 
 @dataclass(slots=True)
@@ -77,7 +73,7 @@ class TrainingRun:
         """Tasks, parts, measure, train, measure, write; returns the summary and the exit code."""
         config, folder, started = self.config, self.folder, time.monotonic()
         checkpoints.refuse_foreign_checkpoints(folder.checkpoints, recipe_sha256(config))
-        processes.wait_for_all()  # until the first process holds the folder
+        processes.gathered(None)  # until the first process holds the folder
         self.tell("tasks: building and proving them in the sandbox")
         with progress_bar(quiet=self.quiet) as report:
             self.store = assembly.open_tasks(config, self.recipe_folder, report)
@@ -112,7 +108,7 @@ class TrainingRun:
         run_setup.limit_cpu_threads(config)
         arguments.seed += replica.number if replica else 0  # of sampling alone
         settings.refuse_few_prompts(arguments, arguments.num_generations, len(rows))
-        self.tell(run_setup.loading_note(config.model))
+        self.tell(f"model: loading {config.model.name}")
         model, tokenizer = self._load_model(rows)
         model_sha = model_modes.parameter_sha256(model) if replica is not None else ""
         curriculum = assembly.open_curriculum(config, store, rows, model)
@@ -139,7 +135,6 @@ class TrainingRun:
                 prefix_sharing=config.trainer.prefix_sharing,
                 policy_options=method.options,
                 prompt_source=curriculum,
-                checks=_CHECKS.get(config.agent.log_prob_check, True) if config.agent else True,
                 is_finished=None if self.is_chat else is_finished,
                 run_folder=folder,
                 stateful={"heldout_evaluator": self.evaluator} if self.evaluator else {},
@@ -152,7 +147,7 @@ class TrainingRun:
             replica.attach(trainer, folder, identity)
         if trainer.channels is not None:
             trainer.channels.check_model()
-        run_setup.show_own_progress(trainer, quiet=self.quiet, guard=self.guard, rollouts=rollouts)
+        run_setup.show_own_progress(trainer, quiet=self.quiet, rollouts=rollouts)
         trainer.guard_hook.choose_kl_path()
         self.sampler.follow(trainer)
 

@@ -129,7 +129,7 @@ class Grader:
         self._golden_failed: dict[str, tuple[int, str]] = {}
         self._draw = random.SystemRandom()
         self._lock = Lock()
-        self._attempt_backends: dict[bool, SandboxBackend] = {}
+        self._attempt_backend: SandboxBackend | None = None
         self._choosing = Lock()
         self.num_infrastructure_failures = 0
         self.missing_guards = self.require_guards()
@@ -143,17 +143,17 @@ class Grader:
         """Prove that the sandbox holds; the guards that do not and are accepted."""
         return require_selftest(choose_backend(self.backend), unseen=self._unseen)
 
-    def attempt_backend(self, *, is_warm: bool = True) -> SandboxBackend:
+    def attempt_backend(self) -> SandboxBackend:
         """The jails of attempts: the warm kind of its backend where it holds whatever the cold one holds, else the cold one.
 
         The self-test of the one that is given has passed, over the same folders as for gradings, which stay cold.
-        Asked again, the same answer. Without ``is_warm`` no warm kind is looked for.
+        Asked again, the same answer.
         """
         with self._choosing:
-            if is_warm not in self._attempt_backends:
+            if self._attempt_backend is None:
                 cold = choose_backend(self.backend)
                 missing, why = require_selftest(cold, unseen=self._unseen), ""
-                warm = warm_kind(cold) if is_warm else None
+                warm = warm_kind(cold)
                 if warm is None or not warm.is_available().ok:
                     warm = cold
                 try:
@@ -163,8 +163,8 @@ class Grader:
                     why = str(error)
                 if why:
                     logger.warning("attempts run in %s, not in %s: %s", cold.name, warm.name, why)
-                self._attempt_backends[is_warm] = cold if why else warm
-            return self._attempt_backends[is_warm]
+                self._attempt_backend = cold if why else warm
+            return self._attempt_backend
 
     def grade_many(
         self,

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -31,28 +31,19 @@ from composer_replication.trainer.processes import gathered, num_processes, proc
 
 logger = logging.getLogger(__name__)
 
-MAX_BAD_BATCHES = 10
 
-
-@dataclass(frozen=True, slots=True)
-class CheckThresholds:
-    """Limits of the checks."""
-
-    # Mean distance of sampling and training log-probability, nats. Engines in bf16 differ by 0.01 to 0.02; a wrong
-    # temperature, template or off-by-one gives tenths or more.
-    max_token_drift: float = 0.05
-    stops_at_drift: bool = False  # it stops the run before the step is taken, in the place of a warning
-    max_dull_share: float = 0.9  # of groups without signal over the last ``window`` generations
-    min_effective_share: float = 0.5  # effective sample size of the tokens as a share of their number
-    max_truncated_share: float = 0.1  # of tokens whose importance weight was cut
-    # Mean of the last ``trend_steps`` steps over the first; honest quick starts came down to 0.11 (entropy), 0.56 (length).
-    min_entropy_share: float = 0.05
-    min_length_share: float = 0.25  # of loss-carrying tokens a row
-    max_truncated_groups: float = 0.9  # of groups whose completions all met the length limit, over the window
-    window: int = 8
-    trend_steps: int = 5
-    num_zero_steps: int = 5  # in a row, in which a channel is exactly 0
-    num_bad_steps: int = 3  # in a row that are not finite, after which the run stops
+# Mean distance of sampling and training log-probability, nats. Engines in bf16 differ by 0.01 to 0.02; a wrong temperature,
+# template or off-by-one gives tenths or more.
+MAX_TOKEN_DRIFT = 0.05
+WINDOW = 8  # generations
+MAX_DULL_SHARE = 0.9  # of the groups of the window, which are without signal
+MAX_TRUNCATED_GROUPS = 0.9  # of those whose completions all met the length limit
+MIN_EFFECTIVE_SHARE = 0.5  # effective sample size of the tokens as a share of their number
+MAX_TRUNCATED_SHARE = 0.1  # of tokens whose importance weight was cut
+# Mean of the last steps over the first; honest quick starts came down to 0.11 (entropy), 0.56 (loss-carrying tokens a row).
+TREND_STEPS, MIN_ENTROPY_SHARE, MIN_LENGTH_SHARE = 5, 0.05, 0.25
+NUM_ZERO_STEPS = 5  # in a row, in which a channel is exactly 0
+NUM_BAD_STEPS = 3  # in a row that are not finite, after which the run stops
 
 
 Figures = Mapping[str, float]  # of one micro-step
@@ -97,8 +88,7 @@ class Judgement:
     A step that is not finite is said every time.
     """
 
-    def __init__(self, thresholds: CheckThresholds | None = None) -> None:
-        self.thresholds = thresholds or CheckThresholds()
+    def __init__(self) -> None:
         self._memory: dict[str, Any] = {
             "num_bad_in_a_row": 0,
             "said": [],
@@ -115,7 +105,7 @@ class Judgement:
 
     def note_generation(self, *, num_groups: float, num_dull: float, num_truncated: float) -> None:
         known = [*self._memory["generations"], [num_groups, num_dull, num_truncated]]
-        self._memory["generations"] = known[-self.thresholds.window :]
+        self._memory["generations"] = known[-WINDOW:]
 
     def judge(self, step: int, figures: Figures, *, bad: str = "", first_part: str = "") -> list[Finding]:
         """Judge one optimizer step, ``step`` from 1, by its figures over all micro-steps of all processes.
@@ -138,8 +128,7 @@ class Judgement:
         return findings
 
     def _tokens(self, figures: Figures, first_part: str) -> Iterator[Said]:
-        limits = self.thresholds
-        if (drift := mean_drift(figures)) > limits.max_token_drift:
+        if (drift := mean_drift(figures)) > MAX_TOKEN_DRIFT:
             words = f"sampling and training log-probabilities differ by {drift:.3g} nats a token on average"
             words += f"; {first_part}." if first_part else "."
             yield "token_drift", words, {"mean": drift, "max": figures.get("drift_max", 0.0)}
@@ -150,54 +139,53 @@ class Judgement:
             yield "reward_and_mask", words, {"unpaid_rows": unpaid, "padded_rows": padded}
         shares = ("policy_effective_share", "sampling_effective_share")
         lowest, cut = min(figures.get(name, 1.0) for name in shares), figures.get("truncated_share", 0.0)
-        if lowest < limits.min_effective_share or cut > limits.max_truncated_share:
+        if lowest < MIN_EFFECTIVE_SHARE or cut > MAX_TRUNCATED_SHARE:
             words = f"importance weights leave an effective sample size of {lowest:.0%} of the tokens, "
             words += f"and {cut:.0%} of the weights are cut."
             yield "effective_sample_size", words, {"share": lowest, "cut": cut}
 
     def _channels(self, figures: Figures) -> Iterator[Said]:
         """The policy gradient is zero where no advantage counts; another channel where its value is."""
-        most, before = self.thresholds.num_zero_steps, self._memory["zero_steps"]
+        before = self._memory["zero_steps"]
         totals = {n.removeprefix("channel/"): total for n, total in figures.items() if "channel/" in n}
         totals |= {"grpo": figures["num_paid_rows"]} if "num_paid_rows" in figures else {}
         now = {name: 0 if total else before.get(name, 0) + 1 for name, total in totals.items()}
         self._memory["zero_steps"] = now
         for name, num_steps in sorted(now.items()):
-            if num_steps >= most:
-                words = f"the channel {name} was exactly 0 in the last {most} steps."
+            if num_steps >= NUM_ZERO_STEPS:
+                words = f"the channel {name} was exactly 0 in the last {NUM_ZERO_STEPS} steps."
                 yield f"zero_channel {name}", words, {"steps": float(num_steps)}
 
     def _groups(self) -> Iterator[Said]:
         """Shares of the groups of the last generations, once there are as many as the window."""
-        limits, generations = self.thresholds, self._memory["generations"]
-        if len(generations) < limits.window:
+        generations = self._memory["generations"]
+        if len(generations) < WINDOW:
             return
         num_groups, *counts = map(math.fsum, zip(*generations, strict=True))
         dull, cut = (count / num_groups if num_groups else 0.0 for count in counts)
         groups = f"of the groups of the last {len(generations)} generations"
-        if dull > limits.max_dull_share:
+        if dull > MAX_DULL_SHARE:
             yield "groups_without_signal", f"{dull:.0%} {groups} had equal rewards.", {"share": dull}
-        if cut > limits.max_truncated_groups:
+        if cut > MAX_TRUNCATED_GROUPS:
             words = f"in {cut:.0%} {groups} every completion met the length limit."
             yield "truncated_groups", words, {"share": cut}
 
     def _trends(self, figures: Figures) -> Iterator[Said]:
         """Length and entropy of the last steps beside those of the first; nothing while the two ends would overlap."""
-        limits, num_steps = self.thresholds, self.thresholds.trend_steps
         for name, what, part, whole, floor in (
-            ("length", "tokens a row", "num_tokens", "num_rows", limits.min_length_share),
-            ("entropy", "entropy a token", "entropy_sum", "num_tokens", limits.min_entropy_share),
+            ("length", "tokens a row", "num_tokens", "num_rows", MIN_LENGTH_SHARE),
+            ("entropy", "entropy a token", "entropy_sum", "num_tokens", MIN_ENTROPY_SHARE),
         ):
             if part not in figures or not figures["num_tokens"]:
                 continue
             (first, newest), value = self._memory[name], figures[part] / figures[whole]
-            if len(first) < num_steps:
+            if len(first) < TREND_STEPS:
                 first.append(value)
                 continue
-            newest[:] = [*newest, value][-num_steps:]
+            newest[:] = [*newest, value][-TREND_STEPS:]
             start = math.fsum(first)
-            if len(newest) == num_steps and start > 0 and (share := math.fsum(newest) / start) < floor:
-                words = f"{what} of the last {num_steps} steps is {share:.1%} of that of the first."
+            if len(newest) == TREND_STEPS and start > 0 and (share := math.fsum(newest) / start) < floor:
+                words = f"{what} of the last {TREND_STEPS} steps is {share:.1%} of that of the first."
                 yield f"{name}_collapse", words, {"share": share, "newest": value}
 
     def state_dict(self) -> dict[str, Any]:
@@ -217,14 +205,14 @@ class ChecksThatSpeak(TrainerCallback):
     ``findings`` were said since ``begin``; ``judgement`` is the memory of the checks, which a checkpoint keeps.
     """
 
-    def __init__(self, trainer: Any, thresholds: CheckThresholds) -> None:
-        self._trainer, self._thresholds = trainer, thresholds
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
         self._step_tensors: tuple[Tensor, Tensor | None] | None = None
         self.begin()
 
     def begin(self) -> None:
         """Forget what an earlier run of this trainer left; a checkpoint is read afterwards."""
-        self.judgement = Judgement(self._thresholds)
+        self.judgement = Judgement()
         self.findings: tuple[Finding, ...] = ()
         self._begin_step()
 
@@ -247,7 +235,7 @@ class ChecksThatSpeak(TrainerCallback):
         kept, self._step_tensors = self._step_tensors, None
         if kept is None:
             return
-        (logps, entropies), limit = kept, self._thresholds.max_token_drift
+        logps, entropies = kept
         figures = micro_step_figures(
             inputs,
             loss=loss,
@@ -259,7 +247,7 @@ class ChecksThatSpeak(TrainerCallback):
         )
         self._figures.append(figures)
         self._inputs = inputs
-        if not self._first_part and mean_drift(figures) > limit:
+        if not self._first_part and mean_drift(figures) > MAX_TOKEN_DRIFT:
             self._first_part = self._words_on_drift(inputs, logps)
         if not figures["is_finite"]:
             self._note_bad("the loss")
@@ -291,7 +279,7 @@ class ChecksThatSpeak(TrainerCallback):
 
     def _words_on_drift(self, inputs: Any, logps: Tensor) -> str:
         mine_BT, distance_BT, _ = _drift(inputs, logps, loss_mask(inputs).bool())
-        parts_BT = distance_BT.double() > self._thresholds.max_token_drift  # as the mean is compared
+        parts_BT = distance_BT.double() > MAX_TOKEN_DRIFT  # as the mean is compared
         position, row = parts_BT.T.nonzero()[0].tolist()  # of all rows the earliest position
         mine, theirs = (each[row, position].item() for each in (mine_BT, inputs["sampling_per_token_logps"]))
         token = int(inputs["completion_ids"][row, position])
@@ -311,15 +299,12 @@ class ChecksThatSpeak(TrainerCallback):
         return (own or RunFolder(Path(str(self._trainer.args.output_dir)))).bad_batches
 
     def _note_bad(self, cause: str) -> None:
-        """Keep the batch; at most ``MAX_BAD_BATCHES`` files, the newest: a run must not fill a disk with its troubles."""
         if self._bad_cause:
             return
         self._bad_cause, folder = cause, self._bad_batches
         folder.mkdir(parents=True, exist_ok=True)
         kept = {name: part.cpu() for name, part in self._inputs.items() if isinstance(part, Tensor)}
         torch.save(kept, folder / f"step-{self._step:06d}-process-{process_rank()}.pt")
-        for path in sorted(folder.glob("step-*.pt"))[:-MAX_BAD_BATCHES]:
-            path.unlink(missing_ok=True)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """All micro-steps of the step are done, its update is not: judge it, and skip it where it is bad."""
@@ -331,10 +316,6 @@ class ChecksThatSpeak(TrainerCallback):
             # Without gradients an optimizer leaves weights and moments alone. A scaler that has not looked at them yet,
             # which is without a limit of their norm, needs them and skips the step by itself.
             kwargs["optimizer"].zero_grad(set_to_none=True)
-        if first_part and self._thresholds.stops_at_drift:
-            words = f"trainer and sampler disagree about sampled tokens; {first_part}."
-            fix = 'find out what differs (template, temperature, precision); agent.log_prob_check = "report" goes on.'
-            raise InputError("CR0765", words, where=f"step {self._step}", fix=fix)
         metrics = self._trainer._metrics["train"]  # noqa: SLF001 - TRL's only name
         if figures.get("num_drift_tokens"):
             metrics["checks/token_drift"].append(mean_drift(figures))
@@ -351,7 +332,7 @@ class ChecksThatSpeak(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         num_bad = self.judgement.num_bad_in_a_row
-        if num_bad >= self._thresholds.num_bad_steps:
+        if num_bad >= NUM_BAD_STEPS:
             self._trainer.step_lines.finish_broken(state.global_step)
             words = f"{num_bad} steps in a row had a loss or gradient that is not finite; none was taken."
             fix = "look at the batches there; lower trl.learning_rate, and train in float32 or bf16 instead of fp16."

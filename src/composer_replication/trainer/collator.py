@@ -25,6 +25,8 @@ from composer_replication.records import Completion, HintedTurn, PreferencePair,
 from composer_replication.rollouts.hints.hint_prompts import insertion
 from composer_replication.trainer.generation import SEGMENT_STARTS, loss_mask
 
+PASS_REWARD = 1.0
+"""A row of a group passes from this reward on."""
 Ids = Sequence[int]
 Batch = dict[str, Any]
 
@@ -72,14 +74,14 @@ def collate_pairs(pairs: Sequence[PreferencePair], *, pad_id: int) -> TokenRows:
     """The chosen answers of P pairs, at least one, then the rejected ones to the same prompts, in 2 P rows."""
     rows = [(pair.prompt_ids, pair.chosen_ids) for pair in pairs]
     rows += [(pair.prompt_ids, pair.rejected_ids) for pair in pairs]
-    own = [pair for pair in pairs if isinstance(pair, SiblingPair)]  # all of them, or none
-    masks = [pair.chosen_mask for pair in own] + [pair.rejected_mask for pair in own]
+    masks = [getattr(pair, side, ()) for side in ("chosen_mask", "rejected_mask") for pair in pairs]
     return _token_rows(rows, masks, pad_id=pad_id)
 
 
 def _token_rows(rows: Sequence[tuple[Ids, Ids]], loss_masks: Sequence[Ids] = (), *, pad_id: int) -> TokenRows:
-    """Pad prompts and completions to rows; without masks every completion id carries loss."""
-    masks = loss_masks or [[1] * len(completion) for _, completion in rows]
+    """Pad prompts and completions to rows; without a mask, or where it is empty, every completion id carries loss."""
+    given = loss_masks or [()] * len(rows)
+    masks = [mask or [1] * len(ids) for (_, ids), mask in zip(rows, given, strict=True)]
     ids = [torch.tensor([*prompt, *completion]) for prompt, completion in rows]
     loss = [torch.tensor([0] * len(prompt) + [*mask]) for (prompt, _), mask in zip(rows, masks, strict=True)]
     ids_NS = pad_sequence(ids, batch_first=True, padding_value=pad_id)
@@ -217,9 +219,7 @@ def matched_turns(
     return matched, num_too_long
 
 
-def sibling_pairs(
-    batch: Batch, rewards: Sequence[float | None], *, pass_reward: float
-) -> list[list[SiblingPair]]:
+def sibling_pairs(batch: Batch, rewards: Sequence[float | None]) -> list[list[SiblingPair]]:
     """For each row, the pair in which it passed, if any: passing rows of a group paired with failing ones.
 
     Groups are rows with equal prompts. The i-th passing row is paired with the i-th failing one, so a row is
@@ -235,7 +235,7 @@ def sibling_pairs(
     groups: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
     for row, (prompt, reward) in enumerate(zip(prompts, rewards, strict=True)):
         if reward is not None and may_pair[row]:
-            groups.setdefault(tuple(prompt), ([], []))[0 if reward >= pass_reward else 1].append(row)
+            groups.setdefault(tuple(prompt), ([], []))[0 if reward >= PASS_REWARD else 1].append(row)
     pairs: list[list[SiblingPair]] = [[] for _ in prompts]
     for group, sides in groups.items():
         for passed, failed in zip(*sides, strict=False):

@@ -26,8 +26,8 @@ from composer_replication.errors import CollapseStopError
 from composer_replication.interfaces import Guard, HintGenerator, PromptSource, Stateful
 from composer_replication.records import PreferencePair
 from composer_replication.run_folder import RunFolder
-from composer_replication.trainer import checkpoints, processes
-from composer_replication.trainer.checks import ChecksThatSpeak, CheckThresholds
+from composer_replication.trainer import checkpoints, preset_settings, processes
+from composer_replication.trainer.checks import ChecksThatSpeak
 from composer_replication.trainer.collator import refuse_odd_weight
 from composer_replication.trainer.generation import Generation, temporarily
 from composer_replication.trainer.guard import GuardHook, HeldoutEval, raise_halt
@@ -41,14 +41,6 @@ from composer_replication.trainer.policy_terms import (
     chosen_inputs,
     learn_outcomes,
     without_lone_punishments,
-)
-from composer_replication.trainer.preset_settings import (
-    PolicyOptions,
-    TrainerSettingError,
-    check_policy_options,
-    nothing_to_learn,
-    refusals,
-    refuse_few_prompts,
 )
 from composer_replication.trainer.rollout_columns import CheckedRollouts, counting_load, replaying
 
@@ -74,7 +66,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         policy_options: what the policy-gradient channel does beyond TRL (``preset_settings`` makes it of a recipe).
         prompt_source: gives fresh prompts to dynamic sampling; by default the training data in random order.
             A ``PromptChooser`` also chooses the prompts of every generation, in the place of the data order.
-        checks: the checks that speak, with their thresholds; False is none.
+        checks: whether checks speak.
         run_folder: where ``metrics.jsonl`` and ``verdicts.jsonl`` go (a run that begins anew empties them); None: nowhere.
         stateful: extra states saved in and restored from each checkpoint, by name.
         split_fingerprint: of the held-out split; readings and checkpoints of another are refused.
@@ -120,9 +112,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
         replay_pairs: Sequence[PreferencePair] | None = None,
         prefix_sharing: bool = False,
         is_finished: Callable[[str], bool] | None = None,
-        policy_options: PolicyOptions = PolicyOptions(),  # noqa: B008 - frozen
+        policy_options: preset_settings.PolicyOptions = preset_settings.PolicyOptions(),  # noqa: B008 - frozen
         prompt_source: PromptSource | None = None,
-        checks: bool | CheckThresholds = True,
+        checks: bool = True,
         run_folder: RunFolder | None = None,
         stateful: Mapping[str, Stateful] | None = None,
         split_fingerprint: str = "",
@@ -138,12 +130,14 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.run_folder, self.stateful, self.run_identity = run_folder, stateful, run_identity
         if heldout_guard is not None and heldout_eval_fn is None:
             words = "heldout_guard needs heldout_eval_fn: without the held-out score there is no truth."
-            raise _guard_error(words, "heldout_eval_fn", "pass a function that returns the held-out score.")
-        check_policy_options(policy_options, kwargs.get("args", args[2] if len(args) > 2 else None))
+            fix = "pass a function that returns the held-out score."
+            raise preset_settings.TrainerSettingError("CR0710", words, where="heldout_eval_fn", fix=fix)
+        arguments = kwargs.get("args", args[2] if len(args) > 2 else None)
+        preset_settings.check_policy_options(policy_options, arguments)
         if checks:
-            self.checks = ChecksThatSpeak(self, CheckThresholds() if checks is True else checks)
+            self.checks = ChecksThatSpeak(self)
         for name, weight in {"alpha_sdpo": alpha_sdpo, "beta_replay": beta_replay}.items():
-            refuse_odd_weight(weight, f"trainer.{name}", error=TrainerSettingError)
+            refuse_odd_weight(weight, f"trainer.{name}", error=preset_settings.TrainerSettingError)
         distils = HintChannel(self, hints or HintsSection(), hint_source) if alpha_sdpo else None
         replays = ReplayChannel(self, replay or ReplaySection(), replay_pairs) if beta_replay else None
         if distils or replays:
@@ -199,12 +193,12 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     def _compute_sdpo_loss(self, model: Any, inputs: Any) -> Any:
         if self.channels is None or self.channels.hints is None:
-            raise nothing_to_learn("alpha_sdpo")
+            raise preset_settings.nothing_to_learn("alpha_sdpo")
         return self.channels.hints.loss(model, inputs)
 
     def _compute_trace_replay_loss(self, model: Any, inputs: Any) -> Any:
         if self.channels is None or self.channels.replay is None:
-            raise nothing_to_learn("beta_replay")
+            raise preset_settings.nothing_to_learn("beta_replay")
         return self.channels.replay.loss(model, inputs)
 
     # ---- log-probabilities and sampling -----------------------------------------------------
@@ -227,7 +221,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if has_chains and compute_aux_loss:
             words = "rows of several conversations are scored without the auxiliary loss of routers."
             fix = "set agent.summary_tokens = 0, or the model's output_router_logits to false."
-            raise TrainerSettingError("CR0757", words, where="agent.summary_tokens", fix=fix)
+            raise preset_settings.TrainerSettingError("CR0757", words, where="agent.summary_tokens", fix=fix)
         with replaying(self, model, attention_mask, routing_BWLK) as is_replayed:
             against = {
                 "the routing of the rollouts is replayed.": is_replayed,
@@ -407,11 +401,11 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     def create_optimizer(self, model: Any = None) -> Any:
         """As transformers'; what it refuses is a setting of the recipe (CR0211)."""
-        with refusals():
+        with preset_settings.refusals():
             return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        with refusals():
+        with preset_settings.refusals():
             return super().create_scheduler(num_training_steps, optimizer)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -443,18 +437,20 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     def _check_before_training(self) -> None:
         if self.prefix_sharing:
-            self.shared_prompts.check()
+            preset_settings.refuse_masked_stops(self.args, stops_rows=self.is_finished is not None)
         if self.rollout_func is not None and not isinstance(self.rollout_func, CheckedRollouts):
             self.rollout_func = CheckedRollouts(self.rollout_func)
         self.policy_terms.check_settings()
         if len(set(processes.gathered(self.heldout_guard is None))) > 1:  # they would wait for ever
             words = "some processes have a guard and some have none."
-            raise _guard_error(words, "heldout_guard", "construct the trainer alike on every process.")
+            fix = "construct the trainer alike on every process."
+            raise preset_settings.TrainerSettingError("CR0710", words, where="heldout_guard", fix=fix)
         if self.heldout_guard is not None and not self.args.logging_steps > 0:
             words = "logging_steps is the guard's cadence and must be above 0."
-            raise _guard_error(words, "trl.logging_steps", "set trl.logging_steps = 1.")
+            fix = "set trl.logging_steps = 1."
+            raise preset_settings.TrainerSettingError("CR0710", words, where="trl.logging_steps", fix=fix)
         if isinstance(self.train_dataset, Sized):
-            refuse_few_prompts(self.args, self.num_generations, len(self.train_dataset))
+            preset_settings.refuse_few_prompts(self.args, self.num_generations, len(self.train_dataset))
 
     def _begin_run(self, checkpoint: Path | None) -> None:
         self.guard_hook.begin()
@@ -496,10 +492,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if self.is_in_train:
             self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
             self.is_in_train = False
-
-
-def _guard_error(words: str, where: str, fix: str) -> TrainerSettingError:
-    return TrainerSettingError("CR0710", words, where=where, fix=fix)
 
 
 for _name, _parameter in inspect.signature(ComposerReplicationTrainer.__init__).parameters.items():

@@ -37,8 +37,8 @@ class HeldOutGuardCallback(TrainerCallback):
     weights, the guard folds (proxy, truth, KL) under ``global_step``, the verdict is written (into the row, and as a line of
     ``verdicts.jsonl`` in ``args.output_dir``), then acted on. A row without a finite proxy is counted and folds nothing.
 
-    When it fires: the step is finished, a checkpoint is saved (whatever ``save_strategy`` says), training stops, and with
-    ``strict`` ``train()`` raises ``CollapseStopError`` at its end. The guard's state is in every checkpoint, and that of
+    When it fires: the step is finished, a checkpoint is saved (whatever ``save_strategy`` says, but for ``best``), training
+    stops, and with ``strict`` ``train()`` raises ``CollapseStopError`` at its end. The guard's state is in every checkpoint, and that of
     ``heldout_eval_fn`` where it is ``Stateful``; a checkpoint under a fired guard is not trained on. Reporters that come before
     the callback, several processes: docs/guard-anywhere.md.
 
@@ -77,13 +77,11 @@ class HeldOutGuardCallback(TrainerCallback):
         self.num_rows_without_proxy = 0
         self._last_round_idx: int | None = None
         self._halting_status: GuardStatus | None = None
-        self._is_halt_saved = False
         self._has_said_kl_is_off = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Go on where the checkpoint was, or begin; a guard that had fired before ends the run."""
         self.halted_at = self._halting_status = self._last_round_idx = None
-        self._is_halt_saved = False
         self.num_rows_without_proxy = 0
         saved = state.stateful_callbacks.get(STATE_KEY)
         if saved is not None:
@@ -141,15 +139,8 @@ class HeldOutGuardCallback(TrainerCallback):
             logger.warning("killswitch: the guard halts training at step %d: %s", step, folded.status.reason)
             control.should_save = control.should_training_stop = True
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A save that ``save_strategy="best"`` took back is asked for again; the loop still looks once."""
-        if self.halted_at is not None and not self._is_halt_saved:
-            control.should_save = True
-            control.should_evaluate = False  # it would take the save back once more
-
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.halted_at is not None:
-            self._is_halt_saved = True
             control.should_save = False  # the end of the epoch would save it a second time
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

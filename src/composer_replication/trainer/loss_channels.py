@@ -20,7 +20,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any, TypeVar
 
 import torch
@@ -34,16 +33,9 @@ from composer_replication.interfaces import HintGenerator
 from composer_replication.losses.chunked_head import logp_at, sampled_and_top_k_logp, sampled_logp
 from composer_replication.losses.divergence import support_divergence
 from composer_replication.losses.policy_terms import truncated_importance_weights
-from composer_replication.losses.preferences import PreferenceMetrics, preference_loss, sequence_logp
+from composer_replication.losses.preferences import preference_loss, sequence_logp
 from composer_replication.records import HintedTurn, PreferencePair
-from composer_replication.trainer import collator
-from composer_replication.trainer.model_modes import (
-    WeightCopy,
-    completion_states,
-    evaluation_mode,
-    scored_ids,
-    states_problem,
-)
+from composer_replication.trainer import collator, model_modes
 from composer_replication.trainer.preset_settings import TrainerSettingError, nothing_to_learn
 from composer_replication.trainer.processes import gathered, num_processes, process_rank, together
 
@@ -82,7 +74,7 @@ class LossChannel:
     table = ""  # of a recipe, with its settings
     settings: HintsSection | ReplaySection
     records: Sequence[Any] = ()  # given to the trainer
-    weights: WeightCopy | None = None  # the teacher's, or those before the first step, where needed
+    weights: model_modes.WeightCopy | None = None  # the teacher's, or the first ones, where needed
     weights_name = ""  # of that copy in a checkpoint
     keeps_first_weights = False  # the copy stays as the weights are before the first step
 
@@ -91,7 +83,7 @@ class LossChannel:
 
     def begin(self, saved: Mapping[str, Any] | None) -> None:
         """Set the channel to the run's start, or to what ``state_dict`` gave in the run that saved it."""
-        self.weights = WeightCopy(self.model)
+        self.weights = model_modes.WeightCopy(self.model)
         if saved is not None:
             self.weights.load(saved[self.weights_name])
 
@@ -163,9 +155,9 @@ def hint_loss(
     Departs from the reference: SDPO averages tokens within a rollout first; here long and short turns weigh by their tokens,
     as the policy-gradient channel does. Reference: Reinforcement Learning via Self-Distillation (2026, arXiv 2601.20802).
     """
-    ids_M = scored_ids(rows.student)
+    ids_M = model_modes.scored_ids(rows.student)
     with autocast():
-        states_MH, weight_VH, options = completion_states(model, rows.student)
+        states_MH, weight_VH, options = model_modes.completion_states(model, rows.student)
         head, top_k = (states_MH, weight_VH, ids_M), min(TOP_K, weight_VH.size(0))
         logp_M, top_logp_MK, top_index_MK = sampled_and_top_k_logp(*head, k=top_k, temperature=1.0, **options)
         now_M = logp_M.detach()
@@ -173,7 +165,7 @@ def hint_loss(
             with torch.no_grad():
                 now_M = sampled_logp(*head, temperature=sampling_temperature, **options)
     with teacher(), torch.no_grad(), autocast():
-        hidden_MH, teacher_weight_VH, options = completion_states(model, rows.teacher)
+        hidden_MH, teacher_weight_VH, options = model_modes.completion_states(model, rows.teacher)
         teacher_MK = logp_at(hidden_MH, teacher_weight_VH, top_index_MK, **options)
     divergence_M = support_divergence(top_logp_MK, teacher_MK, jsd_alpha=settings.jsd_alpha)
     sampled_M = rows.sampled_logp_M.to(now_M.dtype)
@@ -243,14 +235,14 @@ class HintChannel(LossChannel):
         """Inside, the model is the teacher: its weights, and no dropout."""
         model, weights = self.model, self.weights
         teacher = model.disable_adapter() if weights is None else weights.in_place_of(model)
-        with teacher, evaluation_mode(model):
+        with teacher, model_modes.evaluation_mode(model):
             yield
 
 
 def pair_logps(model: Any, rows: collator.TokenRows) -> tuple[Tensor, Tensor]:
     """Mean log-probability a token of each chosen and each rejected answer, nats: two tensors (P,), at temperature 1."""
-    states_MH, weight_VH, options = completion_states(model, rows)
-    logp_M = sampled_logp(states_MH, weight_VH, scored_ids(rows), **options)
+    states_MH, weight_VH, options = model_modes.completion_states(model, rows)
+    logp_M = sampled_logp(states_MH, weight_VH, model_modes.scored_ids(rows), **options)
     mask = rows.loss_mask_NS.bool()
     logp_NS = torch.zeros(mask.shape, dtype=logp_M.dtype, device=mask.device).masked_scatter(mask, logp_M)
     logp_N = sequence_logp(logp_NS, mask, length_normalised=True)
@@ -263,7 +255,7 @@ def reference_logps(
 ) -> Tensor:
     """Columns chosen and rejected (P, 2), float32, on the processor, of the model as it stands, without gradient or dropout."""
     parts = []
-    with torch.no_grad(), evaluation_mode(model):
+    with torch.no_grad(), model_modes.evaluation_mode(model):
         for start in range(0, len(pairs), at_once):
             rows = collator.collate_pairs(pairs[start : start + at_once], pad_id=pad_id)
             rows = send_to_device(rows, model.device)
@@ -290,7 +282,7 @@ class ReplayChannel(LossChannel):
         collator.check_pairs(pairs or ())
         self.settings, self.records = settings, pairs or ()
         self.keeps_first_weights = settings.sibling_pairs and settings.kind != "simpo"
-        self._beta = settings.beta or _BETAS[settings.kind]
+        self._beta = _BETAS[settings.kind]
 
     def begin(self, saved: Mapping[str, Any] | None) -> None:
         self._newest_part = (-1, 0)
@@ -306,14 +298,13 @@ class ReplayChannel(LossChannel):
     def after_generation(self, rows: Any, batch: dict[str, Any], rewards: Sequence[float | None]) -> None:
         if not self.settings.sibling_pairs:
             return
-        of_row = collator.sibling_pairs(batch, rewards, pass_reward=self.settings.pass_reward)
+        of_row = collator.sibling_pairs(batch, rewards)
         batch["sibling_total"] = self._gathered_sum(float(sum(map(len, of_row))))
         own = [pair for pairs in of_row for pair in pairs]
         num_pairs = max(gathered(len(own))) if self._trainer.has_sharded_weights else len(own)
         if self.weights is not None and num_pairs:
-            at_once = int(self._trainer.args.per_device_train_batch_size)  # they may be long
             with self.weights.in_place_of(self.model):
-                logps_P2 = self._logps_of([*own, *[self._stand_in()] * (num_pairs - len(own))], at_once)
+                logps_P2 = self._logps_of([*own, *[self._stand_in()] * (num_pairs - len(own))])
             logps = iter(logps_P2.tolist())
             of_row = [[replace(pair, reference=tuple(next(logps))) for pair in pairs] for pairs in of_row]
         batch[SIBLING_PAIRS] = of_row
@@ -322,40 +313,29 @@ class ReplayChannel(LossChannel):
         """Weighted mean over all pairs of the optimizer step of the preference loss; this micro-batch's part."""
         of_step, share = self._drawn()
         drawn = [idx for idx in share if self.records[idx].weight > 0]
-        references = [] if self.reference_P2 is None else self.reference_P2[drawn].tolist()
         siblings = [pair for pairs in inputs.get(SIBLING_PAIRS, ()) for pair in pairs]
-        total_weight = sum(self.records[idx].weight for idx in of_step)
-        total_weight += self._of_step(inputs.get("sibling_total", 0.0))
-        parts = [  # apart, since their lengths may be far apart
-            self._part_of_loss(model, [self.records[idx] for idx in drawn], references),
-            self._part_of_loss(model, siblings, [pair.reference for pair in siblings]),
-        ]
-        counted = [metrics for _, metrics in parts if metrics is not None]
-        figures = {"pairs": float(sum(int(part.num_pairs) for part in counted))}
-        if counted:
-            weights = [float(part.total_weight) for part in counted]
-            for name in ("accuracy", "reward_margin"):
-                figures[name] = fmean([float(getattr(part, name)) for part in counted], weights)
-        self._note("replay", figures)
-        total = parts[0][0] + parts[1][0]
-        return total * (num_processes() / total_weight) if total_weight else total
-
-    def _part_of_loss(
-        self, model: Any, own: Sequence[PreferencePair], reference: Sequence[Sequence[float]]
-    ) -> tuple[Tensor, PreferenceMetrics | None]:
-        """The loss of these pairs times their weight, and its figures; 0 and None where there is none."""
+        own = [*(self.records[idx] for idx in drawn), *siblings]
+        self._note("replay", {"pairs": float(len(own))})
         pairs = self._to_forward(own, self._stand_in())
         if not pairs:
-            return self._on_device(torch.zeros(())), None
-        weight_P = self._on_device(torch.tensor([float(pair.weight) for pair in pairs]))
+            return self._on_device(torch.zeros(()))
         reference_2P: Sequence[Tensor | None] = (None, None)
         if self.settings.kind != "simpo":
-            reference_2P = self._on_device(torch.tensor(reference if own else [[0.0, 0.0]])).unbind(dim=1)
+            known = [] if self.reference_P2 is None else self.reference_P2[drawn].tolist()
+            known += [pair.reference for pair in siblings]
+            reference_2P = self._on_device(torch.tensor(known if own else [[0.0, 0.0]])).unbind(dim=1)
         with self._trainer.accelerator.autocast():
             policy = pair_logps(model, self._on_device(collator.collate_pairs(pairs, pad_id=self._pad_id)))
+        weight_P = self._on_device(torch.tensor([float(pair.weight) for pair in pairs]))
         options: dict[str, Any] = {"kind": self.settings.kind, "beta": self._beta, "weight_P": weight_P}
         loss, metrics = preference_loss(*policy, *reference_2P, **options)
-        return (loss * metrics.total_weight, metrics) if own else (loss * 0.0, None)
+        if not own:
+            return loss * 0.0
+        figures = {name: float(getattr(metrics, name)) for name in ("accuracy", "reward_margin")}
+        self._note("replay", figures)
+        total_weight = sum(self.records[idx].weight for idx in of_step)
+        total_weight += self._of_step(inputs.get("sibling_total", 0.0))
+        return loss * metrics.total_weight * float(num_processes() / total_weight)
 
     def _drawn(self) -> tuple[list[int], list[int]]:
         """The pairs of the optimizer step, and those of them that this micro-batch takes: their indices.
@@ -375,9 +355,10 @@ class ReplayChannel(LossChannel):
     def _stand_in(self) -> PreferencePair:
         return PreferencePair((self._pad_id,), (self._pad_id,), (self._pad_id, self._pad_id))
 
-    def _logps_of(self, pairs: Sequence[PreferencePair], at_once: int = 8) -> Tensor:
+    def _logps_of(self, pairs: Sequence[PreferencePair]) -> Tensor:
         options: dict[str, Any] = {"pad_id": self._pad_id, "autocast": self._trainer.accelerator.autocast}
-        return reference_logps(self.model, pairs, at_once=at_once, **options)
+        options["at_once"] = int(self._trainer.args.per_device_train_batch_size)
+        return reference_logps(self.model, pairs, **options)
 
 
 class LossChannels(TrainerCallback):
@@ -392,7 +373,7 @@ class LossChannels(TrainerCallback):
     def check_model(self) -> None:
         """Refuse a model that the channels cannot train, or not on these records."""
         model = self._channels[0].model
-        problem = states_problem(model)
+        problem = model_modes.states_problem(model)
         needs_adapter = self.hints is not None and self.hints.settings.teacher == "lora-off"
         if needs_adapter and not hasattr(model, "disable_adapter"):
             problem = 'hints.teacher = "lora-off" is the model without its adapter, and this model has none.'

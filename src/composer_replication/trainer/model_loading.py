@@ -195,7 +195,6 @@ def load_checkpoint(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
 MOST_APART, MOST_KL = 2e-2, 1e-6
 """Log-probabilities and mean KL in nats in float32: SmolLM2's unlikely tokens differ by 0.002, its KL by 1e-8."""
 MOST_KL_IN_HALF = 5e-3  # nats, where 16 bits take part: what rounding alone makes of a forward stays below it
-MOST_ENERGY_LOST = 0.1  # of an update's squared length, when it is added to 16 bits; else they become float32
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -245,23 +244,21 @@ def save_model(
     """Write weights, configuration and tokenizer; the folder is there as a whole, or as it was before.
 
     It loads with ``from_pretrained``, without peft: an adapter is added to the weights that it was trained on, in ``model``
-    itself, which is not to be trained any more. A model whose weights are whole is moved to the processor, so that the loaded
-    copy finds room and computes as it does. ``describe`` writes further files, such as a model card, into the folder before it
+    itself, which is not to be trained any more; they become float32, since 16 bits would round most of it away. A model whose
+    weights are whole is moved to the processor, so that the loaded copy finds room and computes as it does. ``describe`` writes further files, such as a model card, into the folder before it
     is in its place. ``weights`` are of ``gathered_weights``, let go once written; ``trained`` is of ``probe_logps``, by default
     of ``model``. Refused are a folder that cannot be written (CR0209) and a copy that is not the trained model (CR0890).
     """
     begun = folder.with_name(f".{folder.name}.partial")
-    most_kl, may_be_exact = MOST_KL_IN_HALF, weights is None
+    may_be_exact = weights is None
     if weights is None:
         if getattr(model.config, "_attn_implementation", None) not in ("eager", "sdpa", None):
             model.set_attn_implementation("sdpa")  # the others need an accelerator
         model = model.to("cpu")
-        model = model.float() if _loses_update(model) else model
+        has_adapter = hasattr(model, "merge_and_unload")
+        model = model.float() if has_adapter else model
         trained = probe_logps(model, tokenizer)
-        if hasattr(model, "merge_and_unload"):
-            with model.disable_adapter():
-                most_kl += _mean_kl(trained, probe_logps(model, tokenizer)) / 4
-            model = _merged(model)
+        model = _merged(model) if has_adapter else model
     try:
         shutil.rmtree(begun, ignore_errors=True)
         model.save_pretrained(begun, state_dict=weights)
@@ -270,7 +267,7 @@ def save_model(
         if weights is not None:
             weights.clear()
         if trained is not None:
-            difference = _difference(begun, tokenizer, trained, most_kl, may_be_exact=may_be_exact)
+            difference = _difference(begun, tokenizer, trained, may_be_exact=may_be_exact)
             if difference:
                 words = f"the saved model would not be the trained one: {difference}."
                 fix = "load the newest checkpoint of the run, which is as it was trained: composer-rl eval RUN reads it."
@@ -283,21 +280,6 @@ def save_model(
         raise InputError("CR0209", words, where=str(folder), fix=fix) from error
     finally:
         shutil.rmtree(begun, ignore_errors=True)
-
-
-def _loses_update(model: Any) -> bool:
-    """Whether adding the adapter to 16-bit weights would round more of it away than ``MOST_ENERGY_LOST``."""
-    lost = whole = 0.0
-    for layer in model.modules():
-        weight = getattr(getattr(layer, "base_layer", None), "weight", None)
-        if weight is None or weight.dtype not in _HALF or not hasattr(layer, "get_delta_weight"):
-            continue
-        for adapter in set(layer.active_adapters) & set(layer.scaling):
-            delta = layer.get_delta_weight(adapter).detach().float()
-            exact = weight.detach().float() + delta
-            lost += float((exact.to(weight.dtype).float() - exact).square().sum())
-            whole += float(delta.square().sum())
-    return lost > MOST_ENERGY_LOST * whole
 
 
 def _merged(model: Any) -> Any:
@@ -329,13 +311,7 @@ def _bare(layer: Any) -> Any:
     return layer
 
 
-def _mean_kl(logps_NTV: Tensor, others_NTV: Tensor) -> float:
-    return float((logps_NTV.exp() * (logps_NTV - others_NTV)).sum(-1).mean())
-
-
-def _difference(
-    begun: Path, tokenizer: Any, trained_NTV: Tensor, most_kl: float, *, may_be_exact: bool
-) -> str:
+def _difference(begun: Path, tokenizer: Any, trained_NTV: Tensor, *, may_be_exact: bool) -> str:
     """Load what a user gets, and say how its answers differ by more than rounding makes of them; empty if they do not."""
     try:
         saved = AutoModelForCausalLM.from_pretrained(begun)
@@ -345,7 +321,8 @@ def _difference(
     saved_NTV = probe_logps(saved, tokenizer)
     if saved_NTV.shape != trained_NTV.shape:
         return "its vocabulary has another size"
-    apart, kl = float((saved_NTV - trained_NTV).abs().max()), _mean_kl(trained_NTV, saved_NTV)
+    apart = float((saved_NTV - trained_NTV).abs().max())
+    kl = float((trained_NTV.exp() * (trained_NTV - saved_NTV)).sum(-1).mean())
     is_exact = may_be_exact and not any(each.dtype in _HALF for each in saved.parameters())
-    is_same = apart <= MOST_APART and kl <= MOST_KL if is_exact else kl <= most_kl
+    is_same = apart <= MOST_APART and kl <= MOST_KL if is_exact else kl <= MOST_KL_IN_HALF
     return "" if is_same else f"log-probabilities differ by up to {apart:.3g}, mean KL {kl:.3g} nats"

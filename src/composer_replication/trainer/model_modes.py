@@ -213,12 +213,8 @@ def accepts(model: nn.Module, argument: str) -> bool:
 
 def has_virtual_tokens(model: nn.Module) -> bool:
     """Whether a prompt-learning adapter of PEFT, maybe inside a data-parallel wrapper, puts tokens before the prompt."""
-    return any(config.is_prompt_learning for config in _adapters(model))
-
-
-def _adapters(model: nn.Module) -> Iterator[Any]:
     found = (getattr(module, "peft_config", None) for module in model.modules())
-    return (config for each in found if isinstance(each, dict) for config in each.values())
+    return any(c.is_prompt_learning for each in found if isinstance(each, dict) for c in each.values())
 
 
 def _structure(model: nn.Module) -> Iterator[str]:
@@ -233,12 +229,8 @@ def _structure(model: nn.Module) -> Iterator[str]:
     for argument in ("past_key_values", "logits_to_keep"):
         if not accepts(model, argument):
             yield f"the forward of {name} takes no {argument}."
-    if getattr(config.get_text_config(), "use_bidirectional_attention", None) in (True, "all"):
-        yield f"{name} attends in both directions, so a prompt's states depend on the completion."
     if has_virtual_tokens(model):
         yield VIRTUAL_TOKENS
-    if any(getattr(adapter, "alora_invocation_tokens", None) for adapter in _adapters(model)):
-        yield "an activated LoRA changes weights at an invocation token inside the sequence."
 
 
 def _cache_layers(model: nn.Module) -> Iterator[str]:
@@ -286,7 +278,7 @@ def _randomness(model: nn.Module) -> Iterator[str]:
 def head_of(model: nn.Module) -> tuple[Tensor, dict[str, Any]]:
     """The weight (V, H) of the output head as it is now, and keyword arguments for ``losses.chunked_head``.
 
-    logits = softcap(weight states), of states that are scaled already; ``softcap`` None is the identity. With
+    logits = softcap(weight states); ``softcap`` None is the identity. With
     ``adds_to_weight_grad`` the weight's gradient goes straight into ``weight.grad``: nothing else waits for it. Only for models
     without ``states_problem``. Under FSDP2 the weight is a DTensor: what a forward left whole may be freed before backward.
     """
@@ -321,7 +313,7 @@ def states_problem(model: nn.Module) -> str | None:
     weight_VH, softcap = gathered(weight), options["softcap"]
     ids_NS = torch.arange(min(4, weight_VH.size(0)), device=weight_VH.device)[None]
     with evaluation_mode(inner):
-        states_NSH = last_states(model, ids_NS) * logit_scale(inner.config.get_text_config())
+        states_NSH = last_states(model, ids_NS)
         logits_NSV = _called(model)(input_ids=ids_NS, use_cache=False).logits
     made_NSV = linear(states_NSH.to(weight_VH.dtype), weight_VH).float()
     if softcap is not None:
@@ -334,7 +326,7 @@ def states_problem(model: nn.Module) -> str | None:
 
 
 def last_states(model: nn.Module, ids_NS: Tensor) -> Tensor:
-    """What the head reads at every position (N, S, H), not scaled; rows begin with their first token.
+    """What the head reads at every position (N, S, H); rows begin with their first token.
 
     The model's own forward is replaced by that of its body and called as ever, so that hooks gather spread weights.
     """
@@ -373,19 +365,10 @@ def _spread_problem(model: nn.Module) -> str | None:
     return None
 
 
-def logit_scale(config: Any) -> float:
-    """What the logits are multiplied by before a soft cap, as each family names it."""
-    for key in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
-        if getattr(config, key, None) is not None:
-            return float(getattr(config, key))
-    divisor = getattr(config, "logits_scaling", None) or 1.0
-    return float(divisor) if config.model_type == "hyperclovax" else 1.0 / float(divisor)
-
-
 def completion_states(model: nn.Module, rows: TokenRows) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Scaled last hidden state before each id that carries loss (M, H), row by row, and the head of ``head_of``."""
+    """Last hidden state before each id that carries loss (M, H), row by row, and the head of ``head_of``."""
     states_MH = last_states(model, rows.ids_NS)[:, :-1][rows.loss_mask_NS[:, 1:].bool()]
-    return states_MH * logit_scale(inner_model(model).config.get_text_config()), *head_of(model)
+    return states_MH, *head_of(model)
 
 
 def scored_ids(rows: TokenRows) -> Tensor:

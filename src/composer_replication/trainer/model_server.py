@@ -103,8 +103,6 @@ class ChatModel:
 class ModelServer(ThreadingHTTPServer):
     """``ChatModel`` behind HTTP; ``serve_forever`` until ``shutdown``."""
 
-    daemon_threads = True
-
     def __init__(self, chat_model: ChatModel, host: str, port: int) -> None:
         self.chat_model = chat_model
         super().__init__((host, port), _Handler)

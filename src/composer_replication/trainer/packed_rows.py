@@ -16,7 +16,6 @@ Letters: B rows, P prompt columns, T completion columns, K packs, S columns of a
 from __future__ import annotations
 
 import logging
-import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -27,19 +26,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from composer_replication.errors import InputError
-from composer_replication.trainer.model_modes import (
-    inner_model,
-    packing_reason,
-    sampling_reason,
-    weights_are_sharded,
-)
+from composer_replication.trainer import model_modes
 from composer_replication.trainer.policy import ModelSampler
-from composer_replication.trainer.preset_settings import refuse_masked_stops
 from composer_replication.trainer.processes import gathered, num_processes
 
 logger = logging.getLogger(__name__)
 
 MAX_COLUMNS = 16_384  # of a pack of several rows: its mask has the square of that many entries
+PACKED_COLUMNS = 2048  # of completions in a pack, or as many as its prompt has: that many save more by sharing than they cost
 _UNSCORED = -100
 
 
@@ -82,16 +76,15 @@ def shared_prefix_logps(
     Reference: DeepSeekMath (2024), equation 3, for the groups. A prompt without a token is refused (CR0722).
     """
     parts_of = _parts_of(prompt_ids_BP, prompt_mask_BP, completion_ids_BT, completion_mask_BT, starts_BS)
-    hidden_size = inner_model(model).config.get_text_config().hidden_size
     of_packs: list[Pack] = []
     for prompt, parts in parts_of.items():
         longest = max(len(part.ids) for part in parts)
-        step = rows_of_a_pack(len(parts), len(prompt), longest, hidden_size) if packs else 1
+        step = rows_of_a_pack(len(prompt), longest) if packs else 1
         of_packs += [(prompt, parts[at : at + step]) for at in range(0, len(parts), step)]
     # One pack a forward is faster on a processor. Of several processes each forwards once: hooks of their wrappers are collective
     # calls. Where the mask of all packs together would be too large, and weights are whole, it is one a forward there, too.
     width = max(len(prompt) + sum(len(part.ids) for part in parts) for prompt, parts in of_packs)
-    fits = not packs or weights_are_sharded(model) or len(of_packs) * width**2 <= MAX_COLUMNS**2
+    fits = not packs or model_modes.weights_are_sharded(model) or len(of_packs) * width**2 <= MAX_COLUMNS**2
     forwards = [of_packs] if num_processes() > 1 and fits else [[pack] for pack in of_packs]
     logp_parts, entropy_parts = list[Tensor](), list[Tensor]()
     for together in forwards:
@@ -137,16 +130,10 @@ def _parts_of(
     return parts_of
 
 
-def rows_of_a_pack(num_rows: int, prompt_length: int, completion_length: int, hidden_size: int) -> int:
-    """How many rows to pack behind a prompt, by the least cost of all its packs.
-
-    A layer of hidden size h costs some 24 h^2 operations a token and 4 h a pair of tokens, so a pack of S columns costs
-    as S (6 h + S), and one row of R behind a prompt of P tokens, S = P + R T, the least where R T = sqrt(P (6 h + P)).
-    """
-    best_length = math.sqrt(prompt_length * (6 * hidden_size + prompt_length))
-    num_packs = max(1, round(num_rows * completion_length / best_length))
-    most = (MAX_COLUMNS - prompt_length) // max(completion_length, 1)
-    return max(1, min(most, math.ceil(num_rows / num_packs)))
+def rows_of_a_pack(prompt_length: int, completion_length: int) -> int:
+    """How many rows to pack behind a prompt: attention between them is for nothing, and grows with the square of their length."""
+    most = min(max(prompt_length, PACKED_COLUMNS), MAX_COLUMNS - prompt_length)
+    return max(1, most // max(completion_length, 1))
 
 
 def _laid_out(model: nn.Module, packs: Sequence[Pack], device: torch.device) -> dict[str, Any]:
@@ -174,7 +161,7 @@ def _laid_out(model: nn.Module, packs: Sequence[Pack], device: torch.device) -> 
     of_query, of_key = segments_KS[:, :, None], segments_KS[:, None, :]
     # padding sees padding, so that no line is empty
     mask = ((of_key == 0) | (of_key == of_query)).tril()[:, None]
-    inner = inner_model(model)
+    inner = model_modes.inner_model(model)
     if inner.config.get_text_config()._attn_implementation == "eager":  # noqa: SLF001 - transformers' only name
         zeros = torch.zeros_like(mask, dtype=inner.dtype)
         mask = zeros.masked_fill(~mask, torch.finfo(inner.dtype).min)
@@ -191,17 +178,9 @@ class SharedPrompts:
         self._trainer = trainer
         self.off_reasons: tuple[str, ...] = ()  # those met so far
 
-    def check(self) -> None:
-        args: Any = self._trainer.args
-        refuse_masked_stops(args, stops_rows=self._trainer.is_finished is not None)
-        if args.steps_per_generation > 1:
-            words = "prefix sharing: TRL shuffles a generation into %d micro-batches of %d rows, which splits groups and loses "
-            words += "part of the sharing. Where memory allows, raise per_device_train_batch_size until steps_per_generation is 1."
-            logger.warning(words, args.steps_per_generation, args.per_device_train_batch_size)
-
     def may_score(self, model: Any, against: Mapping[str, Any]) -> bool:
         """Whether rows are scored with shared prompts; the first sentence of ``against`` that holds is logged once."""
-        return self._may_share("log-probabilities", against, packing_reason, model)
+        return self._may_share("log-probabilities", against, model_modes.packing_reason, model)
 
     def may_sample(self, images: Any, multimodal_fields: Mapping[str, Any]) -> bool:
         """Whether TRL's model samples with shared prompts; a reason against it is logged once."""
@@ -212,7 +191,7 @@ class SharedPrompts:
             "tools are in use.": trainer.tools,
             "generation_kwargs are set, which only transformers' generate reads.": trainer.args.generation_kwargs,
         }
-        return self._may_share("sampling", against, sampling_reason, trainer.model_wrapped)
+        return self._may_share("sampling", against, model_modes.sampling_reason, trainer.model_wrapped)
 
     def _may_share(
         self, what: str, against: Mapping[str, Any], judge: Callable[[Any], str | None], model: Any
@@ -261,7 +240,7 @@ class SharedPrompts:
         """
         trainer, args = self._trainer, self._trainer.args
         sampler = ModelSampler(model, args, trainer._tokenizer, eos_token_ids=trainer.eos_token_ids)  # noqa: SLF001 - TRL's only name
-        is_sharded = weights_are_sharded(trainer.model)
+        is_sharded = model_modes.weights_are_sharded(trainer.model)
         samples = sampler.sample(
             prompt_ids,
             max_new_tokens=args.max_completion_length,

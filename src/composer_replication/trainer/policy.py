@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +31,6 @@ from composer_replication.trainer.model_modes import accepts, evaluation_mode, i
 
 logger = logging.getLogger(__name__)
 NUM_PROMPTS_AT_ONCE = 8
-_TOLD: WeakSet[nn.Module] = WeakSet()
 
 
 def _not_finite(where: str) -> InputError:
@@ -63,25 +61,6 @@ class SampledRow:
 
 
 Generators = torch.Generator | Sequence[torch.Generator] | None
-
-
-class GrowingText:
-    """The text of a row, asked for after each of its ids; only what is new is decoded.
-
-    The newest ids are decoded behind those before, since a token may write nothing until the next one completes its character.
-    """
-
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        self._decode = decode
-        self._written = ""  # for good, of all ids before the end
-        self._start = self._end = 0  # of the ids that were the last to be decoded for it
-
-    def of(self, ids: Sequence[int]) -> str:
-        known, longer = self._decode(ids[self._start : self._end]), self._decode(ids[self._start :])
-        text = self._written + longer[len(known) :] if longer.startswith(known) else self._decode(ids)
-        if not longer.endswith("\ufffd"):
-            self._written, self._start, self._end = text, self._end, len(ids)
-        return text
 
 
 _NO_FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
@@ -152,7 +131,7 @@ class ModelSampler:
         whether to forward once more, as others need where weights are spread over processes.
         """
         so_far = [list(ids) for ids in prompts for _ in range(num_samples)]  # of the rows still running
-        rows, texts = [SampledRow() for _ in so_far], [GrowingText(self._text) for _ in so_far]
+        rows = [SampledRow() for _ in so_far]
         limits, numbers, is_running = row_limits or [max_new_tokens] * len(rows), list(range(len(rows))), True
         with torch.no_grad(), evaluation_mode(self.model):
             next_logits = _NextLogits(self.model, self.tokenizer.pad_token_id)
@@ -164,13 +143,14 @@ class ModelSampler:
                     drawn = self._draw(logits_AV, so_far, uniforms_A, temperature)
                 running = []
                 for place, (token, logp) in enumerate(drawn):
-                    number, row = numbers[place], rows[numbers[place]]
+                    number = numbers[place]
+                    row = rows[number]
                     row.ids.append(token)
                     row.logps.append(logp)
                     so_far[place].append(token)
                     if token in self.eos_token_ids:
                         row.stop_reason = StopReason.FINISHED
-                    elif is_finished is not None and is_finished(texts[number].of(row.ids)):
+                    elif is_finished is not None and is_finished(self._text(row.ids)):
                         row.stop_reason = StopReason.STOP_RULE
                     elif len(row.ids) < limits[number]:
                         running.append(place)
@@ -241,10 +221,9 @@ class _NextLogits:
         inner, reason = inner_model(model), sampling_reason(model)
         self.device = next(inner.parameters()).device
         self.cache = DynamicCache(config=inner.config) if reason is None else None
-        if reason is not None and model not in _TOLD:
-            _TOLD.add(model)
-            words = "sampling for evaluation and episodes forwards each row whole for every token, which is slow: %s"
-            logger.warning(words, reason)
+        if reason is not None:
+            words = f"sampling for evaluation and episodes forwards each row whole for every token, which is slow: {reason}"
+            logger.warning_once(words)  # type: ignore[attr-defined]  # transformers adds it to every logger
 
     def __call__(self, rows: list[list[int]], places: Sequence[int] = ()) -> Tensor:
         """``places`` says of each row where it stood in the call before; it has one more id since."""

@@ -24,13 +24,8 @@ from trl.trainer.utils import pad
 
 from composer_replication.interfaces import PromptChooser, PromptSource
 from composer_replication.losses import policy_terms as losses
+from composer_replication.trainer import preset_settings
 from composer_replication.trainer.generation import ROUTED_EXPERTS, Generation, loss_mask, temporarily
-from composer_replication.trainer.preset_settings import (
-    EFFORT_COLUMN,
-    TrainerSettingError,
-    effort_units,
-    refuse_split_groups,
-)
 from composer_replication.trainer.processes import from_first, gathered, num_processes, process_rank
 
 Batch = dict[str, Any]
@@ -74,8 +69,9 @@ class PolicyTerms:
             words = "dynamic sampling needs a prompt_source where the training data is a stream."
             fix = "pass a PromptSource, or set trainer.dynamic_sampling_rounds = 0."
             where = "ComposerReplicationTrainer(prompt_source=)"
-            raise TrainerSettingError("CR0760", words, where=where, fix=fix)
-        refuse_split_groups(trainer.args, trainer.num_generations, num_processes=num_processes())
+            raise preset_settings.TrainerSettingError("CR0760", words, where=where, fix=fix)
+        group_size = trainer.num_generations
+        preset_settings.refuse_split_groups(trainer.args, group_size, num_processes=num_processes())
 
     def apply(self, generate: Generate, inputs: Any) -> Batch:
         """TRL's generation with our terms; rows of ``inputs`` whose group was replaced become the fresh ones."""
@@ -195,7 +191,7 @@ class PolicyTerms:
             units = []
             for row, mask in zip(generation.rows, masks, strict=True):
                 lengths = {"tool_output_token": len(mask) - sum(mask), "final_token": sum(mask), "turn": 1}
-                units.append(effort_units(row.get(EFFORT_COLUMN) or lengths))
+                units.append(preset_settings.effort_units(row.get(preset_settings.EFFORT_COLUMN) or lengths))
             units_B = penalty_B.new_tensor(units)
             cost_B = weight * losses.effort_cost(units_B, scale=EFFORT_SCALE, curvature=EFFORT_CURVATURE)
             penalty_B += cost_B
@@ -258,8 +254,8 @@ def merge_rows(
         lengths = [tuple(getattr(batch.get(name), "shape", ()))[:1] for batch in (old, new)]
         if name == ROUTED_EXPERTS or lengths != num_rows:
             words = f"dynamic sampling cannot replace rollouts whose batches carry {name}."
-            fix = "set trainer.dynamic_sampling_rounds = 0 for such data."
-            raise TrainerSettingError("CR0760", words, where="trainer.dynamic_sampling_rounds", fix=fix)
+            where, fix = "trainer.dynamic_sampling_rounds", "set it to 0 for such data."
+            raise preset_settings.TrainerSettingError("CR0760", words, where=where, fix=fix)
         rows: Any = list(old[name])
         for old_row, new_row in places:
             rows[old_row] = new[name][new_row]

@@ -299,9 +299,9 @@ def calm_libraries(*, quiet: bool = False) -> Iterator[None]:
         transformers: Any = import_module("transformers.utils.logging")  # untyped, as the next one
         hub: Any = import_module("huggingface_hub.utils")
         libraries = ("transformers", "trl", "accelerate", "peft", "datasets", "huggingface_hub", "torch")
-        for name in (*libraries, *(["composer_replication"] if quiet else [])):
-            afterwards.callback(logging.getLogger(name).setLevel, logging.getLogger(name).level)
-            logging.getLogger(name).setLevel(logging.ERROR)
+        for logger in map(logging.getLogger, (*libraries, *(["composer_replication"] if quiet else []))):
+            afterwards.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
         has_hub_bars = not hub.are_progress_bars_disabled()
         disable_progress_bars()
         transformers.disable_progress_bar()  # of the hub, too

@@ -44,12 +44,6 @@ def from_first(value: T) -> T:
     return gathered(value)[0]
 
 
-def wait_for_all() -> None:
-    """Go on when every process has come here. A collective call."""
-    if num_processes() > 1:
-        dist.barrier()
-
-
 def together(work: Callable[[], T]) -> T:
     """Each process runs ``work`` and gets its own result; an exception on one stops all. A collective call.
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -61,32 +60,12 @@ class CheckedRollouts:
         if routing is not None and any(starts or ()):
             raise _refusal("a row is a chain of conversations (segment_starts)")
         if starts is not None:
-            _check_starts(starts, completion_ids, output.get("env_mask"))
-            trainer.generation.starts_BS = starts_tensor(starts).to(trainer.accelerator.device)
+            rows = [torch.tensor(each, dtype=torch.long) for each in starts]  # filled up with 0
+            trainer.generation.starts_BS = pad_sequence(rows, True).to(trainer.accelerator.device)
         if routing is not None and trainer.model.training:  # in evaluation it is not used
             ids, multiple = (output.get("prompt_ids", ()), completion_ids), trainer.pad_to_multiple_of
             trainer.generation.routing_BWLK = laid_out(routing, *ids, pad_to_multiple_of=multiple)
         return output
-
-
-def _check_starts(starts: Sequence[Ids], completion_ids: Sequence[Ids], masks: Sequence[Ids] | None) -> None:
-    """A later conversation begins inside its completion, after the one before, with an id that carries no loss."""
-    problem = ""
-    if len(starts) != len(completion_ids):
-        problem = f"there are {len(starts)} lists for {len(completion_ids)} completions"
-    for row, (places, ids) in enumerate(zip(starts, completion_ids, strict=False)):
-        rises = all(before < after for before, after in pairwise([0, *places, len(ids)]))
-        if not rises or any(masks is None or masks[row][place] for place in places):
-            words = f"{list(places)} of row {row} does not rise between 0 and its {len(ids)} ids over places "
-            problem = problem or f"{words}that env_mask leaves without loss"
-    if problem:
-        fix = "give, for each row, the places in completion_ids where the prompt of a later conversation begins."
-        raise _refusal(problem, SEGMENT_STARTS, fix)
-
-
-def starts_tensor(starts: Sequence[Ids]) -> Tensor:
-    """One line a row, filled up with 0: (B, S)."""
-    return pad_sequence([torch.tensor(each, dtype=torch.long) for each in starts], batch_first=True)
 
 
 def routers_of(model: nn.Module) -> list[nn.Module]:
@@ -123,10 +102,10 @@ def counting_load(trainer: Any, model: nn.Module) -> Iterator[None]:
         trainer._metrics["train"]["router/max_load"].append(float(max(loads)))  # noqa: SLF001 - TRL's only name
 
 
-def _refusal(problem: str, column: str = ROUTED_EXPERTS, fix: str = _ROUTING) -> InputError:
-    """The error for a column that cannot be used."""
-    words = f"{column} cannot be {'replayed' if column == ROUTED_EXPERTS else 'followed'}: {problem}."
-    return InputError("CR0777", words, where=f"the rollout function's {column}", fix=fix)
+def _refusal(problem: str) -> InputError:
+    """The error for a routing that cannot be replayed."""
+    words = f"{ROUTED_EXPERTS} cannot be replayed: {problem}."
+    return InputError("CR0777", words, where=f"the rollout function's {ROUTED_EXPERTS}", fix=_ROUTING)
 
 
 def laid_out(

@@ -22,7 +22,6 @@ sys.path.insert(0, str(HERE))
 RECIPE = HERE.parents[2] / "recipes" / "tiny-tools" / "run.toml"
 BOOT_SECONDS = 900
 SETTINGS = {
-    "agent.log_prob_check": "error",
     "agent.max_context_tokens": 2048,
     "agent.max_new_tokens": 40,
     "agent.max_turns": 3,

@@ -10,8 +10,7 @@ import torch
 
 from composer_replication.cli import train_verb
 from composer_replication.cli.main import build_parser
-from composer_replication.config import ModelSection
-from composer_replication.trainer.run_setup import fast_dtype, loading_note
+from composer_replication.trainer.run_setup import fast_dtype
 
 
 @pytest.mark.parametrize(("has_gpu", "gpu", "processor"), [(False, False, True), (True, True, False)])
@@ -25,10 +24,7 @@ def test_sixteen_bits_only_where_they_are_fast(
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     assert say(gpu, processor) == "bfloat16"
-    assert loading_note(ModelSection(name="m", dtype="bfloat16")) == "model: loading m"
     assert say(not gpu, not processor) == "float32"
-    assert "--set model.dtype=float32" in loading_note(ModelSection(name="m", dtype="bfloat16"))
-    assert loading_note(ModelSection(name="m")) == "model: loading m"
 
 
 def test_what_is_given_and_the_type_go_to_the_recipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

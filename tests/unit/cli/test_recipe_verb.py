@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from composer_replication.cli import recipe_verb
 from composer_replication.cli.main import main
 from composer_replication.cli.recipe_verb import completion_tokens, recipe_text
 from composer_replication.config import GuardSection, load_config, parse_config
+from composer_replication.errors import MissingError
+from composer_replication.trainer.run_setup import within_memory
 
 PINS = ["tinymath/numbers.py::clamp", "tinymath/text.py::initials", "tinymath/numbers.py::mean"]
 
@@ -133,6 +136,13 @@ def test_where_it_does_not_fit_that_is_said(
     streams = capsys.readouterr()
     assert "It does not fit" in streams.err
     assert f"Next: composer-rl train {out}" in streams.err
+
+
+def test_graphics_memory_that_runs_out_is_a_sentence() -> None:
+    with pytest.raises(MissingError, match="CR0232"), within_memory("big"):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(RuntimeError, match="another"), within_memory("big"):
+        raise RuntimeError("another")
 
 
 # ---- the settings of a new recipe, by hand-computed numbers

@@ -25,7 +25,7 @@ from composer_replication.records import Check, Limits, StopReason, Task, ToolCa
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.episodes.agent_loop import EpisodeParts, run_episodes
 from composer_replication.rollouts.grading import Grader
-from composer_replication.sandbox import bubblewrap, selftest
+from composer_replication.sandbox import bubblewrap, choose_backend, selftest
 from composer_replication.sandbox.bubblewrap import Bubblewrap, WarmBubblewrap, WarmBubblewrapSandbox
 from composer_replication.sandbox.process_tree import descendants
 from composer_replication.tasks.store import TaskStore
@@ -125,8 +125,10 @@ def test_a_policy_is_told_the_same_cold_and_warm(
 ) -> None:
     monkeypatch.setattr(grader, "limits", Limits(memory_bytes=256 * 1024**2, disk_bytes=16 * 1024**2))
     found = {}
-    for is_warm in (False, True):
-        with FeatureDeletionEnv(grader, tools=AgentToolsSection(is_warm=is_warm, max_characters=4000)) as env:
+    for is_warm in (True, False):
+        if not is_warm:
+            monkeypatch.setattr(grader, "attempt_backend", lambda: choose_backend(grader.backend))
+        with FeatureDeletionEnv(grader, tools=AgentToolsSection(max_characters=4000)) as env:
             env.reset(clamp.task_id)
             assert isinstance(env._running.toolbox.sandbox, WarmBubblewrapSandbox) == is_warm
             found[is_warm] = [
@@ -161,9 +163,6 @@ def test_attempts_are_warm_where_they_can_be_and_gradings_are_not(
         assert opened == ["bubblewrap-warm"]
         assert paid(env) == 1.0
     assert opened[0] == "bubblewrap-warm" and set(opened[1:]) == {"bubblewrap"}
-    with FeatureDeletionEnv(grader, tools=AgentToolsSection(is_warm=False)) as env:
-        env.reset(clamp.task_id)
-        assert not isinstance(env._running.toolbox.sandbox, WarmBubblewrapSandbox)
 
 
 @pytest.mark.parametrize("unheld", ["", "disk", "everything"])

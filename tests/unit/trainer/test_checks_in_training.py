@@ -16,15 +16,20 @@ from composer_replication.errors import InputError
 from composer_replication.records import HintedTurn, PreferencePair, Rollout
 from composer_replication.report import read_run
 from composer_replication.run_folder import RunFolder, read_jsonl
-from composer_replication.trainer.checks import CheckThresholds
+from composer_replication.trainer import checks
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.preset_settings import PolicyOptions
 
 MakeTrainer = Callable[..., Any]
 ENDS_EARLY = {"prefix_sharing": True, "is_finished": lambda text: len(text) >= 3, "max_completion_length": 12}
-SOON = CheckThresholds(window=3, trend_steps=2, num_zero_steps=3)
-"""The same limits, reached in fewer steps."""
 HUGE = 3e38
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same limits, reached in fewer steps."""
+    for name, number in {"WINDOW": 3, "TREND_STEPS": 2, "NUM_ZERO_STEPS": 3}.items():
+        monkeypatch.setattr(checks, name, number)
 
 
 def uneven(completions: list[str], **kwargs: Any) -> list[float]:
@@ -59,9 +64,10 @@ class Between(TrainerCallback):
             self.act(kwargs["model"])
 
 
+@pytest.mark.usefixtures("soon")
 def test_an_honest_run_is_silent(make: MakeTrainer) -> None:
     """Sampled with our own engine, two updates a generation, rows that end: every check has its numbers."""
-    trainer = make(max_steps=10, num_iterations=2, learning_rate=1e-4, checks=SOON, **ENDS_EARLY)
+    trainer = make(max_steps=10, num_iterations=2, learning_rate=1e-4, **ENDS_EARLY)
     trainer.train()
     assert spoken(trainer) == []
     lines = read_jsonl(trainer.run_folder.metrics)
@@ -123,11 +129,11 @@ class Silent:
         return [() for _ in rollouts]
 
 
+@pytest.mark.usefixtures("soon")
 def test_a_weighted_channel_that_gets_nothing(make: MakeTrainer) -> None:
     """Two channels that are told apart by their values alone: one is exactly 0, the other is not."""
     trainer = make(
         max_steps=4,
-        checks=SOON,
         alpha_sdpo=0.5,
         hint_source=Silent(),
         beta_replay=0.5,
@@ -139,8 +145,9 @@ def test_a_weighted_channel_that_gets_nothing(make: MakeTrainer) -> None:
     assert trainer.checks.findings[0].sentence == "the channel sdpo was exactly 0 in the last 3 steps."
 
 
+@pytest.mark.usefixtures("soon")
 def test_answers_that_never_end(make: MakeTrainer) -> None:
-    trainer = make(max_steps=4, checks=SOON, learning_rate=1e-5, max_completion_length=4)
+    trainer = make(max_steps=4, learning_rate=1e-5, max_completion_length=4)
     trainer.model.generation_config.suppress_tokens = None
     trainer.eos_token_ids = [300]  # a token that the model does not have
     trainer.train()

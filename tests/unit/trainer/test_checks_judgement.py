@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.cli.doctor_verb import load_explanations
+from composer_replication.trainer import checks
 from composer_replication.trainer.checks import (
     CODES,
     REMEDIES,
     ChecksThatSpeak,
-    CheckThresholds,
     Judgement,
     micro_step_figures,
 )
@@ -82,10 +82,11 @@ def test_rows_without_any_token_do_not_drift() -> None:
     assert (found["num_tokens"], found["num_drift_tokens"], found["drift_max"]) == (0.0, 0.0, 0.0)
 
 
-def test_the_first_token_that_parts_is_the_earliest() -> None:
+def test_the_first_token_that_parts_is_the_earliest(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is of the second row here, and a rounding error above what is allowed, as a mean may be."""
     trainer: Any = SimpleNamespace(_tokenizer=SimpleNamespace(decode=str))
-    speaks = ChecksThatSpeak(trainer, CheckThresholds(max_token_drift=0.1))
+    monkeypatch.setattr(checks, "MAX_TOKEN_DRIFT", 0.1)
+    speaks = ChecksThatSpeak(trainer)
     inputs = batch(sampling_per_token_logps=torch.tensor([[0.0, 0.0, -0.3], [0.0, -0.1, 50.0]]))
     assert "they part first at token 1 of row 1" in speaks._words_on_drift(inputs, torch.zeros(2, 3))
 
@@ -238,13 +239,13 @@ def test_bad_steps_are_said_each_time_and_three_in_a_row_stop() -> None:
     assert judgement.num_bad_in_a_row == 3
 
 
-@given(st.integers(0, 12), st.integers(0, 3))
+@given(st.integers(0, 24), st.integers(0, 3))
 def test_memory_survives_json(split: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     rows = [
         HONEST
         | {"entropy_sum": value * 30, "drift_sum": value, "num_drift_tokens": 10.0, "num_paid_rows": 0.0}
-        for value in torch.rand(12, generator=generator).tolist()
+        for value in torch.rand(24, generator=generator).tolist()
     ]
 
     def run(judgement: Judgement, part: list[dict[str, float]]) -> list[list[str]]:
@@ -254,7 +255,7 @@ def test_memory_survives_json(split: int, seed: int) -> None:
             said += names(judgement, [row])
         return said
 
-    whole, first, second = (Judgement(CheckThresholds(window=3, trend_steps=2)) for _ in range(3))
+    whole, first, second = (Judgement() for _ in range(3))
     expected = run(whole, rows)
     said = run(first, rows[:split])
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))

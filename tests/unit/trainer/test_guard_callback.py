@@ -174,26 +174,6 @@ def test_every(tmp_path: Path, settings: dict[str, Any], every: int, folded: lis
     assert [step for step, _ in logged(trainer, "killswitch/fire")] == folded
 
 
-def test_the_last_checkpoint_is_written_under_any_save_strategy(tmp_path: Path) -> None:
-    """With the strategy best, transformers takes the wish to save back at an evaluation of the same step."""
-    scores = iter([3.0, 2.0, 1.0])
-    callback = HeldOutGuardCallback(quick_guard(), falling(), proxy_key="-loss")
-    trainer = plain_trainer(
-        tmp_path,
-        callback,
-        {"eval_dataset": token_rows(TEXTS[:2]), "compute_metrics": lambda _: {"score": next(scores)}},
-        save_strategy="best",
-        eval_strategy="steps",
-        eval_steps=1,
-        metric_for_best_model="score",
-        greater_is_better=True,
-    )
-    with pytest.raises(CollapseStopError):
-        trainer.train()
-    assert (tmp_path / "checkpoint-3" / "trainer_state.json").is_file()
-    assert not (tmp_path / "checkpoint-2").exists()
-
-
 def test_evaluation_rows_are_never_folded(tmp_path: Path) -> None:
     """GRPO logs eval_reward in rows of their own; the guard sees rewards of training alone."""
     callback = HeldOutGuardCallback(HeldOutGuard(ema_alpha=0.0), lambda: 0.5)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from full_vocabulary import gradients, sharpened
-from tiny_trainer import tiny_model
+from tiny_trainer import share_of_low_bytes, tiny_model
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
@@ -41,12 +41,18 @@ class Loud:
         ]
 
 
+def above(completions: list[str], **_: Any) -> list[float]:
+    """Some rollouts of each group pass."""
+    return [2.5 * share for share in share_of_low_bytes(completions)]
+
+
 BOTH = {
+    "reward": above,
     "alpha_sdpo": 0.5,
     "hint_source": Loud(),
     "beta_replay": 0.5,
     "replay_pairs": PAIRS,
-    "replay": ReplaySection(sibling_pairs=True, pass_reward=0.4, pairs_per_step=3),
+    "replay": ReplaySection(sibling_pairs=True, pairs_per_step=3),
 }
 
 
@@ -153,7 +159,7 @@ def one_step(make_trainer: Callable[..., Any], output_dir: Path, **settings: Any
 def test_a_channels_gradient_is_there_when_on_and_absent_when_off(
     make_trainer: Callable[..., Any], tmp_path: Path
 ) -> None:
-    off = one_step(make_trainer, tmp_path / "off")
+    off = one_step(make_trainer, tmp_path / "off", reward=above)
     given = one_step(make_trainer, tmp_path / "given", **{**BOTH, "alpha_sdpo": 0.0, "beta_replay": 0.0})
     assert all(torch.equal(off[name], given[name]) for name in off)
     for name in ("alpha_sdpo", "beta_replay"):

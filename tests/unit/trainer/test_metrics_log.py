@@ -115,14 +115,14 @@ def test_the_guards_margins_and_readings_reach_the_tracker(
 # ---- the lines of a run on standard error
 
 
-def begun(ceilings: dict[str, float]) -> tuple[ProgressLines, SimpleNamespace]:
-    lines, state = ProgressLines(ceilings), SimpleNamespace(max_steps=3, global_step=0)
+def begun() -> tuple[ProgressLines, SimpleNamespace]:
+    lines, state = ProgressLines(), SimpleNamespace(max_steps=3, global_step=0)
     lines.on_train_begin(None, state, None)
     return lines, state
 
 
 def test_a_line_now_and_then_and_at_the_last_step(capsys: pytest.CaptureFixture[str]) -> None:
-    lines, state = begun({"killswitch/proxy_real_gap": 0.65})
+    lines, state = begun()
     lines.show_episodes(2, 4)
     for step in (1, 2, 3):
         state.global_step = step
@@ -133,9 +133,7 @@ def test_a_line_now_and_then_and_at_the_last_step(capsys: pytest.CaptureFixture[
     first, last = capsys.readouterr().err.splitlines()
     assert first == "train: 2 of 4 episodes of the step have ended"
     assert last.startswith("train: step 3 of 3, left 0:00:00, ")
-    assert last.endswith(
-        "reward 0.750, held out 0.125, gap 0.300 of 0.65, KL 0.020, groups 50% without signal"
-    )
+    assert last.endswith("reward 0.750, held out 0.125, gap 0.300, KL 0.020, groups without signal 0.500")
 
 
 def test_quiet_says_nothing() -> None:
@@ -157,6 +155,6 @@ def test_a_reader_that_goes_away_takes_no_run_with_it(monkeypatch: pytest.Monkey
 
     gone = Gone()
     monkeypatch.setattr("sys.stderr", gone)
-    lines, state = begun({})
+    lines, state = begun()
     lines.on_log(None, state, None, logs={"reward": 1.0})
     assert gone.num_refused == 1

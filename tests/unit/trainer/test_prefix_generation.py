@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,6 @@ from composer_replication.errors import InputError
 from composer_replication.records import StopReason
 from composer_replication.trainer import policy
 from composer_replication.trainer.policy import (
-    GrowingText,
     InProcessPolicy,
     ModelSampler,
     SampledRow,
@@ -455,21 +454,6 @@ def test_samples_are_filtered_as_in_training() -> None:
 
     assert distinct(InProcessPolicy(model.eval(), tokenizer, sampling=sampling)) == 1
     assert distinct(InProcessPolicy(model.eval(), tokenizer)) > 1
-
-
-def test_only_what_is_new_of_an_answer_is_decoded() -> None:
-    _, tokenizer = make_tiny_tools_model(0)
-    num_decoded: list[int] = []
-
-    def decode(ids: Sequence[int]) -> str:
-        num_decoded.append(len(ids))
-        return str(tokenizer.decode(ids, skip_special_tokens=True))
-
-    ids = tokenizer("def f():\n    return '\u00e9\u4e2d\U0001f600' # " + "x y " * 40)["input_ids"]
-    text = GrowingText(decode)
-    for end in range(1, len(ids) + 1):
-        assert text.of(ids[:end]) == tokenizer.decode(ids[:end], skip_special_tokens=True)
-    assert max(num_decoded) <= 12
 
 
 def test_an_answer_ends_where_its_text_is_finished() -> None:

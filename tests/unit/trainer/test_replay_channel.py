@@ -48,7 +48,7 @@ def ready(make_trainer: Callable[..., Any]) -> Callable[..., Any]:
     ("settings", "beta"),
     [
         (ReplaySection(), 5.0),
-        (ReplaySection(kind="ipo", beta=0.3), 0.3),
+        (ReplaySection(kind="ipo"), 0.1),
         (ReplaySection(kind="simpo"), 2.0),
     ],
     ids=["dpo", "ipo", "simpo"],
@@ -130,14 +130,14 @@ def test_siblings_are_paired_inside_their_group_and_tool_output_carries_no_loss(
         "completion_mask": torch.ones(5, 2, dtype=torch.long),
         "tool_mask": torch.tensor([[1, 0], [1, 1], [1, 1], [1, 1], [0, 1]]),
     }
-    found = sibling_pairs(batch, [1.0, 0.0, 0.5, 0.0, None], pass_reward=1.0)
+    found = sibling_pairs(batch, [1.0, 0.0, 0.5, 0.0, None])
     assert list(map(len, found)) == [1, 0, 0, 0, 0]  # row 3 has no passing sibling left
     assert (found[0][0].chosen_ids, found[0][0].rejected_ids) == ((40, 41), (42, 43))
     rows = collate_pairs(found[0], pad_id=0)
     assert rows.ids_NS.tolist() == [[5, 40, 41], [5, 42, 43]]
     assert rows.loss_mask_NS.tolist() == [[0, 1, 0], [0, 1, 1]]
     same = {**batch, "completion_ids": torch.tensor([[40, 41]] * 5)}
-    none = sibling_pairs(same, [1.0, 0.0, 0.5, 0.0, None], pass_reward=1.0)
+    none = sibling_pairs(same, [1.0, 0.0, 0.5, 0.0, None])
     assert not any(none)  # chosen equal to rejected
 
 

@@ -136,7 +136,7 @@ def test_each_added_token_is_compared(tiny: tuple[Any, Any], tmp_path: Path, pla
         save_model(model, tokenizer, tmp_path / "model", spoil)
 
 
-def test_an_update_that_16_bits_would_lose_is_saved_in_32(tiny: tuple[Any, Any], tmp_path: Path) -> None:
+def test_an_update_of_16_bits_is_saved_in_32(tiny: tuple[Any, Any], tmp_path: Path) -> None:
     model, tokenizer = tiny
     trained = adapted(model.to(torch.bfloat16), 1e-4, target_modules=["q_proj"])
     save_model(trained, tokenizer, tmp_path / "model", describe)

@@ -219,7 +219,7 @@ class FeatureDeletionEnv(AbstractContextManager["FeatureDeletionEnv"]):
         self.close()
         task = self.grader.store.get(task_id)
         message = first_message(self.grader.store, task)
-        backend = self.grader.attempt_backend(is_warm=self._tools.is_warm)
+        backend = self.grader.attempt_backend()
         self._attempt = self._opened(task, backend)
         return message
 

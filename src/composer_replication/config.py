@@ -228,6 +228,7 @@ class AgentSection(Section):
     max_concurrent: int = Field(32, ge=1)
     summary_tokens: int = Field(0, ge=0)
     reminder: str = ""
+    template_options: dict[str, Any] = {}
     monitor: MonitorMode = "mask"
     judge: str = ""
     reward: AgentRewardSection = AgentRewardSection()

@@ -325,7 +325,7 @@ class Attempts:
         return EpisodePlayer(
             grader,
             open_environment,
-            agent_loop.LedgerTalk(self.tokenizer, num_ids=num_ids),
+            agent_loop.LedgerTalk(self.tokenizer, options, num_ids=num_ids),
             options,
             seed=self.config.seed,
             temperature=float(self.config.trl.get("temperature", 1.0)),

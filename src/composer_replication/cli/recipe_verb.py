@@ -202,7 +202,7 @@ def _write_for_verl(
             name = str(out / "model")
             model.save_pretrained(name)
             tokenizer.save_pretrained(name)
-        talk, lengths = LedgerTalk(tokenizer), [0]
+        talk, lengths = LedgerTalk(tokenizer, agent), [0]
         for side, chosen in (("train", tasks.train), ("heldout", tasks.heldout)):
             messages = [first_message(store, task) for task in chosen]
             lengths += [talk.open(message, TOOLS).num_tokens for message in messages]

@@ -59,6 +59,7 @@ class LedgerTalk:
     results come back as the user's words.
 
     Args:
+        options: for ``template_options``, further variables of the template (``enable_thinking``).
         num_ids: as ``TokenLedger``.
 
     Raises (from ``open`` on):
@@ -67,6 +68,7 @@ class LedgerTalk:
     """
 
     tokenizer: Tokenizer
+    options: AgentSection = field(default_factory=AgentSection)
     num_ids: int | None = field(default=None, kw_only=True)
     _has_fit: bool = field(default=False, init=False)
 
@@ -75,7 +77,7 @@ class LedgerTalk:
         is_fenced = self._dialect == "fenced"
         first = f"{message}\n\n{SHELL_RULES}" if is_fenced and tools else message
         schemas = [function_schema(tool) for tool in tools] if tools and not is_fenced else None
-        chat = Chat([{"role": "user", "content": first}], schemas)
+        chat = Chat([{"role": "user", "content": first}], schemas, self.options.template_options)
         ledger = TokenLedger(self.tokenizer, chat, has_tool_messages=not is_fenced, num_ids=self.num_ids)
         if tools and not self._has_fit:
             ledger.require_results(ToolCall(tools[0].name, "{}"))

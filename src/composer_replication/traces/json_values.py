@@ -134,11 +134,7 @@ def json_text(value: Any) -> str:
 
 
 def json_value(data: bytes) -> Any:
-    """What bytes of JSON hold; half of a pair of surrogates, which some programs leave when they cut text, becomes "?".
-
-    Raises:
-        ValueError: they are no JSON.
-    """
+    """What bytes of JSON hold (else ``ValueError``); half of a pair of surrogates, left where a text was cut, becomes "?"."""
     try:
         return from_json(data, allow_inf_nan=False, cache_strings="keys")
     except ValueError:

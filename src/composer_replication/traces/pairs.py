@@ -171,19 +171,17 @@ def read_pair_rows(path: Path) -> dict[str, PairRow]:
     try:
         # ``str.splitlines`` cuts at signs that JSON texts may hold, too
         is_parquet = path.suffix == ".parquet"
-        found: list[Any] = _parquet_rows(path) if is_parquet else path.read_text(encoding="utf-8").split("\n")
+        found = _parquet_lines(path) if is_parquet else path.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:
         raise unusable_pair(f"the file of pairs cannot be read: {error!s:.200}", str(path)) from error
-    lines = {f"{path}:{number}": line for number, line in enumerate(found, start=1)}
     rows: dict[str, PairRow] = {}
-    for where, line in lines.items():
-        if isinstance(line, str) and not line.strip():
-            continue
+    for number, line in enumerate(found, start=1):
+        where = f"{path}:{number}"
         try:
-            rows[where] = json.loads(line) if isinstance(line, str) else line
+            rows |= {where: json.loads(line)} if line.strip() else {}
         except ValueError as error:
             raise unusable_pair(f"a line is not JSON: {error}", where) from None
-        if problem := _problem(rows[where]):
+        if where in rows and (problem := _problem(rows[where])):
             raise unusable_pair(problem, where)
     if not rows:
         raise unusable_pair("the file of pairs is empty", str(path))
@@ -192,15 +190,15 @@ def read_pair_rows(path: Path) -> dict[str, PairRow]:
     return rows
 
 
-def _parquet_rows(path: Path) -> list[PairRow]:
-    """The rows of a Parquet file; messages stand in it as JSON of their own."""
+def _parquet_lines(path: Path) -> list[str]:
+    """The rows of a Parquet file, a JSON object each; messages stand in it as JSON of their own."""
     with needs_extra("traces", f"Parquet for {path.name}"):
         import pyarrow.parquet as pq
-    rows: list[PairRow] = pq.read_table(path).to_pylist()
+    found = pq.read_table(path).to_pylist()
+    rows = [{key: value for key, value in row.items() if value is not None} for row in found]
     for row in rows:
-        for side in (side for side in SIDES if isinstance(row.get(side), list)):
-            row[side] = [*map(parsed, row[side])]
-    return [{key: value for key, value in row.items() if value is not None} for row in rows]
+        row |= {side: [*map(parsed, row[side])] for side in SIDES if isinstance(row.get(side), list)}
+    return [*map(json.dumps, rows)]
 
 
 def _problem(row: Any) -> str:

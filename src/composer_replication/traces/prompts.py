@@ -40,10 +40,7 @@ WORTH: Mapping[str, int] = {"denied": 8, "interrupted": 6, "error": 4, "edit": 2
 
 
 def our_call(call: ToolCall, folder: str = "") -> ToolCall | None:
-    """The call with our tool and arguments; None where we have no such tool or the arguments are no object.
-
-    ``folder`` is where the session worked: absolute paths below it become relative.
-    """
+    """The call with our tool and arguments, paths relative to the session's ``folder``; None where we have no such tool."""
     given, folder = parsed(call.arguments or "{}"), folder or USUAL_FOLDER
     if not isinstance(given, dict):
         return None

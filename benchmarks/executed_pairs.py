@@ -61,8 +61,15 @@ from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
 from composer_replication.traces.execution import Execution, execute, task_names
 from composer_replication.traces.ingest import read_traces
-from composer_replication.traces.pairs import executed_pairs, sibling_pairs
-from composer_replication.traces.prompts import ChosenStep, action, chosen_steps, prompt_of, recorded_answer
+from composer_replication.traces.pairs import (
+    ChosenStep,
+    action,
+    chosen_steps,
+    executed_pairs,
+    prompt_of,
+    recorded_answer,
+    sibling_pairs,
+)
 from composer_replication.traces.teachers import AnswerStore, Classroom, open_teacher, replay_steps
 from composer_replication.traces.trace_records import Trace
 

@@ -128,7 +128,7 @@ def run_distill(args: argparse.Namespace) -> Result:
 
 
 def _chosen(args: argparse.Namespace, *, takes_all: bool) -> list[Any]:
-    from composer_replication.traces.prompts import chosen_steps
+    from composer_replication.traces.pairs import chosen_steps
 
     chosen = chosen_steps(_traces_to_write_beside(args.folder), args.max_steps, takes_all=takes_all)
     if not chosen:

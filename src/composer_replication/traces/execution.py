@@ -20,10 +20,10 @@ from composer_replication.rollouts.environment.feature_deletion_env import Featu
 from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks.difficulty import difference
 from composer_replication.tasks.intake.git_source import names_commit
-from composer_replication.traces import prompts
+from composer_replication.traces import pairs
 from composer_replication.traces.ingest import Redactor
 from composer_replication.traces.json_values import parsed, text_at
-from composer_replication.traces.prompts import EDITS, USUAL_FOLDER, ChosenStep, Message, our_calls
+from composer_replication.traces.pairs import EDITS, USUAL_FOLDER, ChosenStep, Message, our_calls
 from composer_replication.traces.teachers import Classroom, UnfitTeacher
 from composer_replication.traces.trace_records import Trace
 
@@ -46,7 +46,7 @@ def commit_of(trace: Trace, repository: str, commit: str) -> str:
         where = f"https://github.com/{where}"
     is_known = repository or where.startswith(
         ("https://", "ssh://", "git@")
-    )  # no folder that a session names
+    )  # a folder is the user's to name
     address = f"{'' if where.startswith('git@') else 'git+'}{where}@{commit or trace.commit}"
     return address if is_known and names_commit(address) else ""
 
@@ -157,7 +157,7 @@ async def execute(step: ChosenStep, how: Execution) -> dict[str, Any]:
             if row["reproduced"] < row["calls"] or attempt.is_done:
                 return row | {"problem": "recorded results are not reproduced"}
             restore = attempt.snapshot()
-            for source, answer in (("", prompts.recorded_answer(trace, idx)), *step.others):
+            for source, answer in (("", pairs.recorded_answer(trace, idx)), *step.others):
                 scores: list[float] = []
                 for number in range(how.num_tries):
                     restore()
@@ -177,14 +177,14 @@ async def _play(
     step: ChosenStep, answer: Message, attempt: FeatureDeletionEnv, how: Execution, number: int
 ) -> float:
     """The score of one try: the answer, what the teacher does after it, and then the visible tests."""
-    messages, tools = prompts.prompt_of(step.trace, step.idx), prompts.tools_of(step.trace)
+    messages, tools = pairs.prompt_of(step.trace, step.idx), pairs.tools_of(step.trace)
     current: Message | None = answer
     for turn in range(how.horizon + 1):
         if current is None:
             break
-        calls = prompts.calls_of(current)
+        calls = pairs.calls_of(current)
         calls = [replace(call, call_id=f"call-{step.idx}-{turn}-{n}") for n, call in enumerate(calls)]
-        messages.append(prompts.assistant_message(current["content"], calls))
+        messages.append(pairs.assistant_message(current["content"], calls))
         for call in calls:
             text = attempt.call(call).text
             messages.append({"role": "tool", "tool_call_id": call.call_id, "content": text})

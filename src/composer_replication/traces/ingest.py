@@ -55,7 +55,9 @@ FORMATS: Mapping[str, Callable[[Iterator[Any], Ledger, str], Iterator[Trace]]] =
 }
 """Of each format what reads the conversations of its records; ``names.toml`` has by what a record is known."""
 _SHAPES = messages.NAMES["shapes"]
-_PLACES = {place for shape in _SHAPES for place in (*shape["has"], *shape["lacks"], *shape["texts"])}
+_PLACES = {
+    place: place.split(".") for row in _SHAPES for place in (*row["has"], *row["lacks"], *row["texts"])
+}
 
 
 def _fits(row: Any) -> dict[str, str]:
@@ -64,19 +66,19 @@ def _fits(row: Any) -> dict[str, str]:
     known = {"row": row, "list": listed, "request": messages.request_of(row), "chat": chat}
     known["events"] = listed or items_at(row, "history")
     known["code"] = agent_files.has_code_blocks((listed or chat)[:6]) or None
-    seen = {place: found for place in _PLACES if (found := _found(known, place)) is not None}
+    seen = {place: found for place, keys in _PLACES.items() if (found := _found(known, keys)) is not None}
     fits: dict[str, str] = {}
     for shape in _SHAPES:
         is_near = seen.keys() >= {*shape["has"], *shape["texts"]} and seen.keys().isdisjoint(shape["lacks"])
         if is_near and all(seen[place] in texts for place, texts in shape["texts"].items()):
             place, otherwise = shape["version"]
-            version = values.typed(str, _found(known, place)) or otherwise
+            version = values.typed(str, _found(known, place.split("."))) or otherwise
             fits.setdefault(shape["format"], version.removeprefix("ATIF-v"))
     return fits
 
 
-def _found(value: Any, place: str) -> Any:
-    for key in place.split("."):
+def _found(value: Any, keys: list[str]) -> Any:
+    for key in keys:
         if key == "0":
             value = value[0] if value and isinstance(value, list | str) else None
         else:
@@ -93,13 +95,13 @@ class TraceUnit(NamedTuple):
 
 
 class TraceSums(NamedTuple):
-    """Of a trace what tells duplicates, what it counts, and what its placeholders stand for."""
+    """Of a trace what tells duplicates, what it counts, and what was taken out."""
 
     trace_id: str
     chain: tuple[bytes, ...]
     sketch: Any
     counts: tuple[int, int, int, int]
-    secrets: dict[str, str]
+    redactor: Redactor
 
 
 def detect(path: Path, only: str = "") -> list[tuple[str, str]]:
@@ -175,12 +177,12 @@ def ingest(
     temporary.replace(out / TRACES_NAME)
     (out / SECRETS_NAME).unlink(missing_ok=True)
     (out / SECRETS_NAME).touch(mode=0o600, exist_ok=False)  # kept from others, and from git
-    secrets = {trace.trace_id: trace.secrets for trace in traces if trace.secrets}
+    secrets = {trace.trace_id: trace.redactor.values for trace in traces if trace.redactor.values}
     (out / SECRETS_NAME).write_bytes(values.json_bytes(secrets))
     (out / ".gitignore").write_text(f"{SECRETS_NAME}\n")
     kept = [trace.counts for place, trace in enumerate(traces) if place not in twice]
     became = sum((each.counts for each in ledgers), Counter())
-    redactions = sum((each.redactions for each in ledgers), Counter())
+    redactions = sum((trace.redactor.counts for trace in traces), Counter())
     num_records = sum(each.num_records for each in ledgers)
     missing = "" if rensa else "not looked for: pip install 'composer-replication[traces]'"
     result = {
@@ -193,7 +195,7 @@ def ingest(
         "traces_without_answer": sum(each.num_without_answer for each in ledgers),
         "duplicates": dict(Counter(twice.values())),
         "near_duplicates": missing or "looked for",
-        "redactions": {rule.name: redactions[rule.name] for rule in RULES},
+        "redactions": {rule: redactions[rule] for rule in RULES},
         "out": str(out),
         "bytes": sum(sizes),
         "files": sum(len(unit.paths) for unit in units),
@@ -233,8 +235,7 @@ def read_unit(unit: TraceUnit, part: Path) -> tuple[Ledger, list[TraceSums]]:
             trace.version = trace.version or unit.version
             chain, redactor = messages.step_chain(trace.steps), Redactor()
             row = messages.trace_row(trace, redactor.value)
-            ledger.redactions.update(redactor.counts)
-            sums += [TraceSums(row["session_id"], chain, minhash(trace), trace.counts, redactor.values)]
+            sums += [TraceSums(row["session_id"], chain, minhash(trace), trace.counts, redactor)]
             file.write(values.json_bytes(row) + b"\n")
     gc.enable()
     return ledger, sums
@@ -270,33 +271,21 @@ def duplicates(chains: Sequence[tuple[bytes, ...]], sketches: Sequence[Any]) -> 
     return found
 
 
-_LEFT = re.compile(
-    r"REDACTED_\w+?_\d+|person-\d+@redacted\.invalid|user-\d+|git@git(?:hub|lab)\.com|noreply@anthropic\.com"
-)
-"""Placeholders, and addresses that are nobody's."""
-
-
-class Rule(NamedTuple):
-    """A pattern, whose group 1 is taken out, tried where ``is_hinted`` holds of a text, which takes a hundredth of the time."""
-
-    name: str
-    is_hinted: Callable[[str], bool]
-    pattern: re.Pattern[str]
-    placeholder: str
-
-
 def _finder(*hints: str) -> Callable[[str], bool]:
     """Whether one of the hints is found: pydantic's engine looks for all of them in one pass."""
     schema = core_schema.str_schema(pattern="|".join(hints), regex_engine="rust-regex")
     return SchemaValidator(schema).isinstance_python
 
 
-_ROWS = tomllib.loads(Path(__file__).with_name("redaction_rules.toml").read_text(encoding="utf-8"))["rules"]
-RULES = [
-    Rule(row["name"], _finder(row["hint"]), re.compile(row["pattern"]), row["placeholder"]) for row in _ROWS
-]
-_is_any_hinted = _finder(*(row["hint"] for row in _ROWS))
-_names_secret = next(rule.is_hinted for rule in RULES if rule.name == "assigned")
+_TABLE = tomllib.loads(Path(__file__).with_name("redaction_rules.toml").read_text(encoding="utf-8"))
+_LEFT = re.compile(_TABLE["left"])
+RULES = {
+    row["name"]: (_finder(row["hint"]), re.compile(row["pattern"]), row["placeholder"])
+    for row in _TABLE["rules"]
+}
+"""Patterns with what stands in place of their group 1, by name; the hint is looked for first, which takes a hundredth of the time."""
+_is_any_hinted = _finder(*(row["hint"] for row in _TABLE["rules"]))
+_names_secret = RULES["assigned"][0]
 
 
 class Redactor:
@@ -320,19 +309,19 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """The text without secrets and names; it holds no half of a pair of surrogates, for ``json_value`` reads none."""
-        for rule in RULES if _is_any_hinted(text) else ():
-            if rule.is_hinted(text):
-                text = rule.pattern.sub(partial(self._replaced, rule), text)
+        for name, (is_hinted, pattern, placeholder) in RULES.items() if _is_any_hinted(text) else ():
+            if is_hinted(text):
+                text = pattern.sub(partial(self._replaced, name, placeholder), text)
         return text
 
-    def _replaced(self, rule: Rule, match: re.Match[str]) -> str:
-        start, end = match.span(rule.pattern.groups)
+    def _replaced(self, name: str, placeholder: str, match: re.Match[str]) -> str:
+        start, end = match.span(match.re.groups)
         value = match.string[start:end]
         if _LEFT.fullmatch(value):
             return match[0]
-        self.counts[rule.name] += 1
+        self.counts[name] += 1
         if value not in self._known:
-            self._numbers[rule.placeholder] += 1
-            self._known[value] = rule.placeholder.format(self._numbers[rule.placeholder])
+            self._numbers[placeholder] += 1
+            self._known[value] = placeholder.format(self._numbers[placeholder])
             self.values[self._known[value]] = value
         return match.string[match.start() : start] + self._known[value] + match.string[end : match.end()]

@@ -27,10 +27,9 @@ from composer_replication.errors import InputError, UsageError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.model_endpoint import Endpoint, failure_reason, open_endpoint, openai_package
 from composer_replication.rollouts.tokens.pair_ids import PairRow, tokenised
-from composer_replication.traces import prompts
+from composer_replication.traces import pairs
 from composer_replication.traces.json_values import at
-from composer_replication.traces.pairs import HeldoutRows, Rows, without_heldout
-from composer_replication.traces.prompts import ChosenStep, Message
+from composer_replication.traces.pairs import ChosenStep, HeldoutRows, Message, Rows, without_heldout
 from composer_replication.traces.readers.messages import said_in
 
 _RESERVE = """
@@ -141,7 +140,7 @@ def message_in(choice: Any) -> Message | None:
         return None
     if not (said.text or said.calls):
         raise ValueError("an empty answer")
-    return prompts.assistant_message(said.text, [replace(call, call_id="") for call in said.calls])
+    return pairs.assistant_message(said.text, [replace(call, call_id="") for call in said.calls])
 
 
 @dataclass(slots=True)
@@ -164,7 +163,7 @@ class Classroom:
     def request(self, messages: Sequence[Message], tools: Sequence[Any], sample: int = 0) -> dict[str, Any]:
         """The body of a request: the likeliest answer, or at temperature 1 the one with the number ``sample``."""
         body = {
-            "messages": [prompts.with_text(message) for message in messages],
+            "messages": [pairs.with_text(message) for message in messages],
             "max_tokens": self.max_tokens,
         }
         offered = {"tools": list(tools)} if tools else {}
@@ -281,7 +280,7 @@ def _reason(error: Exception) -> str:
 
 def replay_request(room: Classroom, step: ChosenStep) -> dict[str, Any]:
     """What a teacher is sent about a step."""
-    return room.request(prompts.prompt_of(step.trace, step.idx), prompts.tools_of(step.trace))
+    return room.request(pairs.prompt_of(step.trace, step.idx), pairs.tools_of(step.trace))
 
 
 async def replay_steps(chosen: Sequence[ChosenStep], room: Classroom, first: str = "") -> list[ChosenStep]:
@@ -295,7 +294,8 @@ async def replay_steps(chosen: Sequence[ChosenStep], room: Classroom, first: str
         return [s._replace(answers={**s.answers, **own}) for s, own in zip(steps, found, strict=True)]
 
     if first:
-        chosen = [step for each in await asked(chosen, [first]) if (step := each.with_disagreement()).reasons]
+        seen = [(step, ["disagreement"] * bool(step.others)) for step in await asked(chosen, [first])]
+        chosen = [step._replace(reasons=step.reasons + more) for step, more in seen if step.reasons + more]
     return await asked(chosen, [name for name in room.teachers if name != first])
 
 
@@ -304,9 +304,9 @@ def scoring_rows(chosen: Sequence[ChosenStep], tokenizer: Tokenizer, heldout: He
     rows, dropped = [], Counter[str]()
     chats: list[dict[str, Any]] = []
     for trace, idx, *_ in chosen:
-        sides = {"prompt": prompts.prompt_of(trace, idx), "action": [prompts.recorded_answer(trace, idx)]}
+        sides = {"prompt": pairs.prompt_of(trace, idx), "action": [pairs.recorded_answer(trace, idx)]}
         known = {"trace_id": trace.trace_id, "step": idx, "prompt_origin": trace.prompt_origin}
-        chats.append({**sides, "tools": prompts.tools_of(trace), "task_id": trace.task_id, "known": known})
+        chats.append({**sides, "tools": pairs.tools_of(trace), "task_id": trace.task_id, "known": known})
     for chat in without_heldout(chats, heldout, dropped):
         try:
             prompt, action = tokenised(chat, ("prompt", "action"), tokenizer, chat["known"]["trace_id"])

@@ -191,7 +191,6 @@ class Ledger:
 
     num_records: int = 0
     counts: Counter[str] = field(default_factory=Counter)
-    redactions: Counter[str] = field(default_factory=Counter)
     num_without_answer: int = 0
 
     def take(self, take: Take, records: Iterable[Any], *, are_inner: bool = False) -> None:

@@ -18,7 +18,7 @@ from composer_replication.records import ToolCall
 from composer_replication.traces import ingest as ingest_module
 from composer_replication.traces.ingest import Redactor, duplicates, ingest, minhash, read_traces
 from composer_replication.traces.json_values import json_bytes, json_text
-from composer_replication.traces.prompts import our_call
+from composer_replication.traces.pairs import our_call
 from composer_replication.traces.readers.messages import step_chain, trace_row
 from composer_replication.traces.teachers import AnswerStore
 from composer_replication.traces.trace_records import StepResult, Trace, TraceStep

@@ -169,7 +169,8 @@ class _Joiner:
 
     def add(self, messages: Sequence[Any], answers: Sequence[Any], tools: Any, model: Any) -> Trace:
         """Add a row: the messages that were sent, and those that came back."""
-        chain = step_chain(map(_as_repeated, (*messages, *answers)))
+        sent = (*messages, *answers)
+        chain = step_chain(said_in(each) if is_item(each) else TraceStep("agent") for each in sent)
         known = next((n for n in range(len(messages), 0, -1) if chain[n - 1] in self._tips), 0)
         while known > 1 and chain[known - 2] == chain[known - 1]:
             known -= 1  # thoughts have no digest of their own
@@ -213,16 +214,6 @@ def _messages(value: Any, role: str, key: str) -> list[Any]:
     return items_at(value, key) or (said if values.typed(list, value) is None else value)
 
 
-def _as_repeated(message: Any) -> TraceStep:
-    """What a message says, however a later row spells it: the server's own search loses there what it did."""
-    kind = at(message, "type")
-    said = {"type": kind} if kind == "web_search_call" else message
-    step = said_in(said) if is_item(message) else TraceStep("agent")
-    own = [(call.name, json.dumps(values.parsed(call.arguments), sort_keys=True)) for call in step.calls]
-    step.calls = [ToolCall(*call) for call in own]
-    return step
-
-
 def _response(response: Any) -> Any:
     """The response's object; of a stream of events the one that completes it."""
     body = values.parsed(at(response, "body") or response)
@@ -236,11 +227,12 @@ def _response(response: Any) -> Any:
 def step_chain(steps: Iterable[TraceStep]) -> tuple[bytes, ...]:
     """For each step a digest of it and of all before it: conversations share their beginning where these are equal.
 
-    Thoughts and results beside calls (of the server's own tools) count nothing: both may be gone where a step is repeated.
+    Thoughts, results beside calls and searches (of the server's own tools) count nothing: all may be gone where a step is repeated.
     """
     chain, before = [], b""
     for step in steps:
-        said = [step.text, *(f"{call.name}\0{call.arguments}" for call in step.calls)]
+        own = [(c.name, values.parsed(c.arguments) if c.name != "web_search" else "") for c in step.calls]
+        said = [step.text, *(f"{name}\0{json.dumps(given, sort_keys=True)}" for name, given in own)]
         said += [result.text for result in step.results if not step.calls]
         if any(said):
             whole = "\0".join([str(step.source == "agent"), *said]).encode("utf-8", "replace")
@@ -323,7 +315,7 @@ def trace_row(trace: Trace, redact: Callable[[Any], Any] = lambda value: value) 
     agent: dict[str, Any] = {"name": trace.agent or trace.format, "version": trace.version or "unknown"}
     agent |= _given({"model_name": trace.model, "tool_definitions": redact(trace.tools)})
     steps = [_step_row(step, idx, redact) for idx, step in enumerate(trace.steps)]
-    ours = {"format": trace.format, "prompt_origin": trace.prompt_origin, "parent": parent}
+    ours: dict[str, Any] = {"format": trace.format, "prompt_origin": trace.prompt_origin, "parent": parent}
     ours |= {"passed": trace.passed, "format_version": trace.version, "state": state}
     row = {"schema_version": "ATIF-v1.7", "session_id": name, "trajectory_id": name}
     return {**row, "agent": agent, "steps": steps, "extra": {_TRACE: ours}}

@@ -114,11 +114,13 @@ def detect(path: Path, only: str = "") -> list[tuple[str, str]]:
     return [(kind, found[kind]) for kind in FORMATS if kind in found and only in ("", kind)]
 
 
-def find_units(paths: Sequence[Path], only: str = "") -> tuple[list[TraceUnit], Counter[str]]:
+def find_units(
+    paths: Sequence[Path], only: str = "", out: Path | None = None
+) -> tuple[list[TraceUnit], Counter[str]]:
     """What is to be read, and how many files were left out by reason; ``only`` names a format, and files of others are left out.
 
-    What an earlier run wrote is read only where it is named itself. Raises ``InputError`` where a path is not there (CR0942),
-    and where two formats fit a file that was named itself (CR0206).
+    What an earlier run wrote into ``out`` is read only where it is named itself. Raises ``InputError`` where a path is not there
+    (CR0942), and where two formats fit a file that was named itself (CR0206).
     """
     left_out: Counter[str] = Counter()
     groups: dict[tuple[str, str, Path], list[Path]] = {}
@@ -131,8 +133,8 @@ def find_units(paths: Sequence[Path], only: str = "") -> tuple[list[TraceUnit], 
             if len(fits) > 1 and file == path:
                 problem = f"two formats fit a file: {' and '.join(map(' '.join, fits))}."
                 raise InputError("CR0206", problem, where=str(path), fix="name one of them: --format NAME.")
-            is_ours = file.name == TRACES_NAME and file.with_name(REPORT_NAME).is_file()
-            if is_ours and file != path:
+            is_written = out is not None and file.resolve() == (out / TRACES_NAME).resolve()
+            if is_written and file != path and file.with_name(REPORT_NAME).is_file():
                 left_out["written by an earlier run"] += 1
             elif len(fits) == 1:
                 # one call or one event a file: the files of a folder are one conversation
@@ -152,7 +154,7 @@ def ingest(
     ``out`` gets ``traces.jsonl`` (one ATIF object a line), ``ingest.json`` and, for nobody else to see, ``redactions.local.json``.
     Raises what ``find_units`` does, and ``NothingToDoError`` where no file is of a known format or has an answer of a model (CR0942).
     """
-    units, left_out = find_units(paths, only)
+    units, left_out = find_units(paths, only, out)
     if not units:
         why = ", ".join(f"{number} of {what}" for what, number in left_out.items()) or "no file looked at"
         problem = f"no file of a known format was found ({why})."

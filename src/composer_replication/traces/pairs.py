@@ -362,7 +362,7 @@ def _parquet_lines(path: Path) -> list[str]:
     rows = [{key: value for key, value in row.items() if value is not None} for row in found]
     for row in rows:
         row |= {side: [*map(parsed, row[side])] for side in SIDES if isinstance(row.get(side), list)}
-    return [*map(json.dumps, rows)]
+    return [json.dumps(row, default=str) for row in rows]
 
 
 def _problem(row: Any) -> str:

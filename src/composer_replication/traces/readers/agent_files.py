@@ -72,7 +72,7 @@ class _Session:
         step.flags = {flag for name, flag in _CLAUDE["flags"].items() if record.get(name) is True}
         step.flags |= {"synthetic"} if message.get("model") == "<synthetic>" else set()
         is_user = step.source == "user"
-        said = [step.text, *(text_at(block, "text") for block in items_at(message, "content"))]
+        said = [step.text, *(text_at(each, "text") for each in items_at(message, "content") if is_user)]
         if is_user and any(text.startswith(_INTERRUPTED) for text in said):
             step.flags.add("injected")
             trace.interrupt()

@@ -27,6 +27,7 @@ NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding=
 _CALLS, _RESULTS, _THOUGHTS = (frozenset(NAMES["blocks"][kind]) for kind in ("calls", "results", "thoughts"))
 _IDS, _SEALED, _GIVEN, _SEEN = (NAMES["keys"][what] for what in ("id", "sealed", "given", "seen"))
 _INJECTED = tuple(NAMES["codex"]["injected"])
+_in_order = json.JSONEncoder(sort_keys=True).encode
 _CALL_IN_TEXT = "<function="  # how models without tools call; what the user says next is the result
 _EXIT_CODE = re.compile(r"(?:Process exited with code|^[Ee]xit(?:ed with)? [Cc]ode:?) (-?\d+)", re.MULTILINE)
 
@@ -232,7 +233,7 @@ def step_chain(steps: Iterable[TraceStep]) -> tuple[bytes, ...]:
     chain, before = [], b""
     for step in steps:
         own = [(c.name, values.parsed(c.arguments) if c.name != "web_search" else "") for c in step.calls]
-        said = [step.text, *(f"{name}\0{json.dumps(given, sort_keys=True)}" for name, given in own)]
+        said = [step.text, *(f"{name}\0{_in_order(given)}" for name, given in own)]
         said += [result.text for result in step.results if not step.calls]
         if any(said):
             whole = "\0".join([str(step.source == "agent"), *said]).encode("utf-8", "replace")

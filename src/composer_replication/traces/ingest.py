@@ -185,15 +185,14 @@ def ingest(
     kept = [trace.counts for place, trace in enumerate(traces) if place not in twice]
     became = sum((each.counts for each in ledgers), Counter())
     redactions = sum((trace.redactor.counts for trace in traces), Counter())
-    num_records = sum(each.num_records for each in ledgers)
     missing = "" if rensa else "not looked for: pip install 'composer-replication[traces]'"
     result = {
         "traces": len(kept),
         **{name: sum(counts[column] for counts in kept) for column, name in enumerate(_COUNTS)},
         "formats": dict(Counter(f"{unit.kind} {unit.version}" for unit in units)),
-        "records": num_records,
+        "records": sum(each.num_records for each in ledgers),
         "became": dict(became.most_common()),
-        "is_balanced": num_records == became.total(),
+        "is_balanced": all(each.is_balanced for each in ledgers),
         "traces_without_answer": sum(each.num_without_answer for each in ledgers),
         "duplicates": dict(Counter(twice.values())),
         "near_duplicates": missing or "looked for",

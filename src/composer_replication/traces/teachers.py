@@ -229,7 +229,9 @@ class Classroom:
                 answer = await self._sent(teacher, key, request)
                 text = json.dumps(read(answer["choices"][0]), ensure_ascii=False)
             except Exception as error:  # noqa: BLE001  what is no JSON, or of another form, is met in many ways
-                reason = _reason(error)
+                reason = "timed-out" if isinstance(error, TimeoutError) else failure_reason(error)
+                has_begun = "Connect" not in type(error.__cause__).__name__
+                reason = "cut-off" if reason == "unreachable" and has_begun else reason
                 teacher.left_out = teacher.left_out or (str(error) if isinstance(error, UnfitTeacher) else "")
                 headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", {})
             else:
@@ -270,12 +272,6 @@ class Classroom:
             how = {"model": teacher.endpoint.model, "extra_headers": {"Idempotency-Key": key}}
             answer = await route.with_raw_response.create(**how, **request)
         return json.loads(answer.http_response.content)
-
-
-def _reason(error: Exception) -> str:
-    reason = "timed-out" if isinstance(error, TimeoutError) else failure_reason(error)
-    has_begun = "Connect" not in type(error.__cause__).__name__
-    return "cut-off" if reason == "unreachable" and has_begun else reason
 
 
 def replay_request(room: Classroom, step: ChosenStep) -> dict[str, Any]:

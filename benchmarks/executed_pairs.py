@@ -59,10 +59,10 @@ from composer_replication.rollouts.tokens.pair_ids import tokenised_pairs
 from composer_replication.run_folder import read_json, read_jsonl, rewrite_jsonl, write_json
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
+from composer_replication.traces import pairs as chats
 from composer_replication.traces.execution import Execution, execute, task_names
 from composer_replication.traces.ingest import read_traces
-from composer_replication.traces.pairs import executed_pairs, sibling_pairs
-from composer_replication.traces.prompts import ChosenStep, action, chosen_steps, prompt_of, recorded_answer
+from composer_replication.traces.pairs import ChosenStep, action, executed_pairs, sibling_pairs
 from composer_replication.traces.teachers import AnswerStore, Classroom, open_teacher, replay_steps
 from composer_replication.traces.trace_records import Trace
 
@@ -188,7 +188,7 @@ def record(author: Author, grader: Grader, path: Path) -> None:
 
 def steps_of(traces: Sequence[Trace]) -> list[ChosenStep]:
     """The steps that put a body in."""
-    every = chosen_steps(list(traces), 10**6, takes_all=True)
+    every = chats.chosen_steps(list(traces), 10**6, takes_all=True)
     return [step for step in every if "sed -i" in step.trace.steps[step.idx].text]
 
 
@@ -200,7 +200,7 @@ def executed(
 
     steps: dict[str, dict[str, Any]] = defaultdict(dict)
     for step in steps_of(traces):
-        does = action(recorded_answer(step.trace, step.idx))
+        does = action(chats.recorded_answer(step.trace, step.idx))
         steps[step.trace.task_id].setdefault(does, step)
     chosen = [step for own in steps.values() for step in own.values()]
     with ExitStack() as stack:
@@ -215,7 +215,7 @@ def executed(
         stack.callback(store.close)
         room = Classroom(teachers, store, max_tokens=256)
         for temperature in TEACHERS.values():  # all at once, before they are asked one by one
-            shown = [excerpt_in(str(prompt_of(step.trace, step.idx)[-1]["content"])) for step in chosen]
+            shown = [excerpt_in(str(chats.prompt_of(step.trace, step.idx)[-1]["content"])) for step in chosen]
             author.bodies(shown, [1] * len(shown), temperature)
         branchings = asyncio.run(replay_steps(chosen, room))
         attempt = partial(FeatureDeletionEnv, grader, monitor="off")
@@ -240,13 +240,14 @@ def choose(
         for row in rows:
             add(arm, by_id[row["trace_id"]], row["step"], row["chosen"][0], row["rejected"][0])
     for branching in branchings:
-        trace, idx, recorded = branching.trace, branching.idx, recorded_answer(branching.trace, branching.idx)
+        trace, idx, *_ = branching
+        recorded = chats.recorded_answer(trace, idx)
         for _, other in branching.others:
             add("random", trace, idx, *draw.sample([recorded, other], 2))
         votes[trace.task_id] |= {name: own for name, own in branching.answers.items() if own is not None}
         places[trace.task_id] = (trace, idx)
     for trace, idx, *_ in steps_of(traces):
-        votes[trace.task_id][trace.trace_id] = recorded_answer(trace, idx)
+        votes[trace.task_id][trace.trace_id] = chats.recorded_answer(trace, idx)
     for task, (trace, idx) in places.items():
         by_action = {action(answer): answer for answer in votes[task].values()}
         (top, most), *others = Counter(map(action, votes[task].values())).most_common()

@@ -2,12 +2,11 @@
 
     python benchmarks/trace_ingest.py --megabytes 200 --oracle agentpile=/path/to/python --oracle harbor=/path/to/python
 
-The corpus is made of the shipped sessions of Claude Code, each copy with ids of its own, so that no copy is a duplicate. Speed is
-by processor time of one process (other work on the machine does not count), redaction, duplicates and writing included; beside it
-the time that parsing the same lines takes alone. ``--oracle`` names a reader and an interpreter that has it: agentpile knows Claude
-Code, ATIF 1.7, OTLP and chats, Harbor Claude Code, Codex, SWE-agent and mini-swe-agent (its converters to ATIF). Answers, calls by id
-and name, and the result of each are compared file by file of ``--compare``, a folder; then it reads the corpus, its imports not
-counted, and writes nothing. ``--source`` is the folder of the sessions of which the corpus is made.
+The corpus is made of the sessions of Claude Code in ``--source``, each copy with ids of its own, so that none is a duplicate. Speed is by
+processor time of one process, redaction, duplicates and writing included; beside it the time that parsing the same lines takes alone.
+``--oracle`` names a reader and an interpreter that has it: agentpile knows Claude Code, ATIF 1.7, OTLP and chats, Harbor Claude Code,
+Codex, SWE-agent and mini-swe-agent (its converters to ATIF). Answers, calls by id and name, and the result of each are compared file by
+file of ``--compare``, a folder; then it reads the corpus, its imports not counted, and writes nothing.
 """
 
 from __future__ import annotations

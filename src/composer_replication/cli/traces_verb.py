@@ -7,7 +7,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -109,11 +109,11 @@ def run_distill(args: argparse.Namespace) -> Result:
     chosen = _chosen(args, takes_all=args.every_step)
     rows, dropped = teachers.scoring_rows(chosen, tokenizer, _heldout_rows(args))
     room = _open_room(args)
-    with closing(room.store), progress_bar(quiet=args.quiet) as report:
+    with closing(room.store), progress_bar(quiet=args.quiet) as room.report:
         cost = room.cost(map(teachers.scoring_request, rows))
         if args.dry_run:
             return {**_NOTHING_SENT, **cost, "dropped": dropped}, 0
-        found = asyncio.run(teachers.scored_rows(rows, room, tokenizer, report=report))
+        found = asyncio.run(teachers.scored_rows(rows, room, tokenizer))
         paid, code = _paid(room)
     if not found and not room.is_spent:
         problem = f"no teacher gave log-probabilities of the student's tokens: {_reasons(room)}; dropped: {dropped}."
@@ -126,7 +126,7 @@ def run_distill(args: argparse.Namespace) -> Result:
 
 
 def _chosen(args: argparse.Namespace, *, takes_all: bool) -> list[Any]:
-    from composer_replication.traces.prompts import chosen_steps
+    from composer_replication.traces.pairs import chosen_steps
 
     refuse_unwritable(args.folder)
     chosen = chosen_steps(list(read_traces(args.folder)), args.max_steps, takes_all=takes_all)
@@ -178,14 +178,14 @@ async def _replay(
 ) -> Result:
     from composer_replication.traces.teachers import replay_steps
 
-    with progress_bar(quiet=args.quiet) as report:
-        steps = await replay_steps(chosen, room, first=args.first, report=report)
+    with progress_bar(quiet=args.quiet) as room.report:
+        steps = await replay_steps(chosen, room, args.first)
         if not room.is_spent and not any(teacher.num_answered for teacher in room.teachers.values()):
             problem = f"no teacher answered: {_reasons(room)}."
             fix = "check address, model and key of each, and whether its server runs."
             raise NothingToDoError("CR0944", problem, where="--teacher", fix=fix)
         rewrite_jsonl(args.folder / REPLAY_NAME, [step.row() for step in steps])
-        executed = await _execute(args, room, steps, report) if args.tasks else {}
+        executed = await _execute(args, room, steps, room.report) if args.tasks else {}
     paid, code = _paid(room)
     answers = sum(answer is not None for step in steps for answer in step.answers.values())
     others = sum(len(step.others) for step in steps)
@@ -196,11 +196,11 @@ async def _execute(
     args: argparse.Namespace, room: Classroom, steps: Sequence[Any], report: Any
 ) -> dict[str, object]:
     from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-    from composer_replication.traces import execution, teachers
+    from composer_replication.traces import execution
 
     done: list[dict[str, Any]] = []
     failures: list[InputError | MissingError] = []
-    with _graded(args, chosen_backend(args)) as (grader, names), suppress(teachers.BudgetSpent):
+    with _graded(args, chosen_backend(args)) as (grader, names):
         bound = [each for each in steps if each.trace.task_id in names]
         attempt = partial(FeatureDeletionEnv, grader, monitor="off")
         goes_on = args.goes_on or next(iter(room.teachers))

@@ -9,7 +9,7 @@ from typing import Any
 
 from composer_replication.report.templates import html_page
 from composer_replication.run_folder import read_json, read_jsonl, write_atomic
-from composer_replication.traces.prompts import calls_of
+from composer_replication.traces.pairs import calls_of
 from composer_replication.traces.trace_records import Trace, TraceStep
 
 MAX_SESSIONS = 100

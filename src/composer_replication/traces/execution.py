@@ -20,10 +20,10 @@ from composer_replication.rollouts.environment.feature_deletion_env import Featu
 from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks.difficulty import difference
 from composer_replication.tasks.intake.git_source import names_commit
-from composer_replication.traces import prompts
+from composer_replication.traces import pairs
+from composer_replication.traces.ingest import Redactor
 from composer_replication.traces.json_values import parsed, text_at
-from composer_replication.traces.prompts import EDITS, USUAL_FOLDER, ChosenStep, Message, our_calls
-from composer_replication.traces.redaction import Redactor
+from composer_replication.traces.pairs import EDITS, USUAL_FOLDER, ChosenStep, Message, our_calls
 from composer_replication.traces.teachers import Classroom, UnfitTeacher
 from composer_replication.traces.trace_records import Trace
 
@@ -35,20 +35,18 @@ _VARYING = re.compile("|".join(_TEXTS["varying"]), re.MULTILINE)
 
 def task_names(grader: Grader) -> dict[str, str]:
     """The ids of a store's tasks, by themselves and by the names that SWE-bench has for them."""
-    ids = grader.store.task_ids()
-    names = {grader.store.record(task).instance_id: task for task in ids} | {task: task for task in ids}
-    return {name: task for name, task in names.items() if name}
+    named = ((task, (grader.store.record(task).instance_id, task)) for task in grader.store.task_ids())
+    return {name: task for task, names in named for name in names if name}
 
 
 def commit_of(trace: Trace, repository: str, commit: str) -> str:
-    """A git address with the commit in which a session began, empty where that is not known.
-
-    What the user gives comes before what the session recorded. A folder is never taken from a session.
-    """
+    """A git address with the commit in which a session began, as the user or else the session says; empty where none is known."""
     where = f"file://{Path(repository).resolve()}" if repository else trace.repository
     if re.fullmatch(r"[\w.-]+/[\w.-]+", where):  # as rows of SWE-bench name it
         where = f"https://github.com/{where}"
-    is_known = repository or where.startswith(("https://", "ssh://", "git@"))
+    is_known = repository or where.startswith(
+        ("https://", "ssh://", "git@")
+    )  # a folder is the user's to name
     address = f"{'' if where.startswith('git@') else 'git+'}{where}@{commit or trace.commit}"
     return address if is_known and names_commit(address) else ""
 
@@ -58,13 +56,10 @@ def proven(
 ) -> dict[str, Any]:
     """Bind a session and make every call of it again: a line of ``bindings.jsonl``.
 
-    It is bound by a task of the ``grader``, whose ``names`` are those of ``task_names``, else by folder and commit of the user
-    (``given``), where empty ones are taken from the session.
-
-    Returns:
-        ``problem`` where that was not possible; else ``steps``: answers with calls whose results were recorded;
-        ``reproduced_steps`` of them gave the same; ``executable``: the places of answers before which nothing came out otherwise;
-        ``calls`` by what came of each.
+    It is bound by a task of the ``grader`` (``names``: ``task_names``), else by folder and commit of the user (``given``), where
+    empty ones are taken from the session. The line has ``problem`` where that was not possible; else ``steps``: answers with
+    calls whose results were recorded; ``reproduced_steps`` of them gave the same; ``executable``: the places of answers before
+    which nothing came out otherwise; ``calls`` by what came of each.
     """
     task, commit = names.get(trace.task_id, ""), commit_of(trace, *given)
     row: dict[str, Any] = {"trace_id": trace.trace_id, "tree": task or commit, "problem": ""}
@@ -143,18 +138,16 @@ class Execution:
 async def execute(step: ChosenStep, how: Execution) -> dict[str, Any]:
     """Run the recorded answer and each other one from the same tree, and then the visible tests: a line of ``verdicts.jsonl``.
 
-    After the answer both sides are played on by the same teacher, with another seed each try. ``reproduced`` of ``calls``
-    recorded results came back on the way to the step; ``problem`` says why nothing was compared; ``verdicts`` has for each
-    other answer the shares of passed tests, a try each, beside those of the recorded one, the interval of their difference
-    and the decision.
+    ``reproduced`` of ``calls`` recorded results came back on the way to the step; ``problem`` says why nothing was compared;
+    ``verdicts`` has for each other answer the shares of passed tests, a try each, beside those of the recorded one, the
+    interval of their difference and the decision.
     """
     trace, idx = step.trace, step.idx
-    row: dict[str, Any] = {"trace_id": trace.trace_id, "step": idx}
-    row |= {"calls": 0, "reproduced": 0, "problem": "", "verdicts": []}
+    row: dict[str, Any] = {"trace_id": trace.trace_id, "step": idx, "calls": 0, "reproduced": 0}
+    row |= {"problem": "", "verdicts": []}
     if not step.others:
         return row | {"problem": "every teacher does the same"}
-    recorded: list[float] = []
-    verdicts = []
+    verdicts = list[dict[str, Any]]()
     with how.open_attempt() as attempt:
         try:
             attempt.reset(how.names[trace.task_id])
@@ -164,12 +157,12 @@ async def execute(step: ChosenStep, how: Execution) -> dict[str, Any]:
             if row["reproduced"] < row["calls"] or attempt.is_done:
                 return row | {"problem": "recorded results are not reproduced"}
             restore = attempt.snapshot()
-            for source, answer in (("", prompts.recorded_answer(trace, idx)), *step.others):
+            for source, answer in (("", pairs.recorded_answer(trace, idx)), *step.others):
                 scores: list[float] = []
                 for number in range(how.num_tries):
                     restore()
                     scores.append(await _play(step, answer, attempt, how, number))
-                recorded = recorded or scores
+                recorded = verdicts[0]["scores"] if verdicts else scores
                 verdict = {"source": source, "answer": answer, "scores": scores, "recorded_scores": recorded}
                 interval = difference(scores, recorded)
                 verdicts.append(verdict | {"interval": interval, "decision": decide(interval)})
@@ -184,22 +177,23 @@ async def _play(
     step: ChosenStep, answer: Message, attempt: FeatureDeletionEnv, how: Execution, number: int
 ) -> float:
     """The score of one try: the answer, what the teacher does after it, and then the visible tests."""
-    messages, tools = prompts.prompt_of(step.trace, step.idx), prompts.tools_of(step.trace)
+    messages, tools = pairs.prompt_of(step.trace, step.idx), pairs.tools_of(step.trace)
     current: Message | None = answer
     for turn in range(how.horizon + 1):
         if current is None:
             break
-        calls = prompts.calls_of(current)
+        calls = pairs.calls_of(current)
         calls = [replace(call, call_id=f"call-{step.idx}-{turn}-{n}") for n, call in enumerate(calls)]
-        messages.append(prompts.assistant_message(current["content"], calls))
+        messages.append(pairs.assistant_message(current["content"], calls))
         for call in calls:
             text = attempt.call(call).text
             messages.append({"role": "tool", "tool_call_id": call.call_id, "content": text})
         if attempt.is_done or not calls or turn == how.horizon:
             break
-        request = how.room.request(messages, tools, sample=number + 1, temperature=1.0)
+        request = how.room.request(messages, tools, sample=number + 1)
         current, teacher = await how.room.ask(how.goes_on, request), how.room.teachers[how.goes_on]
-        if current is None and (teacher.left_out or teacher.num_failures):  # else it ran out of tokens
+        has_failed = bool(teacher.left_out) or teacher.num_failures > 0 or how.room.is_spent
+        if current is None and has_failed:  # else it ran out of tokens
             raise UnfitTeacher
     if (score := attempt.grade()) is None:
         raise SandboxFailure("CR0303", "the sandbox of a branch broke.", fix="composer-rl sandbox selftest")

@@ -1,14 +1,18 @@
 """Recorded sessions of any known format into one folder of ATIF lines, with a sum of what became of every record.
 
+Keys, tokens, e-mail addresses and home folders leave a session before it is written; signed and encrypted thoughts are not touched.
 Sessions that are held twice are left out: the same, the beginning of a longer one (programs that keep a copy at every checkpoint
 write many of them), or nearly the same, found by MinHash where the extra ``traces`` is installed.
 """
 
 from __future__ import annotations
 
+import fileinput
 import gc
 import itertools
+import re
 import tempfile
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,12 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic_core import SchemaValidator, core_schema
+
 from composer_replication.errors import InputError, NothingToDoError
 from composer_replication.run_folder import write_json
 from composer_replication.traces import json_values as values
-from composer_replication.traces.json_values import at, items_at, text_at
+from composer_replication.traces.json_values import items_at
 from composer_replication.traces.readers import agent_files, messages
-from composer_replication.traces.redaction import RULES, Redactor
 from composer_replication.traces.trace_records import Ledger, Trace
 
 try:
@@ -34,7 +39,6 @@ THRESHOLD = 0.9  # share of five-word shingles in common from which two sessions
 _LEAST_WORDS = 50
 _NUM_HEAD = 20  # records that a format is known by
 TRACES_NAME, REPORT_NAME, SECRETS_NAME = "traces.jsonl", "ingest.json", "redactions.local.json"
-_PARTS = "parts-"
 _COUNTS = ("steps", "calls", "results", "failed_results")
 Report = Callable[[int, int, str], None]
 FORMATS: Mapping[str, Callable[[Iterator[Any], Ledger, str], Iterator[Trace]]] = {
@@ -49,46 +53,37 @@ FORMATS: Mapping[str, Callable[[Iterator[Any], Ledger, str], Iterator[Trace]]] =
     "openai-responses": partial(messages.read_requests, "openai-responses"),
     "otel-genai": messages.read_otel,
 }
-"""Of each format what reads the conversations of its records; ``_fits`` says by what a record is known."""
-_CLAUDE_KEYS = {"file-history-snapshot": {"type"}, "summary": {"leafUuid"}}
+"""Of each format what reads the conversations of its records; ``names.toml`` has by what a record is known."""
+_SHAPES = messages.NAMES["shapes"]
+_PLACES = {
+    place: place.split(".") for row in _SHAPES for place in (*row["has"], *row["lacks"], *row["texts"])
+}
 
 
 def _fits(row: Any) -> dict[str, str]:
     """The formats that a record fits, each with its version."""
-    kind, info, history = text_at(row, "type"), at(row, "info"), items_at(row, "history")
-    request, is_object, names = messages.request_of(row), isinstance(row, dict), messages.NAMES
-    keys, chat = set(row) if is_object else set(), messages.chat_messages(row) if is_object else row
-    is_claude = (
-        _CLAUDE_KEYS.get(kind, {"uuid", "sessionId"}) <= keys and kind in names["claude-code"]["kinds"]
-    )
-    is_codex = kind in names["codex"]["envelopes"] and isinstance(at(row, "payload"), dict)
-    is_old_codex = kind in ("function_call", "function_result") and "created_at" in keys
-    is_swe = isinstance(at(row, "trajectory"), list) or any(at(each, "agent") for each in history[:3])
-    is_swe = is_swe and bool(at(next(iter(history), None), "role"))
-    is_mini = (info is not None or not is_object) and agent_files.has_code_blocks(chat[:6])
-    is_mini = is_mini or text_at(row, "trajectory_format").startswith("mini-swe-agent")
-    is_chat = is_object and bool(chat) and not {"info", "trajectory_format"} & keys
-    is_langfuse = any(at(each, "traceId") for each in items_at(row, "observations")[:1])
-    has_input = isinstance(at(request, "input"), list | str) and bool(at(request, "model"))
-    events = names["openhands"]["events"]
-    is_evaluation = any(text_at(event, "kind") in events for event in history[:20])
-    first = next((each for each in (history if is_object else row) if isinstance(each, dict)), {"role": ""})
-    is_old = "role" not in first and ("action" in first) != ("observation" in first)
-    openhands = "1" if text_at(row, "kind") in events else "evaluation" if is_evaluation else is_old and "0"
-    codex_version = text_at(row, "payload", "cli_version") or "unknown"
-    found: dict[str, Any] = {
-        "atif": isinstance(at(row, "steps"), list) and text_at(row, "schema_version").removeprefix("ATIF-v"),
-        "claude-code": is_claude and (text_at(row, "version") or "unknown"),
-        "codex": (is_old_codex and "legacy") or (is_codex and codex_version),
-        "gemini-cli": {"projectHash", "sessionId"} <= keys and "unknown",
-        "openhands": openhands,
-        "swe-agent": is_swe and (text_at(info, "swe_agent_version") or "0"),
-        "mini-swe-agent": is_mini and (text_at(info, "mini_version") or "1"),
-        "openai-chat": is_chat and ("rows" if row.get("response") is None else "completions"),
-        "openai-responses": has_input and "responses",
-        "otel-genai": "otlp" if isinstance(at(row, "resourceSpans"), list) else is_langfuse and "langfuse",
-    }
-    return {name: version for name, version in found.items() if version}
+    chat, listed = messages.chat_messages(row), values.typed(list, row)
+    known = {"row": row, "list": listed, "request": messages.request_of(row), "chat": chat}
+    known["events"] = listed or items_at(row, "history")
+    known["code"] = agent_files.has_code_blocks((listed or chat)[:6]) or None
+    seen = {place: found for place, keys in _PLACES.items() if (found := _found(known, keys)) is not None}
+    fits: dict[str, str] = {}
+    for shape in _SHAPES:
+        is_near = seen.keys() >= {*shape["has"], *shape["texts"]} and seen.keys().isdisjoint(shape["lacks"])
+        if is_near and all(seen[place] in texts for place, texts in shape["texts"].items()):
+            place, otherwise = shape["version"]
+            version = values.typed(str, _found(known, place.split("."))) or otherwise
+            fits.setdefault(shape["format"], version.removeprefix("ATIF-v"))
+    return fits
+
+
+def _found(value: Any, keys: list[str]) -> Any:
+    for key in keys:
+        if key == "0":
+            value = value[0] if value and isinstance(value, list | str) else None
+        else:
+            value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 class TraceUnit(NamedTuple):
@@ -100,13 +95,13 @@ class TraceUnit(NamedTuple):
 
 
 class TraceSums(NamedTuple):
-    """Of a trace what tells duplicates, what it counts, and what its placeholders stand for."""
+    """Of a trace what tells duplicates, what it counts, and what was taken out."""
 
     trace_id: str
     chain: tuple[bytes, ...]
     sketch: Any
     counts: tuple[int, int, int, int]
-    secrets: dict[str, str]
+    redactor: Redactor
 
 
 def detect(path: Path, only: str = "") -> list[tuple[str, str]]:
@@ -124,8 +119,8 @@ def find_units(
 ) -> tuple[list[TraceUnit], Counter[str]]:
     """What is to be read, and how many files were left out by reason; ``only`` names a format, and files of others are left out.
 
-    What an earlier run wrote into ``out`` is read only where it is named itself. Raises ``InputError`` where a path is not
-    there (CR0942), and where two formats fit a file that was named itself (CR0206).
+    What an earlier run wrote into ``out`` is read only where it is named itself. Raises ``InputError`` where a path is not there
+    (CR0942), and where two formats fit a file that was named itself (CR0206).
     """
     left_out: Counter[str] = Counter()
     groups: dict[tuple[str, str, Path], list[Path]] = {}
@@ -138,7 +133,8 @@ def find_units(
             if len(fits) > 1 and file == path:
                 problem = f"two formats fit a file: {' and '.join(map(' '.join, fits))}."
                 raise InputError("CR0206", problem, where=str(path), fix="name one of them: --format NAME.")
-            if out is not None and file != path and _is_own(file, out.resolve()):
+            is_written = out is not None and file.resolve() == (out / TRACES_NAME).resolve()
+            if is_written and file != path and file.with_name(REPORT_NAME).is_file():
                 left_out["written by an earlier run"] += 1
             elif len(fits) == 1:
                 # one call or one event a file: the files of a folder are one conversation
@@ -148,13 +144,6 @@ def find_units(
                 unknown = "another format than --format says" if only else "unknown format"
                 left_out["two formats fit (CR0206)" if fits else unknown] += 1
     return [TraceUnit(kind, version, tuple(files)) for (kind, version, _), files in groups.items()], left_out
-
-
-def _is_own(file: Path, out: Path) -> bool:
-    """Whether it is the file of sessions, or a part that a killed run left."""
-    folder = file.parent.resolve()
-    is_part = folder.parent == out and folder.name.startswith(_PARTS)
-    return is_part or (folder / file.name == out / TRACES_NAME and (out / REPORT_NAME).is_file())
 
 
 def ingest(
@@ -174,43 +163,40 @@ def ingest(
     sizes = [sum(path.stat().st_size for path in unit.paths) for unit in units]
     ledgers, traces = list[Ledger](), list[TraceSums]()
     with (
-        tempfile.TemporaryDirectory(dir=out, prefix=_PARTS) as folder,
+        tempfile.TemporaryDirectory(dir=out, prefix="parts-") as folder,
         ProcessPoolExecutor(min(num_processes, len(units))) as pool,
     ):
-        parts = [Path(folder) / f"{number}.jsonl" for number in range(len(units))]
+        parts = [Path(folder) / f"{number}.part" for number in range(len(units))]
         for ledger, found in (pool.map if num_processes > 1 else map)(read_unit, units, parts):
             ledgers.append(ledger)
             traces += found
             if report is not None:
                 report(sum(sizes[: len(ledgers)]), max(1, sum(sizes)), "read, in bytes")
         twice = duplicates([trace.chain for trace in traces], [trace.sketch for trace in traces])
-        places, temporary = itertools.count(), out / f"{TRACES_NAME}.new"
-        with temporary.open("wb") as file:
-            for part in parts:
-                with part.open("rb") as lines:
-                    file.writelines(line for line in lines if next(places) not in twice)
+        temporary = out / f"{TRACES_NAME}.new"
+        with fileinput.input(parts, mode="rb") as lines, temporary.open("wb") as file:
+            file.writelines(line for place, line in enumerate(lines) if place not in twice)
     temporary.replace(out / TRACES_NAME)
     (out / SECRETS_NAME).unlink(missing_ok=True)
     (out / SECRETS_NAME).touch(mode=0o600, exist_ok=False)  # kept from others, and from git
-    secrets = {trace.trace_id: trace.secrets for trace in traces if trace.secrets}
+    secrets = {trace.trace_id: trace.redactor.values for trace in traces if trace.redactor.values}
     (out / SECRETS_NAME).write_bytes(values.json_bytes(secrets))
     (out / ".gitignore").write_text(f"{SECRETS_NAME}\n")
     kept = [trace.counts for place, trace in enumerate(traces) if place not in twice]
     became = sum((each.counts for each in ledgers), Counter())
-    redactions = sum((each.redactions for each in ledgers), Counter())
-    num_records = sum(each.num_records for each in ledgers)
-    missing = "not looked for: pip install 'composer-replication[traces]'"
+    redactions = sum((trace.redactor.counts for trace in traces), Counter())
+    missing = "" if rensa else "not looked for: pip install 'composer-replication[traces]'"
     result = {
         "traces": len(kept),
         **{name: sum(counts[column] for counts in kept) for column, name in enumerate(_COUNTS)},
         "formats": dict(Counter(f"{unit.kind} {unit.version}" for unit in units)),
-        "records": num_records,
+        "records": sum(each.num_records for each in ledgers),
         "became": dict(became.most_common()),
-        "is_balanced": num_records == became.total(),
+        "is_balanced": all(each.is_balanced for each in ledgers),
         "traces_without_answer": sum(each.num_without_answer for each in ledgers),
         "duplicates": dict(Counter(twice.values())),
-        "near_duplicates": missing if rensa is None else "looked for",
-        "redactions": {rule.name: redactions[rule.name] for rule in RULES},
+        "near_duplicates": missing or "looked for",
+        "redactions": {rule: redactions[rule] for rule in RULES},
         "out": str(out),
         "bytes": sum(sizes),
         "files": sum(len(unit.paths) for unit in units),
@@ -242,20 +228,17 @@ def read_unit(unit: TraceUnit, part: Path) -> tuple[Ledger, list[TraceSums]]:
     ledger, sums = Ledger(), []
     records = (record for path in unit.paths for record in values.read_records(path, ledger))
     gc.disable()  # records have no cycles, and the search for some takes a tenth of the time
-    try:
-        with part.open("wb") as file:
-            for trace in FORMATS[unit.kind](records, ledger, unit.paths[0].stem):
-                if not any(trace.agent_steps()):
-                    ledger.num_without_answer += 1
-                    continue
-                trace.version = trace.version or unit.version
-                chain, redactor = messages.step_chain(trace.steps), Redactor()
-                redactor.trace(trace)
-                ledger.redactions.update(redactor.counts)
-                sums += [TraceSums(trace.trace_id, chain, minhash(trace), trace.counts, redactor.values)]
-                file.write(values.json_bytes(messages.trace_row(trace)) + b"\n")
-    finally:
-        gc.enable()
+    with part.open("wb") as file:
+        for trace in FORMATS[unit.kind](records, ledger, unit.paths[0].stem):
+            if not any(trace.agent_steps()):
+                ledger.num_without_answer += 1
+                continue
+            trace.version = trace.version or unit.version
+            chain, redactor = messages.step_chain(trace.steps), Redactor()
+            row = messages.trace_row(trace, redactor.value)
+            sums += [TraceSums(row["session_id"], chain, minhash(trace), trace.counts, redactor)]
+            file.write(values.json_bytes(row) + b"\n")
+    gc.enable()
     return ledger, sums
 
 
@@ -271,10 +254,7 @@ def minhash(trace: Trace) -> Any:
 
 
 def duplicates(chains: Sequence[tuple[bytes, ...]], sketches: Sequence[Any]) -> dict[int, str]:
-    """Which traces are left out, by their places, and why: ``the same``, ``the beginning of another``, ``nearly the same``.
-
-    The first of equal ones is kept; of near ones the longest.
-    """
+    """Which traces are left out, by their places, and why; the first of equal ones is kept, and of near ones the longest."""
     found: dict[int, str] = {}
     first: dict[bytes, int] = {}
     inner = {digest for chain in chains for digest in chain[:-1] if digest != chain[-1]}
@@ -290,3 +270,59 @@ def duplicates(chains: Sequence[tuple[bytes, ...]], sketches: Sequence[Any]) -> 
             if not kept.add(str(place), sketches[place]):
                 found[place] = "nearly the same"
     return found
+
+
+def _finder(*hints: str) -> Callable[[str], bool]:
+    """Whether one of the hints is found: pydantic's engine looks for all of them in one pass."""
+    schema = core_schema.str_schema(pattern="|".join(hints), regex_engine="rust-regex")
+    return SchemaValidator(schema).isinstance_python
+
+
+_TABLE = tomllib.loads(Path(__file__).with_name("redaction_rules.toml").read_text(encoding="utf-8"))
+_LEFT = re.compile(_TABLE["left"])
+RULES = {
+    row["name"]: (_finder(row["hint"]), re.compile(row["pattern"]), row["placeholder"])
+    for row in _TABLE["rules"]
+}
+"""Patterns with what stands in place of their group 1, by name; the hint is looked for first, which takes a hundredth of the time."""
+_is_any_hinted = _finder(*(row["hint"] for row in _TABLE["rules"]))
+_names_secret = RULES["assigned"][0]
+
+
+class Redactor:
+    """The placeholders of one trace; ``counts`` says how often each rule found something, ``values`` what each stands for."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.values: dict[str, str] = {}
+        self._known: dict[str, str] = {}
+        self._numbers: Counter[str] = Counter()
+
+    def value(self, value: Any, key: str = "") -> Any:
+        """A text, or JSON that stands at a key, without secrets and names."""
+        if isinstance(value, dict):
+            return {self.text(name): self.value(each, name) for name, each in value.items()}
+        if isinstance(value, list):
+            return [self.value(each) for each in value]
+        if not isinstance(value, str):
+            return value
+        return self.text(f'{key}="{value}"')[len(key) + 2 : -1] if _names_secret(key) else self.text(value)
+
+    def text(self, text: str) -> str:
+        """The text without secrets and names; it holds no half of a pair of surrogates, for ``json_value`` reads none."""
+        for name, (is_hinted, pattern, placeholder) in RULES.items() if _is_any_hinted(text) else ():
+            if is_hinted(text):
+                text = pattern.sub(partial(self._replaced, name, placeholder), text)
+        return text
+
+    def _replaced(self, name: str, placeholder: str, match: re.Match[str]) -> str:
+        start, end = match.span(match.re.groups)
+        value = match.string[start:end]
+        if _LEFT.fullmatch(value):
+            return match[0]
+        self.counts[name] += 1
+        if value not in self._known:
+            self._numbers[placeholder] += 1
+            self._known[value] = placeholder.format(self._numbers[placeholder])
+            self.values[self._known[value]] = value
+        return match.string[match.start() : start] + self._known[value] + match.string[end : match.end()]

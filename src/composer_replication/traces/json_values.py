@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,8 +16,6 @@ MAX_LINE_BYTES = 64 * 1024**2
 MAX_DOCUMENT_BYTES = 256 * 1024**2  # of longer ones the pieces are damaged JSON, and counted as that
 _LINES = (".jsonl", ".ndjson")
 _SUFFIXES = (*_LINES, ".json", ".traj")
-_FIRST_KEY = re.compile(r'(?<![\[,:])(?<![,:] )\{"(?:parentUuid|timestamp|type|messageId|uuid)"')
-"""Where another record may begin inside a damaged line: an object that is no value of another."""
 _T = TypeVar("_T")
 
 
@@ -43,9 +40,7 @@ def read_records(path: Path, ledger: Ledger) -> Iterator[Any]:
             try:
                 found: Any = [json_value(piece)]
             except (ValueError, RecursionError):
-                found = _saved(piece.decode("utf-8", "replace").strip(), ledger) if is_lines else []
-                if not is_lines:
-                    ledger.dropped("damaged JSON")
+                found = _saved(piece.decode("utf-8", "replace").strip(), ledger)
             for record in found:
                 if isinstance(record, kinds):
                     ledger.num_records += 1
@@ -55,19 +50,13 @@ def read_records(path: Path, ledger: Ledger) -> Iterator[Any]:
 
 
 def _saved(text: str, ledger: Ledger) -> Iterator[Any]:
-    """The values of a line onto which several were written; what is damaged between them counts once."""
-    decoder, place, is_whole = json.JSONDecoder(), 0, True
-    while place < len(text):
-        try:
-            _, end = decoder.raw_decode(text, place)
-            found = json_value(text[place:end].encode())
-        except (ValueError, RecursionError):
-            is_whole, following = False, _FIRST_KEY.search(text, place + 1)
-            place = len(text) if following is None else following.start()
-        else:
-            place = end
-            yield found
-    if not is_whole:
+    """The values of a line onto which several were written, up to what is damaged, which counts once."""
+    decoder, place = json.JSONDecoder(), 0
+    try:
+        while place < len(text):
+            first, (_, place) = place, decoder.raw_decode(text, place)
+            yield json_value(text[first:place].encode())
+    except (ValueError, RecursionError):
         ledger.dropped("damaged JSON")
 
 
@@ -134,22 +123,14 @@ def json_text(value: Any) -> str:
 
 
 def json_value(data: bytes) -> Any:
-    """What bytes of JSON hold; half of a pair of surrogates, which some programs leave when they cut text, becomes "?".
-
-    Raises:
-        ValueError: they are no JSON.
-    """
+    """What bytes of JSON hold (else ``ValueError``); half of a pair of surrogates, left where a text was cut, becomes "?"."""
     try:
         return from_json(data, allow_inf_nan=False, cache_strings="keys")
     except ValueError:
         whole = json.dumps(json.loads(data), ensure_ascii=False, allow_nan=False)
-        return json.loads(whole.encode("utf-8", "replace"))
+        return from_json(whole.encode("utf-8", "replace"), allow_inf_nan=False)
 
 
 def json_bytes(value: Any) -> bytes:
     """A value as JSON without spaces; a number that is none (``1e999`` was read as infinite) becomes null."""
-    try:
-        return to_json(value, inf_nan_mode="null")
-    except ValueError:  # half a pair of surrogates, or very deep
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-        return text.encode("utf-8", "replace")
+    return to_json(value, inf_nan_mode="null")

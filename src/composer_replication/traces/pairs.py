@@ -1,4 +1,6 @@
-r"""Preference pairs: made of verdicts, siblings and objections, balanced, written and read; and rows for supervised training.
+r"""Sessions as chats with our tools, the steps worth asking about, and the rows made of them: preference pairs and supervised ones.
+
+``tool_names.toml`` has the one table of what the tools of other agents are called here.
 
 A file of pairs has one JSON object a line, in the two shapes of TRL's preference data sets, or the same rows as Parquet:
 
@@ -13,19 +15,38 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections import Counter
+import re
+import tomllib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from composer_replication.errors import needs_extra
+from composer_replication.records import ToolCall
 from composer_replication.rollouts.tokens.pair_ids import SIDES, PairRow, unusable_pair
-from composer_replication.traces import prompts
-from composer_replication.traces.json_values import parsed
-from composer_replication.traces.prompts import Message, action, prompt_of, recorded_answer
+from composer_replication.rollouts.tools.tool_context import function_schema
+from composer_replication.rollouts.tools.toolbox import TOOLS
+from composer_replication.traces.json_values import items_at, json_text, parsed, typed
 from composer_replication.traces.trace_records import NOT_LEARNED, Trace
 
+_SCHEMAS = [function_schema(tool) for tool in TOOLS]
+_TAKES = {each["function"]["name"]: each["function"]["parameters"]["properties"] for each in _SCHEMAS}
+_NAMES = tomllib.loads(Path(__file__).with_name("tool_names.toml").read_text(encoding="utf-8"))
+_TOOLS = {foreign: name for name in _TAKES for foreign in (name, *_NAMES["tools"].get(name, ()))}
+USUAL_FOLDER = "/testbed"  # where images of SWE-bench and its kin have the repository
+EDITS = frozenset({"write_file", "str_replace"})
+_PATCH = re.compile(_NAMES["patch"])
+Message = dict[str, Any]  # of a chat, as templates take it: arguments of calls are objects where they can be
+REBUILT_PROMPT = """\
+You are a coding agent. You work in the root of a repository, through tools. The conversation so far was recorded; go on with \
+the next answer."""
+NO_RESULT = "(no result was recorded)"
+OLD_RESULT_CHARACTERS = 2000
+NUM_WHOLE_RESULTS = 6  # of the last steps; older ones are cut, the same way for every side of a comparison
+WORTH: Mapping[str, int] = {"denied": 8, "interrupted": 6, "error": 4, "edit": 2}
+"""How much a sign says that another answer may have been better: people's own objections first."""
 WEIGHTS: Mapping[str, float] = {"executed": 1.0, "siblings": 0.5, "objection": 0.5}
 TEXT_ONLY = 0.5  # times the weight where neither side calls anything, so that no test tells them apart
 MAX_LENGTH_RATIO = 8.0  # a side that has so many times the characters of the other one would teach length
@@ -34,6 +55,152 @@ _REFUSED = {"denied", "interrupted"}
 Rows = tuple[list[PairRow], Counter[str]]  # rows that are kept, and how many were dropped by reason
 HeldoutRows = Callable[[Sequence[Mapping[str, Any]]], set[int]]
 """The places of rows that are of a held-out task or show its code."""
+
+
+def our_call(call: ToolCall, folder: str = "") -> ToolCall | None:
+    """The call with our tool and arguments, paths relative to the session's ``folder``; None where we have no such tool."""
+    given, folder = parsed(call.arguments or "{}"), folder or USUAL_FOLDER
+    if not isinstance(given, dict):
+        return None
+    name = _TOOLS.get(call.name, "")
+    patch = str(given.get("input") or given.get("cmd") or given.get("command"))
+    if "*** Begin Patch" in patch and "apply_patch" in f"{call.name} {call.arguments}":
+        if (found := _PATCH.search(patch)) is None:
+            return None
+        kind, path, lines = found[1], found[2].strip(), found[3].splitlines()
+        old, new = ("\n".join(line[1:] for line in lines if line[:1] != left_out) for left_out in "+-")
+        changed, added = {"old_str": old, "new_str": new}, {"content": f"{new}\n"}
+        name = "write_file" if kind == "Add" else "str_replace"
+        given = {"path": path, **(added if kind == "Add" else changed)}
+    elif call.name in _NAMES["editor"]["names"]:
+        name = str(_NAMES["editor"].get(str(given.get("command"))))
+    if name not in _TAKES:
+        return None
+    renamed = {_NAMES["arguments"].get(key, key): value for key, value in given.items()}
+    ours = {key: value for key, value in renamed.items() if key in _TAKES[name]}
+    first, limit = (typed(int, given.get(key)) for key in ("offset", "limit"))
+    if call.name == "Glob":
+        ours["command"] = f"find . -path './{given.get('pattern', '')}'"
+    elif call.name == "Read" and first is not None:
+        ours |= {"first_line": first} | ({} if limit is None else {"last_line": first + limit - 1})
+    elif name == "read_file" and len(lines := items_at(given, "view_range")) == 2:
+        ours |= {"first_line": lines[0], "last_line": max(0, lines[1])}
+    if words := [str(word) for word in items_at(ours, "command")]:  # of Codex, most often a shell's
+        is_shell = words[:2] in (["bash", "-lc"], ["sh", "-c"]) and len(words) == 3
+        ours["command"] = words[2] if is_shell else " ".join(words)
+    if isinstance(path := ours.get("path"), str):
+        ours["path"] = path.removeprefix(f"{folder}/")
+    if isinstance(command := ours.get("command"), str):
+        ours["command"] = command.replace(f"cd {folder} && ", "").replace(f"{folder}/", "")
+    return ToolCall(name, json_text(ours), call.call_id)
+
+
+def our_calls(trace: Trace, idx: int) -> list[ToolCall]:
+    """The calls of a step with our tools, as far as there are any; others as they were."""
+    return [our_call(call, trace.folder) or call for call in trace.steps[idx].calls]
+
+
+def assistant_message(text: str, calls: list[ToolCall]) -> Message:
+    """An answer."""
+    message: Message = {"role": "assistant", "content": text}
+    for number, call in enumerate(calls):
+        given = parsed(call.arguments or "{}")
+        function = {"name": call.name, "arguments": given if isinstance(given, dict) else call.arguments}
+        row = {"id": call.call_id or f"call-{number}", "type": "function", "function": function}
+        message.setdefault("tool_calls", []).append(row)
+    return message
+
+
+def with_text(message: Message) -> Message:
+    """The message with its calls' arguments as text, which servers want."""
+    rows = [(call, call["function"]) for call in message.get("tool_calls", ())]
+    calls = [{**call, "function": own | {"arguments": json_text(own["arguments"])}} for call, own in rows]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def recorded_answer(trace: Trace, idx: int) -> Message:
+    """What was answered at a step, with our tools."""
+    return assistant_message(trace.steps[idx].text, our_calls(trace, idx))
+
+
+def calls_of(message: Message) -> list[ToolCall]:
+    """The calls of an answer."""
+    rows = [(call["function"], call["id"]) for call in message.get("tool_calls", ())]
+    return [ToolCall(own["name"], json_text(own["arguments"]), call_id) for own, call_id in rows]
+
+
+def action(message: Message) -> str:
+    """What an answer does: its calls, however their arguments are spelled; its text where it calls nothing."""
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    return json.dumps(functions, sort_keys=True) if functions else str(message["content"]).strip()
+
+
+def prompt_of(trace: Trace, idx: int) -> list[Message]:
+    """The chat before step ``idx``; one that was not recorded begins with our own words."""
+    path = trace.path_to(idx)
+    messages = [] if trace.prompt_origin == "recorded" else [{"role": "system", "content": REBUILT_PROMPT}]
+    for number, place in enumerate(path):
+        step = trace.steps[place]
+        if step.source != "agent":
+            messages.append({"role": step.source, "content": step.text})
+        elif "synthetic" not in step.flags:
+            answer = recorded_answer(trace, place)
+            messages.append(answer)
+            known = {result.call_id: result.text for result in step.results}
+            for call in calls_of(answer):
+                text = known.get(call.call_id, NO_RESULT)
+                if number < len(path) - NUM_WHOLE_RESULTS and len(text) > OLD_RESULT_CHARACTERS:
+                    text = f"{text[:OLD_RESULT_CHARACTERS]}\n(cut)"
+                messages.append({"role": "tool", "tool_call_id": call.call_id, "content": text})
+    return messages
+
+
+def tools_of(trace: Trace) -> list[dict[str, Any]]:
+    """What may be called: our tools, or those of the recorded prompt where they are others and it is kept as it was."""
+    return trace.tools if trace.tools and not trace.task_id else _SCHEMAS
+
+
+class ChosenStep(NamedTuple):
+    """A step that is asked again, why, and what each teacher answers; None of one that gave no answer."""
+
+    trace: Trace
+    idx: int
+    reasons: list[str]
+    answers: Mapping[str, Message | None] = {}
+
+    @property
+    def others(self) -> list[tuple[str, Message]]:
+        """Answers that do something else than what was recorded, each once, with the first teacher that gave it."""
+        found: dict[str, tuple[str, Message]] = {}
+        for name, answer in self.answers.items():
+            if answer is not None:
+                found.setdefault(action(answer), (name, answer))
+        found.pop(action(recorded_answer(self.trace, self.idx)), None)
+        return list(found.values())
+
+    def row(self) -> dict[str, Any]:
+        """A line of ``replay.jsonl``."""
+        known = {"trace_id": self.trace.trace_id, "step": self.idx, "prompt_origin": self.trace.prompt_origin}
+        answers = [{"teacher": name, "answer": answer} for name, answer in self.answers.items()]
+        recorded = recorded_answer(self.trace, self.idx)
+        return {**known, "reasons": self.reasons, "recorded": recorded, "answers": answers}
+
+
+def chosen_steps(traces: list[Trace], max_steps: int, *, takes_all: bool = False) -> list[ChosenStep]:
+    """The steps at which another answer may have been better, with the signs of it, the most telling ones first.
+
+    Left out are steps without a prompt (a session of which only the tools were recorded) and answers that are no choice.
+    """
+    found = []
+    for trace in traces:
+        for idx, step in trace.agent_steps():
+            is_edit = any(call.name in EDITS for call in our_calls(trace, idx))
+            signs = {**dict.fromkeys(step.flags, True), "error": step.num_errors > 0, "edit": is_edit}
+            reasons = [sign for sign in WORTH if signs.get(sign)]
+            is_choice = bool(reasons or takes_all) and not step.flags & NOT_LEARNED
+            if is_choice and any(trace.steps[place].source == "user" for place in trace.path_to(idx)):
+                found.append(ChosenStep(trace, idx, reasons))
+    return sorted(found, key=lambda each: -sum(WORTH.get(sign, 0) for sign in each.reasons))[:max_steps]
 
 
 def executed_pairs(traces: Mapping[str, Trace], verdicts: Iterable[Mapping[str, Any]]) -> Iterator[PairRow]:
@@ -89,10 +256,10 @@ def _pair(
 ) -> PairRow:
     is_text = not any("tool_calls" in side for side in sides)
     evidence |= {"margin": margin, "is_text_only": is_text, "prompt_origin": trace.prompt_origin}
-    is_end = any(call.name in ("submit", "finish") for call in prompts.calls_of(sides[0]))
+    is_end = any(call.name in ("submit", "finish") for call in calls_of(sides[0]))
     weight = WEIGHTS[source] * (TEXT_ONLY if is_text else 1.0) * min(1.0, margin)
     row: PairRow = {"prompt": prompt_of(trace, idx), "chosen": [sides[0]], "rejected": [sides[1]]}
-    row |= {"tools": json.dumps(prompts.tools_of(trace)), "weight": weight, "source": source}
+    row |= {"tools": json.dumps(tools_of(trace)), "weight": weight, "source": source}
     row |= {"evidence": json.dumps(evidence), "trace_id": trace.trace_id, "step": idx}
     return row | {"task_id": trace.task_id, "is_last": is_end or idx == trace.agent_steps()[-1][0]}
 
@@ -104,7 +271,7 @@ def balanced(pairs: Iterable[PairRow], heldout: HeldoutRows) -> Rows:
     for pair in pairs:
         chosen, rejected = sides = [json.dumps(pair[side], sort_keys=True) for side in SIDES[1:]]
         key = f"{pair['trace_id']}/{pair['step']}/{chosen}/{rejected}"
-        called = {call.name for side in SIDES[1:] for call in prompts.calls_of(pair[side][0])}
+        called = {call.name for side in SIDES[1:] for call in calls_of(pair[side][0])}
         if chosen == rejected:
             dropped["both sides are the same"] += 1
         elif called - {tool["function"]["name"] for tool in json.loads(pair["tools"])}:
@@ -134,7 +301,7 @@ def sft_rows(traces: Iterable[Trace], heldout: HeldoutRows) -> Rows:
             continue
         last = trace.agent_steps()[-1][0]
         row: PairRow = {"messages": [*prompt_of(trace, last), recorded_answer(trace, last)]}
-        row |= {"tools": json.dumps(prompts.tools_of(trace)), "task_id": trace.task_id}
+        row |= {"tools": json.dumps(tools_of(trace)), "task_id": trace.task_id}
         known = {key: getattr(trace, key) for key in ("trace_id", "format", "model", "task_id")}
         rows.append({**row, "provenance": json.dumps(known)})
     return without_heldout(rows, heldout, dropped), dropped
@@ -168,23 +335,18 @@ def read_pair_rows(path: Path) -> dict[str, PairRow]:
 
     A file that cannot be read or is empty, a line of neither shape, and pairs that all weigh 0 raise ``InputError`` (CR0751).
     """
+    where, rows = str(path), dict[str, PairRow]()
     try:
         # ``str.splitlines`` cuts at signs that JSON texts may hold, too
-        is_parquet = path.suffix == ".parquet"
-        found: list[Any] = _parquet_rows(path) if is_parquet else path.read_text(encoding="utf-8").split("\n")
+        lines = _parquet_lines(path) if path.suffix == ".parquet" else path.read_text("utf-8").split("\n")
+        for number, line in enumerate(lines, start=1):
+            where = f"{path}:{number}"
+            rows |= {where: json.loads(line)} if line.strip() else {}
+            if where in rows and (problem := _problem(rows[where])):
+                raise unusable_pair(problem, where)
     except (OSError, ValueError) as error:
-        raise unusable_pair(f"the file of pairs cannot be read: {error!s:.200}", str(path)) from error
-    lines = {f"{path}:{number}": line for number, line in enumerate(found, start=1)}
-    rows: dict[str, PairRow] = {}
-    for where, line in lines.items():
-        if isinstance(line, str) and not line.strip():
-            continue
-        try:
-            rows[where] = json.loads(line) if isinstance(line, str) else line
-        except ValueError as error:
-            raise unusable_pair(f"a line is not JSON: {error}", where) from None
-        if problem := _problem(rows[where]):
-            raise unusable_pair(problem, where)
+        what = "the file of pairs cannot be read" if where == str(path) else "a line is not JSON"
+        raise unusable_pair(f"{what}: {error!s:.200}", where) from error
     if not rows:
         raise unusable_pair("the file of pairs is empty", str(path))
     if not any(row.get("weight", 1.0) for row in rows.values()):
@@ -192,15 +354,15 @@ def read_pair_rows(path: Path) -> dict[str, PairRow]:
     return rows
 
 
-def _parquet_rows(path: Path) -> list[PairRow]:
-    """The rows of a Parquet file; messages stand in it as JSON of their own."""
+def _parquet_lines(path: Path) -> list[str]:
+    """The rows of a Parquet file, a JSON object each; messages stand in it as JSON of their own."""
     with needs_extra("traces", f"Parquet for {path.name}"):
         import pyarrow.parquet as pq
-    rows: list[PairRow] = pq.read_table(path).to_pylist()
+    found = pq.read_table(path).to_pylist()
+    rows = [{key: value for key, value in row.items() if value is not None} for row in found]
     for row in rows:
-        for side in (side for side in SIDES if isinstance(row.get(side), list)):
-            row[side] = [*map(parsed, row[side])]
-    return [{key: value for key, value in row.items() if value is not None} for row in rows]
+        row |= {side: [*map(parsed, row[side])] for side in SIDES if isinstance(row.get(side), list)}
+    return [json.dumps(row, default=str) for row in rows]
 
 
 def _problem(row: Any) -> str:
@@ -224,9 +386,7 @@ def _problem(row: Any) -> str:
 
 def pair_sources(rows: Iterable[PairRow]) -> dict[str, dict[str, float]]:
     """By where their label comes from, how many pairs there are and what they weigh together."""
-    table: dict[str, dict[str, float]] = {}
+    weights = defaultdict[str, list[float]](list)
     for row in rows:
-        counts = table.setdefault(str(row.get("source") or "not said"), {"pairs": 0, "weight": 0.0})
-        counts["pairs"] += 1
-        counts["weight"] += float(row.get("weight", 1.0))
-    return table
+        weights[str(row.get("source") or "not said")].append(float(row.get("weight", 1.0)))
+    return {name: {"pairs": len(own), "weight": sum(own)} for name, own in weights.items()}

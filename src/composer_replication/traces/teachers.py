@@ -4,20 +4,20 @@ Answers are kept in SQLite, by the content of the request. What a request may co
 as spent until it is settled or freed, also when nobody saw its end (a process that was killed): spending never passes the budget.
 
 Where it is asked how likely the student's own tokens are, prompt and action are sent as ids to the completions API with
-``prompt_logprobs`` (a field of vLLM's; ``serve-model`` has it, too). The answer says the log-probability of each id at temperature 1,
-and its text, which tells whether the teacher has the student's tokenizer: an id means something else to another one.
+``prompt_logprobs`` (a field of vLLM's). The answer has the log-probability of each id at temperature 1, and its text, which tells
+whether the teacher has the student's tokenizer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import math
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,23 +26,12 @@ from typing import Any, TypeVar
 from composer_replication.errors import InputError, UsageError
 from composer_replication.interfaces import Tokenizer
 from composer_replication.model_endpoint import Endpoint, failure_reason, open_endpoint, openai_package
-from composer_replication.rollouts.tokens.pair_ids import tokenised
-from composer_replication.traces import prompts
+from composer_replication.rollouts.tokens.pair_ids import PairRow, tokenised
+from composer_replication.traces import pairs
 from composer_replication.traces.json_values import at
-from composer_replication.traces.pairs import HeldoutRows, Rows, without_heldout
-from composer_replication.traces.prompts import ChosenStep, Message
+from composer_replication.traces.pairs import ChosenStep, HeldoutRows, Message, Rows, without_heldout
 from composer_replication.traces.readers.messages import said_in
 
-_TABLES = """
-PRAGMA journal_mode=WAL;
-PRAGMA synchronous=FULL;
-CREATE TABLE IF NOT EXISTS messages (key TEXT PRIMARY KEY, answer TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS charges (
-    id INTEGER PRIMARY KEY, key TEXT NOT NULL, dollars REAL NOT NULL, tokens INTEGER NOT NULL, state TEXT NOT NULL
-);
-CREATE VIEW IF NOT EXISTS spent AS
-    SELECT COALESCE(SUM(dollars), 0.0) AS dollars, COALESCE(SUM(tokens), 0) AS tokens FROM charges;
-"""
 _RESERVE = """
 INSERT INTO charges (key, dollars, tokens, state)
 SELECT :key, :dollars, :tokens, 'reserved' FROM spent
@@ -54,7 +43,6 @@ _BILLED = {"not-an-answer", "cut-off", "timed-out"}  # the server may have done 
 _RAN_OUT = "cut-off at --answer-tokens"
 MAX_FAILURES = 3  # requests in a row without an answer, after which a teacher is left out
 MAX_TRIES = 5  # of one request, each with a reservation of its own, so that the client's own tries are off
-MAX_PAUSE_SECONDS = 30.0
 _NUM_AT_A_TIME = 32  # requests that are held in memory
 _CUT_CHARACTER = "\ufffd"  # in the text of an id that is a part of a character: each server spells it its way
 Report = Callable[[int, int, str], None]
@@ -70,7 +58,7 @@ class AnswerStore:
         self._limits = {"max_dollars": max_dollars, "max_tokens": max_tokens}
         try:
             database = sqlite3.connect(path, isolation_level=None, timeout=60.0)
-            database.executescript(_TABLES)
+            database.executescript(Path(__file__).with_name("answers.sql").read_text(encoding="utf-8"))
         except sqlite3.Error as error:
             problem = f"the answers cannot be read: {error}."
             fix = "move that file away; all is asked, and paid, again."
@@ -101,10 +89,6 @@ class AnswerStore:
     def free(self, charge: int) -> None:
         """A request that the server did not work on costs nothing."""
         self._execute("DELETE FROM charges WHERE id = ?", (charge,))
-
-
-class BudgetSpent(Exception):
-    """The budget has no room for the next request; what was answered is kept."""
 
 
 class UnfitTeacher(Exception):
@@ -156,7 +140,7 @@ def message_in(choice: Any) -> Message | None:
         return None
     if not (said.text or said.calls):
         raise ValueError("an empty answer")
-    return prompts.assistant_message(said.text, [replace(call, call_id="") for call in said.calls])
+    return pairs.assistant_message(said.text, [replace(call, call_id="") for call in said.calls])
 
 
 @dataclass(slots=True)
@@ -171,17 +155,19 @@ class Classroom:
     max_tokens: int = 2048
     answer_seconds: float = 300.0
     pause_seconds: float = 0.5
+    report: Report | None = None
     is_spent: bool = field(default=False, init=False)
     _num_reserved: int = field(default=0, init=False)
     _asking: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock), init=False)
 
-    def request(
-        self, messages: Sequence[Message], tools: Sequence[Any], *, sample: int = 0, temperature: float = 0.0
-    ) -> dict[str, Any]:
-        """The body of a request; ``sample`` tells further answers to the same prompt apart."""
-        how = {"max_tokens": self.max_tokens, "temperature": temperature, "seed": sample, "stream": False}
+    def request(self, messages: Sequence[Message], tools: Sequence[Any], sample: int = 0) -> dict[str, Any]:
+        """The body of a request: the likeliest answer, or at temperature 1 the one with the number ``sample``."""
+        body = {
+            "messages": [pairs.with_text(message) for message in messages],
+            "max_tokens": self.max_tokens,
+        }
         offered = {"tools": list(tools)} if tools else {}
-        return {"messages": [prompts.with_text(message) for message in messages], **offered, **how}
+        return {**body, **offered, "temperature": float(sample > 0), "seed": sample, "stream": False}
 
     def most(self, teacher: Teacher, request: Request) -> tuple[float, int]:
         """Dollars and tokens that a request can cost at most: no tokenizer makes more tokens of a prompt than it has bytes."""
@@ -196,9 +182,9 @@ class Classroom:
         return {"steps": len(most), "calls": len(calls), "most_dollars": dollars, "most_tokens": tokens}
 
     async def ask(self, name: str, request: Request, read: Read = message_in) -> Any:
-        """A stored answer, else one of the server; None where the teacher is left out or did not answer this.
+        """A stored answer, else one of the server; None where the teacher is left out or did not answer this, or the budget ended.
 
-        A request with ``prompt`` goes to the completions API; ``BudgetSpent`` is raised where there is no room for it.
+        A request with ``prompt`` goes to the completions API.
         """
         teacher = self.teachers[name]
         named = [teacher.endpoint.url, teacher.endpoint.model, request]
@@ -212,121 +198,100 @@ class Classroom:
         return None if found is None else json.loads(found)
 
     async def ask_all(
-        self,
-        things: Sequence[_T],
-        asked_of: Callable[[_T], tuple[Request, Read]],
-        names: Collection[str],
-        report: Report | None = None,
+        self, things: Sequence[_T], asked_of: Callable[[_T], tuple[Request, Read]], names: Collection[str]
     ) -> list[dict[str, Any]]:
         """What the teachers of these names answer to each, by name, None where one did not; ``is_spent`` says why."""
-        at_a_time, num_done = asyncio.Semaphore(_NUM_AT_A_TIME), 0
-
-        async def asked(name: str, request: Request, read: Read) -> Any:
-            with suppress(BudgetSpent):
-                return await self.ask(name, request, read)
+        at_a_time, done = asyncio.Semaphore(_NUM_AT_A_TIME), itertools.count(1)
 
         async def about(thing: _T) -> dict[str, Any]:
-            nonlocal num_done
             async with at_a_time:
                 request, read = asked_of(thing)
-                answers = await asyncio.gather(*(asked(name, request, read) for name in names))
-            num_done += 1
-            if report is not None:
-                report(num_done, len(things), f"asked, {self.store.spent()[0]:.2f} dollars")
+                answers = await asyncio.gather(*(self.ask(name, request, read) for name in names))
+            if self.report is not None:
+                self.report(next(done), len(things), f"asked, {self.store.spent()[0]:.2f} dollars")
             return dict(zip(names, answers, strict=True))
 
         return list(await asyncio.gather(*map(about, things)))
 
     async def _bought(self, teacher: Teacher, key: str, request: Request, read: Read) -> str | None:
         """The JSON of an answer of the server, which is stored; None where there is none."""
-        most = self.most(teacher, request)
+        most, pause_seconds = self.most(teacher, request), 0.0
         for number in range(MAX_TRIES):
+            await asyncio.sleep(pause_seconds)
             # what others of this process have reserved may become free again, and is waited for
             while (charge := self.store.reserve(key, *most)) is None:
                 if self._num_reserved == 0:
                     self.is_spent = True
-                    raise BudgetSpent
+                    return None
                 await asyncio.sleep(0.05)
             self._num_reserved += 1
-            text, reason, counts, asked_seconds = await self._tried(teacher, key, request, read)
-            self._num_reserved -= 1
-            teacher.counts[reason] += 1
-            if text is not None:
-                cost = (teacher.dollars(*counts), sum(counts)) if counts else most
+            try:
+                answer = await self._sent(teacher, key, request)
+                text = json.dumps(read(answer["choices"][0]), ensure_ascii=False)
+            except Exception as error:  # noqa: BLE001  what is no JSON, or of another form, is met in many ways
+                reason = "timed-out" if isinstance(error, TimeoutError) else failure_reason(error)
+                has_begun = "Connect" not in type(error.__cause__).__name__
+                reason = "cut-off" if reason == "unreachable" and has_begun else reason
+                teacher.left_out = teacher.left_out or (str(error) if isinstance(error, UnfitTeacher) else "")
+                headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", {})
+            else:
+                teacher.counts[_RAN_OUT if text == "null" else "answered"] += 1
+                counts = [at(answer, "usage", name) for name in ("prompt_tokens", "completion_tokens")]
+                are_counts = all(type(count) is int and count >= 0 for count in counts)
+                cost = (teacher.dollars(*counts), sum(counts)) if are_counts else most
                 self.store.settle(charge, key, text, cost)
                 teacher.num_failures = 0
                 return text
+            finally:
+                self._num_reserved -= 1
+            teacher.counts[reason] += 1
             if reason not in _BILLED:
                 self.store.free(charge)
-            is_refusal = reason.startswith(("http-3", "http-4")) and reason not in _PASSING | _ONE_REQUEST
-            if is_refusal and not teacher.left_out:
-                teacher.left_out = f"it refuses every request ({reason})"
+            if reason.startswith(("http-3", "http-4")) and reason not in _PASSING | _ONE_REQUEST:
+                teacher.left_out = teacher.left_out or f"it refuses every request ({reason})"
             if teacher.left_out or reason in _ONE_REQUEST:
                 return None
-            if number + 1 < MAX_TRIES:
-                pause = min(self.pause_seconds * 2**number, MAX_PAUSE_SECONDS)
-                await asyncio.sleep(max(pause, asked_seconds))
+            asked = headers.get("retry-after", "")
+            pause_seconds = float(asked) if asked.replace(".", "", 1).isdigit() else 0.0
+            pause_seconds = max(pause_seconds, self.pause_seconds * 2**number)
         teacher.num_failures += 1
-        if teacher.num_failures >= MAX_FAILURES and not teacher.left_out:
-            teacher.left_out = f"{MAX_FAILURES} requests in a row without an answer"
+        if teacher.num_failures >= MAX_FAILURES:
+            teacher.left_out = teacher.left_out or f"{MAX_FAILURES} requests in a row without an answer"
         return None
 
-    async def _tried(
-        self, teacher: Teacher, key: str, request: Request, read: Read
-    ) -> tuple[str | None, str, list[int], float]:
-        """One try: the JSON of what is wanted or None, how it ended, tokens as counted, seconds that the server asks to wait."""
-        openai, seconds = openai_package(), 0.0
-        try:
-            # The key is for the server that was named, and for no other one that it points to.
-            async with (
-                asyncio.timeout(self.answer_seconds),
-                openai.DefaultAsyncHttpxClient(follow_redirects=False) as http,
-                openai.AsyncOpenAI(http_client=http, **teacher.endpoint.client_options()) as client,
-            ):
-                route = client.completions if "prompt" in request else client.chat.completions
-                how = {"model": teacher.endpoint.model, "extra_headers": {"Idempotency-Key": key}}
-                answer = await route.with_raw_response.create(**how, **request)
-            found = json.loads(answer.http_response.content)
-            text = json.dumps(read(found["choices"][0]), ensure_ascii=False)
-            counts = [at(found, "usage", name) for name in ("prompt_tokens", "completion_tokens")]
-            are_counts = all(type(count) is int and count >= 0 for count in counts)
-            return text, _RAN_OUT if text == "null" else "answered", counts if are_counts else [], 0.0
-        except TimeoutError:
-            reason = "timed-out"
-        except openai.APIStatusError as error:
-            reason, asked = failure_reason(error), error.response.headers.get("retry-after", "")
-            seconds = float(asked) if asked.replace(".", "", 1).isdigit() else 0.0
-        except openai.OpenAIError as error:
-            reason, has_begun = failure_reason(error), "Connect" not in type(error.__cause__).__name__
-            reason = "cut-off" if reason == "unreachable" and has_begun else reason
-        except UnfitTeacher as error:
-            reason, teacher.left_out = "not-an-answer", str(error)
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-            reason = "not-an-answer"
-        return None, reason, [], seconds
+    async def _sent(self, teacher: Teacher, key: str, request: Request) -> Any:
+        """The JSON that a server answers."""
+        openai = openai_package()
+        # The key is for the server that was named, and for no other one that it points to.
+        async with (
+            asyncio.timeout(self.answer_seconds),
+            openai.DefaultAsyncHttpxClient(follow_redirects=False) as http,
+            openai.AsyncOpenAI(http_client=http, **teacher.endpoint.client_options()) as client,
+        ):
+            route = client.completions if "prompt" in request else client.chat.completions
+            how = {"model": teacher.endpoint.model, "extra_headers": {"Idempotency-Key": key}}
+            answer = await route.with_raw_response.create(**how, **request)
+        return json.loads(answer.http_response.content)
 
 
 def replay_request(room: Classroom, step: ChosenStep) -> dict[str, Any]:
     """What a teacher is sent about a step."""
-    return room.request(prompts.prompt_of(step.trace, step.idx), prompts.tools_of(step.trace))
+    return room.request(pairs.prompt_of(step.trace, step.idx), pairs.tools_of(step.trace))
 
 
-async def replay_steps(
-    chosen: Sequence[ChosenStep], room: Classroom, *, first: str = "", report: Report | None = None
-) -> list[ChosenStep]:
+async def replay_steps(chosen: Sequence[ChosenStep], room: Classroom, first: str = "") -> list[ChosenStep]:
     """Ask every teacher about each step: the same steps with ``answers``. ``room.is_spent`` says whether the budget ended it.
 
     A cheap teacher may come ``first``: where it does what was recorded, and there is no other sign, nobody else is asked.
     """
 
     async def asked(steps: Sequence[ChosenStep], names: Collection[str]) -> list[ChosenStep]:
-        found = await room.ask_all(
-            steps, lambda step: (replay_request(room, step), message_in), names, report
-        )
+        found = await room.ask_all(steps, lambda step: (replay_request(room, step), message_in), names)
         return [s._replace(answers={**s.answers, **own}) for s, own in zip(steps, found, strict=True)]
 
     if first:
-        chosen = [step for each in await asked(chosen, [first]) if (step := each.with_disagreement()).reasons]
+        seen = [(step, ["disagreement"] * bool(step.others)) for step in await asked(chosen, [first])]
+        chosen = [step._replace(reasons=step.reasons + more) for step, more in seen if step.reasons + more]
     return await asked(chosen, [name for name in room.teachers if name != first])
 
 
@@ -335,9 +300,9 @@ def scoring_rows(chosen: Sequence[ChosenStep], tokenizer: Tokenizer, heldout: He
     rows, dropped = [], Counter[str]()
     chats: list[dict[str, Any]] = []
     for trace, idx, *_ in chosen:
-        sides = {"prompt": prompts.prompt_of(trace, idx), "action": [prompts.recorded_answer(trace, idx)]}
+        sides = {"prompt": pairs.prompt_of(trace, idx), "action": [pairs.recorded_answer(trace, idx)]}
         known = {"trace_id": trace.trace_id, "step": idx, "prompt_origin": trace.prompt_origin}
-        chats.append({**sides, "tools": prompts.tools_of(trace), "task_id": trace.task_id, "known": known})
+        chats.append({**sides, "tools": pairs.tools_of(trace), "task_id": trace.task_id, "known": known})
     for chat in without_heldout(chats, heldout, dropped):
         try:
             prompt, action = tokenised(chat, ("prompt", "action"), tokenizer, chat["known"]["trace_id"])
@@ -348,23 +313,21 @@ def scoring_rows(chosen: Sequence[ChosenStep], tokenizer: Tokenizer, heldout: He
     return rows, +dropped
 
 
-def scoring_request(row: dict[str, Any]) -> dict[str, Any]:
+def scoring_request(row: PairRow) -> dict[str, Any]:
     """What a teacher is sent about a row."""
     how = {"max_tokens": 1, "temperature": 0.0, "extra_body": {"prompt_logprobs": 0}}
     return {"prompt": row["prompt_ids"] + row["completion_ids"], **how}
 
 
-async def scored_rows(
-    rows: Sequence[dict[str, Any]], room: Classroom, tokenizer: Tokenizer, *, report: Report | None = None
-) -> list[dict[str, Any]]:
+async def scored_rows(rows: list[PairRow], room: Classroom, tokenizer: Tokenizer) -> list[PairRow]:
     """Each row once for each teacher that answered, with ``teacher_logp`` of ``completion_ids`` and its ``source``."""
     decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def asked_of(row: dict[str, Any]) -> tuple[Request, Read]:
+    def asked_of(row: PairRow) -> tuple[Request, Read]:
         ids = row["completion_ids"]
         return scoring_request(row), partial(_scores_in, ids=ids, texts=[decode([token]) for token in ids])
 
-    found = await room.ask_all(rows, asked_of, room.teachers, report)
+    found = await room.ask_all(rows, asked_of, room.teachers)
     scores = [(row, name, logps) for row, own in zip(rows, found, strict=True) for name, logps in own.items()]
     return [{**row, "teacher_logp": logps, "source": name} for row, name, logps in scores if logps]
 

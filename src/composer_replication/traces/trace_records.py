@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from composer_replication.records import ToolCall
 
+Take = Callable[[Any], str | None]
 Source = Literal["system", "user", "agent"]
 FLAGS = ("denied", "interrupted", "synthetic", "copied", "compacted", "demo", "injected")
 """What a step may be besides a plain one: refused by the user, stopped by the user, written by the program and not by a
@@ -28,11 +29,6 @@ class StepResult:
     @property
     def failed(self) -> bool:
         return bool(self.is_error) or self.exit_code not in (None, 0)
-
-
-def joined(text: str, more: str) -> str:
-    """Both texts, a line each."""
-    return f"{text}\n{more}" if text and more else text or more
 
 
 @dataclass(slots=True)
@@ -58,8 +54,9 @@ class TraceStep:
         return sum(result.failed for result in self.results)
 
     def join(self, other: TraceStep) -> None:
-        """Say what the other step says, too."""
-        self.text, self.reasoning = joined(self.text, other.text), joined(self.reasoning, other.reasoning)
+        """Say what the other step says, too, texts a line each."""
+        self.text = "\n".join(filter(None, (self.text, other.text)))
+        self.reasoning = "\n".join(filter(None, (self.reasoning, other.reasoning)))
         self.calls += other.calls
         self.results += other.results
         self.sealed += other.sealed
@@ -70,10 +67,10 @@ class TraceStep:
 class Trace:
     """One conversation with one model, put together in the order of its records: results find the step of their call by its id.
 
-    ``task_id``, ``repository``, ``commit`` and ``folder`` are what is known of the tree in which it began. The conversation of a
-    sub-agent is a trace of its own, whose ``parent`` is (trace id, call id). ``passed`` says whether the session's own tests
-    passed at its end, None where nobody ran them. While it is read, ``answered`` is the step that the last result went to, and
-    ``answers`` has the places of answers by their ids; "" is the one that items without an id continue.
+    ``task_id``, ``repository``, ``commit`` and ``folder`` are what is known of the tree in which it began. A sub-agent's
+    ``parent`` is (trace id, call id). ``passed`` says whether the session's own tests passed at its end, None where nobody ran
+    them. While it is read, ``answered`` is the step that the last result went to, and ``answers`` has the places of answers by
+    their ids; "" is the one that items without an id continue.
     """
 
     trace_id: str
@@ -122,21 +119,14 @@ class Trace:
         for _, step in self.agent_steps()[-1:]:
             step.flags.add("interrupted")
 
-    def close(self) -> None:
-        """What comes next is another answer."""
-        self.answers.pop("", None)
-
     def add(
         self, step: TraceStep, *, key: str | None = None, parent: int | None = None, model: Any = ""
     ) -> int:
         """Add what was said, called and shown; the place of the step to which it went.
 
         An answer with the id ``key`` is continued; with "" it is the one before, unless something came between; None is a new
-        one. ``parent`` is the place of the step before it, by default the last one. Results answer earlier calls; beside an
-        answer they are of the server's own tools, and answer its calls.
-
-        Raises:
-            Dropped: nothing but results, of which one answers no call, or a call that has a result.
+        one. ``parent`` is the place of the step before it, by default the last one. Results answer earlier calls, beside an
+        answer its own. ``Dropped`` is raised for nothing but results, of which one answers no call or a second time.
         """
         (results, step.results), (calls, step.calls) = (step.results, []), (step.calls, [])
         has_words = bool(calls or step.text or step.reasoning or step.sealed)
@@ -150,7 +140,7 @@ class Trace:
         if (place := self.answers.get(key) if is_answer else None) is None:
             place = len(self.steps)
             self.steps.append(step)
-            self.close()
+            self.answers.pop("", None)
         else:
             self.steps[place].join(step)
             step = self.steps[place]
@@ -172,7 +162,7 @@ class Trace:
 
     def answer(self, result: StepResult) -> str:
         """Put a result to its call, and say what is wrong with it; without an id it answers the first call that waits."""
-        self.close()
+        self.answers.pop("", None)  # what comes next is another answer
         step = self._step_of_call.get(result.call_id)
         if not result.call_id and self.steps:
             last = self.steps[-1]
@@ -196,22 +186,15 @@ class Dropped(Exception):
 class Ledger:
     """Every record that was read, by what became of it; ``is_balanced`` says that none is missing.
 
-    Keys of ``counts``: ``mapped``, ``kept: WHY`` (it is no step, and its content stands in the trace), ``dropped: WHY``; of
-    ``redactions`` the rules. Traces without an answer of a model are not written.
+    Keys of ``counts``: ``mapped``, ``kept: WHY`` (it is no step, and its content stands in the trace), ``dropped: WHY``.
     """
 
     num_records: int = 0
     counts: Counter[str] = field(default_factory=Counter)
-    redactions: Counter[str] = field(default_factory=Counter)
     num_without_answer: int = 0
 
-    def take(
-        self, take: Callable[[Any], str | None], records: Iterable[Any], *, are_inner: bool = False
-    ) -> None:
-        """Hand each record to ``take`` and count it: as what that returns where it is a text, as mapped otherwise.
-
-        Those that ``are_inner`` stand inside a record of the file, and count one by one beside it.
-        """
+    def take(self, take: Take, records: Iterable[Any], *, are_inner: bool = False) -> None:
+        """Hand each record to ``take``, and count it as what that returns or as mapped, those inside a record beside it."""
         for record in records:
             self.num_records += are_inner
             try:

@@ -129,7 +129,7 @@ def test_the_budget_holds_and_held_out_tasks_are_not_written(
     folder: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from composer_replication.traces.ingest import read_traces
-    from composer_replication.traces.prompts import chosen_steps
+    from composer_replication.traces.pairs import chosen_steps
     from composer_replication.traces.teachers import scoring_rows
 
     most = distill(capsys, folder, f"mine={url}#teacher", more=("--dry-run",))["most_tokens"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from composer_replication.records import ToolCall
 from composer_replication.traces.json_values import json_text
-from composer_replication.traces.prompts import ChosenStep, assistant_message
+from composer_replication.traces.pairs import ChosenStep, assistant_message
 from composer_replication.traces.trace_records import StepResult, Trace, TraceStep
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))

@@ -16,11 +16,10 @@ from composer_replication.cli.main import main
 from composer_replication.errors import InputError
 from composer_replication.records import ToolCall
 from composer_replication.traces import ingest as ingest_module
-from composer_replication.traces.ingest import duplicates, ingest, minhash, read_traces
+from composer_replication.traces.ingest import Redactor, duplicates, ingest, minhash, read_traces
 from composer_replication.traces.json_values import json_bytes, json_text
-from composer_replication.traces.prompts import our_call
+from composer_replication.traces.pairs import our_call
 from composer_replication.traces.readers.messages import step_chain, trace_row
-from composer_replication.traces.redaction import Redactor
 from composer_replication.traces.teachers import AnswerStore
 from composer_replication.traces.trace_records import StepResult, Trace, TraceStep
 
@@ -47,20 +46,21 @@ def test_secrets_go_and_placeholders_are_stable() -> None:
     text += "\ncat /Users/janedoe42/repo/a.py /home/janedoe42/b 'password': \"hunter2hunter2\" https://bob:pa55word99@host/x"
     redactor = Redactor()
     trace = Trace("t", "codex", tools=[{"description": text}])
-    command = json_text({"command": f"\n{text}", "joe@corp.example.com": "a\tb"})
+    command = json_text({"command": f"\n{text}", "joe@corp.example.com": "a\tb", "password": "pa55word99xyz"})
     call, result = ToolCall("bash", command, "c"), StepResult("c", text)
     trace.add(TraceStep("agent", text, reasoning=text, calls=[call], results=[result]))
-    redactor.trace(trace)
-    (step,) = trace.steps
-    written = json_bytes(trace_row(trace)).decode()
+    row = trace_row(trace, redactor.value)
+    (step,) = row["steps"]
+    written = json_bytes(row).decode()
     for value in (*SECRETS.values(), "hunter2hunter2", "pa55word99", "joe@corp"):
         assert value not in written, value
     assert {*SECRETS, "assigned", "url-password"} <= set(redactor.counts)
-    assert "/Users/user-1/repo/a.py /home/user-1/b" in step.text == step.results[0].text == step.reasoning
-    assert json.loads(step.calls[0].arguments)["command"] == f"\n{step.text}"
+    assert "/Users/user-1/repo/a.py /home/user-1/b" in step["message"] == step["reasoning_content"]
+    assert step["observation"]["results"][0]["content"] == step["message"]
+    assert step["tool_calls"][0]["arguments"]["command"] == f"\n{step['message']}"
+    assert step["tool_calls"][0]["arguments"]["password"] == "REDACTED_key_14"
     assert redactor.values["user-1"] == "janedoe42"
-    redactor.trace(trace)
-    assert json_bytes(trace_row(trace)).decode() == written
+    assert redactor.value(row) == row
     assert redactor.text(SECRETS["openai"]) == redactor.text(SECRETS["openai"]) != SECRETS["openai"]
 
 
@@ -136,10 +136,10 @@ def test_what_an_earlier_run_wrote_is_not_read(tmp_path: Path) -> None:
     shutil.copytree(DATA / "codex", tmp_path, dirs_exist_ok=True)
     first = ingest([tmp_path], out := tmp_path / "out")
     (out / "parts-killed").mkdir()
-    shutil.copy(out / "traces.jsonl", out / "parts-killed" / "0.jsonl")
+    shutil.copy(out / "traces.jsonl", out / "parts-killed" / "0.part")
     again = ingest([tmp_path], out)
     assert (again["records"], again["traces"]) == (first["records"], first["traces"])
-    assert again["files_left_out"]["written by an earlier run"] == 2
+    assert again["files_left_out"]["written by an earlier run"] == 1
     assert ingest([out / "traces.jsonl"], out)["traces"] == first["traces"]
 
 

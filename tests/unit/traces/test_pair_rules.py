@@ -19,13 +19,13 @@ from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.tasks.difficulty import difference
 from composer_replication.traces.execution import Execution, decide, execute
 from composer_replication.traces.pairs import (
+    ChosenStep,
     balanced,
     executed_pairs,
     objection_pairs,
     sft_rows,
     sibling_pairs,
 )
-from composer_replication.traces.prompts import ChosenStep
 from composer_replication.traces.trace_records import StepResult, Trace, TraceStep
 
 

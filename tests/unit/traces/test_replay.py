@@ -20,7 +20,7 @@ from policy_server import PolicyServer, calls, half_a_chunked_answer, hold, says
 from composer_replication.cli.main import main
 from composer_replication.records import ToolCall
 from composer_replication.traces.ingest import TRACES_NAME
-from composer_replication.traces.prompts import ChosenStep, chosen_steps, prompt_of, tools_of
+from composer_replication.traces.pairs import ChosenStep, chosen_steps, prompt_of, tools_of
 from composer_replication.traces.readers.messages import trace_row
 from composer_replication.traces.teachers import (
     AnswerStore,

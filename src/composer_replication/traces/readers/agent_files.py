@@ -1,9 +1,8 @@
 """What coding agents write themselves: Claude Code, Codex, Gemini CLI, OpenHands, SWE-agent and mini-swe-agent.
 
-Claude Code spreads one answer over lines with one ``message.id``; results stand in later user records; the order is that of the
-file, never of the times. A sub-agent is a trace of its own: of its own file, of side-chain records, or of progress records that
-repeat its messages. Of Codex only response items become steps: events repeat them. SWE-agent repeats its whole prompt in every step
-of ``trajectory``: the messages are read from ``history``.
+Claude Code spreads one answer over lines with one ``message.id``; the order is that of the file, never of the times. A sub-agent,
+of its own file, of side-chain or of progress records, is a trace of its own. Of Codex only response items become steps: events
+repeat them. SWE-agent repeats its whole prompt in every step of ``trajectory``: the messages are read from ``history``.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from composer_replication.traces import json_values as values
 from composer_replication.traces.json_values import at, first_text, items_at, text_at, text_of, typed
 from composer_replication.traces.readers import messages as chat
 from composer_replication.traces.trace_records import Dropped, Ledger, StepResult, Trace, TraceStep
-
-# ------------------------------------------------------------------------------ Claude Code
 
 _CLAUDE = chat.NAMES["claude-code"]
 _DENIED = tuple(_CLAUDE["denied"])
@@ -65,8 +62,6 @@ class _Session:
         uuid, message = record.get("uuid"), record["message"]
         if uuid and (agent, uuid) in self._step_of:
             raise Dropped("a record that the file repeats")
-        if "content" not in message:
-            raise Dropped("a message without content")
         if (trace := self.traces.get(agent)) is None:
             session = text_at(record, "sessionId") or self._name
             self.traces[agent] = trace = Trace(f"{session}/{agent}" if agent else session, "claude-code")
@@ -77,7 +72,7 @@ class _Session:
         step.flags = {flag for name, flag in _CLAUDE["flags"].items() if record.get(name) is True}
         step.flags |= {"synthetic"} if message.get("model") == "<synthetic>" else set()
         is_user = step.source == "user"
-        said = [step.text, *(text_at(block, "text") for block in items_at(message, "content"))]
+        said = [step.text, *(text_at(each, "text") for each in items_at(message, "content") if is_user)]
         if is_user and any(text.startswith(_INTERRUPTED) for text in said):
             step.flags.add("injected")
             trace.interrupt()
@@ -90,64 +85,56 @@ class _Session:
         self._step_of[uuid] = self._step_of[agent, uuid] = (agent, place)
 
 
-# ------------------------------------------------------------------------------ Codex
-
-
 def read_codex(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
-    """The one conversation of a rollout."""
-    trace, known = Trace(name, "codex"), dict[str, Any]()
-    ledger.take(partial(_codex_record, trace, known), records)
+    """The one conversation of a rollout, whose own records begin at the ordinal ``first_own``."""
+    trace, model, first_own = Trace(name, "codex"), "", None
+
+    def take(record: dict[str, Any]) -> str | None:
+        nonlocal model, first_own
+        kind, payload = record.get("type"), record.get("payload")
+        event = at(payload, "type") if kind == "event_msg" else None
+        if kind == "session_meta":
+            if first_own is None:  # others speak of the sessions from which this one was forked
+                first_own = typed(int, record["payload"].get("subagent_history_start_ordinal")) or 0
+                chat.note_facts(trace, payload)
+                parent = text_at(payload, "source", "subagent", "thread_spawn", "parent_thread_id")
+                trace.parent = (parent, "") if parent else None
+                if text := text_at(payload, "base_instructions", "text") or text_at(payload, "instructions"):
+                    trace.add(TraceStep("system", text))
+            return "kept: metadata of the session"
+        if kind == "turn_context":
+            model = text_at(payload, "model") or model
+            return "kept: context of a turn"
+        if event == "turn_aborted":
+            trace.interrupt()
+            return "kept: interruption"
+        if kind == "token_usage_record" or event == "token_count":
+            trace.answers.pop("", None)
+            raise Dropped("token counts")
+        if kind == "compacted":
+            # the conversation goes on from what the record gives in place of its history
+            first, history = len(trace.steps), items_at(payload, "replacement_history")
+            summary = {"role": "user", "content": text_of(record["payload"].get("message"))}
+            trace.answers.pop("", None)  # what the record gives is no part of the answer under way
+            for item in [each for each in history if chat.is_item(each)] or [summary]:
+                chat.add_message(trace, {"type": "message", **item}, "compacted", "copied")
+            trace.steps[first].parent = -1
+            trace.answers.pop("", None)
+            return None
+        if kind == "function_result":
+            item = {"type": "function_call_output", "output": record.get("result")}
+        elif kind == "response_item" or (chat.is_item(record) and "payload" not in record):
+            item = typed(dict, payload) or record
+        else:
+            raise Dropped(chat.NAMES["codex"]["repeats"].get(str(kind), f"a record of the kind {kind!r:.40}"))
+        flags = ["copied"] if (typed(int, record.get("ordinal")) or 0) < (first_own or 0) else []
+        item = {"type": "message", **item}  # without "type" a message would begin an answer of its own
+        chat.add_message(trace, item, *flags, model=model or record.get("model"))
+        return None
+
+    ledger.take(take, records)
     trace.prompt_origin = "rebuilt"  # the schemas of the tools are not in the file
     yield trace
-
-
-def _codex_record(trace: Trace, known: dict[str, Any], record: dict[str, Any]) -> str | None:
-    """``known`` has the model, and the place in the file where the session's own records begin."""
-    kind, payload = record.get("type"), record.get("payload")
-    event = at(payload, "type") if kind == "event_msg" else None
-    if kind == "session_meta":
-        if "first" not in known:  # others speak of the sessions from which this one was forked
-            known["first"] = typed(int, record["payload"].get("subagent_history_start_ordinal")) or 0
-            chat.note_facts(trace, payload)
-            if parent := text_at(payload, "source", "subagent", "thread_spawn", "parent_thread_id"):
-                trace.parent = (parent, "")
-            if text := text_at(payload, "base_instructions", "text") or text_at(payload, "instructions"):
-                trace.add(TraceStep("system", text))
-        return "kept: metadata of the session"
-    if kind == "turn_context":
-        known["model"] = text_at(payload, "model") or known.get("model")
-        return "kept: context of a turn"
-    if event == "turn_aborted":
-        trace.interrupt()
-        return "kept: interruption"
-    if kind == "token_usage_record" or event == "token_count":
-        trace.close()
-        raise Dropped("token counts")
-    if kind == "compacted":
-        # the conversation goes on from what the record gives in place of its history
-        first, history = len(trace.steps), items_at(payload, "replacement_history")
-        summary = {"role": "user", "content": text_of(record["payload"].get("message"))}
-        trace.close()  # what the record gives is no part of the answer under way
-        for item in [each for each in history if chat.is_item(each)] or [summary]:
-            chat.add_message(trace, {"type": "message", **item}, "compacted", "copied")
-        trace.steps[first].parent = -1
-        trace.close()
-        return None
-    if kind == "function_result":
-        item = {"type": "function_call_output", "output": record.get("result")}
-    elif kind == "response_item" or (chat.is_item(record) and "payload" not in record):
-        item = typed(dict, payload) or record
-    else:
-        raise Dropped(chat.NAMES["codex"]["repeats"].get(str(kind), f"a record of the kind {kind!r:.40}"))
-    flags = ["copied"] if (typed(int, record.get("ordinal")) or 0) < known.get("first", 0) else []
-    item = {"type": "message", **item}  # without "type" a message would begin an answer of its own
-    chat.add_message(trace, item, *flags, model=known.get("model") or record.get("model"))
-    return None
-
-
-# ------------------------------------------------------------------------------ Gemini CLI
-
-_GEMINI: dict[Any, str] = {"user": "user", "gemini": "agent"}
 
 
 def read_gemini(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
@@ -165,28 +152,24 @@ def read_gemini(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[T
         messages.update({each["id"]: each for each in (inner or [record] * ("id" in record))})
         return "kept: the document, or a state of a message"
 
+    def add(message: dict[str, Any]) -> None:
+        calls = items_at(message, "toolCalls")
+        if (kind := message.get("type")) not in ("user", "gemini"):
+            raise Dropped(f"a message of the kind {kind!r:.40}")
+        thoughts = [f"{each['subject']}: {each['description']}" for each in items_at(message, "thoughts")]
+        said = {"role": kind, "content": message.get("content"), "reasoning": thoughts, "tool_calls": calls}
+        step = chat.said_in(said)
+        for call in (call for call in calls if call.get("result")):
+            answers = [at(each, "functionResponse", "response") for each in items_at(call, "result")]
+            text = "\n".join(text_of(each) or text_at(each, "error") for each in answers)
+            failed = call.get("status") != "success"
+            step.results.append(StepResult(text_at(call, "id"), text, failed, chat.exit_code_in(text)))
+        step.flags |= {"denied"} if any(call.get("status") == "cancelled" for call in calls) else set()
+        trace.add(step, model=message.get("model"))
+
     ledger.take(take, records)
-    ledger.take(partial(_gemini_message, trace), messages.values(), are_inner=True)
+    ledger.take(add, messages.values(), are_inner=True)
     yield trace
-
-
-def _gemini_message(trace: Trace, message: dict[str, Any]) -> None:
-    calls = items_at(message, "toolCalls")
-    if (role := _GEMINI.get(kind := message.get("type"))) is None:
-        raise Dropped(f"a message of the kind {kind!r:.40}")
-    thoughts = [f"{each['subject']}: {each['description']}" for each in items_at(message, "thoughts")]
-    said = {"role": role, "content": message.get("content"), "reasoning": thoughts, "tool_calls": calls}
-    step = chat.said_in(said)
-    for call in (call for call in calls if call.get("result")):
-        answers = [at(each, "functionResponse", "response") for each in items_at(call, "result")]
-        text = "\n".join(text_of(each) or text_at(each, "error") for each in answers)
-        failed = call.get("status") != "success"
-        step.results.append(StepResult(text_at(call, "id"), text, failed, chat.exit_code_in(text)))
-    step.flags |= {"denied"} if any(call.get("status") == "cancelled" for call in calls) else set()
-    trace.add(step, model=message.get("model"))
-
-
-# ------------------------------------------------------------------------------ OpenHands
 
 
 def read_openhands(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
@@ -222,16 +205,10 @@ def _event(trace: Trace, event: dict[str, Any]) -> str | None:
             said, role = event["llm_message"], "assistant" if event.get("source") == "agent" else "user"
             message = {**said, "role": role, "content": [said.get("content"), event.get("extended_content")]}
         case "ActionEvent":
-            given = at(event, "tool_call", "arguments")
-            if given is None:
-                given = {name: value for name, value in (event.get("action") or {}).items() if name != "kind"}
-            tool = text_at(event, "tool_call", "name") or text_at(event, "tool_name")
             said = {} if key in trace.answers else {**event, "content": event.get("thought")}
-            calls = [{"id": call_id, "name": tool, "arguments": given}]
-            message = {**said, "role": "agent", "tool_calls": calls}
+            called = {"name": event.get("tool_name"), **event["tool_call"], "id": call_id}
+            message = {**said, "role": "agent", "tool_calls": [called]}
         case "ObservationEvent" | "UserRejectObservation" | "AgentErrorEvent":
-            if not call_id:
-                raise Dropped("a result without its call")
             failure = {"content": first_text(event, "rejection_reason", "error"), "is_error": True}
             said = (seen or {}) if kind == "ObservationEvent" else failure
             message = {**said, "role": "tool", "tool_call_id": call_id}
@@ -282,8 +259,6 @@ def _old_event(trace: Trace, event: dict[str, Any]) -> str | None:
     trace.add(chat.said_in(message), key=key or None, model=at(answer, "model"))
     return None
 
-
-# ------------------------------------------------------------------------------ SWE-agent and mini-swe-agent
 
 _CODE_BLOCK = re.compile(r"```(?:mswea_bash_command|bash)\n(.*?)\n?```", re.DOTALL)
 _RETURN_CODE = re.compile(r"<returncode>(-?\d+)</returncode>")

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,13 @@ from composer_replication.rollouts.tokens.call_dialects import read_calls
 from composer_replication.traces import json_values as values
 from composer_replication.traces import trace_records
 from composer_replication.traces.json_values import at, first_at, first_text, items_at, text_at, text_of
-from composer_replication.traces.trace_records import Dropped, Ledger, StepResult, Trace, TraceStep, joined
+from composer_replication.traces.trace_records import Dropped, Ledger, StepResult, Trace, TraceStep
 
 NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
 _CALLS, _RESULTS, _THOUGHTS = (frozenset(NAMES["blocks"][kind]) for kind in ("calls", "results", "thoughts"))
 _IDS, _SEALED, _GIVEN, _SEEN = (NAMES["keys"][what] for what in ("id", "sealed", "given", "seen"))
 _INJECTED = tuple(NAMES["codex"]["injected"])
+_in_order = json.JSONEncoder(sort_keys=True).encode
 _CALL_IN_TEXT = "<function="  # how models without tools call; what the user says next is the result
 _EXIT_CODE = re.compile(r"(?:Process exited with code|^[Ee]xit(?:ed with)? [Cc]ode:?) (-?\d+)", re.MULTILINE)
 
@@ -38,11 +39,7 @@ def is_item(value: Any) -> bool:
 
 
 def add_message(trace: Trace, message: Any, *flags: str, **known: Any) -> int:
-    """Add a message of a chat or an item of Responses, whose answers are spread over items; its place.
-
-    Raises:
-        Dropped: it is neither, or its result answers no call.
-    """
+    """Add a message of a chat, or one of the items of Responses over which an answer is spread; its place, else ``Dropped``."""
     role = at(message, "role")
     if role is not None and role not in NAMES["roles"]:
         raise Dropped(f"a message of the role {role!r:.20}")
@@ -63,13 +60,12 @@ def said_in(value: Any, step: TraceStep | None = None) -> TraceStep:
         for each in value:
             said_in(each, step)
         return step
-    kind, role = text_at(value, "type"), text_at(value, "role")
+    kind, role, text, thought = text_at(value, "type"), text_at(value, "role"), "", ""
     if kind in _RESULTS or (role in ("tool", "function") and "parts" not in value):
         step.results.append(result_in(value))
         step.source = "user" if role else step.source
     elif kind in _THOUGHTS:
-        text = text_of(value.get("summary") or value.get("thinking") or value.get("content"))
-        step.reasoning = joined(step.reasoning, text)
+        thought = text_of(value.get("summary") or value.get("thinking") or value.get("content"))
         step.sealed += filter(None, [first_text(value, *_SEALED)])
     elif kind in _CALLS:
         step.calls += _calls_in(value, kind)
@@ -77,20 +73,20 @@ def said_in(value: Any, step: TraceStep | None = None) -> TraceStep:
             failed = value.get("error") is not None
             step.results.append(StepResult(first_text(value, *_IDS), text_of(value["output"]), failed))
     elif not role and kind != "message":
-        step.text = joined(step.text, text_of(value))
+        text = text_of(value)
     else:
         thought = text_of(value.get("reasoning_content") or value.get("reasoning"))
-        step.reasoning = joined(step.reasoning, thought)
         said_in(first_at(value, "content", "parts"), step)
         step.source = NAMES["roles"].get(role, "agent")
-        step.sealed += filter(
-            None, (text_at(each, "signature") for each in items_at(value, "thinking_blocks"))
-        )
+        signatures = (text_at(each, "signature") for each in items_at(value, "thinking_blocks"))
+        step.sealed += filter(None, signatures)
         calls = [*items_at(value, "tool_calls"), value.get("function_call")]  # the second is of 2023
         step.calls += [call for each in calls if isinstance(each, dict) for call in _calls_in(each, "")]
         if role == "assistant" and not step.calls and _CALL_IN_TEXT in step.text:
-            text = step.text[step.text.index(_CALL_IN_TEXT) :]
-            step.calls += read_calls(f"<tool_call>{text}</tool_call>", "hermes")
+            called = step.text[step.text.index(_CALL_IN_TEXT) :]
+            step.calls += read_calls(f"<tool_call>{called}</tool_call>", "hermes")
+    step.text = "\n".join(filter(None, (step.text, text)))
+    step.reasoning = "\n".join(filter(None, (step.reasoning, thought)))
     return step
 
 
@@ -107,9 +103,8 @@ def _calls_in(block: dict[str, Any], kind: str) -> Iterator[ToolCall]:
 def result_in(block: dict[str, Any]) -> StepResult:
     """What a block, an item or a message shows of a call."""
     kind, content = text_at(block, "type"), first_at(block, *_SEEN)
-    is_text = kind != "tool_call_response" and not (
-        isinstance(content, dict) and not {"content", "type"} & content.keys()
-    )
+    is_json = isinstance(content, dict) and not {"content", "type"} & content.keys()
+    is_text = kind != "tool_call_response" and not is_json
     text = text_of(content) if is_text else values.json_text(content)
     is_error, code = values.typed(bool, block.get("is_error")), values.typed(int, block.get("exit_code"))
     if kind == "tool_result":  # one that does not say that it failed did not
@@ -146,9 +141,6 @@ def function_tools(tools: Any) -> list[dict[str, Any]]:
     return found
 
 
-# ------------------------------------------------------------------------------ logs
-
-
 def chat_messages(row: Any) -> list[Any]:
     """Of the request of a row; none where one of them is none."""
     messages = items_at(request_of(row), "messages")
@@ -178,7 +170,8 @@ class _Joiner:
 
     def add(self, messages: Sequence[Any], answers: Sequence[Any], tools: Any, model: Any) -> Trace:
         """Add a row: the messages that were sent, and those that came back."""
-        chain = step_chain(map(_as_repeated, (*messages, *answers)))
+        sent = (*messages, *answers)
+        chain = step_chain(said_in(each) if is_item(each) else TraceStep("agent") for each in sent)
         known = next((n for n in range(len(messages), 0, -1) if chain[n - 1] in self._tips), 0)
         while known > 1 and chain[known - 2] == chain[known - 1]:
             known -= 1  # thoughts have no digest of their own
@@ -188,7 +181,7 @@ class _Joiner:
             self.traces.append(trace := Trace(f"{self._name}#{len(self.traces)}", self.kind))
         trace.tools = function_tools(tools) or trace.tools
         for group, how in ((messages[known:], {}), (answers, {"model": model})):
-            trace.close()
+            trace.answers.pop("", None)
             for message in group:
                 # what cannot be added leaves the row's other messages where they are
                 with suppress(Dropped, AttributeError, TypeError, ValueError):
@@ -222,17 +215,6 @@ def _messages(value: Any, role: str, key: str) -> list[Any]:
     return items_at(value, key) or (said if values.typed(list, value) is None else value)
 
 
-def _as_repeated(message: Any) -> TraceStep:
-    """What a message says, however a later row spells it: the server's own search loses there what it did."""
-    kind = at(message, "type")
-    said = {"type": kind} if kind == "web_search_call" else message
-    step = said_in(said) if is_item(message) else TraceStep("agent")
-    step.calls = [
-        ToolCall(c.name, json.dumps(values.parsed(c.arguments), sort_keys=True)) for c in step.calls
-    ]
-    return step
-
-
 def _response(response: Any) -> Any:
     """The response's object; of a stream of events the one that completes it."""
     body = values.parsed(at(response, "body") or response)
@@ -246,12 +228,12 @@ def _response(response: Any) -> Any:
 def step_chain(steps: Iterable[TraceStep]) -> tuple[bytes, ...]:
     """For each step a digest of it and of all before it: conversations share their beginning where these are equal.
 
-    Thoughts have none of their own, for they may be left out where a step is repeated. Results beside calls have none, either:
-    the server's own tools lose theirs there.
+    Thoughts, results beside calls and searches (of the server's own tools) count nothing: all may be gone where a step is repeated.
     """
     chain, before = [], b""
     for step in steps:
-        said = [step.text, *(f"{call.name}\0{call.arguments}" for call in step.calls)]
+        own = [(c.name, values.parsed(c.arguments) if c.name != "web_search" else "") for c in step.calls]
+        said = [step.text, *(f"{name}\0{_in_order(given)}" for name, given in own)]
         said += [result.text for result in step.results if not step.calls]
         if any(said):
             whole = "\0".join([str(step.source == "agent"), *said]).encode("utf-8", "replace")
@@ -319,8 +301,6 @@ def _span(joiner: _Joiner, tools: dict[str, tuple[str, TraceStep]], span: dict[s
     joiner.add(messages, answers, offered, model)
 
 
-# ------------------------------------------------------------------------------ ATIF
-
 _TRACE = "composer_replication_trace"
 _EPISODE = "composer_replication"
 _STATE = ("task_id", "repository", "commit", "folder")
@@ -329,14 +309,16 @@ _RAW_CALL = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_cal
 _END_TOKENS = re.compile(r"\s*<\|(?:im_end|eot_id|eom_id|endoftext|end)\|>\s*$")
 
 
-def trace_row(trace: Trace) -> dict[str, Any]:
-    """A trace as an ATIF object, valid for the models of Harbor 0.26."""
-    row = {"schema_version": "ATIF-v1.7", "session_id": trace.trace_id, "trajectory_id": trace.trace_id}
+def trace_row(trace: Trace, redact: Callable[[Any], Any] = lambda value: value) -> dict[str, Any]:
+    """A trace as an ATIF object, valid for the models of Harbor 0.26; ``redact`` is given what a session may hold of anybody."""
+    name, parent = redact(trace.trace_id), trace.parent and (redact(trace.parent[0]), trace.parent[1])
+    state = {key: redact(getattr(trace, key)) for key in _STATE}
     agent: dict[str, Any] = {"name": trace.agent or trace.format, "version": trace.version or "unknown"}
-    agent |= _given({"model_name": trace.model, "tool_definitions": trace.tools})
-    steps = [_step_row(step, idx) for idx, step in enumerate(trace.steps)]
-    ours = {key: getattr(trace, key) for key in ("format", "prompt_origin", "parent", "passed")}
-    ours |= {"format_version": trace.version, "state": {key: getattr(trace, key) for key in _STATE}}
+    agent |= _given({"model_name": trace.model, "tool_definitions": redact(trace.tools)})
+    steps = [_step_row(step, idx, redact) for idx, step in enumerate(trace.steps)]
+    ours: dict[str, Any] = {"format": trace.format, "prompt_origin": trace.prompt_origin, "parent": parent}
+    ours |= {"passed": trace.passed, "format_version": trace.version, "state": state}
+    row = {"schema_version": "ATIF-v1.7", "session_id": name, "trajectory_id": name}
     return {**row, "agent": agent, "steps": steps, "extra": {_TRACE: ours}}
 
 
@@ -345,27 +327,31 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value or value == 0}
 
 
-def _step_row(step: TraceStep, idx: int) -> dict[str, Any]:
+def _step_row(step: TraceStep, idx: int, redact: Callable[[Any], Any]) -> dict[str, Any]:
+    row = {"step_id": idx + 1, "source": step.source, "message": redact(step.text)}
+    answer = {"model_name": step.model, "reasoning_content": redact(step.reasoning)}
     calls: list[dict[str, Any]] = []
     for call in step.calls:
-        arguments = values.parsed(call.arguments)
-        row = {"tool_call_id": call.call_id, "function_name": call.name, "arguments": arguments}
-        if not isinstance(arguments, dict):
-            row |= {"arguments": {}, "extra": {"arguments_text": call.arguments}}
-        calls.append(row)
+        given: Any = values.parsed(call.arguments)
+        own = {"tool_call_id": call.call_id, "function_name": call.name, "arguments": {}}
+        if isinstance(given, dict):
+            own["arguments"] = redact(given)
+        else:
+            own["extra"] = {"arguments_text": redact(call.arguments)}
+        calls.append(own)
     results = []
     for result in step.results:
         extra = _given({"is_error": result.is_error, "exit_code": result.exit_code})
-        results.append({"content": result.text} | _given({"source_call_id": result.call_id, "extra": extra}))
+        known = _given({"source_call_id": result.call_id, "extra": extra})
+        results.append({"content": redact(result.text)} | known)
     parent = step.parent + 1 if step.parent != idx - 1 else None
-    answer = {"model_name": step.model, "reasoning_content": step.reasoning, "tool_calls": calls}
     others = {
-        **(answer if step.source == "agent" else {}),
+        **(answer | {"tool_calls": calls} if step.source == "agent" else {}),
         "observation": _given({"results": results}),
         "extra": _given({"parent": parent, "flags": sorted(step.flags), "sealed": step.sealed}),
         "is_copied_context": "copied" in step.flags or None,
     }
-    return {"step_id": idx + 1, "source": step.source, "message": step.text} | _given(others)
+    return row | _given(others)
 
 
 def read_atif(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.tasks.planning.source_file import module_name, read_source
+from composer_replication.tasks.planning.source_file import module_name
 from composer_replication.tasks.planning.symbol_graph import Needs, SymbolGraph
 
 
@@ -53,25 +53,6 @@ def test_relative_imports_count_dots_from_modules_and_packages():
     found = SymbolGraph(files)
     targets = {file.path: [imported.target for imported in file.imports] for file in found.files.values()}
     assert targets == {"p/__init__.py": ["p.a"], "p/q/__init__.py": ["p.a", "p.q"], "p/q/r.py": ["z", "p.q"]}
-
-
-AT_IMPORT = (
-    *("f()", "@f\ndef g(): pass", "def g(x=f): pass", "def g(x: f): pass", "class C(f): pass"),
-    *("class C:\n    f", "x = lambda y=f: y", "x = [f for y in z]", "if f: pass", "x: f = 1"),
-)
-AT_A_CALL = (
-    *("def g(): f", "class C:\n    def g(self): f", "x = lambda: f", "if TYPE_CHECKING:\n    f"),
-    *("if typing.TYPE_CHECKING:\n    f\nelse:\n    pass", "if __name__ == '__main__':\n    f()"),
-    *(f"from __future__ import annotations\n{text}" for text in ("def g(x: f): pass", "x: f = 1")),
-)
-
-
-@pytest.mark.parametrize(
-    ("text", "when"), [*((text, True) for text in AT_IMPORT), *((text, False) for text in AT_A_CALL)]
-)
-def test_import_time_and_call_time(text, when):
-    found = read_source("a.py", text.encode())
-    assert [use.is_import_time for use in found.uses["f"]] == [when]
 
 
 def needs(root: str, **texts: str) -> list[str]:

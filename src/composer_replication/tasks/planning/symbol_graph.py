@@ -104,32 +104,6 @@ class SymbolGraph:
         is_re_exported = any(file.is_package and not file.is_test for file in elsewhere)
         return is_re_exported or not names.isdisjoint(self._exported)
 
-    def resolve(self, file: SourceFile, chain: str) -> str:
-        """The absolute dotted text of ``a.b`` as one file sees it; its own names get its module in front."""
-        root, *rest = chain.split(".")
-        found = self._step(file.module, root)
-        is_own = found == f"{file.module}.{root}"
-        if is_own and any(imported.bound == root and imported.name is None for imported in file.imports):
-            found = root  # ``import root.other`` binds the root
-        for part in rest:
-            found = self._step(found, part)
-        return found
-
-    def _step(self, module: str, name: str, hops: int = 9) -> str:
-        """What ``module.name`` is called at home: an import there is followed, a submodule is not."""
-        here = f"{module}.{name}"
-        if here in self.by_module or not hops:
-            return here
-        for file in self.files_of(module):
-            for imported in file.imports:
-                if imported.bound != name or imported.name == "*":
-                    continue
-                if imported.name is not None:
-                    return self._step(imported.target, imported.name, hops - 1)
-                if not imported.is_plain:
-                    return imported.target
-        return here
-
 
 # --- What only a public symbol needs: the helpers, transitively and across files, that nobody else names.
 
@@ -219,7 +193,7 @@ class Needs:
         users = {
             (file.module, use.unit)
             for file, use in self._graph.uses_of(name)
-            if use.kind != "name" or (file.module == method[0] and use.in_class == owner)
+            if use.kind != "name" or (file.module == method[0] and use.unit.partition(".")[0] == owner)
         }
         return users - {method}
 

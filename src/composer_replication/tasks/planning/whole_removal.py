@@ -16,11 +16,9 @@ from composer_replication.tasks.planning.source_file import (
     ImportStatement,
     Items,
     SourceFile,
-    Use,
     arguments_of,
-    is_type_checking,
 )
-from composer_replication.tasks.planning.symbol_graph import Name, Reach, Selection, SymbolGraph
+from composer_replication.tasks.planning.symbol_graph import Reach, Selection, SymbolGraph
 from composer_replication.tasks.syntax_trees import (
     Definition,
     Function,
@@ -51,11 +49,6 @@ class FileCut:
 
     def take_item(self, node: _List, index: int) -> None:
         self._items.setdefault(node, set()).add(index)
-
-    def gone_lines(self) -> set[int]:
-        """The lines of the statements that go, decorators included."""
-        ends = ((first_line(node), node.end_lineno or node.lineno) for node in self._statements)
-        return {number for first, last in ends for number in range(first, last + 1)}
 
     def edits(self) -> tuple[Edit, ...] | None:
         """The edits in order of place; None when what is left does not parse or a line is not cut cleanly."""
@@ -282,9 +275,7 @@ WholeRemoval = tuple[tuple[Edit, ...], tuple[str, ...], tuple[Edit, ...]]
 
 
 def remove_whole(graph: SymbolGraph, selection: Selection) -> WholeRemoval | None:
-    """None when what remains needs the definitions to be imported, when a name has other bindings at module level, or when
-    a file could not be cut cleanly.
-    """
+    """None when a file could not be cut cleanly. Whether what remains can be imported is shown by the run of its tests."""
     removal = _Removal(graph, selection)
     edits = removal.edits()
     return None if edits is None else (edits, removal.removed, moved_import_edits(graph, removal.reach))
@@ -304,17 +295,10 @@ class _Removal:
         names |= {(file.module, name) for file in gone_files for name in file.bound if "." not in name}
         self.reach = graph.reach(names, selection.modules)
         self._cuts: dict[SourceFile, FileCut] = {}
-        self._gone: dict[SourceFile, set[int]] = {}  # lines of definitions
 
     def edits(self) -> tuple[Edit, ...] | None:
         if not self._cut_names():
             return None
-        self._gone = {file: cut.gone_lines() for file, cut in self._cuts.items()}
-        if self._is_bound_otherwise() or self._is_needed_at_import():
-            return None
-        for file, lines in self._gone.items():
-            if lines and not file.is_package and file.path not in self.removed:
-                self._cut_spare_imports(file, lines)
         edits: list[Edit] = []
         for file in sorted(self._cuts, key=lambda file: file.path):
             own = self._cuts[file].edits()
@@ -345,76 +329,3 @@ class _Removal:
                     return False
                 self._cut(file).take_item(imported.statement, imported.index)
         return True
-
-    def _is_bound_otherwise(self) -> bool:
-        """Whether a module also binds one of the names in a way that stays."""
-        doomed = {imported for _, imported in self.reach.aliases}
-        for module, name in self.reach.names:
-            is_selected = (module, name) in self._selection.names
-            for file in self._graph.files_of(module):
-                if file.path in self.removed or file.is_test:
-                    continue
-                is_kept = name in file.bindings and not (is_selected and file.constant(name))
-                is_kept |= name in file.definitions and not is_selected
-                if is_kept or not doomed.issuperset(file.imports_of(name)):
-                    return True
-        return False
-
-    def _is_needed_at_import(self) -> bool:
-        for identifier in {name for _, name in self.reach.names}:
-            for file, use in self._left_at_import(identifier):
-                home = file.module if use.kind == "name" else self._home(file, use)
-                if (home, identifier) in self.reach.names:
-                    return True
-        return any(map(self._is_method_needed, self._selection.methods))
-
-    def _home(self, file: SourceFile, use: Use) -> str | None:
-        """What an attribute is taken from, as its absolute dotted text; None where that is not plain."""
-        return self._graph.resolve(file, use.chain) if use.kind == "attribute" and use.chain else None
-
-    def _is_method_needed(self, method: Name) -> bool:
-        """Whether a class body or module level names the method: an alias, a decorator, ``Class.method``."""
-        module, dotted = method
-        owner, _, name = dotted.rpartition(".")
-        classes = {f"{where}.{bound}" for where, bound in self._graph.reach([(module, owner)]).names}
-        return any(
-            (use.kind == "name" and file.module == module and use.in_class == owner)
-            or self._home(file, use) in classes
-            for file, use in self._left_at_import(name)
-        )
-
-    def _left_at_import(self, identifier: str) -> Iterator[tuple[SourceFile, Use]]:
-        """The uses in what stays that come about when a module is imported."""
-        for file, use in self._graph.uses_of(identifier):
-            is_gone = file.path in self.removed or use.line in self._gone.get(file, ())
-            if use.is_import_time and not is_gone:
-                yield file, use
-
-    def _cut_spare_imports(self, file: SourceFile, gone: set[int]) -> None:
-        """Imports that only the deleted lines used: they would hint at the code, and nobody needs them."""
-        statements = set(file.tree.body)
-        for node in file.tree.body:
-            if isinstance(node, ast.If) and not node.orelse and is_type_checking(node.test):
-                statements.update(node.body)
-        for imported in file.imports:
-            if imported.statement in statements and self._is_spare(file, imported, gone):
-                self._cut(file).take_item(imported.statement, imported.index)
-
-    def _is_spare(self, file: SourceFile, imported: ImportedName, gone: set[int]) -> bool:
-        bound = imported.bound
-        if imported.target == "__future__" or imported.name == "*" or bound in file.exported:
-            return False
-        uses = [use for use in file.uses.get(bound, ()) if use.kind != "attribute"]
-        inside = any(use.line in gone and use.kind == "name" for use in uses)
-        lines = [*(use.line for use in uses), *(line for line, words in file.phrases if bound in words)]
-        return inside and gone.issuperset(lines) and not self._is_taken_from(file.module, bound)
-
-    def _is_taken_from(self, module: str, bound: str) -> bool:
-        """Whether another file, or a test, has the name from this module, to which it was only imported."""
-        importers = self._graph.importers
-        is_by_star = (module, "*") in importers and self._graph.star_exports(module, bound)
-        uses = self._graph.uses_of(bound)
-        is_by_name = (module, bound) in importers or any(
-            self._home(file, use) == module for file, use in uses
-        )
-        return is_by_star or is_by_name

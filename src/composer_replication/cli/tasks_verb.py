@@ -271,7 +271,7 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
 
     Repositories of what was written whose licence is not permissive are told on standard error, also with ``--quiet``.
     """
-    is_set, is_file = args.format != "tree", args.format in ("swebench", "parquet")
+    is_set, is_file = args.format != "tree", args.format == "swebench"
     if is_set is (args.task_id is not None):
         problem = "a tree is that of one task and needs its ID; the other formats write all and take none."
         ids = f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs"
@@ -302,8 +302,7 @@ def _written(store: TaskStore, args: argparse.Namespace) -> Result:
         if args.format == "harbor":
             tasks = write_harbor_tasks(store, args.out, progress=report)
         else:
-            shape = {"with_golden": args.golden, "as_parquet": args.format == "parquet"}
-            tasks = write_instances(store, args.out, progress=report, **shape)
+            tasks = write_instances(store, args.out, with_golden=args.golden, progress=report)
     sizes = [path.stat().st_size for path in (args.out, *args.out.rglob("*")) if path.is_file()]
     return {"tasks": tasks, "out": str(args.out.absolute()), "bytes": sum(sizes)}
 

@@ -101,14 +101,6 @@ def test_difficulty_is_shown(sized_store: TaskStore) -> None:
     assert "num_samples 10, num_passed 8, num_hidden_passed 5, pass_rate 0.8, ci95 0.49" in text
 
 
-def test_counts_of_other_tests_are_not_used(sized_store: TaskStore) -> None:
-    record_difficulty(sized_store.root, 0, [Difficulty("t-class-body", POLICY, 10, 8, 5)])
-    record, secret = sized_store.record("t-class-body"), sized_store.secret("t-class-body")
-    parted = replace(secret, hidden=record.visible, withheld=())
-    sized_store.put_task(replace(record, visible=secret.hidden), parted)
-    assert page(sized_store, "t-class-body")["difficulty"] == []
-
-
 def test_a_damaged_measurement_is_named(sized_store: TaskStore) -> None:
     path = sized_store.root / "difficulty" / "x.json"
     path.parent.mkdir()

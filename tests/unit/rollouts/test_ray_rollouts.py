@@ -80,7 +80,7 @@ def test_faces_gradings_and_losses(
     assert told["after_loss"] == [True, None]
     assert told["twice"]["text"].startswith("CR0303")
     for name, kind, code in (
-        ("unknown_task", "InputError", "CR0412"), ("no_attempt", "UsageError", "CR0800"), ("no_head", "MissingError", "CR0491"),
+        ("unknown_task", "InputError", "CR0412"), ("no_attempt", "UsageError", "CR0800"),
         ("closed", "SandboxFailure", "CR0302"),
     ):  # fmt: skip
         assert told[name]["type"] == kind

@@ -38,6 +38,6 @@ def open_cluster(
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
     from composer_replication.tasks.workers.ray_cluster import joined
 
-    with joined(address) as head, closing(RolloutCluster(head, store, options)) as cluster:
+    with joined(address), closing(RolloutCluster(store, options)) as cluster:
         cluster.wait_until_ready(cluster.options.num_actors if waits_for_all else 1)
         yield cluster

@@ -36,8 +36,8 @@ def open_workers(address: str | None, store: TaskStore) -> Iterator[Workers]:
     make_ray_impatient()
     from composer_replication.tasks.workers.ray_cluster import RayPool, joined
 
-    with joined(address) as head:
-        yield RayPool(head, store)
+    with joined(address):
+        yield RayPool(store)
 
 
 def make_ray_impatient() -> None:

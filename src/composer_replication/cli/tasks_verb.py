@@ -189,7 +189,6 @@ def _details(store: TaskStore, task: Task) -> Result:
     return {
         "strength": strength and {name: int(strength[name]) for name in kept},
         "difficulty": [row.to_json() for row in measured.get(task.task_id, ())],
-        "broken_region": writing.broken_regions(store, task),
         "instruction": writing.write_instruction(store, task),
         "written_instruction": None if written is None else {"model": written.model, "text": written.text},
     }

@@ -276,56 +276,51 @@ WholeRemoval = tuple[tuple[Edit, ...], tuple[str, ...], tuple[Edit, ...]]
 
 def remove_whole(graph: SymbolGraph, selection: Selection) -> WholeRemoval | None:
     """None when a file could not be cut cleanly. Whether what remains can be imported is shown by the run of its tests."""
-    removal = _Removal(graph, selection)
-    edits = removal.edits()
-    return None if edits is None else (edits, removal.removed, moved_import_edits(graph, removal.reach))
-
-
-class _Removal:
-    def __init__(self, graph: SymbolGraph, selection: Selection) -> None:
-        self._graph = graph
-        self._selection = selection
-        gone_files = [file for module in selection.modules for file in graph.files_of(module)]
-        self.removed = tuple(sorted(file.path for file in gone_files))
-        names = {name for name in selection.names if "." not in name[1]}
-        for module in selection.modules:
-            parent, _, last = module.rpartition(".")
-            if not any(last in file.bound for file in graph.files_of(parent)):
-                names.add((parent, last))  # importing a module binds it in its package
-        names |= {(file.module, name) for file in gone_files for name in file.bound if "." not in name}
-        self.reach = graph.reach(names, selection.modules)
-        self._cuts: dict[SourceFile, FileCut] = {}
-
-    def edits(self) -> tuple[Edit, ...] | None:
-        if not self._cut_names():
+    gone_files = [file for module in selection.modules for file in graph.files_of(module)]
+    removed = tuple(sorted(file.path for file in gone_files))
+    names = {name for name in selection.names if "." not in name[1]}
+    for module in selection.modules:
+        parent, _, last = module.rpartition(".")
+        if not any(last in file.bound for file in graph.files_of(parent)):
+            names.add((parent, last))  # importing a module binds it in its package
+    names |= {(file.module, name) for file in gone_files for name in file.bound if "." not in name}
+    reach = graph.reach(names, selection.modules)
+    if any(
+        imported.is_plain and "." in imported.target and not file.is_test and file.path not in removed
+        for file, imported in reach.aliases
+    ):
+        return None  # ``import a.b`` binds a, too
+    edits: list[Edit] = []
+    for cut in _cuts_of(graph, selection, reach, removed):
+        own = cut.edits()
+        if own is None:
             return None
-        edits: list[Edit] = []
-        for file in sorted(self._cuts, key=lambda file: file.path):
-            own = self._cuts[file].edits()
-            if own is None:
-                return None
-            edits += own
-        return tuple(edits)
+        edits += own
+    return tuple(edits), removed, moved_import_edits(graph, reach)
 
-    def _cut(self, file: SourceFile) -> FileCut:
-        return self._cuts.setdefault(file, FileCut(file.path, file.lines, file.tree))
 
-    def _cut_names(self) -> bool:
-        """Take out definitions, exports and imports; whether no other name vanishes with them."""
-        for module, name in self._selection.names:
-            for file in self._graph.files_of(module):
-                for node in [*file.definitions.get(name, []), file.constant(name)]:
-                    if node is not None:
-                        self._cut(file).take_statement(node)
-        for file in self._graph.files.values():
-            for items in file.exports if not file.is_test and file.path not in self.removed else ():
-                for index, element in enumerate(items.elts):
-                    value = getattr(element, "value", None)
-                    if isinstance(value, str) and (file.module, value) in self.reach.names:
-                        self._cut(file).take_item(items, index)
-        for file, imported in self.reach.aliases:
-            if not file.is_test and file.path not in self.removed:
-                if imported.is_plain and "." in imported.target:
-                    return False
-                self._cut(file).take_item(imported.statement, imported.index)
-        return True
+def _cuts_of(
+    graph: SymbolGraph, selection: Selection, reach: Reach, removed: Collection[str]
+) -> list[FileCut]:
+    """Definitions, exports and imports go out of the source files, in order of path."""
+    stays = [file for file in graph.files.values() if file.path not in removed and not file.is_test]
+    cuts: dict[str, FileCut] = {}
+
+    def cut(file: SourceFile) -> FileCut:
+        return cuts.setdefault(file.path, FileCut(file.path, file.lines, file.tree))
+
+    for module, name in selection.names:
+        for file in graph.files_of(module):
+            for node in [*file.definitions.get(name, []), file.constant(name)]:
+                if node is not None:
+                    cut(file).take_statement(node)
+    for file in stays:
+        for items in file.exports:
+            for index, element in enumerate(items.elts):
+                value = getattr(element, "value", None)
+                if isinstance(value, str) and (file.module, value) in reach.names:
+                    cut(file).take_item(items, index)
+    for file, imported in reach.aliases:
+        if file in stays:
+            cut(file).take_item(imported.statement, imported.index)
+    return [cuts[path] for path in sorted(cuts)]

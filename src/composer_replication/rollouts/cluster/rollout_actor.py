@@ -26,7 +26,6 @@ from composer_replication.tasks.store_manifest import FOLDERS, NAME, damaged
 from composer_replication.tasks.workers.ray_cluster import (
     NodeNeeds,
     check_node,
-    sweep_after_this_process,
     unfit_node,
 )
 
@@ -108,7 +107,6 @@ class RolloutActor:
     def __init__(
         self, fingerprint: str, fetch: Callable[[], Files], options: ClusterOptions, needs: NodeNeeds
     ) -> None:
-        sweep_after_this_process()
         self._fingerprint, self._fetch, self._options, self._needs = fingerprint, fetch, options, needs
         self._environment: FeatureDeletionEnv | None = None
 

@@ -133,7 +133,7 @@ class RolloutCluster:
     def close(self) -> None:
         """Kill the actors with their sandboxes, and what is under way. Idempotent.
 
-        What they leave on the disk of a node is removed beside them (``sweep_after_this_process``).
+        What they leave on the disk of a node is removed by the next process of ours there.
         """
         if self._closed.is_set():
             return

@@ -14,7 +14,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -141,16 +140,6 @@ _WAIT_SECONDS = 1.0
 INSTALL = f"pip install 'composer-replication[ray]=={__version__}' there, then composer-rl doctor."
 NodeNeeds = tuple[str | None, str, str]
 """Sandbox backend, version of this program, fingerprint of cloudpickle."""
-_PROGRAM = """\
-import os, select, sys
-if os.fork():
-    os._exit(0)
-end = select.poll()
-end.register(int(sys.argv[1]), select.POLLIN)
-end.poll()
-from composer_replication.sandbox.process_folder import sweep
-sweep()
-"""
 
 
 def needs_of(backend: str | None) -> NodeNeeds:
@@ -176,30 +165,6 @@ def unfit_node(problem: str, cause: ComposerError | None = None) -> MissingError
     kind = SandboxFailure if isinstance(cause, SandboxFailure) else MissingError
     told = f"{problem}: {cause.message.rstrip('.')}" if cause else problem
     return kind("CR0491", f"the node {socket.gethostname()} {told}.", where="--ray", fix=INSTALL)
-
-
-@cache
-def sweep_after_this_process() -> None:
-    """As soon as this process has ended, ``sweep`` its jails and folders; once a process, about 10 MB.
-
-    Ray kills the workers of a driver that is gone, and nothing that they would do at their end is done. Whoever waits for
-    that end is no child of the worker, for Ray kills those as well, and not of its session. Where it cannot be started
-    (no ``pidfd_open``), the next process of ours on this machine does it.
-    """
-    if not hasattr(os, "pidfd_open"):
-        return
-    with suppress(OSError):
-        # Readable when our locks are gone, which a pipe would not tell.
-        descriptor = os.pidfd_open(os.getpid())
-        try:
-            subprocess.run(
-                [sys.executable, "-c", _PROGRAM, str(descriptor)],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                cwd="/", pass_fds=(descriptor,), start_new_session=True, check=False,
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-        finally:
-            os.close(descriptor)
 
 
 def wait_for(reference: Any, look: Callable[[], None]) -> Any:
@@ -296,7 +261,6 @@ class RayPool(Workers):
 
 def do_work(node_needs: NodeNeeds, work: Callable[..., Any], options: dict[str, Any], *args: Any) -> Any:
     """Do one piece of work; runs in a worker."""
-    sweep_after_this_process()
     check_node(*node_needs)
     backend = node_needs[0]
     return work(*[_bench(arg, backend) if isinstance(arg, _BenchParts) else arg for arg in args], **options)

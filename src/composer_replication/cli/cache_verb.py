@@ -19,7 +19,7 @@ def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         fix = f"set {CACHE_VARIABLE} to a folder that you may write, or unset it."
         raise UsageError("CR0209", problem, where=str(error.filename or CACHE_VARIABLE), fix=fix) from error
     with progress_bar(quiet=args.quiet) as report:
-        pruned = prune(folder, progress=report, include_reports=args.all, is_dry_run=args.dry_run)
+        pruned = prune(folder, progress=report, is_dry_run=args.dry_run)
     return {
         "folder": str(folder),
         "freed_bytes": pruned.freed_bytes,

@@ -38,10 +38,8 @@ def shards_weights(environment: Mapping[str, str] = os.environ) -> bool:
 def check_cluster(address: str, purpose: str) -> None:
     """What can be said of a cluster before anything is built or loaded; ``purpose`` begins the sentence of a missing package."""
     from composer_replication.errors import needs_extra
-    from composer_replication.tasks.workers import make_ray_impatient
 
     with needs_extra("ray", purpose):
-        make_ray_impatient()
         from composer_replication.tasks.workers.ray_cluster import check_address
     check_address(address)
 

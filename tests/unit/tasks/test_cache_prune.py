@@ -78,22 +78,20 @@ def files(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
 
 
-def test_everything_that_can_be_made_again_goes_and_crash_reports_with_all_only(cache: Path) -> None:
+def test_everything_that_can_be_made_again_goes_and_crash_reports_stay(cache: Path) -> None:
     pruned = prune(cache)
     assert pruned.freed_bytes == 63
     assert files(cache) == {"crash/composer-rl-crash-20260101T000000-abc.txt"}
-    assert [(kept.path.name[:5], "--all" in kept.reason) for kept in pruned.kept] == [("compo", True)]
-    assert prune(cache, include_reports=True).freed_bytes == 64
-    assert files(cache) == set()
-    assert prune(cache, include_reports=True).removed == ()
+    assert pruned.kept == ()
+    assert prune(cache).removed == ()
 
 
 def test_a_dry_run_says_the_same_and_removes_nothing(cache: Path) -> None:
     before = files(cache)
-    planned = prune(cache, include_reports=True, is_dry_run=True)
-    assert planned.freed_bytes == 127
+    planned = prune(cache, is_dry_run=True)
+    assert planned.freed_bytes == 63
     assert files(cache) == before
-    assert prune(cache, include_reports=True).removed == planned.removed
+    assert prune(cache).removed == planned.removed
 
 
 @pytest.mark.parametrize("how", ["use", "lock"])
@@ -115,14 +113,15 @@ def test_a_folder_that_is_no_cache_loses_nothing_but_our_entries(cache: Path) ->
         for name in (
             "notes.txt Documents/letter.txt models/llama/config.json wheels/mine/thing.whl "
             "wheels/car-1.0/photo.jpg environments/whole/bin/python task-stores/readme "
-            "crash/diary.txt resolutions/new-year.json"
+            "resolutions/new-year.json"
         ).split()
     ]
-    pruned = prune(cache, include_reports=True)
-    assert pruned.freed_bytes == 127
-    assert files(cache) == {str(path.relative_to(cache)) for path in foreign}
+    pruned = prune(cache)
+    assert pruned.freed_bytes == 63
+    left = {str(path.relative_to(cache)) for path in foreign}
+    assert files(cache) == {*left, "crash/composer-rl-crash-20260101T000000-abc.txt"}
     strangers = {str(k.path.relative_to(cache)) for k in pruned.kept if k.reason == "not made by composer-rl"}
-    words = "models/llama wheels/mine wheels/car-1.0 environments/whole task-stores/readme crash/diary.txt"
+    words = "models/llama wheels/mine wheels/car-1.0 environments/whole task-stores/readme"
     assert strangers == {*words.split(), "resolutions/new-year.json"}
 
 

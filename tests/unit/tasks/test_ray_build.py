@@ -20,16 +20,14 @@ import pytest
 from composer_replication.errors import MissingError, SandboxFailure, UsageError
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.workers import make_ray_impatient
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from ray_head import free_port, processes, running_ray
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
-make_ray_impatient()
-from ray.exceptions import RaySystemError, RayTaskError  # noqa: E402
+from ray.exceptions import RaySystemError, RayTaskError
 
-from composer_replication.tasks.workers import ray_cluster  # noqa: E402
+from composer_replication.tasks.workers import ray_cluster
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 COMPOSER_RL = (  # a shell may have started all of this in the background, where Ctrl-C is ignored

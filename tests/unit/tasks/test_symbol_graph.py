@@ -81,7 +81,6 @@ PRIVATE = "def _h(): pass\n"
         ({"a": "def f():\n    from .b import h\n    h()\n", "b": "def h(): pass\n"}, ["a.f"]),
         ({"a": "def f(): _h()\n" + PRIVATE, "b": "def g():\n    from .a import _h\n"}, ["a.f"]),
         ({"a": "def f(): _h()\n" + PRIVATE + "x = ['_h']\n"}, ["a.f"]),
-        ({"a": 'def f(): _h()\ndef g():\n    """\n    >>> _h()\n    """\n' + PRIVATE}, ["a.f"]),
         ({"a": "def f(): h()\ndef h(): pass\n", "__init__": "from .a import f, h\n"}, ["a.f"]),
         ({"a": "def f(): h()\ndef h(): pass\n", "__init__": "from .a import *\n"}, ["a.f"]),
         # Two helpers that need each other, and only the root needs one of them.

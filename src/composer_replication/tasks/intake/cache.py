@@ -105,7 +105,6 @@ _ENTRIES = {
     "git": r"[0-9a-f]{16}-([0-9a-f]{40}|[0-9a-f]{64})|fetch-\w+",
     "sdists": _RELEASE,
     "wheels": _RELEASE,
-    "crash": r"composer-rl-crash-.+\.txt",
 }
 """By folder of the cache the names that this package gives to entries; everything else in it stays."""
 
@@ -135,7 +134,6 @@ class Pruned:
 def prune(
     folder: Path,
     *,
-    include_reports: bool = False,
     is_dry_run: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Pruned:
@@ -146,7 +144,6 @@ def prune(
 
     Args:
         folder: the cache.
-        include_reports: crash reports too, which nothing brings back.
         is_dry_run: find out, remove nothing.
         progress: told (done, total, path).
     """
@@ -155,7 +152,7 @@ def prune(
     entries: list[CacheEntry] = []
     with _alone(folder) as is_alone:
         for done, path in enumerate(found, start=1):
-            num_bytes, reason = tree_bytes(path), _reason_to_stay(path, include_reports=include_reports)
+            num_bytes, reason = tree_bytes(path), _reason_to_stay(path)
             reason = reason or ("" if is_alone else "in use")
             if not (reason or is_dry_run):
                 reason = _remove(path)
@@ -197,15 +194,13 @@ def tree_bytes(path: Path) -> int:
     return total
 
 
-def _reason_to_stay(path: Path, *, include_reports: bool) -> str:
+def _reason_to_stay(path: Path) -> str:
     kind = path.parent.name
     is_ours = path.name.startswith(_DOOMED) or re.fullmatch(_ENTRIES[kind], path.name)
     if kind in ("sdists", "wheels") and not (path / "SHA256").is_file():
         is_ours = None
     if path.is_symlink() or not is_ours:
         return "not made by composer-rl"
-    if kind == "crash" and not include_reports:
-        return "a crash report, which cannot be made again: --all"
     return ""
 
 

@@ -19,8 +19,6 @@ ImportStatement = ast.Import | ast.ImportFrom
 Items = ast.List | ast.Tuple | ast.Set
 
 _FLAT_ROOTS = ("src", "lib", "python")
-_DOCTEST = re.compile(r"^\s*(?:>>>|\.\.\.)(.*)$", re.MULTILINE)
-_IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
@@ -49,7 +47,7 @@ class ImportedName:
 class Use:
     """One occurrence of an identifier. ``chain`` is the dotted text before an attribute, if it is plain.
 
-    ``kind`` is name, attribute, string or doctest; ``unit`` the top-level definition that holds it (``function``,
+    ``kind`` is name, attribute or string; ``unit`` the top-level definition that holds it (``function``,
     ``Class``, ``Class.method``, a constant), if any.
     """
 
@@ -214,9 +212,6 @@ class SourceFile(ast.NodeVisitor):
         if _DOTTED.fullmatch(text):
             chain, _, last = text.rpartition(".")
             self._note(last, "string", chain or None)
-        elif ">>>" in text:
-            for name in set(_IDENTIFIER.findall(" ".join(_DOCTEST.findall(text)))):
-                self._note(name, "doctest")
 
 
 def read_source(path: str, content: bytes, roots: Iterable[str] = ()) -> SourceFile | None:

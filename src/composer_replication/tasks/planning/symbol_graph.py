@@ -123,7 +123,7 @@ class Selection:
 class Needs:
     """Who names whom, by identifier and conservatively: a doubt counts as a use.
 
-    A helper's users are the definitions that hold its identifier as a name, an attribute, a string or in a doctest; module
+    A helper's users are the definitions that hold its identifier as a name, an attribute or a string; module
     level is a user of its own. A plain name in a file that cannot see the helper is another thing of the same name and no
     use, nor is an attribute of ``self`` one of a module. Imports and ``__all__`` entries vanish with the helper and do not
     count; tests are no users. A helper that an ``__all__`` or a package offers is somebody's API and stays out, and so is
@@ -180,7 +180,7 @@ class Needs:
         users: set[Name] = set()
         for identifier in {bound for _, bound in reach.names}:
             for file, use in self._graph.uses_of(identifier):
-                is_seen = use.kind not in ("name", "doctest") or (file.module, identifier) in reach.names
+                is_seen = use.kind != "name" or (file.module, identifier) in reach.names
                 if is_seen and not (use.kind == "attribute" and use.chain in ("self", "cls")):
                     users.add((file.module, use.unit))
         for file, imported in reach.aliases:

@@ -170,7 +170,7 @@ def prune(
 @contextmanager
 def _alone(folder: Path) -> Iterator[bool]:
     """Whether no other process uses the cache; none begins to until the end of the block."""
-    descriptor = _held(folder)
+    descriptor = _held(folder.resolve())
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

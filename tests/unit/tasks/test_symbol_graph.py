@@ -89,8 +89,8 @@ PRIVATE = "def _h(): pass\n"
         ({"a": "def f(): _h()\ndef _h(): _i()\ndef _i(): pass\ndef g(): _h()\n"}, ["a.f"]),
         # The name is a local variable in a file that cannot see the helper.
         ({"a": "def f(): _h()\n" + PRIVATE, "b": "def g():\n    _h = 1\n    return _h\n"}, ["a.f", "a._h"]),
-        # And a method of the same name on one's own instance.
-        ({"a": "def f(): _h()\n" + PRIVATE + "class C:\n    def g(self): self._h()\n"}, ["a.f", "a._h"]),
+        # An attribute of that name may be the helper.
+        ({"a": "def f(): _h()\n" + PRIVATE + "class C:\n    def g(self): self._h()\n"}, ["a.f"]),
         ({"a": "class f:\n    def m(self): return _Part()\nclass _Part:\n    x = 1\n"}, ["a.f", "a._Part"]),
     ],
 )

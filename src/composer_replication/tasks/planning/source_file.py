@@ -43,17 +43,14 @@ class ImportedName:
         return self.name is None and self.statement.names[self.index].asname is None
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
-    """One occurrence of an identifier. ``chain`` is the dotted text before an attribute, if it is plain.
+class Use(NamedTuple):
+    """One occurrence of an identifier: as a plain name, else as an attribute or in a string.
 
-    ``kind`` is name, attribute or string; ``unit`` the top-level definition that holds it (``function``,
-    ``Class``, ``Class.method``, a constant), if any.
+    ``unit`` is the top-level definition that holds it (``function``, ``Class``, ``Class.method``, a constant), if any.
     """
 
-    kind: str
+    is_name: bool
     unit: str
-    chain: str | None = None
 
 
 class _Scope(NamedTuple):
@@ -118,8 +115,8 @@ class SourceFile(ast.NodeVisitor):
 
     # --- What is noted of each kind of syntax.
 
-    def _note(self, identifier: str, kind: str, chain: str | None = None) -> None:
-        self.uses[identifier].append(Use(kind, self._scope.unit, chain))
+    def _note(self, identifier: str, *, is_name: bool = False) -> None:
+        self.uses[identifier].append(Use(is_name, self._scope.unit))
 
     def _visit_all(self, nodes: Iterable[ast.AST], **changes: Any) -> None:
         """Visit some nodes in a scope with these changes."""
@@ -153,7 +150,9 @@ class SourceFile(ast.NodeVisitor):
 
     def _visit_assignment(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        if self._scope.owner == "" and any(dotted_text(target) == "__all__" for target in targets):
+        if self._scope.owner == "" and any(
+            isinstance(target, ast.Name) and target.id == "__all__" for target in targets
+        ):
             self._visit_all(targets)
             self._export(node.value)
         else:
@@ -199,19 +198,18 @@ class SourceFile(ast.NodeVisitor):
 
     def visit_Name(self, node: ast.Name) -> None:
         if not isinstance(node.ctx, ast.Store):
-            self._note(node.id, "name")
+            self._note(node.id, is_name=True)
         elif self._scope.owner == "":
             self.bindings[node.id] += 1
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        self._note(node.attr, "attribute", dotted_text(node.value))
+        self._note(node.attr)
         self.visit(node.value)
 
     def visit_Constant(self, node: ast.Constant) -> None:
         text = node.value if isinstance(node.value, str) else ""
         if _DOTTED.fullmatch(text):
-            chain, _, last = text.rpartition(".")
-            self._note(last, "string", chain or None)
+            self._note(text.rpartition(".")[2])
 
 
 def read_source(path: str, content: bytes, roots: Iterable[str] = ()) -> SourceFile | None:
@@ -227,16 +225,6 @@ def module_name(path: str, roots: Iterable[str] = ()) -> str:
     """The dotted name of a file: ``src/a/b.py`` and ``a/b.py`` are ``a.b``; ``roots`` are more places of import."""
     parts = PurePosixPath(below_root(path, (*roots, *_FLAT_ROOTS))).with_suffix("").parts
     return ".".join(parts).removesuffix(".__init__")
-
-
-def dotted_text(node: ast.expr) -> str | None:
-    """``a.b.c`` for a plain chain of names, None for anything else."""
-    match node:
-        case ast.Name(id=name):
-            return name
-        case ast.Attribute(value=inner, attr=name) if before := dotted_text(inner):
-            return f"{before}.{name}"
-    return None
 
 
 def arguments_of(function: Function) -> list[ast.arg]:

@@ -125,7 +125,7 @@ class Needs:
 
     A helper's users are the definitions that hold its identifier as a name, an attribute or a string; module
     level is a user of its own. A plain name in a file that cannot see the helper is another thing of the same name and no
-    use, nor is an attribute of ``self`` one of a module. Imports and ``__all__`` entries vanish with the helper and do not
+    use. Imports and ``__all__`` entries vanish with the helper and do not
     count; tests are no users. A helper that an ``__all__`` or a package offers is somebody's API and stays out, and so is
     a method that is public or has a namesake.
     """
@@ -177,12 +177,12 @@ class Needs:
 
     def _users_of_name(self, name: Name) -> set[Name]:
         reach = self._graph.reach([name])
-        users: set[Name] = set()
-        for identifier in {bound for _, bound in reach.names}:
-            for file, use in self._graph.uses_of(identifier):
-                is_seen = use.kind != "name" or (file.module, identifier) in reach.names
-                if is_seen and not (use.kind == "attribute" and use.chain in ("self", "cls")):
-                    users.add((file.module, use.unit))
+        users = {
+            (file.module, use.unit)
+            for identifier in {bound for _, bound in reach.names}
+            for file, use in self._graph.uses_of(identifier)
+            if not use.is_name or (file.module, identifier) in reach.names
+        }
         for file, imported in reach.aliases:
             if not (imported.is_module_level or file.is_test or file.is_stub):
                 users.add((file.module, ""))
@@ -193,7 +193,7 @@ class Needs:
         users = {
             (file.module, use.unit)
             for file, use in self._graph.uses_of(name)
-            if use.kind != "name" or (file.module == method[0] and use.unit.partition(".")[0] == owner)
+            if not use.is_name or (file.module == method[0] and use.unit.partition(".")[0] == owner)
         }
         return users - {method}
 

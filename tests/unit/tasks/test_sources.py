@@ -344,14 +344,6 @@ def test_a_bomb_behind_the_members_takes_no_memory(tmp_path: Path, monkeypatch: 
         assert "unpacks to too much" in sentence(path)
 
 
-def test_the_files_of_a_tar_are_in_memory_once(tmp_path: Path) -> None:
-    data = os.urandom(8 * MIB)
-    path = tar_of(tmp_path / "a.tar.gz", {"a.bin": data, "b.py": b"x"})
-    with memory_below(14 * MIB):
-        listing = list_archive(path)
-    assert listing.read() == {"a.bin": data, "b.py": b"x"}
-
-
 def test_a_sparse_member_is_refused_and_takes_no_memory(tmp_path: Path) -> None:
     """Its header says four GiB of holes, in a file of a few hundred bytes."""
     info = tarfile.TarInfo("a.py")

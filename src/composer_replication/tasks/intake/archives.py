@@ -134,18 +134,17 @@ def _read_bounded(stream: IO[bytes], most_bytes: int) -> bytes:
     return whole.getvalue()
 
 
-_Members = Iterator[tuple[str, str, bytes | memoryview | None]]
+_Members = Iterator[tuple[str, str, bytes | None]]
 """The path of each member, where it leads from the top if it is a link (else empty), and the bytes if it is a file."""
 
 
 def _tar_members(path: Path) -> _Members:
     with _OPENERS[path.suffix.lower()](path, "rb") as stream:
         whole = _read_bounded(stream, MAX_TOTAL_BYTES + MAX_MEMBERS * 1024)  # with the headers
-    unpacked = memoryview(whole)  # so that no file is in memory twice
     with tarfile.open(fileobj=io.BytesIO(whole), mode="r:") as archive:
         for member in archive:
             target = ""
-            data: bytes | memoryview | None = None
+            data: bytes | None = None
             if member.issym():
                 target = os.path.join(os.path.dirname(member.name), member.linkname)
             elif member.islnk():
@@ -153,7 +152,7 @@ def _tar_members(path: Path) -> _Members:
             elif member.isfile():
                 if member.issparse():  # it would be larger than what lies in the archive
                     raise ValueError(f"member {member.name[:80]!r} has holes")
-                data = unpacked[member.offset_data : member.offset_data + member.size]
+                data = whole[member.offset_data : member.offset_data + member.size]
             elif not member.isdir():
                 raise ValueError(f"member {member.name[:80]!r} is a device or a pipe")
             yield member.name, target, data

@@ -182,23 +182,24 @@ def _all_blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
 # --- Let test files be collected without a deleted name: its import moves into the tests that use it.
 
 
-def moved_import_edits(graph: SymbolGraph, reach: Reach) -> tuple[Edit, ...]:
+def moved_import_edits(reach: Reach) -> tuple[Edit, ...]:
     """The edits of test files that import one of the names at module level.
 
     A file stays as it is when the name is needed to collect it (decorators, parameters, class bases, star imports, an
-    import in ``try`` or ``if``), bound a second time, or imported from there by another file.
+    import in ``try`` or ``if``).
     """
     by_file: dict[SourceFile, list[ImportedName]] = defaultdict(list)
     for file, imported in reach.aliases:
         if file.is_test and not file.is_stub and imported.is_module_level:
             by_file[file].append(imported)
-    return tuple(edit for file, moved in by_file.items() for edit in _file_edits(graph, file, moved))
+    return tuple(edit for file, moved in by_file.items() for edit in _file_edits(file, moved))
 
 
-def _file_edits(graph: SymbolGraph, file: SourceFile, moved: list[ImportedName]) -> list[Edit]:
+def _file_edits(file: SourceFile, moved: list[ImportedName]) -> list[Edit]:
     cut = FileCut(file.path, file.lines, file.tree)
     for imported in moved:
-        if imported.statement not in file.tree.body or not _can_move(graph, file, imported):
+        is_dotted = imported.is_plain and "." in imported.target
+        if imported.statement not in file.tree.body or imported.name == "*" or is_dotted:
             return []
         cut.take_item(imported.statement, imported.index)
     inserted, removed = _insertions(file, moved), cut.edits()
@@ -206,19 +207,6 @@ def _file_edits(graph: SymbolGraph, file: SourceFile, moved: list[ImportedName])
         return []
     edits = sorted([*removed, *inserted], key=lambda edit: (edit.start, edit.end))
     return edits if parses_after(file.text, edits) else []
-
-
-def _can_move(graph: SymbolGraph, file: SourceFile, imported: ImportedName) -> bool:
-    bound = imported.bound
-    return not (
-        imported.name == "*"
-        or (imported.is_plain and "." in imported.target)
-        or bound in file.bindings
-        or bound in file.definitions
-        or bound in file.exported
-        or len(file.imports_of(bound)) > 1
-        or (file.module, bound) in graph.importers
-    )
 
 
 def _insertions(file: SourceFile, moved: list[ImportedName]) -> list[Edit] | None:
@@ -296,7 +284,7 @@ def remove_whole(graph: SymbolGraph, selection: Selection) -> WholeRemoval | Non
         if own is None:
             return None
         edits += own
-    return tuple(edits), removed, moved_import_edits(graph, reach)
+    return tuple(edits), removed, moved_import_edits(reach)
 
 
 def _cuts_of(

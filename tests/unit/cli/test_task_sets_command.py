@@ -132,7 +132,7 @@ UNKNOWN = read_licence({"LICENSE": b"Ask me first.\n"})
 UNSOLD = read_licence({}, {"pyproject.toml": b'[project]\nlicense = "CC-BY-NC-4.0"\n'})
 MIT = read_licence({}, {"pyproject.toml": b'[project]\nlicense = "MIT"\n'})
 LINE = "  look at the licence before you pass these tasks on: tinymath==1.0: "
-FORMATS = [[], ["--format", "swebench"], ["--format", "harbor"]]
+FORMATS = [[], ["--format", "swebench"]]
 WAYS = [[*way, *golden] for way in FORMATS for golden in ([], ["--golden"])]
 
 

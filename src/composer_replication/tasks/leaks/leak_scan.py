@@ -249,7 +249,7 @@ def targets_of(store: TaskStore, task: Task) -> list[Target]:
         above, gone, below = (list(filter(None, map(str.strip, part.splitlines()))) for part in parts)
         window = [*above[-NUM_LINES_AROUND:], *gone, *below[:NUM_LINES_AROUND]]
         marked = tuple((line, line in distinctive) for line in window)
-        codes = _codes_of(original[path], files.get(path, b""), path, task)
+        codes = _codes_of(original[path], files.get(path, b""), path)
         module = posixpath.normpath(below_root(path, recorded_folders({**files, path: b""})))
         found.append(Target(task.task_id, marked, codes, module))
     return found
@@ -266,22 +266,18 @@ def _has_a_name(line: str) -> bool:
     return any(not keyword.iskeyword(word) for word in re.findall(r"[^\W\d]\w*", line))
 
 
-def _codes_of(restored: bytes, broken: bytes, path: str, task: Task) -> frozenset[str]:
+def _codes_of(restored: bytes, broken: bytes, path: str) -> frozenset[str]:
     """Digests of the code objects that only the restored file compiles to, at each level of optimisation."""
-    symbol = task.symbol.partition("#")[0]
-    new, old = _codes_in(restored, path), _codes_in(broken, path)
-    if not old:  # it cannot be compiled, so nothing says what was lost
-        return frozenset()
-    is_own = re.compile(rf"{re.escape(symbol)}(\.<locals>\..*)?") if task.is_one_hole else re.compile(".*")
-    return frozenset(digest for digest, name in new.items() if digest not in old and is_own.fullmatch(name))
+    old = _codes_in(broken, path)
+    return _codes_in(restored, path) - old if old else frozenset()  # without any it cannot be compiled
 
 
 @lru_cache(maxsize=64)
-def _codes_in(data: bytes, path: str) -> dict[str, str]:
-    """Digest and qualified name of each code object of a file, at each level of optimisation; it is never run."""
+def _codes_in(data: bytes, path: str) -> frozenset[str]:
+    """A digest of each code object of a file, at each level of optimisation; it is never run."""
     text = data.decode("utf-8", "replace")
     try:
         modules = [compile(text, path, "exec", dont_inherit=True, optimize=level) for level in (0, 1, 2)]
     except UNPARSABLE:
-        return {}
-    return {code_digest(code): code.co_qualname for module in modules for code in all_codes(module)}
+        return frozenset()
+    return frozenset(code_digest(code) for module in modules for code in all_codes(module))

@@ -161,19 +161,12 @@ class SourceFile(ast.NodeVisitor):
     visit_Assign = visit_AnnAssign = visit_AugAssign = _visit_assignment
 
     def _export(self, value: ast.expr | None) -> None:
-        """``[…]``, ``(…)``, ``[…] + other.__all__``, ``sorted([…])``: literal lists are exports, the rest are uses."""
-        parts: list[ast.expr] = []
+        """A literal list is exports; anything else is uses."""
         if isinstance(value, Items):
             self.exports.append(value)
             self._visit_all(item for item in value.elts if not isinstance(item, ast.Constant))
-        elif isinstance(value, ast.BinOp):
-            parts = [value.left, value.right]
-        elif isinstance(value, ast.Call):
-            parts = [value.func, *value.args, *(keyword.value for keyword in value.keywords)]
         elif value is not None:
             self.visit(value)
-        for part in parts:
-            self._export(part)
 
     def _visit_import(self, node: ImportStatement) -> None:
         is_top = self._scope.owner == ""

@@ -15,8 +15,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from composer_replication.sandbox.process_folder import NEW_PREFIX
-
 START_TRIES = 4  # Ray gives each start 30 s, which a busy machine may not
 
 
@@ -55,24 +53,6 @@ def running_ray(root: Path, *, num_cpus: int = 1, **more: str) -> Iterator[RayHe
         finally:
             stop(head, folder)
     assert descendants_of(head.pid, folder) == []
-
-
-def folders_left_on(scratch: Path) -> list[str]:
-    """Temporary folders of ours on a node, but those that nobody has used.
-
-    A worker that is ended in the moment between making its folder and naming it leaves an empty one, which the
-    next process that looks a minute later removes.
-    """
-    names = [path.name for path in scratch.iterdir()]
-    return [name for name in names if name.startswith("composer-rl") and not name.startswith(NEW_PREFIX)]
-
-
-def is_cleared(scratch: Path, seconds: float = 30.0) -> bool:
-    """Whether nothing is left on a node, a moment after the last process of ours there has ended."""
-    deadline = time.monotonic() + seconds
-    while folders_left_on(scratch) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not folders_left_on(scratch)
 
 
 def processes() -> Iterator[tuple[int, str]]:

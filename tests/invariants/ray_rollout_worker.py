@@ -27,7 +27,6 @@ from composer_replication.cli.main import main
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes.policies import SampleOptions
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.workers import make_ray_impatient
 from composer_replication.trainer import episode_rollouts
 from composer_replication.trainer.policy import InProcessPolicy
 
@@ -61,7 +60,6 @@ class Eventful(ThinkingSampler):
 
 
 def let_gradings_be_eventful() -> None:
-    make_ray_impatient()
     from composer_replication.rollouts.cluster import rollout_cluster
     from composer_replication.tasks.workers.ray_cluster import RayPool
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from composer_replication.trainer.checkpoints import newest_whole_checkpoint
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
 from agentic_runs import SETTINGS, what_was_played, without_times
-from ray_head import RayHead, actors_of, folders_left_on, further_node, processes, running_ray
+from ray_head import RayHead, actors_of, further_node, processes, running_ray
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 WORKER = Path(__file__).with_name("ray_rollout_worker.py")
@@ -79,20 +78,12 @@ def done(events: str, head: RayHead | None, *words: object, cache: Path | None =
 
 
 def left_by(scratch: Path) -> list[str]:
-    """Temporary folders of ours on a node, jails in them, and processes that wait for an end."""
-    found = folders_left_on(scratch)
-    for pid, words in processes():
-        with suppress(OSError):
-            waits = (
-                "import sweep" in words and f"TMPDIR={scratch}\0" in Path(f"/proc/{pid}/environ").read_text()
-            )
-            if waits or str(scratch) in words:
-                found.append(words)
-    return found
+    """Jails of ours on a node; a folder is removed by the next process of ours there."""
+    return [words for _, words in processes() if str(scratch) in words]
 
 
 def assert_clean(head: RayHead) -> None:
-    """Nothing of ours is left on the cluster: no actor, no tree, no jail."""
+    """Nothing of ours is left on the cluster: no actor, no jail."""
     assert actors_of(head.session) == []
     wait_until_clean(head.session, head.scratch)
 

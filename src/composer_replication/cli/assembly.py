@@ -196,7 +196,6 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
             ray_address=None if config.ray is None else config.ray.address,
             progress=report,
         ).require_tasks()
-        cache.hold(folder)
         store = TaskStore.open(folder)
         store.verify()
         return store

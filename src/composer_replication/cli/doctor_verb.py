@@ -222,9 +222,8 @@ def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         problem = f"the cache folder cannot be made: {error.strerror}."
         fix = f"set {CACHE_VARIABLE} to a folder that you may write, or unset it."
         raise UsageError("CR0209", problem, where=str(error.filename or CACHE_VARIABLE), fix=fix) from error
-    which = {"include_reports": args.all, "older_than_days": args.older_than, "is_dry_run": args.dry_run}
     with progress_bar(quiet=args.quiet) as report:
-        pruned = prune(folder, progress=report, **which)
+        pruned = prune(folder, progress=report, is_dry_run=args.dry_run)
     return {
         "folder": str(folder),
         "freed_bytes": pruned.freed_bytes,

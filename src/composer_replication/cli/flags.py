@@ -171,10 +171,7 @@ def isolation_lines(result: dict[str, Any]) -> list[str]:
 
 def check_cluster(address: str, purpose: str) -> None:
     """What can be said of a cluster before anything is built or loaded; ``purpose`` begins the sentence of a missing package."""
-    from composer_replication.tasks.workers import make_ray_impatient
-
     with needs_extra("ray", purpose):
-        make_ray_impatient()
         from composer_replication.tasks.workers.ray_cluster import check_address
     check_address(address)
 

@@ -186,7 +186,6 @@ def _details(store: TaskStore, task: Task) -> Result:
     return {
         "strength": strength and {name: int(strength[name]) for name in kept},
         "difficulty": [row.to_json() for row in measured.get(task.task_id, ())],
-        "broken_region": writing.broken_regions(store, task),
         "instruction": writing.write_instruction(store, task),
         "written_instruction": None if written is None else {"model": written.model, "text": written.text},
     }
@@ -253,7 +252,7 @@ def unfinished(folder: Path) -> str:
 
 def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     """Write a tree, or with a set format all tasks; ``restricted_licences`` are those that are not permissive."""
-    is_set, is_file = args.format != "tree", args.format in ("swebench", "parquet")
+    is_set, is_file = args.format != "tree", args.format == "swebench"
     if is_set is (args.task_id is not None):
         problem = "a tree is that of one task and needs its ID; the other formats write all and take none."
         ids = f"composer-rl tasks show {shlex.quote(str(args.folder))} lists the IDs"
@@ -282,8 +281,7 @@ def _written(store: TaskStore, args: argparse.Namespace) -> Result:
         if args.format == "harbor":
             tasks = write_harbor_tasks(store, args.out, progress=report)
         else:
-            shape = {"with_golden": args.golden, "as_parquet": args.format == "parquet"}
-            tasks = write_instances(store, args.out, progress=report, **shape)
+            tasks = write_instances(store, args.out, with_golden=args.golden, progress=report)
     sizes = [path.stat().st_size for path in (args.out, *args.out.rglob("*")) if path.is_file()]
     return {"tasks": tasks, "out": str(args.out.absolute()), "bytes": sum(sizes)}
 

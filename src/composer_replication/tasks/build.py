@@ -330,24 +330,16 @@ class Build:
         self.store.note_proof(self._sandbox)
         record, secret = records_of(candidate, subject)
         self.store.put_task(record, secret)
-        self._refuse_told(record.task_id)
+        try:
+            check_secrecy(self.store, self.store.get(record.task_id))
+        except GateFailed:
+            self.store.drop_task(record.task_id)
+            raise
         return record.task_id
 
     @cached_property
     def _sandbox(self) -> ProvingSandbox:
         return self.workers.call(sandbox_in_force, self.store.backend)
-
-    def _refuse_told(self, task_id: str) -> None:
-        """Take a task whose code is told out of the store again, and raise why."""
-        try:
-            check_secrecy(self.store, self.store.get(task_id))
-        except GateFailed as error:
-            # An earlier build may have shown a test that is paid or hidden now: then the text goes, and not the task.
-            if error.reason == "instruction-leaks" and self.store.drop_instruction(task_id):
-                self._refuse_told(task_id)
-            else:
-                self.store.drop_task(task_id)
-                raise
 
     def _add_truth(self, candidates: Sequence[Candidate]) -> int:
         """Give each task a truth that is not in its reward; how many were refused, because there is none."""

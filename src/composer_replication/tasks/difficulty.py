@@ -1,9 +1,6 @@
 """How hard are the tasks for a policy? Pass rates that an evaluation measured, kept beside the tasks.
 
-    difficulty/<policy>--<hash>.json    policy and settings; by seed, by task: samples, passes, hidden passes, tests
-
-``tests`` is a hash of the tests that counted. A rebuilt store may part a task's tests otherwise under the same id: such
-counts, and those without a hash, say nothing of the task of today, and are not used.
+    difficulty/<policy>--<hash>.json    policy and settings; by seed, by task: samples, passes, hidden passes
 
 A measurement is no part of a task: the store's manifest and fingerprint do not know of it. The same policy asked with the
 same seed replaces what that seed gave before; another seed gives other samples, so its counts are added. There is no time
@@ -12,12 +9,10 @@ stamp in a file: the same evaluation writes the same bytes.
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -26,12 +21,8 @@ from pydantic import AfterValidator, ConfigDict, Field, StrictStr, TypeAdapter
 from composer_replication.errors import InputError
 from composer_replication.run_folder import read_json, write_json
 from composer_replication.tasks.intake.cache import cache_lock, sha256_of
-from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_manifest import NAME as MANIFEST
 
 FOLDER = "difficulty"
-_NO_TASK = ""
-"""The hash for a task that the store does not hold: there are no tests to compare."""
 Z_95 = 1.959963984540054
 
 
@@ -109,12 +100,12 @@ class Difficulty:
 
 
 class _Row(NamedTuple):
-    """What one evaluation counted on a task, and the hash of the tests that it used, which old files lack."""
+    """What one evaluation counted on a task; earlier versions wrote a hash of the tests behind it."""
 
     num_samples: Annotated[int, Field(strict=True, gt=0)]
     num_passed: Annotated[int, Field(strict=True, ge=0)]
     num_hidden_passed: Annotated[int, Field(strict=True, ge=0)] | None
-    tests: StrictStr | None = None
+    tests: StrictStr = ""
 
 
 def _possible(row: _Row) -> _Row:
@@ -134,33 +125,10 @@ class _File:
 _FORM = TypeAdapter(_File)
 
 
-def tests_sha256(store: TaskStore, task_id: str) -> str:
-    """A hash of what decides whether an answer passes: the visible and hidden tests with their files, and recorded behaviour."""
-    record, secret = store.record(task_id), store.secret(task_id)
-    repository = store.repository(record.repository_record)
-    tests = (*record.visible, *secret.hidden)
-    paths = {repository.places[test][0] for test in tests if test in repository.places}
-    parts = [
-        sorted(record.visible),
-        sorted(secret.hidden),
-        sorted((secret.twins or {}).items()),
-        sorted((path, repository.files.get(path, "")) for path in paths),
-        *([sorted(record.paid_tests)] if record.paid_tests else []),
-    ]
-    return sha256_of(json.dumps(parts).encode())
-
-
-def _tests_of_today(store_root: Path) -> Callable[[str], str]:
-    """The hash of a task's tests as the store has them now; a folder that is no store holds no task."""
-    store = TaskStore.open(store_root) if (store_root / MANIFEST).is_file() else None
-    held = frozenset() if store is None else frozenset(store.task_ids())
-    return cache(lambda task_id: tests_sha256(store, task_id) if store and task_id in held else _NO_TASK)
-
-
 def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty]) -> Path | None:
     """Write what one evaluation measured; the file, or None when it measured nothing.
 
-    A ValueError for records of two policies; an InputError where the file or the store that is there is damaged (CR0411).
+    A ValueError for records of two policies; an InputError where the file that is there is damaged (CR0411).
     """
     records = list(measured)
     if not records:
@@ -168,11 +136,8 @@ def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty
     policy = records[0].policy
     if any(record.policy != policy for record in records):
         raise ValueError("one evaluation asks one policy")
-    path, today = store_root / FOLDER / policy.file_name, _tests_of_today(store_root)
-    rows = {
-        one.task_id: _Row(one.num_samples, one.num_passed, one.num_hidden_passed, today(one.task_id))
-        for one in records
-    }
+    path = store_root / FOLDER / policy.file_name
+    rows = {one.task_id: _Row(one.num_samples, one.num_passed, one.num_hidden_passed) for one in records}
     with cache_lock(f"difficulty-{sha256_of(str(path.resolve()).encode())[:16]}"):
         kept = _read(path).evaluations if path.is_file() else {}
         kept[seed] = {**kept.get(seed, {}), **rows}
@@ -184,14 +149,13 @@ def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty
 def read_difficulty(
     store_root: Path, *, only: Collection[str] | None = None
 ) -> dict[str, tuple[Difficulty, ...]]:
-    """By task id (all, or ``only``), what each policy does on its tests of today, seeds added up, in the order of files."""
+    """By task id (all, or ``only``), what each policy does on it, seeds added up, in the order of files."""
     found: dict[str, tuple[Difficulty, ...]] = {}
-    today = _tests_of_today(store_root)
     for path in sorted((store_root / FOLDER).glob("*.json")):
         measured = _read(path)
         by_task: dict[str, list[_Row]] = {}
         for task_id, row in (item for rows in measured.evaluations.values() for item in rows.items()):
-            if (only is None or task_id in only) and row.tests == today(task_id):
+            if only is None or task_id in only:
                 by_task.setdefault(task_id, []).append(row)
         for task_id, rows in sorted(by_task.items()):
             samples, passed = sum(row.num_samples for row in rows), sum(row.num_passed for row in rows)

@@ -1,8 +1,7 @@
 """A ``.git`` of exactly one commit, for agents that use ``git status``, ``git diff`` and ``git stash``.
 
-Written without git, so that it holds nothing of the machine: no name, hook, reflog or time. The same files give the same
-bytes everywhere: author, date and message are fixed, and objects are stored, not compressed, because compressed bytes
-differ between versions of zlib. Formats: gitformat-pack(5) and gitformat-index(5) of git.
+Written without git, so that it holds nothing of the machine: no name, hook, reflog or time. Author, date and message are
+fixed, so the same files give the same commit everywhere. Formats: gitrepository-layout(5) and gitformat-index(5) of git.
 """
 
 from __future__ import annotations
@@ -10,9 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from itertools import accumulate
+from collections.abc import Mapping
 from pathlib import Path
 
 AUTHOR = "Task <task@localhost> 946684800 +0000"
@@ -32,7 +29,6 @@ _CONFIG = """\
 [gc]
 \tauto = 0
 """
-_KINDS = {b"commit": 1, b"tree": 2, b"blob": 3}
 _FILE, _FOLDER = b"100644", b"40000"
 
 
@@ -51,15 +47,12 @@ def git_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
     tree = _add_tree(objects, blobs)
     message = f"tree {tree.hex()}\nauthor {AUTHOR}\ncommitter {AUTHOR}\n\n{MESSAGE}"
     commit = _add(objects, b"commit", message.encode())
-    pack, index = _packed(objects)
-    name = f".git/objects/pack/pack-{pack[-20:].hex()}"
     return {
         ".git/HEAD": f"ref: {BRANCH}\n".encode(),
         ".git/config": _CONFIG.encode(),
         f".git/{BRANCH}": commit.hex().encode() + b"\n",
         ".git/index": _index(blobs),
-        f"{name}.pack": pack,
-        f"{name}.idx": index,
+        **{f".git/objects/{name.hex()[:2]}/{name.hex()[2:]}": data for name, data in objects.items()},
     }
 
 
@@ -77,39 +70,15 @@ def has_fresh_git(folder: Path) -> bool:
 
 
 _Objects = dict[bytes, bytes]
-"""What a pack holds of each object by its name, in the order in which they came."""
+"""What lies in the file of each object, by its name."""
 
 
 def _add(objects: _Objects, kind: bytes, data: bytes) -> bytes:
-    """Add an object once; its name."""
-    name = _sha1(b"%s %d\0%s" % (kind, len(data), data))
-    if name not in objects:
-        # Its kind and 4 bits of its size, then 7 in each further byte.
-        head, size = [_KINDS[kind] << 4 | len(data) & 15], len(data) >> 4
-        while size:
-            head[-1] |= 0x80
-            head.append(size & 0x7F)
-            size >>= 7
-        objects[name] = bytes(head) + _stored(data)
+    """Add an object; its name."""
+    content = b"%s %d\0%s" % (kind, len(data), data)
+    name = _sha1(content)
+    objects[name] = zlib.compress(content, 0)  # stored: a rollout waits for it
     return name
-
-
-def _packed(entries: _Objects) -> tuple[bytes, bytes]:
-    """A pack of these objects and its index, both of version 2."""
-    head = b"PACK" + struct.pack(">II", 2, len(entries))
-    pack = _with_sum([head, *entries.values()])
-    offsets = dict(zip(entries, accumulate(map(len, entries.values()), initial=len(head)), strict=False))
-    names = sorted(entries)
-    counts = Counter(name[0] for name in names)
-    index = [
-        b"\xfftOc" + struct.pack(">I", 2),
-        struct.pack(">256I", *accumulate(counts[first] for first in range(256))),
-        *names,
-        *(struct.pack(">I", zlib.crc32(entries[name])) for name in names),
-        *(struct.pack(">I", offsets[name]) for name in names),
-        pack[-20:],
-    ]
-    return pack, _with_sum(index)
 
 
 def _add_tree(objects: _Objects, blobs: Mapping[bytes, bytes]) -> bytes:
@@ -135,20 +104,7 @@ def _index(blobs: Mapping[bytes, bytes]) -> bytes:
         entry = struct.pack(">10I", 0, 0, 0, 0, 0, 0, 0o100644, 0, 0, 0) + name
         entry += struct.pack(">H", min(len(path), 0xFFF)) + path
         entries.append(entry + b"\0" * (8 - len(entry) % 8))
-    return _with_sum([b"DIRC", struct.pack(">II", 2, len(entries)), *entries])
-
-
-def _stored(data: bytes) -> bytes:
-    """A zlib stream of stored blocks (RFC 1950, RFC 1951 section 3.2.4)."""
-    blocks = [data[start : start + 65_535] for start in range(0, len(data) or 1, 65_535)]
-    last = len(blocks) - 1
-    heads = (struct.pack("<BHH", i == last, len(one), len(one) ^ 0xFFFF) for i, one in enumerate(blocks))
-    parts = (head + block for head, block in zip(heads, blocks, strict=True))
-    return b"".join([b"\x78\x01", *parts, struct.pack(">I", zlib.adler32(data))])
-
-
-def _with_sum(parts: Iterable[bytes]) -> bytes:
-    content = b"".join(parts)
+    content = b"".join([b"DIRC", struct.pack(">II", 2, len(entries)), *entries])
     return content + _sha1(content)
 
 

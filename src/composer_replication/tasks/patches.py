@@ -35,13 +35,6 @@ _NO_PATH = re.compile(r"[\x00\ud800-\udfff]")
 _BINARY = re.compile(r"^(GIT binary patch|Binary files .* differ)\r?$", re.MULTILINE)
 _SPECIAL_MODE = re.compile(r"^(?:new file mode|new mode) (?!100)\d+|^index \S+ (?!100)\d+\r?$", re.MULTILINE)
 
-_GIT_FILES = {
-    "HEAD": b"ref: refs/heads/main\n",
-    "config": b"[core]\n\trepositoryformatversion = 0\n\tfilemode = false\n\tbare = false\n\tsymlinks = false\n",
-    # Above every .gitattributes of the tree: bytes go in and come out as they are.
-    "info/attributes": b"* -text !eol -filter -ident -working-tree-encoding\n",
-}
-
 
 def make_patch(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str:
     """The unified diff that turns one tree into another; empty where they are equal.
@@ -127,32 +120,28 @@ def apply_patch(files: Mapping[str, bytes], patch: str) -> dict[str, bytes]:
     if _SPECIAL_MODE.search(patch):
         raise _refused("the patch makes a link or a submodule", "")
     with tempfile.TemporaryDirectory(prefix="patch-", dir=process_folder()) as folder:
-        tree, git = Path(folder) / "tree", Path(folder) / "git"
+        tree = Path(folder) / "tree"
         tree.mkdir()
         write_files(tree, files)
-        write_files(git, _GIT_FILES)
-        for name in ("objects", "refs"):
-            (git / name).mkdir()
-        _run_git_apply(Path(folder), patch.encode())
+        _run_git_apply(tree, patch.encode())
         # With core.symlinks off git itself makes no link, whatever a patch says.
         paths = (path for path in sorted(tree.rglob("*")) if path.is_file())
         return {path.relative_to(tree).as_posix(): path.read_bytes() for path in paths}
 
 
-def _run_git_apply(folder: Path, patch: bytes) -> None:
+def _run_git_apply(tree: Path, patch: bytes) -> None:
     environment = {
         "PATH": os.environ.get("PATH", os.defpath),
         "LC_ALL": "C",
-        "HOME": str(folder),
-        "GIT_DIR": str(folder / "git"),
-        "GIT_WORK_TREE": str(folder / "tree"),
+        "HOME": str(tree.parent),
+        "GIT_CEILING_DIRECTORIES": str(tree.parent),  # there is no repository: nothing of one is read
         **dict.fromkeys(("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"), os.devnull),
         **dict.fromkeys(("GIT_CONFIG_NOSYSTEM", "GIT_ATTR_NOSYSTEM"), "1"),
     }
     try:
         done = subprocess.run(
-            ["git", "apply", "--whitespace=nowarn", "-"],
-            input=patch, cwd=folder / "tree", env=environment, capture_output=True, timeout=APPLY_SECONDS, check=False,
+            ["git", "-c", "core.symlinks=false", "-c", "core.fileMode=false", "apply", "--whitespace=nowarn", "-"],
+            input=patch, cwd=tree, env=environment, capture_output=True, timeout=APPLY_SECONDS, check=False,
         )  # fmt: skip
     except FileNotFoundError as error:
         problem = "patches are applied by git, which is not installed."
@@ -161,7 +150,7 @@ def _run_git_apply(folder: Path, patch: bytes) -> None:
         raise _refused(f"git apply did not end within {APPLY_SECONDS} seconds", "") from error
     if done.returncode:
         told = done.stderr.decode("utf-8", "replace")
-        refuse_full_disk(told, folder)
+        refuse_full_disk(told, tree)
         said = told.strip().splitlines()
         reason = next((line for line in said if line.startswith(("error:", "fatal:"))), "git apply failed")
         raise _refused(f"the patch does not apply, {reason.partition(': ')[2] or reason}"[:300], "")

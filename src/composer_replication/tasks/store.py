@@ -1,7 +1,7 @@
 """Tasks on disk: content-addressed files, public records, and secrets apart from them.
 
-    manifest.json                  schema version, sha256 of every record, one fingerprint over all; sources and
-                                   licences; the sandbox that proved the tasks
+    manifest.json                  schema version, sha256 of every record, one fingerprint over all; the sandbox that
+                                   proved the tasks
     unsettled                      is there while records are written that the manifest does not name yet
     objects/ab/<sha256>.zst        files of repositories, by the hash of their content; wheels as they are
     repositories/<slug>.json.zst   paths and hashes of one repository, its green tests
@@ -49,7 +49,6 @@ from composer_replication.tasks.store_manifest import (
     UNSETTLED,
     BuildMark,
     Manifest,
-    Origin,
     ProvingSandbox,
     compress,
     damaged,
@@ -218,29 +217,13 @@ class TaskStore:
                 self._write_manifest()
 
     def _write_manifest(self) -> None:
-        is_complete = self.build is not None and self.build.is_complete
-        write_manifest(self.root, self._manifest, self._origins() if is_complete else None)
+        write_manifest(self.root, self._manifest)
 
     def _stems(self, kind: str) -> list[str]:
         """The names of all records of a kind, sorted, without folder and suffix."""
         with self._lock:
             names = [name for name in self._records if name.startswith(f"{kind}/")]
         return sorted(name.removeprefix(f"{kind}/").removesuffix(".json") for name in names)
-
-    def _origins(self) -> dict[str, Origin]:
-        """Where each repository is from and its licence; one whose record is damaged is left out, its reader says so."""
-        found: dict[str, Origin] = {}
-        for slug in self._stems("repositories"):
-            with contextlib.suppress(InputError):
-                record = self.repository(slug)
-                found[slug] = {
-                    "source": record.source or None,
-                    "sha256": record.source_sha256,
-                    "commit": record.commit or None,
-                    "spdx": record.licence.spdx,
-                    "is_copyleft": record.licence.is_copyleft,
-                }
-        return found
 
     # --- reading ---------------------------------------------------------------------
 
@@ -430,14 +413,6 @@ class TaskStore:
         """Forget a task; recorded behaviour that no other task names goes with ``drop_records``."""
         with self._lock:
             self._drop({f"{kind}/{task_id}.json" for kind in ("tasks", "secrets", "instructions")})
-
-    def drop_instruction(self, task_id: str) -> bool:
-        """Forget what a model wrote about a task; False where there is nothing."""
-        name = f"instructions/{task_id}.json"
-        with self._lock:
-            is_there = self.has_record(name)
-            self._drop({name})
-        return is_there
 
     def drop_records(self, keep: set[str]) -> None:
         """Leave the records of ``keep``, the kept tasks' instructions, and the files that these name.

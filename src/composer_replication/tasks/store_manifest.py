@@ -108,8 +108,6 @@ READABLE_VERSIONS = (3, 4, STORE_VERSION)
 NAME = "manifest.json"
 FOLDERS = ("instructions", "locks", "repositories", "tasks", "secrets")
 UNSETTLED = "unsettled"
-Origin = dict[str, str | bool | None]
-"""What the manifest repeats of a repository's record; ``source`` is None for a folder or an archive."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -224,19 +222,14 @@ def unsettle(folder: Path) -> None:
         write_atomic(folder / UNSETTLED, "")
 
 
-def write_manifest(folder: Path, manifest: Manifest, origins: Mapping[str, Origin] | None = None) -> None:
-    """Replace the manifest, whole or not at all, which names all changes then; the fingerprint covers the records alone.
-
-    ``origins`` (source, sha256, commit, SPDX id and whether it is copyleft, by repository) repeats what records say.
-    """
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replace the manifest, whole or not at all, which names all changes then; the fingerprint covers the records alone."""
     value: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "store_version": STORE_VERSION,
         "fingerprint": fingerprint_of(manifest.records),
         **_FORM.dump_python(manifest, exclude_defaults=True),
     }
-    if origins is not None:
-        value["repositories"] = origins
     write_atomic(folder / NAME, json.dumps(value, indent=1, sort_keys=True) + "\n")
     (folder / UNSETTLED).unlink(missing_ok=True)
 

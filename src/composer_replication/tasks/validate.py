@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -94,18 +93,15 @@ def validate_store(
     with interruptible_pool(jobs, "tasks-validate") as pool:  # a sandbox that broke ends it all
         found = in_order(pool, check, task_ids, lambda done, task_id: told(done, len(task_ids), task_id))
         failed = [failure for failure in found if failure is not None]
-    without_truth: list[str] = []
-    for task_id in task_ids:
-        with suppress(InputError):  # damaged: its own check says so
-            if not store.get(task_id).has_hidden_tests:
-                without_truth.append(task_id)
+    damaged = {failure.task_id for failure in failed if failure.gate == "damaged"}
+    whole = (store.get(task_id) for task_id in task_ids if task_id not in damaged)
     return ValidationSummary(
         tasks=len(task_ids),
         passed=len(task_ids) - len(failed),
         failed=tuple(failed),
         validated_in=sandbox_in_force(backend),
         proved_by=store.proved_by,
-        without_truth=tuple(without_truth),
+        without_truth=tuple(task.task_id for task in whole if not task.has_hidden_tests),
     )
 
 

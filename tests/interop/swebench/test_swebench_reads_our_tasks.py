@@ -73,14 +73,7 @@ def _report(instance: Instance, prediction: dict[str, str], log: Path) -> dict[s
     return dict(report[instance["instance_id"]])
 
 
-@pytest.mark.parametrize("kind", ["lines", "parquet"])
-def test_its_loader_reads_every_task_with_every_column(
-    store: TaskStore, task_set: Path, tmp_path: Path, kind: str
-) -> None:
-    if kind == "parquet":
-        task_set = tmp_path / "tasks.parquet"
-        out = ["--format", "parquet", "--golden", "--out", str(task_set)]
-        assert main(["tasks", "export", str(store.root), *out]) == 0
+def test_its_loader_reads_every_task_with_every_column(store: TaskStore, task_set: Path) -> None:
     instances = load_swebench_dataset(str(task_set))
     assert sorted(one["instance_id"] for one in instances) == sorted(task.task_id for task in store.tasks())
     for instance in instances:
@@ -88,10 +81,10 @@ def test_its_loader_reads_every_task_with_every_column(
             assert isinstance(dict(instance)[column], kind_of_value), column
 
 
-def test_the_public_table_loads_and_holds_no_patch(store: TaskStore, tmp_path: Path) -> None:
-    table = tmp_path / "tasks.parquet"
-    assert main(["tasks", "export", str(store.root), "--format", "parquet", "--out", str(table)]) == 0
-    instances = load_swebench_dataset(str(table))
+def test_the_public_rows_load_and_hold_no_patch(store: TaskStore, tmp_path: Path) -> None:
+    rows = tmp_path / "tasks.jsonl"
+    assert main(["tasks", "export", str(store.root), "--format", "swebench", "--out", str(rows)]) == 0
+    instances = load_swebench_dataset(str(rows))
     assert len(instances) == len(store.tasks())
     assert not any(dict(one).get("patch") or one["test_patch"] for one in instances)
 

@@ -54,13 +54,6 @@ def test_what_a_person_reads(cache: Path, capsys: pytest.CaptureFixture[str]) ->
     assert f"  path {cache / 'models' / 'mine'}, reason not made by composer-rl" in lines
 
 
-@pytest.mark.parametrize("days", ["-1", "nan", "inf"])
-def test_a_number_of_days_that_is_none(cache: Path, capsys: pytest.CaptureFixture[str], days: str) -> None:
-    code, value = call(capsys, "cache", "prune", f"--older-than={days}")
-    assert (code, value["error"]["code"]) == (2, "CR0206")
-    assert (cache / STORE).is_file()
-
-
 def test_a_cache_that_is_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

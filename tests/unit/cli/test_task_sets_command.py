@@ -9,7 +9,6 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from composer_replication.cli.main import build_parser, main, rendered
@@ -35,12 +34,12 @@ def folder(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
     return out
 
 
-def test_the_set_formats_say_the_same_and_no_secret_without_golden(
+def test_rows_hold_no_secret_without_golden(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows: dict[str, list[dict[str, Any]]] = {}
     for name, golden in (("public", []), ("secret", ["--golden"])):
-        lines, table = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.parquet"
+        lines = tmp_path / f"{name}.jsonl"
         result, code, text = call("export", str(folder), "--format", "swebench", "--out", str(lines), *golden)
         assert (code, result) == (
             0,
@@ -51,9 +50,7 @@ def test_the_set_formats_say_the_same_and_no_secret_without_golden(
         )  # fmt: skip
         assert {"1", str(lines), str(lines.stat().st_size)} <= set(text.split())
         assert "1/1" in capsys.readouterr().err  # a set of hundreds takes a minute: there is a bar
-        call("export", str(folder), "--format", "parquet", "--out", str(table), *golden)
         rows[name] = [json.loads(line) for line in lines.read_text().splitlines()]
-        assert pq.read_table(table).to_pylist() == rows[name]
     assert "patch" not in rows["public"][0]
     assert "return min(x, high)" in rows["secret"][0]["patch"]
     assert "return min(x, high)" not in json.dumps(rows["public"])
@@ -112,7 +109,7 @@ def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
         (("export", str(folder), task_id, "--format", "harbor", "--out", str(tmp_path / "x")), "CR0206"),
         (("export", str(folder), "--format", "swebench", "--out", str(taken)), "CR0231"),
         (("export", str(folder), "--format", "harbor", "--out", str(taken)), "CR0231"),
-        (("export", str(folder), "--format", "parquet", "--out", str(taken / "x")), "CR0209"),
+        (("export", str(folder), "--format", "swebench", "--out", str(taken / "x")), "CR0209"),
         (("import", str(taken), "--format", "swebench", "--out", str(taken / "x")), "CR0209"),
     ):
         with pytest.raises(UsageError, match=code):
@@ -134,7 +131,7 @@ GPL = read_licence({}, {"pyproject.toml": b'[project]\nlicense = "GPL-3.0-only"\
 UNKNOWN = read_licence({"LICENSE": b"Ask me first.\n"})
 UNSOLD = read_licence({}, {"pyproject.toml": b'[project]\nlicense = "CC-BY-NC-4.0"\n'})
 MIT = read_licence({}, {"pyproject.toml": b'[project]\nlicense = "MIT"\n'})
-FORMATS = [[], ["--format", "swebench"], ["--format", "parquet"]]
+FORMATS = [[], ["--format", "swebench"]]
 WAYS = [[*way, *golden] for way in FORMATS for golden in ([], ["--golden"])]
 
 

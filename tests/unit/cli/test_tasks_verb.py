@@ -117,7 +117,7 @@ def test_show_and_stats(folder: Path) -> None:
     assert set(one) == set(shown)
     assert {key: one["tasks"][0][key] for key in row} == row
     assert set(one["tasks"][0]) - set(row) == {
-        "instruction", "written_instruction", "broken_region", "strength", "difficulty",
+        "instruction", "written_instruction", "strength", "difficulty",
     }  # fmt: skip
     assert "return low" not in json.dumps(one)
 

@@ -18,7 +18,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
-from ray_head import free_port
 
 from composer_replication.errors import ComposerError
 from composer_replication.records import Task, ToolCall
@@ -71,7 +70,6 @@ def run_faces_on(address: str, store: TaskStore) -> dict[str, Any]:
     result: dict[str, Any] = {"host": socket.gethostname()}
     with open_cluster(address, store, ClusterOptions(num_actors=1, num_cpus=0.1)) as cluster:
         from composer_replication.rollouts.cluster.rollout_cluster import RayEnvironment, RayGrader
-        from composer_replication.tasks.workers.ray_cluster import Head
 
         face = TrlFeatureDeletion(RayEnvironment(cluster))
         result["trl_first"] = face.reset(task_id=task.task_id)
@@ -108,12 +106,6 @@ def run_faces_on(address: str, store: TaskStore) -> dict[str, Any]:
         result["twice"] = attempt(lambda: environment.call(ToolCall("list_files", "{}")))
         result["unknown_task"] = attempt(lambda: environment.reset("no-such-task"))
         result["no_attempt"] = attempt(environment.finish)
-        head, cluster._head = (
-            cluster._head,
-            Head("127.0.0.1", free_port(), look_seconds=0.0, lost_seconds=0.0),
-        )
-        result["no_head"] = attempt(lambda: environment.reset(task.task_id))
-        cluster._head = head
     result["closed"] = attempt(lambda: environment.reset(task.task_id))
     return result
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,17 +13,15 @@ import pytest
 
 from composer_replication.sandbox import process_folder
 from composer_replication.tasks.intake import cache as cache_module
-from composer_replication.tasks.intake.cache import CACHE_VARIABLE, hold, prune
+from composer_replication.tasks.intake.cache import CACHE_VARIABLE, prune
 
 ENVIRONMENT = "0123456789abcdef01234567-89abcdef"
 STORE = "fedcba9876543210"
-DAY = 86400.0
 LIVE = """
 import sys, time
-from pathlib import Path
-from composer_replication.tasks.intake.cache import cache_lock, hold
-if sys.argv[1] == "hold":
-    assert hold(Path(sys.argv[2]))
+from composer_replication.tasks.intake.cache import cache_folder, cache_lock
+if sys.argv[1] == "use":
+    cache_folder()
     print("ready", flush=True)
     time.sleep(600)
 with cache_lock(sys.argv[2]):
@@ -81,46 +78,33 @@ def files(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
 
 
-def test_everything_that_can_be_made_again_goes_and_crash_reports_with_all_only(cache: Path) -> None:
+def test_everything_that_can_be_made_again_goes_and_crash_reports_stay(cache: Path) -> None:
     pruned = prune(cache)
     assert pruned.freed_bytes == 63
     assert files(cache) == {"crash/composer-rl-crash-20260101T000000-abc.txt"}
-    assert [(kept.path.name[:5], "--all" in kept.reason) for kept in pruned.kept] == [("compo", True)]
-    assert prune(cache, include_reports=True).freed_bytes == 64
-    assert files(cache) == set()
-    assert prune(cache, include_reports=True).removed == ()
+    assert pruned.kept == ()
+    assert prune(cache).removed == ()
 
 
 def test_a_dry_run_says_the_same_and_removes_nothing(cache: Path) -> None:
     before = files(cache)
-    planned = prune(cache, include_reports=True, is_dry_run=True)
-    assert planned.freed_bytes == 127
+    planned = prune(cache, is_dry_run=True)
+    assert planned.freed_bytes == 63
     assert files(cache) == before
-    assert prune(cache, include_reports=True).removed == planned.removed
+    assert prune(cache).removed == planned.removed
 
 
-@pytest.mark.parametrize(
-    ("kind", "entry", "freed"),
-    [("environments", ENVIRONMENT, 61), ("task-stores", STORE, 62), ("wheels", "", 31), ("sdists", "", 47)],
-)
-def test_what_a_living_process_holds_stays_until_it_is_killed(
-    cache: Path, start: Start, kind: str, entry: str, freed: int
+@pytest.mark.parametrize("how", ["use", "lock"])
+def test_all_that_a_living_process_may_use_stays_until_it_is_killed(
+    cache: Path, start: Start, how: str
 ) -> None:
-    process = start("hold", str(cache / kind / entry))
+    process = start(how, "models")
     pruned = prune(cache)
-    assert pruned.freed_bytes == freed
+    assert pruned.freed_bytes == 0
     assert "in use" in {kept.reason for kept in pruned.kept}
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert prune(cache).freed_bytes == 63 - freed
-
-
-@pytest.mark.parametrize(
-    ("lock", "freed"), [(f"environment-{ENVIRONMENT}", 61), (f"task-store-{STORE}", 62), ("models", 59)]
-)
-def test_what_is_being_made_stays(cache: Path, start: Start, lock: str, freed: int) -> None:
-    start("lock", lock)
-    assert prune(cache).freed_bytes == freed
+    assert prune(cache).freed_bytes == 63
 
 
 def test_a_folder_that_is_no_cache_loses_nothing_but_our_entries(cache: Path) -> None:
@@ -129,14 +113,15 @@ def test_a_folder_that_is_no_cache_loses_nothing_but_our_entries(cache: Path) ->
         for name in (
             "notes.txt Documents/letter.txt models/llama/config.json wheels/mine/thing.whl "
             "wheels/car-1.0/photo.jpg environments/whole/bin/python task-stores/readme "
-            "crash/diary.txt resolutions/new-year.json"
+            "resolutions/new-year.json"
         ).split()
     ]
-    pruned = prune(cache, include_reports=True)
-    assert pruned.freed_bytes == 127
-    assert files(cache) == {str(path.relative_to(cache)) for path in foreign}
+    pruned = prune(cache)
+    assert pruned.freed_bytes == 63
+    left = {str(path.relative_to(cache)) for path in foreign}
+    assert files(cache) == {*left, "crash/composer-rl-crash-20260101T000000-abc.txt"}
     strangers = {str(k.path.relative_to(cache)) for k in pruned.kept if k.reason == "not made by composer-rl"}
-    words = "models/llama wheels/mine wheels/car-1.0 environments/whole task-stores/readme crash/diary.txt"
+    words = "models/llama wheels/mine wheels/car-1.0 environments/whole task-stores/readme"
     assert strangers == {*words.split(), "resolutions/new-year.json"}
 
 
@@ -153,17 +138,6 @@ def test_no_symbolic_link_is_followed(cache: Path, tmp_path: Path) -> None:
     assert (cache / "task-stores" / "00112233445566aa").is_symlink()
 
 
-def test_only_what_was_not_used_for_so_long(cache: Path) -> None:
-    old = time.time() - 10 * DAY
-    for path in cache.glob("*/*"):
-        os.utime(path, (old, old))
-    assert prune(cache, older_than_days=11).freed_bytes == 0
-    assert hold(cache / "environments" / ENVIRONMENT)  # a use renews it; held by this process too
-    pruned = prune(cache, older_than_days=9)
-    assert pruned.freed_bytes == 61
-    assert "used since then" in {kept.reason for kept in pruned.kept}
-
-
 def test_an_interrupted_removal_is_finished_by_the_next_call(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,19 +150,6 @@ def test_an_interrupted_removal_is_finished_by_the_next_call(
             prune(cache)
     assert not (cache / "task-stores" / STORE).exists()
     assert prune(cache).freed_bytes == 63
-
-
-def test_a_reader_that_waits_for_a_removal_learns_that_the_entry_is_gone(cache: Path) -> None:
-    folder = cache / "environments" / ENVIRONMENT
-    assert prune(cache).freed_bytes == 63
-    assert not hold(folder)
-    put(folder / "bin" / "python", 5)
-    assert hold(folder)
-    folder.rename(cache / "moved")
-    put(folder / "bin" / "python", 6)
-    assert hold(folder)  # the new folder, not the one that was moved away
-    assert "in use" in {kept.reason for kept in prune(cache).kept}
-    assert (folder / "bin" / "python").is_file()
 
 
 def test_scratch_folders_of_killed_processes_go(cache: Path, tmp_path: Path) -> None:

@@ -74,65 +74,20 @@ def test_the_same_evaluation_writes_the_same_bytes(tmp_path: Path) -> None:
     assert b"schema_version" in texts[0]
 
 
-TASK = "t-class-body"
-
-
-def part_otherwise(store: TaskStore, how: str) -> None:
-    """The task under the same id, with what decides about an answer changed, or with something else changed."""
-    record, secret = store.record(TASK), store.secret(TASK)
-    assert record.visible
-    assert secret.hidden
-    if how == "another split":
-        store.put_task(
-            replace(record, visible=secret.hidden), replace(secret, hidden=record.visible, withheld=())
-        )
-    elif how == "fewer hidden tests":
-        store.put_task(record, replace(secret, hidden=()))
-    elif how == "recorded behaviour":
-        store.put_task(record, replace(secret, twins={"a.py::f": "0" * 64}))
-    elif how == "another text of a test":
-        repository = store.repository(record.repository_record)
-        path = repository.places[record.visible[0]][0]
-        digest = store.put_blob(store.blob(repository.files[path]) + b"\n# changed\n")
-        changed = replace(repository, files={**repository.files, path: digest})
-        store.put_repository(record.repository_record, changed)
-    else:
-        store.put_task(replace(record, strength={"mutants": 2, "killed_visible": 1, "killed_all": 1}), secret)
-
-
-@pytest.mark.parametrize(
-    "how", ["another split", "fewer hidden tests", "recorded behaviour", "another text of a test"]
-)
-def test_counts_of_other_tests_are_not_used(sized_store: TaskStore, how: str) -> None:
-    root = sized_store.root
-    record_difficulty(root, 0, [row(TASK, 4, 1, 0), row("t-module-body", 4, 2, None)])
-    record_difficulty(root, 7, [row(TASK, 4, 1, 0)])
-    part_otherwise(sized_store, how)
-    assert read_difficulty(root, only=[TASK]) == {}
-    assert TASK not in read_difficulty(root)
-    record_difficulty(root, 3, [row(TASK, 8, 8, 8)])
-    assert read_difficulty(root)[TASK] == (row(TASK, 8, 8, 8),)
-
-
-def test_counts_without_a_hash_of_their_tests_are_not_used_and_stay(sized_store: TaskStore) -> None:
+def test_rows_with_a_hash_of_their_tests_are_read(tmp_path: Path) -> None:
     """As an earlier version wrote them."""
-    root = sized_store.root
-    path = record_difficulty(root, 0, [row(TASK, 4, 1, 0), row("t-module-body", 4, 2, None)])
+    path = record_difficulty(tmp_path, 0, [row("t", 4, 1, 0)])
     assert path is not None
     value = json.loads(path.read_text())
-    value["evaluations"]["0"] = {name: counts[:3] for name, counts in value["evaluations"]["0"].items()}
+    value["evaluations"]["0"]["t"] = [4, 1, 0, "a" * 64]
     path.write_text(json.dumps(value))
-    assert read_difficulty(root) == {}
-    assert record_difficulty(root, 1, [row(TASK, 4, 3, 3)]) == path
-    assert read_difficulty(root) == {TASK: (row(TASK, 4, 3, 3),)}
+    assert read_difficulty(tmp_path) == {"t": (row("t", 4, 1, 0),)}
 
 
-def test_a_figure_about_the_tests_does_not_part_them_otherwise(sized_store: TaskStore) -> None:
+def test_it_is_no_part_of_the_store(sized_store: TaskStore) -> None:
     fingerprint = sized_store.fingerprint
-    record_difficulty(sized_store.root, 0, [row(TASK, 4, 1, 0)])
-    assert TaskStore.create(sized_store.root).fingerprint == fingerprint  # no part of the store
-    part_otherwise(sized_store, "a strength")
-    assert read_difficulty(sized_store.root)[TASK] == (row(TASK, 4, 1, 0),)
+    record_difficulty(sized_store.root, 0, [row("t-class-body", 4, 1, 0)])
+    assert TaskStore.create(sized_store.root).fingerprint == fingerprint
 
 
 def test_nothing_measured_and_two_policies_write_nothing(tmp_path: Path) -> None:

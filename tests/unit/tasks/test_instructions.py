@@ -14,9 +14,7 @@ from composer_replication.tasks.instructions import writing
 from composer_replication.tasks.instructions.writing import (
     MAX_FUNCTIONS,
     MAX_LINE_CHARS,
-    MAX_PLACES,
     MAX_SOURCES,
-    broken_regions,
     clipped,
     instruction_text,
     look_around,
@@ -142,9 +140,6 @@ def test_very_many_functions_and_long_lines_are_bounded(make_store: Any, sized_t
     assert text.count("def f") == MAX_FUNCTIONS
     assert f"And {90 - MAX_FUNCTIONS} more functions with that statement in them." in text
     assert len(text) < 6000
-    shown = regions(store, task_id)
-    assert len(shown) == MAX_PLACES + 1
-    assert shown[-1] == f"and {90 - MAX_PLACES} more places"
     text = clipped("x = '" + "a" * 10_000 + "'")
     assert len(text) < MAX_LINE_CHARS + 40
     assert text.endswith("… 9606 more characters")  # 10 006 in all
@@ -180,28 +175,6 @@ def test_of_many_bodies_those_that_do_nothing_are_not_searched_for() -> None:
     assert spans_of({"a.py": text}, Changes(tuple(cuts)), ()) == ("    return 7 * 6",)
     alone = Changes((cuts[0],))  # then it is the answer
     assert spans_of({"a.py": text}, alone, ()) == ("    return self",)
-
-
-# --- broken places: where, how many lines, and none of them ---
-
-
-def regions(store: TaskStore, task_id: str) -> list[str]:
-    return broken_regions(store, store.get(task_id)).splitlines()
-
-
-def test_where_how_many_lines_went(sized_store: TaskStore) -> None:
-    assert regions(sized_store, "t-function-whole") == [
-        "tinymath/__init__.py, line 3: 1 line removed",
-        "tinymath/__init__.py, line 10: 1 line removed",
-        "tinymath/numbers.py, line 26: 5 lines removed",
-    ]
-    assert regions(sized_store, "t-module-whole")[0] == "tinymath/text.py: the file, 14 lines removed"
-    assert regions(sized_store, "t-method-whole")[-1].endswith(": 4 lines removed")
-    shown = regions(sized_store, "t-class-body")
-    text = sized_store.files(sized_store.get("t-class-body"), "rollout")["tinymath/vector.py"].decode()
-    places = [f"tinymath/vector.py, line {number}" for number, line in enumerate(text.splitlines(), 1) if "raise NotImplementedError" in line]  # fmt: skip
-    assert [line.partition(":")[0] for line in shown] == places
-    assert len(places) == 4
 
 
 # --- the surroundings of one hole ---

@@ -20,16 +20,14 @@ import pytest
 from composer_replication.errors import MissingError, SandboxFailure, UsageError
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.workers import make_ray_impatient
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
-from ray_head import folders_left_on, free_port, processes, running_ray
+from ray_head import free_port, processes, running_ray
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
-make_ray_impatient()
-from ray.exceptions import RaySystemError, RayTaskError  # noqa: E402
+from ray.exceptions import RaySystemError, RayTaskError
 
-from composer_replication.tasks.workers import ray_cluster  # noqa: E402
+from composer_replication.tasks.workers import ray_cluster
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 COMPOSER_RL = (  # a shell may have started all of this in the background, where Ctrl-C is ignored
@@ -137,8 +135,8 @@ def test_a_build_on_a_cluster_has_the_bytes_of_a_local_one(
 
 
 def wait_until_clean(cluster: Cluster) -> None:
-    """No worker of ours is left there, and no folder; the test's time-out ends it."""
-    while cluster.workers() or folders_left_on(cluster.scratch):
+    """No worker of ours is left there; the test's time-out ends it."""
+    while cluster.workers():
         time.sleep(0.02)
 
 
@@ -230,19 +228,6 @@ def test_another_version_of_ray_is_one_sentence() -> None:
     assert ray_cluster._refusal("auto", RuntimeError("anything. else")).message == (
         "the Ray cluster cannot be joined: anything."
     )
-
-
-def test_a_head_may_be_away_for_a_moment_and_not_for_long() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        place = server.getsockname()
-        hasty = ray_cluster.Head(*place, look_seconds=0.0, lost_seconds=0.0)
-        patient = ray_cluster.Head(*place, look_seconds=0.0, lost_seconds=1e6)
-        hasty.check()
-    patient.check()
-    with pytest.raises(
-        SandboxFailure, match=rf"^CR0491: the head of the Ray cluster at {place[0]}:{place[1]} is gone"
-    ):
-        hasty.check()
 
 
 def test_a_node_that_would_give_other_bytes_or_whose_jail_breaks_is_named(

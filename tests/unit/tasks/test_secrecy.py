@@ -137,15 +137,13 @@ def test_all_tasks_at_once_find_what_each_finds_alone(tiny_store: TaskStore) -> 
 def test_shared_places_are_walked_once(tiny_store: TaskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     walks: list[tuple[bool, int, int]] = []
 
-    def search_inside(
-        _files: Any, tasks: Any, targets: Any, *_: Any, roots: Any = (), **__: Any
-    ) -> dict[str, Any]:
-        walks.append((bool(roots), len(tasks), len(targets)))
+    def search_inside(files: Any, targets: Any, *_: Any, roots: Any = (), **__: Any) -> dict[str, Any]:
+        walks.append((bool(roots), len(files), len(targets)))
         return {"leaks": [], "num_files": 0, "not_searched": [], "failed_checks": []}
 
     monkeypatch.setattr(leak_scan, "search_inside", search_inside)
     num_targets = sum(len(targets_of(tiny_store, task)) for task in tiny_store.tasks())
     leak_scan.scan_store(tiny_store.root)
-    shared = [(num_tasks, num_found) for is_shared, num_tasks, num_found in walks if is_shared]
+    shared = [(num_files, num_found) for is_shared, num_files, num_found in walks if is_shared]
     assert shared == [(0, num_targets)] * 2  # the system, and the one environment
     assert len(walks) == 2 + 4

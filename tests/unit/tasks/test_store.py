@@ -223,29 +223,3 @@ def test_a_store_of_another_version_is_not_called_damaged(
     with pytest.raises(InputError, match="CR0411") as caught:
         TaskStore.open(copy)
     assert said in caught.value.message and fix in caught.value.fix
-
-
-def test_the_manifest_says_where_repositories_are_from_and_their_licences(
-    tiny_store: TaskStore, copy: Path
-) -> None:
-    def origins() -> dict[str, dict[str, object]]:
-        return json.loads((copy / "manifest.json").read_text())["repositories"]
-
-    (record,) = tiny_store.repositories()
-    expected = {
-        "source": None,  # a folder
-        "sha256": record.source_sha256,
-        "commit": None,
-        "spdx": record.licence.spdx,
-        "is_copyleft": record.licence.is_copyleft,
-    }
-    assert origins() == {"tinymath-1.0": expected}
-    store = TaskStore.open(copy)
-    value = store.read_record("repositories/tinymath-1.0.json", dict)
-    found = {"spdx": "GPL-3.0-only", "is_copyleft": True}
-    changed = {"commit": "c0ffee", "source": "sdist:tinymath==1.0"}
-    record_of_it = {**value, **changed, "licence": {**value["licence"], **found}}
-    store.put_record("repositories/tinymath-1.0.json", record_of_it)
-    store.settle()
-    assert origins() == {"tinymath-1.0": {**expected, **changed, **found}}
-    assert TaskStore.open(copy).fingerprint != tiny_store.fingerprint

@@ -14,7 +14,6 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.workers import make_ray_impatient
 
 if TYPE_CHECKING:
     from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions
@@ -34,10 +33,9 @@ def open_cluster(
         UsageError, MissingError: the cluster cannot be joined (CR0490), a node cannot be used (CR0491), an actor was not
             placed in time (CR0490).
     """
-    make_ray_impatient()
     from composer_replication.rollouts.cluster.rollout_cluster import RolloutCluster
     from composer_replication.tasks.workers.ray_cluster import joined
 
-    with joined(address) as head, closing(RolloutCluster(head, store, options)) as cluster:
+    with joined(address), closing(RolloutCluster(store, options)) as cluster:
         cluster.wait_until_ready(cluster.options.num_actors if waits_for_all else 1)
         yield cluster

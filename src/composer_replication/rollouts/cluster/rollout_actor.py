@@ -20,13 +20,12 @@ from composer_replication.errors import InputError
 from composer_replication.records import Score, Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.grading import Grader, GradeRequest
-from composer_replication.tasks.intake.cache import cache_folder, cache_lock, hold, put_file, sha256_of
+from composer_replication.tasks.intake.cache import cache_folder, cache_lock, put_file, sha256_of
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import FOLDERS, NAME, damaged
 from composer_replication.tasks.workers.ray_cluster import (
     NodeNeeds,
     check_node,
-    sweep_after_this_process,
     unfit_node,
 )
 
@@ -46,10 +45,8 @@ def open_copy(fingerprint: str, fetch: Callable[[], Files], *, backend: str | No
     """The store on this machine, made of what is fetched where it is absent; another one is refused (CR0411)."""
     key = sha256_of(f"copy of {fingerprint}".encode())[:16]
     root = cache_folder() / "task-stores" / key
-    while not (hold(root) and (root / NAME).is_file()):
-        with cache_lock(f"task-store-{key}"):
-            if (root / NAME).is_file():
-                continue
+    with cache_lock(f"task-store-{key}"):
+        if not (root / NAME).is_file():
             shutil.rmtree(root, ignore_errors=True)  # what a writer left that was killed
             root.mkdir(parents=True)
             root.chmod(0o700)
@@ -110,7 +107,6 @@ class RolloutActor:
     def __init__(
         self, fingerprint: str, fetch: Callable[[], Files], options: ClusterOptions, needs: NodeNeeds
     ) -> None:
-        sweep_after_this_process()
         self._fingerprint, self._fetch, self._options, self._needs = fingerprint, fetch, options, needs
         self._environment: FeatureDeletionEnv | None = None
 

@@ -30,7 +30,6 @@ from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.workers.ray_cluster import (
     NUM_RETRIES,
-    Head,
     first_sentence,
     interruption,
     is_of_ray,
@@ -45,14 +44,13 @@ _LOOK_SECONDS = 1.0
 class RolloutCluster:
     """Actors with a copy of a store each; safe to use from several threads. See ``open_cluster``.
 
-    ``head`` is that of the cluster, which this process has joined; ``store`` is whole, and read once, here.
+    This process has joined the cluster; ``store`` is whole, and read once, here.
     """
 
-    def __init__(self, head: Head, store: TaskStore, options: ClusterOptions) -> None:
+    def __init__(self, store: TaskStore, options: ClusterOptions) -> None:
         nodes = ray.nodes()  # type: ignore[no-untyped-call]  # as Ray ships it
         self.store = store
         self.options = fitted(options, [node["Resources"] for node in nodes if node["Alive"]])
-        self._head = head
         self._closed = threading.Event()
         self._lock = threading.Lock()
         files = ray.put(files_of(store))  # a store travels as one object
@@ -67,7 +65,7 @@ class RolloutCluster:
         """A prepared actor that nobody else uses until ``give_back``; waits for one.
 
         Raises:
-            MissingError: a node cannot be used, or the cluster is gone (CR0491).
+            MissingError: a node cannot be used (CR0491).
             SandboxFailure: none was free in time (CR0490), or the cluster is closed (CR0302).
         """
         options = self.options
@@ -128,21 +126,14 @@ class RolloutCluster:
         return list(self._places.values())
 
     def check(self) -> None:
-        """Refuse to go on where nothing can follow: the cluster is gone (CR0491), or was closed (CR0302)."""
+        """Refuse to go on where nothing can follow: the cluster was closed (CR0302)."""
         if self._closed.is_set():
             raise interruption()
-        if self._head.is_gone():
-            raise MissingError(
-                "CR0491",
-                f"the head of the Ray cluster at {self._head} is gone, and the rollouts on it are lost.",
-                where="open_cluster",
-                fix="start the cluster again, then the run: it goes on from its last checkpoint.",
-            )
 
     def close(self) -> None:
         """Kill the actors with their sandboxes, and what is under way. Idempotent.
 
-        What they leave on the disk of a node is removed beside them (``sweep_after_this_process``).
+        What they leave on the disk of a node is removed by the next process of ours there.
         """
         if self._closed.is_set():
             return

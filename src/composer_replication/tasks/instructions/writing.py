@@ -89,10 +89,7 @@ def _names(body: Sequence[ast.stmt], chain: Sequence[ast.AST]) -> tuple[str, ...
     return tuple(dict.fromkeys(others))
 
 
-# --- The broken places, where what went is a count and never a line.
-
-MAX_PLACES = 50
-"""Of one task; a module may have a hundred."""
+# --- The broken places.
 
 
 def line_of(broken_text: str, hole: Hole) -> int:
@@ -100,21 +97,6 @@ def line_of(broken_text: str, hole: Hole) -> int:
     marker = broken_text[hole.start : hole.end]
     start = hole.start + len(marker) - len(marker.lstrip())
     return sum(begin <= start for begin in Lines(broken_text).starts)
-
-
-def broken_regions(store: TaskStore, task: Task) -> str:
-    """All broken places of a task and how many lines went there, removed files first; of a long list the beginning."""
-    golden, broken = store.files(task, "golden"), store.files(task, "rollout")
-    gone = [(f"{path}: the file,", golden[path].decode()) for path in task.removed_files]
-    edits = sorted(store.record(task.task_id).edits, key=lambda edit: (edit.path, edit.start, edit.end))
-    for edit, hole in zip(edits, task.holes, strict=True):
-        line = line_of(broken[hole.path].decode(), hole)
-        gone.append((f"{hole.path}, line {line}:", golden[hole.path].decode()[edit.start : edit.end]))
-    shown = []
-    for place, text in gone:
-        num_lines = sum(bool(line.strip()) for line in text.splitlines())
-        shown.append(f"{place} {num_lines} {'line' if num_lines == 1 else 'lines'} removed")
-    return "\n".join([*shown[:MAX_PLACES], *and_more(len(shown) - MAX_PLACES, "and {} more places")])
 
 
 def first_broken_line(store: TaskStore, task: Task) -> int | None:

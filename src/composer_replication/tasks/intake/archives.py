@@ -11,7 +11,6 @@ import gzip
 import io
 import lzma
 import os
-import re
 import stat
 import tarfile
 import zipfile
@@ -19,10 +18,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from composer_replication.errors import InputError
-from composer_replication.tasks.intake.packed_forms import BOUNDED_METHODS, BROKEN, forms_of
+from composer_replication.tasks.intake.packed_forms import BOUNDED_METHODS, BROKEN
 
 MAX_MEMBERS = 50_000
 MAX_TOTAL_BYTES = 512 * 1024**2
@@ -32,9 +31,6 @@ _OPENERS: dict[str, Callable[..., Any]] = {
     ".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".tar": open
 }  # fmt: skip
 _STEP_BYTES = 1024**2
-_CODE_SUFFIXES = (".py", ".pyc", ".pyo", ".pyi", ".ipynb", ".so", ".whl", ".egg", ".pkl", ".pickle")
-_NOT_LOOKED_INTO = (b"BZh", b"\xfd7zXZ")
-_DEFINITION = re.compile(rb"^[ \t+>-]*(async def|def|class) \w+.*:", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,30 +134,25 @@ def _read_bounded(stream: IO[bytes], most_bytes: int) -> bytes:
     return whole.getvalue()
 
 
-_Members = Iterator[tuple[str, str, bytes | memoryview | None]]
+_Members = Iterator[tuple[str, str, bytes | None]]
 """The path of each member, where it leads from the top if it is a link (else empty), and the bytes if it is a file."""
 
 
 def _tar_members(path: Path) -> _Members:
-    left = MAX_TOTAL_BYTES
     with _OPENERS[path.suffix.lower()](path, "rb") as stream:
-        whole = _read_bounded(stream, left + MAX_MEMBERS * 1024)  # with the headers
-    unpacked = memoryview(whole)  # so that no file is in memory twice
+        whole = _read_bounded(stream, MAX_TOTAL_BYTES + MAX_MEMBERS * 1024)  # with the headers
     with tarfile.open(fileobj=io.BytesIO(whole), mode="r:") as archive:
         for member in archive:
             target = ""
-            data: bytes | memoryview | None = None
+            data: bytes | None = None
             if member.issym():
                 target = os.path.join(os.path.dirname(member.name), member.linkname)
             elif member.islnk():
                 target = member.linkname
             elif member.isfile():
-                if not 0 <= member.size <= left:  # a sparse one is larger than what lies in the archive
-                    raise ValueError("it unpacks to too much data")
-                left -= member.size
-                data = unpacked[member.offset_data : member.offset_data + member.size]
-                if member.issparse():
-                    data = cast("IO[bytes]", archive.extractfile(member)).read()
+                if member.issparse():  # it would be larger than what lies in the archive
+                    raise ValueError(f"member {member.name[:80]!r} has holes")
+                data = whole[member.offset_data : member.offset_data + member.size]
             elif not member.isdir():
                 raise ValueError(f"member {member.name[:80]!r} is a device or a pipe")
             yield member.name, target, data
@@ -190,15 +181,3 @@ def _zip_members(path: Path) -> _Members:
                 if kind == stat.S_IFLNK:
                     target = os.path.join(os.path.dirname(info.filename), data.decode("utf-8", "replace"))
             yield info.filename, target, data
-
-
-def holds_code(data: bytes) -> bool:
-    """Whether packed data may hold Python code, also in archives within it; what cannot be looked into whole may."""
-    packed, *inner = forms_of("", data)
-    return not inner or any(
-        form.problem
-        or form.path.lower().endswith(_CODE_SUFFIXES)
-        or _DEFINITION.search(form.data)
-        or form.data.startswith(_NOT_LOOKED_INTO)
-        for form in (packed, *inner)
-    )

@@ -5,16 +5,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import math
 import os
 import re
 import shutil
 import stat
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import platformdirs
@@ -24,16 +23,27 @@ from composer_replication.sandbox.process_folder import abandoned_folders, remov
 CACHE_VARIABLE = "COMPOSER_RL_CACHE"
 _LEAST_BYTES = 256 * 1024
 """With less left a test run writes nothing to speak of; the disk limit of a sandbox is met long before."""
-_held: dict[Path, int] = {}
-_held_lock = threading.Lock()
 
 
 def cache_folder() -> Path:
-    """The cache folder, made if absent: ``COMPOSER_RL_CACHE``, else the user's cache for ``composer-rl``."""
+    """The cache folder, made if absent: ``COMPOSER_RL_CACHE``, else the user's cache for ``composer-rl``.
+
+    Nothing of it is pruned while a process lives that has asked for it.
+    """
     override = os.environ.get(CACHE_VARIABLE, "")
     folder = Path(override).expanduser() if override else Path(platformdirs.user_cache_dir("composer-rl"))
     folder.mkdir(parents=True, exist_ok=True)
-    return folder.resolve()
+    folder = folder.resolve()
+    _held(folder)
+    return folder
+
+
+@cache
+def _held(folder: Path) -> int:
+    """A descriptor with a shared lock on a folder, which dies with this process."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
 
 
 @contextmanager
@@ -44,32 +54,6 @@ def cache_lock(name: str) -> Iterator[None]:
     with (folder / f"{name}.lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
-
-
-def hold(folder: Path) -> bool:
-    """Keep a folder of the cache from ``prune`` until this process ends; False when it is not there.
-
-    A shared lock on the folder itself, which dies with the process. Its time stamp becomes now,
-    so that the time of last use can be read from it.
-    """
-    with _held_lock:
-        while True:
-            try:
-                if folder not in _held:
-                    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-                    fcntl.flock(descriptor, fcntl.LOCK_SH)
-                    _held[folder] = descriptor
-                now: os.stat_result | None = folder.stat()
-            except (FileNotFoundError, NotADirectoryError):
-                now = None
-            if now is not None and os.path.samestat(os.fstat(_held[folder]), now):
-                with suppress(PermissionError):  # a cache that somebody else filled
-                    os.utime(_held[folder])
-                return True
-            if folder in _held:  # it was pruned, or made anew, since it was opened
-                os.close(_held.pop(folder))
-            if now is None:
-                return False
 
 
 def sha256_of(data: bytes) -> str:
@@ -114,19 +98,15 @@ def refuse_full_disk(said: str, where: Path) -> None:
 _DOOMED = ".pruned-"
 _RELEASE = r"[a-z0-9]+(-[a-z0-9]+)*-[0-9][\w.+!]*"
 _ENTRIES = {
-    "task-stores": (r"[0-9a-f]{16}", "task-store-{}"),
-    "environments": (r"[0-9a-f]{24}-[0-9a-f]{8}", "environment-{}"),
-    "models": (r".+-[0-9a-f]{16}|\.unpack-\w+", "models"),
-    "resolutions": (r"[0-9a-f]{64}\.json", ""),
-    "validations": (r"[0-9a-f]{32}\.jsonl", ""),
-    "git": (r"[0-9a-f]{16}-([0-9a-f]{40}|[0-9a-f]{64})|fetch-\w+", "git-{}"),
-    "sdists": (_RELEASE, ""),
-    "wheels": (_RELEASE, ""),
-    "crash": (r"composer-rl-crash-.+\.txt", ""),
+    "task-stores": r"[0-9a-f]{16}",
+    "environments": r"[0-9a-f]{24}-[0-9a-f]{8}",
+    "models": r".+-[0-9a-f]{16}|\.unpack-\w+",
+    "resolutions": r"[0-9a-f]{64}\.json",
+    "git": r"[0-9a-f]{16}-([0-9a-f]{40}|[0-9a-f]{64})|fetch-\w+",
+    "sdists": _RELEASE,
+    "wheels": _RELEASE,
 }
-"""By folder of the cache the names that this package gives to entries (everything else in it stays), and the lock that
-is held while one is made; ``{}`` is its name."""
-_SHELVES = ("sdists", "wheels")  # whose entries hold the file ``SHA256``; readers hold the shelf as a whole
+"""By folder of the cache the names that this package gives to entries; everything else in it stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,39 +134,53 @@ class Pruned:
 def prune(
     folder: Path,
     *,
-    include_reports: bool = False,
-    older_than_days: float = 0.0,
     is_dry_run: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Pruned:
     """Remove what can be fetched or made again, and scratch folders whose process is gone.
 
-    An entry is locked against its readers (``hold``) and its makers (``cache_lock``), renamed, and then removed, so that
-    nobody ever sees half of it; an interrupted removal is finished by the next call. No symbolic link is followed.
+    While another process uses the cache all of it stays, and none begins meanwhile. An entry is renamed before it is
+    removed, so that nobody ever sees half of it; an interrupted removal is finished by the next call. No link is followed.
 
     Args:
         folder: the cache.
-        include_reports: crash reports too, which nothing brings back.
-        older_than_days: leave what was used since then, by the time stamp, which every use renews; but no scratch folders.
         is_dry_run: find out, remove nothing.
         progress: told (done, total, path).
     """
     shelves = [folder / kind for kind in _ENTRIES if not (folder / kind).is_symlink()]
     found = [path for shelf in shelves for path in sorted(shelf.glob("*"))]
-    limit = time.time() - older_than_days * 86400 if older_than_days else math.inf
     entries: list[CacheEntry] = []
-    for done, path in enumerate(found, start=1):
-        num_bytes = tree_bytes(path)
-        reason = _remove(path, limit, include_reports=include_reports, is_dry_run=is_dry_run)
-        entries.append(CacheEntry(path.parent.name, path, num_bytes, reason))
-        if progress is not None:
-            progress(done, len(found), path.name)
+    with _alone(folder) as is_alone:
+        for done, path in enumerate(found, start=1):
+            num_bytes, reason = tree_bytes(path), _reason_to_stay(path)
+            reason = reason or ("" if is_alone else "in use")
+            if not (reason or is_dry_run):
+                reason = _remove(path)
+            entries.append(CacheEntry(path.parent.name, path, num_bytes, reason))
+            if progress is not None:
+                progress(done, len(found), path.name)
     for path in abandoned_folders():
         scratch = CacheEntry("scratch", path, tree_bytes(path))
         if is_dry_run or remove_abandoned(path):
             entries.append(scratch)
     kept = tuple(entry for entry in entries if entry.reason)
     return Pruned(tuple(entry for entry in entries if not entry.reason), kept)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[bool]:
+    """Whether no other process uses the cache; none begins to until the end of the block."""
+    descriptor = _held(folder.resolve())
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
 def tree_bytes(path: Path) -> int:
@@ -200,36 +194,25 @@ def tree_bytes(path: Path) -> int:
     return total
 
 
-def _remove(path: Path, limit: float, *, include_reports: bool, is_dry_run: bool) -> str:
-    """Remove one entry; the reason why it stays, or an empty string."""
-    kind, is_doomed = path.parent.name, path.name.startswith(_DOOMED)
-    pattern, lock = _ENTRIES[kind]
-    is_shelved = kind in _SHELVES
-    is_ours = re.fullmatch(pattern, path.name) and (not is_shelved or (path / "SHA256").is_file())
-    if path.is_symlink() or not (is_doomed or is_ours):
+def _reason_to_stay(path: Path) -> str:
+    kind = path.parent.name
+    is_ours = path.name.startswith(_DOOMED) or re.fullmatch(_ENTRIES[kind], path.name)
+    if kind in ("sdists", "wheels") and not (path / "SHA256").is_file():
+        is_ours = None
+    if path.is_symlink() or not is_ours:
         return "not made by composer-rl"
-    if kind == "crash" and not include_reports:
-        return "a crash report, which cannot be made again: --all"
-    held = path.parent if is_shelved else path
-    makers = [path.parents[1] / "locks" / f"{lock.format(path.name)}.lock"] if lock else []
-    with ExitStack() as stack:
-        try:
-            if path.lstat().st_mtime > limit:
-                return "used since then"
-            for locked in (*filter(Path.exists, makers), held):
-                descriptor = os.open(locked, os.O_RDONLY | os.O_NOFOLLOW)
-                stack.callback(os.close, descriptor)
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_dry_run:
-                return ""
-            if path.is_file():
-                path.unlink()
-                return ""
-            doomed = path if is_doomed else path.with_name(f"{_DOOMED}{os.getpid()}-{path.name}")
-            path.rename(doomed)
-            shutil.rmtree(doomed)
-        except BlockingIOError:
-            return "in use"
-        except OSError as error:  # also where another prune was faster
-            return f"cannot be removed: {error.strerror or error}"
+    return ""
+
+
+def _remove(path: Path) -> str:
+    """Remove one entry; the reason why it stays, or an empty string."""
+    try:
+        if path.is_file():
+            path.unlink()
+            return ""
+        doomed = path if path.name.startswith(_DOOMED) else path.with_name(f"{_DOOMED}{path.name}")
+        path.rename(doomed)
+        shutil.rmtree(doomed)
+    except OSError as error:
+        return f"cannot be removed: {error.strerror or error}"
     return ""

@@ -151,7 +151,6 @@ def resolve(
 def _resolve(requirements: Sequence[Requirement], repository: str, pytest: str) -> EnvironmentLock:
     shelf = cache_folder() / "wheels"
     shelf.mkdir(exist_ok=True)
-    cache.hold(shelf)  # the wheels that a lock names are read later
     *toolchain, installer = map(_locked, prefetch_toolchain())
     pins = {**TOOLCHAIN, "pytest": pytest}
 
@@ -261,7 +260,7 @@ def open_environment(
     base = Path(getattr(sys, "_base_executable", "") or sys.executable).resolve()
     key = f"{lock.fingerprint[:24]}-{sha256_of(f'{base}{sys.version}'.encode())[:8]}"
     root = cache_folder() / "environments" / key
-    while not (cache.hold(root) and (root / _READY).is_file()):
+    if not (root / _READY).is_file():
         with cache.cache_lock(f"environment-{key}"):
             if not (root / _READY).is_file():
                 _make(root, base, lock, backend, read_wheel)

@@ -34,7 +34,7 @@ _TREE = "tree.tar"
 _TOO_MUCH = f"it is larger than {MAX_TOTAL_BYTES // 1024**2} MiB, or has more than {MAX_MEMBERS} files"
 _ATTRIBUTES = "* -export-ignore -export-subst -text -ident -filter -working-tree-encoding\n"
 """So that each file is in the archive as its commit has it."""
-_FULL_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_FULL_ID = re.compile(r"[0-9a-f]{40}")
 _NAME = r"[A-Za-z0-9][A-Za-z0-9.-]*"
 _HOST = rf"(?:{_NAME}|\[[0-9A-Fa-f:]+\])(?::[0-9]+)?"
 _SCP = rf"[A-Za-z0-9_][\w.-]*@{_NAME}:[^/:@?\#\s][^:@?\#\s]*"
@@ -126,17 +126,14 @@ def list_commit(
     # By address as well as by commit: what one server may show is nobody else's answer.
     folder = cache.cache_folder() / "git" / f"{cache.sha256_of(address.url.encode())[:16]}-{commit}"
     with cache.cache_lock(f"git-{folder.name}"):
-        if not (cache.hold(folder) and (folder / _TREE).is_file()):
+        if not (folder / _TREE).is_file():
             folder.parent.mkdir(exist_ok=True)
             with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder.parent) as temporary:
-                # What a killed process leaves is pruned, what is being fetched is not.
-                cache.hold(Path(temporary))
                 made = Path(temporary) / "made"
                 made.mkdir()
                 _fetch(made / _TREE, Path(temporary) / "repository", address, commit)
                 shutil.rmtree(folder, ignore_errors=True)
                 made.rename(folder)
-            cache.hold(folder)
     refused = partial(_refused, address, folder)
     return address, commit, list_archive(folder / _TREE, skip=skip, refused=refused)
 
@@ -164,9 +161,7 @@ def _fetch(tree: Path, repository: Path, address: GitAddress, commit: str) -> No
     failure: GitFailed | None = None
     for depth, wanted in ((["--depth=1"], [commit]), ([], everything)):
         shutil.rmtree(repository, ignore_errors=True)
-        kind = "sha256" if len(commit) == 64 else "sha1"
-        made = ["init", "--quiet", "--bare", "--template=", f"--object-format={kind}", str(repository)]
-        run_git(made, seconds=_ASK_SECONDS)
+        run_git(["init", "--quiet", "--bare", "--template=", str(repository)], seconds=_ASK_SECONDS)
         (repository / "info").mkdir(exist_ok=True)
         (repository / "info" / "attributes").write_text(_ATTRIBUTES)
         plain = ["fetch", "--quiet", "--no-tags", "--no-recurse-submodules"]

@@ -7,12 +7,10 @@ offline folder that works for pip works here. Addresses are never shown.
 from __future__ import annotations
 
 import logging
-import os
 import ssl
 import subprocess
 import sys
 import warnings
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -133,7 +131,6 @@ def _fetch(name: str, version: str, sha256: str, *, wheels: bool) -> Path:
     label = f"{name}=={version}"
     shelf = cache.cache_folder() / ("wheels" if wheels else "sdists")
     shelf.mkdir(exist_ok=True)
-    cache.hold(shelf)  # the file is read after the lock below is free again
     folder = shelf / f"{canonicalize_name(name)}-{version}"
     record = folder / "SHA256"
     with cache.cache_lock(f"fetch-{folder.name}"):
@@ -149,8 +146,6 @@ def _fetch(name: str, version: str, sha256: str, *, wheels: bool) -> Path:
         if data:
             cache.put_file(record, f"{recorded}  {filename}\n".encode())
             cache.put_file(path, data)
-        with suppress(PermissionError):
-            os.utime(folder)  # the time of last use
     return path
 
 

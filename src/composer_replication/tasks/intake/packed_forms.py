@@ -26,7 +26,6 @@ _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/_-]{16,}+(?:\\n|[\r\n\"' ,])*+)++={0,2}")
 _NOT_BASE64 = re.compile(rb"\\n|[^A-Za-z0-9+/_-]")
 BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # of the others zipfile unpacks all at once
 _GZIP = b"\x1f\x8b"
-_ESCAPES = ((b"\\\\", b"\\"), (b"\\n", b"\n"), (b"\\t", b"\t"), (b'\\"', b'"'), (b"\\'", b"'"))
 BROKEN = (
     OSError, EOFError, ValueError, LookupError, RuntimeError, zlib.error, tarfile.TarError, zipfile.BadZipFile
 )  # fmt: skip
@@ -54,7 +53,7 @@ def forms_of(path: str, data: bytes) -> Iterator[Form]:
     while waiting:
         form, depth = waiting.pop()
         yield form
-        for reader in (_members, _in_text) if depth < MAX_DEPTH else ():
+        for reader in (_members, _encoded) if depth < MAX_DEPTH else ():
             try:
                 for name, kind, content in reader(form.path, form.data, budget):
                     inner = Form(name, form.kind or kind, content)
@@ -106,13 +105,8 @@ def _members(path: str, data: bytes, budget: _Budget) -> _Found:
                     yield f"{path}!/{member.name}", "archive", budget.take(handle)
 
 
-def _in_text(path: str, data: bytes, _: _Budget) -> _Found:
-    """A text without the escapes of strings (JSON, a notebook), and what its runs of base64 say."""
-    if b"\0" not in data[:4096] and (b"\\n" in data or b'\\"' in data):
-        plain = data
-        for escaped, character in _ESCAPES:
-            plain = plain.replace(escaped, character)
-        yield path, "escaped", plain
+def _encoded(path: str, data: bytes, _: _Budget) -> _Found:
+    """What the runs of base64 in a text say."""
     if _LONG_RUN.search(data):  # a quick look
         for match in _BASE64.finditer(data):
             if len(match[0]) >= MIN_ENCODED:

@@ -145,8 +145,7 @@ def is_pinned(source: str) -> bool:
 def _read(source: str, listing: archives.Listing, fallback: str, commit: str = "") -> RepositorySource:
     """The files that enter the tree of a source, and those that declare its project.
 
-    What content alone can choose is read behind the others: data that strings of its tests name, and packed data
-    in which there is no code. ``fallback`` is its name where it says none.
+    Data that strings of its tests name is read behind the others. ``fallback`` is its name where it says none.
     """
     # Those that a record can name: no bytes that are no text, no line break.
     names = frozenset(name for name in listing.files if not _NO_TEXT.search(name))
@@ -154,16 +153,14 @@ def _read(source: str, listing: archives.Listing, fallback: str, commit: str = "
     rules = TreeRules(names)
     in_tree = {name for name in names if rules.belongs(PurePosixPath(name))}
     about = {name for name in names if tree_rules.is_metadata_path(PurePosixPath(name))}
-    found = tree_rules.without_unused(listing.read(in_tree | about))
-    named, packed = rules.named_data(found), rules.packed_data()
+    found = listing.read(in_tree | about)
+    named = rules.named_data(found)
     with suppress(InputError):  # too large together: then they are among what is left out
-        data = listing.read(named | packed)
-        code = {path for path in packed & data.keys() if archives.holds_code(data[path])}
-        found |= {path: data[path] for path in data.keys() - code}
+        found |= listing.read(named)
     left_out = rules.left_out(found, links)
     found = dict(sorted(found.items()))
     sha256 = sha256_of("\n".join(f"{sha256_of(data)} {name}" for name, data in found.items()).encode())
-    files = {name: data for name, data in found.items() if name in in_tree | named | packed}
+    files = {name: data for name, data in found.items() if name in in_tree | named}
     metadata = {name: data for name, data in found.items() if name in about}
     _check_use(source, files, metadata)
     projects = find_projects(found)

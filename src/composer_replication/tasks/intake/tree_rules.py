@@ -17,14 +17,14 @@ _OUT_FOLDERS = frozenset("__pycache__ node_modules htmlcov site-packages CVS __M
 _OUT_UNLESS_PACKAGE = frozenset("venv env virtualenv eggs parts wheels wheelhouse".split())
 """Environments, and what buildout and pip leave behind; also words that packages are called by."""
 _OUT_TOP_FOLDERS = frozenset("doc docs build dist site notebooks _build typings".split())
-_OUT_TOP_UNLESS_IMPORTED = frozenset("examples benchmarks bench target out tools".split())
+_OUT_TOP_UNLESS_PACKAGE = frozenset("examples benchmarks bench target out tools".split())
 _OUT_FOLDER_SUFFIXES = (".egg-info", ".dist-info", ".egg")
 _BYTECODE_SUFFIXES = (".pyc", ".pyo")
-_PACKED_SUFFIXES = (".gz", ".tgz", ".bz2", ".xz", ".tar", ".zip")
 _OUT_SUFFIXES = frozenset(
     ".so .pyd .dll .dylib .a .o .obj .whl .egg .7z .ipynb .orig .rej .patch .diff .swp .bak .lock .pkl .pickle .log"
-    " .cover".split()
-).union(_BYTECODE_SUFFIXES, _PACKED_SUFFIXES)
+    " .cover .bz2 .xz".split()
+).union(_BYTECODE_SUFFIXES)
+"""The search for leaks looks into zip, tar and gzip, which may be data."""
 _IN_TESTS_SUFFIXES = frozenset({".lock", ".log"})
 """Of texts that tests read; elsewhere they are what a tool left."""
 _TOOL_DOTFILES = ".coverage* .testmon* .noseids .lock* .*.sw? .*_history .fuse_hidden* .nfs*".split()
@@ -125,8 +125,7 @@ def is_subject_path(path: str) -> bool:
 class TreeRules:
     """What the paths of all files of a repository tell of them.
 
-    Of folders at the top that may be tools or packages the tree takes the packages; ``without_unused``
-    drops those that nothing imports, which only their content tells.
+    Of folders at the top that may be tools or packages the tree takes the packages.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -174,7 +173,7 @@ class TreeRules:
         is_package = folder in self._packages
         if skips_folder(folder.name) or folder in self._environments:
             return False
-        if len(folder.parts) == 1 and folder.name in _OUT_TOP_FOLDERS | _OUT_TOP_UNLESS_IMPORTED:
+        if len(folder.parts) == 1 and folder.name in _OUT_TOP_FOLDERS | _OUT_TOP_UNLESS_PACKAGE:
             return is_package and folder.name not in _OUT_TOP_FOLDERS
         is_portion = folder.parent in self._packages and folder in self._with_sources
         return folder.name not in _OUT_UNLESS_PACKAGE or is_package or is_portion or in_test_folder(folder)
@@ -187,18 +186,12 @@ class TreeRules:
         words = _quoted_words(data for path, data in found.items() if is_test_path(path))
 
         def is_named(path: PurePosixPath) -> bool:
-            is_optional = bool(path.parts[1:]) and path.parts[0] in _OUT_TOP_UNLESS_IMPORTED
+            is_optional = bool(path.parts[1:]) and path.parts[0] in _OUT_TOP_UNLESS_PACKAGE
             is_kept = self._are_kept(path.parts[:-1]) or (is_optional and self._are_kept(path.parts[1:-1]))
             is_plain = path.suffix.lower() not in _OUT_SUFFIXES and not path.name.startswith(".")
             return is_kept and is_plain and not words.isdisjoint(path.parts)
 
         return frozenset(name for name in self.names.difference(found) if is_named(PurePosixPath(name)))
-
-    def packed_data(self) -> frozenset[str]:
-        """Compressed files and archives in packages and folders of tests, which may be data; their content decides."""
-        paths = (PurePosixPath(name) for name in self.names if name.lower().endswith(_PACKED_SUFFIXES))
-        kept = (path for path in paths if self._are_kept(path.parts[:-1]) and self._is_data(path))
-        return frozenset(map(str, kept))
 
     def left_out(self, kept: Mapping[str, bytes], links: Collection[str] = ()) -> tuple[str, ...]:
         """What was left out and might be missed by a test: links that may stand for a source or a folder, files of tests and
@@ -224,27 +217,6 @@ def _quoted_words(files: Iterable[bytes]) -> set[str]:
     """What stands in the strings of some sources, of paths each part."""
     quoted = (text.decode("utf-8", "replace") for data in files for text in _QUOTED.findall(data))
     return {word for text in quoted for word in text.split("/")}
-
-
-def without_unused(found: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The files without those packages at the top that are tools, not parts: no test or source outside imports them."""
-    tops = {name: name.partition("/")[0] for name in found if "/" in name}
-    optional = set(tops.values()) & _OUT_TOP_UNLESS_IMPORTED
-    while True:
-        kept = {name: data for name, data in found.items() if tops.get(name) not in optional}
-        code = [data for name, data in kept.items() if is_test_path(name) or is_subject_path(name)]
-        used = {top for top in optional if any(map(_import_of(top).search, code))}
-        if not used:
-            return kept
-        optional -= used
-
-
-def _import_of(top: str) -> re.Pattern[bytes]:
-    return re.compile(
-        rb"^[ \t]*(?:from[ \t]+%(top)b(?:\.[\w.]+)?[ \t]+import\b|import[ \t](?:[\w., \t]*[, \t])?%(top)b\b)"
-        % {b"top": top.encode()},
-        re.MULTILINE,
-    )
 
 
 def is_metadata_path(path: PurePosixPath) -> bool:

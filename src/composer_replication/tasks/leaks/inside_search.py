@@ -6,14 +6,9 @@ Not imported by the package and never placed in a tree. It runs no code of the t
 import os
 import shutil
 import subprocess
-import sys
 from contextlib import suppress
-from importlib.machinery import all_suffixes
 
 from composer_replication.tasks.leaks.leak_search import Leak, Search, Target
-
-FETCH = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5).read(1)"
-CONNECT = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=5).close()"
 
 
 def output_of(command):
@@ -23,31 +18,6 @@ def output_of(command):
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
-
-
-def ask_importlib(targets):
-    """Which modules that lost code an import without the tree would find; nothing is executed."""
-    leaks = set()
-    for task_id, path in {(target.task_id, target.module) for target in targets}:
-        stem, ending = os.path.splitext(path)
-        if ending == ".py" and path.split("/")[0].removesuffix(".py") not in sys.stdlib_module_names:
-            places = [os.path.join(folder, stem + end) for folder in sys.path for end in all_suffixes()]
-            leaks |= {Leak(task_id, "importable", place) for place in places if os.path.exists(place)}
-    return leaks
-
-
-def ask_network(task_id, request):
-    """Fetch the original with pip, reach an index, or a port that listens on the machine outside."""
-    package = request["packages"][task_id]
-    download = ["download", "--no-deps", "-d", "/tmp/pip", package]
-    attempts = {
-        "pip download": [sys.executable, "-P", "-m", "pip", *download],
-        "pip": ["pip", *download],
-        "a port of the machine": [sys.executable, "-I", "-c", CONNECT, str(request["port"])],
-    }
-    attempts |= {f"urllib {url}": [sys.executable, "-I", "-c", FETCH, url] for url in request["urls"]}
-    worked = [name for name, command in attempts.items() if output_of(command) is not None]
-    return {Leak(task_id, "network", name) for name in worked}
 
 
 def ask_git(search, tree):
@@ -88,11 +58,9 @@ def main(request, send):
     targets = [Target(*fields) for fields in request["targets"]]
     search = Search(targets, unmarshal=True)
     tree = os.getcwd()
-    leaks, failed = ask_git(search, tree) if request["asks"] else (set(), set())
+    leaks, failed = ask_git(search, tree) if request["asks_git"] else (set(), set())
     for root in folders_of(request["roots"], tree):
         leaks |= search.search_folder(root, tree=tree, skip=["/proc", "/sys", *request["skip"]])
-    if request["asks"]:
-        leaks |= ask_importlib(targets).union(*(ask_network(one, request) for one in request["packages"]))
     send(
         "searched",
         leaks=sorted([leak.task_id, leak.channel, leak.path] for leak in leaks),

@@ -1,20 +1,17 @@
 """Search everything that a sandbox of a task can see for its golden code.
 
-A program inside a real sandbox around the rollout's tree (``inside_search``) walks the whole visible file system, looks up
-what can be imported, asks git and tries the network; it is told the deleted lines, and must find none of them.
+A program inside a real sandbox around the rollout's tree (``inside_search``) walks the whole visible file system and asks
+git; it is told the deleted lines, and must find none of them. That nothing is reached by a network is the self-test's to show.
 ``leaks_in_tree`` and ``installed_copies`` search the bytes of a tree and of installed sources, outside, as gates of each
 candidate.
 """
 
 from __future__ import annotations
 
-import io
 import keyword
 import os
 import posixpath
 import re
-import socket
-import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -22,7 +19,6 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
-from urllib.parse import urlsplit
 
 from composer_replication.errors import SandboxFailure
 from composer_replication.records import Edit, Limits, Task
@@ -30,7 +26,6 @@ from composer_replication.sandbox import base_interpreter, choose_backend, requi
 from composer_replication.sandbox.supervised_run import interruptible_pool
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.intake.index import index_settings
 from composer_replication.tasks.intake.tree_rules import below_root, recorded_folders
 from composer_replication.tasks.leaks.leak_search import MARKS, Leak, Search, Target, all_codes, code_digest
 from composer_replication.tasks.leaks.shown_code import distinctive_lines
@@ -95,11 +90,11 @@ def scan_store(
 
     def search_task(task: Task) -> dict[str, Any]:
         tree, own = with_git(store.files(task, "rollout")), targets[task.task_id]
-        return search_inside(tree, (task,), own, store.environment(task), backend=store.backend)
+        return search_inside(tree, own, store.environment(task), backend=store.backend)
 
     with interruptible_pool(jobs, "tasks-leakscan") as pool:
         tell(0, len(tasks), "what all tasks see")
-        walk = partial(search_inside, {}, (), backend=store.backend)
+        walk = partial(search_inside, {}, backend=store.backend)
         shared = [pool.submit(walk, *one, roots=folders) for folders, one in walks.items()]
         alone = [pool.submit(search_task, task) for task in tasks]
         for done, (task, future) in enumerate(zip(tasks, alone, strict=True), 1):
@@ -126,32 +121,26 @@ def scan_store(
 
 def search_inside(
     tree_files: Mapping[str, bytes],
-    tasks: Sequence[Task],
     targets: Sequence[Target],
     environment: Environment,
     *,
     roots: Sequence[str] = (),
     backend: str | None = None,
 ) -> dict[str, Any]:
-    """Search from inside a fresh sandbox: the folders ``roots``; or, without any, the tree of the tasks and whatever is not
-    mounted read-only, what can be imported without the tree, git and the network.
+    """Search from inside a fresh sandbox: the folders ``roots``; or, without any, the tree, its git and whatever is not
+    mounted read-only.
     """
     mounted = _system_paths(environment) | _with_real([environment.root])
-    # Where no index can be reached from this machine either, an open network shows at its own port.
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        options = {
-            "targets": list(map(astuple, targets)),
-            "roots": list(roots or ["/"]),
-            "skip": [] if roots else sorted(mounted),
-            "asks": not roots,
-            "packages": {task.task_id: task.repository for task in tasks},
-            "urls": _index_urls(),
-            "port": server.getsockname()[1],
-        }
-        done, records = run_program(
-            "leaks.inside_search", tree_files, environment, options,
-            backend=backend, limits=_INSIDE_LIMITS, timeout_seconds=_INSIDE_SECONDS,
-        )  # fmt: skip
+    options = {
+        "targets": list(map(astuple, targets)),
+        "roots": list(roots or ["/"]),
+        "skip": [] if roots else sorted(mounted),
+        "asks_git": not roots,
+    }
+    done, records = run_program(
+        "leaks.inside_search", tree_files, environment, options,
+        backend=backend, limits=_INSIDE_LIMITS, timeout_seconds=_INSIDE_SECONDS,
+    )  # fmt: skip
     if records:
         return records[0]
     problem = ": it ran too long" if done.timed_out else last_words(done)
@@ -161,13 +150,6 @@ def search_inside(
         where=targets[0].task_id if targets else "",
         fix="composer-rl sandbox selftest, then the same command again",
     )
-
-
-@cache
-def _index_urls() -> list[str]:
-    """Addresses of the package indexes that this machine uses, without names and passwords."""
-    parts = [urlsplit(url) for url in index_settings().index_urls]
-    return [part._replace(netloc=part.netloc.rpartition("@")[2]).geturl() for part in parts]
 
 
 def _system_paths(environment: Environment) -> set[str]:
@@ -251,7 +233,6 @@ def targets_of(store: TaskStore, task: Task) -> list[Target]:
     removed = {path: original[path] for path in task.removed_files}
     restored = {**files, **removed, **{hole.path: original[hole.path] for hole in task.holes}}
     before, after = (list(map(_counts_of, tree.values())) for tree in (restored, files))
-    tests = _unseen_tests(task, files)
     found = []
     for edit in (*record.edits, *(Edit(path, 0, len(data), "") for path, data in removed.items())):
         path, text = edit.path, original[edit.path].decode("utf-8", "replace")
@@ -268,21 +249,10 @@ def targets_of(store: TaskStore, task: Task) -> list[Target]:
         above, gone, below = (list(filter(None, map(str.strip, part.splitlines()))) for part in parts)
         window = [*above[-NUM_LINES_AROUND:], *gone, *below[:NUM_LINES_AROUND]]
         marked = tuple((line, line in distinctive) for line in window)
-        codes = _codes_of(original[path], files.get(path, b""), path, task)
+        codes = _codes_of(original[path], files.get(path, b""), path)
         module = posixpath.normpath(below_root(path, recorded_folders({**files, path: b""})))
-        found.append(Target(task.task_id, marked, codes, tests, module))
+        found.append(Target(task.task_id, marked, codes, module))
     return found
-
-
-def _unseen_tests(task: Task, files: Mapping[str, bytes]) -> frozenset[str]:
-    """``file name::test`` of each hidden or paid test that nothing visible calls so."""
-    hidden = {
-        (posixpath.basename(test.partition("::")[0]), test.partition("[")[0].rpartition("::")[2])
-        for test in task.tests.unseen
-    }
-    names = {name for _, name in hidden}
-    shown = {name for name in names if any(f"{name}(".encode() in data for data in files.values())}
-    return frozenset(f"{leaf}::{name}" for leaf, name in hidden if name not in shown)
 
 
 @lru_cache(maxsize=1024)
@@ -293,31 +263,21 @@ def _counts_of(data: bytes) -> Counter[str]:
 
 def _has_a_name(line: str) -> bool:
     """Whether a line names something: ``else:`` and ``)`` stand everywhere."""
-    try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(line).readline))
-    except (tokenize.TokenError, IndentationError):
-        return len(line) >= 8  # the line of a longer statement
-    names = [token.string for token in tokens if token.type == tokenize.NAME]
-    has_text = any(token.type == tokenize.STRING and len(token.string) > 4 for token in tokens)
-    return has_text or any(not keyword.iskeyword(name) for name in names)
+    return any(not keyword.iskeyword(word) for word in re.findall(r"[^\W\d]\w*", line))
 
 
-def _codes_of(restored: bytes, broken: bytes, path: str, task: Task) -> frozenset[str]:
+def _codes_of(restored: bytes, broken: bytes, path: str) -> frozenset[str]:
     """Digests of the code objects that only the restored file compiles to, at each level of optimisation."""
-    symbol = task.symbol.partition("#")[0]
-    new, old = _codes_in(restored, path), _codes_in(broken, path)
-    if not old:  # it cannot be compiled, so nothing says what was lost
-        return frozenset()
-    is_own = re.compile(rf"{re.escape(symbol)}(\.<locals>\..*)?") if task.is_one_hole else re.compile(".*")
-    return frozenset(digest for digest, name in new.items() if digest not in old and is_own.fullmatch(name))
+    old = _codes_in(broken, path)
+    return _codes_in(restored, path) - old if old else frozenset()  # without any it cannot be compiled
 
 
 @lru_cache(maxsize=64)
-def _codes_in(data: bytes, path: str) -> dict[str, str]:
-    """Digest and qualified name of each code object of a file, at each level of optimisation; it is never run."""
+def _codes_in(data: bytes, path: str) -> frozenset[str]:
+    """A digest of each code object of a file, at each level of optimisation; it is never run."""
     text = data.decode("utf-8", "replace")
     try:
         modules = [compile(text, path, "exec", dont_inherit=True, optimize=level) for level in (0, 1, 2)]
     except UNPARSABLE:
-        return {}
-    return {code_digest(code): code.co_qualname for module in modules for code in all_codes(module)}
+        return frozenset()
+    return frozenset(code_digest(code) for module in modules for code in all_codes(module))

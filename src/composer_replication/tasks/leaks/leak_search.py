@@ -33,13 +33,12 @@ class Target:
     """One golden body.
 
     ``window`` are (text, is distinctive) of the lines around and in the hole, in order and without indentation; ``codes``
-    digests of its code objects; ``tests`` the hidden tests as ``file name::test``; ``module`` the path that it is imported from.
+    digests of its code objects; ``module`` the path that it is imported from.
     """
 
     task_id: str
     window: tuple[tuple[str, bool], ...]
     codes: frozenset[str]
-    tests: frozenset[str]
     module: str
 
 
@@ -85,7 +84,7 @@ class Search:
                 self.known.add(line)
                 if is_distinctive:
                     self.places.setdefault(line, []).append((target, place))
-            for key in (*target.codes, *target.tests):
+            for key in target.codes:
                 self.by_code.setdefault(key, []).append(target)
         self.num_files = 0
         self.not_searched: list[str] = []
@@ -127,8 +126,6 @@ class Search:
         found: set[str] = set()
         for code in set(all_codes(top)) if isinstance(top, types.CodeType) else ():
             leaf = posixpath.basename(code.co_filename)
-            # A test's name alone stands in many suites: its file must have the same name too.
-            found |= {target.task_id for target in self.by_code.get(f"{leaf}::{code.co_name}", ())}
             says_enough = in_tree or len(code.co_code) >= MIN_CODE_BYTES
             for target in self.by_code.get(code_digest(code), ()):
                 if says_enough or leaf == posixpath.basename(target.module):

@@ -1,9 +1,4 @@
-"""One Python file, read without running it: what it defines, imports, exports and uses, and when.
-
-*Import time* is what runs when the module is imported: module level, class bodies,
-decorators, default arguments, base classes, annotations that are evaluated. Everything else
-is *call time*: function bodies, ``if TYPE_CHECKING``, ``if __name__ == "__main__"``.
-"""
+"""One Python file, read without running it: what it defines, imports, exports and uses."""
 
 from __future__ import annotations
 
@@ -24,8 +19,6 @@ ImportStatement = ast.Import | ast.ImportFrom
 Items = ast.List | ast.Tuple | ast.Set
 
 _FLAT_ROOTS = ("src", "lib", "python")
-_DOCTEST = re.compile(r"^\s*(?:>>>|\.\.\.)(.*)$", re.MULTILINE)
-_IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
@@ -50,26 +43,19 @@ class ImportedName:
         return self.name is None and self.statement.names[self.index].asname is None
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
-    """One occurrence of an identifier. ``chain`` is the dotted text before an attribute, if it is plain.
+class Use(NamedTuple):
+    """One occurrence of an identifier: as a plain name, else as an attribute or in a string.
 
-    ``kind`` is name, attribute, string or doctest; ``unit`` the top-level definition that holds it (``function``,
-    ``Class``, ``Class.method``, a constant), if any; ``in_class`` the class whose body (not a method) runs it.
+    ``unit`` is the top-level definition that holds it (``function``, ``Class``, ``Class.method``, a constant), if any.
     """
 
-    kind: str
-    line: int
-    is_import_time: bool
+    is_name: bool
     unit: str
-    in_class: str | None
-    chain: str | None = None
 
 
 class _Scope(NamedTuple):
     """Where a visitor is. ``owner`` is the class whose body it is, empty for the module's; None further inside."""
 
-    is_call_time: bool = False
     owner: str | None = ""
     unit: str = ""
 
@@ -80,7 +66,7 @@ class SourceFile(ast.NodeVisitor):
     ``definitions`` are functions, classes and, as ``Class.method``, methods; each maps to all its parts: overloads,
     both arms of a condition, setters. ``bindings`` count what else binds a name at module level, imports aside;
     ``assignments`` are the last ``NAME = …`` directly in the module. ``exports`` are the literal lists that make up
-    ``__all__``; ``phrases`` line and words of strings on one line that are no name: they may be annotations.
+    ``__all__``.
     """
 
     def __init__(self, path: str, text: str, tree: ast.Module, module: str) -> None:
@@ -95,14 +81,7 @@ class SourceFile(ast.NodeVisitor):
         self.bindings = Counter[str]()
         self.assignments: dict[str, ast.stmt] = {}
         self.exports: list[Items] = []
-        self.phrases: list[tuple[int, frozenset[str]]] = []
         self._scope = _Scope()
-        imports = (
-            node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"
-        )
-        self._future_annotations = any(
-            alias.name == "annotations" for node in imports for alias in node.names
-        )
         for statement in tree.body:
             unit = ""
             match statement:
@@ -136,86 +115,58 @@ class SourceFile(ast.NodeVisitor):
 
     # --- What is noted of each kind of syntax.
 
-    def _note(self, identifier: str, kind: str, line: int, chain: str | None = None) -> None:
-        is_call_time, owner, unit = self._scope
-        self.uses[identifier].append(Use(kind, line, not is_call_time, unit, owner or None, chain))
+    def _note(self, identifier: str, *, is_name: bool = False) -> None:
+        self.uses[identifier].append(Use(is_name, self._scope.unit))
 
-    def _visit_all(self, nodes: Iterable[ast.AST | None], **changes: Any) -> None:
+    def _visit_all(self, nodes: Iterable[ast.AST], **changes: Any) -> None:
         """Visit some nodes in a scope with these changes."""
         before = self._scope
         self._scope = before._replace(**changes)
         for node in nodes:
-            if node is not None:
-                self.visit(node)
+            self.visit(node)
         self._scope = before
 
     def _visit_function(self, node: Function) -> None:
-        is_call_time, owner, unit = self._scope
+        owner, unit = self._scope
         if owner is not None:
             unit = _dotted(owner, node.name)
             self.definitions.setdefault(unit, []).append(node)
-        self._visit_all([*node.decorator_list, *node.args.defaults, *node.args.kw_defaults], unit=unit)
-        notes = [*(argument.annotation for argument in arguments_of(node)), node.returns]
-        self._visit_all(notes, unit=unit, is_call_time=is_call_time or self._future_annotations)
-        inside = [*getattr(node, "type_params", []), *node.body]
-        self._visit_all(inside, unit=unit, is_call_time=True, owner=None)
+        self._visit_all(ast.iter_child_nodes(node), unit=unit, owner=None)
 
     visit_FunctionDef = visit_AsyncFunctionDef = _visit_function
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        _, owner, unit = self._scope
+        owner, unit = self._scope
         if owner == "":
             unit = node.name
             self.definitions.setdefault(unit, []).append(node)
-        self._visit_all([*node.decorator_list, *node.bases, *node.keywords], unit=unit)
-        self._visit_all(node.body, unit=unit, owner=None if owner is None else _dotted(owner, node.name))
-
-    def visit_Lambda(self, node: ast.Lambda) -> None:
-        self._visit_all([*node.args.defaults, *node.args.kw_defaults])
-        self._visit_all([node.body], is_call_time=True, owner=None)
+        inside = None if owner is None else _dotted(owner, node.name)
+        self._visit_all(ast.iter_child_nodes(node), unit=unit, owner=inside)
 
     def _visit_comprehension(self, node: ast.AST) -> None:
         self._visit_all(ast.iter_child_nodes(node), owner=None)  # its variables are its own
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _visit_comprehension
 
-    def visit_If(self, node: ast.If) -> None:
-        self.visit(node.test)
-        match node.test:
-            case ast.Compare(left=ast.Name(id="__name__")):
-                is_call_time = True
-            case test:
-                is_call_time = self._scope.is_call_time or is_type_checking(test)
-        self._visit_all(node.body, is_call_time=is_call_time)
-        self._visit_all(node.orelse)
-
     def _visit_assignment(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        if isinstance(node, ast.AnnAssign):
-            is_call_time = self._scope.is_call_time or self._future_annotations
-            self._visit_all([node.annotation], is_call_time=is_call_time)
-        self._visit_all(targets)
-        if self._scope.owner == "" and any(dotted_text(target) == "__all__" for target in targets):
+        if self._scope.owner == "" and any(
+            isinstance(target, ast.Name) and target.id == "__all__" for target in targets
+        ):
+            self._visit_all(targets)
             self._export(node.value)
         else:
-            self._visit_all([node.value])
+            self.generic_visit(node)
 
     visit_Assign = visit_AnnAssign = visit_AugAssign = _visit_assignment
 
     def _export(self, value: ast.expr | None) -> None:
-        """``[…]``, ``(…)``, ``[…] + other.__all__``, ``sorted([…])``: literal lists are exports, the rest are uses."""
-        parts: list[ast.expr] = []
+        """A literal list is exports; anything else is uses."""
         if isinstance(value, Items):
             self.exports.append(value)
             self._visit_all(item for item in value.elts if not isinstance(item, ast.Constant))
-        elif isinstance(value, ast.BinOp):
-            parts = [value.left, value.right]
-        elif isinstance(value, ast.Call):
-            parts = [value.func, *value.args, *(keyword.value for keyword in value.keywords)]
-        else:
-            self._visit_all([value])
-        for part in parts:
-            self._export(part)
+        elif value is not None:
+            self.visit(value)
 
     def _visit_import(self, node: ImportStatement) -> None:
         is_top = self._scope.owner == ""
@@ -240,24 +191,18 @@ class SourceFile(ast.NodeVisitor):
 
     def visit_Name(self, node: ast.Name) -> None:
         if not isinstance(node.ctx, ast.Store):
-            self._note(node.id, "name", node.lineno)
+            self._note(node.id, is_name=True)
         elif self._scope.owner == "":
             self.bindings[node.id] += 1
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        self._note(node.attr, "attribute", node.end_lineno or node.lineno, dotted_text(node.value))
+        self._note(node.attr)
         self.visit(node.value)
 
     def visit_Constant(self, node: ast.Constant) -> None:
         text = node.value if isinstance(node.value, str) else ""
         if _DOTTED.fullmatch(text):
-            chain, _, last = text.rpartition(".")
-            self._note(last, "string", node.lineno, chain or None)
-        elif ">>>" in text:
-            for name in set(_IDENTIFIER.findall(" ".join(_DOCTEST.findall(text)))):
-                self._note(name, "doctest", node.lineno)
-        elif text and "\n" not in text:
-            self.phrases.append((node.lineno, frozenset(_IDENTIFIER.findall(text))))
+            self._note(text.rpartition(".")[2])
 
 
 def read_source(path: str, content: bytes, roots: Iterable[str] = ()) -> SourceFile | None:
@@ -275,24 +220,9 @@ def module_name(path: str, roots: Iterable[str] = ()) -> str:
     return ".".join(parts).removesuffix(".__init__")
 
 
-def dotted_text(node: ast.expr) -> str | None:
-    """``a.b.c`` for a plain chain of names, None for anything else."""
-    match node:
-        case ast.Name(id=name):
-            return name
-        case ast.Attribute(value=inner, attr=name) if before := dotted_text(inner):
-            return f"{before}.{name}"
-    return None
-
-
 def arguments_of(function: Function) -> list[ast.arg]:
     """All parameters of a function."""
     return [node for node in ast.iter_child_nodes(function.args) if isinstance(node, ast.arg)]
-
-
-def is_type_checking(test: ast.expr) -> bool:
-    """Whether a condition is ``TYPE_CHECKING`` or ``typing.TYPE_CHECKING``."""
-    return (dotted_text(test) or "").rpartition(".")[2] == "TYPE_CHECKING"
 
 
 def _dotted(owner: str, name: str) -> str:

@@ -104,32 +104,6 @@ class SymbolGraph:
         is_re_exported = any(file.is_package and not file.is_test for file in elsewhere)
         return is_re_exported or not names.isdisjoint(self._exported)
 
-    def resolve(self, file: SourceFile, chain: str) -> str:
-        """The absolute dotted text of ``a.b`` as one file sees it; its own names get its module in front."""
-        root, *rest = chain.split(".")
-        found = self._step(file.module, root)
-        is_own = found == f"{file.module}.{root}"
-        if is_own and any(imported.bound == root and imported.name is None for imported in file.imports):
-            found = root  # ``import root.other`` binds the root
-        for part in rest:
-            found = self._step(found, part)
-        return found
-
-    def _step(self, module: str, name: str, hops: int = 9) -> str:
-        """What ``module.name`` is called at home: an import there is followed, a submodule is not."""
-        here = f"{module}.{name}"
-        if here in self.by_module or not hops:
-            return here
-        for file in self.files_of(module):
-            for imported in file.imports:
-                if imported.bound != name or imported.name == "*":
-                    continue
-                if imported.name is not None:
-                    return self._step(imported.target, imported.name, hops - 1)
-                if not imported.is_plain:
-                    return imported.target
-        return here
-
 
 # --- What only a public symbol needs: the helpers, transitively and across files, that nobody else names.
 
@@ -149,9 +123,9 @@ class Selection:
 class Needs:
     """Who names whom, by identifier and conservatively: a doubt counts as a use.
 
-    A helper's users are the definitions that hold its identifier as a name, an attribute, a string or in a doctest; module
+    A helper's users are the definitions that hold its identifier as a name, an attribute or a string; module
     level is a user of its own. A plain name in a file that cannot see the helper is another thing of the same name and no
-    use, nor is an attribute of ``self`` one of a module. Imports and ``__all__`` entries vanish with the helper and do not
+    use. Imports and ``__all__`` entries vanish with the helper and do not
     count; tests are no users. A helper that an ``__all__`` or a package offers is somebody's API and stays out, and so is
     a method that is public or has a namesake.
     """
@@ -203,12 +177,12 @@ class Needs:
 
     def _users_of_name(self, name: Name) -> set[Name]:
         reach = self._graph.reach([name])
-        users: set[Name] = set()
-        for identifier in {bound for _, bound in reach.names}:
-            for file, use in self._graph.uses_of(identifier):
-                is_seen = use.kind not in ("name", "doctest") or (file.module, identifier) in reach.names
-                if is_seen and not (use.kind == "attribute" and use.chain in ("self", "cls")):
-                    users.add((file.module, use.unit))
+        users = {
+            (file.module, use.unit)
+            for identifier in {bound for _, bound in reach.names}
+            for file, use in self._graph.uses_of(identifier)
+            if not use.is_name or (file.module, identifier) in reach.names
+        }
         for file, imported in reach.aliases:
             if not (imported.is_module_level or file.is_test or file.is_stub):
                 users.add((file.module, ""))
@@ -219,7 +193,7 @@ class Needs:
         users = {
             (file.module, use.unit)
             for file, use in self._graph.uses_of(name)
-            if use.kind != "name" or (file.module == method[0] and use.in_class == owner)
+            if not use.is_name or (file.module == method[0] and use.unit.partition(".")[0] == owner)
         }
         return users - {method}
 

@@ -16,11 +16,9 @@ from composer_replication.tasks.planning.source_file import (
     ImportStatement,
     Items,
     SourceFile,
-    Use,
     arguments_of,
-    is_type_checking,
 )
-from composer_replication.tasks.planning.symbol_graph import Name, Reach, Selection, SymbolGraph
+from composer_replication.tasks.planning.symbol_graph import Reach, Selection, SymbolGraph
 from composer_replication.tasks.syntax_trees import (
     Definition,
     Function,
@@ -51,11 +49,6 @@ class FileCut:
 
     def take_item(self, node: _List, index: int) -> None:
         self._items.setdefault(node, set()).add(index)
-
-    def gone_lines(self) -> set[int]:
-        """The lines of the statements that go, decorators included."""
-        ends = ((first_line(node), node.end_lineno or node.lineno) for node in self._statements)
-        return {number for first, last in ends for number in range(first, last + 1)}
 
     def edits(self) -> tuple[Edit, ...] | None:
         """The edits in order of place; None when what is left does not parse or a line is not cut cleanly."""
@@ -189,23 +182,24 @@ def _all_blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
 # --- Let test files be collected without a deleted name: its import moves into the tests that use it.
 
 
-def moved_import_edits(graph: SymbolGraph, reach: Reach) -> tuple[Edit, ...]:
+def moved_import_edits(reach: Reach) -> tuple[Edit, ...]:
     """The edits of test files that import one of the names at module level.
 
     A file stays as it is when the name is needed to collect it (decorators, parameters, class bases, star imports, an
-    import in ``try`` or ``if``), bound a second time, or imported from there by another file.
+    import in ``try`` or ``if``).
     """
     by_file: dict[SourceFile, list[ImportedName]] = defaultdict(list)
     for file, imported in reach.aliases:
         if file.is_test and not file.is_stub and imported.is_module_level:
             by_file[file].append(imported)
-    return tuple(edit for file, moved in by_file.items() for edit in _file_edits(graph, file, moved))
+    return tuple(edit for file, moved in by_file.items() for edit in _file_edits(file, moved))
 
 
-def _file_edits(graph: SymbolGraph, file: SourceFile, moved: list[ImportedName]) -> list[Edit]:
+def _file_edits(file: SourceFile, moved: list[ImportedName]) -> list[Edit]:
     cut = FileCut(file.path, file.lines, file.tree)
     for imported in moved:
-        if imported.statement not in file.tree.body or not _can_move(graph, file, imported):
+        is_dotted = imported.is_plain and "." in imported.target
+        if imported.statement not in file.tree.body or imported.name == "*" or is_dotted:
             return []
         cut.take_item(imported.statement, imported.index)
     inserted, removed = _insertions(file, moved), cut.edits()
@@ -213,19 +207,6 @@ def _file_edits(graph: SymbolGraph, file: SourceFile, moved: list[ImportedName])
         return []
     edits = sorted([*removed, *inserted], key=lambda edit: (edit.start, edit.end))
     return edits if parses_after(file.text, edits) else []
-
-
-def _can_move(graph: SymbolGraph, file: SourceFile, imported: ImportedName) -> bool:
-    bound = imported.bound
-    return not (
-        imported.name == "*"
-        or (imported.is_plain and "." in imported.target)
-        or bound in file.bindings
-        or bound in file.definitions
-        or bound in file.exported
-        or len(file.imports_of(bound)) > 1
-        or (file.module, bound) in graph.importers
-    )
 
 
 def _insertions(file: SourceFile, moved: list[ImportedName]) -> list[Edit] | None:
@@ -282,139 +263,52 @@ WholeRemoval = tuple[tuple[Edit, ...], tuple[str, ...], tuple[Edit, ...]]
 
 
 def remove_whole(graph: SymbolGraph, selection: Selection) -> WholeRemoval | None:
-    """None when what remains needs the definitions to be imported, when a name has other bindings at module level, or when
-    a file could not be cut cleanly.
-    """
-    removal = _Removal(graph, selection)
-    edits = removal.edits()
-    return None if edits is None else (edits, removal.removed, moved_import_edits(graph, removal.reach))
-
-
-class _Removal:
-    def __init__(self, graph: SymbolGraph, selection: Selection) -> None:
-        self._graph = graph
-        self._selection = selection
-        gone_files = [file for module in selection.modules for file in graph.files_of(module)]
-        self.removed = tuple(sorted(file.path for file in gone_files))
-        names = {name for name in selection.names if "." not in name[1]}
-        for module in selection.modules:
-            parent, _, last = module.rpartition(".")
-            if not any(last in file.bound for file in graph.files_of(parent)):
-                names.add((parent, last))  # importing a module binds it in its package
-        names |= {(file.module, name) for file in gone_files for name in file.bound if "." not in name}
-        self.reach = graph.reach(names, selection.modules)
-        self._cuts: dict[SourceFile, FileCut] = {}
-        self._gone: dict[SourceFile, set[int]] = {}  # lines of definitions
-
-    def edits(self) -> tuple[Edit, ...] | None:
-        if not self._cut_names():
+    """None when a file could not be cut cleanly. Whether what remains can be imported is shown by the run of its tests."""
+    gone_files = [file for module in selection.modules for file in graph.files_of(module)]
+    removed = tuple(sorted(file.path for file in gone_files))
+    names = {name for name in selection.names if "." not in name[1]}
+    for module in selection.modules:
+        parent, _, last = module.rpartition(".")
+        if not any(last in file.bound for file in graph.files_of(parent)):
+            names.add((parent, last))  # importing a module binds it in its package
+    names |= {(file.module, name) for file in gone_files for name in file.bound if "." not in name}
+    reach = graph.reach(names, selection.modules)
+    if any(
+        imported.is_plain and "." in imported.target and not file.is_test and file.path not in removed
+        for file, imported in reach.aliases
+    ):
+        return None  # ``import a.b`` binds a, too
+    edits: list[Edit] = []
+    for cut in _cuts_of(graph, selection, reach, removed):
+        own = cut.edits()
+        if own is None:
             return None
-        self._gone = {file: cut.gone_lines() for file, cut in self._cuts.items()}
-        if self._is_bound_otherwise() or self._is_needed_at_import():
-            return None
-        for file, lines in self._gone.items():
-            if lines and not file.is_package and file.path not in self.removed:
-                self._cut_spare_imports(file, lines)
-        edits: list[Edit] = []
-        for file in sorted(self._cuts, key=lambda file: file.path):
-            own = self._cuts[file].edits()
-            if own is None:
-                return None
-            edits += own
-        return tuple(edits)
+        edits += own
+    return tuple(edits), removed, moved_import_edits(reach)
 
-    def _cut(self, file: SourceFile) -> FileCut:
-        return self._cuts.setdefault(file, FileCut(file.path, file.lines, file.tree))
 
-    def _cut_names(self) -> bool:
-        """Take out definitions, exports and imports; whether no other name vanishes with them."""
-        for module, name in self._selection.names:
-            for file in self._graph.files_of(module):
-                for node in [*file.definitions.get(name, []), file.constant(name)]:
-                    if node is not None:
-                        self._cut(file).take_statement(node)
-        for file in self._graph.files.values():
-            for items in file.exports if not file.is_test and file.path not in self.removed else ():
-                for index, element in enumerate(items.elts):
-                    value = getattr(element, "value", None)
-                    if isinstance(value, str) and (file.module, value) in self.reach.names:
-                        self._cut(file).take_item(items, index)
-        for file, imported in self.reach.aliases:
-            if not file.is_test and file.path not in self.removed:
-                if imported.is_plain and "." in imported.target:
-                    return False
-                self._cut(file).take_item(imported.statement, imported.index)
-        return True
+def _cuts_of(
+    graph: SymbolGraph, selection: Selection, reach: Reach, removed: Collection[str]
+) -> list[FileCut]:
+    """Definitions, exports and imports go out of the source files, in order of path."""
+    stays = [file for file in graph.files.values() if file.path not in removed and not file.is_test]
+    cuts: dict[str, FileCut] = {}
 
-    def _is_bound_otherwise(self) -> bool:
-        """Whether a module also binds one of the names in a way that stays."""
-        doomed = {imported for _, imported in self.reach.aliases}
-        for module, name in self.reach.names:
-            is_selected = (module, name) in self._selection.names
-            for file in self._graph.files_of(module):
-                if file.path in self.removed or file.is_test:
-                    continue
-                is_kept = name in file.bindings and not (is_selected and file.constant(name))
-                is_kept |= name in file.definitions and not is_selected
-                if is_kept or not doomed.issuperset(file.imports_of(name)):
-                    return True
-        return False
+    def cut(file: SourceFile) -> FileCut:
+        return cuts.setdefault(file.path, FileCut(file.path, file.lines, file.tree))
 
-    def _is_needed_at_import(self) -> bool:
-        for identifier in {name for _, name in self.reach.names}:
-            for file, use in self._left_at_import(identifier):
-                home = file.module if use.kind == "name" else self._home(file, use)
-                if (home, identifier) in self.reach.names:
-                    return True
-        return any(map(self._is_method_needed, self._selection.methods))
-
-    def _home(self, file: SourceFile, use: Use) -> str | None:
-        """What an attribute is taken from, as its absolute dotted text; None where that is not plain."""
-        return self._graph.resolve(file, use.chain) if use.kind == "attribute" and use.chain else None
-
-    def _is_method_needed(self, method: Name) -> bool:
-        """Whether a class body or module level names the method: an alias, a decorator, ``Class.method``."""
-        module, dotted = method
-        owner, _, name = dotted.rpartition(".")
-        classes = {f"{where}.{bound}" for where, bound in self._graph.reach([(module, owner)]).names}
-        return any(
-            (use.kind == "name" and file.module == module and use.in_class == owner)
-            or self._home(file, use) in classes
-            for file, use in self._left_at_import(name)
-        )
-
-    def _left_at_import(self, identifier: str) -> Iterator[tuple[SourceFile, Use]]:
-        """The uses in what stays that come about when a module is imported."""
-        for file, use in self._graph.uses_of(identifier):
-            is_gone = file.path in self.removed or use.line in self._gone.get(file, ())
-            if use.is_import_time and not is_gone:
-                yield file, use
-
-    def _cut_spare_imports(self, file: SourceFile, gone: set[int]) -> None:
-        """Imports that only the deleted lines used: they would hint at the code, and nobody needs them."""
-        statements = set(file.tree.body)
-        for node in file.tree.body:
-            if isinstance(node, ast.If) and not node.orelse and is_type_checking(node.test):
-                statements.update(node.body)
-        for imported in file.imports:
-            if imported.statement in statements and self._is_spare(file, imported, gone):
-                self._cut(file).take_item(imported.statement, imported.index)
-
-    def _is_spare(self, file: SourceFile, imported: ImportedName, gone: set[int]) -> bool:
-        bound = imported.bound
-        if imported.target == "__future__" or imported.name == "*" or bound in file.exported:
-            return False
-        uses = [use for use in file.uses.get(bound, ()) if use.kind != "attribute"]
-        inside = any(use.line in gone and use.kind == "name" for use in uses)
-        lines = [*(use.line for use in uses), *(line for line, words in file.phrases if bound in words)]
-        return inside and gone.issuperset(lines) and not self._is_taken_from(file.module, bound)
-
-    def _is_taken_from(self, module: str, bound: str) -> bool:
-        """Whether another file, or a test, has the name from this module, to which it was only imported."""
-        importers = self._graph.importers
-        is_by_star = (module, "*") in importers and self._graph.star_exports(module, bound)
-        uses = self._graph.uses_of(bound)
-        is_by_name = (module, bound) in importers or any(
-            self._home(file, use) == module for file, use in uses
-        )
-        return is_by_star or is_by_name
+    for module, name in selection.names:
+        for file in graph.files_of(module):
+            for node in [*file.definitions.get(name, []), file.constant(name)]:
+                if node is not None:
+                    cut(file).take_statement(node)
+    for file in stays:
+        for items in file.exports:
+            for index, element in enumerate(items.elts):
+                value = getattr(element, "value", None)
+                if isinstance(value, str) and (file.module, value) in reach.names:
+                    cut(file).take_item(items, index)
+    for file, imported in reach.aliases:
+        if file in stays:
+            cut(file).take_item(imported.statement, imported.index)
+    return [cuts[path] for path in sorted(cuts)]

@@ -1,4 +1,4 @@
-"""Task sets in the shape of SWE-bench, read and written: JSON lines, one JSON list, or Parquet.
+"""Task sets in the shape of SWE-bench: JSON lines, read and written; one JSON list or Parquet, read.
 
 We write a public row of each task, and one with the patch and the hidden tests. ``base_commit`` is not of git: it is the
 sha256 of the base tree, which is what a rollout sees (hidden and paid test functions are not in it). In the secret row
@@ -14,7 +14,7 @@ import io
 import json
 import re
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -82,12 +82,11 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     """Each row with its place; those of JSON lines are not parsed yet."""
     rows: Any = None
     try:
-        of_shell = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # <(…), or standard input
-        if path.exists() and not (path.is_file() or str(path).startswith(of_shell)):
+        if path.exists() and not path.is_file():
             raise ValueError("it is no regular file")  # a pipe or a device may never end
         data = path.read_bytes()
         if path.suffix == ".parquet":
-            rows = read_parquet(data)
+            rows = _read_parquet(data)
         elif (text := data.decode("utf-8-sig")).lstrip().startswith("["):
             rows = _parsed(text)
     except (OSError, ValueError) as error:
@@ -224,55 +223,28 @@ def _listed(tests: Iterable[str]) -> str:
 
 
 def write_instances(
-    store: TaskStore,
-    path: Path,
-    *,
-    with_golden: bool,
-    as_parquet: bool = False,
-    progress: Progress | None = None,
+    store: TaskStore, path: Path, *, with_golden: bool, progress: Progress | None = None
 ) -> int:
-    """Write the tasks of a store into one file, whole or not at all; how many.
+    """Write the tasks of a store as JSON lines into one file, whole or not at all; how many.
 
     ``with_golden`` also patch, test patch and hidden tests, which no policy may see.
     """
     rows = [secret if with_golden else public for public, secret in iter_rows(store, progress)]
-    if as_parquet:
-        write_atomic(path, parquet_bytes(rows, SECRET_COLUMNS if with_golden else PUBLIC_COLUMNS))
-    else:
-        write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return len(rows)
 
 
-def parquet_bytes(rows: Sequence[Row], columns: Sequence[str]) -> bytes:
-    """A Parquet file of these rows: zstd, format 2.6, no time, so equal rows give equal bytes."""
-    pa, pq = _pyarrow()
-    schema = pa.schema([(name, pa.int64() if name.startswith("num_") else pa.string()) for name in columns])
-    table = pa.Table.from_pylist([{name: row[name] for name in columns} for row in rows], schema=schema)
-    out = io.BytesIO()
-    pq.write_table(
-        table, out, version="2.6", data_page_version="1.0", compression="zstd", compression_level=19,
-        use_dictionary=False, store_schema=False, row_group_size=1000,
-        write_statistics=False,  # the least and the greatest patch, whole, in every footer
-    )  # fmt: skip
-    return out.getvalue()
-
-
-def read_parquet(data: bytes) -> list[dict[str, Any]]:
+def _read_parquet(data: bytes) -> list[dict[str, Any]]:
     """The rows of a Parquet file; a ValueError where it is none or damaged, a MissingError without pyarrow (CR0101)."""
-    pa, pq = _pyarrow()
+    with needs_extra("parquet", "a Parquet file"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
     try:
         # A thread of pyarrow that still gives back a file of Python's when the interpreter ends aborts the process.
         rows: list[dict[str, Any]] = pq.read_table(io.BytesIO(data), use_threads=False).to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise ValueError(str(error).splitlines()[0]) from error
     return rows
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    with needs_extra("parquet", "a Parquet file"):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    return pa, pq
 
 
 def _unusable(path: Path, detail: str) -> InputError:

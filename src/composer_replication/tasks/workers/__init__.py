@@ -9,6 +9,10 @@ from typing import ParamSpec, TypeVar
 
 from composer_replication.tasks.store import TaskStore
 
+# Before ray is imported: where something other than Ray answers, it tries for ten minutes, with these for half a minute.
+os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")
+os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "5")
+
 Result = TypeVar("Result")
 Params = ParamSpec("Params")
 
@@ -33,17 +37,7 @@ def open_workers(address: str | None, store: TaskStore) -> Iterator[Workers]:
     if address is None:
         yield OWN_THREADS
         return
-    make_ray_impatient()
     from composer_replication.tasks.workers.ray_cluster import RayPool, joined
 
-    with joined(address) as head:
-        yield RayPool(head, store)
-
-
-def make_ray_impatient() -> None:
-    """Before ray is imported: where something other than Ray answers, it tries for ten minutes, with these for half a minute.
-
-    What the user has set stays.
-    """
-    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")
-    os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "5")
+    with joined(address):
+        yield RayPool(store)

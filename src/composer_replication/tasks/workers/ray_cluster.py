@@ -1,4 +1,4 @@
-"""A Ray cluster: this process as its driver (join it, notice when its head is gone, leave it), its nodes, and builds on them.
+"""A Ray cluster: this process as its driver, its nodes, and builds on them.
 
 Ray chooses the nodes, and does again what was lost with one. The files of a repository and its wheels are put into Ray's
 object store once. A worker opens the environment from its lock, from its machine's cache where it is there already. Only
@@ -14,10 +14,8 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -47,43 +45,8 @@ _ADDRESS = re.compile(r"(?:ray://)?(?P<host>\[[0-9a-fA-F:]+\]|[\w.-]+):(?P<port>
 _ANSWER_SECONDS = 5.0
 
 
-class Head:
-    """The machine that leads a cluster, without which it does nothing and says nothing: does it still answer?"""
-
-    def __init__(
-        self, host: str, port: int, *, look_seconds: float = 5.0, lost_seconds: float = 20.0
-    ) -> None:
-        self._place = (host, port)
-        # One that restarts is waited for; but Ray ends this process, unasked, 60 s after it lost its head.
-        self._look_seconds, self._lost_seconds = look_seconds, lost_seconds
-        self._lock = threading.Lock()
-        self._looked = self._answered = time.monotonic()
-
-    def is_gone(self) -> bool:
-        """Whether it has not answered for a while; looks for it if that was not done a moment ago; in any thread."""
-        with self._lock:
-            now = time.monotonic()
-            if now - self._looked >= self._look_seconds:
-                self._looked = now
-                with suppress(OSError):
-                    _knock(self._place)
-                    self._answered = now
-            return self._looked - self._answered > self._lost_seconds
-
-    def __str__(self) -> str:
-        return "{}:{}".format(*self._place)
-
-    def check(self) -> None:
-        """Refuse to wait for a cluster that is gone (CR0491)."""
-        if self.is_gone():
-            fix = "the same command again, once the cluster is back, goes on where it stopped."
-            raise SandboxFailure(
-                "CR0491", f"the head of the Ray cluster at {self} is gone.", where="--ray", fix=fix
-            )
-
-
 @contextmanager
-def joined(address: str) -> Iterator[Head]:
+def joined(address: str) -> Iterator[None]:
     """This process as a driver of a cluster, to the end of the block; the cluster forgets then all that was sent to it.
 
     Args:
@@ -107,9 +70,7 @@ def joined(address: str) -> Iterator[Head]:
         finally:
             if on_sigterm is not None and threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own in the place of what we do then
-        place = address if address.startswith("ray://") else ray.get_runtime_context().gcs_address
-        host, _, port = place.removeprefix("ray://").rpartition(":")
-        yield Head(host.strip("[]"), int(port))
+        yield
     finally:
         with _silence():
             ray.shutdown()
@@ -127,14 +88,11 @@ def check_address(address: str) -> None:
         problem = f"{address!r} is no address of a Ray cluster."
         fix = "--ray auto, --ray HOST:PORT or --ray ray://HOST:PORT"
         raise UsageError("CR0490", problem, where="--ray", fix=fix)
+    place = (match["host"].strip("[]"), int(match["port"]))
     try:
-        _knock((match["host"].strip("[]"), int(match["port"])))
+        socket.create_connection(place, timeout=_ANSWER_SECONDS).close()
     except OSError as error:
         raise _refusal(address, error) from error
-
-
-def _knock(place: tuple[str, int]) -> None:
-    socket.create_connection(place, timeout=_ANSWER_SECONDS).close()
 
 
 def _refusal(address: str, error: Exception) -> ComposerError:
@@ -182,16 +140,6 @@ _WAIT_SECONDS = 1.0
 INSTALL = f"pip install 'composer-replication[ray]=={__version__}' there, then composer-rl doctor."
 NodeNeeds = tuple[str | None, str, str]
 """Sandbox backend, version of this program, fingerprint of cloudpickle."""
-_PROGRAM = """\
-import os, select, sys
-if os.fork():
-    os._exit(0)
-end = select.poll()
-end.register(int(sys.argv[1]), select.POLLIN)
-end.poll()
-from composer_replication.sandbox.process_folder import sweep
-sweep()
-"""
 
 
 def needs_of(backend: str | None) -> NodeNeeds:
@@ -217,30 +165,6 @@ def unfit_node(problem: str, cause: ComposerError | None = None) -> MissingError
     kind = SandboxFailure if isinstance(cause, SandboxFailure) else MissingError
     told = f"{problem}: {cause.message.rstrip('.')}" if cause else problem
     return kind("CR0491", f"the node {socket.gethostname()} {told}.", where="--ray", fix=INSTALL)
-
-
-@cache
-def sweep_after_this_process() -> None:
-    """As soon as this process has ended, ``sweep`` its jails and folders; once a process, about 10 MB.
-
-    Ray kills the workers of a driver that is gone, and nothing that they would do at their end is done. Whoever waits for
-    that end is no child of the worker, for Ray kills those as well, and not of its session. Where it cannot be started
-    (no ``pidfd_open``), the next process of ours on this machine does it.
-    """
-    if not hasattr(os, "pidfd_open"):
-        return
-    with suppress(OSError):
-        # Readable when our locks are gone, which a pipe would not tell.
-        descriptor = os.pidfd_open(os.getpid())
-        try:
-            subprocess.run(
-                [sys.executable, "-c", _PROGRAM, str(descriptor)],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                cwd="/", pass_fds=(descriptor,), start_new_session=True, check=False,
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-        finally:
-            os.close(descriptor)
 
 
 def wait_for(reference: Any, look: Callable[[], None]) -> Any:
@@ -284,8 +208,7 @@ class _BenchParts(NamedTuple):
 class RayPool(Workers):
     """Work on a Ray cluster, which this process has ``joined``, for the time of one build; safe to use from several threads."""
 
-    def __init__(self, head: Head, store: TaskStore) -> None:
-        self._head = head
+    def __init__(self, store: TaskStore) -> None:
         self._node_needs = needs_of(store.backend)
         self._lock = threading.Lock()
         self._sent: dict[int, tuple[object, Any]] = {}  # with the value, so that its id stays taken
@@ -301,8 +224,8 @@ class RayPool(Workers):
 
         Raises:
             Exception: what ``work`` raised, after one try.
-            SandboxFailure: the sandbox broke every time, Ray lost the worker every time or the
-                cluster went away (CR0491), or the work was interrupted (CR0302).
+            SandboxFailure: the sandbox broke every time or Ray lost the worker every time (CR0491), or the work was
+                interrupted (CR0302).
             MissingError: a node cannot do such work (CR0491).
         """
         reference = self._remote.remote(self._node_needs, work, options, *map(self._send, args))
@@ -314,7 +237,6 @@ class RayPool(Workers):
 
     def _look(self, reference: Any) -> None:
         """Raise where work is given up; after an interruption its worker is killed, and its sandboxes die with it."""
-        self._head.check()
         if is_interrupted():
             with suppress(Exception):  # it ended in this moment: nothing to kill
                 ray.cancel(reference, force=True)
@@ -339,7 +261,6 @@ class RayPool(Workers):
 
 def do_work(node_needs: NodeNeeds, work: Callable[..., Any], options: dict[str, Any], *args: Any) -> Any:
     """Do one piece of work; runs in a worker."""
-    sweep_after_this_process()
     check_node(*node_needs)
     backend = node_needs[0]
     return work(*[_bench(arg, backend) if isinstance(arg, _BenchParts) else arg for arg in args], **options)

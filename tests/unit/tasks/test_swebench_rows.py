@@ -1,4 +1,4 @@
-"""Parquet files say what the records say, and hold no secret in public."""
+"""Rows in the shape of SWE-bench say what the records say, and hold no secret in public."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from composer_replication.errors import MissingError
@@ -18,18 +17,15 @@ from composer_replication.tasks.swebench.swebench_files import (
     PUBLIC_COLUMNS,
     SECRET_COLUMNS,
     iter_rows,
-    parquet_bytes,
-    read_parquet,
+    read_instances,
     tree_sha256,
     write_instances,
 )
 
-ROW: dict[str, str | int | None] = dict.fromkeys(PUBLIC_COLUMNS, "x") | {"num_body_lines": 1}
-
 
 def export(store: TaskStore, folder: Path, *, with_golden: bool) -> Path:
-    assert write_instances(store, folder / "a.parquet", with_golden=with_golden, as_parquet=True) == 4
-    return folder / "a.parquet"
+    assert write_instances(store, folder / "a.jsonl", with_golden=with_golden) == 4
+    return folder / "a.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -43,19 +39,13 @@ def secret_file(tiny_store: TaskStore, tmp_path_factory: pytest.TempPathFactory)
 
 
 def rows(path: Path) -> dict[str, dict[str, object]]:
-    return {row["instance_id"]: row for row in pq.read_table(path).to_pylist()}
+    return {row["instance_id"]: row for row in map(json.loads, path.read_text().splitlines())}
 
 
-def test_the_files_have_every_task_and_no_statistics(
-    tiny_store: TaskStore, public_file: Path, secret_file: Path
-) -> None:
+def test_the_files_have_every_task(tiny_store: TaskStore, public_file: Path, secret_file: Path) -> None:
     assert list(rows(public_file)) == list(rows(secret_file)) == tiny_store.task_ids()
-    assert pq.read_schema(public_file).names == list(PUBLIC_COLUMNS)
-    assert pq.read_schema(secret_file).names == list(SECRET_COLUMNS)
-    metadata = pq.read_metadata(secret_file)
-    columns = [metadata.row_group(0).column(i) for i in range(metadata.num_columns)]
-    assert {column.compression for column in columns} == {"ZSTD"}
-    assert not any(column.is_stats_set for column in columns)  # each would hold two patches or lists whole
+    for file, columns in ((public_file, PUBLIC_COLUMNS), (secret_file, SECRET_COLUMNS)):
+        assert all(list(row) == list(columns) for row in rows(file).values())
 
 
 def test_the_golden_patch_restores_the_original_tree_by_git(
@@ -111,9 +101,7 @@ def test_datasets_loads_both_offline(
     from datasets import load_dataset
 
     for file, columns in ((public_file, PUBLIC_COLUMNS), (secret_file, SECRET_COLUMNS)):
-        loaded = load_dataset(
-            "parquet", data_files=str(file), split="train", cache_dir=str(tmp_path / "cache")
-        )
+        loaded = load_dataset("json", data_files=str(file), split="train", cache_dir=str(tmp_path / "cache"))
         assert loaded.column_names == list(columns)
         assert loaded["instance_id"][:] == tiny_store.task_ids()
         assert all(isinstance(json.loads(row["FAIL_TO_PASS"]), list) for row in loaded)
@@ -129,14 +117,8 @@ def test_what_a_model_wrote_is_the_problem_statement(tiny_store: TaskStore, tmp_
     assert [name for name, text in statements.items() if text == record["text"]] == [task_id]
 
 
-def test_text_that_parquet_has_to_carry(monkeypatch: pytest.MonkeyPatch) -> None:
-    row: dict[str, str | int | None] = {**ROW, "problem_statement": None, "symbol": "ünïcode\n\0\r\n"}
-    assert read_parquet(parquet_bytes([row], PUBLIC_COLUMNS)) == [row]
-    assert read_parquet(parquet_bytes([], PUBLIC_COLUMNS)) == []
-    with pytest.raises(ValueError, match="arquet"):
-        read_parquet(b"no")
-    with pytest.raises(KeyError):
-        parquet_bytes([{"instance_id": "x"}], PUBLIC_COLUMNS)
+def test_parquet_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"no")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingError, match="CR0101"):
-        parquet_bytes([ROW], PUBLIC_COLUMNS)
+        read_instances(tmp_path / "a.parquet")

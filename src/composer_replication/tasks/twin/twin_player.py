@@ -112,8 +112,6 @@ class Job:
         begin = max(self.steps.fatal, default=-1) + 1  # earlier children have told what stands before
         self.steps.now[0] = begin - 1
         for index in list(reversed(order) if self.job.get("backwards") else order)[begin:]:
-            if self.steps.is_enough:
-                break
             _, digest = self.outcome(self.blobs[index])
             self.send("vector", job=self.number, index=index, digest=digest)
         return {}
@@ -225,7 +223,8 @@ def run_job(request, number, send):
             traceback.print_exc()
             os._exit(1)
 
-    if run_to_the_end(work, request["job_seconds"], request["call_seconds"]):
+    is_retold = request["jobs"][number]["mode"] == "mutate"
+    if run_to_the_end(work, request["job_seconds"], request["call_seconds"], is_retold=is_retold):
         problem = f"the calls ran longer than {request['job_seconds']:g} s"
         send("done", job=number, line=0, error=problem, seconds=0)
 
@@ -243,9 +242,8 @@ class Steps:
     """Numbers what a job does. ``fatal`` are the steps of which earlier children died."""
 
     def __init__(self, fatal, seconds):
-        self.now = memoryview(mmap.mmap(-1, 8)).cast(
-            "q"
-        )  # one number: the step that is done now, or LOADING or DONE
+        # One number: the step that is done now, or LOADING or DONE.
+        self.now = memoryview(mmap.mmap(-1, 8)).cast("q")
         self.now[0] = LOADING
         self.fatal, self.seconds = fatal, seconds
         self.set_timer = signal.setitimer  # what a tree makes of it later changes nothing here
@@ -271,16 +269,17 @@ class Steps:
         self.set_timer(signal.ITIMER_REAL, WALL_FACTOR * seconds)
 
 
-def run_to_the_end(work, cpu_seconds, step_seconds):
+def run_to_the_end(work, cpu_seconds, step_seconds, *, is_retold):
     """Do ``work(steps)`` in children, one after the other until one comes to the end; whether they ran too long.
 
     The limits are processor time of all children together and of one step, which by the clock may take ``WALL_FACTOR``
-    times as long. After ``MAX_LOST`` deaths one more child tells of what there was until then.
+    times as long. With ``is_retold`` each child begins at the beginning, so that after the last death one more can tell of
+    what there was until then.
     """
     fatal: list[int] = []
     latest = _used_by_children() + cpu_seconds
     deadline = time.monotonic() + WALL_FACTOR * cpu_seconds
-    while len(fatal) <= MAX_LOST:
+    while len(fatal) < MAX_LOST + is_retold:
         steps = Steps(fatal, step_seconds)
         _run_child(work, steps, latest - _used_by_children(), deadline)
         now = steps.now[0]

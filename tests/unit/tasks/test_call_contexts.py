@@ -113,14 +113,14 @@ LINES = {
 }  # fmt: skip
 EXPECTED = {
     "": {"decorate", "for_module"},
-    "test_first": {"first", "second", "at_module_end"},
+    "test_first": {"first", "second"},
     "test_second": {"second"},
     "test_narrow[1]": {"for_test", "third"},
     "test_narrow[2]": {"for_test", "third"},
     "test_thread": {"in_thread"},
     "test_imports": {"second"},
     "test_awaits": {"awaited"},
-    "test_nothing": set(),
+    "test_nothing": {"at_module_end"},  # it is the last one
 }
 TREE = {"package.py": PACKAGE, "late.py": LATE, "test_it.py": TESTS}
 

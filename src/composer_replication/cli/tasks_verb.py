@@ -117,8 +117,6 @@ def finish_build(summary: BuildSummary, more: Mapping[str, object], *, quiet: bo
     write_json(summary.folder / "summary.json", result)
     summary.require_tasks()
     if not quiet:
-        if summary.unrecorded:
-            note("Behaviour that could not be recorded is tried again by the same command.")
         note(f"Next: composer-rl recipe new --tasks {shlex.quote(str(summary.folder))} --model MODEL")
     return result, 0
 

@@ -151,7 +151,7 @@ def check_arguments(sources: Sequence[str], settings: Settings, jobs: int) -> No
 
 @dataclass
 class Build:
-    """The state of one build; ``unrecorded`` has, by repository and pin, why a run that records failed."""
+    """The state of one build."""
 
     store: TaskStore
     settings: Settings
@@ -163,7 +163,6 @@ class Build:
     unusable: dict[str, UnusableRepository] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
     slugs: set[str] = field(default_factory=set)
-    unrecorded: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.journal = Journal(self.store.root / "journal.jsonl")
@@ -346,10 +345,8 @@ class Build:
         by_key = {candidate.key: candidate for candidate in candidates}
         valid = {decision.task_id: decision for decision in self.decisions if decision.is_valid}
         tasks = {task_id: by_key[decision.key] for task_id, decision in valid.items()}
-        seed, workers, num_refused = self.settings.seed, self.workers, 0
-        refused = add_truth(
-            self.store, tasks, seed, each=self._each, workers=workers, unknown=self.unrecorded
-        )
+        num_refused = 0
+        refused = add_truth(self.store, tasks, self.settings.seed, each=self._each, workers=self.workers)
         for task_id, reason, detail in refused:
             self.journal.add(replace(valid[task_id], task_id="", reason=reason, detail=detail))
             self.store.drop_task(task_id)
@@ -433,8 +430,6 @@ class BuildSummary:
     (and whole repositories) by reason, ``examples`` has one detail for each reason. ``flaky``
     are the tests by repository that were left out because they were green in some runs only.
     ``unusable`` has a sentence for each source that gave no repository.
-    ``unrecorded`` has, by repository and function, why a run that records behaviour failed: nothing
-    is known of these, and the same build looks again.
     ``licences`` has the licence of each repository of the store, ``unused_tests`` what became of its tests.
     """
 
@@ -449,7 +444,6 @@ class BuildSummary:
     examples: Mapping[str, str] = field(default_factory=dict)
     flaky: Mapping[str, Sequence[str]] = field(default_factory=dict)
     unusable: Mapping[str, str] = field(default_factory=dict)
-    unrecorded: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     licences: Mapping[str, Licence] = field(default_factory=dict)
     unused_tests: Mapping[str, UnusedTests] = field(default_factory=dict)
 
@@ -505,5 +499,4 @@ def summary_of(run: Build) -> BuildSummary:
         licences={name: record.licence for name, record in records.items()},
         flaky={name: record.flaky or () for name, record in records.items()},
         unused_tests={name: read_unused(store.root, slug_of(name), one) for name, one in records.items()},
-        unrecorded={name: dict(sorted(own.items())) for name, own in sorted(run.unrecorded.items()) if own},
     )

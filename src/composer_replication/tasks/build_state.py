@@ -25,10 +25,8 @@ from composer_replication.tasks.store_manifest import packed_path, read_content,
 from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord
 from composer_replication.tasks.subject import GateFailed, Subject
 
-GATES_VERSION = 15
+GATES_VERSION = 16
 """Raised when the gates judge otherwise, so that older answers are not taken over."""
-_UNDECIDED = ("truth-unknown",)
-"""Reasons that say nothing of the candidate; a later build judges it again."""
 _JOURNAL_BYTES = 2**30
 """What a journal may unpack to: some millions of candidates."""
 _HOW_TO_NAME = "write PATH::NAME, or PATH::NAME@SIZE/WAY: SIZE one of function, class, module, feature, WAY body or whole."
@@ -238,8 +236,7 @@ class Journal:
         self._lock = threading.Lock()
         self._decisions: dict[str, Decision] = {}
         with suppress(InputError, ValueError, TypeError, RecursionError):
-            found = [Decision(**row) for row in read_journal(path)]
-            self._decisions = {one.key: one for one in found if one.reason not in _UNDECIDED}
+            self._decisions = {one.key: one for one in (Decision(**row) for row in read_journal(path))}
         if path.is_file():  # a crash can leave half a line, to which nothing may be appended
             self._rewrite()
 

@@ -12,7 +12,6 @@ not-restored       the golden patch, applied by git, does not give the original 
                    tests do not pass every time although the code is back
 hidden-shown       a hidden or a paid test, or a copy of it, still stands in the tree that a rollout sees
 unfair-hidden      a hidden or a paid test, or recorded behaviour, asks for a name or a text that nobody can know
-leans-on-hidden    a test passes without the code, but not where the hidden and paid test functions are gone too
 other-tests-fail   other tests fail without the code than a stored task, or a foreign task set, says
 
 Two more follow once the task is written (``check_secrecy``): leak and instruction-leaks.
@@ -86,7 +85,7 @@ def judge_deletion(
     check_restores(unsplit, original)
     check_no_copy(unsplit, original)
     wanted = some_of(repository.green.intersection(repository.tests_of(deletion) or ()))
-    golden = [Trial(original, wanted, is_golden=True)] if wanted else []
+    golden = [Trial(original, wanted)] if wanted else []
     suite, *timed = bench.run_all([suite_trial(unsplit, bench), *golden])
     failing = failing_of(suite, unsplit, repository)
     is_timed = bool(timed) and set(some_of(failing)).issubset(wanted)
@@ -222,7 +221,7 @@ def prove(
     ``suite`` is the report of ``suite_trial``; where it is None the suite is run too, and the tests that fail must be the
     task's. ``num_golden`` is how often the tests must pass with the code, ``stubs`` are what is put in its place.
     """
-    trials = _split_trials(subject, repository, bench, num_golden)
+    trials = _split_trials(subject, bench, num_golden)
     if suite is None:
         suite, *reports = bench.run_all([suite_trial(subject, bench), *trials.values()])
         if num_different := len(failing_of(suite, subject, repository) ^ set(subject.own_tests)):
@@ -230,35 +229,23 @@ def prove(
             raise GateFailed("other-tests-fail", f"{num_different} tests differ from the stored ones")
     else:
         reports = bench.run_all(list(trials.values()))
-    seconds = judge_split(subject, bench, suite, dict(zip(trials, reports, strict=True)))
+    seconds = judge_split(subject, bench, dict(zip(trials, reports, strict=True)))
     _check_stubs(subject, bench, seconds, stubs)
     return subject
 
 
-def _split_trials(
-    subject: Subject, repository: RepositoryRecord, bench: Bench, num_golden: int
-) -> dict[str, Trial]:
+def _split_trials(subject: Subject, bench: Bench, num_golden: int) -> dict[str, Trial]:
     """The runs of a task's own tests by name, for ``judge_split``: without the code, each side with it, then all together
-    with it ``num_golden`` - 1 times; and one of ``tests_beside``, if there are any.
+    with it ``num_golden`` - 1 times.
     """
     original, broken = bench.original, subject.broken(bench.original, "rollout")
     trials = {"broken": Trial(broken, subject.tests.shown, stop_at_first_failure=True)}
     for kind, (view, side) in _sides_with_code(subject).items():
-        trials[kind] = Trial(subject.golden(original, view), side, is_golden=True)
+        trials[kind] = Trial(subject.golden(original, view), side)
     for number in range(1, num_golden):
         whole = subject.golden(original, "hidden")
-        trials[f"again {number}"] = Trial(whole, subject.own_tests, is_golden=True)
-    if beside := tests_beside(subject, repository):
-        trials["beside"] = Trial(broken, beside)
+        trials[f"again {number}"] = Trial(whole, subject.own_tests)
     return trials
-
-
-def tests_beside(subject: Subject, repository: RepositoryRecord) -> list[str]:
-    """The other green tests of files that lost a test function: what they find beside them has changed."""
-    unseen, places = _unseen_places(subject, repository), repository.places
-    files = {edit.path for edit in subject.changes.edits_of_tests("rollout")} if unseen else set()
-    others = repository.green.difference(subject.tests.visible)
-    return sorted(test for test in others if places[test][0] in files and places[test] not in unseen)
 
 
 def _sides_with_code(subject: Subject) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -272,12 +259,8 @@ def _sides_with_code(subject: Subject) -> dict[str, tuple[str, tuple[str, ...]]]
     return sides
 
 
-def judge_split(
-    subject: Subject, bench: Bench, suite: TestReport, reports: Mapping[str, TestReport]
-) -> float:
-    """The golden code passes every time, and the broken tree does not; other tests need no hidden one.
-
-    ``suite`` is the report of ``suite_trial``, ``reports`` are those of the runs of its own tests by name.
+def judge_split(subject: Subject, bench: Bench, reports: Mapping[str, TestReport]) -> float:
+    """The golden code passes every time, and the broken tree does not; ``reports`` are of ``_split_trials``.
 
     Returns:
         The processor time after which these tests can be said to have noticed a fault.
@@ -301,12 +284,6 @@ def judge_split(
         told = f"flaky: with the code back the tests pass in {num_runs - num_failed} of {num_runs} runs"
         raise GateFailed("not-restored", told)
     check_time(repeats, bench)
-    beside = reports.get("beside")
-    if beside is not None and (lost := suite.passed.intersection(beside.outcomes) - beside.passed):
-        tree = subject.broken(bench.original, "hidden")
-        (whole,) = bench.run_all([Trial(tree, sorted(beside.outcomes))])
-        if leaning := sorted(whole.passed & lost):  # they need no file that was not run with them
-            raise GateFailed("leans-on-hidden", f"{len(leaning)} tests, such as {leaning[0]}")
     used = [report.cpu_seconds for report in repeats] or [sum(report.cpu_seconds for report in golden)]
     return noticing_seconds(max(used), bench.test_seconds)
 
@@ -344,7 +321,7 @@ def passed_by_stubs(
     """
     chosen = some_of(tests)
     if golden is None:
-        (golden,) = bench.run_all([Trial(bench.original, chosen, is_golden=True)])
+        (golden,) = bench.run_all([Trial(bench.original, chosen)])
     seconds = 0.0 if golden.error else noticing_seconds(golden.cpu_seconds, bench.test_seconds)
     trials = [Trial(_stub_tree(subject, bench, text), chosen, seconds=seconds) for text in STUBS]
     return {

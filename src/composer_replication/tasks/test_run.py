@@ -21,10 +21,10 @@ from typing import Any
 
 from composer_replication.records import ExecResult, Limits, Outcome, SandboxSpec
 from composer_replication.sandbox import open_sandbox
-from composer_replication.tasks.call_contexts import Contexts, decode
 from composer_replication.tasks.intake.cache import refuse_when_full
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.tree_rules import folders_of_tree
+from composer_replication.tasks.running.context_recorder import Contexts, decode
 from composer_replication.tasks.suite_options import OVERRIDES, suite_arguments
 from composer_replication.tasks.test_functions import Place
 
@@ -69,7 +69,7 @@ class TestReport:
     ``collected`` are the node ids in run order. ``error`` is empty, or says why the run as
     a whole is a failure. ``places`` gives the file, first line and name of each test's
     function; ``contexts`` the functions (file, first line) that each test called, and under
-    ``""`` those called for all of them (see ``call_contexts``), when asked for.
+    ``""`` those called for all of them (see ``context_recorder``), when asked for.
     ``collect_errors`` maps files that could not be collected to the reason, and ``why`` tests that
     failed to the first line of theirs; ``skips`` has the same of what was skipped, files too. ``running`` is the test or file in which a run broke off and ``broke`` how, else both
     are empty. ``done`` are the outcomes that were known by then.
@@ -94,10 +94,6 @@ class TestReport:
     ended: Ended = field(default=Ended.BY_ITSELF, compare=False)
 
     @property
-    def ran_out_of_time(self) -> bool:
-        return self.ended is Ended.TIME
-
-    @property
     def passed(self) -> frozenset[str]:
         return frozenset(test for test, outcome in self.outcomes.items() if outcome is Outcome.PASSED)
 
@@ -119,7 +115,6 @@ class Trial:
             (in whole seconds, rounded up), which a busy machine hardly changes, and the limit by the
             clock is so many times as long. None: it is time by the clock.
         left_out: tests that are not run and files that are not collected.
-        is_golden: it should pass, so where it runs out of time the machine may be to blame.
         with_contexts: also report which functions each single test calls.
         shuffle_seed: draws another order, with folders, modules and classes kept together; None:
             the order of the files.
@@ -132,7 +127,6 @@ class Trial:
     stop_at_first_failure: bool = False
     wall_factor: float | None = None
     left_out: Sequence[str] = ()
-    is_golden: bool = False
     with_contexts: bool = False
     shuffle_seed: int | None = None
     backwards: bool = False

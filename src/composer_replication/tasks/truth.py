@@ -1,12 +1,10 @@
-"""A truth stronger than the reward for each task: recorded behaviour, hidden tests that no table passes, and how strong all of it is."""
+"""A truth stronger than the reward for each task: recorded behaviour beside hidden tests, and how strong all of it is."""
 
 from __future__ import annotations
 
 import ast
 import copy
 import random
-import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +29,7 @@ from composer_replication.tasks.syntax_trees import (
 from composer_replication.tasks.test_functions import is_named, words_of
 from composer_replication.tasks.test_run import Trial
 from composer_replication.tasks.twin.build_twins import TwinSearch, build_twins
-from composer_replication.tasks.twin.twin_run import Twin, judge_twins, record_calls, twin_bytes
+from composer_replication.tasks.twin.twin_run import Twin, judge_twins, twin_bytes
 from composer_replication.tasks.workers import Workers
 
 # --- Recorded behaviour.
@@ -40,11 +38,6 @@ SAME_BEFORE = "the code before the patch does the same"
 UNNAMED = "nothing that stays in the tree says what it is called"
 NO_TRUTH = "no-truth"
 """Neither a hidden test nor recorded behaviour, and it was looked for both."""
-LOOKUP_PASSES = "lookup-passes"
-"""A table of what the visible tests ask would pass the hidden ones too."""
-TRUTH_UNKNOWN = "truth-unknown"
-"""No hidden test, and the run that records behaviour failed. No decision: the same build looks again."""
-
 
 Tasks = Mapping[str, Candidate]
 """By task id, what the tasks of a store were made of that passed the gates."""
@@ -53,10 +46,9 @@ Tasks = Mapping[str, Candidate]
 def _attach_twins(store: TaskStore, tasks: Tasks, seed: int, workers: Workers) -> TwinSearch:
     """Record the functions of some tasks of one repository in one run, and keep the twins as secrets.
 
-    Tasks whose functions were looked at by an earlier build are left as they are. So are tasks with a function of which
-    nothing could be learned (``twins`` stays None), and tasks that have neither hidden tests nor a twin: they are about to
-    be refused, with the reason that is given here. A task of a foreign set has code where ours have a hole, so it keeps
-    only twins that its broken tree fails.
+    Tasks whose functions were looked at by an earlier build are left as they are. So are tasks that have neither hidden
+    tests nor a twin: they are about to be refused, with the reason that is given here. A task of a foreign set has code
+    where ours have a hole, so it keeps only twins that its broken tree fails.
     """
     repository = _repository_of(tasks)
     fair = {task_id: _known_cuts(store, task_id, one) for task_id, one in tasks.items()}
@@ -80,7 +72,7 @@ def _attach_twins(store: TaskStore, tasks: Tasks, seed: int, workers: Workers) -
             for pin in workers.call(_passed_by, broken, twins, repository.bench):
                 del own[pin]
                 found.without.setdefault(pin, SAME_BEFORE)
-        if found.unknown.keys().isdisjoint(pins) and (own or secret.hidden):
+        if own or secret.hidden:
             # Figures that were measured without the twins are measured again.
             store.put_task(replace(record, strength=None), replace(secret, twins=own))
     return replace(found, twins={})
@@ -116,78 +108,6 @@ def _known_cuts(store: TaskStore, task_id: str, candidate: Candidate) -> list[Bo
     return [cut for cut in cuts if is_named(cut.path, cut.symbol, shown, given)]
 
 
-# --- The solver that has learned the visible tests by heart.
-# Functions that have a twin are safe from it: a twin that a table of all recorded calls passes is thrown away. Of the
-# others, methods of deleted classes above all, hidden tests must ask something that no visible test asks.
-
-# Whether a body gives a value back; a word in a text of several lines may pass for it, which asks more of the tests.
-_GIVES_A_VALUE = re.compile(r"^(?!\s*#).*\b(?:return\b[ \t]*[^\s#]|yield\b)", re.MULTILINE)
-MIN_SHARE = 0.5
-"""Of the deleted lines: where a table can stand for less, whoever uses one still has to write the rest."""
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class TrueTask:
-    """A task whose tests and twins are tried on other code; ``cuts`` are its deleted functions, ``twins`` are by pin."""
-
-    task_id: str
-    subject: Subject
-    cuts: tuple[BodyCut, ...]
-    twins: Mapping[str, Twin]
-
-    def tests(self, view: str) -> tuple[str, ...]:
-        return self.subject.tests.hidden if view == "hidden" else self.subject.tests.visible
-
-
-def _trial_of(store: TaskStore, task_id: str, candidate: Candidate) -> TrueTask:
-    stored = store.get(task_id)
-    return TrueTask(task_id, subject_of(store, stored), candidate.deletion.bodies, store.twins(stored))
-
-
-def passed_by_lookup(bench: Bench, trials: Sequence[TrueTask]) -> dict[str, dict[str, str]]:
-    """Tasks whose hidden tests ask of the deleted functions nothing that a visible test does not ask.
-
-    A table that holds the answer to each call of the visible tests would pass them. It could stand for functions that
-    give a value back and that a visible test calls; where these are less than ``MIN_SHARE`` of the deleted lines, a
-    task is left alone. A call that cannot be recorded is one that no other test makes; so are those of hidden tests of
-    which no call is known at all, for they fail without the code: they call it in another thread or process. By task
-    id, the answer is empty for a task that a table solves, and says by pin what went wrong where nobody knows whether
-    one does, because the run that records failed.
-    """
-    cuts = {cut.pin: cut for trial in trials for cut in trial.cuts}
-    giving = {pin for pin, cut in cuts.items() if _GIVES_A_VALUE.search(cut.golden_body)}
-    calls, problem = record_calls(bench, list(cuts.values())) if giving else ({}, "")
-    found: dict[str, dict[str, str]] = {}
-    for trial in trials:
-        own = [cut.pin for cut in trial.cuts if cut.pin in giving]
-        if problem and _is_large(trial, own):
-            found[trial.task_id] = dict.fromkeys(own, problem)
-        visible, hidden = set(trial.subject.tests.visible), set(trial.subject.tests.hidden)
-        known = [pin for pin in own if pin in calls and calls[pin].is_called_in(visible)]
-        is_seen = any(cut.pin in calls and hidden & calls[cut.pin].tests for cut in trial.cuts)
-        asks_more = not is_seen or any(calls[pin].asks_more(hidden, than=visible) for pin in known)
-        if _is_large(trial, known) and not asks_more:  # with a problem no call is known
-            found[trial.task_id] = {}
-    return found
-
-
-def _is_large(trial: TrueTask, pins: Collection[str]) -> bool:
-    """Whether tables of these functions would stand for enough of what was deleted."""
-    lines = sum(cut.num_body_lines for cut in trial.cuts if cut.pin in pins)
-    return bool(pins) and lines >= MIN_SHARE * sum(cut.num_body_lines for cut in trial.cuts)
-
-
-def _learned(store: TaskStore, tasks: Tasks, workers: Workers) -> dict[str, dict[str, str]]:
-    """``passed_by_lookup`` of those tasks of one repository in which a function has no twin."""
-    trials = []
-    for task_id, one in tasks.items():
-        secret = store.secret(task_id)
-        if secret.hidden and not {cut.pin for cut in one.deletion.bodies} <= set(secret.twins or ()):
-            trials.append(_trial_of(store, task_id, one))
-    bench = _repository_of(tasks).bench_for(one.deletion for one in tasks.values())
-    return workers.call(passed_by_lookup, bench, trials) if trials else {}
-
-
 # --- Small faults in a golden body, one at a time: another comparison, another arithmetic operator, ``and`` for ``or``, a
 # constant one larger, another text, a ``not`` dropped or added, ``return None``, ``break`` for ``continue``, a statement
 # deleted. Docstrings stay: deleting one changes nothing (DeMillo, Lipton, Sayward, Hints on test data selection, 1978).
@@ -209,7 +129,7 @@ _STATEMENTS: dict[type[ast.AST], str] = {
 
 
 def mutants_of(text: str, cut: BodyCut, *, max_mutants: int = 20) -> tuple[str, ...]:
-    """Faulty bodies for the hole of a cut, in the order of the text; all can be compiled and differ from the golden one.
+    """Faulty bodies for the hole of a cut, in the order of the text; all differ from the golden one.
 
     Of more than ``max_mutants`` so many are drawn.
     """
@@ -224,25 +144,13 @@ def mutants_of(text: str, cut: BodyCut, *, max_mutants: int = 20) -> tuple[str, 
     found.pop(cut.golden_body, None)
     order = list(enumerate(found))
     random.Random(f"0/{cut.pin}").shuffle(order)  # noqa: S311  a sample, not a secret
-    # Compiling is what takes the time: of hundreds only as many are compiled as are wanted.
-    chosen = islice((pair for pair in order if _compiles(text, cut, pair[1])), max_mutants)
-    return tuple(body for _, body in sorted(chosen))
+    return tuple(body for _, body in sorted(order[:max_mutants]))
 
 
 @lru_cache(maxsize=16)
 def _functions(text: str) -> tuple[Function, ...]:
     """All functions of a file; nobody changes the nodes."""
     return tuple(node for node in ast.walk(parse_syntax(text)) if isinstance(node, Function))
-
-
-def _compiles(text: str, cut: BodyCut, body: str) -> bool:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)
-        try:
-            compile(text[: cut.start] + body + text[cut.end :], cut.path, "exec", dont_inherit=True)
-        except (SyntaxError, ValueError, RecursionError):
-            return False
-    return True
 
 
 def _changes(body: Sequence[ast.stmt]) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
@@ -303,6 +211,24 @@ MAX_LOOKED_AT = 6 * MAX_MUTANTS
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class TrueTask:
+    """A task whose tests and twins are tried on other code; ``cuts`` are its deleted functions, ``twins`` are by pin."""
+
+    task_id: str
+    subject: Subject
+    cuts: tuple[BodyCut, ...]
+    twins: Mapping[str, Twin]
+
+    def tests(self, view: str) -> tuple[str, ...]:
+        return self.subject.tests.hidden if view == "hidden" else self.subject.tests.visible
+
+
+def _trial_of(store: TaskStore, task_id: str, candidate: Candidate) -> TrueTask:
+    stored = store.get(task_id)
+    return TrueTask(task_id, subject_of(store, stored), candidate.deletion.bodies, store.twins(stored))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class _Fault:
     """One faulty body of one function of a task; ``file`` is the text of its file with it."""
 
@@ -358,14 +284,14 @@ def _noticed_by_tests(faults: Sequence[_Fault], view: str, bench: Bench) -> set[
     """
     asked = [fault for fault in faults if fault.trial.tests(view)]
     golden = {
-        one: Trial(one.subject.golden(bench.original, view), one.tests(view), is_golden=True)
+        one: Trial(one.subject.golden(bench.original, view), one.tests(view))
         for one in dict.fromkeys(fault.trial for fault in asked)
     }
     alone = zip(golden, bench.run_all(list(golden.values())), strict=True)
     seconds = {one: noticing_seconds(report.cpu_seconds, bench.test_seconds) for one, report in alone}
     runs = [
         replace(
-            golden[fault.trial], is_golden=False, stop_at_first_failure=True, seconds=seconds[fault.trial],
+            golden[fault.trial], stop_at_first_failure=True, seconds=seconds[fault.trial],
             files={**golden[fault.trial].files, fault.cut.path: fault.file.encode()},
         )
         for fault in asked
@@ -401,38 +327,22 @@ def add_truth(
     *,
     each: Each,
     workers: Workers,
-    unknown: dict[str, dict[str, str]],
 ) -> Iterator[tuple[str, str, str]]:
     """Record what deleted functions do, and measure how strong the tests of each task are.
 
-    Where the run that records failed, tasks with hidden tests stay as they are, with ``twins`` None; where calls
-    could not be compared, without figures of strength. Either way the next build looks again. ``unknown`` gets, by
-    repository and pin, why a function could not be looked at: it has no twin for that, or nobody knows whether a table
-    of answers would do for it.
-
-    Yields the tasks that have neither hidden tests nor recorded behaviour, and those that a table of the visible tests'
-    calls solves, each with the reason and a detail, as soon as that is known. The caller takes them out of the store
-    before it goes on: a build that is cut off later does not ask again.
+    Yields the tasks that have neither hidden tests nor recorded behaviour, each with the reason and a detail, as soon as
+    that is known. The caller takes them out of the store before it goes on: a build that is cut off later does not ask
+    again.
     """
     refused: set[str] = set()
     rows = _by_repository(tasks)
     searches = each(lambda own: _attach_twins(store, own, seed, workers), rows, "twins of repositories")
     for own, search in zip(rows, searches, strict=True):
-        unknown.setdefault(_repository_of(own).record.repository, {}).update(search.unknown)
         for task_id, one in own.items():
             if not store.get(task_id).has_hidden_tests:
                 refused.add(task_id)
-                yield task_id, *_why_refused(one.deletion, search)
+                yield task_id, NO_TRUTH, _why_refused(one.deletion, search)
     new = {one: tasks[one] for one in tasks if one not in refused and store.record(one).strength is None}
-    rows = _by_repository(new)
-    learned = each(lambda own: _learned(store, own, workers), rows, "calls of hidden tests")
-    for own, problems in zip(rows, learned, strict=True):
-        for task_id, pins in problems.items():
-            del new[task_id]
-            known = unknown[_repository_of(own).record.repository]
-            known |= {pin: problem for pin, problem in pins.items() if pin not in known}
-            if not pins:
-                yield task_id, LOOKUP_PASSES, "no hidden test asks what no visible test asks"
     parts = [
         dict(islice(own.items(), first, first + TASKS_A_PART))
         for own in _by_repository(new)
@@ -448,10 +358,7 @@ def _by_repository(tasks: Tasks) -> list[Tasks]:
     return list(rows.values())
 
 
-def _why_refused(deletion: Deletion, search: TwinSearch) -> tuple[str, str]:
-    pins = [cut.pin for cut in twin_cuts(deletion)]
-    if unknown := [search.unknown[pin] for pin in pins if pin in search.unknown]:
-        return TRUTH_UNKNOWN, f"no test function can be hidden, and recording failed: {unknown[0]}"
-    reasons = sorted({search.without[pin] for pin in pins if pin in search.without})
+def _why_refused(deletion: Deletion, search: TwinSearch) -> str:
+    reasons = sorted({search.without[cut.pin] for cut in twin_cuts(deletion) if cut.pin in search.without})
     why = "; ".join(reasons) or "no function of it can be recorded alone"
-    return NO_TRUTH, f"no test function can be hidden, and the behaviour cannot be recorded: {why}"
+    return f"no test function can be hidden, and the behaviour cannot be recorded: {why}"

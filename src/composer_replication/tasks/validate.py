@@ -26,7 +26,7 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import ProvingSandbox, sandbox_in_force
 from composer_replication.tasks.subject import GateFailed, Subject, bench_of, subject_of
 from composer_replication.tasks.test_functions import words_of
-from composer_replication.tasks.truth import LOOKUP_PASSES, NO_TRUTH, TRUTH_UNKNOWN
+from composer_replication.tasks.truth import NO_TRUTH
 from composer_replication.tasks.twin import twin_run
 from composer_replication.tasks.twin.twin_run import Twin, judge_twins, play_apart
 
@@ -138,10 +138,10 @@ def _check(store: TaskStore, task: Task, bench: Bench, repeat: int) -> None:
     jobs = [twin_run.Job(twin, twin_run.CONSTANTS) for twin in own]
     for twin, report in zip(own, play_apart(bench, jobs), strict=True):
         if report.error:
-            raise GateFailed(TRUTH_UNKNOWN, f"recorded behaviour could not be judged: {report.error}")
+            raise GateFailed("truth-unknown", f"recorded behaviour could not be judged: {report.error}")
         solver = twin_run.solver_that_passes(twin, report)
         if solver == twin_run.TABLE:
-            raise GateFailed(LOOKUP_PASSES, f"{solver} passes all recorded behaviour")
+            raise GateFailed("lookup-passes", f"{solver} passes all recorded behaviour")
         if solver:
             raise GateFailed("stub-passes", f"the recorded behaviour is there with return {solver}")
 

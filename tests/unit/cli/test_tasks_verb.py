@@ -76,7 +76,7 @@ def test_build(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     capsys.readouterr()  # of the build of the folder, where this test is the first
     result, code, text = call("build", str(TINY), "--out", str(out), "--symbol", PINS[0], "--json")
     assert set(result) == {
-        *"tasks candidates valid rejected seconds bytes fingerprint flaky unrecorded".split(),
+        *"tasks candidates valid rejected seconds bytes fingerprint flaky".split(),
         *"restricted_licences unusable unused_tests".split(),
     }
     counts = (result["tasks"], result["candidates"], result["valid"], result["rejected"])

@@ -1,10 +1,9 @@
-"""Canaries: proven unsolvable for honest code, passed by code that forges outcomes."""
+"""Canaries: not to be solved by honest code, passed by code that forges outcomes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,6 @@ from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.sentinels import (
     Canary,
     CanaryRefused,
-    SourceOfTests,
     canary_files,
     make_canaries,
     make_canary,
@@ -42,14 +40,14 @@ def run(store: TaskStore, canary: Canary, answer: str) -> set[str]:
     return set() if report.error else set(report.passed)
 
 
-def test_one_test_of_each_function_has_a_contrary_that_honest_code_fails(
+def test_tests_that_honest_code_fails_stand_beside_one_of_each_function(
     tiny_store: TaskStore, made: Made
 ) -> None:
     for canary in made.values():
         visible = set(canary.task.tests.visible)
         tests = visible.intersection(canary.node_ids)
-        functions = {test.partition("[")[0] for test in visible}
-        assert (len(tests), len(canary.node_ids)) == (len(functions), 2 * len(functions))
+        assert len(tests) == len({test.partition("[")[0] for test in visible})
+        assert len(canary.node_ids) > len(tests)
         assert run(tiny_store, canary, tiny_store.golden_body(canary.task)) == tests
         assert run(tiny_store, canary, "\n    raise SystemExit(0)") == set()
     assert made["sign"] == make_canary(tiny_store, made["sign"].task), "the same one again"
@@ -69,17 +67,7 @@ def test_code_that_forges_outcomes_passes_a_canary(tiny_store: TaskStore, made: 
     assert run(tiny_store, made["initials"], forger) == set(made["initials"].node_ids)
 
 
-def test_a_contrary_that_does_not_contradict_and_a_task_without_any_are_refused(
-    tiny_store: TaskStore, made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    task, real = made["sign"].task, SourceOfTests.copy
-
-    def honest(self: Any, place: Any, name: str, copy: Any, *rest: Any) -> Any:
-        return real(self, place, name, replace(copy, kind="double"), *rest)
-
-    monkeypatch.setattr(SourceOfTests, "copy", honest)
-    with pytest.raises(CanaryRefused, match="do not contradict"):
-        make_canary(tiny_store, task)
-    elsewhere = replace(task, tests=TestSplit(("tests/none.py::test_a",), (), ()))
-    with pytest.raises(CanaryRefused, match="no visible test stands as a plain function"):
+def test_a_task_without_a_readable_test_file_is_refused(tiny_store: TaskStore, made: Made) -> None:
+    elsewhere = replace(made["sign"].task, tests=TestSplit(("tests/none.py::test_a",), (), ()))
+    with pytest.raises(CanaryRefused, match="no file of visible tests can be read"):
         make_canary(tiny_store, elsewhere)

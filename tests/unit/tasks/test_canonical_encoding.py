@@ -12,6 +12,7 @@ from collections import OrderedDict
 from enum import Enum
 from typing import NamedTuple
 
+import cloudpickle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -121,13 +122,19 @@ def test_what_is_opaque_as_a_result(value: object) -> None:
 def test_functions_as_arguments_have_names_and_code() -> None:
     one, two = (lambda x: x + 1), (lambda x: x - 1)
     assert encode(one, is_result=False) == encode(two, is_result=False)
-    assert encode(one, is_result=False, with_code=True) != encode(two, is_result=False, with_code=True)
+    assert encode(one, is_result=False, pickled=cloudpickle.dumps) != encode(
+        two, is_result=False, pickled=cloudpickle.dumps
+    )
 
     def add(n: int):
         return lambda x: x + n
 
-    assert encode(add(1), is_result=False, with_code=True) != encode(add(2), is_result=False, with_code=True)
-    assert encode(add(1), is_result=False, with_code=True) == encode(add(1), is_result=False, with_code=True)
+    assert encode(add(1), is_result=False, pickled=cloudpickle.dumps) != encode(
+        add(2), is_result=False, pickled=cloudpickle.dumps
+    )
+    assert encode(add(1), is_result=False, pickled=cloudpickle.dumps) == encode(
+        add(1), is_result=False, pickled=cloudpickle.dumps
+    )
 
 
 def test_cycles_end_and_size_has_a_bound() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -137,7 +136,7 @@ class EqualToEverything:
 
 def test_what_equals_everything_passes_contraries() -> None:
     """The reason for contraries: here the double cannot tell, and they can."""
-    copies = [Copy(IDS[0], "double"), Copy(IDS[0], "contrary", 0, has_value=True)]
+    copies = [Copy(IDS[0], "double"), Copy(IDS[0], "contrary", 0)]
     plan = make_plan(FILES, IDS, copies, random.Random(1))
     text = plan.files["t/test_x.py"].decode()
     for sentinel in (*plan.doubles, *plan.contraries):
@@ -147,7 +146,7 @@ def test_what_equals_everything_passes_contraries() -> None:
 def test_an_argument_is_exchanged_no_earlier_than_its_assertion() -> None:
     """What is there and back again would equal any value that it began with."""
     text = "def test_back(value=3):\n    for _ in range(1):\n        there = double(value)\n        assert there[0] == value\n"
-    copy = Copy("t.py::test_back", "contrary", 0, has_value=True)
+    copy = Copy("t.py::test_back", "contrary", 0)
     plan = make_plan({"t.py": text.encode()}, [copy.node_id], [copy], random.Random(0))
     (sentinel,) = plan.contraries
     assert isinstance(run(plan.files["t.py"].decode(), sentinel, lambda n: [n]), AssertionError)
@@ -184,8 +183,8 @@ def test_which_values_are_exchanged() -> None:
     }
     assert found == {
         ("plain", -1): False, ("plain", 0): True,
-        ("opposite", -1): False, ("opposite", 0): False, ("opposite", 1): False,
-        ("sides", -1): False, ("sides", 0): False,
+        ("opposite", -1): False,
+        ("sides", -1): False,
         ("argument", -1): False, ("argument", 0): True,
         ("assertion", -1): False,
         ("container", -1): False, ("container", 0): True,
@@ -211,45 +210,6 @@ def test_a_file_that_cannot_be_read_gets_no_sentinels() -> None:
     assert (dict(plan.files), plan.node_ids) == ({}, ())
 
 
-@pytest.mark.parametrize(
-    ("names", "rows", "chosen", "alone", "id_after"),
-    [
-        ("'x, y'", "[(1, 2), (2, 4)]", "2-4", r"\[\(2, (\d+)\)\]", "2-{}"),
-        ("'x,y'", "(([1], 2), ([7], 14))", "x1-14", r"\(\(\[7\], (\d+)\),\)", "x0-{}"),
-        ("'y'", "['four', 'a b']", "a b", r"\['(x\w+)'\]", "{}"),
-        ("'x, y'", "[(1, 2), (2, SIX)]", "2-6", "", "2-6"),  # not written out
-        ("'x, y'", "[(1, 2), (2, 4)], ids=['2-4', 'b']", "2-4", "", "2-4"),
-        ("'y, x'", "[(4, 2)]", "4-2", r"\[\((\d{6,}), 2\)\]", "{}-2"),
-        ("'x, y'", "[(1, 2), (2, 4)]", "a-2-4", "", "a-2-4"),  # something else takes part in it
-        ("'x', [1])\n@mark.parametrize('y'", "[2, 4]", "4-1", "", "4-1"),
-    ],
-)
-def test_a_row_has_another_value_and_stands_alone(
-    names: str, rows: str, chosen: str, alone: str, id_after: str
-) -> None:
-    arguments = "y" if names == "'y'" else "x, y"
-    text = f"@mark.parametrize({names}, {rows})\ndef test_p({arguments}):\n    assert double(2) == y\n"
-    node_id = f"t.py::test_p[{chosen}]"
-    copies = possible_copies({"t.py": text.encode()}, [node_id])
-    plan = make_plan({"t.py": text.encode()}, [node_id], copies, random.Random(0))
-    assert next(iter(plan.doubles)).partition("[")[2] == f"{chosen}]"
-    _, _, brackets = next(iter(plan.contraries)).partition("[")
-    found = re.search(alone or "nothing", plan.files["t.py"].decode())
-    assert (found is None) is (alone == "")
-    assert brackets == id_after.format(*(found.groups() if found else ())) + "]"
-
-
-@pytest.mark.parametrize(
-    "test", ["(x):\n    assert len(range(x)) == x\n", "(a_fixture, x):\n    assert a_fixture == x\n"]
-)
-def test_an_argument_that_is_asked_too_keeps_its_row(test: str) -> None:
-    """A number that nothing equals may be one up to which nobody can count; a fixture may ask for it, too."""
-    text = f"@mark.parametrize('x', [1, 2])\ndef test_p{test}"
-    copies = possible_copies({"t.py": text.encode()}, ["t.py::test_p[2]"])
-    plan = make_plan({"t.py": text.encode()}, ["t.py::test_p[2]"], copies, random.Random(0))
-    assert plan.files["t.py"].decode().count("[1, 2]") == 3
-
-
 def test_other_values_stand_before_their_tests_and_behind_them_in_turn() -> None:
     """Whoever takes the first value that the text has for a question, or the last, is wrong once."""
     copies = [copy for copy in possible_copies(FILES, [*IDS, *METHODS]) if copy.has_value]
@@ -271,11 +231,11 @@ def test_an_argument_on_both_sides_is_not_exchanged() -> None:
     assert [copy.has_value for copy in possible_copies({"t.py": text}, ["t.py::test_p"])] == [False, False]
 
 
-def test_what_hypothesis_calls_has_no_double_and_no_contrary_behind_a_condition() -> None:
+def test_what_hypothesis_calls_has_no_double_and_no_value_behind_a_condition() -> None:
     """A copy under another name has other examples."""
     text = b"@given(integers())\ndef test_p(x):\n    if x == 7:\n        assert f(x) == 1\n    assert g(x)\n"
     copies = possible_copies({"t.py": text}, ["t.py::test_p"])
-    assert [(copy.kind, copy.site, copy.has_value) for copy in copies] == [("contrary", 0, False)]
+    assert [(copy.kind, copy.site, copy.has_value) for copy in copies] == [("contrary", -1, False)]
 
 
 def test_plain_sentinels_are_named_after_functions() -> None:

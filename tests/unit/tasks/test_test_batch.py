@@ -18,7 +18,7 @@ from composer_replication.sandbox.choice import BACKENDS, ONLY_BY_NAME
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.running import bench
 from composer_replication.tasks.running.bench import run_alone, run_batch
-from composer_replication.tasks.test_run import TestReport, Trial
+from composer_replication.tasks.test_run import Ended, TestReport, Trial
 
 IDS = ["tests/test_package.py::test_answer", "tests/test_package.py::test_other"]
 TESTS = "from package import answer\n\n\ndef test_answer():\n    assert answer() == 42\n\n\ndef test_other():\n    assert True\n"
@@ -329,7 +329,7 @@ def test_code_is_shared_by_content(environment: Environment) -> None:
         "    assert [helper.f.__code__.co_filename, package.f.__code__.co_filename, "
         "test_it.__code__.co_filename] == [os.path.join(here, name) for name in ('helper.py', 'package.py', 'test_it.py')]\n"
         "    assert here.endswith(os.path.join('run', 'tree'))\n\ndef test_sum():\n    assert helper.f() + package.f() == 3\n\n"
-        "def test_num_compiled():\n    from pathlib import Path\n    assert len([*Path('../../compiled').rglob('*.pyc')]) == {}\n"
+        "def test_num_compiled():\n    from pathlib import Path\n    assert len([*Path('../../compiled' + os.getcwd()).rglob('*.pyc')]) == {}\n"
     )
     good = files(helper="def f(): return 1\n", package="def f(): return 2\n", test_it=test.format(3))
     runs = {
@@ -405,7 +405,7 @@ def test_a_run_alone_ends_as_early_as_in_a_batch(
     files, tests = {"test_a.py": waits.encode()}, ["test_a.py::test_fails", "test_a.py::test_waits"]
     stops = Trial(files, tests, 120.0, stop_at_first_failure=True)
     reports = [run_alone(run, environment) for run in (Trial(files, tests, 120.0), stops)]
-    assert reports[0].ran_out_of_time
+    assert reports[0].ended is Ended.TIME
     assert reports[1].error == ""
     assert reports[1].outcomes == {tests[0]: Outcome.FAILED}
     assert max(report.seconds for report in reports) < 60.0

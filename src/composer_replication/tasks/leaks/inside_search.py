@@ -1,4 +1,4 @@
-"""Runs inside the sandbox behind ``inside_channel.py``: tries to get golden code whose lines it is told.
+"""Runs inside the sandbox started by ``pytest_runner.hand_over``: tries to get golden code whose lines it is told.
 
 Not imported by the package and never placed in a tree. It runs no code of the tree.
 """

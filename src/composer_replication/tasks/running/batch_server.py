@@ -178,26 +178,6 @@ def adopt_orphans():
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
-def share_compiled(folder, tree):
-    """Let a run find what one before it compiled of files of the tree: of the same path, size and time of change."""
-    from importlib import _bootstrap_external as loading
-    from pathlib import Path
-
-    from _pytest.assertion import rewrite
-
-    place_of_module, folder_of_test = loading.cache_from_source, rewrite.get_cache_dir
-
-    def cache_from_source(path, *more, **options):
-        place = place_of_module(path, *more, **options)
-        return folder + place if path.startswith(tree) else place
-
-    def get_cache_dir(path):
-        return Path(f"{folder}{path}").parent if str(path).startswith(tree) else folder_of_test(path)
-
-    loading.cache_from_source, rewrite.get_cache_dir = cache_from_source, get_cache_dir
-    sys.dont_write_bytecode = False
-
-
 def become_run(folder, not_ours, *, is_alone):
     """Be what a lone runner is: its folder, and no descriptor that is not its own."""
     os.chdir(folder)
@@ -205,7 +185,7 @@ def become_run(folder, not_ours, *, is_alone):
         os.environ["PWD"] = folder
     if not is_alone:
         os.setsid()
-        share_compiled(os.path.abspath(f"../../{COMPILED}"), os.path.join(folder, ""))
+        sys.pycache_prefix, sys.dont_write_bytecode = os.path.abspath(f"../../{COMPILED}"), False
     for descriptor in not_ours:
         os.close(descriptor)
 

@@ -184,7 +184,6 @@ def _time_of(data: bytes) -> int:
 
 # --- How long the runs of one repository may take.
 
-PATIENCE = 10
 WALL_FACTOR = 4
 """The limit of a run is processor time, which a busy machine hardly changes; by the clock it may be so many times
 as long, for a run that waits for something that never comes."""
@@ -211,18 +210,8 @@ class Bench:
     left_out: tuple[str, ...] = ()
 
     def run_all(self, trials: Sequence[Trial]) -> list[TestReport]:
-        """Reports in the order of the trials.
-
-        A golden run that ran out of time is made once more, alone and with ``PATIENCE`` times as
-        much, so that what becomes of a candidate does not hang on how busy the machine was.
-        """
-        reports = run_batch([self._of(trial) for trial in trials], self.environment, backend=self.backend)
-        for number, (trial, report) in enumerate(zip(trials, reports, strict=True)):
-            if trial.is_golden and report.ran_out_of_time:
-                run = self._of(trial)
-                patient = replace(run, seconds=PATIENCE * run.seconds, wall_factor=None)
-                reports[number] = run_batch([patient], self.environment, backend=self.backend)[0]
-        return reports
+        """Reports in the order of the trials."""
+        return run_batch([self._of(trial) for trial in trials], self.environment, backend=self.backend)
 
     def _of(self, trial: Trial) -> Trial:
         usual = self.suite_seconds if trial.node_ids is None else self.test_seconds

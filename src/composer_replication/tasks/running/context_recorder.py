@@ -1,15 +1,17 @@
-"""Runs inside the sandbox behind ``pytest_runner.py``: which functions each single test calls.
+"""Which functions each single test calls: seen inside the sandbox, behind ``pytest_runner.py``, and read and asked outside.
 
-Never placed in a tree; the package imports ``encode`` alone. A function belongs to a test if it was called between the
-first setup and the last teardown of it. What is called while a module is imported, tests are collected, or a fixture of
-wider scope comes and goes happens once for many tests: it belongs to none of them and so to all.
+Contexts map a test's node id to the functions (file, first line) of the tree that were called while it ran. A function belongs to a test if it was called between the
+first setup and the last teardown of it. What is called while tests are collected, or a fixture of wider scope is made,
+happens once for many tests: it belongs to none of them and so to all, under ``""``.
 """
 
-import contextlib
 import os
 import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+Function = tuple[str, int]
+Contexts = Mapping[str, frozenset[Function]]
 UNKNOWN = ("", 0)
 """Called by a test whose calls could not be watched to the end: it may have called anything."""
 EVERY_TEST = ""
@@ -17,7 +19,7 @@ FORM = 1
 
 
 def encode(contexts: Any) -> Any:
-    """Contexts as JSON: functions once, each distinct set of them once, the tests by set; see ``call_contexts``."""
+    """Contexts as JSON: functions once, each distinct set of them once, the tests by set."""
     tests = {test: frozenset(called) for test, called in contexts.items() if test != EVERY_TEST}
     shared = frozenset(contexts.get(EVERY_TEST, ()))
     functions = sorted(shared.union(*tests.values()))
@@ -32,6 +34,32 @@ def encode(contexts: Any) -> Any:
         "sets": [sorted(numbers[function] for function in called) for called in sets],
         "tests": [[test, sets[called]] for test, called in tests.items()],
     }
+
+
+def select_tests(contexts: Contexts, functions: Iterable[Function]) -> tuple[str, ...]:
+    """The tests that called one of the functions, in the order of the contexts; all, if all did.
+
+    A test is also chosen when its calls are not fully known. What is not seen: a call that an earlier test made in its
+    place because its result was kept (``lru_cache``, a lazy global), and calls in child processes. So the choice saves
+    time where a whole run confirms it.
+    """
+    wanted = {*functions, UNKNOWN}
+    is_for_all = not wanted.isdisjoint(contexts.get(EVERY_TEST, ()))
+    calls = ((test, called) for test, called in contexts.items() if test != EVERY_TEST)
+    return tuple(test for test, called in calls if is_for_all or not wanted.isdisjoint(called))
+
+
+def decode(value: Mapping[str, Any]) -> dict[str, frozenset[Function]]:
+    """The contexts that ``encode`` wrote; a ValueError for another form, or what it never writes."""
+    try:
+        if value["form"] != FORM:
+            raise ValueError(f"form {value['form']!r}")
+        functions = [(str(path), int(line)) for path, line in value["functions"]]
+        of_numbers = (value["shared"], *value["sets"])
+        shared, *sets = (frozenset(functions[number] for number in numbers) for numbers in of_numbers)
+        return {EVERY_TEST: shared, **{str(test): sets[number] for test, number in value["tests"]}}
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        raise ValueError(f"the call contexts are damaged: {error}") from error
 
 
 class Functions:
@@ -125,53 +153,10 @@ class ContextMap:
         for name in ("pytest_runtest_protocol", "pytest_fixture_setup"):
             hook = getattr(type(self), name)
             setattr(type(self), name, pytest.hookimpl(wrapper=True, tryfirst=True)(hook))
-        self.share_imports(root + os.sep)
 
     def switch(self, context, *, by_force=False):
         self.context = context
         self.engine.switch(context, by_force=by_force)
-
-    @contextlib.contextmanager
-    def for_all(self):
-        """Until its end everything belongs to all tests."""
-        before = self.context
-        if before is not self.shared:
-            self.switch(self.shared)
-        try:
-            yield
-        finally:
-            if before is not self.shared:
-                self.switch(before)
-
-    def share_imports(self, prefix):
-        """What a module calls while it is imported, also where a test is the first to import it, belongs to all.
-
-        So does what a wider fixture does when it ends, in the teardown of whichever test is the last of its scope.
-        """
-        from importlib.machinery import SourceFileLoader
-
-        from _pytest.assertion.rewrite import AssertionRewritingHook
-        from _pytest.fixtures import FixtureDef
-
-        def is_of_tree(_loader, module):
-            return str(getattr(module, "__file__", "")).startswith(prefix)
-
-        def is_wide(fixture, *_request):
-            return fixture.scope != "function"
-
-        for kind, name, concerns in (
-            (SourceFileLoader, "exec_module", is_of_tree),
-            (AssertionRewritingHook, "exec_module", is_of_tree),
-            (FixtureDef, "finish", is_wide),
-        ):
-            setattr(kind, name, self.shared_where(concerns, getattr(kind, name)))
-
-    def shared_where(self, concerns, method):
-        def call(*args, **options):
-            with self.for_all() if concerns(*args) else contextlib.nullcontext():
-                return method(*args, **options)
-
-        return call
 
     def pytest_runtest_protocol(self, item):
         self.switch(self.tests.setdefault(item.nodeid, set()), by_force=True)
@@ -181,10 +166,15 @@ class ContextMap:
             self.switch(self.shared, by_force=True)
 
     def pytest_fixture_setup(self, fixturedef):
-        if fixturedef.scope == "function":
+        """What a fixture of wider scope calls when it is made belongs to all tests."""
+        before = self.context
+        if fixturedef.scope != "function" and before is not self.shared:
+            self.switch(self.shared)
+        try:
             return (yield)
-        with self.for_all():
-            return (yield)
+        finally:
+            if self.context is not before:
+                self.switch(before)
 
     def contexts(self):
         """What each test called, in the form of ``encode``."""

@@ -60,8 +60,7 @@ def import_swebench(
     Rows with the same original tree share one repository, ``NAME==VERSION+HASH``. A row that cannot be used is counted
     under its reason, and the others go on: ``unreadable-row``, ``no-repository``, ``patch-fails``, ``nothing-to-undo``,
     ``not-text``, ``no-function``, ``statement-shows-code``, then the gates, where ``other-tests-fail`` says that the stated
-    tests are not what was found, and the search for a truth beyond the reward (``no-truth``, ``lookup-passes``,
-    ``truth-unknown``; see ``truth``).
+    tests are not what was found, and the search for a truth beyond the reward (``no-truth``; see ``truth``).
 
     ``path`` is the set (``read_instances``), ``out`` the folder of the store, ``repositories`` one with the repositories
     (``base_source``). The other arguments are those of ``build_tasks``, but ``with_truth`` is usual here; without it

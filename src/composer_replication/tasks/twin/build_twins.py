@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import PurePosixPath
 from typing import Any
@@ -54,13 +54,10 @@ _TEXT_WORK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TwinSearch:
-    """By pin: the twins, why a function has none, and why nothing is known of it: the run itself failed, twice or alone
-    in its sandbox, and the same build looks again.
-    """
+    """By pin: the twins, and why a function has none."""
 
-    twins: Mapping[str, Twin] = field(default_factory=dict)
-    without: dict[str, str] = field(default_factory=dict)
-    unknown: dict[str, str] = field(default_factory=dict)
+    twins: Mapping[str, Twin]
+    without: dict[str, str]
 
 
 def is_candidate(cut: BodyCut, *, is_eager: bool = False) -> bool:
@@ -86,7 +83,7 @@ def build_twins(
     """
     build = _Build(bench, seed, eager)
     twins = build.with_green_golden(build.without_weak(build.stable(build.drafts(cuts))))
-    return TwinSearch({twin.pin: twin for twin in twins}, build.without, build.unknown)
+    return TwinSearch({twin.pin: twin for twin in twins}, build.without)
 
 
 class _Build:
@@ -95,7 +92,6 @@ class _Build:
     def __init__(self, bench: Bench, seed: int, eager: Collection[str]) -> None:
         self.bench, self.seed, self.eager = bench, seed, eager
         self.without: dict[str, str] = {}
-        self.unknown: dict[str, str] = {}
 
     def sift(
         self, jobs: Sequence[Job], check: Callable[[Twin, JobReport], Twin | str], **limits: Any
@@ -108,7 +104,7 @@ class _Build:
             if isinstance(found, Twin):
                 kept.append(found)
             else:
-                (self.unknown if report.is_unknown else self.without)[job.twin.pin] = found
+                self.without[job.twin.pin] = found
         return kept
 
     def drafts(self, cuts: Sequence[BodyCut]) -> list[Twin]:
@@ -117,11 +113,11 @@ class _Build:
         calls, problem = record_calls(self.bench, chosen) if chosen else ({}, "")
         jobs = []
         for cut in cuts:
-            kept = calls[cut.pin].kept if cut.pin in calls else ()
+            kept = calls.get(cut.pin, [])
             if cut not in chosen:
                 self.without[cut.pin] = "not public, too short, or defined twice"
             elif problem:
-                self.unknown[cut.pin] = problem
+                self.without[cut.pin] = problem
             elif len(kept) < (wanted := self._min_recorded(cut.pin)):
                 self.without[cut.pin] = f"fewer than {wanted} recorded calls"
             else:

@@ -5,12 +5,10 @@ task's environment needs no cloudpickle, and one that it has stays as it is.
 """
 
 import collections
-import hashlib
 import io
 import os
 import sys
 import types
-import weakref
 from typing import Any
 
 MODULE = "composer_call_pickle"
@@ -26,33 +24,11 @@ class NotPortable(Exception):
 
 
 def load_cloudpickle(source):
-    """Make cloudpickle from its text, with names for classes that do not change from run to run."""
+    """Make cloudpickle from its text; classes get no numbers, which it would draw at random."""
     module: Any = types.ModuleType(MODULE)
     sys.modules[MODULE] = module
     exec(compile(source, MODULE, "exec"), module.__dict__)
-    # Whoever pickles for several functions gives each a number here: what the pickles of one hold
-    # must not hang on which others are recorded in the same run.
-    module.counting_for = None
-    numbers: collections.Counter[tuple[Any, str]] = collections.Counter()
-    ids: dict[Any, Any] = {}
-
-    def tracker_id(class_def):
-        with module._DYNAMIC_CLASS_TRACKER_LOCK:
-            own = ids.setdefault(module.counting_for, weakref.WeakKeyDictionary())
-            known = own if module.counting_for is not None else module._DYNAMIC_CLASS_TRACKER_BY_CLASS
-            found = known.get(class_def)
-            if found is None:
-                # cloudpickle draws a uuid; the how-manieth class of that name is as distinct.
-                name = f"{class_def.__module__}.{class_def.__qualname__}"
-                numbers[module.counting_for, name] += 1
-                number = numbers[module.counting_for, name]
-                found = hashlib.sha256(f"{name}#{number}".encode()).hexdigest()[:32]
-                own[class_def] = found
-                module._DYNAMIC_CLASS_TRACKER_BY_CLASS[class_def] = found
-                module._DYNAMIC_CLASS_TRACKER_BY_ID[found] = class_def
-            return found
-
-    module._get_or_create_tracker_id = tracker_id
+    module._get_or_create_tracker_id = lambda _class: None
     return module
 
 

@@ -64,14 +64,14 @@ def node(name, *parts):
     return f"({', '.join([repr(name), *parts])})" if parts else f"({name!r},)"
 
 
-def encode(value, *, is_result=True, with_code=False):
+def encode(value, *, is_result=True, pickled=None):
     """The canonical form: nested tuples of texts, as Python prints them.
 
     Iterators are used up to ``MAX_ITERATED`` items. In a result a function makes the whole value opaque; otherwise it is
-    encoded by its name and, ``with_code``, told apart by code, closure and defaults, as two lambdas are. Raises
-    ``OpaqueValue`` where there is no canonical form, and whatever an iterator or ``__reduce_ex__`` inside raises.
+    encoded by its name and told apart by what ``pickled`` makes of it, as two lambdas are. Raises
+    ``OpaqueValue`` where there is no canonical form, and whatever an iterator, ``__reduce_ex__`` or ``pickled`` raises.
     """
-    encoder = _Encoder(is_result=is_result, with_code=with_code)
+    encoder = _Encoder(is_result=is_result, pickled=pickled)
     try:
         return encoder.encode(value)
     finally:
@@ -88,9 +88,9 @@ def digest(encoded):
 
 
 class _Encoder:
-    def __init__(self, *, is_result, with_code):
+    def __init__(self, *, is_result, pickled):
         self.is_result = is_result
-        self.with_code = with_code
+        self.pickled = pickled
         self.path = []
         self.num_nodes = 0
 
@@ -154,24 +154,9 @@ class _Encoder:
         owner = getattr(value, "__self__", None)
         if owner is not None and not isinstance(owner, types.ModuleType):
             return node("method", name, self.encode(owner))
-        if not self.with_code or not isinstance(value, types.FunctionType):
+        if self.pickled is None or not isinstance(value, types.FunctionType):
             return node("function", name)
-        cells = []
-        for cell in value.__closure__ or ():
-            try:
-                cells.append(self.encode(cell.cell_contents))
-            except ValueError:
-                cells.append(node("empty"))
-        return node(
-            "function", name, self._code(value.__code__), _tuple(cells), self.encode(value.__defaults__)
-        )
-
-    def _code(self, code):
-        constants = [
-            self._code(constant) if isinstance(constant, types.CodeType) else self.encode(constant)
-            for constant in code.co_consts
-        ]
-        return node(code.co_code.hex(), repr(repr(code.co_names)), *constants)
+        return node("function", name, repr(hashlib.sha256(self.pickled(value)).hexdigest()))
 
     def _encode_object(self, value, kind):
         if self.is_result and callable(value):

@@ -1,4 +1,4 @@
-"""Runs inside the sandbox, started by ``inside_channel``: calls functions of a tree with recorded arguments.
+"""Runs inside the sandbox, started by ``pytest_runner.hand_over``: calls functions of a tree with recorded arguments.
 
 Not imported by the package and never placed in a tree. Inputs come on standard input,
 canonical digests go out; what they ought to be is never here. Each job runs in a child
@@ -10,7 +10,6 @@ digest is written before the next call begins.
 import ast
 import base64
 import contextlib
-import functools
 import importlib
 import inspect
 import itertools
@@ -25,7 +24,6 @@ import sys
 import time
 import traceback
 import types
-import weakref
 from typing import Any
 
 from composer_replication.tasks.twin.call_mutation import CallPool
@@ -91,7 +89,6 @@ class Job:
         self.encode, self.digest, self.loads = encode, digest, pickle.loads
 
     def run(self):
-        draws = UnseededDraws() if self.job["mode"] == "mutate" else None
         for path, text in self.job.get("overlay", {}).items():
             with open(path, "w", encoding="utf-8", newline="") as file:
                 file.write(text)
@@ -106,21 +103,17 @@ class Job:
         line = getattr(getattr(self.function, "__code__", None), "co_firstlineno", 0)
         started = time.process_time()
         # What is mutated is told at the end alone: of a child that dies before, the next one knows nothing and begins anew.
-        found = self._replay() if draws is None else self._mutate(draws)
+        found = self._mutate() if self.job["mode"] == "mutate" else self._replay()
         seconds = time.process_time() - started
         self.send("done", job=self.number, line=line, error="", seconds=seconds, **found)
 
     def _replay(self):
         order = range(len(self.blobs))
-        # What no earlier child has told; the first may be the one of which the last child died.
-        num_told = self.steps.shared[NUM_TOLD]
-        self.steps.shared[NOW] = num_told - 1
-        for index in list(reversed(order) if self.job.get("backwards") else order)[num_told:]:
+        begin = max(self.steps.fatal, default=-1) + 1  # earlier children have told what stands before
+        self.steps.now[0] = begin - 1
+        for index in list(reversed(order) if self.job.get("backwards") else order)[begin:]:
             _, digest = self.outcome(self.blobs[index])
             self.send("vector", job=self.number, index=index, digest=digest)
-            self.steps.shared[NUM_TOLD] += 1
-            if self.steps.is_enough:
-                break
         return {}
 
     def outcome(self, blob):
@@ -166,19 +159,18 @@ class Job:
                 values: Any = dict(bound.arguments)
             except (TypeError, ValueError):
                 values = [args, kwargs]
-            return self.digest(self.encode(values, is_result=False, with_code=True))
+            return self.digest(self.encode(values, is_result=False, pickled=self.dumps))
 
         return self._in_time(known)
 
-    def _mutate(self, draws):
+    def _mutate(self):
         """Outcome and input of each recorded call, and the mutated calls with theirs."""
-        outcome = functools.partial(draws.outcome, self.outcome)
         recorded: list[list[str]] = []
         usable: list[bytes] = []
         for blob in self.blobs:
             if Work.num_nodes > MAX_NODES and len(usable) >= FEW:
                 break
-            _, digest = outcome(blob)
+            _, digest = self.outcome(blob)
             recorded.append([digest, self._input_digest(blob)])
             if digest:
                 usable.append(blob)
@@ -191,7 +183,7 @@ class Job:
         for wanted in (4 * self.job["wanted"], 2 * FEW, 2 * FEW):
             if usable and len(kept) < FEW and not self.steps.is_enough:
                 pool = CallPool([*usable, *kept], self.loads)
-                self._add_mutated(pool, draw, outcome, (seen, groups, kept), wanted)
+                self._add_mutated(pool, draw, (seen, groups, kept), wanted)
         # One call of each outcome in turn, so that common outcomes do not crowd out rare ones.
         rows = [[(blob, digest) for blob in blobs] for digest, blobs in groups.items()]
         in_turn = [call for turn in itertools.zip_longest(*rows) for call in turn if call is not None]
@@ -199,7 +191,7 @@ class Job:
         vectors = [[base64.b64encode(blob).decode(), digest] for blob, digest in chosen]
         return {"recorded": recorded, "mutated": vectors}
 
-    def _add_mutated(self, pool, draw, outcome, found, wanted):
+    def _add_mutated(self, pool, draw, found, wanted):
         seen, groups, kept = found
 
         def change():
@@ -215,7 +207,7 @@ class Job:
             if known is None or known in seen:
                 continue
             seen.add(known)
-            kind, digest = outcome(blob)
+            kind, digest = self.outcome(blob)
             if kind == "ret":
                 kept.append(blob)
                 groups.setdefault(digest, []).append(blob)
@@ -232,7 +224,7 @@ def run_job(request, number, send):
             os._exit(1)
 
     is_retold = request["jobs"][number]["mode"] == "mutate"
-    if run_to_the_end(work, request["job_seconds"], request["call_seconds"], is_retold=is_retold) == "late":
+    if run_to_the_end(work, request["job_seconds"], request["call_seconds"], is_retold=is_retold):
         problem = f"the calls ran longer than {request['job_seconds']:g} s"
         send("done", job=number, line=0, error=problem, seconds=0)
 
@@ -242,7 +234,6 @@ def run_job(request, number, send):
 # signals end the process. How far it came lies in memory that parent and child share, and another child leaves out the step
 # of which an earlier one died.
 
-NOW, NUM_TOLD = 0, 1
 LOADING, DONE = -1, -2
 MAX_LOST = 11  # calls that took their process along; past the 5 % of 200 that may be wrong
 
@@ -250,22 +241,22 @@ MAX_LOST = 11  # calls that took their process along; past the 5 % of 200 that m
 class Steps:
     """Numbers what a job does. ``fatal`` are the steps of which earlier children died."""
 
-    def __init__(self, fatal, num_told, seconds):
-        # The number of the step that is done now, or LOADING or DONE; calls that were reported, which no later child repeats.
-        self.shared = memoryview(mmap.mmap(-1, 16)).cast("q")
-        self.shared[NOW], self.shared[NUM_TOLD] = LOADING, num_told
+    def __init__(self, fatal, seconds):
+        # One number: the step that is done now, or LOADING or DONE.
+        self.now = memoryview(mmap.mmap(-1, 8)).cast("q")
+        self.now[0] = LOADING
         self.fatal, self.seconds = fatal, seconds
         self.set_timer = signal.setitimer  # what a tree makes of it later changes nothing here
 
     @property
     def is_enough(self):
-        """Whether so many calls were lost that the others are not made."""
-        return len(self.fatal) >= MAX_LOST and self.shared[NOW] >= max(self.fatal)
+        """Whether so many calls were lost that no more are made."""
+        return len(self.fatal) >= MAX_LOST and self.now[0] >= self.fatal[-1]
 
     def limited(self, work, *arguments):
         """What the next step gives; None for one that is left out."""
-        self.shared[NOW] += 1
-        if self.shared[NOW] in self.fatal:
+        self.now[0] += 1
+        if self.now[0] in self.fatal:
             return None
         self._limit(self.seconds)
         try:
@@ -279,27 +270,25 @@ class Steps:
 
 
 def run_to_the_end(work, cpu_seconds, step_seconds, *, is_retold):
-    """Do ``work(steps)`` in children, one after the other until one comes to the end.
+    """Do ``work(steps)`` in children, one after the other until one comes to the end; whether they ran too long.
 
     The limits are processor time of all children together and of one step, which by the clock may take ``WALL_FACTOR``
     times as long. With ``is_retold`` each child begins at the beginning, so that after the last death one more can tell of
-    what there was until then. The answer is empty, or why it ended before its end: ``late`` or ``lost``.
+    what there was until then.
     """
     fatal: list[int] = []
     latest = _used_by_children() + cpu_seconds
     deadline = time.monotonic() + WALL_FACTOR * cpu_seconds
-    told = 0
-    while True:
-        steps = Steps(frozenset(fatal), told, step_seconds)
+    while len(fatal) < MAX_LOST + is_retold:
+        steps = Steps(fatal, step_seconds)
         _run_child(work, steps, latest - _used_by_children(), deadline)
-        now, told = steps.shared
-        if now == DONE:
-            return ""
-        if _used_by_children() >= latest or time.monotonic() > deadline:
-            return "late"
+        now = steps.now[0]
+        if now != DONE and (_used_by_children() >= latest or time.monotonic() > deadline):
+            return True
+        if now < 0 or now in fatal:
+            break
         fatal.append(now)
-        if now < 0 or now in fatal[:-1] or len(fatal) >= MAX_LOST + is_retold:
-            return "lost"
+    return False
 
 
 def _run_child(work, steps, cpu_seconds, deadline):
@@ -309,7 +298,7 @@ def _run_child(work, steps, cpu_seconds, deadline):
             os.setsid()
             lower_limit(resource.RLIMIT_CPU, math.ceil(cpu_seconds))
             work(steps)
-            steps.shared[NOW] = DONE
+            steps.now[0] = DONE
         finally:
             os._exit(0)
     wait = 0.001
@@ -330,51 +319,6 @@ def lower_limit(kind, most):
 def _used_by_children():
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-# --- Calls whose outcome hangs on random numbers that nobody seeded.
-# A golden call may do the same by chance in every play of a build, and something else when a candidate is judged. So a
-# call that draws from a source without a seed is dropped, whatever comes of it.
-
-
-class UnseededDraws:
-    """Notes what is drawn from ``random``, ``os.urandom``, ``secrets`` and ``numpy.random`` without a seed."""
-
-    def __init__(self):
-        """Before the tree is imported: it may keep the names of the sources."""
-        self.was_asked = False
-        self.unseeded = weakref.WeakSet([random._inst])
-        urandom, seed = os.urandom, random.Random.seed
-
-        def noted_urandom(size):
-            self.was_asked = True
-            return urandom(size)
-
-        def noted_seed(generator, a=None, version=2):
-            if a is None:
-                self.was_asked = True
-                self.unseeded.add(generator)
-            else:
-                self.unseeded.discard(generator)
-            seed(generator, a, version)
-
-        os.urandom = random._urandom = noted_urandom  # type: ignore[attr-defined]
-        random.Random.seed = noted_seed  # type: ignore[method-assign]
-        random.seed = random._inst.seed
-
-    def _states(self):
-        numpy_random: Any = sys.modules.get("numpy.random")
-        of_numpy = repr(numpy_random.get_state()) if hasattr(numpy_random, "get_state") else ""
-        return {of_numpy, *(generator.getstate() for generator in list(self.unseeded))}
-
-    def outcome(self, call, blob):
-        """What a call does; the kind is random where it draws."""
-        self.was_asked = False
-        # Where an earlier call seeded it, what this one draws hangs on the order of calls.
-        self.unseeded.add(random._inst)
-        before = self._states()
-        found = call(blob)
-        return ("random", "") if self.was_asked or not self._states() <= before else found
 
 
 def main(request, send):

@@ -1,4 +1,4 @@
-"""Runs inside the sandbox, started by ``inside_channel``: pytest while a profile hook keeps real calls.
+"""Runs inside the sandbox, started by ``pytest_runner.hand_over``: pytest while a profile hook keeps real calls.
 
 Not imported by the package and never placed in a tree. The functions stay what they are:
 nothing is wrapped, so identity, signature and pickle name are those of the repository. A
@@ -6,14 +6,13 @@ call is kept the moment it begins, before the function can change its arguments.
 """
 
 import base64
+import contextlib
 import dis
 import gc
 import inspect
-import json
 import os
 import sys
 import types
-import zlib
 
 from composer_replication.tasks.running.suite_plugin import importable_plugins, make_suite
 from composer_replication.tasks.twin.call_pickle import load_cloudpickle, make_dumps
@@ -38,9 +37,7 @@ class Target:
     """One function and what was kept of its calls."""
 
     def __init__(self, code, module):
-        self.blobs = {}
-        self.not_kept = set()  # tests with calls that are not among them, or whose answer hangs on more
-        self.answers = {}
+        self.blobs = {}  # in the order of the calls
         self.num_attempts = 0
         self.is_async = bool(code.co_flags & ASYNC_FLAGS)
         # A generator is resumed many times; only its first RESUME is a call.
@@ -73,33 +70,24 @@ class Target:
 
 
 class Recorder:
-    """The profile hook, and as a plugin of pytest what says which test runs."""
+    """The profile hook, and a plugin of pytest that sets it while a test runs."""
 
     def __init__(self, request, root, pickler):
         import pytest
 
-        # Paths of our own temporary folders are arguments of many calls. Their names were drawn at random: zeros of the same
-        # length take their place, for nothing is there when a call is made again.
-        ours, places = request["ours"], (root, os.environ["HOME"], os.environ["TMPDIR"])
-        below = [place[len(ours) + 1 :].partition("/")[0] for place in places if place.startswith(f"{ours}/")]
-        self.drawn = [name.encode() for name in sorted({os.path.basename(ours), *below})]
-        self.pickler, self.dumps = pickler, make_dumps(pickler, root, request["max_bytes"])
+        # All our temporary folders are below one, whose name is drawn at random; nothing is there when a call is made again.
+        ours = os.path.basename(request["ours"])
+        self.pickler, self.dumps = pickler, make_dumps(pickler, ours, request["max_bytes"])
         self.by_value = {os.path.join(root, path) for path in request["by_value"]}
         self.max_calls = request["max_calls"]
         self.wanted = {
             (os.path.join(root, path), line): number for number, (path, line) in enumerate(request["targets"])
         }
-        self.targets, self.by_code, self.tests = {}, {}, []
-        self.running = {}  # target and kept call by frame
+        self.targets, self.by_code = {}, {}
         pytest.hookimpl(trylast=True)(Recorder.pytest_collection_finish)
         pytest.hookimpl(wrapper=True, tryfirst=True)(Recorder.pytest_runtest_protocol)
 
-    def hook(self, frame, event, argument):
-        if event == "return" and frame in self.running:
-            target, blob = self.running.pop(frame)
-            answer = self.pickled(target.answers, lambda: argument)
-            if target.answers.setdefault(blob, answer) != answer:
-                target.not_kept |= target.blobs[blob]
+    def hook(self, frame, event, _argument):
         if event != "call":
             return
         code = frame.f_code
@@ -114,39 +102,23 @@ class Recorder:
         target = known[1]
         if target is None or target.is_async or frame.f_lasti != target.first_resume:
             return
-        target.num_attempts += 1
-        blob = None
-        if target.num_attempts <= MAX_ATTEMPTS:
-            blob = self.pickled(target, lambda: target.arguments(frame.f_locals))
-        if blob is not None and (blob in target.blobs or len(target.blobs) < self.max_calls):
-            target.blobs.setdefault(blob, set()).add(len(self.tests) - 1)
-            self.running[frame] = target, blob
-        else:
-            target.not_kept.add(len(self.tests) - 1)
-
-    def pickled(self, counting_for, value):
-        try:
-            self.pickler.counting_for = id(counting_for)
-            blob = self.dumps(value())
-        except Exception:  # whatever a value raises when it is pickled, this call is not kept
-            return None
-        for name in self.drawn:
-            blob = blob.replace(name, b"0" * len(name))
-        return blob
+        if target.num_attempts < MAX_ATTEMPTS and len(target.blobs) < self.max_calls:
+            target.num_attempts += 1
+            # Whatever a value raises when it is pickled, this call is not kept.
+            with contextlib.suppress(Exception):
+                target.blobs[self.dumps(target.arguments(frame.f_locals))] = None
 
     def pytest_collection_finish(self):
         for module in list(sys.modules.values()):
             if getattr(module, "__file__", None) in self.by_value:
                 self.pickler.register_pickle_by_value(module)
 
-    def pytest_runtest_protocol(self, item):
-        self.tests.append(item.nodeid)
+    def pytest_runtest_protocol(self):
         sys.setprofile(self.hook)
         try:
             return (yield)
         finally:
             sys.setprofile(None)
-            self.running.clear()
 
 
 def main(request, send):
@@ -164,10 +136,7 @@ def main(request, send):
     options = importable_plugins(request["suite"], root)
     plugins = [recorder, make_suite(options, request["left_out"])]
     code = pytest.main([*options, *request["arguments"], f"--rootdir={root}"], plugins=plugins)
-    send("tests", ids=recorder.tests)
     for number, target in sorted(recorder.targets.items()):
-        blobs = [[base64.b64encode(blob).decode(), sorted(tests)] for blob, tests in target.blobs.items()]
-        packed = base64.b64encode(zlib.compress(json.dumps(blobs).encode(), 1)).decode()
-        send("calls", target=number, calls=packed, not_kept=sorted(target.not_kept))
+        send("calls", target=number, calls=[base64.b64encode(blob).decode() for blob in target.blobs])
     send("end", exit_code=int(code))
     os._exit(0)  # threads that a test left behind must not hold the result back

@@ -14,7 +14,6 @@ import json
 import math
 import secrets
 import tempfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -164,14 +163,13 @@ ADDRESS_BYTES = 3 * 1024**3
 PLAYER_BYTES = 1024**3
 """Memory of the player: a mutated integer may ask for a list of any length. At most half of what its sandbox
 may use, so that such a call fails alone and not the sandbox."""
-_RECORD_SECONDS, _NUM_RECORDINGS = 600.0, 2
+_RECORD_SECONDS = 600.0
 _PLAY_SECONDS = 1800.0
 _JOB_WALL_SECONDS = 60.0
 """Of ``play_apart`` by the clock, for each of its jobs, where that is more than ``_PLAY_SECONDS``."""
 _OWN_LIMITS = Limits(memory_bytes=4 * 1024**3)
 """Of a sandbox that replays golden code and its relatives."""
 _OUTPUT_BYTES = 512 * 1024**2
-_MAX_CALLS_BYTES = 64 * 1024**2
 _PACKAGE = "composer_replication.tasks"
 _PROGRAMS = {
     "twin.twin_recorder": ("twin.call_pickle", "running.suite_plugin"),
@@ -179,30 +177,6 @@ _PROGRAMS = {
     "leaks.inside_search": ("intake.packed_forms", "leaks.leak_search"),
 }
 """What each program needs beside itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedCalls:
-    """The calls of one function: ``kept`` are their pickled arguments, each with the tests that made it, ``not_kept`` tests
-    with calls that could not be kept (too many, or nothing to pickle) or that were answered otherwise in another test.
-    """
-
-    kept: Mapping[bytes, frozenset[str]] = field(default_factory=dict)
-    not_kept: frozenset[str] = frozenset()
-
-    @property
-    def tests(self) -> frozenset[str]:
-        """The tests that call it, as far as is known."""
-        return self.not_kept.union(*self.kept.values())
-
-    def is_called_in(self, tests: set[str]) -> bool:
-        """Whether one of the tests made a call that was kept."""
-        return not all(map(tests.isdisjoint, self.kept.values()))
-
-    def asks_more(self, tests: set[str], *, than: set[str]) -> bool:
-        """Whether some tests made a call that none of the others made, as far as is known."""
-        of_others = filter(than.isdisjoint, self.kept.values())
-        return not self.not_kept.isdisjoint(tests) or not all(map(tests.isdisjoint, of_others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +196,7 @@ class JobReport:
     """What one job said.
 
     ``digests`` tell by index what calls returned or raised, ``seconds`` is the processor time of its calls; ``inputs`` and
-    ``mutated`` come from the mode mutate. ``error`` is empty, or why the job as a whole failed; ``is_unknown`` says that the
-    run itself did, and nothing is known of the function.
+    ``mutated`` come from the mode mutate. ``error`` is empty, or why the job as a whole failed.
     """
 
     digests: dict[int, str] = field(default_factory=dict)
@@ -232,13 +205,12 @@ class JobReport:
     inputs: list[str | None] = field(default_factory=list)
     mutated: list[Vector] = field(default_factory=list)
     seconds: float = 0.0
-    is_unknown: bool = False
 
 
-def record_calls(bench: Bench, cuts: Sequence[BodyCut]) -> tuple[dict[str, RecordedCalls], str]:
+def record_calls(bench: Bench, cuts: Sequence[BodyCut]) -> tuple[dict[str, list[bytes]], str]:
     """Run the whole suite once, but for tests and files that are left out, and keep the calls of all functions.
 
-    A run that fails is made once more. The answer is the calls by pin, and an empty text or what went wrong with the run.
+    The answer is the pickled arguments of the calls by pin, and an empty text or what went wrong with the run.
     """
     files = bench.original
     options = {
@@ -251,29 +223,13 @@ def record_calls(bench: Bench, cuts: Sequence[BodyCut]) -> tuple[dict[str, Recor
         "ours": str(process_folder()),
         "cloudpickle": _cloudpickle(),
     }
-    for _ in range(_NUM_RECORDINGS):
-        done, records = run_program(
-            "twin.twin_recorder", files, bench.environment, options,
-            backend=bench.backend, limits=Limits(output_bytes=_OUTPUT_BYTES), timeout_seconds=_RECORD_SECONDS,
-        )  # fmt: skip
-        if records and records[-1]["event"] == "end":
-            return _recorded(records, cuts), ""
-    return {}, f"the recording did not end{last_words(done)}"
-
-
-def _recorded(records: Sequence[dict[str, Any]], cuts: Sequence[BodyCut]) -> dict[str, RecordedCalls]:
-    ids: list[str] = []
-    found = {}
-    for record in records:
-        ids = record.get("ids", ids)
-        if record["event"] != "calls":
-            continue
-        packed = base64.b64decode(record["calls"])
-        calls = json.loads(zlib.decompressobj().decompress(packed, _MAX_CALLS_BYTES))
-        kept = {base64.b64decode(blob): frozenset(map(ids.__getitem__, numbers)) for blob, numbers in calls}
-        not_kept = frozenset(map(ids.__getitem__, record["not_kept"]))
-        found[cuts[record["target"]].pin] = RecordedCalls(kept, not_kept)
-    return found
+    done, records = run_program(
+        "twin.twin_recorder", files, bench.environment, options,
+        backend=bench.backend, limits=Limits(output_bytes=_OUTPUT_BYTES), timeout_seconds=_RECORD_SECONDS,
+    )  # fmt: skip
+    if not records or records[-1]["event"] != "end":
+        return {}, f"the recording did not end{last_words(done)}"
+    return {cuts[one["target"]].pin: list(map(base64.b64decode, one["calls"])) for one in records[:-1]}, ""
 
 
 def play(
@@ -339,7 +295,7 @@ def play(
 def play_apart(bench: Bench, jobs: Sequence[Job], **options: Any) -> list[JobReport]:
     """As ``play``, for code of our own making; a report for each job. ``options`` are some of ``play``.
 
-    Where one job takes the sandbox down, all are parted until it stands alone, and nothing is known of it.
+    Where one job takes the sandbox down, all are parted until it stands alone.
     """
     if not jobs:
         return []
@@ -351,7 +307,7 @@ def play_apart(bench: Bench, jobs: Sequence[Job], **options: Any) -> list[JobRep
     if not problem:
         return reports
     if len(jobs) == 1:
-        return [JobReport(error=problem, is_unknown=True)]
+        return [JobReport(error=problem)]
     half = len(jobs) // 2
     return [report for part in (jobs[:half], jobs[half:]) for report in play_apart(bench, part, **options)]
 
@@ -373,9 +329,7 @@ def run_program(
     """
     nonce = secrets.token_hex(16)
     folder, _, name = program.partition(".")
-    # Paths of this folder are arguments of recorded calls: the name must keep its length.
-    prefix = {"twin_recorder": "record-", "twin_player": "twin-"}.get(name, "inside-")
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=process_folder()) as place:
+    with tempfile.TemporaryDirectory(prefix="inside-", dir=process_folder()) as place:
         tree = Path(place) / "tree"
         tree.mkdir()
         write_files(tree, files)
@@ -392,7 +346,7 @@ def run_program(
         done = run_inside(
             tree,
             environment,
-            [program_text("running.pytest_runner", "twin.inside_channel")],
+            [program_text("running.pytest_runner") + "\n\nhand_over()\n"],
             json.dumps(request, default=sorted).encode(),
             backend=backend,
             limits=limits,

@@ -107,7 +107,11 @@ def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[di
     step = {"num_prompts": num_prompts, "group_size": GROUP_SIZE, "completion_tokens": num_tokens}
     with run_setup.within_memory(config.model.name):
         cost = run_setup.measure_step(model, tokenizer, longest, **step)
-    sizes = {"num_train": len(rows), "num_heldout": len(tasks.heldout), "num_tokens": num_tokens}
+    sizes: dict[str, Any] = {
+        "num_train": len(rows),
+        "num_heldout": len(tasks.heldout),
+        "num_tokens": num_tokens,
+    }
     sizes |= {"num_prompts": num_prompts, "prefix_sharing": json.dumps(cost.is_shared)}
     sizes |= {"cpu_threads": run_setup.cpu_threads(), "dtype": str(model.dtype).removeprefix("torch.")}
     fits = free is None or cost.memory_bytes <= MEMORY_SHARE * free
@@ -209,6 +213,6 @@ def _write_for_verl(
             verl_export.write_rows(out / f"{side}.parquet", rows)
     longest = max(lengths)
     limits = {"prompt": longest, "response": max(agent.max_context_tokens - longest, 1)}
-    settings = {"model": name, "limits": limits, "num_tasks": len(tasks.train)}
+    settings: Any = {"model": name, "limits": limits, "num_tasks": len(tasks.train)}
     verl_export.write_start(out, verl_export.verl_arguments(out, config.trl, **settings))
     return verl_export.not_carried(config)

@@ -107,13 +107,10 @@ def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[di
     step = {"num_prompts": num_prompts, "group_size": GROUP_SIZE, "completion_tokens": num_tokens}
     with run_setup.within_memory(config.model.name):
         cost = run_setup.measure_step(model, tokenizer, longest, **step)
-    sizes: dict[str, Any] = {
-        "num_train": len(rows),
-        "num_heldout": len(tasks.heldout),
-        "num_tokens": num_tokens,
-    }
-    sizes |= {"num_prompts": num_prompts, "prefix_sharing": json.dumps(cost.is_shared)}
+    sizes: dict[str, Any] = {"num_train": len(rows), "num_heldout": len(tasks.heldout)}
+    sizes |= {"num_prompts": num_prompts, "num_tokens": num_tokens}
     sizes |= {"cpu_threads": run_setup.cpu_threads(), "dtype": str(model.dtype).removeprefix("torch.")}
+    sizes["prefix_sharing"] = json.dumps(cost.is_shared)
     fits = free is None or cost.memory_bytes <= MEMORY_SHARE * free
     memory = {"memory_bytes": cost.memory_bytes, "free_memory_bytes": free, "fits": fits, "device": device}
     return sizes, {**memory, "seconds_per_step": cost.seconds}

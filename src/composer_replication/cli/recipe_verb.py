@@ -95,8 +95,7 @@ def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[di
 
     device, free = run_setup.device_and_free_bytes(available_memory_bytes())
     model, tokenizer, _ = run_setup.load_for_trial(config)
-    as_chat = config.rollouts.prompt_style == "chat"
-    rows = assembly.training_rows(config, store, tasks.train)
+    as_chat, rows = config.rollouts.prompt_style == "chat", assembly.training_rows(config, store, tasks.train)
     golden = [len(tokenizer(text=store.golden_body(task))["input_ids"]) for task in tasks.train]
     num_tokens = completion_tokens(golden, as_chat=as_chat)
     run_setup.refuse_long_prompts(rows, model, tokenizer, max_new_tokens=num_tokens)
@@ -107,8 +106,8 @@ def _try_model(config: RunConfig, store: TaskStore, tasks: RunTasks) -> tuple[di
     step = {"num_prompts": num_prompts, "group_size": GROUP_SIZE, "completion_tokens": num_tokens}
     with run_setup.within_memory(config.model.name):
         cost = run_setup.measure_step(model, tokenizer, longest, **step)
-    sizes: dict[str, Any] = {"num_train": len(rows), "num_heldout": len(tasks.heldout)}
-    sizes |= {"num_prompts": num_prompts, "num_tokens": num_tokens}
+    sizes: dict[str, Any] = {"num_prompts": num_prompts, "num_tokens": num_tokens}
+    sizes |= {"num_train": len(rows), "num_heldout": len(tasks.heldout)}
     sizes |= {"cpu_threads": run_setup.cpu_threads(), "dtype": str(model.dtype).removeprefix("torch.")}
     sizes["prefix_sharing"] = json.dumps(cost.is_shared)
     fits = free is None or cost.memory_bytes <= MEMORY_SHARE * free

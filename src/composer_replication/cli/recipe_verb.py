@@ -210,6 +210,6 @@ def _write_for_verl(
             verl_export.write_rows(out / f"{side}.parquet", rows)
     longest = max(lengths)
     limits = {"prompt": longest, "response": max(agent.max_context_tokens - longest, 1)}
-    settings = {"model": name, "limits": limits, "num_tasks": len(tasks.train)}
+    settings: Any = {"model": name, "limits": limits, "num_tasks": len(tasks.train)}
     verl_export.write_start(out, verl_export.verl_arguments(out, config.trl, **settings))
     return verl_export.not_carried(config)

@@ -138,7 +138,7 @@ class AgentLoop:
         """The attempt at the row's task."""
         parts, about = self.open_parts(self.tokenizer), row["extra_info"]
         policy = VerlPolicy(self.server, self.tokenizer, sampling_params, self.end_token_ids)
-        how = {"step": int(row.get("global_steps") or 0), "is_heldout": bool(about["is_heldout"])}
+        how: Any = {"step": int(row.get("global_steps") or 0), "is_heldout": bool(about["is_heldout"])}
         attempted = await attempt(parts, policy, str(about["task_id"]), **how)
         lengths = {name: int(getattr(self.rollout, name)) for name in ("prompt_length", "response_length")}
         return verl_output(attempted, policy, **lengths)

@@ -275,7 +275,8 @@ def take_marks():
 
     For each module and class its names, which of them are functions, and the values of these.
     """
-    marks, functions = [], set()
+    functions: set[int] = set()
+    marks = []
     for name, module in list(sys.modules.items()):
         if name in MARKED_MODULES or name.partition(".")[0] in MARKED_PACKAGES:
             for place, space in spaces_of(name, module):

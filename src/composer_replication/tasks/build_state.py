@@ -17,10 +17,10 @@ from typing import TypeVar
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import append_jsonl, read_jsonl, rewrite_jsonl
+from composer_replication.tasks.context_recorder import EVERY_TEST
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import Deletion, Granularity, Removal
 from composer_replication.tasks.repository import PreparedRepository
-from composer_replication.tasks.running.context_recorder import EVERY_TEST
 from composer_replication.tasks.store_manifest import packed_path, read_content, write_file
 from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord
 from composer_replication.tasks.subject import GateFailed, Subject

@@ -13,6 +13,7 @@ from typing import Any
 from composer_replication.errors import InputError
 from composer_replication.records import Outcome
 from composer_replication.run_folder import read_json, write_json
+from composer_replication.tasks.context_recorder import EVERY_TEST
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.environment import (
     Environment,
@@ -32,7 +33,6 @@ from composer_replication.tasks.intake.sources import RepositorySource
 from composer_replication.tasks.planning.body_cuts import Deletion
 from composer_replication.tasks.planning.candidates import find_deletions
 from composer_replication.tasks.running.bench import Bench, run_alone
-from composer_replication.tasks.running.context_recorder import EVERY_TEST
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RUN_FACTOR, SUITE_SECONDS, RepositoryRecord
 from composer_replication.tasks.suite_options import names_tried

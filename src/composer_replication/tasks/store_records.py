@@ -12,18 +12,18 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import AfterValidator, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
 from composer_replication.records import Edit, Task, TestSplit
-from composer_replication.tasks.intake.cache import sha256_of
-from composer_replication.tasks.intake.licences import Licence
-from composer_replication.tasks.intake.tree_rules import folders_of_tests, is_test_path
-from composer_replication.tasks.planning.body_cuts import Deletion
-from composer_replication.tasks.planning.edits import Changes, holes_of
-from composer_replication.tasks.running.context_recorder import (
+from composer_replication.tasks.context_recorder import (
     UNKNOWN,
     Contexts,
     decode,
     encode,
     select_tests,
 )
+from composer_replication.tasks.intake.cache import sha256_of
+from composer_replication.tasks.intake.licences import Licence
+from composer_replication.tasks.intake.tree_rules import folders_of_tests, is_test_path
+from composer_replication.tasks.planning.body_cuts import Deletion
+from composer_replication.tasks.planning.edits import Changes, holes_of
 from composer_replication.tasks.test_functions import Place
 
 SUITE_SECONDS = 30.0

@@ -21,10 +21,10 @@ from typing import Any
 
 from composer_replication.records import ExecResult, Limits, Outcome, SandboxSpec
 from composer_replication.sandbox import open_sandbox
+from composer_replication.tasks.context_recorder import Contexts, decode
 from composer_replication.tasks.intake.cache import refuse_when_full
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.tree_rules import folders_of_tree
-from composer_replication.tasks.running.context_recorder import Contexts, decode
 from composer_replication.tasks.suite_options import OVERRIDES, suite_arguments
 from composer_replication.tasks.test_functions import Place
 

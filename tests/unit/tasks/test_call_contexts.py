@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from composer_replication.tasks.context_recorder import UNKNOWN, decode, encode, select_tests
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.running.bench import run_alone
-from composer_replication.tasks.running.context_recorder import UNKNOWN, decode, encode, select_tests
 from composer_replication.tasks.test_run import TestReport, Trial
 
 PACKAGE = """\

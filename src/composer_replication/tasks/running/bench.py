@@ -111,8 +111,8 @@ def _run_part(
 ) -> list[TestReport]:
     """Reports of the first runs, up to one that the batch has no answer for; one that is alone has one in any case."""
     own_nonce, *nonces = (secrets.token_hex(16) for _ in range(len(runs) + 1))
-    names = ("suite_plugin", "pytest_runner", "context_recorder", "batch_server")
-    program = program_text(*(f"running.{name}" for name in names)) + "\n\nserve()\n"
+    names = ("running.suite_plugin", "running.pytest_runner", "context_recorder", "running.batch_server")
+    program = program_text(*names) + "\n\nserve()\n"
     orders: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="batch-", dir=process_folder()) as folder:
         root = Path(folder) / "trees"

@@ -211,10 +211,10 @@ def accepts(model: nn.Module, argument: str) -> bool:
     return argument in inspect.signature(inner_model(model).forward).parameters
 
 
-def has_virtual_tokens(model: nn.Module) -> bool:
-    """Whether a prompt-learning adapter of PEFT, maybe inside a data-parallel wrapper, puts tokens before the prompt."""
+def _adapter_has(model: nn.Module, setting: str) -> bool:
+    """Whether an adapter of PEFT, maybe inside a data-parallel wrapper, has this setting on."""
     found = (getattr(module, "peft_config", None) for module in model.modules())
-    return any(c.is_prompt_learning for each in found if isinstance(each, dict) for c in each.values())
+    return any(getattr(c, setting, None) for each in found if isinstance(each, dict) for c in each.values())
 
 
 def _structure(model: nn.Module) -> Iterator[str]:
@@ -229,8 +229,12 @@ def _structure(model: nn.Module) -> Iterator[str]:
     for argument in ("past_key_values", "logits_to_keep"):
         if not accepts(model, argument):
             yield f"the forward of {name} takes no {argument}."
-    if has_virtual_tokens(model):
+    if getattr(config.get_text_config(), "use_bidirectional_attention", None) in (True, "all"):
+        yield f"{name} attends in both directions, so a prompt's states depend on the completion."
+    if _adapter_has(model, "is_prompt_learning"):
         yield VIRTUAL_TOKENS
+    if _adapter_has(model, "alora_invocation_tokens"):
+        yield "an activated LoRA changes weights at an invocation token inside the sequence."
 
 
 def _cache_layers(model: nn.Module) -> Iterator[str]:
@@ -307,7 +311,7 @@ def states_problem(model: nn.Module) -> str | None:
         return f"the head of {name} is not a plain linear layer without bias (an adapter on it counts)."
     if inner.base_model is inner:
         return f"{name} does not give its last hidden states apart from its logits."
-    if has_virtual_tokens(model):
+    if _adapter_has(model, "is_prompt_learning"):
         return VIRTUAL_TOKENS
     weight, options = head_of(model)
     weight_VH, softcap = gathered(weight), options["softcap"]

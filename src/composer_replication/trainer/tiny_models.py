@@ -10,8 +10,7 @@ from tokenizers.implementations.byte_level_bpe import ByteLevelBPETokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-TINY = "tiny-random"
-TINY_TOOLS = "tiny-tools"
+TINY, TINY_TOOLS = "tiny-random", "tiny-tools"
 _CHATML = """\
 {%- if tools %}<|im_start|>system
 Tools:

@@ -157,7 +157,7 @@ RED = {
     "def test_data():\n    open('testdata/a.json')\n\n\ndef test_more():\n    open('testdata/a.json')\n\n\n"
     "@pytest.mark.skip(reason='not here')\ndef test_skipped():\n    pass\n",
     "tests/test_broken.py": "import not_to_be_found\n",
-    "tests/data.zip": "no archive",
+    "tests/data.xz": "no archive",
 }
 
 
@@ -167,7 +167,7 @@ def test_they_are_counted_and_explained(tmp_path: Path) -> None:
     assert (found.collected, found.used, found.flaky) == (6, 3, 0)
     assert (found.never_green, found.broken_files) == (2, 1)
     assert found.first_reason.startswith("tests/test_broken.py: ModuleNotFoundError: ")
-    assert found.left_out == ("tests/data.zip",)
+    assert found.left_out == ("tests/data.xz",)
     result, _ = finish_build(built, {}, quiet=True)
     stats, _ = run_stats(argparse.Namespace(folder=built.folder))
     assert stats["unused_tests"] == result["unused_tests"]

@@ -158,9 +158,9 @@ def test_a_paid_test_that_fails_with_the_code_is_refused_without_its_name() -> N
     shown, visible, paid = subject.tests.shown, subject.tests.visible, subject.tests.paid
     broken = report(shown, shown[0])
     reports = {"broken": broken, "visible": report(shown), "paid": report(visible)}
-    gates.judge_split(subject, bench, broken, reports)
+    gates.judge_split(subject, bench, reports)
     with pytest.raises(GateFailed, match="golden-fails") as caught:
-        gates.judge_split(subject, bench, broken, {**reports, "paid": report(visible, paid[0])})
+        gates.judge_split(subject, bench, {**reports, "paid": report(visible, paid[0])})
     assert subject.tests.paid[0] not in str(caught.value)
 
 

@@ -213,13 +213,13 @@ class AgentRewardSection(Section):
 
 
 class AgentToolsSection(Section):
-    """``max_characters`` of one result; ``is_warm`` keeps one process in an attempt's sandbox, where the backend can."""
+    """What the tools of an attempt give: ``max_characters`` of one result at most."""
 
     max_characters: int = Field(16_000, ge=1000)
 
 
 class AgentSection(Section):
-    """``max_characters`` of one result of a tool."""
+    """Rollouts of several turns with tools; without this table a rollout is one answer (docs/agentic_training.md)."""
 
     max_turns: int = Field(20, ge=1)
     max_context_tokens: int = Field(16_384, ge=2)

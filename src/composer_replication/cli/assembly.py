@@ -355,10 +355,8 @@ class Attempts:
             length = player.talk.open(first_message(self.grader.store, task), TOOLS).num_tokens
             if length + self.agent.min_new_tokens > limit:
                 fix = "raise agent.max_context_tokens, or leave the task out."
-                problem = (
-                    f"the first prompt takes {length} of {limit} tokens, which leaves no room for an answer."
-                )
-                raise InputError("CR0705", problem, where=task.task_id, fix=fix)
+                words = f"the first prompt takes {length} of {limit} tokens and leaves no room for an answer."
+                raise InputError("CR0705", words, where=task.task_id, fix=fix)
         return player
 
     def for_training(
@@ -462,8 +460,7 @@ def open_evaluator(
         pool = f"a pool of {len(tasks.heldout)} tasks for samples of {section.sample_size}"
         note(f"evidence: {pool} is small; its guarantee speaks of these tasks only")
     # Where weights are sharded every process evaluates, and an alarm in one would leave the others waiting.
-    patience = None if shards_weights() else READING_SECONDS
-    evaluation = PatientEvaluation(evaluator, timeout_seconds=patience)
+    evaluation = PatientEvaluation(evaluator, timeout_seconds=None if shards_weights() else READING_SECONDS)
     if config.evidence is None or launched_rank():  # the process that evaluates keeps the journal
         return evaluation, evaluation
     journal = safety.EvaluationJournal(folder.evaluations, run=f"{tasks.split.fingerprint}/{config.seed}")

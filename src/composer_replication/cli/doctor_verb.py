@@ -1,7 +1,4 @@
-"""``composer-rl doctor``, ``explain`` and ``cache``: what this machine lacks, what an error means, how room is made.
-
-Without torch, without network.
-"""
+"""``composer-rl doctor``, ``explain`` and ``cache``: what is missing here, what an error means, how room is made; without torch."""
 
 from __future__ import annotations
 

@@ -50,8 +50,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         grader = stack.enter_context(closing(assembly.open_grader(config, store)))
         attempts = assembly.Attempts(config, grader, tokenizer, model)
         sampler: TaskSampler = attempts.episodes(tasks, served) if config.agent else attempts.answers()
-        report = stack.enter_context(progress_bar(quiet=args.quiet))
-        with sampler.reporting(report, "eval"):
+        with sampler.reporting(stack.enter_context(progress_bar(quiet=args.quiet)), "eval"):
             results, dropped = sampler.sample(tasks, num_samples=args.samples, seed=args.seed)
         measured_policy = _measured_policy(args, config, model) if args.update_difficulty else None
     result = _result(results, dropped)

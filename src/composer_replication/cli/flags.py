@@ -1,7 +1,4 @@
-"""What a verb was given: its arguments, as ``command_line.toml`` declares them, and its place among the processes of a launch.
-
-Of several processes ``torchrun`` and ``accelerate launch`` tell each which one it is.
-"""
+"""What a verb was given: its arguments, as ``command_line.toml`` declares them, and its place among the processes of a launch."""
 
 from __future__ import annotations
 

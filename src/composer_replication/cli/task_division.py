@@ -130,6 +130,9 @@ def read_split(path: Path) -> HeldoutSplit:
 def open_split(path: Path, store: TaskStore) -> HeldoutSplit:
     """The split of a file, compared again with the tasks as they are now."""
     split = read_split(path)
+    if "content" not in split.checked:
+        problem = "the content of train and held-out tasks was not compared when this split was made."
+        raise InputError("CR0504", problem, where=str(path), fix="make it again: composer-rl tasks split.")
     now: HeldoutSplit | None = None
     other = set(store.task_ids()) ^ set(split.contents)
     if not other:

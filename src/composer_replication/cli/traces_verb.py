@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
+from shlex import quote
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +49,7 @@ def run_bind(args: argparse.Namespace) -> Result:
     if args.commit and not names_commit(f"git+file:///.@{args.commit}"):
         problem, fix = "the commit is not named by its full id.", "git rev-parse HEAD"
         raise UsageError("CR0206", problem, where=f"--commit {args.commit}", fix=fix)
-    refuse_unwritable(args.folder)
-    traces, backend = list(read_traces(args.folder)), chosen_backend(args)
+    traces, backend = _sessions(args), chosen_backend(args)
     with _graded(args, backend) as (grader, names), progress_bar(quiet=args.quiet) as report:
         how = (grader, names, backend, (args.repository, args.commit))
         rows = [execution.proven(trace, *how) for trace in counted(traces, report, "sessions")]
@@ -104,8 +104,9 @@ def run_distill(args: argparse.Namespace) -> Result:
     refuse_unwritable(args.out.parent)
     with needs_extra("train", "the student's tokenizer"):
         from composer_replication.trainer.model_loading import load_model
-    section = ModelSection(name=args.model)
-    tokenizer = load_model(section, seed=0, needs_chat_template=True, has_weights=False)[1]
+    tokenizer = load_model(
+        ModelSection(name=args.model), seed=0, needs_chat_template=True, has_weights=False
+    )[1]
     chosen = _chosen(args, takes_all=args.every_step)
     rows, dropped = teachers.scoring_rows(chosen, tokenizer, _heldout_rows(args))
     room = _open_room(args)
@@ -128,12 +129,21 @@ def run_distill(args: argparse.Namespace) -> Result:
 def _chosen(args: argparse.Namespace, *, takes_all: bool) -> list[Any]:
     from composer_replication.traces.pairs import chosen_steps
 
-    refuse_unwritable(args.folder)
-    chosen = chosen_steps(list(read_traces(args.folder)), args.max_steps, takes_all=takes_all)
+    chosen = chosen_steps(_sessions(args), args.max_steps, takes_all=takes_all)
     if not chosen:
         problem = "no step is worth asking about: no errors, objections or edits."
         raise NothingToDoError("CR0942", problem, where=str(args.folder), fix="--every-step")
     return chosen
+
+
+def _sessions(args: argparse.Namespace) -> list[Any]:
+    """Of a folder, into which the verb writes as well; a file is refused before anything runs."""
+    if args.folder.is_file():
+        problem = "this is a file; what is found out is written beside the sessions, into their folder."
+        fix = f"composer-rl traces ingest {quote(str(args.folder))} --out DIR"
+        raise InputError("CR0942", problem, where=str(args.folder), fix=fix)
+    refuse_unwritable(args.folder)
+    return list(read_traces(args.folder))
 
 
 def _open_room(args: argparse.Namespace, *named: str) -> Classroom:

@@ -128,10 +128,9 @@ def render(result: dict[str, Any]) -> str:
     for side, kind in (("train", "visible"), ("heldout", "hidden")):
         for when in ("before", "after"):
             if rates := (result[when] or {}).get(side):
-                low, high = rates[f"{kind}_ci95"] or (None, None)
-                text = (
-                    "not measured" if low is None else f"{rates[f'{kind}_pass']:.2f} [{low:.2f}, {high:.2f}]"
-                )
+                text = "not measured"
+                if interval := rates[f"{kind}_ci95"]:
+                    text = "{:.2f} [{:.2f}, {:.2f}]".format(rates[f"{kind}_pass"], *interval)
                 lines[f"{side} {when}"] = f"{text} {kind} tests"
     return columns(lines)
 

@@ -299,14 +299,14 @@ class Redactor:
         self._numbers: Counter[str] = Counter()
 
     def value(self, value: Any, key: str = "") -> Any:
-        """A text, or JSON that stands at a key, without secrets and names."""
+        """A text, or JSON that stands at a key, without secrets and names; whatever names a secret reads as ``_KEY``."""
         if isinstance(value, dict):
             return {self.text(name): self.value(each, name) for name, each in value.items()}
         if isinstance(value, list):
             return [self.value(each) for each in value]
         if not isinstance(value, str):
             return value
-        return self.text(f'{key}="{value}"')[len(key) + 2 : -1] if _names_secret(key) else self.text(value)
+        return self.text(f'_KEY="{value}"')[6:-1] if _names_secret(key) else self.text(value)
 
     def text(self, text: str) -> str:
         """The text without secrets and names; it holds no half of a pair of surrogates, for ``json_value`` reads none."""

@@ -129,6 +129,16 @@ def test_a_split_that_was_changed_by_hand_is_refused(
     assert "composer-rl tasks split" in caught.value.fix
 
 
+def test_a_split_whose_content_was_not_compared_is_refused(store: TaskStore) -> None:
+    sides = [
+        map(store.content, map(store.get, ids)) for ids in (drawn(store).train_ids, drawn(store).heldout_ids)
+    ]
+    path = store.root / "ids.json"
+    write_json(path, HeldoutSplit(*sides, check_content=False).state_dict())
+    with pytest.raises(InputError, match="was not compared when this split was made"):
+        open_split(path, store)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [(None, "no such split"), *((text, "cannot be read") for text in (b"{", b"\xff", b"[" * 10**5))],

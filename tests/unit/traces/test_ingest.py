@@ -93,6 +93,11 @@ def test_what_is_no_secret_stays(text: str) -> None:
     assert Redactor().text(text) == text
 
 
+def test_a_key_that_names_a_secret_may_hold_a_name_itself() -> None:
+    found = Redactor().value({"/home/alice/API_KEY": "abcdefgh12345678", "/home/al/b_token": "no secret"})
+    assert found == {"/home/user-1/API_KEY": "REDACTED_key_1", "/home/user-2/b_token": "no secret"}
+
+
 def said(name: str, *texts: str) -> Trace:
     trace = Trace(name, "codex")
     trace.add(TraceStep("user", "begin"))
@@ -208,6 +213,8 @@ def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
     for words, code, sentence in (
         (["show", whole, *out], 4, "CR0401: the file cannot be read"),
         (["replay", whole, *asked], 6, "CR0942: no step is worth asking about"),
+        (["replay", f"{whole}/traces.jsonl", *asked], 4, "CR0942: this is a file;"),
+        (["bind", f"{whole}/traces.jsonl", "--quiet"], 4, "CR0942: this is a file;"),
         *((["pairs", whole, *below], 2, "CR0209"), (["sft", whole, *below], 2, "CR0209")),
         (["show", whole, *below], 2, "CR0209"),
     ):

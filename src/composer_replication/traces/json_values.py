@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import partial
+from json.decoder import WHITESPACE
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,7 +55,8 @@ def _saved(text: str, ledger: Ledger) -> Iterator[Any]:
     decoder, place = json.JSONDecoder(), 0
     try:
         while place < len(text):
-            first, (_, place) = place, decoder.raw_decode(text, place)
+            first = WHITESPACE.match(text, place).end()  # type: ignore[union-attr]  # it matches nothing, too
+            _, place = decoder.raw_decode(text, first)
             yield json_value(text[first:place].encode())
     except (ValueError, RecursionError):
         ledger.dropped("damaged JSON")

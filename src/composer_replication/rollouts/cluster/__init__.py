@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
+import composer_replication.tasks.workers  # noqa: F401 - says how long ray tries, which it reads when it is imported
 from composer_replication.tasks.store import TaskStore
 
 if TYPE_CHECKING:

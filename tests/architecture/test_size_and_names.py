@@ -14,7 +14,7 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
-    "src": 52667,
+    "src": 52669,
     "src/composer_replication/cli": 3496,
     "src/composer_replication/engines": 696,
     "src/composer_replication/launch": 1300,
@@ -25,7 +25,7 @@ CEILINGS = {
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 7500,
     "src/composer_replication/tasks": 14897,
-    "src/composer_replication/traces": 2365,
+    "src/composer_replication/traces": 2367,
     "src/composer_replication/trainer": 5800,
     "src/composer_replication/cli/explanations": 434,
     "benchmarks": 5993,

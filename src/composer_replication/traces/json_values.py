@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import partial
-from json.decoder import WHITESPACE
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ MAX_LINE_BYTES = 64 * 1024**2
 MAX_DOCUMENT_BYTES = 256 * 1024**2  # of longer ones the pieces are damaged JSON, and counted as that
 _LINES = (".jsonl", ".ndjson")
 _SUFFIXES = (*_LINES, ".json", ".traj")
+_SPACES = re.compile(r"\s+")
 _T = TypeVar("_T")
 
 
@@ -55,7 +56,8 @@ def _saved(text: str, ledger: Ledger) -> Iterator[Any]:
     decoder, place = json.JSONDecoder(), 0
     try:
         while place < len(text):
-            first = WHITESPACE.match(text, place).end()  # type: ignore[union-attr]  # it matches nothing, too
+            between = _SPACES.match(text, place)
+            first = between.end() if between else place
             _, place = decoder.raw_decode(text, first)
             yield json_value(text[first:place].encode())
     except (ValueError, RecursionError):

@@ -53,6 +53,11 @@ MODELS: dict[str, Build] = {
     ),
 }
 HEADS: dict[str, Build] = {
+    "cohere-times": lambda sizes: tf.CohereForCausalLM(tf.CohereConfig(**sizes, logit_scale=0.25)),
+    "granite-divided": lambda sizes: tf.GraniteForCausalLM(tf.GraniteConfig(**sizes, logits_scaling=4.0)),
+    "hyperclovax-times": lambda sizes: tf.HyperCLOVAXForCausalLM(
+        tf.HyperCLOVAXConfig(**sizes, logits_scaling=0.25)
+    ),
     "qwen3-tied": lambda sizes: tf.Qwen3ForCausalLM(
         tf.Qwen3Config(**sizes, head_dim=8, tie_word_embeddings=True)
     ),

@@ -155,7 +155,7 @@ def hint_loss(
     Departs from the reference: SDPO averages tokens within a rollout first; here long and short turns weigh by their tokens,
     as the policy-gradient channel does. Reference: Reinforcement Learning via Self-Distillation (2026, arXiv 2601.20802).
     """
-    ids_M = model_modes.scored_ids(rows.student)
+    ids_M = rows.student.ids_NS[rows.student.loss_mask_NS.bool()]
     with autocast():
         states_MH, weight_VH, options = model_modes.completion_states(model, rows.student)
         head, top_k = (states_MH, weight_VH, ids_M), min(TOP_K, weight_VH.size(0))
@@ -242,8 +242,8 @@ class HintChannel(LossChannel):
 def pair_logps(model: Any, rows: collator.TokenRows) -> tuple[Tensor, Tensor]:
     """Mean log-probability a token of each chosen and each rejected answer, nats: two tensors (P,), at temperature 1."""
     states_MH, weight_VH, options = model_modes.completion_states(model, rows)
-    logp_M = sampled_logp(states_MH, weight_VH, model_modes.scored_ids(rows), **options)
     mask = rows.loss_mask_NS.bool()
+    logp_M = sampled_logp(states_MH, weight_VH, rows.ids_NS[mask], **options)
     logp_NS = torch.zeros(mask.shape, dtype=logp_M.dtype, device=mask.device).masked_scatter(mask, logp_M)
     logp_N = sequence_logp(logp_NS, mask, length_normalised=True)
     chosen_P, rejected_P = logp_N.chunk(2)

@@ -84,11 +84,6 @@ def weights_are_sharded(model: Any) -> bool:
     return model is not None and any(map(lies_in_parts, model.parameters()))
 
 
-def fsdp_plugin() -> Any:
-    """accelerate's settings of FSDP; None where it was not told of any."""
-    return getattr(AcceleratorState(), "fsdp_plugin", None) if is_initialized() else None
-
-
 def spread_again(model: Any) -> None:
     """Let FSDP2 free what it left whole after a forward: every parameter is a DTensor again. Backward gathers what it needs."""
     for module in model.modules():
@@ -282,7 +277,7 @@ def _randomness(model: nn.Module) -> Iterator[str]:
 def head_of(model: nn.Module) -> tuple[Tensor, dict[str, Any]]:
     """The weight (V, H) of the output head as it is now, and keyword arguments for ``losses.chunked_head``.
 
-    logits = softcap(weight states); ``softcap`` None is the identity. With
+    logits = softcap(weight states), of ``last_states``; ``softcap`` None is the identity. With
     ``adds_to_weight_grad`` the weight's gradient goes straight into ``weight.grad``: nothing else waits for it. Only for models
     without ``states_problem``. Under FSDP2 the weight is a DTensor: what a forward left whole may be freed before backward.
     """
@@ -330,7 +325,7 @@ def states_problem(model: nn.Module) -> str | None:
 
 
 def last_states(model: nn.Module, ids_NS: Tensor) -> Tensor:
-    """What the head reads at every position (N, S, H); rows begin with their first token.
+    """What the head reads at every position (N, S, H), times ``_logit_scale``; rows begin with their first token.
 
     The model's own forward is replaced by that of its body and called as ever, so that hooks gather spread weights.
     """
@@ -340,11 +335,20 @@ def last_states(model: nn.Module, ids_NS: Tensor) -> Tensor:
         # an adapter adds some that are None
         given = {name: value for name, value in arguments.items() if value is not None}
         found: Tensor = inner.base_model(**given).last_hidden_state
-        return found
+        return found * _logit_scale(inner.config.get_text_config())
 
     with temporarily(inner, forward=states):
         found: Tensor = _called(model)(input_ids=ids_NS, use_cache=False)
     return found
+
+
+def _logit_scale(config: Any) -> float:
+    """What the logits are multiplied by before a soft cap, as each family names it; Granite divides."""
+    for key in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
+        if getattr(config, key, None) is not None:
+            return float(getattr(config, key))
+    factor = float(getattr(config, "logits_scaling", None) or 1.0)
+    return factor if config.model_type == "hyperclovax" else 1.0 / factor
 
 
 def _called(model: nn.Module) -> nn.Module:
@@ -359,7 +363,7 @@ def _spread_problem(model: nn.Module) -> str | None:
         return None
     from torch.distributed.fsdp import CPUOffloadPolicy
 
-    plugin = fsdp_plugin()
+    plugin = getattr(AcceleratorState(), "fsdp_plugin", None) if is_initialized() else None
     is_by_hand = plugin is None and any(is_spread(part) for part in model.parameters())
     if not is_by_hand and getattr(plugin, "fsdp_version", None) != 2:
         return "its weights are spread over processes, and not by FSDP2."
@@ -373,8 +377,3 @@ def completion_states(model: nn.Module, rows: TokenRows) -> tuple[Tensor, Tensor
     """Last hidden state before each id that carries loss (M, H), row by row, and the head of ``head_of``."""
     states_MH = last_states(model, rows.ids_NS)[:, :-1][rows.loss_mask_NS[:, 1:].bool()]
     return states_MH, *head_of(model)
-
-
-def scored_ids(rows: TokenRows) -> Tensor:
-    """The ids that carry loss, (M,), in the order of ``completion_states``."""
-    return rows.ids_NS[rows.loss_mask_NS.bool()]

@@ -112,7 +112,9 @@ def test_how_fsdp_spreads_weights_is_looked_at(
 ) -> None:
     usual = {"fsdp_version": 2, "cpu_offload": None, "cpu_ram_efficient_loading": False}
     monkeypatch.setattr(model_modes, "weights_are_sharded", lambda model: True)
-    monkeypatch.setattr(model_modes, "fsdp_plugin", lambda: SimpleNamespace(**usual | plugin))
+    state = SimpleNamespace(fsdp_plugin=SimpleNamespace(**usual | plugin))
+    monkeypatch.setattr(model_modes, "is_initialized", lambda: True)
+    monkeypatch.setattr(model_modes, "AcceleratorState", lambda: state)
     problem = states_problem(tiny_model())
     assert problem is None if words is None else words in str(problem)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -105,6 +108,34 @@ def test_all_that_a_living_process_may_use_stays_until_it_is_killed(
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert prune(cache).freed_bytes == 63
+
+
+def test_first_calls_of_several_threads_do_not_stand_in_the_way(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(descriptor: int, how: int) -> None:
+        time.sleep(0.05)
+        flock(descriptor, how)
+
+    flock = fcntl.flock
+    monkeypatch.setattr(cache_module.fcntl, "flock", slow)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: cache_module.cache_folder(), range(4)))
+    assert prune(cache).freed_bytes == 63
+
+
+def test_a_forked_child_does_not_take_the_lock_of_its_parent(cache: Path) -> None:
+    code = """
+import os
+from composer_replication.tasks.intake.cache import cache_folder, prune
+folder = cache_folder()
+if os.fork() == 0:
+    print({kept.reason for kept in prune(folder).kept}, flush=True)
+    os._exit(0)
+os.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "{'in use'}\n"
 
 
 def test_a_folder_that_is_no_cache_loses_nothing_but_our_entries(cache: Path) -> None:

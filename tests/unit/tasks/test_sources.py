@@ -352,3 +352,11 @@ def test_a_sparse_member_is_refused_and_takes_no_memory(tmp_path: Path) -> None:
         archive.addfile(info)
     with memory_below(2**24):
         assert "has holes" in sentence(tmp_path / "a.tar")
+
+
+def test_a_negative_size_does_not_lead_back_again_and_again(tmp_path: Path) -> None:
+    members = [tarfile.TarInfo("a/large.py"), tarfile.TarInfo("a/back.py")]
+    members[0].size, members[1].size = 2**20, -(2**20) - 1024
+    heads = [member.tobuf(tarfile.GNU_FORMAT) for member in members]
+    (tmp_path / "a.tar").write_bytes(heads[0] + bytes(2**20) + heads[1] + bytes(1024))
+    sentence(tmp_path / "a.tar")

@@ -150,8 +150,9 @@ def _tar_members(path: Path) -> _Members:
             elif member.islnk():
                 target = member.linkname
             elif member.isfile():
-                if member.issparse():  # it would be larger than what lies in the archive
-                    raise ValueError(f"member {member.name[:80]!r} has holes")
+                # A sparse one would be larger than what lies there; a negative size leads back, again and again.
+                if member.issparse() or member.size < 0:
+                    raise ValueError(f"member {member.name[:80]!r} has holes or no size")
                 data = whole[member.offset_data : member.offset_data + member.size]
             elif not member.isdir():
                 raise ValueError(f"member {member.name[:80]!r} is a device or a pipe")

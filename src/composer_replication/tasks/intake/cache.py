@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import platformdirs
@@ -38,12 +37,19 @@ def cache_folder() -> Path:
     return folder
 
 
-@cache
+_held_here: dict[tuple[int, Path], int] = {}
+_holding = threading.Lock()
+
+
 def _held(folder: Path) -> int:
-    """A descriptor with a shared lock on a folder, which dies with this process."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    return descriptor
+    """A descriptor with a shared lock on a folder, which dies with this process; a forked one takes a lock of its own."""
+    own = (os.getpid(), folder)
+    with _holding:
+        if own not in _held_here:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            _held_here[own] = descriptor
+        return _held_here[own]
 
 
 @contextmanager

@@ -90,27 +90,27 @@ def list_archive(
     """The files of an archive (``ARCHIVE_SUFFIXES``), all of them in memory.
 
     Members to ``skip`` count as not there, also when the top folder is looked for. ``refused`` makes the error, for an
-    archive that git wrote here: its paths begin at the top of the repository, and its links may lead anywhere. Of a
-    foreign one a single top folder is stripped.
+    archive that git wrote here: its paths begin at the top of the repository. Of a foreign one a single top folder is
+    stripped.
+
+    Links, devices and pipes are not read, as in a folder.
 
     Raises:
-        InputError: unreadable, a path or a link out of the archive, a device, too many members or bytes (CR0402).
+        InputError: unreadable, a path out of the archive, too many members or bytes (CR0402).
     """
     is_foreign = refused is None
     fix = "take the archive from its publisher, or unpack it yourself and give the folder."
     listing = Listing({}, set(), refused or _refusal("the archive is refused", path, fix))
     members = _zip_members if path.name.lower().endswith(".zip") else _tar_members
     try:
-        for count, (name, target, data) in enumerate(members(path), start=1):
+        for count, (name, is_link, data) in enumerate(members(path), start=1):
             pure = PurePosixPath(name)
             climbs = pure.is_absolute() or ".." in pure.parts or (is_foreign and "\\" in name)
             if climbs or "\0" in name:
                 raise ValueError(f"member {name[:80]!r} leaves the archive")
-            if is_foreign and os.path.normpath(target).startswith(("/", "..")):
-                raise ValueError(f"the link {name[:80]!r} points outside")
             if count > MAX_MEMBERS:
                 raise ValueError(f"it has more than {MAX_MEMBERS} members")
-            if target:
+            if is_link:
                 listing.links.add(str(pure))
             elif data is not None and not skip(pure):
                 listing.files[str(pure)] = (len(data), partial(bytes, data))
@@ -134,8 +134,8 @@ def _read_bounded(stream: IO[bytes], most_bytes: int) -> bytes:
     return whole.getvalue()
 
 
-_Members = Iterator[tuple[str, str, bytes | None]]
-"""The path of each member, where it leads from the top if it is a link (else empty), and the bytes if it is a file."""
+_Members = Iterator[tuple[str, bool, bytes | None]]
+"""The path of each member, whether it is neither a file nor a folder, and the bytes if it is a file."""
 
 
 def _tar_members(path: Path) -> _Members:
@@ -143,20 +143,11 @@ def _tar_members(path: Path) -> _Members:
         whole = _read_bounded(stream, MAX_TOTAL_BYTES + MAX_MEMBERS * 1024)  # with the headers
     with tarfile.open(fileobj=io.BytesIO(whole), mode="r:") as archive:
         for member in archive:
-            target = ""
-            data: bytes | None = None
-            if member.issym():
-                target = os.path.join(os.path.dirname(member.name), member.linkname)
-            elif member.islnk():
-                target = member.linkname
-            elif member.isfile():
-                # A sparse one would be larger than what lies there; a negative size leads back, again and again.
-                if member.issparse() or member.size < 0:
-                    raise ValueError(f"member {member.name[:80]!r} has holes or no size")
-                data = whole[member.offset_data : member.offset_data + member.size]
-            elif not member.isdir():
-                raise ValueError(f"member {member.name[:80]!r} is a device or a pipe")
-            yield member.name, target, data
+            data = whole[member.offset_data : member.offset_data + member.size] if member.isfile() else None
+            # A sparse one would be larger than what lies there; a negative size leads back, again and again.
+            if member.issparse() or member.size < 0:
+                raise ValueError(f"member {member.name[:80]!r} has holes or no size")
+            yield member.name, not (member.isfile() or member.isdir()), data
 
 
 def _zip_members(path: Path) -> _Members:
@@ -168,17 +159,12 @@ def _zip_members(path: Path) -> _Members:
     left = MAX_TOTAL_BYTES
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
-            kind = stat.S_IFMT(info.external_attr >> 16)
-            if kind not in (0, stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
-                raise ValueError(f"member {info.filename[:80]!r} is a device or a pipe")
             if info.compress_type not in BOUNDED_METHODS:
                 raise ValueError(f"member {info.filename[:80]!r} is neither stored nor deflated")
-            target = ""
+            is_file = stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG) and not info.is_dir()
             data: bytes | None = None
-            if not info.is_dir():
+            if is_file:
                 with archive.open(info) as member:
                     data = _read_bounded(member, left)
                 left -= len(data)
-                if kind == stat.S_IFLNK:
-                    target = os.path.join(os.path.dirname(info.filename), data.decode("utf-8", "replace"))
-            yield info.filename, target, data
+            yield info.filename, not (is_file or info.is_dir()), data

@@ -119,7 +119,6 @@ _ENTRIES = {
 class CacheEntry:
     """Something in a folder of the cache, or a scratch folder of a killed process; ``reason`` is why it stays."""
 
-    kind: str
     path: Path
     num_bytes: int
     reason: str = ""
@@ -158,15 +157,16 @@ def prune(
     entries: list[CacheEntry] = []
     with _alone(folder) as is_alone:
         for done, path in enumerate(found, start=1):
-            num_bytes, reason = tree_bytes(path), _reason_to_stay(path)
-            reason = reason or ("" if is_alone else "in use")
-            if not (reason or is_dry_run):
+            num_bytes, reason = tree_bytes(path), "" if is_alone else "in use"
+            if not _is_ours(path):
+                reason = "not made by composer-rl"
+            elif not (reason or is_dry_run):
                 reason = _remove(path)
-            entries.append(CacheEntry(path.parent.name, path, num_bytes, reason))
+            entries.append(CacheEntry(path, num_bytes, reason))
             if progress is not None:
                 progress(done, len(found), path.name)
     for path in abandoned_folders():
-        scratch = CacheEntry("scratch", path, tree_bytes(path))
+        scratch = CacheEntry(path, tree_bytes(path))
         if is_dry_run or remove_abandoned(path):
             entries.append(scratch)
     kept = tuple(entry for entry in entries if entry.reason)
@@ -200,14 +200,12 @@ def tree_bytes(path: Path) -> int:
     return total
 
 
-def _reason_to_stay(path: Path) -> str:
+def _is_ours(path: Path) -> bool:
+    """Whether it is called as we call what we make, and is no link; what was fetched from an index has its hash beside it."""
     kind = path.parent.name
-    is_ours = path.name.startswith(_DOOMED) or re.fullmatch(_ENTRIES[kind], path.name)
-    if kind in ("sdists", "wheels") and not (path / "SHA256").is_file():
-        is_ours = None
-    if path.is_symlink() or not is_ours:
-        return "not made by composer-rl"
-    return ""
+    is_called = path.name.startswith(_DOOMED) or re.fullmatch(_ENTRIES[kind], path.name) is not None
+    is_whole = kind not in ("sdists", "wheels") or (path / "SHA256").is_file()
+    return is_called and is_whole and not path.is_symlink()
 
 
 def _remove(path: Path) -> str:

@@ -56,21 +56,16 @@ def forms_of(path: str, data: bytes) -> Iterator[Form]:
         for reader in (_members, _encoded) if depth < MAX_DEPTH else ():
             try:
                 for name, kind, content in reader(form.path, form.data, budget):
-                    inner = Form(name, form.kind or kind, content)
-                    if inner not in budget.seen:  # two ways of unwrapping often end in the same text
-                        budget.seen.add(inner)
-                        waiting.append((inner, depth + 1))
+                    waiting.append((Form(name, form.kind or kind, content), depth + 1))
             except BROKEN as error:  # what looked like an archive to one reader hides nothing from the other
                 yield Form(form.path, form.kind, b"", f"{type(error).__name__}: {error}"[:200])
 
 
 class _Budget:
-    """How much one file may still unpack to, and what it has unpacked to."""
+    """How much one file may still unpack to."""
 
-    def __init__(self) -> None:
-        self.seen: set[Form] = set()
-        self.left_bytes = MAX_UNPACKED_BYTES
-        self.left_members = MAX_MEMBERS
+    left_bytes = MAX_UNPACKED_BYTES
+    left_members = MAX_MEMBERS
 
     def take(self, stream: IO[bytes] | io.BufferedIOBase) -> bytes:
         data = stream.read(self.left_bytes + 1)
@@ -89,14 +84,13 @@ def _members(path: str, data: bytes, budget: _Budget) -> _Found:
     if data.startswith(_GZIP):
         yield path, "archive", budget.take(gzip.GzipFile(fileobj=io.BytesIO(data)))
     elif b"PK\x05\x06" in data[-66_000:] and zipfile.is_zipfile(io.BytesIO(data)):
-        kind = "wheel" if path.endswith((".whl", ".egg")) else "archive"
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             for info in archive.infolist():
                 if info.compress_type not in BOUNDED_METHODS:
                     raise ValueError(f"{info.filename} is neither stored nor deflated")
                 if not info.is_dir():
                     with archive.open(info) as stream:
-                        yield f"{path}!/{info.filename}", kind, budget.take(stream)
+                        yield f"{path}!/{info.filename}", "archive", budget.take(stream)
     elif data[257:262] == b"ustar":
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
             for member in tar:
@@ -110,11 +104,6 @@ def _encoded(path: str, data: bytes, _: _Budget) -> _Found:
     if _LONG_RUN.search(data):  # a quick look
         for match in _BASE64.finditer(data):
             if len(match[0]) >= MIN_ENCODED:
-                yield from ((path, "base64", found) for found in _base64_of(match[0]))
-
-
-def _base64_of(run: bytes) -> Iterator[bytes]:
-    letters = _NOT_BASE64.sub(b"", run).translate(bytes.maketrans(b"-_", b"+/"))
-    yield base64.b64decode(letters[: len(letters) // 4 * 4])
-    if len(letters) % 4 > 1:
-        yield base64.b64decode(letters + b"=" * (-len(letters) % 4))
+                letters = _NOT_BASE64.sub(b"", match[0]).translate(bytes.maketrans(b"-_", b"+/"))
+                whole = letters[:-1] if len(letters) % 4 == 1 else letters
+                yield path, "base64", base64.b64decode(whole + b"=" * (-len(whole) % 4))

@@ -194,22 +194,21 @@ class TreeRules:
         return frozenset(name for name in self.names.difference(found) if is_named(PurePosixPath(name)))
 
     def left_out(self, kept: Mapping[str, bytes], links: Collection[str] = ()) -> tuple[str, ...]:
-        """What was left out and might be missed by a test: links that may stand for a source or a folder, files of tests and
-        packages, other sources, then what a string of the package names; of caches, environments and documentation none.
+        """What was left out and might be missed by a test: links, files of tests and packages and other sources, then what a
+        string of the package names; of caches, environments and documentation none.
         """
-        ranked: list[tuple[int, str]] = []
+        ranked: list[tuple[bool, str]] = []
         words = _quoted_words(data for path, data in kept.items() if is_subject_path(path))
         for name in {*self.names.difference(kept), *links}:
             path, is_link = PurePosixPath(name), name in links
             is_near = self._in_tests(path) or not self._packages.isdisjoint(path.parents)
+            is_likely = is_near or path.suffix in _SOURCE_SUFFIXES or (is_link and not path.suffix)
             folders = path.parts if is_link else path.parts[:-1]  # a link may stand for a folder
             is_made = any(map(skips_folder, folders)) or path.suffix.lower() in _BYTECODE_SUFFIXES
             is_foreign = is_system_file(path) or not self._environments.isdisjoint(path.parents)
-            is_source = path.suffix in _SOURCE_SUFFIXES or (is_link and not path.suffix)
-            is_asked = is_near or is_source or path.name in words
+            is_asked = is_likely or path.name in words
             if is_asked and not (is_made or is_foreign) and _OUT_TOP_FOLDERS.isdisjoint(folders[:1]):
-                rank = 0 if is_link else 1 if is_near else 2 if is_source else 3
-                ranked.append((rank, f"{name} (a link)" if is_link else name))
+                ranked.append((not is_likely, f"{name} (a link)" if is_link else name))
         return tuple(name for _, name in sorted(ranked))
 
 

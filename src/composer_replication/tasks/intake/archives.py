@@ -16,12 +16,12 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.intake.packed_forms import BOUNDED_METHODS, BROKEN
+from composer_replication.tasks.intake.tree_rules import is_system_file, skips_folder
 
 MAX_MEMBERS = 50_000
 MAX_TOTAL_BYTES = 512 * 1024**2
@@ -35,12 +35,12 @@ _STEP_BYTES = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a source by POSIX path, each with its size and what reads it; ``links`` are symbolic ones.
+    """The files of a source by POSIX path, each as its bytes or where they lie; ``links`` are symbolic ones.
 
     ``refused`` makes the error out of the part of a sentence that says what is wrong with the source.
     """
 
-    files: dict[str, tuple[int, Callable[[], bytes]]]
+    files: dict[str, bytes | Path]
     links: set[str]
     refused: Callable[[str], InputError]
 
@@ -50,43 +50,40 @@ class Listing:
         Raises:
             InputError: too many, too large, or unreadable (CR0402).
         """
-        wanted = self.files.keys() if names is None else frozenset(names)
-        chosen = {name: file for name, file in self.files.items() if name in wanted}
-        large = next((name for name, (size, _) in chosen.items() if size > MAX_MEMBER_BYTES), None)
-        if large is not None:
-            raise self.refused(f"{large[:80]!r} is larger than {MAX_MEMBER_BYTES // 1024**2} MiB")
+        chosen = dict(self.files) if names is None else {name: self.files[name] for name in names}
+        sizes = [
+            (one.stat().st_size if isinstance(one, Path) else len(one), name) for name, one in chosen.items()
+        ]
+        size, name = max(sizes, default=(0, ""))
+        if size > MAX_MEMBER_BYTES:
+            raise self.refused(f"{name[:80]!r} is larger than {MAX_MEMBER_BYTES // 1024**2} MiB")
         if len(chosen) > MAX_MEMBERS:
             raise self.refused(f"more than {MAX_MEMBERS} of its files belong to a task tree")
-        if sum(size for size, _ in chosen.values()) > MAX_TOTAL_BYTES:
+        if sum(size for size, _ in sizes) > MAX_TOTAL_BYTES:
             raise self.refused(f"its files are larger than {MAX_TOTAL_BYTES // 1024**2} MiB")
-        return {name: content() for name, (_, content) in chosen.items()}
+        return {name: one.read_bytes() if isinstance(one, Path) else one for name, one in chosen.items()}
 
 
 def _refusal(what: str, where: Path, fix: str) -> Callable[[str], InputError]:
     return lambda problem: InputError("CR0402", f"{what}: {problem}.", where=str(where), fix=fix)
 
 
-def list_folder(root: Path, *, skip: Callable[[str], bool]) -> Listing:
-    """The files of a folder; links are neither followed nor read, and folders of a name to ``skip`` not looked into."""
+def list_folder(root: Path) -> Listing:
+    """The files of a folder; links are neither followed nor read, and folders that are always left out not looked into."""
     fix = "give a copy of the folder without what its tests do not need."
     listing = Listing({}, set(), _refusal("the folder is too large for task trees", root, fix))
     for folder, subfolders, files in os.walk(root):
-        subfolders[:] = sorted(name for name in subfolders if not skip(name))
+        subfolders[:] = sorted(name for name in subfolders if not skips_folder(name))
         for path in (Path(folder, name) for name in (*subfolders, *sorted(files))):
             name = path.relative_to(root).as_posix()
             if path.is_symlink():
                 listing.links.add(name)
             elif path.is_file():
-                listing.files[name] = (path.stat().st_size, path.read_bytes)
+                listing.files[name] = path
     return listing
 
 
-def list_archive(
-    path: Path,
-    *,
-    skip: Callable[[PurePosixPath], bool] = lambda _: False,
-    refused: Callable[[str], InputError] | None = None,
-) -> Listing:
+def list_archive(path: Path, refused: Callable[[str], InputError] | None = None) -> Listing:
     """The files of an archive (``ARCHIVE_SUFFIXES``), all of them in memory.
 
     Members to ``skip`` count as not there, also when the top folder is looked for. ``refused`` makes the error, for an
@@ -112,8 +109,8 @@ def list_archive(
                 raise ValueError(f"it has more than {MAX_MEMBERS} members")
             if is_link:
                 listing.links.add(str(pure))
-            elif data is not None and not skip(pure):
-                listing.files[str(pure)] = (len(data), partial(bytes, data))
+            elif data is not None and not (is_foreign and is_system_file(pure)):
+                listing.files[str(pure)] = data
     except (*BROKEN, lzma.LZMAError) as error:
         raise listing.refused(str(error).rstrip(".") or type(error).__name__) from error
     tops = {name.partition("/")[0] for name in listing.files}

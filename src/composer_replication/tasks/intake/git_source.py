@@ -14,10 +14,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from composer_replication.errors import InputError, MissingError
 from composer_replication.sandbox.process_folder import process_folder
@@ -110,10 +110,8 @@ def parse_address(source: str) -> GitAddress:
     return GitAddress(source, found["url"], found["ref"] or "")
 
 
-def list_commit(
-    source: str, *, skip: Callable[[PurePosixPath], bool] = lambda _: False
-) -> tuple[GitAddress, str, Listing]:
-    """The address of a source, the id of its commit, and its files but those to ``skip``; links and submodules are left out.
+def list_commit(source: str) -> tuple[GitAddress, str, Listing]:
+    """The address of a source, the id of its commit, and its files; links and submodules are left out.
 
     The files are kept in the cache: a full id that is there needs no network.
 
@@ -135,7 +133,7 @@ def list_commit(
                 shutil.rmtree(folder, ignore_errors=True)
                 made.rename(folder)
     refused = partial(_refused, address, folder)
-    return address, commit, list_archive(folder / _TREE, skip=skip, refused=refused)
+    return address, commit, list_archive(folder / _TREE, refused)
 
 
 def _resolve(address: GitAddress) -> str:

@@ -24,13 +24,15 @@ from urllib.parse import unquote
 
 from packaging.markers import InvalidMarker, Marker, UndefinedComparison
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from composer_replication.tasks.syntax_trees import parsed
 
 TEXT_SUFFIXES = (".txt", ".in")
+_MOST_INCLUDED, _LONGEST_LINE = 20, 2_000
+"""Files that one requirement file includes, and characters of a requirement: a hostile one may nest or count without end."""
 _FINDERS = ("find_packages", "find_namespace_packages")
 _EXTRA = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
 
@@ -125,10 +127,11 @@ class ProjectFiles:
 
     def lines(self, value: object, extra: str = "") -> list[Requirement]:
         """Requirements of a list or a text, as pip reads its lines; ``extra`` is that for which their markers are asked."""
-        lines = self._lines("\n".join(texts(value)))
-        return [one for line in lines if (one := _requirement_of(line, self.folder, extra))]
+        lines = self._lines("\n".join(texts(value)), "", set())
+        short = (line for line in lines if len(line) <= _LONGEST_LINE)
+        return [one for line in short if (one := _requirement_of(line, self.folder, extra))]
 
-    def _lines(self, text: str, folder: str = "", seen: tuple[str, ...] = ()) -> Iterator[str]:
+    def _lines(self, text: str, folder: str, seen: set[str]) -> Iterator[str]:
         """The lines of a requirement file in ``folder``, and of those that it includes but for ``seen``."""
         for raw in "\n".join(text.splitlines()).replace("\\\n", "").splitlines():
             line = _ROOT.sub(".", _NO_PART.sub("", raw)).strip()
@@ -136,8 +139,9 @@ class ProjectFiles:
             path = posixpath.normpath(posixpath.join(folder, included[1].strip("'\""))) if included else ""
             if not path:
                 yield line
-            elif path not in seen:
-                yield from self._lines(self.text(path), posixpath.dirname(path), (*seen, path))
+            elif path not in seen and len(seen) < _MOST_INCLUDED:
+                seen.add(path)
+                yield from self._lines(self.text(path), posixpath.dirname(path), seen)
 
 
 def _of_setuptools(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,7 +317,7 @@ _ROOT = re.compile(r"\$\{PROJECT_ROOT\}|\{toxinidir\}|\{tox_root\}|\{root:uri\}|
 def _parsed(text: str) -> Requirement | None:
     try:
         return Requirement(text)
-    except InvalidRequirement:
+    except (InvalidRequirement, RecursionError):
         return None
 
 
@@ -322,7 +326,7 @@ def holds(marker: Marker | str | None, extra: str = "") -> bool:
     try:
         marker = Marker(marker) if isinstance(marker, str) and marker.strip() else marker
         return not isinstance(marker, Marker) or marker.evaluate({"extra": extra})
-    except (InvalidMarker, UndefinedComparison):
+    except (InvalidMarker, UndefinedComparison, RecursionError):
         return True
 
 
@@ -384,9 +388,12 @@ def poetry_lines(table: Mapping[str, Any], extra: str = "", *, with_optional: bo
     return found
 
 
-def fits_python(versions: SpecifierSet) -> bool:
-    """Whether a range of Pythons has the one that runs."""
-    return versions.contains(platform.python_version(), prereleases=True)
+def fits_python(versions: SpecifierSet | str) -> bool:
+    """Whether a range of Pythons has the one that runs; one that cannot be read has."""
+    try:
+        return SpecifierSet(str(versions)).contains(platform.python_version(), prereleases=True)
+    except ValueError:
+        return True
 
 
 def poetry_ranges(text: str) -> list[SpecifierSet]:
@@ -417,5 +424,5 @@ def _bounds(text: str) -> SpecifierSet:
             above = ".".join(map(str, (*release[:place], release[place] + 1)))
             bounds += [f">={lowest}", f"<{above}"]
         return SpecifierSet(",".join(bounds))
-    except (InvalidSpecifier, InvalidVersion):
+    except ValueError:  # no version, or one of thousands of digits
         return SpecifierSet()

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from packaging.requirements import Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from composer_replication.tasks.intake import tree_rules
@@ -146,7 +146,7 @@ def read_requirements(source: RepositorySource, missing: Collection[str] = ()) -
     found = Requirements(own=set(map(canonicalize_name, own_names)))
     found.folders = {f"{IN_TREE}{project.folder}" for project in projects}
     for project in projects:
-        if project.is_needed and not found.python and not _accepts_this_python(project.requires_python):
+        if project.is_needed and not found.python and not fits_python(project.requires_python):
             found.python = project.requires_python
         for group, requirements in project.groups.items():
             found.add(group, requirements, is_needed=project.is_needed)
@@ -168,13 +168,6 @@ def read_requirements(source: RepositorySource, missing: Collection[str] = ()) -
         for name in part.keys() & {"pytest", *found.bound, *found.own}:
             del part[name]
     return found
-
-
-def _accepts_this_python(versions: str) -> bool:
-    try:
-        return fits_python(SpecifierSet(versions))
-    except InvalidSpecifier:
-        return True
 
 
 def imported_modules(data: bytes) -> set[str]:

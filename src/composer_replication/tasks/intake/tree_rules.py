@@ -225,7 +225,7 @@ def is_metadata_path(path: PurePosixPath) -> bool:
     """
     at_top = len(path.parts) == 1 and path.name in (*CONFIG_NAMES, "PKG-INFO", "meson.build", "setup.py")
     is_text = path.suffix in (".txt", ".in") and len(path.parts) <= _MAX_TEXT_DEPTH
-    return at_top or is_text
+    return at_top or (is_text and not any(map(skips_folder, path.parts[:-1])))
 
 
 # --- Where the modules of a task tree are imported from, as its tree records it.

@@ -223,8 +223,8 @@ def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         pruned = prune(folder, progress=report, is_dry_run=args.dry_run)
     return {
         "folder": str(folder),
-        "freed_bytes": pruned.freed_bytes,
+        "freed_bytes": sum(pruned.removed.values()),
         "dry_run": args.dry_run,
-        "paths": [str(entry.path) for entry in pruned.removed],
-        "kept": [{"path": str(kept.path), "reason": kept.reason} for kept in pruned.kept],
+        "paths": list(map(str, pruned.removed)),
+        "in_use": pruned.is_in_use,
     }, 0

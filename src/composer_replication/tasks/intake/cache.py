@@ -116,24 +116,11 @@ _ENTRIES = {
 
 
 @dataclass(frozen=True, slots=True)
-class CacheEntry:
-    """Something in a folder of the cache, or a scratch folder of a killed process; ``reason`` is why it stays."""
-
-    path: Path
-    num_bytes: int
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Pruned:
-    """What was removed (or would be), and what was left and why."""
+    """What was removed (or would be) and its size in bytes; nothing of the cache where it ``is_in_use``."""
 
-    removed: tuple[CacheEntry, ...]
-    kept: tuple[CacheEntry, ...]
-
-    @property
-    def freed_bytes(self) -> int:
-        return sum(entry.num_bytes for entry in self.removed)
+    removed: dict[Path, int]
+    is_in_use: bool
 
 
 def prune(
@@ -153,24 +140,20 @@ def prune(
         progress: told (done, total, path).
     """
     shelves = [folder / kind for kind in _ENTRIES if not (folder / kind).is_symlink()]
-    found = [path for shelf in shelves for path in sorted(shelf.glob("*"))]
-    entries: list[CacheEntry] = []
+    found = [path for shelf in shelves for path in sorted(shelf.glob("*")) if _is_ours(path)]
+    removed: dict[Path, int] = {}
     with _alone(folder) as is_alone:
-        for done, path in enumerate(found, start=1):
-            num_bytes, reason = tree_bytes(path), "" if is_alone else "in use"
-            if not _is_ours(path):
-                reason = "not made by composer-rl"
-            elif not (reason or is_dry_run):
-                reason = _remove(path)
-            entries.append(CacheEntry(path, num_bytes, reason))
+        for done, path in enumerate(found if is_alone else (), start=1):
+            removed[path] = tree_bytes(path)
+            if not is_dry_run:
+                _remove(path)
             if progress is not None:
                 progress(done, len(found), path.name)
     for path in abandoned_folders():
-        scratch = CacheEntry(path, tree_bytes(path))
+        num_bytes = tree_bytes(path)
         if is_dry_run or remove_abandoned(path):
-            entries.append(scratch)
-    kept = tuple(entry for entry in entries if entry.reason)
-    return Pruned(tuple(entry for entry in entries if not entry.reason), kept)
+            removed[path] = num_bytes
+    return Pruned(removed, not is_alone)
 
 
 @contextmanager
@@ -208,15 +191,10 @@ def _is_ours(path: Path) -> bool:
     return is_called and is_whole and not path.is_symlink()
 
 
-def _remove(path: Path) -> str:
-    """Remove one entry; the reason why it stays, or an empty string."""
-    try:
-        if path.is_file():
-            path.unlink()
-            return ""
-        doomed = path if path.name.startswith(_DOOMED) else path.with_name(f"{_DOOMED}{path.name}")
-        path.rename(doomed)
+def _remove(path: Path) -> None:
+    doomed = path if path.name.startswith(_DOOMED) else path.with_name(f"{_DOOMED}{path.name}")
+    path.rename(doomed)
+    if doomed.is_file():
+        doomed.unlink()
+    else:
         shutil.rmtree(doomed)
-    except OSError as error:
-        return f"cannot be removed: {error.strerror or error}"
-    return ""

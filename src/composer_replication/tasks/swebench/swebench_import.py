@@ -19,7 +19,6 @@ from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Edit
 from composer_replication.tasks.build import BuildSummary, check_arguments, open_build, summary_of
 from composer_replication.tasks.build_state import Decision, Instance, Progress, Settings
-from composer_replication.tasks.fresh_git import has_fresh_git
 from composer_replication.tasks.intake.archives import ARCHIVE_SUFFIXES
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.git_source import is_bare
@@ -40,7 +39,7 @@ from composer_replication.tasks.swebench.swebench_files import UnreadableRow, re
 REMOTE = "git+https://github.com/{repo}@{commit}"
 """Where the published sets come from; a row names its repository as OWNER/NAME there."""
 _SHORT_IDS = (12, 10, 8, 7)
-_FULL_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_FULL_ID = re.compile(r"[0-9a-f]{40}")
 _SECTION = re.compile(r"^(?=diff --git )", re.MULTILINE)
 _HEADER = re.compile(r'diff --git "?[a-z]/(.*?)"? "?[a-z]/(.*?)"?\r?$', re.MULTILINE)
 
@@ -148,7 +147,7 @@ def base_source(instance: Instance, folder: Path | None) -> str:
 
     In ``folder`` the row ``OWNER/NAME`` at ``COMMIT`` may be ``OWNER__NAME``, ``OWNER-NAME`` or
     ``NAME``, with or without ``-COMMIT`` (short ids too): a folder, an archive, or a clone with
-    that commit in it. A name with the commit wins. A plain folder is taken at its word: what
+    that commit in it. A name with the commit wins. A folder of anything else is taken at its word: what
     shows that it is the base is that the patches apply and the tests behave as stated.
     """
     commit, (owner, _, name) = instance.base_commit, instance.repo.rpartition("/")
@@ -156,14 +155,11 @@ def base_source(instance: Instance, folder: Path | None) -> str:
     ids = (commit[:length] for length in (len(commit), *_SHORT_IDS))
     parts = product((*(f"-{one}" for one in ids), ""), stems, ("", ".git", *ARCHIVE_SUFFIXES))
     for path in (folder / f"{stem}{one}{suffix}" for one, stem, suffix in parts) if folder else ():
-        # A tree that was exported has a ``.git`` without history.
-        has_history = (path / ".git").exists() and not has_fresh_git(path)
-        if path.is_dir() and (has_history or is_bare(path)):
-            if _FULL_ID.fullmatch(commit):
-                return f"git+file://{path.resolve()}@{commit}"
-        elif path.is_dir() or path.is_file():
+        if _FULL_ID.fullmatch(commit) and ((path / ".git").exists() or is_bare(path)):
+            return f"git+file://{path.resolve()}@{commit}"
+        if path.is_dir() or path.is_file():
             return str(path)
-    if instance.repo.count("/") == 1 and re.fullmatch(r"[0-9a-f]{40}", commit):
+    if instance.repo.count("/") == 1 and _FULL_ID.fullmatch(commit):
         return REMOTE.format(repo=instance.repo, commit=commit)
     raise InputError(
         "CR0460",

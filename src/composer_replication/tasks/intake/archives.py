@@ -33,16 +33,19 @@ _OPENERS: dict[str, Callable[..., Any]] = {
 _STEP_BYTES = 1024**2
 
 
+def refusal(where: str, problem: str) -> InputError:
+    """The error for a source whose files cannot be taken."""
+    fix = "give a folder: a clone, what was unpacked, or a copy, without what its tests do not need."
+    return InputError("CR0402", f"the source is refused: {problem}.", where=where, fix=fix)
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a source by POSIX path, each as its bytes or where they lie; ``links`` are symbolic ones.
+    """The files of a source by POSIX path, each as its bytes or where they lie; ``links`` are symbolic ones."""
 
-    ``refused`` makes the error out of the part of a sentence that says what is wrong with the source.
-    """
-
+    where: str
     files: dict[str, bytes | Path]
     links: set[str]
-    refused: Callable[[str], InputError]
 
     def read(self, names: Iterable[str] | None = None) -> dict[str, bytes]:
         """Some of the files (None: all).
@@ -56,22 +59,17 @@ class Listing:
         ]
         size, name = max(sizes, default=(0, ""))
         if size > MAX_MEMBER_BYTES:
-            raise self.refused(f"{name[:80]!r} is larger than {MAX_MEMBER_BYTES // 1024**2} MiB")
+            raise refusal(self.where, f"{name[:80]!r} is larger than {MAX_MEMBER_BYTES // 1024**2} MiB")
         if len(chosen) > MAX_MEMBERS:
-            raise self.refused(f"more than {MAX_MEMBERS} of its files belong to a task tree")
+            raise refusal(self.where, f"more than {MAX_MEMBERS} of its files belong to a task tree")
         if sum(size for size, _ in sizes) > MAX_TOTAL_BYTES:
-            raise self.refused(f"its files are larger than {MAX_TOTAL_BYTES // 1024**2} MiB")
+            raise refusal(self.where, f"its files are larger than {MAX_TOTAL_BYTES // 1024**2} MiB")
         return {name: one.read_bytes() if isinstance(one, Path) else one for name, one in chosen.items()}
-
-
-def _refusal(what: str, where: Path, fix: str) -> Callable[[str], InputError]:
-    return lambda problem: InputError("CR0402", f"{what}: {problem}.", where=str(where), fix=fix)
 
 
 def list_folder(root: Path) -> Listing:
     """The files of a folder; links are neither followed nor read, and folders that are always left out not looked into."""
-    fix = "give a copy of the folder without what its tests do not need."
-    listing = Listing({}, set(), _refusal("the folder is too large for task trees", root, fix))
+    listing = Listing(str(root), {}, set())
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = sorted(name for name in subfolders if not skips_folder(name))
         for path in (Path(folder, name) for name in (*subfolders, *sorted(files))):
@@ -83,42 +81,37 @@ def list_folder(root: Path) -> Listing:
     return listing
 
 
-def list_archive(path: Path, refused: Callable[[str], InputError] | None = None) -> Listing:
-    """The files of an archive (``ARCHIVE_SUFFIXES``), all of them in memory.
+def list_archive(path: Path, of_git: str = "") -> Listing:
+    """The files of an archive (``ARCHIVE_SUFFIXES``), all of them in memory; links, devices and pipes are not read.
 
-    Members to ``skip`` count as not there, also when the top folder is looked for. ``refused`` makes the error, for an
-    archive that git wrote here: its paths begin at the top of the repository. Of a foreign one a single top folder is
-    stripped.
-
-    Links, devices and pipes are not read, as in a folder.
+    ``of_git`` is the address of a repository whose archive git wrote here: its paths begin at the top. Of a foreign one a
+    single top folder is stripped, beside which what a system added counts as not there.
 
     Raises:
         InputError: unreadable, a path out of the archive, too many members or bytes (CR0402).
     """
-    is_foreign = refused is None
-    fix = "take the archive from its publisher, or unpack it yourself and give the folder."
-    listing = Listing({}, set(), refused or _refusal("the archive is refused", path, fix))
+    listing = Listing(of_git or str(path), {}, set())
     members = _zip_members if path.name.lower().endswith(".zip") else _tar_members
     try:
         for count, (name, is_link, data) in enumerate(members(path), start=1):
             pure = PurePosixPath(name)
-            climbs = pure.is_absolute() or ".." in pure.parts or (is_foreign and "\\" in name)
+            climbs = pure.is_absolute() or ".." in pure.parts or (not of_git and "\\" in name)
             if climbs or "\0" in name:
                 raise ValueError(f"member {name[:80]!r} leaves the archive")
             if count > MAX_MEMBERS:
                 raise ValueError(f"it has more than {MAX_MEMBERS} members")
             if is_link:
                 listing.links.add(str(pure))
-            elif data is not None and not (is_foreign and is_system_file(pure)):
+            elif data is not None and (of_git or not is_system_file(pure)):
                 listing.files[str(pure)] = data
     except (*BROKEN, lzma.LZMAError) as error:
-        raise listing.refused(str(error).rstrip(".") or type(error).__name__) from error
+        raise refusal(listing.where, str(error).rstrip(".") or type(error).__name__) from error
     tops = {name.partition("/")[0] for name in listing.files}
-    if not is_foreign or len(tops) != 1 or not all("/" in name for name in listing.files):
+    if of_git or len(tops) != 1 or not all("/" in name for name in listing.files):
         return listing
     top = f"{tops.pop()}/"
     stripped = {name.removeprefix(top): file for name, file in listing.files.items()}
-    return Listing(stripped, {name.removeprefix(top) for name in listing.links}, listing.refused)
+    return Listing(listing.where, stripped, {name.removeprefix(top) for name in listing.links})
 
 
 def _read_bounded(stream: IO[bytes], most_bytes: int) -> bytes:

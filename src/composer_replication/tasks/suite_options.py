@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from composer_replication.tasks.intake.parsed_files import inner_table, parse_ini, parse_toml, texts
-from composer_replication.tasks.intake.sources import PYTEST_FILES
+from composer_replication.tasks.intake.tree_rules import PYTEST_FILES
 
 OVERRIDES = tuple(
     word

@@ -139,11 +139,11 @@ def prune(
         is_dry_run: find out, remove nothing.
         progress: told (done, total, path).
     """
-    shelves = [folder / kind for kind in _ENTRIES if not (folder / kind).is_symlink()]
-    found = [path for shelf in shelves for path in sorted(shelf.glob("*")) if _is_ours(path)]
     removed: dict[Path, int] = {}
     with _alone(folder) as is_alone:
-        for done, path in enumerate(found if is_alone else (), start=1):
+        shelves = [folder / kind for kind in _ENTRIES if not (folder / kind).is_symlink()] if is_alone else []
+        found = [path for shelf in shelves for path in sorted(shelf.glob("*")) if _is_ours(path)]
+        for done, path in enumerate(found, start=1):
             removed[path] = tree_bytes(path)
             if not is_dry_run:
                 _remove(path)

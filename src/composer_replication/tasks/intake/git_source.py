@@ -85,12 +85,6 @@ def is_git_source(source: str) -> bool:
     return source.startswith("git+") or "://" in source or is_scp
 
 
-def is_bare(folder: Path) -> bool:
-    """Whether a folder is a repository without a work tree (or the ``.git`` of one): objects and no files."""
-    parts = (os.path.isdir(folder / part) for part in ("objects", "refs"))
-    return os.path.isfile(folder / "HEAD") and all(parts)
-
-
 def names_commit(source: str) -> bool:
     """Whether the source is an address with the full id of a commit, so that it means the same bytes for ever."""
     return is_git_source(source) and _FULL_ID.fullmatch(source.rpartition("@")[2]) is not None

@@ -25,15 +25,11 @@ from composer_replication.tasks.intake.project_files import (
     find_projects,
     import_folders,
 )
-from composer_replication.tasks.intake.tree_rules import TreeRules, is_test_path
+from composer_replication.tasks.intake.tree_rules import PYTEST_FILES, TreeRules, is_test_path
 from composer_replication.tasks.intake.version_files import version_files
 
 NOT_FETCHED = ("CR0407", "CR0408")
 """Codes of an index that cannot be reached or lacks a package."""
-PYTEST_FILES = (
-    "pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg",
-)  # fmt: skip
-"""Where pytest looks for its configuration, in its order."""
 _PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9._+!-]*)")
 _NAMES_TESTS = re.compile(rb"""python_files|\bunittest[\s"',]+discover\b""")
 _NO_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")

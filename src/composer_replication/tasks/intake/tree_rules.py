@@ -33,9 +33,10 @@ _SYSTEM_NAMES = ("._*", ".DS_Store")
 """What macOS puts beside the files of an archive; ``._a.py`` is no Python."""
 _QUOTED = re.compile(rb"""['"]([^'"\n\\]{2,200})['"]""")
 _SOURCE_SUFFIXES = (".py", ".pyi")
-CONFIG_NAMES = frozenset(
-    "pyproject.toml setup.cfg tox.ini pytest.ini .pytest.ini pytest.toml .pytest.toml".split()
+PYTEST_FILES = tuple(
+    "pytest.toml .pytest.toml pytest.ini .pytest.ini pyproject.toml tox.ini setup.cfg".split()
 )
+"""Where pytest looks for its configuration, in its order."""
 _TOP_TEXTS = ("README*", "VERSION*", "version*")
 _LICENCE_TEXTS = ("LICEN[CS]E*", "COPYING*", "UNLICEN[CS]E*")
 """At the top, whatever their letters' case: the licence goes with every copy."""
@@ -149,7 +150,7 @@ class TreeRules:
         in_tests, suffix = self._in_tests(path), path.suffix.lower()
         if suffix in _OUT_SUFFIXES and not (in_tests and suffix in _IN_TESTS_SUFFIXES):
             return False
-        if path.suffix in _SOURCE_SUFFIXES or path.name in CONFIG_NAMES:
+        if path.suffix in _SOURCE_SUFFIXES or path.name in PYTEST_FILES:
             return True
         if path.name.startswith("."):
             return in_tests and not _fits(path.name, _TOOL_DOTFILES)
@@ -223,7 +224,7 @@ def is_metadata_path(path: PurePosixPath) -> bool:
 
     Requirements may stand in any text that the project's tables name, so texts near the top are read.
     """
-    at_top = len(path.parts) == 1 and path.name in (*CONFIG_NAMES, "PKG-INFO", "meson.build", "setup.py")
+    at_top = len(path.parts) == 1 and path.name in (*PYTEST_FILES, "PKG-INFO", "meson.build", "setup.py")
     is_text = path.suffix in (".txt", ".in") and len(path.parts) <= _MAX_TEXT_DEPTH
     return at_top or (is_text and not any(map(skips_folder, path.parts[:-1])))
 

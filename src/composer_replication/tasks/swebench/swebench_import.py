@@ -21,7 +21,6 @@ from composer_replication.tasks.build import BuildSummary, check_arguments, open
 from composer_replication.tasks.build_state import Decision, Instance, Progress, Settings
 from composer_replication.tasks.intake.archives import ARCHIVE_SUFFIXES
 from composer_replication.tasks.intake.cache import sha256_of
-from composer_replication.tasks.intake.git_source import is_bare
 from composer_replication.tasks.intake.sources import RepositorySource, open_source
 from composer_replication.tasks.intake.tree_rules import (
     TreeRules,
@@ -155,7 +154,7 @@ def base_source(instance: Instance, folder: Path | None) -> str:
     ids = (commit[:length] for length in (len(commit), *_SHORT_IDS))
     parts = product((*(f"-{one}" for one in ids), ""), stems, ("", ".git", *ARCHIVE_SUFFIXES))
     for path in (folder / f"{stem}{one}{suffix}" for one, stem, suffix in parts) if folder else ():
-        if _FULL_ID.fullmatch(commit) and ((path / ".git").exists() or is_bare(path)):
+        if _FULL_ID.fullmatch(commit) and any((path / name).exists() for name in (".git", "HEAD")):
             return f"git+file://{path.resolve()}@{commit}"
         if path.is_dir() or path.is_file():
             return str(path)

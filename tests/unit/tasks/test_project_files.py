@@ -175,6 +175,14 @@ def test_a_version_file_that_is_there_stays_and_none_lies_outside() -> None:
     assert version_files(ProjectFiles(text), "1.2") == {"src/pkg/VERSION": b"1.2\n"}
 
 
+def test_a_template_without_an_end_is_filled_at_once() -> None:
+    table = (
+        f'[tool.setuptools_scm]\nversion_file = "pkg/v.txt"\nversion_file_template = "{{{"a" * 300_000}"\n'
+    )
+    files = encoded({"pkg/__init__.py": "", "pyproject.toml": table})
+    assert version_files(ProjectFiles(files), "1.2") == {"pkg/v.txt": b"{" + b"a" * 300_000}
+
+
 @pytest.mark.parametrize("build_file", ["meson.build", "pkg/meson.build"])
 def test_a_template_of_meson_is_filled_where_it_is_imported_from(build_file: str) -> None:
     template = "version.py.in" if build_file.startswith("pkg") else "pkg/version.py.in"

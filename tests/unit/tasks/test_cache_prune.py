@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pytest
 
 from composer_replication.sandbox import process_folder
 from composer_replication.tasks.intake import cache as cache_module
-from composer_replication.tasks.intake.cache import CACHE_VARIABLE, Pruned, prune
+from composer_replication.tasks.intake.cache import CACHE_VARIABLE, prune
 
 ENVIRONMENT = "0123456789abcdef01234567-89abcdef"
 STORE = "fedcba9876543210"
@@ -81,15 +81,15 @@ def files(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
 
 
-def freed(pruned: Pruned) -> int:
-    return sum(pruned.removed.values())
+def freed(pruned: tuple[Mapping[Path, int], bool]) -> int:
+    return sum(pruned[0].values())
 
 
 def test_everything_that_can_be_made_again_goes_and_crash_reports_stay(cache: Path) -> None:
     pruned = prune(cache)
     assert freed(pruned) == 63
     assert files(cache) == {"crash/composer-rl-crash-20260101T000000-abc.txt"}
-    assert prune(cache).removed == {}
+    assert prune(cache)[0] == {}
 
 
 def test_a_dry_run_says_the_same_and_removes_nothing(cache: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_dry_run_says_the_same_and_removes_nothing(cache: Path) -> None:
     planned = prune(cache, is_dry_run=True)
     assert freed(planned) == 63
     assert files(cache) == before
-    assert prune(cache).removed == planned.removed
+    assert prune(cache)[0] == planned[0]
 
 
 @pytest.mark.parametrize("how", ["use", "lock"])
@@ -107,7 +107,7 @@ def test_all_that_a_living_process_may_use_stays_until_it_is_killed(
     process = start(how, "models")
     pruned = prune(cache)
     assert freed(pruned) == 0
-    assert pruned.is_in_use
+    assert pruned[1]
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert freed(prune(cache)) == 63
@@ -133,7 +133,7 @@ import os
 from composer_replication.tasks.intake.cache import cache_folder, prune
 folder = cache_folder()
 if os.fork() == 0:
-    print(prune(folder).is_in_use, flush=True)
+    print(prune(folder)[1], flush=True)
     os._exit(0)
 os.wait()
 """
@@ -187,7 +187,7 @@ def test_scratch_folders_of_killed_processes_go(cache: Path, tmp_path: Path) -> 
     names = (f"{process_folder.PREFIX}left", f"{process_folder.NEW_PREFIX}young")
     left, young = (put(tmp_path / "tmp" / name / "tree" / "file", 128).parents[1] for name in names)
     planned = prune(cache, is_dry_run=True)
-    assert [path for path in planned.removed if cache not in path.parents] == [left]
+    assert [path for path in planned[0] if cache not in path.parents] == [left]
     assert left.is_dir()
     assert freed(prune(cache)) == 63 + 128
     assert (left.exists(), young.is_dir()) == (False, True)

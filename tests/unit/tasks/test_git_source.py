@@ -261,7 +261,7 @@ def test_prune_removes_what_was_fetched(repository: Path, private_cache: Path) -
     script = "import sys; from composer_replication.tasks.intake.sources import open_source; open_source(sys.argv[1])"
     subprocess.run([sys.executable, "-c", script, f"git+file://{repository}"], check=True)
     (private_cache / "git" / "fetch-killed").mkdir()
-    assert len(prune(private_cache).removed) == 2
+    assert len(prune(private_cache)[0]) == 2
     assert list((private_cache / "git").iterdir()) == []
 
 

@@ -12,7 +12,6 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
@@ -115,23 +114,16 @@ _ENTRIES = {
 """By folder of the cache the names that this package gives to entries; everything else in it stays."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pruned:
-    """What was removed (or would be) and its size in bytes; nothing of the cache where it ``is_in_use``."""
-
-    removed: dict[Path, int]
-    is_in_use: bool
-
-
 def prune(
     folder: Path,
     *,
     is_dry_run: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
-) -> Pruned:
+) -> tuple[dict[Path, int], bool]:
     """Remove what can be fetched or made again, and scratch folders whose process is gone.
 
-    While another process uses the cache all of it stays, and none begins meanwhile. An entry is renamed before it is
+    The answer is what was removed (or would be) with its size in bytes, and whether another process uses the cache: then
+    all of it stays, and none begins to use it meanwhile. An entry is renamed before it is
     removed, so that nobody ever sees half of it; an interrupted removal is finished by the next call. No link is followed.
 
     Args:
@@ -153,7 +145,7 @@ def prune(
         num_bytes = tree_bytes(path)
         if is_dry_run or remove_abandoned(path):
             removed[path] = num_bytes
-    return Pruned(removed, not is_alone)
+    return removed, not is_alone
 
 
 @contextmanager

@@ -218,7 +218,7 @@ def test_links_and_devices_of_an_archive_are_not_read(tmp_path: Path, pack: Call
 @pytest.mark.parametrize(
     ("limit", "value", "packed", "in_folder"),
     [
-        ("MAX_MEMBERS", 3, "more than 3 members", "more than 3 of its files"),
+        ("MAX_MEMBERS", 3, "unpacks to too much", "more than 3 of its files"),
         ("MAX_MEMBER_BYTES", 20, "larger than", "is larger than"),
         ("MAX_TOTAL_BYTES", 50, "(unpacks to|its files are larger)", "its files are larger than"),
     ],
@@ -364,8 +364,8 @@ def test_a_sparse_member_is_refused_and_takes_no_memory(tmp_path: Path) -> None:
 
 
 def test_a_negative_size_does_not_lead_back_again_and_again(tmp_path: Path) -> None:
-    members = [tarfile.TarInfo("a/large.py"), tarfile.TarInfo("a/back.py")]
-    members[0].size, members[1].size = 2**20, -(2**20) - 1024
-    heads = [member.tobuf(tarfile.GNU_FORMAT) for member in members]
-    (tmp_path / "a.tar").write_bytes(heads[0] + bytes(2**20) + heads[1] + bytes(1024))
+    members = [tarfile.TarInfo(f"a/{name}.py") for name in ("first", "large", "back")]
+    members[1].size, members[2].size = MIB, -MIB - 1024
+    first, large, back = (member.tobuf(tarfile.GNU_FORMAT) for member in members)
+    (tmp_path / "a.tar").write_bytes(first + large + bytes(MIB) + back + bytes(1024))
     sentence(tmp_path / "a.tar")

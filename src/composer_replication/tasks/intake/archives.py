@@ -11,16 +11,15 @@ import gzip
 import io
 import lzma
 import os
-import stat
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 from composer_replication.errors import InputError
-from composer_replication.tasks.intake.packed_forms import BOUNDED_METHODS, BROKEN
+from composer_replication.tasks.intake.packed_forms import BROKEN, Budget, members_of
 from composer_replication.tasks.intake.tree_rules import is_system_file, skips_folder
 
 MAX_MEMBERS = 50_000
@@ -30,7 +29,6 @@ ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
 _OPENERS: dict[str, Callable[..., Any]] = {
     ".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".tar": open
 }  # fmt: skip
-_STEP_BYTES = 1024**2
 
 
 def refusal(where: str, problem: str) -> InputError:
@@ -91,18 +89,15 @@ def list_archive(path: Path, of_git: str = "") -> Listing:
         InputError: unreadable, a path out of the archive, too many members or bytes (CR0402).
     """
     listing = Listing(of_git or str(path), {}, set())
-    members = _zip_members if path.name.lower().endswith(".zip") else _tar_members
     try:
-        for count, (name, is_link, data) in enumerate(members(path), start=1):
+        for name, data in members_of(_opened(path), Budget(MAX_TOTAL_BYTES, MAX_MEMBERS)):
             pure = PurePosixPath(name)
             climbs = pure.is_absolute() or ".." in pure.parts or (not of_git and "\\" in name)
             if climbs or "\0" in name:
                 raise ValueError(f"member {name[:80]!r} leaves the archive")
-            if count > MAX_MEMBERS:
-                raise ValueError(f"it has more than {MAX_MEMBERS} members")
-            if is_link:
+            if data is None:
                 listing.links.add(str(pure))
-            elif data is not None and (of_git or not is_system_file(pure)):
+            elif of_git or not is_system_file(pure):
                 listing.files[str(pure)] = data
     except (*BROKEN, lzma.LZMAError) as error:
         raise refusal(listing.where, str(error).rstrip(".") or type(error).__name__) from error
@@ -114,47 +109,10 @@ def list_archive(path: Path, of_git: str = "") -> Listing:
     return Listing(listing.where, stripped, {name.removeprefix(top) for name in listing.links})
 
 
-def _read_bounded(stream: IO[bytes], most_bytes: int) -> bytes:
-    """All of a stream, unpacked no further than that: no header is believed."""
-    whole = io.BytesIO()
-    while piece := stream.read(_STEP_BYTES):
-        if whole.tell() + len(piece) > most_bytes:
-            raise ValueError("it unpacks to too much data")
-        whole.write(piece)
-    return whole.getvalue()
-
-
-_Members = Iterator[tuple[str, bool, bytes | None]]
-"""The path of each member, whether it is neither a file nor a folder, and the bytes if it is a file."""
-
-
-def _tar_members(path: Path) -> _Members:
+def _opened(path: Path) -> zipfile.ZipFile | tarfile.TarFile:
+    """An archive to read from; a tar is unpacked into memory first, so that its headers may lead anywhere."""
+    if path.name.lower().endswith(".zip"):
+        return zipfile.ZipFile(path)
     with _OPENERS[path.suffix.lower()](path, "rb") as stream:
-        whole = _read_bounded(stream, MAX_TOTAL_BYTES + MAX_MEMBERS * 1024)  # with the headers
-    with tarfile.open(fileobj=io.BytesIO(whole), mode="r:") as archive:
-        for member in archive:
-            data = whole[member.offset_data : member.offset_data + member.size] if member.isfile() else None
-            # A sparse one would be larger than what lies there; a negative size leads back, again and again.
-            if member.issparse() or member.size < 0:
-                raise ValueError(f"member {member.name[:80]!r} has holes or no size")
-            yield member.name, not (member.isfile() or member.isdir()), data
-
-
-def _zip_members(path: Path) -> _Members:
-    """Of a zip, in which stored and deflated members alone are read.
-
-    ``ZipFile.read`` decompresses a member whole and then cuts it to the size in the header. Read in steps, one of these
-    is decompressed no further than asked for, and what is cut off gives a wrong checksum.
-    """
-    left = MAX_TOTAL_BYTES
-    with zipfile.ZipFile(path) as archive:
-        for info in archive.infolist():
-            if info.compress_type not in BOUNDED_METHODS:
-                raise ValueError(f"member {info.filename[:80]!r} is neither stored nor deflated")
-            is_file = stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG) and not info.is_dir()
-            data: bytes | None = None
-            if is_file:
-                with archive.open(info) as member:
-                    data = _read_bounded(member, left)
-                left -= len(data)
-            yield info.filename, not (is_file or info.is_dir()), data
+        whole = Budget(MAX_TOTAL_BYTES + MAX_MEMBERS * 1024).take(stream)  # with the headers
+    return tarfile.open(fileobj=io.BytesIO(whole), mode="r:")

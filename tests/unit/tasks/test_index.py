@@ -136,7 +136,6 @@ def test_no_index_and_no_links(served: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(served))
     index.index_settings.cache_clear()
-    assert index.index_settings().index_urls == ()
     assert index.fetch_sdist("tinything", "1.0").is_file()
 
 
@@ -153,11 +152,15 @@ def test_settings_come_from_files_and_variables(
     monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
     index.index_settings.cache_clear()
     settings = index.index_settings()
-    assert settings.index_urls[0] == "https://one.invalid/simple"
-    assert "four.invalid" in settings.trusted_hosts
+    assert settings["index-url"] == "https://one.invalid/simple"
+    assert settings["extra-index-url"].split() == [
+        "https://two.invalid/simple",
+        "https://three.invalid/simple",
+    ]
+    assert settings["trusted-host"] == "four.invalid"
     monkeypatch.setenv("PIP_INDEX_URL", "https://five.invalid/simple")
     index.index_settings.cache_clear()
-    assert index.index_settings().index_urls[0] == "https://five.invalid/simple"
+    assert index.index_settings()["index-url"] == "https://five.invalid/simple"
 
 
 def test_without_pip_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.planning.body_cuts import BodyCut, Deletion, find_body_cuts
 from composer_replication.tasks.planning.edits import edited_files, line_edits
 from composer_replication.tasks.subject import GateFailed
-from composer_replication.tasks.swebench.swebench_files import UnreadableRow, read_instances, tree_sha256
+from composer_replication.tasks.swebench.swebench_files import read_instances, tree_sha256
 
 REMOTE = "git+https://github.com/{repo}@{commit}"
 """Where the published sets come from; a row names its repository as OWNER/NAME there."""
@@ -81,7 +81,7 @@ def import_swebench(
     check_arguments([str(path)], asked, jobs)
     instances, unreadable = read_instances(path)
     opened, proposals, refused = _propose_all(instances, repositories, progress)
-    refused += [_refusal(row, "", row.place, "unreadable-row", row.detail) for row in unreadable]
+    refused += [_refusal(row, "", row[0], "unreadable-row", row[1]) for row in unreadable.items()]
     # A source that has pins needs no map of calls; this one names no size, so nothing is planned.
     asked = replace(asked, symbols={source.source: ("given@",) for source in opened})
     with open_build(out, asked, jobs=jobs, backend=backend, progress=progress) as run:
@@ -137,7 +137,7 @@ def _propose_all(
     return list(opened.values()), proposals, refused
 
 
-def _refusal(row: Instance | UnreadableRow, repository: str, name: str, reason: str, detail: str) -> Decision:
+def _refusal(row: object, repository: str, name: str, reason: str, detail: str) -> Decision:
     return Decision(sha256_of(f"{row}".encode())[:32], repository, name, reason=reason, detail=detail)
 
 

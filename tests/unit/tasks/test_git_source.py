@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
@@ -417,30 +415,6 @@ def https(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     thread.join()
 
 
-@contextlib.contextmanager
-def listening(*, closes: bool) -> Iterator[int]:
-    """A port that takes connections and closes them, or never says a word."""
-    server = socket.create_server(("127.0.0.1", 0))
-    kept: list[socket.socket] = []
-
-    def accept() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = server.accept()
-                kept.append(connection)
-                if closes:
-                    connection.close()
-
-    thread = threading.Thread(target=accept, daemon=True)
-    thread.start()
-    yield server.getsockname()[1]
-    server.shutdown(socket.SHUT_RDWR)
-    server.close()
-    thread.join()
-    for connection in kept:
-        connection.close()
-
-
 def error_of(source: str) -> InputError:
     with pytest.raises(InputError) as caught:
         open_source(source)
@@ -461,24 +435,6 @@ def test_https_tells_unknown_from_absent_and_private(https: str) -> None:
     assert "clone it yourself" in private.fix
     absent = error_of(f"git+{https}/absent.git@v1")
     assert (absent.code, absent.message) == ("CR0407", "git cannot reach the repository.")
-
-
-SSH_AND_LONG = [
-    pytest.mark.long,
-    pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed"),
-]
-
-
-@pytest.mark.parametrize("scheme", ["https", "ssh"])
-@pytest.mark.parametrize("closes", [True, pytest.param(False, marks=SSH_AND_LONG)])
-def test_a_server_that_hangs_up_or_never_answers(
-    scheme: str, closes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(git_source, "_ASK_SECONDS", 20.0 if closes else 2.0)
-    with listening(closes=closes) as port:
-        error = error_of(f"git+{scheme}://127.0.0.1:{port}/o/thing.git@v1")
-    late = "" if closes else " in time"
-    assert (error.code, error.message) == ("CR0407", f"git cannot reach the repository{late}.")
 
 
 def test_ssh_may_ask_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,12 +185,12 @@ def test_bad_rows_are_counted_and_named_and_the_others_go_on(base: Path, tmp_pat
         write_rows(tmp_path / "set.jsonl", *rows), tmp_path / "store", repositories=base
     )
     assert dict(summary.rejected) == {
-        "instruction-leaks": 1,
         "no-function": 1,
         "no-repository": 1,
         "nothing-to-undo": 1,
         "other-tests-fail": 2,
         "patch-fails": 2,
+        "statement-shows-code": 1,
     }
     assert (summary.tasks, summary.valid, summary.candidates) == (1, 1, 9)
     decisions = {one["pin"]: one for one in read_journal(tmp_path / "store/journal.jsonl")}

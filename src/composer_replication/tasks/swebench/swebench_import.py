@@ -28,6 +28,7 @@ from composer_replication.tasks.intake.tree_rules import (
     is_subject_path,
     is_test_path,
 )
+from composer_replication.tasks.leaks.shown_code import shows_any, spans_of
 from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.planning.body_cuts import BodyCut, Deletion, find_body_cuts
 from composer_replication.tasks.planning.edits import edited_files, line_edits
@@ -56,9 +57,8 @@ def import_swebench(
 
     Rows with the same original tree share one repository, ``NAME==VERSION+HASH``. A row that cannot be used is counted
     under its reason, and the others go on: ``unreadable-row``, ``no-repository``, ``patch-fails``, ``nothing-to-undo``,
-    ``not-text``, ``no-function``, then the gates, where ``other-tests-fail`` says that the stated tests are not what was
-    found and ``instruction-leaks`` that the statement holds the code, and the search for a truth beyond the reward
-    (``no-truth``; see ``truth``).
+    ``not-text``, ``no-function``, ``statement-shows-code``, then the gates, where ``other-tests-fail`` says that the stated
+    tests are not what was found, and the search for a truth beyond the reward (``no-truth``; see ``truth``).
 
     ``path`` is the set (``read_instances``), ``out`` the folder of the store, ``repositories`` one with the repositories
     (``base_source``). The other arguments are those of ``build_tasks``, but ``with_truth`` is usual here; without it
@@ -172,7 +172,12 @@ def propose(instance: Instance, base: RepositorySource) -> tuple[RepositorySourc
     """The original repository of a row, and the deletion that it asks for."""
     broken = _patched(instance, "test_patch", {**base.metadata, **base.files})
     source = _golden_source(base, _patched(instance, "patch", broken))
-    return source, make_deletion(source.files, broken)
+    deletion = make_deletion(source.files, broken)
+    texts = {name: source.files[name].decode() for name in deletion.changes.source_files}
+    spans = spans_of(texts, deletion.changes, [cut.edit for cut in deletion.bodies])
+    if shows_any(instance.problem_statement, spans):
+        raise GateFailed("statement-shows-code", "the problem statement holds the code that is asked for")
+    return source, deletion
 
 
 def _patched(instance: Instance, name: str, files: dict[str, bytes]) -> dict[str, bytes]:

@@ -42,7 +42,7 @@ def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.long
-def test_a_damaged_store_in_the_cache_is_built_again(
+def test_a_damaged_store_in_the_cache_is_said_and_pruned(
     command: Command, private_cache: Path, recipe: Path, store: Path, tmp_path: Path
 ) -> None:
     pins = json.dumps(["tinymath/text.py::initials"])
@@ -50,22 +50,27 @@ def test_a_damaged_store_in_the_cache_is_built_again(
     text = recipe.read_text().replace(f'store = "{store}"', table)
     recipe.write_text(text + "[heldout]\n")  # one task cannot be parted: the run ends after the build
 
-    def build() -> Path:
+    def run() -> dict[str, Any]:
         answer = command("train", recipe, "--out", tmp_path / "run", "--resume")
-        assert answer.error["code"] in ("CR0503", "CR0604"), answer.err
+        error: dict[str, Any] = answer.error
+        return error
+
+    def build() -> Path:
+        assert run()["code"] in ("CR0503", "CR0604")
         (folder,) = (private_cache / "task-stores").iterdir()
         TaskStore.open(folder).verify()
         return folder
 
     folder = build()
     fingerprint = TaskStore.open(folder).fingerprint
-    for damage in (
-        lambda: (folder / "manifest.json").write_text("{"),
-        lambda: flip_a_byte(max((folder / "objects").rglob("*"), key=lambda path: path.stat().st_size)),
-        lambda: (folder / "journal.jsonl").write_text('{"an": "older format"}\nno json\n{}\n'),
-    ):
-        damage()
-        assert TaskStore.open(build()).fingerprint == fingerprint
+    (folder / "journal.jsonl").write_text('{"an": "older format"}\nno json\n{}\n')
+    assert TaskStore.open(build()).fingerprint == fingerprint
+    flip_a_byte(max((folder / "objects").rglob("*"), key=lambda path: path.stat().st_size))
+    error = run()
+    assert error["code"] == "CR0411"
+    assert "composer-rl cache prune" in error["fix"]
+    command("cache", "prune", fails=False)
+    assert TaskStore.open(build()).fingerprint == fingerprint
 
 
 # --- the machine -----------------------------------------------------------------------------

@@ -220,11 +220,11 @@ def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         fix = f"set {CACHE_VARIABLE} to a folder that you may write, or unset it."
         raise UsageError("CR0209", problem, where=str(error.filename or CACHE_VARIABLE), fix=fix) from error
     with progress_bar(quiet=args.quiet) as report:
-        pruned = prune(folder, progress=report, is_dry_run=args.dry_run)
+        removed, is_in_use = prune(folder, progress=report, is_dry_run=args.dry_run)
     return {
         "folder": str(folder),
-        "freed_bytes": pruned.freed_bytes,
+        "freed_bytes": sum(removed.values()),
         "dry_run": args.dry_run,
-        "paths": [str(entry.path) for entry in pruned.removed],
-        "kept": [{"path": str(kept.path), "reason": kept.reason} for kept in pruned.kept],
+        "paths": list(map(str, removed)),
+        "in_use": is_in_use,
     }, 0

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from composer_replication.records import Outcome
-from composer_replication.tasks.intake.tree_rules import CONFIG_NAMES, in_test_folder, is_test_path
+from composer_replication.tasks.intake.tree_rules import PYTEST_FILES, in_test_folder, is_test_path
 from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.sentinels import NUM_PLAIN_FILES, Copy, Plan, make_plan, possible_copies
 
@@ -35,7 +35,7 @@ SLOW_SECONDS = 0.25
 """A copy that takes longer with the golden code is never made again."""
 TESTS_FAILED = 1
 """Exit code of pytest when some test failed: in a grading with sentinels, always."""
-_CONFIG_NAMES = CONFIG_NAMES | {"conftest.py"}
+_CONFIG_NAMES = {*PYTEST_FILES, "conftest.py"}
 START_NAMES = frozenset({"sitecustomize.py", "usercustomize.py", *_CONFIG_NAMES})
 """What a test runner or interpreter loads by itself where it stands."""
 

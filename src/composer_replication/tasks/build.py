@@ -94,7 +94,7 @@ def build_tasks(
     """
     asked = Settings(**settings)
     check_arguments(sources, asked, jobs)
-    opened, unusable = open_sources(sources, jobs, progress)
+    opened, unusable = open_sources(sources, progress)
     with open_build(
         Path(out), asked, jobs=jobs, backend=backend, progress=progress, ray_address=ray_address
     ) as run:

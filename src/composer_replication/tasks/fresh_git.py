@@ -10,7 +10,6 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 
 AUTHOR = "Task <task@localhost> 946684800 +0000"
 """1 January 2000."""
@@ -59,14 +58,6 @@ def git_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
 def with_git(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """A tree as an agent has it: the files, and ``git_files`` of them."""
     return {**files, **git_files(files)}
-
-
-def has_fresh_git(folder: Path) -> bool:
-    """Whether the ``.git`` of a folder was written here and holds no history of a repository."""
-    try:
-        return (folder / ".git" / "config").read_bytes() == _CONFIG.encode()
-    except OSError:
-        return False
 
 
 _Objects = dict[bytes, bytes]

@@ -32,8 +32,6 @@ _PLAIN_NAME = re.compile(r"(?!\s)[^\x00-\x1f\x7f\"\\]+(?<!\s)")
 """Any other git writes in C's notation, which no readable source file needs."""
 _NO_PATH = re.compile(r"[\x00\ud800-\udfff]")
 """What no UTF-8 path holds."""
-_BINARY = re.compile(r"^(GIT binary patch|Binary files .* differ)\r?$", re.MULTILINE)
-_SPECIAL_MODE = re.compile(r"^(?:new file mode|new mode) (?!100)\d+|^index \S+ (?!100)\d+\r?$", re.MULTILINE)
 
 
 def make_patch(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str:
@@ -105,27 +103,23 @@ def apply_patch(files: Mapping[str, bytes], patch: str) -> dict[str, bytes]:
 
     No configuration of user or system, no hooks, no attributes of the tree, no ``--unsafe-paths``: git itself refuses a
     path that climbs out or goes through a link. ``patch`` is a unified diff with ``a/`` and ``b/``; a blank one changes
-    nothing. File modes are not part of a tree.
+    nothing. File modes are not part of a tree: of a link it has the text.
 
     Raises:
-        InputError: the patch does not apply as a whole, leaves the tree, makes links or is binary (CR0446).
+        InputError: the patch does not apply as a whole, or leaves the tree (CR0446).
         MissingError: there is no git (CR0440).
     """
     for path in files:
         _check_path(path)
     if not patch.strip():
         return dict(files)
-    if _BINARY.search(patch):
-        raise _refused("the patch holds binary files, only text can be applied", "")
-    if _SPECIAL_MODE.search(patch):
-        raise _refused("the patch makes a link or a submodule", "")
     with tempfile.TemporaryDirectory(prefix="patch-", dir=process_folder()) as folder:
         tree = Path(folder) / "tree"
         tree.mkdir()
         write_files(tree, files)
         _run_git_apply(tree, patch.encode())
-        # With core.symlinks off git itself makes no link, whatever a patch says.
-        paths = (path for path in sorted(tree.rglob("*")) if path.is_file())
+        # With core.symlinks off git itself makes no link, whatever a patch says; none would be followed.
+        paths = (path for path in sorted(tree.rglob("*")) if path.is_file() and not path.is_symlink())
         return {path.relative_to(tree).as_posix(): path.read_bytes() for path in paths}
 
 

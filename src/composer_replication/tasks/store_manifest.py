@@ -245,5 +245,5 @@ def damaged(path: Path, detail: str) -> InputError:
         "CR0411",
         f"the task store is damaged: {detail}.",
         where=str(path),
-        fix=f"copy it again, or build it into a new folder: {_BUILD.format('NEW_DIR')}",
+        fix=f"copy it again, or build it into a new folder: {_BUILD.format('NEW_DIR')} (in the cache: composer-rl cache prune)",
     )

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from composer_replication.tasks.intake.parsed_files import inner_table, parse_ini, parse_toml, texts
-from composer_replication.tasks.intake.sources import PYTEST_FILES
+from composer_replication.tasks.intake.tree_rules import PYTEST_FILES
 
 OVERRIDES = tuple(
     word
@@ -43,7 +43,9 @@ _FLAG = re.compile(
 _TAKES_WORD = frozenset("pmkoWrcn")
 _KEPT_SHORT = frozenset("pmko")
 _USUAL = ("test_*.py", "*_test.py")
-_PATTERN = re.compile(r"\bunittest[\s\"',]+discover\b[^\n;&|]*?(?:-p|--pattern)[ =\"',]+([\w*?\[\].-]+)")
+_PATTERN = re.compile(
+    r"\bunittest[\s\"',]+discover\b[^\n;&|]{0,500}?(?:-p|--pattern)[ =\"',]+([\w*?\[\].-]+)"
+)
 _UNITTEST = re.compile(r"-m[\"', ]+unittest\b|\bsetup\.py\s+test\b|\btest_suite\s*=|\bnose(?:tests|2)\b")
 
 

@@ -37,7 +37,7 @@ def test_prune(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "folder": str(cache),
         "freed_bytes": 1500,
         "paths": [str((cache / STORE).parents[1])],
-        "kept": [{"path": str(cache / "models" / "mine"), "reason": "not made by composer-rl"}],
+        "in_use": False,
     }
     assert call(capsys, "cache", "prune", "--dry-run") == (0, {**expected, "dry_run": True})
     assert (cache / STORE).is_file()
@@ -51,7 +51,7 @@ def test_what_a_person_reads(cache: Path, capsys: pytest.CaptureFixture[str]) ->
     lines = capsys.readouterr().out.splitlines()
     assert f"folder      {cache}" in lines
     assert "freed bytes 1500" in lines
-    assert f"  path {cache / 'models' / 'mine'}, reason not made by composer-rl" in lines
+    assert "in use      False" in lines
 
 
 def test_a_cache_that_is_a_file(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.records import Task
-from composer_replication.tasks.fresh_git import AUTHOR, MESSAGE, git_files, has_fresh_git, with_git
+from composer_replication.tasks.fresh_git import AUTHOR, MESSAGE, git_files, with_git
 from composer_replication.tasks.planning.edits import write_files
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.swebench.swebench_files import Instance
@@ -101,7 +101,7 @@ def test_only_the_tree_of_a_rollout_has_it(make_store, sized_tasks, tmp_path: Pa
     task: Task = store.tasks()[0]
     for view in ("rollout", "visible", "hidden", "golden"):
         store.write_tree(task, tmp_path / view, view=view)  # type: ignore[arg-type]
-        assert has_fresh_git(tmp_path / view) == (tmp_path / view / ".git").exists() == (view == "rollout")
+        assert (tmp_path / view / ".git").exists() == (view == "rollout")
     assert git(tmp_path / "rollout", "status", "--porcelain") == ""
     assert ".git" not in {path.split("/")[0] for path in store.files(task, "rollout")}
     store.write_tree(task, tmp_path / "again")
@@ -115,12 +115,10 @@ def test_only_the_tree_of_a_rollout_has_it(make_store, sized_tasks, tmp_path: Pa
 
 
 def test_an_exported_tree_is_a_plain_base_and_a_clone_is_none(tmp_path: Path) -> None:
-    commit = "0" * 64
-    instance = Instance(
-        **{**dict.fromkeys(Instance.__dataclass_fields__, ""), "repo": "thing", "base_commit": commit}
-    )
-    base = tmp_path / "thing"
-    write_files(base, with_git(FILES))
-    assert base_source(instance, tmp_path) == str(base)
-    (base / ".git" / "config").write_text("[core]\n")
-    assert base_source(instance, tmp_path) == f"git+file://{base}@{commit}"
+    write_files(tmp_path / "thing", with_git(FILES))
+    for commit, source in (
+        ("0" * 64, f"{tmp_path}/thing"),
+        ("0" * 40, f"git+file://{tmp_path}/thing@{'0' * 40}"),
+    ):
+        named = {**dict.fromkeys(Instance.__dataclass_fields__, ""), "repo": "thing", "base_commit": commit}
+        assert base_source(Instance(**named), tmp_path) == source

@@ -18,7 +18,6 @@ from composer_replication.tasks.instructions.writing import (
     clipped,
     instruction_text,
     look_around,
-    read_material,
     write_instruction,
 )
 from composer_replication.tasks.leaks.shown_code import golden_spans, shows_any, spans_of
@@ -268,13 +267,10 @@ def test_long_lists_are_clipped_and_say_so(sized_store: TaskStore) -> None:
     task = sized_store.get("t-function-body")
     names = tuple(f"t.py::test_{i}" for i in range(25))
     many = replace(task, tests=replace(task.tests, visible=names))
-    material = read_material(sized_store, task)
-    ((path, place),) = material.places
-    around = replace(place, neighbours=tuple(f"n{i}" for i in range(30)))
+    around = look_around(sized_store.files(task, "rollout")[task.path].decode(), task.hole)
+    around = replace(around, neighbours=tuple(f"n{i}" for i in range(30)))
     source = "\n".join(["def test():", *(f"    x{i} = '```'" for i in range(40))])
-    text = instruction_text(
-        replace(material, task=many, places=((path, around),), sources=(("t.py", source),) * 8)
-    )
+    text = instruction_text(many, [(task.path, around)], {}, [("t.py", source)] * 8)
     assert "- and 5 more" in text
     assert "t.py::test_19\n" in text
     assert "t.py::test_20" not in text

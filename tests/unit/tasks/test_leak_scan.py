@@ -69,7 +69,6 @@ PLANTS: dict[str, tuple[str, Callable[[str], bytes], str]] = {
     "one line": ("tests/note.txt", lambda text: b"so:\n  + return min(x, high)\n", "copy"),
     "commented out": ("tests/note.py", lambda text: b"# return min(x, high)\n", "copy"),
     "zip": ("tests/data/a.zip", lambda text: zip_of("n.py", text.encode()), "archive"),
-    "wheel": ("tests/data/a-1-py3-none-any.whl", lambda text: zip_of("n.py", text.encode()), "wheel"),
     "tar.gz": ("tests/data/a.tar.gz", lambda text: gzip.compress(tar_of("n.py", text.encode())), "archive"),
     "zip in zip": ("tests/z", lambda text: zip_of("i", zip_of("n.py", text.encode())), "archive"),
     "markdown": ("tests/a.md", lambda text: f"```\n{text}\n```".encode(), "copy"),

@@ -112,10 +112,11 @@ NEW_FILE = "diff --git a/{0} b/{0}\nnew file mode {1}\n--- /dev/null\n+++ b/{0}\
         ("just words\n", "No valid patches"),
         (NEW_FILE.format("../evil", "100644"), "invalid path '../evil'"),
         (NEW_FILE.format(".git/hooks/x", "100644"), "invalid path"),
-        (NEW_FILE.format("link", "120000"), "makes a link"),
-        (NEW_FILE.format("sub", "160000"), "makes a link or a submodule"),
         ("--- /dev/null\n+++ b//etc/evil\n@@ -0,0 +1 @@\n+x\n", "invalid path '/etc/evil'"),
-        ("diff --git a/x b/x\nGIT binary patch\nliteral 1\nIcmZ\n", "binary"),
+        (
+            "diff --git a/a b/a\nindex 1..2 100644\nBinary files a/a and b/a differ\n",
+            "cannot apply binary patch",
+        ),
         (make_patch({}, {"a": b"twice\n"}), "already exists"),
         (make_patch({"a": b"1\n"}, {"a": b"2\n"}) + make_patch({"b": b"1\n"}, {}), "does not apply"),
     ],
@@ -125,6 +126,15 @@ def test_a_bad_patch_is_refused(patch: str, said: str, tmp_path: Path) -> None:
         apply_patch({"a": b"1\n"}, patch)
     assert caught.value.code == "CR0446"
     assert said in caught.value.message
+
+
+def test_a_link_is_its_text_and_a_submodule_nothing(tmp_path: Path) -> None:
+    link = "diff --git a/link b/link\nnew file mode 120000\n--- /dev/null\n+++ b/link\n@@ -0,0 +1 @@\n+/etc/passwd\n"
+    commit = f"Subproject commit {'0' * 40}"
+    sub = (
+        f"diff --git a/sub b/sub\nnew file mode 160000\n--- /dev/null\n+++ b/sub\n@@ -0,0 +1 @@\n+{commit}\n"
+    )
+    assert apply_patch({"a": b"1\n"}, link + sub) == {"a": b"1\n", "link": b"/etc/passwd\n"}
 
 
 def test_an_absolute_path_lands_inside() -> None:

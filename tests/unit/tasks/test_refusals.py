@@ -1,4 +1,4 @@
-"""A second copy of a module, compiled parts, and metadata of any shape."""
+"""A second copy of a module, metadata of any shape, and the first cause of a red baseline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from packaging.requirements import Requirement
 from composer_replication.tasks.intake.environment import Environment, UnusableRepository
 from composer_replication.tasks.intake.licences import read_claims
 from composer_replication.tasks.intake.requirements import (
-    compiled_parts,
     explain,
     read_requirements,
     refuse_second_copy,
@@ -61,29 +60,6 @@ def test_a_second_copy(tmp_path: Path, own: str, installed: str, clash: str) -> 
         refuse_second_copy(source(own), found)
 
 
-@pytest.mark.parametrize(
-    ("metadata", "file"),
-    [
-        ({}, ""),
-        ({"setup_py": b"setup(ext_modules=[])"}, "setup.py"),
-        ({"setup_py": b"setup(cffi_modules=['x'])"}, "setup.py"),
-        ({"setup_py": b"args['ext_modules'] = [x]\nsetup(**args)"}, "setup.py"),
-        ({"setup_py": b"setup(name='ext_modules')"}, ""),
-        ({"setup_py": b"def ("}, ""),
-        ({"pyproject_toml": b'[build-system]\nbuild-backend = "maturin"\n'}, "pyproject.toml"),
-        ({"pyproject_toml": b'[[tool.setuptools.ext-modules]]\nname = "x"\n'}, "pyproject.toml"),
-        ({"pyproject_toml": b'[build-system]\nbuild-backend = "hatchling.build"\n'}, ""),
-        ({"pyproject_toml": b"build-system = 3\n"}, ""),
-    ],
-)
-def test_compiled_parts(metadata: dict[str, bytes], file: str) -> None:
-    found = source("x.py", **metadata)
-    assert compiled_parts(found) == file
-    error = explain(UnusableRepository("red-baseline", "0 of 3"), found)
-    assert (error.reason == "needs-compiling", file in error.detail) == (bool(file), True)
-    assert explain(UnusableRepository("runner-dependency", "x"), found).reason == "runner-dependency"
-
-
 values = st.recursive(
     st.one_of(st.integers(-5, 5), st.booleans(), st.sampled_from(["", "x", ">=1", "a b", "x[y]>=1; extra == 'z'", "MIT"])),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "python", "include-group", "version"]), inner, max_size=3),
@@ -116,7 +92,6 @@ def test_metadata_of_any_shape_is_read(table: dict[str, Any]) -> None:
     wanted = read_requirements(found)
     assert all(isinstance(one, Requirement) for one in wanted.required.values())
     assert all(isinstance(claim, str) for claim in read_claims(found.metadata))
-    assert compiled_parts(found) in ("", "pyproject.toml")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +102,6 @@ def test_metadata_of_any_shape_is_read(table: dict[str, Any]) -> None:
         ("E   ModuleNotFoundError: No module named 'numpy.linalg'", "missing-requirement", "module numpy"),
         ("E   ModuleNotFoundError: No module named 'wanted_one'", "missing-requirement", "wanted-one"),
         ("E   ModuleNotFoundError: No module named 'addressed'", "dependency-by-url", "addressed"),
-        ("E   ModuleNotFoundError: No module named 'other'", "missing-requirement", "another name, source,"),
         ("E   ImportError: cannot import name 'helper' from 'pkg.core'", "red-baseline", "helper"),
         ("cannot import name 'brought' from partially initialized module 'pkg'", "red-baseline", "brought"),
         ("E   AssertionError", "red-baseline", "AssertionError"),
@@ -136,8 +110,7 @@ def test_metadata_of_any_shape_is_read(table: dict[str, Any]) -> None:
 )
 def test_a_red_baseline_is_told_by_its_first_cause(said: str, reason: str, words: str) -> None:
     declared = b'[dependency-groups]\ntest = ["wanted-one"]\ndocs = ["addressed @ git+https://h/x"]\n'
-    config = b"[options]\npackage_dir =\n    other = source\n"
-    found = source("pkg/__init__.py", "pkg/core.py", pyproject_toml=declared, setup_cfg=config)
+    found = source("pkg/__init__.py", "pkg/core.py", pyproject_toml=declared)
     found = replace(found, left_out=("a.py", "tests/data/b.zip"))
     error = explain(
         UnusableRepository("red-baseline", f"0 of 3 tests are green; the first says: {said}"), found

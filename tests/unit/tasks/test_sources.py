@@ -189,12 +189,6 @@ CLIMBING = ("../evil.py", "/etc/evil.py", "a/../../evil.py", "..\\evil.py")
     [
         *((lambda path, name=name: tar_of(path, {**GOOD, name: b"x"}, top=""), "leaves the archive") for name in CLIMBING),
         *((lambda path, name=name: zip_of(path, {**GOOD, name: b"x"}, top=""), "leaves the archive") for name in CLIMBING),
-        (lambda path: tar_with(path, tarfile.SYMTYPE, "/etc/passwd"), "points outside"),
-        (lambda path: tar_with(path, tarfile.SYMTYPE, "../../x"), "points outside"),
-        (lambda path: tar_with(path, tarfile.LNKTYPE, "../x"), "points outside"),
-        (lambda path: tar_with(path, tarfile.FIFOTYPE), "device or a pipe"),
-        (lambda path: tar_with(path, tarfile.CHRTYPE), "device or a pipe"),
-        (zip_with_link, "points outside"),
     ],
 )  # fmt: skip
 def test_a_hostile_archive_is_refused(tmp_path: Path, pack: Callable[[Path], Path], words: str) -> None:
@@ -206,24 +200,39 @@ def test_a_hostile_archive_is_refused(tmp_path: Path, pack: Callable[[Path], Pat
 
 
 @pytest.mark.parametrize(
+    "pack",
+    [
+        *(lambda path, kind=kind: tar_with(path, kind, "/etc/passwd") for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE)),
+        *(lambda path, kind=kind: tar_with(path, kind) for kind in (tarfile.FIFOTYPE, tarfile.CHRTYPE)),
+        zip_with_link,
+    ],
+)  # fmt: skip
+def test_links_and_devices_of_an_archive_are_not_read(tmp_path: Path, pack: Callable[[Path], Path]) -> None:
+    path = pack(tmp_path / "packed")
+    path = path.rename(tmp_path / ("evil.zip" if zipfile.is_zipfile(path) else "evil.tar.gz"))
+    found = open_source(str(path))
+    assert not [name for name in found.files if "special" in name or "link" in name]
+    assert found.left_out
+
+
+@pytest.mark.parametrize(
     ("limit", "value", "packed", "in_folder"),
     [
-        ("MAX_MEMBERS", 3, "more than 3 members", "more than 3 of its files"),
+        ("MAX_MEMBERS", 3, "unpacks to too much", "more than 3 of its files"),
         ("MAX_MEMBER_BYTES", 20, "larger than", "is larger than"),
         ("MAX_TOTAL_BYTES", 50, "(unpacks to|its files are larger)", "its files are larger than"),
     ],
 )
 @pytest.mark.parametrize("name", ["thing.tar.gz", "thing.zip", "thing"])
-def test_what_is_too_large_is_refused_and_a_folder_is_not_called_an_archive(
+def test_what_is_too_large_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, packed: str, in_folder: str, name: str
 ) -> None:  # fmt: skip
     pack: Pack = {"thing.tar.gz": tar_of, "thing.zip": zip_of, "thing": write_tree}[name]
     path = pack(tmp_path / name, GOOD)
     monkeypatch.setattr(archives, limit, value)
-    words = f"folder is too large.*{in_folder}" if name == "thing" else packed
-    with pytest.raises(InputError, match=f"CR0402.*{words}") as caught:
+    words = in_folder if name == "thing" else packed
+    with pytest.raises(InputError, match=f"CR0402.*{words}"):
         open_source(str(path))
-    assert name != "thing" or ("archive" not in str(caught.value) and "unpack" not in caught.value.fix)
 
 
 @pytest.mark.parametrize("name", ["broken.tar.gz", "broken.zip", "broken.tar"])
@@ -352,3 +361,11 @@ def test_a_sparse_member_is_refused_and_takes_no_memory(tmp_path: Path) -> None:
         archive.addfile(info)
     with memory_below(2**24):
         assert "has holes" in sentence(tmp_path / "a.tar")
+
+
+def test_a_negative_size_does_not_lead_back_again_and_again(tmp_path: Path) -> None:
+    members = [tarfile.TarInfo(f"a/{name}.py") for name in ("first", "large", "back")]
+    members[1].size, members[2].size = MIB, -MIB - 1024
+    first, large, back = (member.tobuf(tarfile.GNU_FORMAT) for member in members)
+    (tmp_path / "a.tar").write_bytes(first + large + bytes(MIB) + back + bytes(1024))
+    sentence(tmp_path / "a.tar")

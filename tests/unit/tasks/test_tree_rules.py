@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import tarfile
 import zipfile
 from pathlib import Path, PurePosixPath
@@ -11,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_trees import commit_all, tar_bytes, write_tree
+from small_trees import commit_all, write_tree
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.build import build_tasks
@@ -233,25 +231,15 @@ def test_data_of_namespace_packages_and_data_that_tests_name(tmp_path: Path) -> 
     assert files.keys() - source.files.keys() == gone
 
 
-def packed(members: dict[str, bytes], kind: str) -> bytes:
-    if kind != "zip":
-        return tar_bytes(members, mode=kind)
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
-    return stream.getvalue()
-
-
 def test_packed_data_of_packages_and_tests_is_in_the_tree(tmp_path: Path) -> None:
     files = {
         "pyproject.toml": b"",
         "pkg/__init__.py": b"",
-        "pkg/atlas.dat.gz": gzip.compress(b"1 2 3"),
+        "pkg/atlas.dat.gz": b"gz",
         "tests/test_a.py": b"def test_a(): pass",
-        "tests/data/a.zip": packed({"a.json": b"{}"}, "zip"),
-        "tests/data/old-1.0.tar.xz": packed({"old-1.0/core.py": b""}, "w:xz"),
-        "dist/a.zip": packed({"a.json": b"{}"}, "zip"),
+        "tests/data/a.zip": b"PK",
+        "tests/data/old-1.0.tar.xz": b"xz",
+        "dist/a.zip": b"PK",
     }
     write_tree(tmp_path, files)
     source = open_source(str(tmp_path))

@@ -15,7 +15,7 @@ from composer_replication.rollouts.grading import Grader, TestsUsed
 from composer_replication.rollouts.hints.hinted_turns import ObservedRollout
 from composer_replication.rollouts.single_turn import build_prompt, extract_answer, is_finished, marker_indent
 from composer_replication.rollouts.tokens.token_ledger import Chat
-from composer_replication.tasks.instructions.writing import read_material
+from composer_replication.tasks.instructions.writing import shown_sources
 from composer_replication.tasks.instructions.written_instructions import read_secrets, secret_shown
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.store import TaskStore
@@ -72,7 +72,7 @@ def known_tasks(store: TaskStore, prompt_of: Callable[[Task], str]) -> Callable[
         task = store.get(task_id)
         prompt = prompt_of(task)
         places = store.repository(store.record(task_id).repository_record).places
-        sources, secrets = read_material(store, task).sources, read_secrets(store, task, prompt)
+        sources, secrets = tuple(shown_sources(store, task)), read_secrets(store, task, prompt)
         return KnownTask(task, prompt, sources, places, lambda text: bool(secret_shown(text, secrets)))
 
     return known

@@ -119,19 +119,10 @@ MAX_LINE_CHARS = 400
 """Of a line of code: a test may hold a whole file in one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Material:
-    """Everything that may be known of a task, and nothing else: what an instruction is written from.
-
-    ``places`` are the surroundings of each hole with its path (body removals only), ``files`` the text of each file that
-    lost code and is still there, ``sources`` path and source of each visible test function: where code is gone altogether
-    it imports what is missing.
-    """
-
-    task: Task
-    places: tuple[tuple[str, Surroundings], ...]
-    files: Mapping[str, str]
-    sources: tuple[tuple[str, str], ...]
+Places = Sequence[tuple[str, Surroundings]]
+"""The surroundings of each hole with its path; none where code is gone altogether."""
+Sources = Sequence[tuple[str, str]]
+"""Path and source of each visible test function: where code is gone altogether it imports what is missing."""
 
 
 def write_instruction(store: TaskStore, task: Task) -> str:
@@ -151,30 +142,27 @@ def plain_instruction(store: TaskStore, task: Task) -> str | None:
     """
     spans = golden_spans(store, task)
     statement = store.record(task.task_id).statement.strip()
-    material = read_material(store, task)
-    sources = tuple(source for source in material.sources if not shows_any(source[1], spans))
-    bare = tuple((path, replace(place, docstring="")) for path, place in material.places)
-    pairs = zip(material.places, bare, strict=True)
-    places = tuple(without if shows_any(one[1].docstring, spans) else one for one, without in pairs)
-    for own, tests in ((places, sources), (places, ()), (bare, ())):
-        text = instruction_text(replace(material, places=own, sources=tests), statement)
+    tree = store.files(task, "rollout")
+    changed = sorted({task.path, *(hole.path for hole in task.holes)} - set(task.removed_files))
+    files = {path: tree[path].decode("utf-8", "replace") for path in changed if path in tree}
+    holes = () if task.removal == "whole" else task.holes
+    found = [(hole.path, look_around(files[hole.path], hole)) for hole in holes]
+    bare = [(path, replace(place, docstring="")) for path, place in found]
+    places = [
+        without if shows_any(one[1].docstring, spans) else one
+        for one, without in zip(found, bare, strict=True)
+    ]
+    sources = [source for source in shown_sources(store, task) if not shows_any(source[1], spans)]
+    for own, tests in ((places, sources), (places, []), (bare, [])):
+        text = instruction_text(task, own, files, tests, statement)
         if not shows_any(text, spans):
             return text
     return None
 
 
-def read_material(store: TaskStore, task: Task) -> Material:
-    """What may be known of a task, from its rollout tree."""
-    tree = store.files(task, "rollout")
-    changed = sorted({task.path, *(hole.path for hole in task.holes)} - set(task.removed_files))
-    files = {path: tree[path].decode("utf-8", "replace") for path in changed if path in tree}
-    holes = () if task.removal == "whole" else task.holes
-    return Material(
-        task,
-        tuple((hole.path, look_around(files[hole.path], hole)) for hole in holes),
-        files,
-        tuple(found for found in sources_of_tests(store, task, task.tests.shown, "rollout") if found[1]),
-    )
+def shown_sources(store: TaskStore, task: Task) -> Sources:
+    """The visible test functions that are found in the tree of a rollout."""
+    return [found for found in sources_of_tests(store, task, task.tests.shown, "rollout") if found[1]]
 
 
 def sources_of_tests(
@@ -197,18 +185,22 @@ def sources_of_tests(
         yield path, texts.get((line, name), named.pop() if len(named) == 1 else "")
 
 
-def instruction_text(material: Material, statement: str = "") -> str:
-    """Put the instruction together; lists and sources that are too long are clipped and say so."""
-    task = material.task
+def instruction_text(
+    task: Task, places: Places, files: Mapping[str, str], sources: Sources, statement: str = ""
+) -> str:
+    """Put the instruction together; lists and sources that are too long are clipped and say so.
+
+    ``files`` are those that lost code and are still there.
+    """
     if statement:
         parts: Iterable[str] = [statement]
     elif task.removal == "whole":
-        parts = _whole_parts(material)
-    elif len(material.places) == 1:
-        parts = _one_body_parts(task, material.places[0])
+        parts = _whole_parts(task, files)
+    elif len(places) == 1:
+        parts = _one_body_parts(task, places[0])
     else:
-        parts = _bodies_parts(material)
-    return "\n\n".join([*parts, *_tests_parts(task.tests.shown, material.sources)]) + "\n"
+        parts = _bodies_parts(task, places, files)
+    return "\n\n".join([*parts, *_tests_parts(task.tests.shown, sources)]) + "\n"
 
 
 def _one_body_parts(task: Task, place: tuple[str, Surroundings]) -> Iterator[str]:
@@ -226,9 +218,8 @@ def _one_body_parts(task: Task, place: tuple[str, Surroundings]) -> Iterator[str
         yield f"The file also defines {listed(surroundings.neighbours)}."
 
 
-def _bodies_parts(material: Material) -> Iterator[str]:
+def _bodies_parts(task: Task, places: Places, files: Mapping[str, str]) -> Iterator[str]:
     """Each function with its line, signature and docstring, file after file."""
-    task, places = material.task, material.places
     what = {"class": "the class ", "module": "the module "}.get(task.granularity, "")
     ending = ", here and in the functions that only it needs" if task.granularity == "feature" else ""
     yield f"Write the {len(places)} missing bodies of {what}`{task.symbol}` in `{task.path}`{ending}."
@@ -241,12 +232,11 @@ def _bodies_parts(material: Material) -> Iterator[str]:
             if around.header or docstring:
                 yield fenced("\n".join([around.header, *docstring]))
     yield from and_more(len(places) - MAX_FUNCTIONS, "And {} more functions with that statement in them.")
-    yield from _other_names(material, {surroundings.name.split(".")[0] for _, surroundings in places})
+    yield from _other_names("also", files, {surroundings.name.split(".")[0] for _, surroundings in places})
 
 
-def _whole_parts(material: Material) -> Iterator[str]:
-    """What is gone, how the tests import and use it, and which files lost lines."""
-    task = material.task
+def _whole_parts(task: Task, files: Mapping[str, str]) -> Iterator[str]:
+    """What is gone, and which files lost lines."""
     is_gone = task.path in task.removed_files
     if task.granularity == "module":
         yield f"Write the module `{task.symbol}` again: the file `{task.path}` is gone."
@@ -255,25 +245,24 @@ def _whole_parts(material: Material) -> Iterator[str]:
         file = f"the file `{task.path}`, which is gone too" if is_gone else f"`{task.path}`"
         ending = ", with everything that only it needs" if task.granularity == "feature" else ""
         yield f"Write the {kind} `{task.symbol}` again: it was removed from {file}{ending}."
-    others = sorted({*material.files, *task.removed_files} - {task.path})
+    others = sorted({*files, *task.removed_files} - {task.path})
     if others:
         yield f"Lines are missing in other files too: {listed(others)}."
-    yield from _other_names(material, set())
+    yield from _other_names("still", files, set())
 
 
-def _other_names(material: Material, taken: set[str]) -> Iterator[str]:
+def _other_names(word: str, files: Mapping[str, str], taken: set[str]) -> Iterator[str]:
     """What the files that lost code still define."""
-    word = "still" if material.task.removal == "whole" else "also"
-    for path, text in list(material.files.items())[:MAX_FILES]:
+    for path, text in list(files.items())[:MAX_FILES]:
         module = _tree(text)
         found = () if module is None else _names(module.body, ())
         names = [name for name in found if not name.startswith("_") and name not in taken]
         if names:
             yield f"`{path}` {word} defines {listed(names)}."
-    yield from and_more(len(material.files) - MAX_FILES, "{} more files are affected.")
+    yield from and_more(len(files) - MAX_FILES, "{} more files are affected.")
 
 
-def _tests_parts(tests: Sequence[str], sources: Sequence[tuple[str, str]]) -> Iterator[str]:
+def _tests_parts(tests: Sequence[str], sources: Sources) -> Iterator[str]:
     """The tests that have to pass: their names, and the source of the first ones."""
     failing = "This test fails now and has" if len(tests) == 1 else "These tests fail now and have"
     yield f"{failing} to pass:"

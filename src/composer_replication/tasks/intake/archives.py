@@ -11,17 +11,16 @@ import gzip
 import io
 import lzma
 import os
-import stat
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 from composer_replication.errors import InputError
-from composer_replication.tasks.intake.packed_forms import BOUNDED_METHODS, BROKEN
+from composer_replication.tasks.intake.packed_forms import BROKEN, Budget, members_of
+from composer_replication.tasks.intake.tree_rules import is_system_file, skips_folder
 
 MAX_MEMBERS = 50_000
 MAX_TOTAL_BYTES = 512 * 1024**2
@@ -30,19 +29,21 @@ ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
 _OPENERS: dict[str, Callable[..., Any]] = {
     ".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".tar": open
 }  # fmt: skip
-_STEP_BYTES = 1024**2
+
+
+def refusal(where: str, problem: str) -> InputError:
+    """The error for a source whose files cannot be taken."""
+    fix = "give a folder: a clone, what was unpacked, or a copy, without what its tests do not need."
+    return InputError("CR0402", f"the source is refused: {problem}.", where=where, fix=fix)
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a source by POSIX path, each with its size and what reads it; ``links`` are symbolic ones.
+    """The files of a source by POSIX path, each as its bytes or where they lie; ``links`` are symbolic ones."""
 
-    ``refused`` makes the error out of the part of a sentence that says what is wrong with the source.
-    """
-
-    files: dict[str, tuple[int, Callable[[], bytes]]]
+    where: str
+    files: dict[str, bytes | Path]
     links: set[str]
-    refused: Callable[[str], InputError]
 
     def read(self, names: Iterable[str] | None = None) -> dict[str, bytes]:
         """Some of the files (None: all).
@@ -50,134 +51,68 @@ class Listing:
         Raises:
             InputError: too many, too large, or unreadable (CR0402).
         """
-        wanted = self.files.keys() if names is None else frozenset(names)
-        chosen = {name: file for name, file in self.files.items() if name in wanted}
-        large = next((name for name, (size, _) in chosen.items() if size > MAX_MEMBER_BYTES), None)
-        if large is not None:
-            raise self.refused(f"{large[:80]!r} is larger than {MAX_MEMBER_BYTES // 1024**2} MiB")
+        chosen = dict(self.files) if names is None else {name: self.files[name] for name in names}
+        sizes = [
+            (one.stat().st_size if isinstance(one, Path) else len(one), name) for name, one in chosen.items()
+        ]
+        size, name = max(sizes, default=(0, ""))
+        if size > MAX_MEMBER_BYTES:
+            raise refusal(self.where, f"{name[:80]!r} is larger than {MAX_MEMBER_BYTES // 1024**2} MiB")
         if len(chosen) > MAX_MEMBERS:
-            raise self.refused(f"more than {MAX_MEMBERS} of its files belong to a task tree")
-        if sum(size for size, _ in chosen.values()) > MAX_TOTAL_BYTES:
-            raise self.refused(f"its files are larger than {MAX_TOTAL_BYTES // 1024**2} MiB")
-        return {name: content() for name, (_, content) in chosen.items()}
+            raise refusal(self.where, f"more than {MAX_MEMBERS} of its files belong to a task tree")
+        if sum(size for size, _ in sizes) > MAX_TOTAL_BYTES:
+            raise refusal(self.where, f"its files are larger than {MAX_TOTAL_BYTES // 1024**2} MiB")
+        return {name: one.read_bytes() if isinstance(one, Path) else one for name, one in chosen.items()}
 
 
-def _refusal(what: str, where: Path, fix: str) -> Callable[[str], InputError]:
-    return lambda problem: InputError("CR0402", f"{what}: {problem}.", where=str(where), fix=fix)
-
-
-def list_folder(root: Path, *, skip: Callable[[str], bool]) -> Listing:
-    """The files of a folder; links are neither followed nor read, and folders of a name to ``skip`` not looked into."""
-    fix = "give a copy of the folder without what its tests do not need."
-    listing = Listing({}, set(), _refusal("the folder is too large for task trees", root, fix))
+def list_folder(root: Path) -> Listing:
+    """The files of a folder; links are neither followed nor read, and folders that are always left out not looked into."""
+    listing = Listing(str(root), {}, set())
     for folder, subfolders, files in os.walk(root):
-        subfolders[:] = sorted(name for name in subfolders if not skip(name))
+        subfolders[:] = sorted(name for name in subfolders if not skips_folder(name))
         for path in (Path(folder, name) for name in (*subfolders, *sorted(files))):
             name = path.relative_to(root).as_posix()
             if path.is_symlink():
                 listing.links.add(name)
             elif path.is_file():
-                listing.files[name] = (path.stat().st_size, path.read_bytes)
+                listing.files[name] = path
     return listing
 
 
-def list_archive(
-    path: Path,
-    *,
-    skip: Callable[[PurePosixPath], bool] = lambda _: False,
-    refused: Callable[[str], InputError] | None = None,
-) -> Listing:
-    """The files of an archive (``ARCHIVE_SUFFIXES``), all of them in memory.
+def list_archive(path: Path, of_git: str = "") -> Listing:
+    """The files of an archive (``ARCHIVE_SUFFIXES``), all of them in memory; links, devices and pipes are not read.
 
-    Members to ``skip`` count as not there, also when the top folder is looked for. ``refused`` makes the error, for an
-    archive that git wrote here: its paths begin at the top of the repository, and its links may lead anywhere. Of a
-    foreign one a single top folder is stripped.
+    ``of_git`` is the address of a repository whose archive git wrote here: its paths begin at the top. Of a foreign one a
+    single top folder is stripped, beside which what a system added counts as not there.
 
     Raises:
-        InputError: unreadable, a path or a link out of the archive, a device, too many members or bytes (CR0402).
+        InputError: unreadable, a path out of the archive, too many members or bytes (CR0402).
     """
-    is_foreign = refused is None
-    fix = "take the archive from its publisher, or unpack it yourself and give the folder."
-    listing = Listing({}, set(), refused or _refusal("the archive is refused", path, fix))
-    members = _zip_members if path.name.lower().endswith(".zip") else _tar_members
+    listing = Listing(of_git or str(path), {}, set())
     try:
-        for count, (name, target, data) in enumerate(members(path), start=1):
+        for name, data in members_of(_opened(path), Budget(MAX_TOTAL_BYTES, MAX_MEMBERS)):
             pure = PurePosixPath(name)
-            climbs = pure.is_absolute() or ".." in pure.parts or (is_foreign and "\\" in name)
+            climbs = pure.is_absolute() or ".." in pure.parts or (not of_git and "\\" in name)
             if climbs or "\0" in name:
                 raise ValueError(f"member {name[:80]!r} leaves the archive")
-            if is_foreign and os.path.normpath(target).startswith(("/", "..")):
-                raise ValueError(f"the link {name[:80]!r} points outside")
-            if count > MAX_MEMBERS:
-                raise ValueError(f"it has more than {MAX_MEMBERS} members")
-            if target:
+            if data is None:
                 listing.links.add(str(pure))
-            elif data is not None and not skip(pure):
-                listing.files[str(pure)] = (len(data), partial(bytes, data))
+            elif of_git or not is_system_file(pure):
+                listing.files[str(pure)] = data
     except (*BROKEN, lzma.LZMAError) as error:
-        raise listing.refused(str(error).rstrip(".") or type(error).__name__) from error
+        raise refusal(listing.where, str(error).rstrip(".") or type(error).__name__) from error
     tops = {name.partition("/")[0] for name in listing.files}
-    if not is_foreign or len(tops) != 1 or not all("/" in name for name in listing.files):
+    if of_git or len(tops) != 1 or not all("/" in name for name in listing.files):
         return listing
     top = f"{tops.pop()}/"
     stripped = {name.removeprefix(top): file for name, file in listing.files.items()}
-    return Listing(stripped, {name.removeprefix(top) for name in listing.links}, listing.refused)
+    return Listing(listing.where, stripped, {name.removeprefix(top) for name in listing.links})
 
 
-def _read_bounded(stream: IO[bytes], most_bytes: int) -> bytes:
-    """All of a stream, unpacked no further than that: no header is believed."""
-    whole = io.BytesIO()
-    while piece := stream.read(_STEP_BYTES):
-        if whole.tell() + len(piece) > most_bytes:
-            raise ValueError("it unpacks to too much data")
-        whole.write(piece)
-    return whole.getvalue()
-
-
-_Members = Iterator[tuple[str, str, bytes | None]]
-"""The path of each member, where it leads from the top if it is a link (else empty), and the bytes if it is a file."""
-
-
-def _tar_members(path: Path) -> _Members:
+def _opened(path: Path) -> zipfile.ZipFile | tarfile.TarFile:
+    """An archive to read from; a tar is unpacked into memory first, so that its headers may lead anywhere."""
+    if path.name.lower().endswith(".zip"):
+        return zipfile.ZipFile(path)
     with _OPENERS[path.suffix.lower()](path, "rb") as stream:
-        whole = _read_bounded(stream, MAX_TOTAL_BYTES + MAX_MEMBERS * 1024)  # with the headers
-    with tarfile.open(fileobj=io.BytesIO(whole), mode="r:") as archive:
-        for member in archive:
-            target = ""
-            data: bytes | None = None
-            if member.issym():
-                target = os.path.join(os.path.dirname(member.name), member.linkname)
-            elif member.islnk():
-                target = member.linkname
-            elif member.isfile():
-                if member.issparse():  # it would be larger than what lies in the archive
-                    raise ValueError(f"member {member.name[:80]!r} has holes")
-                data = whole[member.offset_data : member.offset_data + member.size]
-            elif not member.isdir():
-                raise ValueError(f"member {member.name[:80]!r} is a device or a pipe")
-            yield member.name, target, data
-
-
-def _zip_members(path: Path) -> _Members:
-    """Of a zip, in which stored and deflated members alone are read.
-
-    ``ZipFile.read`` decompresses a member whole and then cuts it to the size in the header. Read in steps, one of these
-    is decompressed no further than asked for, and what is cut off gives a wrong checksum.
-    """
-    left = MAX_TOTAL_BYTES
-    with zipfile.ZipFile(path) as archive:
-        for info in archive.infolist():
-            kind = stat.S_IFMT(info.external_attr >> 16)
-            if kind not in (0, stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
-                raise ValueError(f"member {info.filename[:80]!r} is a device or a pipe")
-            if info.compress_type not in BOUNDED_METHODS:
-                raise ValueError(f"member {info.filename[:80]!r} is neither stored nor deflated")
-            target = ""
-            data: bytes | None = None
-            if not info.is_dir():
-                with archive.open(info) as member:
-                    data = _read_bounded(member, left)
-                left -= len(data)
-                if kind == stat.S_IFLNK:
-                    target = os.path.join(os.path.dirname(info.filename), data.decode("utf-8", "replace"))
-            yield info.filename, target, data
+        whole = Budget(MAX_TOTAL_BYTES + MAX_MEMBERS * 1024).take(stream)  # with the headers
+    return tarfile.open(fileobj=io.BytesIO(whole), mode="r:")

@@ -12,8 +12,6 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import platformdirs
@@ -38,12 +36,19 @@ def cache_folder() -> Path:
     return folder
 
 
-@cache
+_held_here: dict[tuple[int, Path], int] = {}
+_holding = threading.Lock()
+
+
 def _held(folder: Path) -> int:
-    """A descriptor with a shared lock on a folder, which dies with this process."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    return descriptor
+    """A descriptor with a shared lock on a folder, which dies with this process; a forked one takes a lock of its own."""
+    own = (os.getpid(), folder)
+    with _holding:
+        if own not in _held_here:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            _held_here[own] = descriptor
+        return _held_here[own]
 
 
 @contextmanager
@@ -109,37 +114,16 @@ _ENTRIES = {
 """By folder of the cache the names that this package gives to entries; everything else in it stays."""
 
 
-@dataclass(frozen=True, slots=True)
-class CacheEntry:
-    """Something in a folder of the cache, or a scratch folder of a killed process; ``reason`` is why it stays."""
-
-    kind: str
-    path: Path
-    num_bytes: int
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Pruned:
-    """What was removed (or would be), and what was left and why."""
-
-    removed: tuple[CacheEntry, ...]
-    kept: tuple[CacheEntry, ...]
-
-    @property
-    def freed_bytes(self) -> int:
-        return sum(entry.num_bytes for entry in self.removed)
-
-
 def prune(
     folder: Path,
     *,
     is_dry_run: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
-) -> Pruned:
+) -> tuple[dict[Path, int], bool]:
     """Remove what can be fetched or made again, and scratch folders whose process is gone.
 
-    While another process uses the cache all of it stays, and none begins meanwhile. An entry is renamed before it is
+    The answer is what was removed (or would be) with its size in bytes, and whether another process uses the cache: then
+    all of it stays, and none begins to use it meanwhile. An entry is renamed before it is
     removed, so that nobody ever sees half of it; an interrupted removal is finished by the next call. No link is followed.
 
     Args:
@@ -147,24 +131,21 @@ def prune(
         is_dry_run: find out, remove nothing.
         progress: told (done, total, path).
     """
-    shelves = [folder / kind for kind in _ENTRIES if not (folder / kind).is_symlink()]
-    found = [path for shelf in shelves for path in sorted(shelf.glob("*"))]
-    entries: list[CacheEntry] = []
+    removed: dict[Path, int] = {}
     with _alone(folder) as is_alone:
+        shelves = [folder / kind for kind in _ENTRIES if not (folder / kind).is_symlink()] if is_alone else []
+        found = [path for shelf in shelves for path in sorted(shelf.glob("*")) if _is_ours(path)]
         for done, path in enumerate(found, start=1):
-            num_bytes, reason = tree_bytes(path), _reason_to_stay(path)
-            reason = reason or ("" if is_alone else "in use")
-            if not (reason or is_dry_run):
-                reason = _remove(path)
-            entries.append(CacheEntry(path.parent.name, path, num_bytes, reason))
+            removed[path] = tree_bytes(path)
+            if not is_dry_run:
+                _remove(path)
             if progress is not None:
                 progress(done, len(found), path.name)
     for path in abandoned_folders():
-        scratch = CacheEntry("scratch", path, tree_bytes(path))
+        num_bytes = tree_bytes(path)
         if is_dry_run or remove_abandoned(path):
-            entries.append(scratch)
-    kept = tuple(entry for entry in entries if entry.reason)
-    return Pruned(tuple(entry for entry in entries if not entry.reason), kept)
+            removed[path] = num_bytes
+    return removed, not is_alone
 
 
 @contextmanager
@@ -194,25 +175,18 @@ def tree_bytes(path: Path) -> int:
     return total
 
 
-def _reason_to_stay(path: Path) -> str:
+def _is_ours(path: Path) -> bool:
+    """Whether it is called as we call what we make, and is no link; what was fetched from an index has its hash beside it."""
     kind = path.parent.name
-    is_ours = path.name.startswith(_DOOMED) or re.fullmatch(_ENTRIES[kind], path.name)
-    if kind in ("sdists", "wheels") and not (path / "SHA256").is_file():
-        is_ours = None
-    if path.is_symlink() or not is_ours:
-        return "not made by composer-rl"
-    return ""
+    is_called = path.name.startswith(_DOOMED) or re.fullmatch(_ENTRIES[kind], path.name) is not None
+    is_whole = kind not in ("sdists", "wheels") or (path / "SHA256").is_file()
+    return is_called and is_whole and not path.is_symlink()
 
 
-def _remove(path: Path) -> str:
-    """Remove one entry; the reason why it stays, or an empty string."""
-    try:
-        if path.is_file():
-            path.unlink()
-            return ""
-        doomed = path if path.name.startswith(_DOOMED) else path.with_name(f"{_DOOMED}{path.name}")
-        path.rename(doomed)
+def _remove(path: Path) -> None:
+    doomed = path if path.name.startswith(_DOOMED) else path.with_name(f"{_DOOMED}{path.name}")
+    path.rename(doomed)
+    if doomed.is_file():
+        doomed.unlink()
+    else:
         shutil.rmtree(doomed)
-    except OSError as error:
-        return f"cannot be removed: {error.strerror or error}"
-    return ""

@@ -14,16 +14,21 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from composer_replication.errors import InputError, MissingError
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.sandbox.process_tree import kill_descendants
 from composer_replication.tasks.intake import cache
-from composer_replication.tasks.intake.archives import MAX_MEMBERS, MAX_TOTAL_BYTES, Listing, list_archive
+from composer_replication.tasks.intake.archives import (
+    MAX_MEMBERS,
+    MAX_TOTAL_BYTES,
+    Listing,
+    list_archive,
+    refusal,
+)
 
 MAX_FETCH_BYTES = MAX_TOTAL_BYTES
 MAX_LISTING_BYTES = 16 * 1024**2
@@ -80,12 +85,6 @@ def is_git_source(source: str) -> bool:
     return source.startswith("git+") or "://" in source or is_scp
 
 
-def is_bare(folder: Path) -> bool:
-    """Whether a folder is a repository without a work tree (or the ``.git`` of one): objects and no files."""
-    parts = (os.path.isdir(folder / part) for part in ("objects", "refs"))
-    return os.path.isfile(folder / "HEAD") and all(parts)
-
-
 def names_commit(source: str) -> bool:
     """Whether the source is an address with the full id of a commit, so that it means the same bytes for ever."""
     return is_git_source(source) and _FULL_ID.fullmatch(source.rpartition("@")[2]) is not None
@@ -110,10 +109,8 @@ def parse_address(source: str) -> GitAddress:
     return GitAddress(source, found["url"], found["ref"] or "")
 
 
-def list_commit(
-    source: str, *, skip: Callable[[PurePosixPath], bool] = lambda _: False
-) -> tuple[GitAddress, str, Listing]:
-    """The address of a source, the id of its commit, and its files but those to ``skip``; links and submodules are left out.
+def list_commit(source: str) -> tuple[GitAddress, str, Listing]:
+    """The address of a source, the id of its commit, and its files; links and submodules are left out.
 
     The files are kept in the cache: a full id that is there needs no network.
 
@@ -134,8 +131,11 @@ def list_commit(
                 _fetch(made / _TREE, Path(temporary) / "repository", address, commit)
                 shutil.rmtree(folder, ignore_errors=True)
                 made.rename(folder)
-    refused = partial(_refused, address, folder)
-    return address, commit, list_archive(folder / _TREE, skip=skip, refused=refused)
+        try:
+            return address, commit, list_archive(folder / _TREE, source)
+        except InputError:  # the copy may be a damaged one: the next call fetches it again
+            shutil.rmtree(folder)
+            raise
 
 
 def _resolve(address: GitAddress) -> str:
@@ -173,7 +173,7 @@ def _fetch(tree: Path, repository: Path, address: GitAddress, commit: str) -> No
         except GitFailed as error:
             # The pack is written by a child of git, whose end is not always told.
             if error.reason == "large" or cache.tree_bytes(repository) >= MAX_FETCH_BYTES:
-                raise _refused(address, None, _TOO_MUCH) from error
+                raise refusal(address.source, _TOO_MUCH) from error
             if error.reason == "late":
                 raise _unreachable(address, error) from error
             failure = error
@@ -185,11 +185,11 @@ def _fetch(tree: Path, repository: Path, address: GitAddress, commit: str) -> No
     try:
         listed = run_git(names, repository=repository, seconds=_ASK_SECONDS, most_bytes=MAX_LISTING_BYTES)
         if listed.count(b"\0") > MAX_MEMBERS:
-            raise _refused(address, None, _TOO_MUCH)
+            raise refusal(address.source, _TOO_MUCH)
         run_git(archive, repository=repository, seconds=_FETCH_SECONDS)
     except GitFailed as error:
         detail = _TOO_MUCH if error.reason else "git archive does not take its files"
-        raise _refused(address, None, detail) from error
+        raise refusal(address.source, detail) from error
 
 
 def _unreachable(address: GitAddress, error: GitFailed) -> InputError:
@@ -206,13 +206,6 @@ def _unknown(address: GitAddress) -> InputError:
     what = f"nothing called {address.ref}" if address.ref else "no commit"
     fix = f"name a tag, a branch, or all 40 digits of a commit: git ls-remote {address.url}"
     return InputError("CR0407", f"the repository has {what}.", where=address.source, fix=fix)
-
-
-def _refused(address: GitAddress, kept: Path | None, detail: str) -> InputError:
-    """The error for its files; ``kept`` is where they lie in the cache, whose copy may be a damaged one."""
-    again = f", or remove {kept} to fetch it again" if kept else ""
-    fix = f"clone it, remove what tests do not need, and give the folder{again}."
-    return InputError("CR0402", f"the repository is refused: {detail}.", where=address.source, fix=fix)
 
 
 # --- git itself, so that nothing but it is run ---

@@ -11,7 +11,6 @@ import ssl
 import subprocess
 import sys
 import warnings
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -31,16 +30,6 @@ if TYPE_CHECKING:
 FETCH_FIX = "check the network and pip's index settings, or build once where there is a network."
 
 
-@dataclass(frozen=True, slots=True)
-class IndexSettings:
-    """Where packages are looked for; the same places that pip would look."""
-
-    index_urls: tuple[str, ...]
-    find_links: tuple[str, ...]
-    trusted_hosts: tuple[str, ...]
-    certificates: str
-
-
 def pip_command() -> list[str]:
     """How to call the pip of this environment."""
     try:
@@ -52,8 +41,8 @@ def pip_command() -> list[str]:
 
 
 @lru_cache
-def index_settings() -> IndexSettings:
-    """Read pip's settings once: configuration files first, ``PIP_*`` variables over them."""
+def index_settings() -> dict[str, str]:
+    """Pip's settings by their names, read once: configuration files first, ``PIP_*`` variables over them."""
     command = [*pip_command(), "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     found: dict[str, str] = {}
@@ -63,15 +52,7 @@ def index_settings() -> IndexSettings:
         value = value.strip().strip("'\"").replace("\\n", " ")
         if value and section in ("global", "install", "download", ":env:"):
             found[key] = value  # pip passes over an empty one, too
-    without_index = found.get("no-index", "").lower() in ("1", "true", "yes", "on")
-    indexes = [found.get("index-url", "https://pypi.org/simple"), *found.get("extra-index-url", "").split()]
-    links = found.get("find-links", "").split()
-    return IndexSettings(
-        () if without_index else tuple(indexes),
-        tuple(link for link in links if "://" in link or Path(link).exists()),
-        tuple(found.get("trusted-host", "").split()),
-        found.get("cert", ""),
-    )
+    return found
 
 
 def _finder(*, wheels: bool) -> PackageFinder:
@@ -82,14 +63,21 @@ def _finder(*, wheels: bool) -> PackageFinder:
     # It warns about each index without the package, with its address; our own sentence follows.
     logging.getLogger("unearth").setLevel(logging.ERROR)
     settings = index_settings()
-    context = ssl.create_default_context(cafile=settings.certificates or None)
-    hosts = settings.trusted_hosts
+    indexes = [
+        settings.get("index-url", "https://pypi.org/simple"),
+        *settings.get("extra-index-url", "").split(),
+    ]
+    if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
+        indexes = []
+    links = [link for link in settings.get("find-links", "").split() if "://" in link or Path(link).exists()]
+    hosts = settings.get("trusted-host", "").split()
+    context = ssl.create_default_context(cafile=settings.get("cert"))
     session = PyPIClient(trusted_hosts=hosts, verify=context, timeout=60.0, follow_redirects=True)
-    session.auth = MultiDomainBasicAuth(prompting=False, index_urls=settings.index_urls)
+    session.auth = MultiDomainBasicAuth(prompting=False, index_urls=indexes)
     return PackageFinder(
         session=cast("Fetcher", session),  # its own default session is of this very class
-        index_urls=settings.index_urls,
-        find_links=settings.find_links,
+        index_urls=indexes,
+        find_links=links,
         trusted_hosts=hosts,
         no_binary=() if wheels else (":all:",),
         only_binary=(":all:",) if wheels else (),

@@ -67,16 +67,10 @@ _FORM = TypeAdapter(Licence)
 
 
 def is_permissive(expression: str) -> bool:
-    """Whether an SPDX expression asks for no more than a notice: every part of an AND, or one side of an OR.
-
-    What stands after WITH permits more, so it is left out. With parentheses every licence must be permissive.
-    """
-    for side in [expression] if "(" in expression else expression.split(" OR "):
-        words = re.sub(r"\bWITH\s+[^\s()]+|[()]", " ", side).split()
-        ids = {word.removesuffix("+") for word in words if word not in ("AND", "OR")}
-        if ids and ids <= _PERMISSIVE:
-            return True
-    return False
+    """Whether every licence of an SPDX expression asks for no more than a notice; what stands after WITH permits more."""
+    words = re.sub(r"\bWITH\s+[^\s()]+|[()]", " ", expression).split()
+    ids = {word.removesuffix("+") for word in words if word not in ("AND", "OR")}
+    return bool(ids) and ids <= _PERMISSIVE
 
 
 def read_licence(files: Mapping[str, bytes], metadata: Mapping[str, bytes] | None = None) -> Licence:

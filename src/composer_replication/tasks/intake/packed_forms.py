@@ -10,6 +10,7 @@ import base64
 import gzip
 import io
 import re
+import stat
 import tarfile
 import zipfile
 import zlib
@@ -26,6 +27,7 @@ _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/_-]{16,}+(?:\\n|[\r\n\"' ,])*+)++={0,2}")
 _NOT_BASE64 = re.compile(rb"\\n|[^A-Za-z0-9+/_-]")
 BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # of the others zipfile unpacks all at once
 _GZIP = b"\x1f\x8b"
+_STEP_BYTES = 1024**2
 BROKEN = (
     OSError, EOFError, ValueError, LookupError, RuntimeError, zlib.error, tarfile.TarError, zipfile.BadZipFile
 )  # fmt: skip
@@ -48,7 +50,7 @@ class Form:
 
 def forms_of(path: str, data: bytes) -> Iterator[Form]:
     """The bytes as they are, then every form found in them, wrappings within wrappings included."""
-    budget = _Budget()
+    budget = Budget()
     waiting = [(Form(path, "", data), 0)]
     while waiting:
         form, depth = waiting.pop()
@@ -56,65 +58,78 @@ def forms_of(path: str, data: bytes) -> Iterator[Form]:
         for reader in (_members, _encoded) if depth < MAX_DEPTH else ():
             try:
                 for name, kind, content in reader(form.path, form.data, budget):
-                    inner = Form(name, form.kind or kind, content)
-                    if inner not in budget.seen:  # two ways of unwrapping often end in the same text
-                        budget.seen.add(inner)
-                        waiting.append((inner, depth + 1))
+                    waiting.append((Form(name, form.kind or kind, content), depth + 1))
             except BROKEN as error:  # what looked like an archive to one reader hides nothing from the other
                 yield Form(form.path, form.kind, b"", f"{type(error).__name__}: {error}"[:200])
 
 
-class _Budget:
-    """How much one file may still unpack to, and what it has unpacked to."""
+class Budget:
+    """How much one file may still unpack to."""
 
-    def __init__(self) -> None:
-        self.seen: set[Form] = set()
-        self.left_bytes = MAX_UNPACKED_BYTES
-        self.left_members = MAX_MEMBERS
+    def __init__(self, max_bytes: int = MAX_UNPACKED_BYTES, max_members: int = MAX_MEMBERS) -> None:
+        self.left_bytes, self.left_members = max_bytes, max_members
 
     def take(self, stream: IO[bytes] | io.BufferedIOBase) -> bytes:
-        data = stream.read(self.left_bytes + 1)
-        self.left_bytes -= len(data)
+        """All of a stream. Read in steps it is unpacked no further than asked for, whatever a header says."""
+        whole = io.BytesIO()
         self.left_members -= 1
+        while piece := stream.read(_STEP_BYTES):
+            self.left_bytes -= len(piece)
+            if self.left_bytes < 0:
+                break
+            whole.write(piece)
         if self.left_bytes < 0 or self.left_members < 0:
             raise ValueError("it unpacks to too much data")
-        return data
+        return whole.getvalue()
+
+
+def members_of(
+    archive: zipfile.ZipFile | tarfile.TarFile, budget: Budget
+) -> Iterator[tuple[str, bytes | None]]:
+    """The members but folders: the path, and the bytes of a file; None for a link, a device or a pipe."""
+    if isinstance(archive, zipfile.ZipFile):
+        for info in archive.infolist():
+            if info.compress_type not in BOUNDED_METHODS:
+                raise ValueError(f"member {info.filename[:80]!r} is neither stored nor deflated")
+            if not info.is_dir():
+                is_file = stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG)
+                with archive.open(info) as stream:
+                    yield info.filename, budget.take(stream) if is_file else None
+        return
+    for member in archive:
+        if member.issparse():  # it would be larger than what lies in the archive
+            raise ValueError(f"member {member.name[:80]!r} has holes")
+        handle = archive.extractfile(member) if member.isfile() else None
+        if not member.isdir():
+            yield member.name, None if handle is None else budget.take(handle)
 
 
 _Found = Iterator[tuple[str, str, bytes]]
 
 
-def _members(path: str, data: bytes, budget: _Budget) -> _Found:
+def _members(path: str, data: bytes, budget: Budget) -> _Found:
     """What lies in a zip or tar, and what a gzip holds."""
+    whole = io.BytesIO(data)
     if data.startswith(_GZIP):
-        yield path, "archive", budget.take(gzip.GzipFile(fileobj=io.BytesIO(data)))
-    elif b"PK\x05\x06" in data[-66_000:] and zipfile.is_zipfile(io.BytesIO(data)):
-        kind = "wheel" if path.endswith((".whl", ".egg")) else "archive"
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            for info in archive.infolist():
-                if info.compress_type not in BOUNDED_METHODS:
-                    raise ValueError(f"{info.filename} is neither stored nor deflated")
-                if not info.is_dir():
-                    with archive.open(info) as stream:
-                        yield f"{path}!/{info.filename}", kind, budget.take(stream)
+        yield path, "archive", budget.take(gzip.GzipFile(fileobj=whole))
+        return
+    archive: zipfile.ZipFile | tarfile.TarFile
+    if b"PK\x05\x06" in data[-66_000:] and zipfile.is_zipfile(whole):
+        archive = zipfile.ZipFile(whole)
     elif data[257:262] == b"ustar":
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
-            for member in tar:
-                handle = tar.extractfile(member) if member.isfile() else None
-                if handle is not None:
-                    yield f"{path}!/{member.name}", "archive", budget.take(handle)
+        archive = tarfile.TarFile(fileobj=whole)
+    else:
+        return
+    for name, content in members_of(archive, budget):
+        if content is not None:
+            yield f"{path}!/{name}", "archive", content
 
 
-def _encoded(path: str, data: bytes, _: _Budget) -> _Found:
+def _encoded(path: str, data: bytes, _: Budget) -> _Found:
     """What the runs of base64 in a text say."""
     if _LONG_RUN.search(data):  # a quick look
         for match in _BASE64.finditer(data):
             if len(match[0]) >= MIN_ENCODED:
-                yield from ((path, "base64", found) for found in _base64_of(match[0]))
-
-
-def _base64_of(run: bytes) -> Iterator[bytes]:
-    letters = _NOT_BASE64.sub(b"", run).translate(bytes.maketrans(b"-_", b"+/"))
-    yield base64.b64decode(letters[: len(letters) // 4 * 4])
-    if len(letters) % 4 > 1:
-        yield base64.b64decode(letters + b"=" * (-len(letters) % 4))
+                letters = _NOT_BASE64.sub(b"", match[0]).translate(bytes.maketrans(b"-_", b"+/"))
+                whole = letters[:-1] if len(letters) % 4 == 1 else letters
+                yield path, "base64", base64.b64decode(whole + b"=" * (-len(whole) % 4))

@@ -18,19 +18,21 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from email.parser import Parser
 from functools import cached_property
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 from urllib.parse import unquote
 
 from packaging.markers import InvalidMarker, Marker, UndefinedComparison
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from composer_replication.tasks.syntax_trees import parsed
 
 TEXT_SUFFIXES = (".txt", ".in")
+_MOST_INCLUDED, _LONGEST_LINE = 20, 2_000
+"""Files that one requirement file includes, and characters of a requirement: a hostile one may nest or count without end."""
 _FINDERS = ("find_packages", "find_namespace_packages")
 _EXTRA = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
 
@@ -125,10 +127,11 @@ class ProjectFiles:
 
     def lines(self, value: object, extra: str = "") -> list[Requirement]:
         """Requirements of a list or a text, as pip reads its lines; ``extra`` is that for which their markers are asked."""
-        lines = self._lines("\n".join(texts(value)))
-        return [one for line in lines if (one := _requirement_of(line, self.folder, extra))]
+        lines = self._lines("\n".join(texts(value)), "", set())
+        short = (line for line in lines if len(line) <= _LONGEST_LINE)
+        return [one for line in short if (one := _requirement_of(line, self.folder, extra))]
 
-    def _lines(self, text: str, folder: str = "", seen: tuple[str, ...] = ()) -> Iterator[str]:
+    def _lines(self, text: str, folder: str, seen: set[str]) -> Iterator[str]:
         """The lines of a requirement file in ``folder``, and of those that it includes but for ``seen``."""
         for raw in "\n".join(text.splitlines()).replace("\\\n", "").splitlines():
             line = _ROOT.sub(".", _NO_PART.sub("", raw)).strip()
@@ -136,8 +139,9 @@ class ProjectFiles:
             path = posixpath.normpath(posixpath.join(folder, included[1].strip("'\""))) if included else ""
             if not path:
                 yield line
-            elif path not in seen:
-                yield from self._lines(self.text(path), posixpath.dirname(path), (*seen, path))
+            elif path not in seen and len(seen) < _MOST_INCLUDED:
+                seen.add(path)
+                yield from self._lines(self.text(path), posixpath.dirname(path), seen)
 
 
 def _of_setuptools(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,9 +196,11 @@ def _of_poetry(poetry: Mapping[str, Any]) -> dict[str, Any]:
         wanted = set(map(canonicalize_name, texts(names)))
         of_extra = {name: given for name, given in own.items() if canonicalize_name(name) in wanted}
         groups[extra] = groups.get(extra, {}) | of_extra
+    pythons = [one for text in texts(own.get("python")) for one in poetry_ranges(text)]
+    pythons.sort(key=fits_python, reverse=True)  # the first one is looked at
     project = {
         **{key: poetry.get(key) for key in ("name", "version", "license", "classifiers")},
-        "requires-python": [str(poetry_range(text)) for text in texts(own.get("python"))],
+        "requires-python": list(map(str, pythons)),
         "dependencies": poetry_lines(own, with_optional=False),
         "optional-dependencies": {name: poetry_lines(group, name) for name, group in groups.items()},
         "entry-points": {"console_scripts": poetry.get("scripts"), **inner_table(poetry, "plugins")},
@@ -211,8 +217,8 @@ def _named(value: object) -> list[str]:
 
 # --- What a setup.py hands to setup.
 
-_MOST_ASSIGNMENTS, _MOST_PARTS, _MOST_CHARACTERS = 2_000, 2_000, 20_000
-"""Of a file, of a list or a table, and of a text: a hostile file may double the last two line by line."""
+_MOST_ASSIGNMENTS, _MOST = 2_000, 20_000
+"""Of a file; and of the characters of a text, or the parts of a list or table, which a hostile file may double line by line."""
 
 
 def _setup_arguments(text: str) -> dict[str, Any]:
@@ -255,7 +261,7 @@ def _value(node: ast.expr | None, known: Mapping[str, Any]) -> Any:
                 found = _value(part, known)
             case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
                 inner = (text for part in parts for text in texts(_value(part, known)))
-                found = list(islice(inner, _MOST_PARTS + 1))
+                found = list(islice(inner, _MOST + 1))
             case ast.BinOp(left=left, op=ast.Add(), right=right):
                 found = _sum(_value(left, known), _value(right, known))
             case ast.Dict(keys=keys, values=values):
@@ -269,16 +275,15 @@ def _value(node: ast.expr | None, known: Mapping[str, Any]) -> Any:
                 where = [*args, *(word.value for word in words if word.arg == "where")]
                 found = {"where": _value(where[0], known)} if where else None
         # What is too large is unknown as a whole: the beginning of a text may name another requirement.
-        is_long = isinstance(found, str) and len(found) > _MOST_CHARACTERS
-        return None if is_long or _num_parts(found) > _MOST_PARTS else found
+        return found if _size(found) <= _MOST else None
     except RecursionError:  # a sum of thousands, or as many tables in each other
         return None
 
 
-def _num_parts(value: Any) -> int:
+def _size(value: Any) -> int:
     if isinstance(value, dict):
-        return 1 + sum(map(_num_parts, value.values()))
-    return len(value) if isinstance(value, list) else 1
+        return 1 + sum(map(_size, value.values()))
+    return len(value) if isinstance(value, list | str) else 1
 
 
 def _sum(*sides: Any) -> Any:
@@ -312,7 +317,7 @@ _ROOT = re.compile(r"\$\{PROJECT_ROOT\}|\{toxinidir\}|\{tox_root\}|\{root:uri\}|
 def _parsed(text: str) -> Requirement | None:
     try:
         return Requirement(text)
-    except InvalidRequirement:
+    except (InvalidRequirement, RecursionError):
         return None
 
 
@@ -321,7 +326,7 @@ def holds(marker: Marker | str | None, extra: str = "") -> bool:
     try:
         marker = Marker(marker) if isinstance(marker, str) and marker.strip() else marker
         return not isinstance(marker, Marker) or marker.evaluate({"extra": extra})
-    except (InvalidMarker, UndefinedComparison):
+    except (InvalidMarker, UndefinedComparison, RecursionError):
         return True
 
 
@@ -371,44 +376,32 @@ def poetry_lines(table: Mapping[str, Any], extra: str = "", *, with_optional: bo
     for name, given in table.items():
         for one in given if isinstance(given, list) else [given]:
             value = one if isinstance(one, Mapping) else {"version": one}
-            marker, pythons = str(value.get("markers", "")), re.split(r"\|\|?", str(value.get("python", "")))
-            fits = any(map(fits_python, map(_bounds, pythons))) and holds(marker, extra)
+            pythons = poetry_ranges(str(value.get("python", "")))
+            fits = any(map(fits_python, pythons)) and holds(str(value.get("markers", "")), extra)
             is_here = fits and value.get("platform", sys.platform) == sys.platform
             is_left_out = canonicalize_name(name) == "python" or (value.get("optional") and not with_optional)
             if is_here and not is_left_out:
                 extras, address = value.get("extras"), table_address(value)
                 asked = f"{name}[{','.join(map(str, extras))}]" if isinstance(extras, list) else name
-                version = str(poetry_range(str(value.get("version", ""))))
+                version = poetry_ranges(str(value.get("version", "")))[-1]
                 found.append(f"{asked} @ {address}" if address else f"{asked}{version}")
     return found
 
 
-def fits_python(versions: SpecifierSet) -> bool:
-    """Whether a range of Pythons has the one that runs."""
-    return versions.contains(platform.python_version(), prereleases=True)
+def fits_python(versions: SpecifierSet | str) -> bool:
+    """Whether a range of Pythons has the one that runs; one that cannot be read has."""
+    try:
+        return SpecifierSet(str(versions)).contains(platform.python_version(), prereleases=True)
+    except ValueError:
+        return True
 
 
-def poetry_range(text: str) -> SpecifierSet:
-    """Poetry's range as a set of bounds, the upper one kept: ``^1.2`` is ``>=1.2,<2``, ``~1.2`` is ``>=1.2,<1.3``.
+def poetry_ranges(text: str) -> list[SpecifierSet]:
+    """The alternatives (``||``) of Poetry's range, each as a set of bounds, its upper one kept: ``^1.2`` is ``>=1.2,<2``.
 
-    Of alternatives (``||``) it is the range from the lowest to the highest, since a set of bounds has no "or". Nothing
-    for what cannot be read.
+    A set of bounds has no "or", so of a dependency the last one is asked for. Nothing for what cannot be read.
     """
-    parts = [_bounds(part) for part in re.split(r"\|\|?", text)]
-    if len(parts) == 1:
-        return parts[0]
-    lows, highs = (
-        [
-            [(Version(one.version), one.operator) for one in part if one.operator in operators]
-            for part in parts
-        ]
-        for operators in ((">=", ">", "=="), ("<", "<=", "=="))
-    )
-    bounds = [f">={min(chain(*lows))[0].public}"] if all(lows) else []
-    if all(highs):
-        version, operator = max(chain(*highs), key=lambda end: (end[0], end[1] != "<"))
-        bounds.append(f"{'<' if operator == '<' else '<='}{version.public}")
-    return SpecifierSet(",".join(bounds))
+    return [_bounds(part) for part in re.split(r"\|\|?", text)]
 
 
 def _bounds(text: str) -> SpecifierSet:
@@ -431,5 +424,5 @@ def _bounds(text: str) -> SpecifierSet:
             above = ".".join(map(str, (*release[:place], release[place] + 1)))
             bounds += [f">={lowest}", f"<{above}"]
         return SpecifierSet(",".join(bounds))
-    except (InvalidSpecifier, InvalidVersion):
+    except ValueError:  # no version, or one of thousands of digits
         return SpecifierSet()

@@ -35,6 +35,10 @@ _POINT = re.compile(r"[^\n=\[\]]+\n[^\n=\[\]]+\n[\w.]+(\s*:\s*[\w.]+)?(\s*\[[\w,
 """Group, name and object of an entry point."""
 _FOR_DEVELOPERS = re.compile(r"test|dev|doc|lint|build|extra|optional|tox|(^|\W)ci\b")
 _MAX_DEPTH = 2  # how deep below a project its files of requirements lie at most
+_MAX_TABLES, _MAX_EXTRAS = (
+    20,
+    100,
+)  # of tables in tables and extras of extras, which a hostile file may nest without end
 
 
 @dataclass(slots=True)
@@ -178,16 +182,16 @@ def _groups(read: ProjectFiles, own: str, bound: Mapping[str, str]) -> dict[str,
     for requirement in (one for part in groups.values() for one in part):
         requirement.url = requirement.url or bound.get(canonicalize_name(requirement.name))
 
-    def expand(part: list[Requirement], seen: set[str]) -> Iterator[Requirement]:
-        for one in part:
-            if one.url != f"{IN_TREE}{read.folder}" and (not own or canonicalize_name(one.name) != own):
-                yield one
-                continue
-            for extra in sorted(set(map(canonicalize_name, one.extras)) - seen):
-                seen.add(extra)
-                yield from expand(groups.get(extra, []), seen)
+    def expanded(name: str) -> Iterator[Requirement]:
+        names = [name]
+        for other in names:  # more are added on the way
+            for one in groups.get(other, []):
+                if one.url != f"{IN_TREE}{read.folder}" and (not own or canonicalize_name(one.name) != own):
+                    yield one
+                elif len(names) < _MAX_EXTRAS:
+                    names += sorted(set(map(canonicalize_name, one.extras)).difference(names))
 
-    return {name: [*expand(part, {name})] for name, part in groups.items()}
+    return {name: [*expanded(name)] for name in groups}
 
 
 def _declared_lines(read: ProjectFiles) -> Iterator[tuple[str, list[str]]]:
@@ -206,12 +210,12 @@ def _declared_lines(read: ProjectFiles) -> Iterator[tuple[str, list[str]]]:
                 yield "tox", [re.sub(r"^[\w{},.!-]+:\s+", "", line.strip()) for line in lines]
 
 
-def _lists_in(table: Mapping[str, Any], name: str) -> Iterator[tuple[str, list[str]]]:
+def _lists_in(table: Mapping[str, Any], name: str, depth: int = 0) -> Iterator[tuple[str, list[str]]]:
     """Those of the standard tables, and of uv, pdm, hatch and tox, which are all called alike."""
     for key, inner in table.items():
         group = name if key in _NO_GROUP else key
-        if isinstance(inner, dict):
-            yield from _lists_in(inner, group)
+        if isinstance(inner, dict) and depth < _MAX_TABLES:
+            yield from _lists_in(inner, group, depth + 1)
         elif isinstance(inner, list) and ("depend" in f"{name} {key}" or key == "deps"):
             included = filter(None, (inner_table(one).get("include-group") for one in inner))
             # A group includes another as an extra does.

@@ -14,13 +14,13 @@ import ast
 import platform
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import PurePosixPath
 
 from packaging.requirements import Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from composer_replication.tasks.intake import tree_rules
@@ -32,7 +32,7 @@ from composer_replication.tasks.intake.environment import (
     UnusableRepository,
     resolve,
 )
-from composer_replication.tasks.intake.parsed_files import IN_TREE, TEXT_SUFFIXES, ProjectFiles, fits_python
+from composer_replication.tasks.intake.parsed_files import IN_TREE, TEXT_SUFFIXES, fits_python
 from composer_replication.tasks.intake.project_files import find_projects
 from composer_replication.tasks.intake.sources import RepositorySource
 from composer_replication.tasks.intake.tree_rules import is_test_path
@@ -54,17 +54,20 @@ _TOOLING = re.compile(
 _KNOWN_NAMES = {
     "PIL": "pillow", "bs4": "beautifulsoup4", "dateutil": "python-dateutil", "jwt": "pyjwt", "markdown_it": "markdown-it-py",
     "OpenSSL": "pyopenssl", "sklearn": "scikit-learn", "yaml": "pyyaml", "zmq": "pyzmq", "attr": "attrs",
+    "pkg_resources": "setuptools", "distutils": "setuptools",
 }  # fmt: skip
 """Modules that are called otherwise than their distribution: looked up among what the project itself declares."""
-_OF_SETUPTOOLS = frozenset({"setuptools", "pkg_resources", "distutils"})
-"""Modules that stood in every environment when many a project was written: taken without being declared."""
 _MISSING = re.compile(r"No module named '?([\w.]+)")
 _NO_NAME = re.compile(r"cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'")
 _RUNNER = re.compile(
     r"pytest.*\b(has no attribute|unexpected keyword|Removed|no longer)|(cannot import|has no attribute).*pytest"
 )
 """How a suite shows that it was written for an earlier pytest."""
-_WELL_KNOWN = frozenset("attrs freezegun hypothesis mock python-dateutil pytz pyyaml six whatever".split())
+_WELL_KNOWN = {
+    canonicalize_name(Requirement(text).name): text
+    for text in "attrs freezegun hypothesis mock python-dateutil pytz pyyaml setuptools<81 six whatever".split()
+}
+"""Libraries that are taken without being declared; setuptools stood in every environment when many a project was written."""
 
 
 @dataclass(slots=True)
@@ -143,45 +146,28 @@ def read_requirements(source: RepositorySource, missing: Collection[str] = ()) -
     found = Requirements(own=set(map(canonicalize_name, own_names)))
     found.folders = {f"{IN_TREE}{project.folder}" for project in projects}
     for project in projects:
-        if project.is_needed and not found.python and not _accepts_this_python(project.requires_python):
+        if project.is_needed and not found.python and not fits_python(project.requires_python):
             found.python = project.requires_python
         for group, requirements in project.groups.items():
             found.add(group, requirements, is_needed=project.is_needed)
-    # What a test imports is taken where it is declared. Imports of the package itself do not count: an optional
+    # What a test imports, or a run misses, is taken where it is declared. Imports of the package itself do not count: an optional
     # accelerator would bring a second implementation of what gets deleted.
     own = tree_rules.own_modules(files)
-    for module in sorted(_imported_by(files, is_test_path) - sys.stdlib_module_names - own):
+    imported = set[str]().union(
+        *(imported_modules(data) for name, data in files.items() if is_test_path(name))
+    )
+    for module in sorted({*imported, *missing} - sys.stdlib_module_names - own):
         if not found.take(module):
-            for known in _WELL_KNOWN.intersection(_names_of(module)) - found.required.keys():
-                found.wanted.setdefault(known, Requirement(known))
+            for known in (_WELL_KNOWN.keys() & _names_of(module)) - found.required.keys():
+                found.wanted.setdefault(known, Requirement(_WELL_KNOWN[known]))
     for name, requirement in found.declared.items():
         if name.startswith("pytest-") and not _TOOLING.fullmatch(name):
             found.wanted.setdefault(name, requirement)
-    _take_what_is_missing(found, files, set(missing) - own)
     # Nothing is fetched by a name that is bound to an address, or that the tree itself has.
     for part in (found.required, found.wanted, found.declared):
         for name in part.keys() & {"pytest", *found.bound, *found.own}:
             del part[name]
     return found
-
-
-def _take_what_is_missing(found: Requirements, files: Mapping[str, bytes], missing: Collection[str]) -> None:
-    """Where nothing is declared by the name of a module, it may come with what the package imports: ``h2`` brings ``hpack``."""
-    left = {module for module in sorted(missing) if not found.take(module)}
-    if left & _OF_SETUPTOOLS:
-        found.wanted.setdefault("setuptools", Requirement("setuptools<81"))
-    if left - _OF_SETUPTOOLS - sys.stdlib_module_names:
-        for module in sorted(_imported_by(files, tree_rules.is_subject_path)):
-            name = _KNOWN_NAMES.get(module, canonicalize_name(module))
-            if name in found.declared and not _TOOLING.fullmatch(name):
-                found.merge(found.wanted, found.declared[name])
-
-
-def _accepts_this_python(versions: str) -> bool:
-    try:
-        return fits_python(SpecifierSet(versions))
-    except InvalidSpecifier:
-        return True
 
 
 def imported_modules(data: bytes) -> set[str]:
@@ -194,10 +180,6 @@ def imported_modules(data: bytes) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names.add(node.module.partition(".")[0])
     return names
-
-
-def _imported_by(files: Mapping[str, bytes], is_asked: Callable[[str], bool]) -> set[str]:
-    return set[str]().union(*(imported_modules(data) for name, data in files.items() if is_asked(name)))
 
 
 def modules_missing(said: Iterable[str]) -> frozenset[str]:
@@ -238,8 +220,6 @@ def lock_repository(
 
 # --- Repositories that cannot be used: which, and why.
 
-_COMPILING = re.compile(r"""\b(ext_modules|cffi_modules|rust_extensions|ext_package)['"\]]*\s*[=:]""")
-_COMPILING_BACKENDS = ("maturin", "scikit_build_core", "mesonpy", "setuptools_rust")
 _NUM_NAMED = 3
 
 
@@ -250,36 +230,19 @@ def refuse_second_copy(source: RepositorySource, environment: Environment) -> No
     """
     roots = tree_rules.recorded_folders(source.files)
     own = {tree_rules.below_root(path, roots) for path in source.files if tree_rules.is_subject_path(path)}
+    packages = {str(PurePosixPath(path).parent) for path in own if path.endswith("/__init__.py")}
     for installed in environment.root.glob("lib/python*/site-packages"):
-        for path in sorted(own):
-            if clash := _clash(path, own, installed):
-                raise UnusableRepository("runner-dependency", f"the environment holds a module {clash}, too")
-
-
-def _clash(path: str, own: Collection[str], installed: Path) -> str:
-    """The module that is installed, too, on the way to one of ours; empty where both are portions of a namespace."""
-    parts = Path(path).with_suffix("").parts
-    for depth, name in enumerate(parts, start=1):
-        is_there = (installed / name).is_dir() or any(installed.glob(f"{name}.*"))
-        if not is_there or name == "__init__":
-            return ""
-        installed /= name
-        is_ours = depth == len(parts) or "/".join([*parts[:depth], "__init__.py"]) in own
-        if is_ours or not installed.is_dir() or (installed / "__init__.py").exists():
-            return ".".join(parts[:depth])
-    return ""
-
-
-def compiled_parts(source: RepositorySource) -> str:
-    """The file that asks for compiled modules, which nobody builds here; empty when none does.
-
-    Many packages have them for speed alone and do without, so this explains a failure and is none.
-    """
-    read = ProjectFiles(source.metadata)
-    backends = {name.partition(".")[0] for name in read.strings("build-system.build-backend")}
-    if not backends.isdisjoint(_COMPILING_BACKENDS) or read.table("tool.setuptools").get("ext-modules"):
-        return "pyproject.toml"
-    return "setup.py" if _COMPILING.search(read.text("setup.py")) else ""
+        for path in map(PurePosixPath, sorted(own)):
+            for place in (path.with_suffix(""), *path.parents[:-1]):
+                is_module = place.name != "__init__" and any(
+                    (installed / place.parent).glob(f"{place.name}.*")
+                )
+                is_package = (installed / place / "__init__.py").exists()
+                if is_module or is_package or (str(place) in packages and (installed / place).is_dir()):
+                    module = ".".join(place.parts)
+                    raise UnusableRepository(
+                        "runner-dependency", f"the environment holds a module {module}, too"
+                    )
 
 
 def explain(
@@ -287,8 +250,8 @@ def explain(
 ) -> UnusableRepository:
     """The same refusal with its first cause named, where the files show it: a red baseline is often a later consequence.
 
-    ``missing-requirement``: nothing declares it, or it has no wheel; ``needs-compiling``; ``generated-file``: a module
-    that only a build writes; else files that were left out. ``installed`` are canonical names of what its environment holds.
+    ``missing-requirement``: nothing declares it, or it has no wheel; ``generated-file``: a module that only a build writes or
+    compiles; else files that were left out. ``installed`` are canonical names of what its environment holds.
     """
     if error.reason != "red-baseline":
         return error
@@ -299,11 +262,9 @@ def explain(
     reason, cause = error.reason, ""
     if missing and not is_own and top not in sys.stdlib_module_names:
         reason, cause = _why_missing(top, source, installed)
-    elif file := compiled_parts(source):
-        reason, cause = "needs-compiling", f"its {file} asks for compiled modules, which are not built"
     elif is_own and not any(f"/{file}".endswith(ends) for file in source.files):
         reason = "generated-file"
-        cause = f"the repository has no file for its own module {missing}, which a build may write"
+        cause = f"the repository has no file for its own module {missing}, which a build may write or compile"
     likeliest = sorted(source.left_out, key=lambda path: path.rpartition("/")[2] not in error.detail)
     more = f" and {len(likeliest) - _NUM_NAMED} more" if len(likeliest) > _NUM_NAMED else ""
     left_out = f"left out: {', '.join(likeliest[:_NUM_NAMED])}{more}" if likeliest else ""
@@ -332,8 +293,5 @@ def _why_missing(module: str, source: RepositorySource, installed: Collection[st
         return "dependency-by-url", f"{found.refused[0]} is asked for by address"
     if named in found.wanted and named not in installed:
         return "missing-requirement", f"what its tests want, {named}, has no wheel for this Python"
-    for folder in ProjectFiles(source.metadata).strings(f"tool.setuptools.package-dir.{module}"):
-        where = f"in a folder of another name, {folder}, which cannot be imported from the tree"
-        return "missing-requirement", f"the package {module} lies {where}"
     computed = " (what a setup.py computes is not read)" if "setup.py" in source.metadata else ""
     return "missing-requirement", f"nothing that is declared brings the module {module}{computed}"

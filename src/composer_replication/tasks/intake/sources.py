@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -26,15 +25,11 @@ from composer_replication.tasks.intake.project_files import (
     find_projects,
     import_folders,
 )
-from composer_replication.tasks.intake.tree_rules import TreeRules, is_test_path, skips_folder
+from composer_replication.tasks.intake.tree_rules import PYTEST_FILES, TreeRules, is_test_path
 from composer_replication.tasks.intake.version_files import version_files
 
 NOT_FETCHED = ("CR0407", "CR0408")
 """Codes of an index that cannot be reached or lacks a package."""
-PYTEST_FILES = (
-    "pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg",
-)  # fmt: skip
-"""Where pytest looks for its configuration, in its order."""
 _PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9._+!-]*)")
 _NAMES_TESTS = re.compile(rb"""python_files|\bunittest[\s"',]+discover\b""")
 _NO_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
@@ -81,9 +76,7 @@ def open_source(source: str) -> RepositorySource:
         MissingError: a git address, and no git (CR0440).
     """
     if git_source.is_git_source(source):
-        address, commit, listing = git_source.list_commit(
-            source, skip=lambda path: any(map(skips_folder, path.parts[:-1]))
-        )
+        address, commit, listing = git_source.list_commit(source)
         return replace(_read(source, listing, address.name, commit), origin=address.public)
     if source.startswith("sdist:"):
         pin = _PIN.fullmatch(source.removeprefix("sdist:").strip())
@@ -93,7 +86,7 @@ def open_source(source: str) -> RepositorySource:
         return replace(_read_archive(source, fetch_sdist(pin[1], pin[2])), origin=f"sdist:{pin[0]}")
     path = Path(os.path.expanduser(source))  # unlike the method it leaves the home of nobody as it is
     if source.strip() and os.path.isdir(path):
-        return _read(source, archives.list_folder(path, skip=skips_folder), path.resolve().name)
+        return _read(source, archives.list_folder(path), path.resolve().name)
     if os.path.isfile(path) and path.name.lower().endswith(archives.ARCHIVE_SUFFIXES):
         return _read_archive(source, path)
     problem = "is neither a folder nor an archive" if os.path.exists(path) else "cannot be found or reached"
@@ -106,30 +99,30 @@ def _read_archive(source: str, path: Path) -> RepositorySource:
     name = path.resolve().name
     for suffix in archives.ARCHIVE_SUFFIXES:
         name = name.removesuffix(suffix)
-    found = _read(source, archives.list_archive(path, skip=tree_rules.is_system_file), name)
+    found = _read(source, archives.list_archive(path), name)
     return replace(found, sha256=sha256_of_file(path))
 
 
 def open_sources(
-    sources: Sequence[str], jobs: int, progress: Callable[[int, int, str], None] | None = None
+    sources: Sequence[str], progress: Callable[[int, int, str], None] | None = None
 ) -> tuple[list[RepositorySource], dict[str, UnusableRepository]]:
-    """Open all sources, ``jobs`` at a time; one that cannot be used is told beside those that can.
+    """Open all sources; one that cannot be used is told beside those that can.
 
-    ``progress`` is called with (done, total, what) from the calling thread after each one. Where none can be used
-    the first one's InputError is raised.
+    ``progress`` is called with (done, total, what) after each one. Where none can be used the first one's InputError is raised.
     """
-    with ThreadPoolExecutor(jobs, thread_name_prefix="tasks-fetch") as fetchers:
-        futures = {source: fetchers.submit(open_source, source) for source in sources}
-        for done, _ in enumerate(as_completed(futures.values()), start=1):
-            if progress is not None:
-                progress(done, len(futures), "sources")
-    errors = {source: future.exception() for source, future in futures.items()}
-    refused = {source: error for source, error in errors.items() if isinstance(error, InputError)}
-    if len(refused) == len(futures):
+    opened: dict[str, RepositorySource] = {}
+    refused: dict[str, InputError] = {}
+    for done, source in enumerate(sources, start=1):
+        try:
+            opened[source] = open_source(source)
+        except InputError as error:
+            refused[source] = error
+        if progress is not None:
+            progress(done, len(sources), "sources")
+    if not opened:
         raise next(iter(refused.values()))
-    opened = [future.result() for source, future in futures.items() if source not in refused]
     unusable = {source: UnusableRepository(error.code, error.message) for source, error in refused.items()}
-    return opened, unusable
+    return list(opened.values()), unusable
 
 
 def needs_no_path(source: str) -> bool:

@@ -33,9 +33,10 @@ _SYSTEM_NAMES = ("._*", ".DS_Store")
 """What macOS puts beside the files of an archive; ``._a.py`` is no Python."""
 _QUOTED = re.compile(rb"""['"]([^'"\n\\]{2,200})['"]""")
 _SOURCE_SUFFIXES = (".py", ".pyi")
-CONFIG_NAMES = frozenset(
-    "pyproject.toml setup.cfg tox.ini pytest.ini .pytest.ini pytest.toml .pytest.toml".split()
+PYTEST_FILES = tuple(
+    "pytest.toml .pytest.toml pytest.ini .pytest.ini pyproject.toml tox.ini setup.cfg".split()
 )
+"""Where pytest looks for its configuration, in its order."""
 _TOP_TEXTS = ("README*", "VERSION*", "version*")
 _LICENCE_TEXTS = ("LICEN[CS]E*", "COPYING*", "UNLICEN[CS]E*")
 """At the top, whatever their letters' case: the licence goes with every copy."""
@@ -149,7 +150,7 @@ class TreeRules:
         in_tests, suffix = self._in_tests(path), path.suffix.lower()
         if suffix in _OUT_SUFFIXES and not (in_tests and suffix in _IN_TESTS_SUFFIXES):
             return False
-        if path.suffix in _SOURCE_SUFFIXES or path.name in CONFIG_NAMES:
+        if path.suffix in _SOURCE_SUFFIXES or path.name in PYTEST_FILES:
             return True
         if path.name.startswith("."):
             return in_tests and not _fits(path.name, _TOOL_DOTFILES)
@@ -194,22 +195,21 @@ class TreeRules:
         return frozenset(name for name in self.names.difference(found) if is_named(PurePosixPath(name)))
 
     def left_out(self, kept: Mapping[str, bytes], links: Collection[str] = ()) -> tuple[str, ...]:
-        """What was left out and might be missed by a test: links that may stand for a source or a folder, files of tests and
-        packages, other sources, then what a string of the package names; of caches, environments and documentation none.
+        """What was left out and might be missed by a test: links, files of tests and packages and other sources, then what a
+        string of the package names; of caches, environments and documentation none.
         """
-        ranked: list[tuple[int, str]] = []
+        ranked: list[tuple[bool, str]] = []
         words = _quoted_words(data for path, data in kept.items() if is_subject_path(path))
         for name in {*self.names.difference(kept), *links}:
             path, is_link = PurePosixPath(name), name in links
             is_near = self._in_tests(path) or not self._packages.isdisjoint(path.parents)
+            is_likely = is_near or path.suffix in _SOURCE_SUFFIXES or (is_link and not path.suffix)
             folders = path.parts if is_link else path.parts[:-1]  # a link may stand for a folder
             is_made = any(map(skips_folder, folders)) or path.suffix.lower() in _BYTECODE_SUFFIXES
             is_foreign = is_system_file(path) or not self._environments.isdisjoint(path.parents)
-            is_source = path.suffix in _SOURCE_SUFFIXES or (is_link and not path.suffix)
-            is_asked = is_near or is_source or path.name in words
+            is_asked = is_likely or path.name in words
             if is_asked and not (is_made or is_foreign) and _OUT_TOP_FOLDERS.isdisjoint(folders[:1]):
-                rank = 0 if is_link else 1 if is_near else 2 if is_source else 3
-                ranked.append((rank, f"{name} (a link)" if is_link else name))
+                ranked.append((not is_likely, f"{name} (a link)" if is_link else name))
         return tuple(name for _, name in sorted(ranked))
 
 
@@ -224,9 +224,9 @@ def is_metadata_path(path: PurePosixPath) -> bool:
 
     Requirements may stand in any text that the project's tables name, so texts near the top are read.
     """
-    at_top = len(path.parts) == 1 and path.name in (*CONFIG_NAMES, "PKG-INFO", "meson.build", "setup.py")
+    at_top = len(path.parts) == 1 and path.name in (*PYTEST_FILES, "PKG-INFO", "meson.build", "setup.py")
     is_text = path.suffix in (".txt", ".in") and len(path.parts) <= _MAX_TEXT_DEPTH
-    return at_top or is_text
+    return at_top or (is_text and not any(map(skips_folder, path.parts[:-1])))
 
 
 # --- Where the modules of a task tree are imported from, as its tree records it.

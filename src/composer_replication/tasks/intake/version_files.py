@@ -29,7 +29,7 @@ _TABLES = (
 """Below ``tool``: where a tool names its file by one of the keys below, with a template by one of the others."""
 _KEYS = ("version_file", "write_to", "version-file", "file", "path", "versionfile_source")
 _TEMPLATES = ("version_file_template", "write_to_template", "write_template", "template")
-_PLACE = re.compile(r"\{(\w+)[^{}]*\}|\$\{\w+\}|@\w+@")
+_PLACE = re.compile(r"\{(\w++)[^{}]*+\}|\$\{\w++\}|@\w++@")
 _MESON_CALL = re.compile(r"\b(configure_file|vcs_tag|custom_target)\s*\(((?:[^()]|\([^()]*\))*)\)")
 _MESON_PATH = r"%s\s*:\s*\[?\s*(?:files\()?\s*'([^']+)'"
 

@@ -13,11 +13,8 @@ import ast
 import io
 import json
 import re
-import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,26 +37,20 @@ KEYS = tuple(
 )
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 """Names become parts of paths and addresses: none of them may climb or be an option."""
+_NO_COMMA = re.compile(r"""['"]\s+['"]""")
+"""As numpy prints a list; Python would read its texts as one."""
 _INSTANCE = TypeAdapter(Instance)
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadableRow:
-    """A row that is none: where it stands, with its name where it tells one, and what is wrong."""
-
-    place: str
-    detail: str
-
-
-def read_instances(path: Path) -> tuple[list[Instance], list[UnreadableRow]]:
-    """All rows of a set, in their order, and those that cannot be read.
+def read_instances(path: Path) -> tuple[list[Instance], dict[str, str]]:
+    """All rows of a set, in their order; and why others cannot be read, by their places.
 
     Names of columns are read in any case, and lists of tests as lists, or as the text of one: JSON, as in most published
     sets, or Python's. An InputError where the file cannot be read, or not one row of it (CR0460); a MissingError for
     Parquet without pyarrow (CR0101).
     """
     instances: dict[str, Instance] = {}
-    unreadable: list[UnreadableRow] = []
+    unreadable: dict[str, str] = {}
     for place, row in _rows(path):
         value = row
         try:
@@ -71,10 +62,9 @@ def read_instances(path: Path) -> tuple[list[Instance], list[UnreadableRow]]:
         except ValueError as error:
             name = value.get("instance_id") if isinstance(value, Mapping) else None
             is_named = isinstance(name, str) and _NAME.fullmatch(name)
-            unreadable.append(UnreadableRow(f"{place} ({name})" if is_named else place, str(error)))
+            unreadable[f"{place} ({name})" if is_named else place] = str(error)
     if not instances:
-        first = f"{unreadable[0].place}: {unreadable[0].detail}" if unreadable else "it holds no rows"
-        raise _unusable(path, first)
+        raise _unusable(path, ": ".join(next(iter(unreadable.items()), ("it holds no rows",))))
     return list(instances.values()), unreadable
 
 
@@ -136,15 +126,9 @@ def _tests(value: Any) -> Any:
         return [] if value is None else value
     with suppress(ValueError, RecursionError):
         return json.loads(value)
-    found: Any = value
-    kinds: list[int] = []
     with suppress(*UNPARSABLE, TypeError):
-        found = ast.literal_eval(value.strip())
-        tokens = tokenize.generate_tokens(io.StringIO(value.strip()).readline)
-        kinds = [token.type for token in tokens if token.type != tokenize.NL]
-    if (tokenize.STRING, tokenize.STRING) in pairwise(kinds):  # Python reads them as one name
-        raise ValueError("a list of tests has no commas, as numpy prints one; write JSON")
-    return found
+        return value if _NO_COMMA.search(value) else ast.literal_eval(value.strip())
+    return value
 
 
 # --- Our own tasks as rows.

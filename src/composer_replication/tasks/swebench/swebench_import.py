@@ -19,10 +19,8 @@ from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Edit
 from composer_replication.tasks.build import BuildSummary, check_arguments, open_build, summary_of
 from composer_replication.tasks.build_state import Decision, Instance, Progress, Settings
-from composer_replication.tasks.fresh_git import has_fresh_git
 from composer_replication.tasks.intake.archives import ARCHIVE_SUFFIXES
 from composer_replication.tasks.intake.cache import sha256_of
-from composer_replication.tasks.intake.git_source import is_bare
 from composer_replication.tasks.intake.sources import RepositorySource, open_source
 from composer_replication.tasks.intake.tree_rules import (
     TreeRules,
@@ -35,12 +33,12 @@ from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.planning.body_cuts import BodyCut, Deletion, find_body_cuts
 from composer_replication.tasks.planning.edits import edited_files, line_edits
 from composer_replication.tasks.subject import GateFailed
-from composer_replication.tasks.swebench.swebench_files import UnreadableRow, read_instances, tree_sha256
+from composer_replication.tasks.swebench.swebench_files import read_instances, tree_sha256
 
 REMOTE = "git+https://github.com/{repo}@{commit}"
 """Where the published sets come from; a row names its repository as OWNER/NAME there."""
 _SHORT_IDS = (12, 10, 8, 7)
-_FULL_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_FULL_ID = re.compile(r"[0-9a-f]{40}")
 _SECTION = re.compile(r"^(?=diff --git )", re.MULTILINE)
 _HEADER = re.compile(r'diff --git "?[a-z]/(.*?)"? "?[a-z]/(.*?)"?\r?$', re.MULTILINE)
 
@@ -83,7 +81,7 @@ def import_swebench(
     check_arguments([str(path)], asked, jobs)
     instances, unreadable = read_instances(path)
     opened, proposals, refused = _propose_all(instances, repositories, progress)
-    refused += [_refusal(row, "", row.place, "unreadable-row", row.detail) for row in unreadable]
+    refused += [_refusal(row, "", row[0], "unreadable-row", row[1]) for row in unreadable.items()]
     # A source that has pins needs no map of calls; this one names no size, so nothing is planned.
     asked = replace(asked, symbols={source.source: ("given@",) for source in opened})
     with open_build(out, asked, jobs=jobs, backend=backend, progress=progress) as run:
@@ -139,7 +137,7 @@ def _propose_all(
     return list(opened.values()), proposals, refused
 
 
-def _refusal(row: Instance | UnreadableRow, repository: str, name: str, reason: str, detail: str) -> Decision:
+def _refusal(row: object, repository: str, name: str, reason: str, detail: str) -> Decision:
     return Decision(sha256_of(f"{row}".encode())[:32], repository, name, reason=reason, detail=detail)
 
 
@@ -148,7 +146,7 @@ def base_source(instance: Instance, folder: Path | None) -> str:
 
     In ``folder`` the row ``OWNER/NAME`` at ``COMMIT`` may be ``OWNER__NAME``, ``OWNER-NAME`` or
     ``NAME``, with or without ``-COMMIT`` (short ids too): a folder, an archive, or a clone with
-    that commit in it. A name with the commit wins. A plain folder is taken at its word: what
+    that commit in it. A name with the commit wins. A folder of anything else is taken at its word: what
     shows that it is the base is that the patches apply and the tests behave as stated.
     """
     commit, (owner, _, name) = instance.base_commit, instance.repo.rpartition("/")
@@ -156,14 +154,11 @@ def base_source(instance: Instance, folder: Path | None) -> str:
     ids = (commit[:length] for length in (len(commit), *_SHORT_IDS))
     parts = product((*(f"-{one}" for one in ids), ""), stems, ("", ".git", *ARCHIVE_SUFFIXES))
     for path in (folder / f"{stem}{one}{suffix}" for one, stem, suffix in parts) if folder else ():
-        # A tree that was exported has a ``.git`` without history.
-        has_history = (path / ".git").exists() and not has_fresh_git(path)
-        if path.is_dir() and (has_history or is_bare(path)):
-            if _FULL_ID.fullmatch(commit):
-                return f"git+file://{path.resolve()}@{commit}"
-        elif path.is_dir() or path.is_file():
+        if _FULL_ID.fullmatch(commit) and any((path / name).exists() for name in (".git", "HEAD")):
+            return f"git+file://{path.resolve()}@{commit}"
+        if path.is_dir() or path.is_file():
             return str(path)
-    if instance.repo.count("/") == 1 and re.fullmatch(r"[0-9a-f]{40}", commit):
+    if instance.repo.count("/") == 1 and _FULL_ID.fullmatch(commit):
         return REMOTE.format(repo=instance.repo, commit=commit)
     raise InputError(
         "CR0460",

@@ -152,7 +152,7 @@ def replica(number: int, run: dict[str, Any], life: int, step: int) -> None:
 
 
 def _rounds(number: int, run: dict[str, Any], life: int, options: ReplicasSection) -> Rounds:
-    if options.is_torchft:
+    if options.lighthouse:
         return TorchftRounds(options, token="chaos", replica=number)
     plain = from_url(options.transport, mkdir=True)
     faulty = FaultyStore(

@@ -137,7 +137,7 @@ def replicated(
 def opened(options: ReplicasSection) -> tuple[list[Rounds], Callable[[], None]]:
     """A way to each other for every replica, and how to close it."""
     numbers = range(options.num_replicas)
-    if not options.is_torchft:
+    if not options.lighthouse:
         how = {"poll_seconds": 0.002, "state_every": 10**9}
         stores = [open_store(options.transport) for _ in numbers]
         return [StoreRounds(stores[n], options, replica=n, **how) for n in numbers], lambda: None

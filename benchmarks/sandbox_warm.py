@@ -34,9 +34,8 @@ from pathlib import Path
 
 from command_line import options
 
-from composer_replication.interfaces import Sandbox
 from composer_replication.records import SandboxSpec
-from composer_replication.sandbox import open_sandbox
+from composer_replication.sandbox import LocalSandbox, open_sandbox
 from composer_replication.sandbox.bubblewrap import Bubblewrap, WarmBubblewrapSandbox
 from composer_replication.sandbox.process_tree import descendants
 
@@ -107,7 +106,7 @@ def describe(values: list[float]) -> dict[str, float]:
     }
 
 
-def run_in(sandbox: Sandbox, command: str | list[str] = ACTION) -> None:
+def run_in(sandbox: LocalSandbox, command: str | list[str] = ACTION) -> None:
     """One command in a sandbox."""
     done = sandbox.exec(command, timeout_seconds=TIMEOUT_SECONDS)
     if done.exit_code != 0:

@@ -16,7 +16,7 @@ from benchmarks.escapes.findings import ESCAPED, HELD, NOT_RUN, UNTRIED, WITHOUT
 from benchmarks.escapes.scene import Scene
 from benchmarks.escapes.watch import Watch, kill_survivors, processes_with, system_shmem_bytes
 from composer_replication.errors import ComposerError, SandboxFailure
-from composer_replication.interfaces import SandboxBackend
+from composer_replication.sandbox import SandboxBackend
 
 _NOT_SHOWN = "CR0304"
 _GRACE_SECONDS = 0.3

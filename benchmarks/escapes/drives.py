@@ -23,9 +23,8 @@ from pathlib import Path
 from benchmarks.escapes.attempt import Attempt, Drive, Outcome
 from benchmarks.escapes.scene import Scene
 from composer_replication.errors import ComposerError, SandboxFailure, SandboxFileError
-from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import SandboxSpec
-from composer_replication.sandbox import base_python
+from composer_replication.sandbox import LocalSandbox, SandboxBackend, base_python
 from composer_replication.sandbox.bubblewrap import WarmBubblewrapSandbox
 from composer_replication.sandbox.harbor_inside import UnsafeTreeError, unpack_tree
 
@@ -48,7 +47,7 @@ class Stage:
     attempt: Attempt
     scene: Scene
     outcome: Outcome
-    sandbox: Sandbox
+    sandbox: LocalSandbox
     told: dict[str, object] = field(default_factory=dict)
 
     def command(self, script: str | None = None, **more: object) -> list[str]:
@@ -60,7 +59,7 @@ class Stage:
     def run(
         self,
         command: list[str] | str | None = None,
-        sandbox: Sandbox | None = None,
+        sandbox: LocalSandbox | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
         """One command; what comes of it is kept."""
@@ -78,7 +77,7 @@ class Stage:
             if result.exit_code == _KILLED and not came_so_far:
                 self.outcome.notes["never_began"] = True
 
-    def open(self, tree: Path) -> Sandbox:
+    def open(self, tree: Path) -> LocalSandbox:
         """A further sandbox of the same backend, which sees the same folders."""
         tree.mkdir(parents=True, exist_ok=True)
         return self.backend.open(spec_of(self.scene, self.attempt, tree))

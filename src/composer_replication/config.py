@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import copy
 import difflib
-import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -24,6 +23,16 @@ class Section(BaseModel):
     """A table of the recipe: unknown keys are errors, values are not coerced, numbers are finite."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    def wrong(self) -> dict[str, Any]:
+        """By its sentence, whether values do not fit each other."""
+        return {}
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if problem := next((problem for problem, is_so in self.wrong().items() if is_so), ""):
+            raise ValueError(problem)
+        return self
 
 
 class LoraSection(Section):
@@ -51,11 +60,8 @@ class TasksSection(Section):
     symbols: dict[str, list[str]] = {}
     max_tasks: int | None = Field(None, ge=1)
 
-    @model_validator(mode="after")
-    def _one_origin(self) -> TasksSection:
-        if bool(self.source) == bool(self.store):
-            raise ValueError("give exactly one of source and store")
-        return self
+    def wrong(self) -> dict[str, Any]:
+        return {"give exactly one of source and store": bool(self.source) == bool(self.store)}
 
 
 class RolloutsSection(Section):
@@ -126,11 +132,9 @@ class HeldoutSection(Section):
     before_and_after_samples: int = Field(0, ge=0)
     before_and_after_trained_samples: int | None = Field(None, ge=1)
 
-    @model_validator(mode="after")
-    def _one_division(self) -> HeldoutSection:
-        if self.split and (self.repositories or self.fraction is not None):
-            raise ValueError("give split alone, without repositories and fraction")
-        return self
+    def wrong(self) -> dict[str, Any]:
+        others = self.repositories or self.fraction is not None
+        return {"give split alone, without repositories and fraction": self.split and others}
 
 
 class HintsSection(Section):
@@ -147,10 +151,6 @@ class ReplaySection(Section):
     pairs: str = ""
     pairs_per_step: int = Field(4, ge=1)
     sibling_pairs: bool = False
-
-
-class CurriculumSection(Section):
-    """Draws the tasks of each generation by their pass rates, in the place of the data order (docs/curriculum.md)."""
 
 
 class RaySection(Section):
@@ -177,30 +177,23 @@ class ReplicasSection(Section):
     deadline_seconds: float = Field(600.0, gt=0.0)
 
     @property
-    def is_torchft(self) -> bool:
-        return self.transport.startswith("torchft://")
-
-    @property
     def lighthouse(self) -> str:
-        """HOST:PORT, where the transport is torchft."""
-        return self.transport.removeprefix("torchft://")
+        """HOST:PORT where the transport is torchft, else empty."""
+        return self.transport.partition("torchft://")[2]
 
     @property
     def interval(self) -> int:
         """Steps between two outer steps."""
         return self.sync_every // self.fragments
 
-    @model_validator(mode="after")
-    def _fits(self) -> ReplicasSection:
-        if self.sync_every % self.fragments:
-            raise ValueError("sync_every is no multiple of fragments")
-        if self.delay >= self.interval:
-            raise ValueError(f"delay is not below sync_every / fragments = {self.interval}")
-        if self.min_replicas > self.num_replicas:
-            raise ValueError("min_replicas is above num_replicas")
-        if "://" not in self.transport:
-            raise ValueError("transport is no address such as s3://bucket/run-7 or torchft://HOST:PORT")
-        return self
+    def wrong(self) -> dict[str, Any]:
+        no_address = "transport is no address such as s3://bucket/run-7 or torchft://HOST:PORT"
+        return {
+            "sync_every is no multiple of fragments": self.sync_every % self.fragments,
+            f"delay is not below sync_every / fragments = {self.interval}": self.delay >= self.interval,
+            "min_replicas is above num_replicas": self.min_replicas > self.num_replicas,
+            no_address: not self.transport.partition("://")[2],
+        }
 
 
 class AgentRewardSection(Section):
@@ -234,14 +227,13 @@ class AgentSection(Section):
     reward: AgentRewardSection = AgentRewardSection()
     tools: AgentToolsSection = AgentToolsSection()
 
-    @model_validator(mode="after")
-    def _limits_fit(self) -> AgentSection:
-        for name in ("max_new_tokens", "summary_tokens"):
-            if getattr(self, name) >= self.max_context_tokens:
-                raise ValueError(f"{name} has to be below max_context_tokens: a prompt needs room, too")
-        if self.min_new_tokens > self.max_new_tokens:
-            raise ValueError("min_new_tokens is above max_new_tokens")
-        return self
+    def wrong(self) -> dict[str, Any]:
+        rest, most = "has to be below max_context_tokens: a prompt needs room, too", self.max_context_tokens
+        return {
+            f"max_new_tokens {rest}": self.max_new_tokens >= most,
+            f"summary_tokens {rest}": self.summary_tokens >= most,
+            "min_new_tokens is above max_new_tokens": self.min_new_tokens > self.max_new_tokens,
+        }
 
 
 class RunConfig(Section):
@@ -259,21 +251,20 @@ class RunConfig(Section):
     trainer: TrainerSection = TrainerSection()
     hints: HintsSection | None = None
     replay: ReplaySection | None = None
-    curriculum: CurriculumSection | None = None
+    curriculum: Section | None = None  # draws tasks by their pass rates, not in the data's order
     agent: AgentSection | None = None
     ray: RaySection | None = None
     replicas: ReplicasSection | None = None
     trl: dict[str, Any] = {}
 
-    @model_validator(mode="after")
-    def _tables_fit(self) -> RunConfig:
+    def wrong(self) -> dict[str, Any]:
         """An idle key is harmless; refused is what would train something else than was meant."""
         guard, heldout, evidence, agent = self.guard, self.heldout, self.evidence, self.agent
         hints, replay, trainer = self.hints, self.replay, self.trainer
         takes_lora_off = hints and hints.teacher == "lora-off"
         lacks_pairs = trainer.beta_replay and not (replay and (replay.pairs or replay.sibling_pairs))
         has_reward, has_length = self.reward != RewardSection(), "max_completion_length" in self.trl
-        wrong = {
+        return {
             'hints.teacher = "lora-off" needs [model.lora]': takes_lora_off and not self.model.lora,
             "[hints] does nothing while trainer.alpha_sdpo is 0": hints and not trainer.alpha_sdpo,
             "[replay] does nothing while trainer.beta_replay is 0": replay and not trainer.beta_replay,
@@ -287,10 +278,6 @@ class RunConfig(Section):
             "[evidence] needs heldout.sample_size: its guarantee is about fresh tasks": evidence
             and not (heldout and heldout.sample_size),
         }
-        for problem, is_so in wrong.items():
-            if is_so:
-                raise ValueError(problem)
-        return self
 
 
 def _data(name: str) -> dict[str, dict[str, Any]]:
@@ -299,7 +286,6 @@ def _data(name: str) -> dict[str, dict[str, Any]]:
 
 PRESETS: Final = _data("presets.toml")
 DEPARTED: Final = _data("departed_keys.toml")
-_INSTEAD: Final = DEPARTED.pop("instead")
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -307,12 +293,9 @@ def read_table(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:  # of the file; of TOML or of UTF-8
-        problem = f"the recipe is not valid TOML: {error}."
-        fix = "correct that place in the file; strings need quotes, tables their brackets."
-        if isinstance(error, OSError):
-            problem = f"the recipe cannot be read: {error.strerror}."
-            fix = "give the path of a run.toml; composer-rl recipe new writes one."
-        raise UsageError("CR0201", problem, where=str(path), fix=fix) from error
+        what = "cannot be read" if isinstance(error, OSError) else "is not valid TOML"
+        fix = "correct that place, or give the path of another run.toml; composer-rl recipe new writes one."
+        raise UsageError("CR0201", f"the recipe {what}: {error}.", where=str(path), fix=fix) from error
 
 
 def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -327,34 +310,26 @@ def parse_config(
     table: Mapping[str, Any], *, where: str, overrides: Mapping[str, Any] | None = None
 ) -> RunConfig:
     """Check a recipe given as a table; an error in one of ``overrides`` names the flag instead of ``where``."""
-    current, problem = _without_departed(table)
-    if problem is None:
-        try:
-            return RunConfig.model_validate(current)
-        except ValidationError as error:
-            problem = _first_problem(error)
-    key, sentence = problem
+    try:
+        return RunConfig.model_validate(_without_departed(table))
+    except ValidationError as error:
+        key, sentence = _first_problem(error)
     flag = next((name for name in overrides or {} if _is_within(key, name) or _is_within(name, key)), "")
     fix = "see docs/recipe-keys.md for every key."
     raise UsageError("CR0204", sentence, where=f"--set {flag}" if flag else where, fix=fix)
 
 
-def _without_departed(table: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, str] | None]:
-    """The recipe without keys that have left, and the first one that had another value than its last default, if any."""
+def _without_departed(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe without keys that have left, where they have their last default."""
     current: dict[str, Any] = copy.deepcopy(dict(table))
     for section, keys in DEPARTED.items():
         found: Any = current
         for part in section.split("."):
             found = found.get(part) if isinstance(found, dict) else None
-        if not isinstance(found, dict):
-            continue
-        for key, last in keys.items():
-            value, dotted = found.pop(key, last), f"{section}.{key}"
-            if value != last and not (dotted == "heldout.has_sentinel" and "evidence" in current):
-                constant = f" (it is always {json.dumps(last)} now)" if isinstance(last, int | float) else ""
-                cure = _INSTEAD.get(dotted, f"take the line out{constant}")
-                return current, (dotted, f"the key {dotted} has left: {cure}.")
-    return current, None
+        for key, last in keys.items() if isinstance(found, dict) else ():
+            if found.get(key) == last or (key == "has_sentinel" and "evidence" in current):
+                found.pop(key, None)
+    return current
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -400,6 +375,8 @@ def _first_problem(error: ValidationError) -> tuple[str, str]:
         return key, f"the key {key} is missing."
     if problem["type"] != "extra_forbidden":
         return key, f"{key}: {problem['msg'].removeprefix('Value error, ')}."
+    if path[-1] in DEPARTED.get(".".join(path[:-1]), {}):
+        return key, f"the key {key} has left: take the line out."
     near = difflib.get_close_matches(path[-1], _known_keys(path[:-1]), n=1, cutoff=0.0)
     nearest = f"the nearest known key is {'.'.join([*path[:-1], *near])}"
     return key, f"unknown key {key}{f'; {nearest}' if near else ': its table has no keys'}."

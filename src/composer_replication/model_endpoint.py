@@ -13,8 +13,6 @@ from composer_replication.errors import UsageError, needs_extra
 if TYPE_CHECKING:
     from types import ModuleType
 
-TIMEOUT_SECONDS = 120.0  # for one answer; a large model on a slow machine needs a minute
-_CHAT = "/chat/completions"
 _ADDRESS = re.compile(
     r"(?P<server>(?i:https?)://(?:\[[\da-fA-F:.]+\]|[^\s/?#@:\[\]]+)(?::(?P<port>\d{1,5}))?)(?P<path>(?:/[^\s?#]*)?)"
 )
@@ -22,11 +20,7 @@ _OF_OPENAI = ("OpenAI-Organization", "OpenAI-Project")  # headers from variables
 
 
 class EndpointFailed(Exception):
-    """No answer came; ``reason`` is a short name that is counted. Neither address nor key is in it."""
-
-    @property
-    def reason(self) -> str:
-        return str(self.args[0])
+    """No answer came; its text is a short name that is counted. Neither address nor key is in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +34,22 @@ class Endpoint:
     url: str
     model: str
     key: str = field(default="", repr=False)
-    timeout_seconds: float = TIMEOUT_SECONDS
+    timeout_seconds: float = 120.0  # for one answer; a large model on a slow machine needs a minute
     max_retries: int = 2
 
-    def client_options(self) -> dict[str, Any]:
-        """What ``openai.OpenAI`` and ``openai.AsyncOpenAI`` are made with: no key or name of its variables but ours."""
+    def client(self, *, is_async: bool = False) -> Any:
+        """``openai.OpenAI`` or ``openai.AsyncOpenAI``, as a context manager, with no key or name of its variables but ours."""
         openai = openai_package()
-        return {
-            "base_url": self.url,
-            "api_key": self.key or "none",
-            "timeout": self.timeout_seconds,
-            "max_retries": self.max_retries,
-            "default_headers": {name: openai.Omit() for name in _OF_OPENAI},
-        }
+        http = openai.DefaultAsyncHttpxClient if is_async else openai.DefaultHttpxClient
+        return (openai.AsyncOpenAI if is_async else openai.OpenAI)(
+            base_url=self.url,
+            api_key=self.key or "none",
+            timeout=self.timeout_seconds,
+            max_retries=self.max_retries,
+            default_headers={name: openai.Omit() for name in _OF_OPENAI},
+            # The key is for the server that was named, and for no other one that it points to.
+            http_client=http(follow_redirects=False),
+        )
 
     def ask(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The text that the model answers.
@@ -61,19 +58,18 @@ class Endpoint:
             EndpointFailed: ``unreachable``, ``timed-out``, ``http-STATUS``, ``not-an-answer``, ``refused`` (the model says
                 so) or ``cut-off`` (it ran out of tokens).
         """
-        openai = openai_package()
-        # The key is for the server that was named, and for no other one that it points to.
-        with (
-            openai.DefaultHttpxClient(follow_redirects=False) as http,
-            openai.OpenAI(http_client=http, **self.client_options()) as client,
-        ):
+        with self.client() as client:
             try:
                 answer = client.chat.completions.create(model=self.model, messages=list(messages))
-                return _content(answer)
-            except EndpointFailed:
-                raise
+                [choice, *_] = answer.choices
+                text, refusal = choice.message.content, choice.message.refusal
             except Exception as error:  # noqa: BLE001  what is no JSON, or of another form, the client meets in many ways
                 raise EndpointFailed(failure_reason(error)) from None
+        if refusal or not isinstance(text, str):
+            raise EndpointFailed("refused" if refusal else "not-an-answer")
+        if choice.finish_reason == "length":
+            raise EndpointFailed("cut-off")
+        return text
 
 
 def openai_package() -> ModuleType:
@@ -93,17 +89,6 @@ def failure_reason(error: Exception) -> str:
     return f"http-{error.status_code}" if isinstance(error, openai.APIStatusError) else "not-an-answer"
 
 
-def _content(answer: Any) -> str:
-    [choice, *_] = answer.choices
-    if choice.message.refusal:
-        raise EndpointFailed("refused")
-    if not isinstance(choice.message.content, str):
-        raise EndpointFailed("not-an-answer")
-    if choice.finish_reason == "length":
-        raise EndpointFailed("cut-off")
-    return choice.message.content
-
-
 def open_endpoint(url: str, model: str, key_variable: str = "") -> Endpoint:
     """An endpoint from what a user typed, refused where it is none (CR0206); nothing is asked yet.
 
@@ -120,5 +105,5 @@ def open_endpoint(url: str, model: str, key_variable: str = "") -> Endpoint:
     if problem or address is None:
         fix = "--instructions-from http://127.0.0.1:8000/v1 --instructions-model NAME [--instructions-key-env VARIABLE]"
         raise UsageError("CR0206", f"{problem}.", where=where, fix=fix)
-    path = address["path"].rstrip("/").removesuffix(_CHAT).removesuffix("/v1")
+    path = address["path"].rstrip("/").removesuffix("/chat/completions").removesuffix("/v1")
     return Endpoint(f"{address['server']}{path}/v1", model, key)

@@ -244,11 +244,10 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message of the policy and the prompt it answered, as ids and text."""
+    """One message of the policy and the prompt it answered."""
 
     prompt_ids: tuple[int, ...]
     completion: Completion
-    prompt_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,18 +268,14 @@ class ToolCall:
     call_id: str = ""
 
 
-ToolFault = Literal[
-    "", "invalid", "refused", "missing-file", "command-not-found", "edit-not-applied", "out-of-memory"
-]
-
-
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     """What the environment answered to one call; ``seconds`` are not compared.
 
     ``is_error`` says that the tool itself refused or failed; ``exit_code`` is that of a command, None for tools that run none.
     ``fault`` is ``invalid`` where no tool could take the call (unknown name, no JSON, wrong arguments, after the end of the
-    attempt), ``refused`` where it was one too many in its answer, so that no environment has seen it.
+    attempt), ``refused`` where it was one too many in its answer, so that no environment has seen it; or what a tool met:
+    ``missing-file``, ``command-not-found``, ``edit-not-applied``, ``out-of-memory``.
     """
 
     text: str
@@ -288,7 +283,7 @@ class ToolResult:
     exit_code: int | None = None
     timed_out: bool = False
     seconds: float = field(default=0.0, compare=False)
-    fault: ToolFault = ""
+    fault: str = ""
 
     @property
     def failed(self) -> bool:
@@ -359,19 +354,3 @@ class HeldoutReading:
     split_fingerprint: str
     seconds: float
     infrastructure_failures: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What a check of the trainer said, as ``checks.jsonl`` keeps it; at an ``error`` the step was not taken.
-
-    ``step`` counts from 1 (0: before the first). ``figures`` are the numbers behind the sentence, NaN where there is none.
-    """
-
-    step: int
-    code: str
-    name: str
-    level: Literal["note", "warning", "error"]
-    sentence: str
-    fix: str
-    figures: Mapping[str, float] = field(default_factory=dict)

@@ -31,11 +31,8 @@ from typing import Any
 from composer_replication.errors import InputError, UsageError
 
 SCHEMA_VERSION = 1
-
-
-def is_torn_write(name: str) -> bool:
-    """Whether a file has the name that ``write_atomic`` gives it until it is whole: the process's id stands in it."""
-    return re.fullmatch(r"\..+\.(\d+)\.tmp", name) is not None
+TORN_WRITE = re.compile(r"\..+\.(\d+)\.tmp")
+"""The name that ``write_atomic`` gives a file until it is whole: the process's id stands in it."""
 
 
 class RunFolder:
@@ -54,7 +51,7 @@ class RunFolder:
     def is_occupied(self) -> bool:
         """Whether anything is in it but the lock and what a killed writer left."""
         return self.root.is_dir() and any(
-            path.name != "LOCK" and not is_torn_write(path.name) for path in self.root.iterdir()
+            path.name != "LOCK" and not TORN_WRITE.fullmatch(path.name) for path in self.root.iterdir()
         )
 
     @contextmanager

@@ -35,7 +35,6 @@ RECORDS = {
     "Completion",
     "ExecResult",
     "FileEntry",
-    "Finding",
     "HeldoutReading",
     "Edit",
     "HintedTurn",
@@ -57,14 +56,10 @@ RECORDS = {
     "Turn",
 }
 PROTOCOLS = {
-    "AgentEnvironment",
     "Guard",
     "GuardStatus",
     "HintGenerator",
-    "PromptChooser",
     "PromptSource",
-    "Sandbox",
-    "SandboxBackend",
     "Stateful",
     "TokenPolicy",
     "Tokenizer",

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.interfaces import SandboxBackend
-from composer_replication.sandbox import acceptance, choose_backend
+from composer_replication.sandbox import SandboxBackend, acceptance, choose_backend
 from composer_replication.sandbox.bubblewrap import Bubblewrap
 from composer_replication.sandbox.choice import BACKENDS
 from composer_replication.sandbox.conformance.plugin import (

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 from ordinary_user import as_ordinary_user
 
-from composer_replication.interfaces import Sandbox
 from composer_replication.records import ExecResult, Limits, SandboxSpec
-from composer_replication.sandbox import choose_backend
+from composer_replication.sandbox import LocalSandbox, choose_backend
 from composer_replication.sandbox.bubblewrap import WarmJail
 from composer_replication.sandbox.bwrap_program import START_SECONDS
 from composer_replication.sandbox.conformance.plugin import MIB, living, python, start_ours, wait_until
@@ -32,7 +31,7 @@ SOON = 20.0  # well below START_SECONDS, after which a jail is given up
 LEAVE_MANY = "echo > up; sleep 98 & setsid sleep 98 & (setsid sleep 98 &) & sleep 98"
 
 
-def open_jail(name: str, tree: Path, limits: Limits | None = None) -> Sandbox:
+def open_jail(name: str, tree: Path, limits: Limits | None = None) -> LocalSandbox:
     backend = choose_backend(name)
     if not (check := backend.is_available()).ok:
         pytest.skip(f"{name} is not available here: {check.detail}")

@@ -14,10 +14,15 @@ from typing import Any
 import pytest
 
 from composer_replication.errors import MissingError, SandboxFailure
-from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import Check, ExecResult, SandboxSpec
-from composer_replication.sandbox import choose_backend, require_selftest, run_selftest, selftest
-from composer_replication.sandbox.local_sandbox import LocalSandbox
+from composer_replication.sandbox import (
+    LocalSandbox,
+    SandboxBackend,
+    choose_backend,
+    require_selftest,
+    run_selftest,
+    selftest,
+)
 
 
 class PlainSandbox(LocalSandbox):
@@ -57,7 +62,7 @@ class Plain:
     def is_available(self) -> Check:
         return Check(self.name, True, "a subprocess")
 
-    def open(self, spec: SandboxSpec) -> Sandbox:
+    def open(self, spec: SandboxSpec) -> LocalSandbox:
         return PlainSandbox(spec)
 
 
@@ -72,7 +77,7 @@ class Leaky:
     def is_available(self) -> Check:
         return self._real.is_available()
 
-    def open(self, spec: SandboxSpec) -> Sandbox:
+    def open(self, spec: SandboxSpec) -> LocalSandbox:
         return LeakySandbox(spec, self._real)
 
 
@@ -105,7 +110,7 @@ class Shows:
     def is_available(self) -> Check:
         return self._real.is_available()
 
-    def open(self, spec: SandboxSpec) -> Sandbox:
+    def open(self, spec: SandboxSpec) -> LocalSandbox:
         return self._real.open(replace(spec, read_only=(*spec.read_only, self._folder)))
 
 
@@ -114,7 +119,7 @@ class Broken(Plain):
 
     name = "broken"
 
-    def open(self, spec: SandboxSpec) -> Sandbox:
+    def open(self, spec: SandboxSpec) -> LocalSandbox:
         raise SandboxFailure("CR0302", "it does not start.")
 
 

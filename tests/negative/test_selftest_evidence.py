@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from composer_replication.errors import SandboxFailure
-from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
-from composer_replication.sandbox import run_selftest
+from composer_replication.sandbox import LocalSandbox, run_selftest
 from composer_replication.sandbox.bubblewrap import Bubblewrap, BubblewrapSandbox
-from composer_replication.sandbox.local_sandbox import LocalSandbox
 
 IN_THE_WAY = {
     "open_files": "real = os.open\ndef no(path, *rest):\n if path == '/dev/null': raise PermissionError(13, '')\n"
@@ -35,7 +33,7 @@ class Answering:
     def is_available(self) -> Check:
         return Check(self.name, True, "it answers")
 
-    def open(self, spec: SandboxSpec) -> Sandbox:
+    def open(self, spec: SandboxSpec) -> LocalSandbox:
         return _AnsweringSandbox(spec, self._answer)
 
 
@@ -60,7 +58,7 @@ class Hindering(Bubblewrap):
     def __init__(self, prelude: str) -> None:
         self._prelude = prelude
 
-    def open(self, spec: SandboxSpec) -> Sandbox:
+    def open(self, spec: SandboxSpec) -> LocalSandbox:
         return _HinderingSandbox(spec, self._prelude)
 
 
@@ -116,7 +114,7 @@ class Failing(Bubblewrap):
 
     name = "failing"
 
-    def open(self, spec: SandboxSpec) -> Sandbox:
+    def open(self, spec: SandboxSpec) -> LocalSandbox:
         raise KeyError(str(spec.tree))
 
 

@@ -11,9 +11,8 @@ import sys
 
 import pytest
 
-from composer_replication.interfaces import Sandbox
 from composer_replication.records import SandboxSpec
-from composer_replication.sandbox import run_selftest
+from composer_replication.sandbox import LocalSandbox, run_selftest
 from composer_replication.sandbox.keeper_process import NoIsolation, NoIsolationSandbox
 
 ONLY_IPV6 = """
@@ -52,7 +51,7 @@ class ClosedToIpv4(NoIsolation):
 
     name = "closed-to-ipv4"
 
-    def open(self, spec: SandboxSpec) -> Sandbox:
+    def open(self, spec: SandboxSpec) -> LocalSandbox:
         return _ClosedToIpv4(spec, None)
 
 

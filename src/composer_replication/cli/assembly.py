@@ -153,7 +153,7 @@ def identity_table(config: RunConfig) -> dict[str, Any]:
     """
     moves: Any = {"ray": True, "agent": {"judge"}}
     table = config.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude=moves)
-    if config.replicas is not None and config.replicas.is_torchft:
+    if config.replicas is not None and config.replicas.lighthouse:
         table["replicas"]["transport"] = "torchft"
     if config.evidence is not None:  # a key in runs of older versions, whose identity must not change
         table["heldout"]["has_sentinel"] = True

@@ -22,7 +22,7 @@ from composer_replication.errors import ComposerError, MissingError, UsageError
 from composer_replication.records import Check
 
 if TYPE_CHECKING:
-    from composer_replication.interfaces import SandboxBackend
+    from composer_replication.sandbox import SandboxBackend
 
 MISSING_EXIT_CODE = 3
 GIGABYTE = 10**9

@@ -161,7 +161,7 @@ def open_replica(config: RunConfig, number: int | None) -> Iterator[Replica | No
         yield None
         return
     rounds: Rounds
-    if options.is_torchft:
+    if options.lighthouse:
         quiet_torchft()
         with needs_extra("replicas", "torchft"):
             from composer_replication.replicas.torchft_rounds import TorchftRounds

@@ -21,9 +21,9 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from composer_replication.errors import SandboxFileError
-from composer_replication.interfaces import Sandbox
 from composer_replication.records import Task
 from composer_replication.rollouts.forgery_checks import START_NAMES
+from composer_replication.sandbox import LocalSandbox
 from composer_replication.tasks.intake import tree_rules
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.tree_rules import in_test_folder, is_test_path, skips_folder
@@ -108,7 +108,7 @@ def _taken_names(environment: Path) -> frozenset[str]:
     return sys.stdlib_module_names | installed
 
 
-def candidate_files(sandbox: Sandbox, takes: Callable[[str], bool]) -> dict[str, bytes]:
+def candidate_files(sandbox: LocalSandbox, takes: Callable[[str], bool]) -> dict[str, bytes]:
     """The files of a sandbox's tree that ``takes`` takes, by path; nothing may run in it meanwhile.
 
     Raises:

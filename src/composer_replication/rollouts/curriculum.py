@@ -119,7 +119,7 @@ class SavedCurriculum(Section):
 
 
 class Curriculum:
-    """A ``PromptChooser`` that draws each active task i by its expected p (1 - p).
+    """A ``PromptSource`` that chooses: it draws each active task i by its expected p (1 - p).
 
     chance_i = (1 - floor_share) w_i / sum_j w_j + floor_share / num_active, w_i = E[p_i (1 - p_i)]
 
@@ -175,7 +175,7 @@ class Curriculum:
         return chances
 
     def chosen_rows(self, num_rows: int) -> list[Mapping[str, Any]]:
-        """Begin a generation; see ``PromptChooser``. Where too few tasks have a chance, others fill it.
+        """Begin a generation; see ``PromptSource``. Where too few tasks have a chance, others fill it.
 
         What the generation before has brought is counted first, and everything fades.
         """

@@ -16,7 +16,6 @@ from threading import Lock
 from typing import Any, Literal, TypeVar
 
 from composer_replication.errors import SandboxFailure
-from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Limits, Outcome, Score, Task
 from composer_replication.rollouts.candidate_tree import graded_tree, rule_of, tree_sha256
 from composer_replication.rollouts.forgery_checks import (
@@ -28,6 +27,7 @@ from composer_replication.rollouts.forgery_checks import (
     survey,
 )
 from composer_replication.sandbox import choose_backend, require_selftest, runs_interrupted, warm_kind
+from composer_replication.sandbox.choice import SandboxBackend
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import fill

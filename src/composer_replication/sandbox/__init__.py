@@ -1,6 +1,6 @@
 """Where does untrusted code run? In a jail around one task tree.
 
-One contract (``interfaces.Sandbox``), backends for it (bubblewrap and sandlock; a kind of bubblewrap that stays
+One contract (``LocalSandbox``), backends for it (bubblewrap and sandlock; a kind of bubblewrap that stays
 warm between commands; harbor, for containers, pods and clouds; none, which is no jail) and one conformance suite for all. ``require_selftest`` proves that a jail holds before any
 reward depends on it.
 
@@ -9,13 +9,22 @@ reward depends on it.
 """
 
 from composer_replication.sandbox.acceptance import accept, accepted
-from composer_replication.sandbox.choice import choose_backend, name_of, open_sandbox, warm_kind
+from composer_replication.sandbox.choice import (
+    SandboxBackend,
+    choose_backend,
+    name_of,
+    open_sandbox,
+    warm_kind,
+)
 from composer_replication.sandbox.host_paths import HostPaths, base_interpreter, base_python, system_folders
+from composer_replication.sandbox.local_sandbox import LocalSandbox
 from composer_replication.sandbox.selftest import require_selftest, run_selftest
 from composer_replication.sandbox.supervised_run import runs_interrupted
 
 __all__ = [
     "HostPaths",
+    "LocalSandbox",
+    "SandboxBackend",
     "accept",
     "accepted",
     "base_interpreter",

@@ -42,7 +42,6 @@ from pathlib import Path
 from typing import IO
 
 from composer_replication.errors import MissingError
-from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
 from composer_replication.sandbox import bwrap_program, calls
 from composer_replication.sandbox.calls import failure
@@ -634,7 +633,7 @@ class Bubblewrap:
             return Check(self.name, False, f"{which} cannot start a jail: {problem}", fix)
         return Check(self.name, True, f"{which} starts a jail.")
 
-    def open(self, spec: SandboxSpec) -> Sandbox:
+    def open(self, spec: SandboxSpec) -> LocalSandbox:
         """Take over ``spec.tree`` and prepare a jail around it; a warm one starts with the first command."""
         bwrap_program.require_bwrap()
         if drops_uid() and setpriv() is None:

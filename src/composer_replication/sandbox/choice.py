@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from typing import Any, cast
+from typing import Any, Protocol, runtime_checkable
 
 from composer_replication.errors import MissingError, UsageError
-from composer_replication.interfaces import Sandbox, SandboxBackend
-from composer_replication.records import SandboxSpec
+from composer_replication.records import Check, SandboxSpec
 from composer_replication.sandbox.acceptance import WITHOUT_ISOLATION, require_accepted
+from composer_replication.sandbox.local_sandbox import LocalSandbox
 
 BACKENDS = {
     "bubblewrap": "composer_replication.sandbox.bubblewrap:Bubblewrap",
@@ -23,8 +23,18 @@ ONLY_BY_NAME = ("bubblewrap-warm", WITHOUT_ISOLATION)
 """Those that are never chosen without being named, as no service is either."""
 
 _HARBOR = "composer_replication.sandbox.harbor_backend:Harbor"
-
 _WARM = "-warm"  # the name of a backend, and this, is the name of its warm kind
+
+
+@runtime_checkable
+class SandboxBackend(Protocol):
+    """A kind of jail, chosen by name or by dotted path."""
+
+    name: str
+
+    def is_available(self) -> Check: ...
+
+    def open(self, spec: SandboxSpec) -> LocalSandbox: ...
 
 
 def choose_backend(name: str | None = None) -> SandboxBackend:
@@ -32,8 +42,7 @@ def choose_backend(name: str | None = None) -> SandboxBackend:
 
     Args:
         name: a key of ``BACKENDS``; ``harbor:NAME`` for an environment of Harbor's, or ``harbor:package.module:Class`` for
-            one of yours; or ``package.module:Class`` whose class takes no arguments and fulfils
-            ``interfaces.SandboxBackend``.
+            one of yours; or ``package.module:Class`` whose class takes no arguments and fulfils ``SandboxBackend``.
 
     Raises:
         UsageError: an unknown name, or a dotted path that leads nowhere (CR0305); ``none``, and nobody
@@ -60,10 +69,8 @@ def choose_backend(name: str | None = None) -> SandboxBackend:
 
 def _first_available() -> SandboxBackend:
     problems: list[str] = []
-    for name, path in BACKENDS.items():
-        if name in ONLY_BY_NAME:
-            continue
-        backend = _load(path)
+    for name in (known for known in BACKENDS if known not in ONLY_BY_NAME):
+        backend = _load(BACKENDS[name])
         check = backend.is_available()
         if check.ok:
             return backend
@@ -82,14 +89,13 @@ def _load(path: str, *words: str) -> SandboxBackend:
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         why = f"the sandbox backend {path!r} cannot be loaded: {error}."
         raise UsageError("CR0305", why, where="backend") from error
-    missing = [name for name in ("name", "is_available", "open") if not hasattr(found, name)]
-    if missing:
-        why = f"the sandbox backend {path!r} has no {', '.join(missing)}."
+    if not isinstance(found, SandboxBackend):
+        why = f"the sandbox backend {path!r} lacks one of name, is_available and open."
         raise UsageError("CR0305", why, where="backend")
-    return cast("SandboxBackend", found)
+    return found
 
 
-def open_sandbox(spec: SandboxSpec, backend: str | SandboxBackend | None = None) -> Sandbox:
+def open_sandbox(spec: SandboxSpec, backend: str | SandboxBackend | None = None) -> LocalSandbox:
     """Open a sandbox by a backend, by its name as in ``choose_backend``, or (None) by the first that works.
 
     Raises:

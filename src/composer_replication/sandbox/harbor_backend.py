@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import ComposerError, MissingError, SandboxFailure, UsageError, needs_extra
-from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
 from composer_replication.sandbox.calls import check_limits, failure
 from composer_replication.sandbox.folders import remove_folder
@@ -70,7 +69,7 @@ class Harbor:
             return Check(self.name, False, f"Harbor says: {error}", "do what it says")
         return Check(self.name, True, "Harbor finds what it needs.")
 
-    def open(self, spec: SandboxSpec) -> Sandbox:
+    def open(self, spec: SandboxSpec) -> LocalSandbox:
         """Start an environment and send ``spec``'s files into it."""
         check_limits(spec.limits)
         _factory()

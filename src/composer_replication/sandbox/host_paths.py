@@ -73,7 +73,7 @@ def system_folders() -> HostPaths:
             masked += _matching(folder, _PACKAGE_PATTERNS)
         else:
             shown += _matching(folder, _LIBRARY_CHILDREN)
-    return HostPaths(_each_once(shown), _each_once(masked))
+    return HostPaths(tuple(dict.fromkeys(shown)), tuple(dict.fromkeys(masked)))
 
 
 @cache
@@ -91,7 +91,7 @@ def base_interpreter(prefix: str = sys.base_prefix) -> HostPaths:
         shown = [folder / version for folder in libraries if (folder / version).is_dir()]
     else:
         shown = [path for path in (root / "bin", *libraries) if path.is_dir()]
-    return HostPaths(_each_once(shown), _each_once(masked))
+    return HostPaths(tuple(dict.fromkeys(shown)), tuple(dict.fromkeys(masked)))
 
 
 def paths_of(spec: SandboxSpec) -> HostPaths:
@@ -103,10 +103,6 @@ def paths_of(spec: SandboxSpec) -> HostPaths:
 
 def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
     return sorted({path for pattern in patterns for path in folder.glob(pattern)})
-
-
-def _each_once(paths: Iterable[Path]) -> tuple[Path, ...]:
-    return tuple(dict.fromkeys(paths))
 
 
 def resolve_links(path: Path) -> tuple[Path, tuple[tuple[Path, str], ...]]:

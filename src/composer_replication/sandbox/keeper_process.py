@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import MissingError
-from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, SandboxSpec
 from composer_replication.sandbox.calls import STARTER, failure, new_marker, resource_limits, to_result
 from composer_replication.sandbox.child_process import allowed
@@ -169,7 +168,7 @@ class NoIsolation:
         """It always is, and never a jail."""
         return Check(self.name, True, "a plain process: nothing is isolated.")
 
-    def open(self, spec: SandboxSpec) -> Sandbox:
+    def open(self, spec: SandboxSpec) -> LocalSandbox:
         """Take over ``spec.tree``. ``read_only`` and ``masked`` are checked and have no effect."""
         return NoIsolationSandbox(spec, None)
 
@@ -200,7 +199,7 @@ class Sandlock:
             return Check(self.name, False, problem, "use a newer kernel, or --backend bubblewrap")
         return Check(self.name, True, "Landlock and sandlock are there.")
 
-    def open(self, spec: SandboxSpec) -> Sandbox:
+    def open(self, spec: SandboxSpec) -> LocalSandbox:
         """Take over ``spec.tree`` and prepare a jail around it."""
         check = self.is_available()
         if not check.ok:

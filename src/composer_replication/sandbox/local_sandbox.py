@@ -13,11 +13,11 @@ import os
 import stat
 import subprocess
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any, Self
+from typing import Any
 
 from composer_replication.errors import SandboxFailure, SandboxFileError
 from composer_replication.records import ExecResult, FileEntry, SandboxSpec
@@ -36,10 +36,15 @@ _LONGEST_PATH = 4095  # what the system takes, without the NUL at its end
 _READ = 0o400
 
 
-class LocalSandbox(ABC):
-    """A jail whose tree is a folder of this machine; a backend adds ``_run``.
+class LocalSandbox(AbstractContextManager["LocalSandbox"]):
+    """One jail around one task tree, a folder of this machine; used by any number of threads. A backend adds ``_run``.
 
-    The tree is handed over to ``uid``, the user id inside (None: our own), and given back on ``close``.
+    docs/sandbox.md has the contract in full. Paths are POSIX and relative to the tree, or absolute below it; links are followed
+    inside of it. ``list_files`` gives all below a folder, sorted; ``restore`` brings a ``snapshot`` back any number of times. Of
+    an ``exec`` nothing is left alive when it returns. The tree is handed over to ``uid``, the user id inside (None: our own).
+
+    A ``SandboxFailure`` is raised where the jail broke (CR0302), is closed (CR0303), or knows no such snapshot (CR0309), never for
+    what a command did; a ``SandboxFileError`` for a path that cannot be used (CR0309), a ``CommandError`` for what is no command.
     """
 
     _is_dirty = True
@@ -106,7 +111,6 @@ class LocalSandbox(ABC):
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
     ) -> ExecResult:
-        """Run one command; see ``interfaces.Sandbox``."""
         argv, data, variables = checked_call(command, timeout_seconds, stdin, env)
         environment = self._variables(variables)
         with self._running():
@@ -132,23 +136,19 @@ class LocalSandbox(ABC):
         """Run a checked command in the tree."""
 
     def read_file(self, path: str, *, max_bytes: int = 4 * 1024**2) -> bytes:
-        """The first ``max_bytes`` bytes of a file."""
         with self._running():
             return self._tree_files.read(path, max_bytes)
 
     def write_file(self, path: str, data: bytes, *, is_executable: bool = False) -> None:
-        """Put a file there, whole or not at all; missing folders are made."""
         with self._running():
             self._is_dirty = True
             self._tree_files.write(path, data, is_executable=is_executable)
 
     def list_files(self, path: str = ".") -> list[FileEntry]:
-        """Everything below a folder, sorted by path."""
         with self._running():
             return self._tree_files.list(path)
 
     def snapshot(self) -> str:
-        """Keep the tree as it is; the name to ``restore`` it by."""
         with self._running(alone=True):
             try:
                 return self._snapshots.take()
@@ -156,9 +156,8 @@ class LocalSandbox(ABC):
                 raise failure("CR0309", f"the tree cannot be kept: {error}.", str(self.tree)) from error
 
     def restore(self, snapshot: str) -> None:
-        """Bring the tree back to a snapshot."""
         with self._running(alone=True):
-            if snapshot not in self._snapshots:
+            if snapshot not in self._snapshots.names:
                 raise failure("CR0309", f"there is no snapshot {snapshot!r} of this tree.", str(self.tree))
             self._is_dirty = True
             try:
@@ -180,11 +179,8 @@ class LocalSandbox(ABC):
         self._scratch.remove()
         release_uid(self._uid)
 
-    def _end_jail(self) -> None:  # noqa: B027  most have none between two commands
+    def _end_jail(self) -> None:  # most have none between two commands
         """End what stays between two commands; called when none runs any more, before anything is taken away."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -398,21 +394,18 @@ class TreeSnapshots:
     def __init__(self, tree: Path, folder: Path) -> None:
         self._tree = tree
         self._folder = folder
-        self._names: list[str] = []
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._names
+        self.names: list[str] = []
 
     def take(self) -> str:
         """Copy the tree; on a file system with copy on write only what changes later costs anything."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        name = f"snapshot-{len(self._names)}"
+        name = f"snapshot-{len(self.names)}"
         try:
             _copy_whatever_its_modes(self._tree, self._folder / name)
         except BaseException:
             folders.remove_folder(self._folder / name)
             raise
-        self._names.append(name)
+        self.names.append(name)
         return name
 
     def restore(self, name: str) -> None:

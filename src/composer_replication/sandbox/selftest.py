@@ -30,12 +30,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from composer_replication.errors import ComposerError, SandboxFailure
-from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import Check, ExecResult, Limits, SandboxSpec
 from composer_replication.sandbox import acceptance
 from composer_replication.sandbox.acceptance import WITHOUT_ISOLATION
-from composer_replication.sandbox.choice import name_of
+from composer_replication.sandbox.choice import SandboxBackend, name_of
 from composer_replication.sandbox.host_paths import base_interpreter, base_python
+from composer_replication.sandbox.local_sandbox import LocalSandbox
 from composer_replication.sandbox.process_folder import BAIT_PREFIX, make_held_folder
 from composer_replication.sandbox.selftest_probe import digest, read_head
 
@@ -81,7 +81,7 @@ class _Trial:
     bait: Bait
 
     @contextmanager
-    def open(self) -> Iterator[tuple[Sandbox, Path]]:
+    def open(self) -> Iterator[tuple[LocalSandbox, Path]]:
         with TemporaryDirectory(dir=self.bait.root, ignore_cleanup_errors=True) as folder:
             tree = Path(folder) / "tree"
             tree.mkdir()
@@ -126,7 +126,7 @@ class _NoAnswerError(Exception):
     """The probe could not run inside, or nothing shows that it did."""
 
 
-def _probe(sandbox: Sandbox, do: str, timeout_seconds: float, **order: Any) -> ExecResult:
+def _probe(sandbox: LocalSandbox, do: str, timeout_seconds: float, **order: Any) -> ExecResult:
     """Run a probe; what it wrote, without the word that shows that it began."""
     word = f"began-{secrets.token_hex(8)}"
     result = sandbox.exec(

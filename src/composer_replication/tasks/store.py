@@ -29,7 +29,7 @@ from typing import Any, Self, TypeVar
 
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.records import Task, TaskContent
-from composer_replication.run_folder import SCHEMA_VERSION, is_torn_write
+from composer_replication.run_folder import SCHEMA_VERSION, TORN_WRITE
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.cache import put_file, sha256_of, tree_bytes
 from composer_replication.tasks.intake.environment import (
@@ -445,7 +445,7 @@ def refuse_other_content(path: Path) -> None:
     if (path / NAME).exists():
         read_manifest(path)
     elif path.is_dir() and any(
-        item.name not in own and not is_torn_write(item.name) for item in path.iterdir()
+        item.name not in own and not TORN_WRITE.fullmatch(item.name) for item in path.iterdir()
     ):
         raise UsageError(
             "CR0231",

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.interfaces import Tokenizer
-from composer_replication.model_endpoint import Endpoint, failure_reason, open_endpoint, openai_package
+from composer_replication.model_endpoint import Endpoint, failure_reason, open_endpoint
 from composer_replication.rollouts.tokens.pair_ids import PairRow, tokenised
 from composer_replication.traces import pairs
 from composer_replication.traces.json_values import at
@@ -261,12 +261,9 @@ class Classroom:
 
     async def _sent(self, teacher: Teacher, key: str, request: Request) -> Any:
         """The JSON that a server answers."""
-        openai = openai_package()
-        # The key is for the server that was named, and for no other one that it points to.
         async with (
             asyncio.timeout(self.answer_seconds),
-            openai.DefaultAsyncHttpxClient(follow_redirects=False) as http,
-            openai.AsyncOpenAI(http_client=http, **teacher.endpoint.client_options()) as client,
+            teacher.endpoint.client(is_async=True) as client,
         ):
             route = client.completions if "prompt" in request else client.chat.completions
             how = {"model": teacher.endpoint.model, "extra_headers": {"Idempotency-Key": key}}

@@ -11,10 +11,9 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +22,6 @@ from transformers import TrainerCallback
 
 from composer_replication.errors import InputError
 from composer_replication.losses.policy_terms import effective_share
-from composer_replication.records import Finding
 from composer_replication.run_folder import RunFolder, append_jsonl
 from composer_replication.trainer.generation import loss_mask
 from composer_replication.trainer.metrics_log import json_row
@@ -83,6 +81,20 @@ def of_step(rows: Sequence[Figures]) -> dict[str, float]:
     return {name: _WORST.get(name, math.fsum)([r[name] for r in rows if name in r]) for name in names}
 
 
+class Finding(NamedTuple):
+    """What a check said, as ``checks.jsonl`` keeps it; at an ``error`` the step, counted from 1, was not taken."""
+
+    step: int
+    name: str
+    sentence: str
+    figures: dict[str, float]  # the numbers behind the sentence
+
+    def row(self) -> dict[str, Any]:
+        level = "error" if self.name == "non_finite" else "warning"
+        own = {"code": CODES[self.name], "level": level, "fix": REMEDIES[self.name]}
+        return {**self._asdict(), **own, "figures": json_row(self.figures)}
+
+
 class Judgement:
     """Remembers what a check needs, and says something when it begins to hold, again when it has gone and comes back.
     A step that is not finite is said every time.
@@ -120,12 +132,7 @@ class Judgement:
         if bad:
             words = f"{bad} is not finite: the step is skipped ({num_bad} in a row)."
             new.append(("non_finite", words, {"in_a_row": float(num_bad)}))
-        findings = []
-        for key, sentence, numbers in new:
-            name = key.split()[0]
-            level: Literal["warning", "error"] = "error" if name == "non_finite" else "warning"
-            findings.append(Finding(step, CODES[name], name, level, sentence, REMEDIES[name], numbers))
-        return findings
+        return [Finding(step, key.split()[0], sentence, numbers) for key, sentence, numbers in new]
 
     def _tokens(self, figures: Figures, first_part: str) -> Iterator[Said]:
         if (drift := mean_drift(figures)) > MAX_TOKEN_DRIFT:
@@ -324,10 +331,9 @@ class ChecksThatSpeak(TrainerCallback):
             metrics["checks/effective_sample_size"].append(figures["policy_effective_share"])
         findings = self.judgement.judge(self._step, figures, bad=bad, first_part=first_part)
         self.findings = (*self.findings, *findings)
-        for finding in findings if process_rank() == 0 else ():
-            logger.warning("%s: %s Next: %s", finding.code, finding.sentence, finding.fix)
+        for row in (finding.row() for finding in findings) if process_rank() == 0 else ():
+            logger.warning("%s: %s Next: %s", row["code"], row["sentence"], row["fix"])
             if self._trainer.run_folder is not None:
-                row = {**asdict(finding), "figures": json_row(finding.figures)}
                 append_jsonl(self._trainer.run_folder.checks, row)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

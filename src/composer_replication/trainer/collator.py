@@ -155,8 +155,8 @@ def rollouts_of(
     """One rollout a row; a run of sampled ids between tool output is a turn.
 
     The prompt of a turn begins with its conversation, which in a chained row (``rollout_columns``) need not be the first.
-    ``task_id`` is the row's column of that name, else its prompt; ``prompt_text`` the data's own text where a turn answers it,
-    else its ids decoded; ``token_logp`` the sampler's. A row whose mask TRL has emptied (an answer cut off) has no turn.
+    ``task_id`` is the row's column of that name, else its prompt; ``token_logp`` the sampler's. A row whose mask TRL has
+    emptied (an answer cut off) has no turn.
     """
     prompts, is_sampled_BT = _kept(batch["prompt_ids"], batch["prompt_mask"]), loss_mask(batch)
     known_logps = (batch.get(f"{of}_per_token_logps") for of in ("sampling", "old"))
@@ -170,11 +170,9 @@ def rollouts_of(
             known = logp if all(math.isfinite(value) for value in logp) else ()
             text = tokenizer.decode(ids[start:end], skip_special_tokens=True)
             reason = StopReason.FINISHED if ids[end - 1] in eos_token_ids else StopReason.LENGTH
-            answer = Completion(tuple(ids[start:end]), text, reason, known)
             opened = max((place for place in chains[idx] if place <= start), default=0)
             before = tuple(ids[opened:start]) if opened else (*prompt, *ids[:start])
-            given = rows[idx].get("prompt") if start == 0 else None
-            turns.append(Turn(before, answer, given if isinstance(given, str) else tokenizer.decode(before)))
+            turns.append(Turn(before, Completion(tuple(ids[start:end]), text, reason, known)))
         task_id = str(rows[idx].get("task_id") or rows[idx].get("prompt", ""))
         reason = turns[-1].completion.stop_reason if turns else StopReason.LENGTH
         rollouts.append(Rollout(task_id, step, tuple(turns), rewards[idx], None, reason, 0.0))

@@ -65,7 +65,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         is_finished: the text so far of one row is complete, so the row stops. Only with prefix sharing.
         policy_options: what the policy-gradient channel does beyond TRL (``preset_settings`` makes it of a recipe).
         prompt_source: gives fresh prompts to dynamic sampling; by default the training data in random order.
-            A ``PromptChooser`` also chooses the prompts of every generation, in the place of the data order.
+            One with ``chosen_rows`` also chooses the prompts of every generation, in the place of the data order.
         checks: whether checks speak.
         run_folder: where ``metrics.jsonl`` and ``verdicts.jsonl`` go (a run that begins anew empties them); None: nowhere.
         stateful: extra states saved in and restored from each checkpoint, by name.

@@ -39,8 +39,7 @@ def cut_back(folder: RunFolder, step: int, last_round_idx: int | None) -> None:
     """Drop what a resumed run will write again: lines, verdicts, findings and rollouts after ``step``."""
     keep_rows(folder.metrics, "step", step)
     keep_rows(folder.verdicts, "round_idx", -1 if last_round_idx is None else last_round_idx)
-    # Findings of step 0 are those before the first step, which begin anew with the run.
-    keep_rows(folder.checks, "step", step or -1)
+    keep_rows(folder.checks, "step", step)
     for path in folder.rollouts.glob("*.jsonl"):
         match = _ROLLOUT_FILE.fullmatch(path.name)
         if match is not None and int(match[1]) > step:

@@ -22,7 +22,6 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import pad
 
-from composer_replication.interfaces import PromptChooser, PromptSource
 from composer_replication.losses import policy_terms as losses
 from composer_replication.trainer import preset_settings
 from composer_replication.trainer.generation import ROUTED_EXPERTS, Generation, loss_mask, temporarily
@@ -279,16 +278,14 @@ def other_rows(
     return list(islice(others, num_rows))
 
 
-def chosen_inputs(
-    chooser: PromptSource | None, inputs: Any, group_size: int, metrics: dict[str, list[float]]
-) -> Any:
-    """This process's part of the rows that a ``PromptChooser`` chose, each once a rollout of its group; else ``inputs``.
+def chosen_inputs(chooser: Any, inputs: Any, group_size: int, metrics: dict[str, list[float]]) -> Any:
+    """This process's part of the rows that a prompt source chose, each once a rollout of its group; ``inputs`` where it chooses none.
 
     Every process chooses, so that their states stay alike, and the first one's choice counts.
     TRL puts the rows of all processes one after the other and cuts groups out of them, so a group may lie
     across two processes; it has one prompt there too.
     """
-    if not isinstance(chooser, PromptChooser):
+    if not hasattr(chooser, "chosen_rows"):
         return inputs
     rows = from_first(list(chooser.chosen_rows(len(inputs) * num_processes() // group_size)))
     for name, value in chooser.figures().items():
@@ -297,9 +294,9 @@ def chosen_inputs(
     return [dict(rows[(first + n) // group_size]) for n in range(len(inputs))]
 
 
-def learn_outcomes(chooser: PromptSource | None, *, is_training: bool) -> None:
-    """Tell a ``PromptChooser`` what came of its prompts, replacements included; what an evaluation brought is dropped."""
-    if isinstance(chooser, PromptChooser):
+def learn_outcomes(chooser: Any, *, is_training: bool) -> None:
+    """Tell a prompt source that chooses what came of its prompts, replacements included; what an evaluation brought is dropped."""
+    if hasattr(chooser, "chosen_rows"):
         outcomes = chooser.take_outcomes()
         if is_training:
             chooser.learn([outcome for part in gathered(outcomes) for outcome in part])

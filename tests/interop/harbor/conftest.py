@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.interfaces import SandboxBackend
-from composer_replication.sandbox import choose_backend, harbor_backend
+from composer_replication.sandbox import SandboxBackend, choose_backend, harbor_backend
 from composer_replication.sandbox.bwrap_program import find_bwrap
 from composer_replication.sandbox.conformance.plugin import expect_failure, jail, tree
 

@@ -9,9 +9,8 @@ import pytest
 from conftest import NAME
 
 from composer_replication.errors import ComposerError
-from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import SandboxSpec
-from composer_replication.sandbox import choose_backend, run_selftest
+from composer_replication.sandbox import SandboxBackend, choose_backend, run_selftest
 from composer_replication.sandbox.conformance.plugin import start_ours
 
 

@@ -12,9 +12,8 @@ import pytest
 from composer_replication.cli import doctor_verb
 from composer_replication.cli.main import main
 from composer_replication.errors import MissingError
-from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Check
-from composer_replication.sandbox import choice, selftest
+from composer_replication.sandbox import SandboxBackend, choice, selftest
 from composer_replication.sandbox.bubblewrap import Bubblewrap
 from composer_replication.sandbox.keeper_process import Sandlock
 

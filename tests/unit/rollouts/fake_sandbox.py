@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from composer_replication.errors import SandboxFailure, SandboxFileError
-from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, ExecResult, FileEntry, SandboxSpec
+from composer_replication.sandbox import LocalSandbox
 
 
 def done(stdout: str = "", stderr: str = "", exit_code: int = 0, **flags: bool) -> ExecResult:
@@ -24,7 +24,7 @@ class BrokenBackend:
     def is_available(self) -> Check:
         return Check("broken", True, "says so")
 
-    def open(self, spec: SandboxSpec) -> Sandbox:
+    def open(self, spec: SandboxSpec) -> LocalSandbox:
         raise SandboxFailure("CR0302", f"no jail around {spec.tree.name}.")
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.interfaces import PromptChooser, PromptSource, Stateful
+from composer_replication.interfaces import Stateful
 from composer_replication.records import TaskOutcome
 from composer_replication.rollouts.curriculum import PRIOR, Curriculum, Standing
 
@@ -48,8 +48,6 @@ def lost(task_id: str, num: int = 8) -> list[TaskOutcome]:
 
 
 def test_it_is_what_the_trainer_asks_for() -> None:
-    assert isinstance(make(), PromptChooser)
-    assert isinstance(make(), PromptSource)
     assert isinstance(make(), Stateful)
 
 

@@ -11,7 +11,6 @@ from episode_parts import ask, attempt_folders, paid
 
 from composer_replication.config import AgentRewardSection, AgentToolsSection
 from composer_replication.errors import InputError, SandboxFailure, UsageError
-from composer_replication.interfaces import AgentEnvironment
 from composer_replication.records import Limits, Task, ToolCall
 from composer_replication.rollouts.environment import feature_deletion_env as attempt_module
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
@@ -31,7 +30,7 @@ def env(grader: Grader) -> Iterator[FeatureDeletionEnv]:
     assert attempt_folders() == before  # nothing is left of any test
 
 
-def solve(env: AgentEnvironment, store: TaskStore, task: Task) -> None:
+def solve(env: FeatureDeletionEnv, store: TaskStore, task: Task) -> None:
     golden = store.files(task, "golden")[NUMBERS].decode()
     assert not ask(env, "write_file", path=NUMBERS, content=golden).is_error
 
@@ -40,8 +39,7 @@ def solve(env: AgentEnvironment, store: TaskStore, task: Task) -> None:
 def test_an_attempt_from_the_first_look_to_the_reward(
     env: FeatureDeletionEnv, store: TaskStore, clamp: Task
 ) -> None:
-    checked: AgentEnvironment = env
-    message = checked.reset(clamp.task_id)
+    message = env.reset(clamp.task_id)
     assert "clamp" in message and "call submit" in message
     assert f"{NUMBERS} (" in ask(env, "list_files").text
     assert "tinymath/numbers.py:26:def clamp" in ask(env, "search", pattern=r"def cl\w+\(").text

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from composer_replication.errors import SandboxFailure
-from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, Outcome, SandboxSpec, Task
 from composer_replication.rollouts import grading
 from composer_replication.rollouts.grading import Grader, GradeRequest
-from composer_replication.sandbox import choose_backend, selftest
+from composer_replication.sandbox import LocalSandbox, choose_backend, selftest
 from composer_replication.tasks.running.watched_run import WatchedReport, run_watched
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.twin.twin_run import TwinScore
@@ -124,7 +123,7 @@ class Elsewhere:
     def is_available(self) -> Check:
         return choose_backend().is_available()
 
-    def open(self, spec: SandboxSpec) -> Sandbox:
+    def open(self, spec: SandboxSpec) -> LocalSandbox:
         path = spec.tree / "tinymath" / "numbers.py"
         if self.is_bad and path.is_file():
             path.write_text(f"{path.read_text()}\n\ndef clamp(*_):\n    raise OSError('no network here')\n")
@@ -200,7 +199,7 @@ class ShowsTheStore:
     def is_available(self) -> Check:
         return choose_backend().is_available()
 
-    def open(self, spec: SandboxSpec) -> Sandbox:
+    def open(self, spec: SandboxSpec) -> LocalSandbox:
         return choose_backend().open(replace(spec, read_only=(*spec.read_only, self.store)))
 
 

@@ -301,7 +301,6 @@ def test_a_rollout_alone_is_enough_for_what_it_shows() -> None:
     turn = Turn(
         tuple(SMOLLM2.encode(prompt, add_special_tokens=False)),
         Completion(sampled, text, StopReason.LENGTH),
-        prompt,
     )
     rollout = Rollout("t", 1, (turn,), 0.0, Score({"t::a": Outcome.FAILED}), StopReason.LENGTH, 1.0)
     ((hinted,),) = HintedTurnMaker(

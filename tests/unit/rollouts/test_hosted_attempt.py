@@ -18,7 +18,11 @@ from episode_parts import attempt_folders
 from composer_replication.errors import InputError, MissingError, NothingToDoError, SandboxFailure, UsageError
 from composer_replication.records import Task, ToolCall, ToolResult
 from composer_replication.rollouts.environment import feature_deletion_env as attempt_module
-from composer_replication.rollouts.environment.hosted_attempt import AttemptHost, HostOptions, Lease
+from composer_replication.rollouts.environment.hosted_attempt import (
+    AttemptHost,
+    EnvironmentLease,
+    HostOptions,
+)
 from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks.store import TaskStore
 
@@ -53,13 +57,13 @@ def bash(command: str) -> ToolCall:
     return ToolCall("bash", json.dumps({"command": command}))
 
 
-async def opened(host: AttemptHost, task: Task) -> Lease:
+async def opened(host: AttemptHost, task: Task) -> EnvironmentLease:
     lease = host.lease()
     await lease.do(lambda environment: environment.reset(task.task_id))
     return lease
 
 
-async def made(lease: Lease, call: ToolCall) -> ToolResult:
+async def made(lease: EnvironmentLease, call: ToolCall) -> ToolResult:
     return await lease.do(lambda environment: environment.call(call))
 
 

@@ -20,12 +20,11 @@ from episode_parts import IdTalk, ScriptedPolicy, ask, attempt_folders, limits, 
 
 from composer_replication.config import AgentSection, AgentToolsSection
 from composer_replication.errors import SandboxFailure
-from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Check, Limits, StopReason, Task, ToolCall, ToolResult, Turn
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.episodes.agent_loop import EpisodeParts, run_episodes
 from composer_replication.rollouts.grading import Grader
-from composer_replication.sandbox import bubblewrap, choose_backend, selftest
+from composer_replication.sandbox import SandboxBackend, bubblewrap, choose_backend, selftest
 from composer_replication.sandbox.bubblewrap import Bubblewrap, WarmBubblewrap, WarmBubblewrapSandbox
 from composer_replication.sandbox.process_tree import descendants
 from composer_replication.tasks.store import TaskStore

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from composer_replication.interfaces import Sandbox
 from composer_replication.records import ExecResult, SandboxSpec
+from composer_replication.sandbox import LocalSandbox
 from composer_replication.sandbox.bubblewrap import Bubblewrap, BubblewrapSandbox
 from composer_replication.sandbox.keeper_process import NoIsolation
 
@@ -26,7 +26,7 @@ class Wrong(Bubblewrap):
         "test_text_that_no_call_of_the_system_takes_is_refused": "a claim that does not come true",
     }
 
-    def open(self, spec: SandboxSpec) -> Sandbox:
+    def open(self, spec: SandboxSpec) -> LocalSandbox:
         return _Miscounting(spec)
 
 

@@ -13,9 +13,9 @@ import pytest
 
 import composer_replication
 from composer_replication.errors import MissingError, SandboxFailure, UsageError
-from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, Limits, SandboxSpec
 from composer_replication.sandbox import (
+    LocalSandbox,
     acceptance,
     bwrap_program,
     choice,
@@ -39,7 +39,7 @@ class Absent:
     def is_available(self) -> Check:
         return Check(self.name, False, "it is not here.")
 
-    def open(self, spec: SandboxSpec) -> Sandbox:
+    def open(self, spec: SandboxSpec) -> LocalSandbox:
         raise SandboxFailure("CR0302", f"opened for {spec.tree}.")
 
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from composer_replication.errors import SandboxFailure, UsageError
-from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, Limits, SandboxSpec
-from composer_replication.sandbox import acceptance, choose_backend, require_selftest, selftest
+from composer_replication.sandbox import LocalSandbox, acceptance, choose_backend, require_selftest, selftest
 from composer_replication.sandbox.keeper_process import NoIsolation
 
 
@@ -32,7 +31,7 @@ class Lacking:
     def is_available(self) -> Check:
         return Check(self.name, True, "here")
 
-    def open(self, spec: SandboxSpec) -> Sandbox:
+    def open(self, spec: SandboxSpec) -> LocalSandbox:
         raise SandboxFailure("CR0302", f"never opened for {spec.tree}.")
 
 

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from composer_replication.errors import SandboxFailure
-from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Limits, SandboxSpec
-from composer_replication.sandbox import choose_backend
+from composer_replication.sandbox import SandboxBackend, choose_backend
 from composer_replication.sandbox.folders import (
     ENOUGH_BYTES,
     LEAST_BYTES,

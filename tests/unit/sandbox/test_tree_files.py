@@ -177,7 +177,7 @@ def test_a_tree_too_deep_for_a_copy_is_data_and_no_failure(tree: Path, tmp_path:
     with pytest.raises(SandboxFileError, match=r"CR0309.*too long"):
         snapshots.take()
     assert list((tmp_path / "copies").iterdir()) == []
-    assert "snapshot-0" not in snapshots
+    assert "snapshot-0" not in snapshots.names
 
 
 def test_too_many_paths_are_data_and_no_failure(

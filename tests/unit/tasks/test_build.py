@@ -18,8 +18,8 @@ from small_trees import contents, write_tree
 
 from composer_replication.cli.main import main
 from composer_replication.errors import InputError, SandboxFailure, UsageError
-from composer_replication.interfaces import Sandbox
 from composer_replication.records import Check, SandboxSpec
+from composer_replication.sandbox import LocalSandbox
 from composer_replication.tasks import build, repository
 from composer_replication.tasks.build import Build, BuildSummary, build_tasks
 from composer_replication.tasks.build_state import Decision, Journal, Settings, in_order, read_journal
@@ -337,7 +337,7 @@ class NoJail:
     def is_available(self) -> Check:
         return Check(self.name, True, "it is here.")
 
-    def open(self, spec: SandboxSpec) -> Sandbox:
+    def open(self, spec: SandboxSpec) -> LocalSandbox:
         raise SandboxFailure("CR0302", "it does not start.")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ def uneven(completions: list[str], **kwargs: Any) -> list[float]:
 def spoken(trainer: Any) -> list[str]:
     """What was said, and that the run folder says the same."""
     stored = read_jsonl(trainer.run_folder.checks)
-    assert [row["code"] for row in stored] == [finding.code for finding in trainer.checks.findings]
+    assert [row["code"] for row in stored] == [finding.row()["code"] for finding in trainer.checks.findings]
     return [finding.name for finding in trainer.checks.findings]
 
 
@@ -101,7 +100,7 @@ def test_token_drift_names_the_token(make: MakeTrainer) -> None:
     assert "they part first at token 2 of row" in finding.sentence
     assert any(f"id {90 + n} " in finding.sentence for n in range(4))
     (row,) = read_run(trainer.run_folder.root).findings  # as the report shows it
-    assert dict(row) == asdict(finding)
+    assert dict(row) == finding.row()
 
 
 def test_engines_that_nearly_agree_do_not_drift(make: MakeTrainer) -> None:
@@ -232,7 +231,7 @@ def test_a_step_that_is_not_finite_is_saved_and_skipped(make: MakeTrainer) -> No
     assert [name for name in spoken(trainer) if name == "non_finite"] == ["non_finite"] * 2
     bad = [finding for finding in trainer.checks.findings if finding.name == "non_finite"]
     assert [finding.step for finding in bad] == [2, 4]
-    assert [finding.level for finding in bad] == ["error", "error"]
+    assert [finding.row()["level"] for finding in bad] == ["error", "error"]
     folder = trainer.run_folder.bad_batches
     assert sorted(path.name for path in folder.iterdir()) == [
         "step-000002-process-0.pt",

@@ -113,7 +113,7 @@ few_ids = st.lists(st.integers(0, 2), max_size=6).map(tuple)
 
 
 def rollout(logps: tuple[float, ...] = LOGPS) -> Rollout:
-    turn = Turn(PROMPT, Completion(ANSWER, "an answer", StopReason.FINISHED, logps), "a prompt")
+    turn = Turn(PROMPT, Completion(ANSWER, "an answer", StopReason.FINISHED, logps))
     return Rollout("a task", 0, (turn,), 0.0, None, StopReason.FINISHED, 0.0)
 
 
@@ -149,7 +149,7 @@ def test_another_context_is_refused(prompt: tuple[int, ...]) -> None:
 def test_wherever_ids_are_put_in_the_context_is_taken(
     prompt: tuple[int, ...], hint: tuple[int, ...], place: int
 ) -> None:
-    made = Turn(prompt, Completion(ANSWER, "an answer", StopReason.FINISHED, ()), "a prompt")
+    made = Turn(prompt, Completion(ANSWER, "an answer", StopReason.FINISHED, ()))
     turn = HintedTurn(prompt, (*prompt[:place], *hint, *prompt[place:]), ANSWER)
     assert matched_turns([[turn]], [replace(rollout(), turns=(made,))]) == [[turn]]
 

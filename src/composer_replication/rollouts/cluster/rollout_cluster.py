@@ -3,7 +3,7 @@
 Ray places them, and keeps those waiting for which it has no room. One whose process or node dies is a failure of the
 sandbox for whoever used it, and a new one takes its place. Each is lent once it is prepared.
 
-``RayEnvironment`` fulfils ``interfaces.AgentEnvironment``, ``RayGrader`` is a ``Grader``.
+``RayEnvironment`` is a ``FeatureDeletionEnv``, ``RayGrader`` a ``Grader``.
 
 Ray: Moritz et al., OSDI 2018. This module needs the extra ``ray``.
 """
@@ -22,11 +22,14 @@ import ray
 from ray.exceptions import RayError
 
 from composer_replication.errors import MissingError, SandboxFailure
-from composer_replication.records import Score, ToolCall, ToolResult, ToolSpec
+from composer_replication.records import Score, ToolCall, ToolResult
 from composer_replication.rollouts.cluster.rollout_actor import ClusterOptions, RolloutActor, files_of, fitted
-from composer_replication.rollouts.environment.feature_deletion_env import Judgement, no_attempt
+from composer_replication.rollouts.environment.feature_deletion_env import (
+    FeatureDeletionEnv,
+    Judgement,
+    no_attempt,
+)
 from composer_replication.rollouts.grading import Grader, GradeRequest
-from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.workers.ray_cluster import (
     NUM_RETRIES,
@@ -194,7 +197,7 @@ def _final(failure: SandboxFailure) -> MissingError:
     return MissingError(failure.code, failure.message, where=failure.where, fix=failure.fix)
 
 
-class RayEnvironment:
+class RayEnvironment(FeatureDeletionEnv):
     """A policy's attempts at tasks, one after the other, each on some node of a cluster.
 
     Used in the place of ``FeatureDeletionEnv``, by one thread at a time; its methods do what they do there. From ``reset`` to
@@ -202,8 +205,6 @@ class RayEnvironment:
     lost, and its caller begins it again. The sandbox of an environment that is not closed stays until its actor is lent
     again, or the cluster is closed.
     """
-
-    tools: tuple[ToolSpec, ...] = TOOLS
 
     def __init__(self, cluster: RolloutCluster) -> None:
         self._cluster = cluster
@@ -221,7 +222,7 @@ class RayEnvironment:
         self.close()
         self._cluster.store.get(task_id)
         self._actor = self._cluster.lease()
-        self._end = weakref.finalize(self, self._cluster.give_back, self._actor)
+        self._give_back = weakref.finalize(self, self._cluster.give_back, self._actor)
         try:
             return str(self._ask("reset", task_id))
         except BaseException:
@@ -253,7 +254,7 @@ class RayEnvironment:
             self._ask_if_whole("close")
         finally:
             self._actor, self._is_over, self._is_broken = None, False, False
-            self._end()
+            self._give_back()
 
     def _require_attempt(self) -> None:
         if self._actor is None:

@@ -1,4 +1,4 @@
-"""One attempt at one task: tools in a sandbox, grading outside of it. Fulfils ``interfaces.AgentEnvironment``.
+"""One attempt at one task: tools in a sandbox, grading outside of it.
 
     reward = share of the visible tests, by ``rule``
              - share of PASS_TO_PASS that broke                  (``breaks`` cost; with mask the share is 0 where any broke)
@@ -23,7 +23,6 @@ from pathlib import Path
 from composer_replication import sandbox
 from composer_replication.config import AgentRewardSection, AgentToolsSection
 from composer_replication.errors import SandboxFailure, UsageError
-from composer_replication.interfaces import AgentEnvironment, SandboxBackend
 from composer_replication.records import (
     MonitorMode,
     Outcome,
@@ -50,7 +49,7 @@ from composer_replication.rollouts.monitor.hack_monitor import (
 )
 from composer_replication.rollouts.tools.tool_context import VisibleTests
 from composer_replication.rollouts.tools.toolbox import TOOLS, Toolbox
-from composer_replication.sandbox import open_sandbox
+from composer_replication.sandbox import SandboxBackend, open_sandbox
 from composer_replication.sandbox.process_folder import process_folder, remove_abandoned
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.instructions.writing import write_instruction
@@ -127,7 +126,7 @@ def first_message(store: TaskStore, task: Task) -> str:
     return f"{write_instruction(store, task)}\n{HOW_TO_WORK}\n"
 
 
-def begin(environment: AgentEnvironment, task_id: str) -> str:
+def begin(environment: FeatureDeletionEnv, task_id: str) -> str:
     """``reset``, tried once more where the sandbox fails: for whoever cannot begin an episode anew."""
     try:
         return environment.reset(task_id)

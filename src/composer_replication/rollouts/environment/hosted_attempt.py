@@ -14,13 +14,12 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from pydantic import ConfigDict, Field
 
 from composer_replication.config import AgentRewardSection
 from composer_replication.errors import SandboxFailure, UsageError
-from composer_replication.interfaces import AgentEnvironment
 from composer_replication.records import MonitorMode
 from composer_replication.rollouts.environment.feature_deletion_env import (
     FeatureDeletionEnv,
@@ -31,23 +30,22 @@ from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks.store import TaskStore
 
 T = TypeVar("T")
-Leased = TypeVar("Leased", bound=AgentEnvironment)
 
 
-class EnvironmentLease(Generic[Leased]):
+class EnvironmentLease:
     """An environment with a thread of its own, which opens it for the first job and closes it after the last one.
 
     ``closed`` is done when nothing is open any more.
     """
 
-    def __init__(self, open_environment: Callable[[], Leased]) -> None:
+    def __init__(self, open_environment: Callable[[], FeatureDeletionEnv]) -> None:
         self.closed: Future[None] = Future()
         self._open = open_environment
         self._thread = ThreadPoolExecutor(1, "environment")
-        self._environment: Leased | None = None
+        self._environment: FeatureDeletionEnv | None = None
         self._is_released, self._lock = False, threading.Lock()
 
-    async def do(self, act: Callable[[Leased], T], *, seconds: float | None = None) -> T:
+    async def do(self, act: Callable[[FeatureDeletionEnv], T], *, seconds: float | None = None) -> T:
         """Run ``act`` on the environment, after whatever runs there. None waits for as long as it takes.
 
         Raises:
@@ -80,7 +78,7 @@ class EnvironmentLease(Generic[Leased]):
             self._close()
         self._thread.shutdown(wait=False)
 
-    def _work(self, act: Callable[[Leased], T]) -> T:
+    def _work(self, act: Callable[[FeatureDeletionEnv], T]) -> T:
         self._require_lease()
         if self._environment is None:
             self._environment = self._open()
@@ -98,9 +96,6 @@ class EnvironmentLease(Generic[Leased]):
                     environment.close()
         finally:
             self.closed.set_result(None)
-
-
-Lease = EnvironmentLease[FeatureDeletionEnv]
 
 
 class HostOptions(AgentRewardSection):
@@ -133,7 +128,7 @@ class AttemptHost:
         self._options = options
         self._grader = Grader(self.store, backend=options.backend, num_jobs=options.num_jobs)
 
-    def lease(self) -> Lease:
+    def lease(self) -> EnvironmentLease:
         """A fresh environment, for any number of tasks of an event loop.
 
         Calls are made one after the other. Who stops waiting, because of a limit or a cancellation, stops nothing in the

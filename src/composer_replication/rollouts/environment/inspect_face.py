@@ -20,7 +20,11 @@ from composer_replication.rollouts.environment.feature_deletion_env import (
     first_message,
     no_attempt,
 )
-from composer_replication.rollouts.environment.hosted_attempt import AttemptHost, HostOptions, Lease
+from composer_replication.rollouts.environment.hosted_attempt import (
+    AttemptHost,
+    EnvironmentLease,
+    HostOptions,
+)
 from composer_replication.rollouts.tools.toolbox import TOOLS
 
 with needs_extra("inspect", "the inspect task"):
@@ -40,7 +44,7 @@ class _Attempts(AttemptHost):
     def __init__(self, options: HostOptions) -> None:
         super().__init__(options)
         self.failures: dict[str, str] = {}
-        self.leases: dict[str, Lease] = {}
+        self.leases: dict[str, EnvironmentLease] = {}
 
     async def do(self, state: Any, act: Callable[[FeatureDeletionEnv], T]) -> T | None:
         """None where the sandbox fails, or has failed before; the model is asked no more then."""

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 from composer_replication.errors import SandboxFailure, UsageError
-from composer_replication.interfaces import AgentEnvironment
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.environment.feature_deletion_env import BROKEN, FeatureDeletionEnv, begin
 from composer_replication.rollouts.grading import Grader
@@ -26,7 +25,7 @@ class TrlFeatureDeletion:
     by TRL itself, before we hear of it.
     """
 
-    def __init__(self, environment: AgentEnvironment) -> None:
+    def __init__(self, environment: FeatureDeletionEnv) -> None:
         self._environment = environment
         self._is_broken = False
 

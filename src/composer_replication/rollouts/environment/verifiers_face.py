@@ -21,7 +21,11 @@ from composer_replication.rollouts.environment.feature_deletion_env import (
     first_message,
     no_attempt,
 )
-from composer_replication.rollouts.environment.hosted_attempt import AttemptHost, HostOptions, Lease
+from composer_replication.rollouts.environment.hosted_attempt import (
+    AttemptHost,
+    EnvironmentLease,
+    HostOptions,
+)
 from composer_replication.rollouts.tools.tool_context import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
 
@@ -34,7 +38,7 @@ NAME = "composer-replication-verifiers"
 """What ``vf-eval`` and configurations call it: the name of the module that the library imports."""
 T = TypeVar("T")
 _HOSTS: dict[str, AttemptHost] = {}
-_LEASES: dict[str, Lease] = {}
+_LEASES: dict[str, EnvironmentLease] = {}
 """Attempts of rollouts under way, by the id of their trace; they live in this process alone and are in no record."""
 
 

@@ -24,8 +24,9 @@ from typing import Any
 
 from composer_replication.config import AgentSection
 from composer_replication.errors import InputError, SandboxFailure
-from composer_replication.interfaces import AgentEnvironment, Tokenizer, TokenPolicy
+from composer_replication.interfaces import Tokenizer, TokenPolicy
 from composer_replication.records import Completion, StopReason, ToolCall, ToolResult, ToolSpec, Turn
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.hosted_attempt import EnvironmentLease
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts
 from composer_replication.rollouts.episodes.policies import BatchingPolicy, RefusedRequestError
@@ -107,9 +108,9 @@ class EpisodeParts:
     """
 
     policy: TokenPolicy
-    open_environment: Callable[[], AgentEnvironment]
+    open_environment: Callable[[], FeatureDeletionEnv]
     talk: LedgerTalk
-    finish: Callable[[AgentEnvironment, str], Any] = lambda environment, _: environment.finish()
+    finish: Callable[[FeatureDeletionEnv, str], Any] = lambda environment, _: environment.finish()
     temperature: float = 1.0
 
 
@@ -131,7 +132,7 @@ async def run_episodes(
     raised, but for a ``SandboxFailure``.
     """
     options = options or AgentSection()
-    leases: list[EnvironmentLease[AgentEnvironment]] = []
+    leases: list[EnvironmentLease] = []
     shared = (leases, asyncio.Semaphore(options.max_concurrent), itertools.count(1), on_ended)
     blanks = [Episode(task_id, index, step, seed) for index, task_id in enumerate(task_ids)]
     running = [asyncio.create_task(OneEpisode(blank, parts, options, *shared).run()) for blank in blanks]
@@ -165,7 +166,7 @@ class OneEpisode:
     blank: Episode
     parts: EpisodeParts
     options: AgentSection
-    leases: list[EnvironmentLease[AgentEnvironment]]
+    leases: list[EnvironmentLease]
     places: asyncio.Semaphore
     num_ended: Iterator[int]
     on_ended: Callable[[int], None]

@@ -13,9 +13,9 @@ from typing import Any
 
 from composer_replication.config import AgentSection
 from composer_replication.errors import SandboxFailure
-from composer_replication.interfaces import AgentEnvironment, TokenPolicy
+from composer_replication.interfaces import TokenPolicy
 from composer_replication.records import StopReason, Task, TaskOutcome
-from composer_replication.rollouts.environment.feature_deletion_env import Judgement
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, Judgement
 from composer_replication.rollouts.episodes.agent_loop import EpisodeParts, LedgerTalk, run_episodes
 from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.policies import run_anywhere
@@ -42,7 +42,7 @@ class EpisodePlayer:
     """
 
     grader: Grader
-    open_environment: Callable[[], AgentEnvironment]
+    open_environment: Callable[[], FeatureDeletionEnv]
     talk: LedgerTalk
     options: AgentSection
     seed: int = field(kw_only=True)

@@ -176,9 +176,7 @@ class ServedPolicy:
         self._client: Any = None
 
     async def __aenter__(self) -> ServedPolicy:
-        openai = openai_package()
-        http = openai.DefaultAsyncHttpxClient(follow_redirects=False)
-        self._client = openai.AsyncOpenAI(http_client=http, **self.endpoint.client_options())
+        self._client = self.endpoint.client(is_async=True)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -308,10 +306,9 @@ def find_server(endpoint: Endpoint, *, wait_seconds: float = 0.0) -> ServedModel
         MissingError: nobody answers there (CR0824).
         UsageError: it serves no model, or what answers is no such server (CR0826).
     """
-    openai = openai_package()
     deadline = time.monotonic() + wait_seconds
     quick = replace(endpoint, timeout_seconds=_QUESTION_SECONDS, max_retries=0)
-    with openai.OpenAI(**quick.client_options()) as client:
+    with quick.client() as client:
         while True:
             try:
                 cards = client.models.list().data or []
@@ -371,7 +368,7 @@ def require_fit(
         raise _unfit(problem, f"serve with {SERVE_COMMAND}")
     ours_ids = tokenizer.encode(PROBE, add_special_tokens=False)
     ask = {"model": endpoint.model, "prompt": PROBE, "add_special_tokens": False}
-    with openai_package().OpenAI(**replace(endpoint, max_retries=0).client_options()) as client:
+    with replace(endpoint, max_retries=0).client() as client:
         ids = _told_by(client, endpoint, "tokenize", ask).get("tokens", ours_ids)
     if ids != ours_ids:
         raise _unfit("its tokenizer is another than that of the recipe's model", "serve the recipe's model")

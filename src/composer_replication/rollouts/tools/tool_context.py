@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from composer_replication.records import ToolCall, ToolFault, ToolSpec
+from composer_replication.records import ToolCall, ToolSpec
 
 MAX_FILE_BYTES = 2 * 1024**2
 """Of a file that is read, written, edited or searched."""
@@ -23,7 +23,7 @@ _MIN_KEPT = 200
 class RefusedError(Exception):
     """The tool does not do it; the text says why and what to do instead, ``fault`` what it is to a hint."""
 
-    def __init__(self, text: str, fault: ToolFault = "") -> None:
+    def __init__(self, text: str, fault: str = "") -> None:
         super().__init__(text)
         self.fault = fault
 

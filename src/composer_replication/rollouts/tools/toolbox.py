@@ -19,8 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from composer_replication.errors import CommandError, SandboxFileError
-from composer_replication.interfaces import Sandbox
-from composer_replication.records import ExecResult, FileEntry, ToolCall, ToolFault, ToolResult, ToolSpec
+from composer_replication.records import ExecResult, FileEntry, ToolCall, ToolResult, ToolSpec
 from composer_replication.rollouts.tools.tool_context import (
     MAX_FILE_BYTES,
     RefusedError,
@@ -30,6 +29,7 @@ from composer_replication.rollouts.tools.tool_context import (
     clip,
     spec_of,
 )
+from composer_replication.sandbox import LocalSandbox
 from composer_replication.tasks.suite_options import OVERRIDES
 from composer_replication.tasks.test_run import program_text
 
@@ -181,7 +181,7 @@ def _is_seen(entry: FileEntry) -> bool:
     return _UNSEEN_FOLDERS.isdisjoint(entry.path.split("/")[:-1])
 
 
-def _text_of(sandbox: Sandbox, path: str, *, is_exact: bool = False) -> str:
+def _text_of(sandbox: LocalSandbox, path: str, *, is_exact: bool = False) -> str:
     """The text of a file; ``is_exact`` refuses one that would not come back byte for byte."""
     try:
         data = sandbox.read_file(path, max_bytes=MAX_FILE_BYTES + 1)
@@ -204,7 +204,7 @@ def _text_of(sandbox: Sandbox, path: str, *, is_exact: bool = False) -> str:
         return data.decode("utf-8", "replace")
 
 
-def _kind_of(sandbox: Sandbox, path: str) -> str:
+def _kind_of(sandbox: LocalSandbox, path: str) -> str:
     """What stands at a path; where nothing does, or where it leads out, a refusal that names what is like it."""
     name = path.removeprefix("./").rstrip("/")
     if name in ("", "."):
@@ -225,7 +225,7 @@ def _kind_of(sandbox: Sandbox, path: str) -> str:
     raise RefusedError(f"{path}: No such file or directory.{guess}", "missing-file")
 
 
-def _write(sandbox: Sandbox, path: str, text: str, name: str) -> int:
+def _write(sandbox: LocalSandbox, path: str, text: str, name: str) -> int:
     """How many bytes were written; ``name`` is the argument that the text comes from."""
     try:
         data = text.encode()
@@ -363,7 +363,7 @@ def told(done: ExecResult, seconds: float, max_characters: int) -> ToolResult:
     if done.exit_code:
         ends.append(f"[exit code {done.exit_code}]")
     end = "\n".join(ends)
-    fault: ToolFault = "command-not-found" if done.exit_code == _NOT_FOUND else ""
+    fault = "command-not-found" if done.exit_code == _NOT_FOUND else ""
     if done.out_of_memory and not done.timed_out:
         fault = "out-of-memory"
     text = clip("\n".join(parts), max_characters - len(end) - 1, _HOW_TO_SEE)
@@ -482,7 +482,7 @@ class Toolbox:
     file that is not there, is a valid call.
     """
 
-    sandbox: Sandbox
+    sandbox: LocalSandbox
     tests: VisibleTests  # what ``run_tests`` runs
     # Of every command, over the sandbox's.
     environment_variables: Mapping[str, str] = field(default_factory=dict)
@@ -506,7 +506,7 @@ class Toolbox:
         except SandboxFileError as error:
             place = f" [{error.where}]" if error.where else ""
             result = ToolResult(f"{error.message}{place}", is_error=True)
-        except ValueError as error:  # a NUL byte, or text that has no bytes: see ``interfaces.Sandbox``
+        except ValueError as error:  # a NUL byte, or text that has no bytes: see ``LocalSandbox``
             why = error.message if isinstance(error, CommandError) else f"{error}."
             result = ToolResult(f"this cannot be done: {why}", is_error=True)
         text = clean(clip(result.text, self.max_characters, "ask for less at a time"))

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import ExecResult, Limits, SandboxSpec
-from composer_replication.sandbox.choice import choose_backend
+from composer_replication.sandbox.choice import SandboxBackend, choose_backend
 from composer_replication.sandbox.host_paths import base_python
+from composer_replication.sandbox.local_sandbox import LocalSandbox
 from composer_replication.sandbox.selftest import run_selftest
 
 OPTION = "--sandbox-backend"
@@ -107,7 +107,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def jail(backend: SandboxBackend, tree: Path) -> Iterator[Sandbox]:
+def jail(backend: SandboxBackend, tree: Path) -> Iterator[LocalSandbox]:
     """An open sandbox around ``tree``."""
     with backend.open(SandboxSpec(tree)) as sandbox:
         yield sandbox
@@ -125,7 +125,7 @@ def python(code: str) -> list[str]:
     return [str(base_python()), "-I", "-c", code]
 
 
-def run(sandbox: Sandbox, command: Any, **given: Any) -> ExecResult:
+def run(sandbox: LocalSandbox, command: Any, **given: Any) -> ExecResult:
     """One command with plenty of time."""
     return sandbox.exec(command, timeout_seconds=LONG_SECONDS, **given)
 

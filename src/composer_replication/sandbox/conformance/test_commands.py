@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from composer_replication.errors import CommandError, SandboxFileError, UsageError
-from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import Limits, SandboxSpec
+from composer_replication.sandbox import LocalSandbox, SandboxBackend
 from composer_replication.sandbox.conformance.plugin import (
     LONG_SECONDS,
     MIB,
@@ -60,7 +60,7 @@ ANSWERS: dict[str, tuple[Any, Any, int, str, str]] = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_what_comes_back(jail: Sandbox, name: str) -> None:
+def test_what_comes_back(jail: LocalSandbox, name: str) -> None:
     command, stdin, code, stdout, stderr = ANSWERS[name]
     result = run(jail, command, stdin=stdin)
     assert (result.exit_code, result.stdout) == (code, stdout), result.stderr
@@ -68,12 +68,12 @@ def test_what_comes_back(jail: Sandbox, name: str) -> None:
     assert not (result.timed_out or result.out_of_memory or result.truncated)
 
 
-def test_one_text_is_for_the_shell(jail: Sandbox) -> None:
+def test_one_text_is_for_the_shell(jail: LocalSandbox) -> None:
     result = run(jail, "printf %s a; printf %s b >&2; exit 5")
     assert (result.exit_code, result.stdout, result.stderr) == (5, "a", "b")
 
 
-def test_large_stdin_and_stdout_do_not_block_each_other(jail: Sandbox) -> None:
+def test_large_stdin_and_stdout_do_not_block_each_other(jail: LocalSandbox) -> None:
     data = os.urandom(3 * MIB // 2).hex().encode()
     result = run(jail, ["cat"], stdin=data)
     assert hashlib.sha256(result.stdout.encode()).digest() == hashlib.sha256(data).digest()
@@ -81,7 +81,7 @@ def test_large_stdin_and_stdout_do_not_block_each_other(jail: Sandbox) -> None:
 
 
 def test_environment_holds_what_env_names_and_nothing_of_ours(
-    jail: Sandbox, monkeypatch: pytest.MonkeyPatch
+    jail: LocalSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COMPOSER_TEST_SECRET", "hush")
     code = "import os, json; print(json.dumps(dict(os.environ)))"
@@ -95,7 +95,7 @@ def test_environment_holds_what_env_names_and_nothing_of_ours(
     }  # fmt: skip
 
 
-def test_home_and_temporary_folder_are_private_and_writable(jail: Sandbox) -> None:
+def test_home_and_temporary_folder_are_private_and_writable(jail: LocalSandbox) -> None:
     code = "import os, tempfile; print(os.environ['HOME']); open(os.environ['HOME'] + '/x', 'w'); tempfile.mkdtemp()"
     result = run(jail, python(code))
     assert result.exit_code == 0, result.stderr
@@ -112,12 +112,12 @@ def test_each_stream_is_cut(backend: SandboxBackend, tree: Path, stream: int, nu
     assert (result.stdout, result.stderr)[2 - stream] == ""
 
 
-def test_a_gigabyte_of_output_is_drained_and_not_kept(jail: Sandbox) -> None:
+def test_a_gigabyte_of_output_is_drained_and_not_kept(jail: LocalSandbox) -> None:
     result = jail.exec(["head", "-c", str(1 << 30), "/dev/zero"], timeout_seconds=5 * LONG_SECONDS)
     assert (result.exit_code, result.truncated, len(result.stdout)) == (0, True, Limits().output_bytes)
 
 
-def test_time_out_kills_daemons(jail: Sandbox) -> None:
+def test_time_out_kills_daemons(jail: LocalSandbox) -> None:
     token = uuid.uuid4().hex
     inner = f"if os.fork() == 0:\n  time.sleep(99)  # {token}\n os._exit(0)"
     daemon = f"import os, time\nif os.fork() == 0:\n os.setsid()\n {inner}\ntime.sleep(99)"
@@ -128,14 +128,14 @@ def test_time_out_kills_daemons(jail: Sandbox) -> None:
     assert living(token) == []
 
 
-def test_a_child_that_keeps_the_output_open_does_not_hold_us(jail: Sandbox) -> None:
+def test_a_child_that_keeps_the_output_open_does_not_hold_us(jail: LocalSandbox) -> None:
     token = uuid.uuid4().hex
     result = run(jail, f"sh -c 'sleep 99; : {token}' & echo done")
     assert (result.stdout, result.exit_code, result.timed_out) == ("done\n", 0, False)
     assert living(token) == []
 
 
-def test_several_commands_in_one_sandbox_at_once(jail: Sandbox) -> None:
+def test_several_commands_in_one_sandbox_at_once(jail: LocalSandbox) -> None:
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda n: run(jail, f"exit {n}"), range(6)))
     assert [result.exit_code for result in results] == list(range(6))
@@ -154,7 +154,7 @@ def test_eight_sandboxes_at_once(backend: SandboxBackend, tmp_path: Path) -> Non
     assert answers == [(f"{number}\nmine\n", f"{number}\n") for number in range(8)]
 
 
-def test_a_command_that_closes_its_descriptors(jail: Sandbox) -> None:
+def test_a_command_that_closes_its_descriptors(jail: LocalSandbox) -> None:
     token = uuid.uuid4().hex
     code = (
         "import os, time\n"
@@ -186,7 +186,7 @@ NO_LIMITS = tuple(
 )
 
 
-def test_what_is_no_call_is_refused_before_anything_starts(jail: Sandbox, tree: Path) -> None:
+def test_what_is_no_call_is_refused_before_anything_starts(jail: LocalSandbox, tree: Path) -> None:
     """By every backend in the same words: the caller's slip is neither a result nor a failure of the jail."""
     for why, name, values in NO_CALLS:
         for value in values:
@@ -210,7 +210,7 @@ def test_limits_that_nothing_can_hold_are_refused(backend: SandboxBackend, tree:
 @pytest.mark.parametrize(
     ("why", "text"), [("NUL", "\0"), ("NUL", "a\0b"), ("no bytes", "\ud800"), ("no bytes", "a/\udfff\ud800")]
 )
-def test_text_that_no_call_of_the_system_takes_is_refused(jail: Sandbox, why: str, text: str) -> None:
+def test_text_that_no_call_of_the_system_takes_is_refused(jail: LocalSandbox, why: str, text: str) -> None:
     """Half of a surrogate pair can stand in JSON, and so in what a model says: no fault of ours."""
     calls: list[tuple[Any, dict[str, str]]] = [
         (f"echo {text}", {}),
@@ -229,7 +229,7 @@ def test_text_that_no_call_of_the_system_takes_is_refused(jail: Sandbox, why: st
     assert jail.list_files() == []
 
 
-def test_a_command_that_is_too_long_is_an_ordinary_result(jail: Sandbox) -> None:
+def test_a_command_that_is_too_long_is_an_ordinary_result(jail: LocalSandbox) -> None:
     long = "x" * 200_000
     many = {f"A{number}": "x" * 100_000 for number in range(30)}
     calls: list[tuple[Any, dict[str, str]]] = [(f"echo {long}", {}), (["true", long], {})]

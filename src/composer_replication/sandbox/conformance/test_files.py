@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from composer_replication.errors import SandboxFailure, SandboxFileError
-from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import FileEntry, SandboxSpec
+from composer_replication.sandbox import LocalSandbox, SandboxBackend
 from composer_replication.sandbox.conformance.plugin import MIB, python, run
 
 NUM_FOLDERS, NUM_FILES_EACH = 100, 1000
 SPARSE_BYTES = 4 << 30
 
 
-def test_what_is_written_is_read_inside_and_outside(jail: Sandbox) -> None:
+def test_what_is_written_is_read_inside_and_outside(jail: LocalSandbox) -> None:
     data = bytes(range(256)) * 3
     jail.write_file("a/b c/é.bin", data)
     assert jail.read_file("a/b c/é.bin") == data
@@ -29,14 +29,14 @@ def test_what_is_written_is_read_inside_and_outside(jail: Sandbox) -> None:
     assert jail.read_file("a/b c/é.bin", max_bytes=4) == b"\0\1\2\3"
 
 
-def test_a_written_file_belongs_to_the_user_inside(jail: Sandbox) -> None:
+def test_a_written_file_belongs_to_the_user_inside(jail: LocalSandbox) -> None:
     jail.write_file("new/run", b"#!/bin/sh\necho it ran\n", is_executable=True)
     assert run(jail, "./new/run; echo x >> new/run; echo y > new/other").stdout == "it ran\n"
     assert jail.read_file("new/other") == b"y\n"
     assert jail.read_file("new/run").endswith(b"x\n")
 
 
-def test_writing_replaces_files_alone_and_leaves_nothing_beside(jail: Sandbox) -> None:
+def test_writing_replaces_files_alone_and_leaves_nothing_beside(jail: LocalSandbox) -> None:
     jail.write_file("f", b"one")
     jail.write_file(str(jail.tree / "f"), b"two")
     assert [(entry.path, entry.kind, entry.num_bytes) for entry in jail.list_files()] == [("f", "file", 3)]
@@ -46,7 +46,7 @@ def test_writing_replaces_files_alone_and_leaves_nothing_beside(jail: Sandbox) -
     assert [entry.path for entry in jail.list_files()] == ["d"]
 
 
-def test_everything_is_listed_sorted_and_links_are_not_followed(jail: Sandbox) -> None:
+def test_everything_is_listed_sorted_and_links_are_not_followed(jail: LocalSandbox) -> None:
     run(jail, "mkdir -p d/e; printf abc > d/e/f; ln -s / out; mkfifo pipe; chmod 700 d")
     found = jail.list_files()
     assert [(entry.path, entry.kind) for entry in found] == [
@@ -57,12 +57,12 @@ def test_everything_is_listed_sorted_and_links_are_not_followed(jail: Sandbox) -
     assert [entry.path for entry in jail.list_files("d/e")] == ["d/e/f"]
 
 
-def test_links_inside_are_followed(jail: Sandbox) -> None:
+def test_links_inside_are_followed(jail: LocalSandbox) -> None:
     run(jail, 'mkdir d; echo x > d/f; ln -s d e; ln -s "$PWD/d/f" g; ln -s ../e/f d/h')
     assert [jail.read_file(path) for path in ("e/f", "g", "d/h", "e/../d/f", "./d//f")] == [b"x\n"] * 5
 
 
-def test_nothing_leads_out_of_the_tree(jail: Sandbox) -> None:
+def test_nothing_leads_out_of_the_tree(jail: LocalSandbox) -> None:
     run(jail, "mkdir d; ln -s ../secret out; ln -s .. up; ln -s /etc abs")
     for path in ("../secret", "out", "up/secret", "d/../../secret", "/etc/passwd", "abs/passwd"):
         for ask in (jail.read_file, lambda path: jail.write_file(path, b"changed")):
@@ -72,7 +72,7 @@ def test_nothing_leads_out_of_the_tree(jail: Sandbox) -> None:
     assert (jail.tree.parent / "secret").read_text() == "hush"
 
 
-def test_what_cannot_be_read_is_one_sentence(jail: Sandbox) -> None:
+def test_what_cannot_be_read_is_one_sentence(jail: LocalSandbox) -> None:
     run(jail, "mkdir d; mkfifo pipe; ln -s loop loop; echo > f")
     refused = {"none": "no such file", "d": "no file", "pipe": "no file", "loop": "too many", "a\0b": "NUL"}
     for path, why in {**refused, "f/x": "not a directory"}.items():
@@ -80,7 +80,7 @@ def test_what_cannot_be_read_is_one_sentence(jail: Sandbox) -> None:
             jail.read_file(path)
 
 
-def test_a_folder_that_is_swapped_for_a_link_leads_nowhere(jail: Sandbox) -> None:
+def test_a_folder_that_is_swapped_for_a_link_leads_nowhere(jail: LocalSandbox) -> None:
     """The jail races us: d is a folder, then a link to the folder with the secret, and back."""
     run(jail, "mkdir real; echo inside > real/secret; ln -s real d")
     race = "for i in $(seq 400); do ln -sfn .. t && mv -T t d; ln -sfn real t && mv -T t d; done"
@@ -96,7 +96,7 @@ def test_a_folder_that_is_swapped_for_a_link_leads_nowhere(jail: Sandbox) -> Non
     assert seen <= {b"inside\n"}
 
 
-def test_a_snapshot_brings_everything_back(jail: Sandbox) -> None:
+def test_a_snapshot_brings_everything_back(jail: LocalSandbox) -> None:
     run(jail, "mkdir d; echo one > d/f; chmod 751 d/f; ln -s d/f l; mkdir empty")
     before = jail.list_files(), jail.read_file("d/f")
     first = jail.snapshot()
@@ -112,7 +112,7 @@ def test_a_snapshot_brings_everything_back(jail: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("mode", ["000", "400", "100"])
-def test_a_tree_that_a_command_closed_is_open_to_the_next_call(jail: Sandbox, mode: str) -> None:
+def test_a_tree_that_a_command_closed_is_open_to_the_next_call(jail: LocalSandbox, mode: str) -> None:
     close = f'chmod {mode} "$HOME" "$TMPDIR" .'
     empty = jail.snapshot()
     asks: list[Callable[[], object]] = [*calls_of(jail), lambda: jail.restore(empty)]
@@ -124,11 +124,11 @@ def test_a_tree_that_a_command_closed_is_open_to_the_next_call(jail: Sandbox, mo
     assert (done.exit_code, done.stdout) == (0, f"{jail.tree}\non\n"), done.stderr
 
 
-def calls_of(jail: Sandbox) -> tuple[Callable[[], object], ...]:
+def calls_of(jail: LocalSandbox) -> tuple[Callable[[], object], ...]:
     return (jail.snapshot, lambda: jail.write_file("f", b""), jail.list_files, lambda: jail.read_file("f"))
 
 
-def test_what_a_command_closed_is_kept_and_comes_back(jail: Sandbox) -> None:
+def test_what_a_command_closed_is_kept_and_comes_back(jail: LocalSandbox) -> None:
     """Whether it is closed then is not said: whoever measures a folder, or fetches a tree, has to look into it."""
     run(jail, "mkdir d; echo kept | tee d/f > g; chmod 000 d/f g; chmod 500 d; chmod 555 .")
     name = jail.snapshot()
@@ -139,7 +139,7 @@ def test_what_a_command_closed_is_kept_and_comes_back(jail: Sandbox) -> None:
         assert seen.stdout == "kept\nkept\n", seen.stderr
 
 
-def test_a_closed_folder_is_listed_and_open_again_afterwards(jail: Sandbox) -> None:
+def test_a_closed_folder_is_listed_and_open_again_afterwards(jail: LocalSandbox) -> None:
     run(jail, "mkdir -p d/e; touch d/f; chmod 000 d/e; chmod 400 d")
     assert [entry.path for entry in jail.list_files()] == ["d", "d/e", "d/f"]
     assert jail.read_file("d/f") == b""
@@ -149,7 +149,7 @@ def test_a_closed_folder_is_listed_and_open_again_afterwards(jail: Sandbox) -> N
     assert not (jail.tree / "d").exists()
 
 
-def test_a_snapshot_is_not_seen_inside(jail: Sandbox) -> None:
+def test_a_snapshot_is_not_seen_inside(jail: LocalSandbox) -> None:
     jail.write_file("marked", b"needle-in-the-snapshot")
     jail.snapshot()
     run(jail, "rm marked")
@@ -157,7 +157,7 @@ def test_a_snapshot_is_not_seen_inside(jail: Sandbox) -> None:
     assert run(jail, search).stdout == ""
 
 
-def test_a_snapshot_waits_for_the_command_that_runs(jail: Sandbox) -> None:
+def test_a_snapshot_waits_for_the_command_that_runs(jail: LocalSandbox) -> None:
     runner = threading.Thread(target=lambda: run(jail, "touch began; sleep 1; echo done > f"))
     runner.start()
     while not (jail.tree / "began").exists():
@@ -169,7 +169,7 @@ def test_a_snapshot_waits_for_the_command_that_runs(jail: Sandbox) -> None:
     assert jail.read_file("f") == b"done\n"
 
 
-def test_an_unknown_snapshot_and_a_closed_sandbox_are_refused(jail: Sandbox) -> None:
+def test_an_unknown_snapshot_and_a_closed_sandbox_are_refused(jail: LocalSandbox) -> None:
     with pytest.raises(SandboxFailure, match="no snapshot 'x'") as error:
         jail.restore("x")
     assert error.value.code == "CR0309"

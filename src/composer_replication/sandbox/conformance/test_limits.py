@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.interfaces import SandboxBackend
 from composer_replication.records import Limits, SandboxSpec
+from composer_replication.sandbox import SandboxBackend
 from composer_replication.sandbox.conformance.plugin import MIB, python, run, run_limited
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.interfaces import Sandbox, SandboxBackend
 from composer_replication.records import SandboxSpec
-from composer_replication.sandbox import base_interpreter, base_python
+from composer_replication.sandbox import LocalSandbox, SandboxBackend, base_interpreter, base_python
 from composer_replication.sandbox.conformance.plugin import (
     living,
     open_to_all,
@@ -116,7 +115,7 @@ def test_a_tree_below_a_shown_folder_is_writable(backend: SandboxBackend, tmp_pa
     assert (inner / "y").read_text() == "x\n"
 
 
-def test_hidden_folders_beside_the_tree(jail: Sandbox, tmp_path: Path) -> None:
+def test_hidden_folders_beside_the_tree(jail: LocalSandbox, tmp_path: Path) -> None:
     hidden = tmp_path / "hidden"
     hidden.mkdir()
     (hidden / "tests.txt").write_text("assert answer == 42")
@@ -147,7 +146,7 @@ def test_masked_paths(backend: SandboxBackend, tree: Path, tmp_path: Path, shown
             assert "text" not in run(sandbox, f"ln -f {tmp_path}/{folder}/a/hide l && cat l").stdout
 
 
-def test_installed_packages_of_the_base_interpreter_are_not_importable(jail: Sandbox) -> None:
+def test_installed_packages_of_the_base_interpreter_are_not_importable(jail: LocalSandbox) -> None:
     masked = [path for path in base_interpreter().masked if path.is_dir() and any(path.iterdir())]
     if not masked:
         pytest.skip("the base interpreter has no packages and no bundled wheels")
@@ -186,7 +185,7 @@ def test_a_virtual_environment_works_and_brings_its_own_packages_only(
     assert "ModuleNotFoundError" in absent.stderr
 
 
-def test_the_standard_library_works(jail: Sandbox) -> None:
+def test_the_standard_library_works(jail: LocalSandbox) -> None:
     code = "import asyncio, ctypes, json, sqlite3, ssl, subprocess, tempfile, threading, unittest, zoneinfo; print('ok')"
     result = run(jail, python(code))
     assert (result.stdout, result.exit_code) == ("ok\n", 0), result.stderr
@@ -252,7 +251,7 @@ def start(
     return start_ours(code, tree.parent)
 
 
-def test_an_interruption_kills_the_tree(jail: Sandbox) -> None:
+def test_an_interruption_kills_the_tree(jail: LocalSandbox) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -95,7 +95,7 @@ def write_instructions(
                 counts[write_one(store, store.get(task_id), endpoint)] += 1
                 num_failures = 0
             except EndpointFailed as error:
-                counts[error.reason] += 1
+                counts[str(error)] += 1
                 num_failures += 1
     store.settle()
     tell(len(wanted), len(wanted), "instructions")

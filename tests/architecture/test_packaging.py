@@ -128,38 +128,6 @@ def test_the_page_of_recipe_keys_is_up_to_date(recipe_keys: ModuleType) -> None:
     )
 
 
-def test_the_page_of_recipe_keys_names_every_key(recipe_keys: ModuleType) -> None:
-    text = recipe_keys.page_text("")
-    for expected in (
-        "`every` (integer, `1`, >= 1)",
-        '`dtype` (`"float32"` or `"bfloat16"`, `"float32"`)',
-        "`name` (string, **required**)",
-        "## `[model.lora]`",
-        "`prefix_sharing` (true or false, `false`)",
-    ):
-        assert expected in text
-
-
-def test_an_outdated_page_is_noticed(
-    recipe_keys: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    page = tmp_path / "recipe-keys.md"
-    monkeypatch.setattr(recipe_keys, "PAGE", page)
-    page.write_text(
-        "# Keys\n\n## `[ray]`\n\nAttempts and gradings.\n\n**Keys:** old\n\n## `[trl]`\n\nOf TRL.\n"
-    )
-    assert recipe_keys.main(["--check"]) == 1
-    assert "out of date: make docs" in capsys.readouterr().out
-    assert recipe_keys.main([]) == 0
-    assert recipe_keys.main(["--check"]) == 0
-    text = page.read_text()
-    assert "## `[ray]`\n\nAttempts and gradings.\n\n**Keys:** `address` (string, **required**)" in text
-    assert "**Keys:** old" not in text and "## `[trl]`\n\nOf TRL.\n" in text and "## `[heldout]`" in text
-
-
 def pages(root: Path) -> list[Path]:
     return [*root.glob("*.md"), *(root / "docs").glob("*.md"), *(root / "recipes").rglob("*.md")]
 

@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / folder) for folder in (".", "openenv", "verifiers", "../fakes")]
 
 PINNED = {
+    "deepspeed": ["deepspeed", "transformers", "trl"],
     "harbor": ["harbor"],
     "inspect": ["inspect-ai"],
     "launch": ["skypilot"],
@@ -21,6 +22,7 @@ PINNED = {
     "swebench": ["swebench"],
     "verifiers": ["verifiers"],
     "verl": ["verl", "ray", "transformers"],
+    "vllm": ["transformers", "trl"],
 }
 
 

@@ -73,11 +73,6 @@ def one_task_of(files: Mapping[str, str], folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def store_of_make(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return one_task_of(GOOD, tmp_path_factory.mktemp("made"))
-
-
-@pytest.fixture(scope="module")
 def store_of_good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return one_task_of(OTHER, tmp_path_factory.mktemp("good"))
 
@@ -218,10 +213,10 @@ CLIMBING = (
     '[project]\nname = "../../climbed"\nversion = "1"\n[tool.poetry.dependencies]\npython = {version = 3}\n'
 )
 LAYOUTS = {
-    "src": moved("planted", "src/planted/__init__.py"),
-    "namespace in src with its own import mode": moved("space.planted", "src/space/planted/__init__.py", **OWN_MODE),
+    "namespace in src, its own import mode, and metadata whose tables are lists": moved(
+        "space.planted", "src/space/planted/__init__.py", **OWN_MODE, **{"pyproject.toml": NO_TABLES}
+    ),
     "tests in the package": moved("planted", "planted/__init__.py", "planted/tests/test_planted.py", **IN_PACKAGE),
-    "metadata whose tables are lists": ({"pyproject.toml": NO_TABLES}, PIN),
 }  # fmt: skip
 
 
@@ -396,47 +391,3 @@ def test_a_conftest_that_breaks_the_runner_or_forges_records_is_red(
     make: Make, refused: Callable[..., str], first: str
 ) -> None:
     assert "red-baseline" in refused(make({"conftest.py": f"{first}os._exit(0)\n"}), "CR0419")
-
-
-# --- the disk, and two at once -----------------------------------------------------------------------------
-
-
-def start(*words: object, most_bytes: int = -1) -> subprocess.Popen[str]:
-    limit = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, -1))\n"
-    code = f"{limit}from composer_replication.cli.main import main\nimport sys\nsys.exit(main())"
-    command = [sys.executable, "-c", code, *map(str, words), "--quiet", "--json"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.long
-def test_a_full_disk_leaves_the_tasks_of_before(make: Make, store_of_make: Path, tmp_path: Path) -> None:
-    source, one, two = make(), PIN, "planted.py::triple"
-    fingerprint = TaskStore.open(Path(shutil.copytree(store_of_make, tmp_path / "out"))).fingerprint
-    build = ("tasks", "build", "--visible-only", source, "--out", tmp_path / "out")
-    words = (*build, f"--symbol={one}", f"--symbol={two}")
-    full = start(*words, most_bytes=400)
-    out, err = full.communicate(timeout=500)
-    assert (full.returncode, json.loads(out)["error"]["code"]) == (3, "CR0104"), err
-    assert err.count("\n") == 1
-    after = TaskStore.open(tmp_path / "out")
-    after.verify()
-    assert (after.fingerprint, len(after.tasks())) == (fingerprint, 1)
-    again = start(*words)
-    assert again.wait(110) == 0
-    again.communicate()
-    assert len(TaskStore.open(tmp_path / "out").tasks()) == 2
-
-
-@pytest.mark.long
-def test_two_builds_into_one_folder_at_once(make: Make, tmp_path: Path) -> None:
-    """One of them may be told that the folder is in use; never are there two halves."""
-    words = ("tasks", "build", "--visible-only", make(), "--out", tmp_path / "out", "--symbol", PIN)
-    both = [start(*words), start(*words)]
-    answers = [(process.communicate(timeout=500), process.returncode) for process in both]
-    for (out, err), code in answers:
-        assert code in (0, 2), err
-        assert code == 0 or json.loads(out)["error"]["code"] == "CR0203"
-    assert 0 in [code for _, code in answers]
-    store = TaskStore.open(tmp_path / "out")
-    store.verify()
-    assert len(store.tasks()) == 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.config import PRESETS, RunConfig, parse_config
+from composer_replication.config import RunConfig, parse_config
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.preset_settings import (
@@ -20,34 +20,6 @@ from composer_replication.trainer.preset_settings import (
     resolve_method,
 )
 from composer_replication.trainer.run_setup import trl_arguments
-
-EXPECTED: dict[str, dict[str, Any]] = {
-    "grpo": {"loss_type": "grpo", "scale_rewards": "group", "importance_sampling_level": "token"},
-    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none", "importance_sampling_level": "token"},
-    "dapo": {
-        "loss_type": "dapo",
-        "scale_rewards": "group",
-        "epsilon": 0.2,
-        "epsilon_high": 0.28,
-        "beta": 0.0,
-        "mask_truncated_completions": True,
-    },
-    "gspo": {
-        "loss_type": "grpo",
-        "importance_sampling_level": "sequence",
-        "beta": 0.0,
-        "epsilon": 3e-4,
-        "epsilon_high": 4e-4,
-    },
-    "cispo": {"loss_type": "cispo", "epsilon_high": 5.0, "importance_sampling_level": "token"},
-    "composer": {
-        "loss_type": "dr_grpo",
-        "scale_rewards": "none",
-        "num_iterations": 1,
-        "num_train_epochs": 1.0,
-        "beta": 0.001,
-    },
-}
 
 
 def recipe(
@@ -62,15 +34,6 @@ def checked(config: RunConfig, folder: Path) -> Any:
     arguments = trl_arguments(config, RunFolder(folder))
     check_arguments(config, arguments, resolve_method(config).options)
     return arguments
-
-
-@pytest.mark.parametrize("preset", sorted(EXPECTED))
-def test_a_preset_builds_trls_arguments(tmp_path: Path, preset: str) -> None:
-    assert set(PRESETS) == set(EXPECTED)
-    arguments = trl_arguments(recipe({"preset": preset}), RunFolder(tmp_path))
-    assert {key: getattr(arguments, key) for key in EXPECTED[preset]} == EXPECTED[preset]
-    assert arguments.vllm_importance_sampling_mode == "token_truncate"
-    assert arguments.vllm_importance_sampling_clip_max == 2.0
 
 
 def test_what_presets_set_beside_trl() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -19,7 +18,6 @@ from typing import Any
 import pytest
 from small_trees import write_tree
 
-from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
 
 Command = Callable[..., Any]
@@ -65,18 +63,6 @@ def make(tmp_path: Path) -> Make:
     return make_project
 
 
-def one_task_of(files: Mapping[str, str], folder: Path) -> Path:
-    """What ``builds`` leaves, to be copied: a store does not say where the project lay."""
-    source = str(write_tree(folder / "project", files))
-    build_tasks([source], folder / "store", symbols={source: [PIN]}).require_tasks()
-    return folder / "store"
-
-
-@pytest.fixture(scope="module")
-def store_of_good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return one_task_of(OTHER, tmp_path_factory.mktemp("good"))
-
-
 @pytest.fixture
 def good(make: Make) -> Path:
     """A project beside the one of ``make``, of which tasks can be built."""
@@ -114,32 +100,6 @@ def refused(command: Command, tmp_path: Path) -> Callable[..., str]:
 
 
 # --- tasks that are there already --------------------------------------------------------------
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [
-        ({"tests/test_planted.py": "# none\n"}, "CR0419"),
-        ({"pyproject.toml": None}, "CR0402"),
-        ({"tests/test_planted.py": "def test_it():\n    raise OSError\n"}, "CR0231"),
-    ],
-)
-def test_good_tasks_stay_usable(
-    command: Command, make: Make, good: Path, store_of_good: Path, builds: Callable[..., TaskStore],
-    tmp_path: Path, changes: Mapping[str, str | None], code: str,
-) -> None:  # fmt: skip
-    """A build into the same folder fails; the tasks of the one before are whole, and can be built on."""
-    store = TaskStore.open(Path(shutil.copytree(store_of_good, tmp_path / "out")))
-    fingerprint, before = store.fingerprint, store.tasks()
-    bad = make(changes)
-    answer = command("tasks", "build", "--visible-only", bad, "--out", tmp_path / "out")
-    assert answer.error["code"] == code
-    after = TaskStore.open(tmp_path / "out")
-    after.verify()
-    assert (after.fingerprint, after.tasks()) == (fingerprint, before)
-    assert command("tasks", "show", tmp_path / "out", before[0].task_id, fails=False).exit_code == 0
-    assert builds(good).fingerprint == fingerprint
 
 
 @pytest.mark.long
@@ -231,15 +191,6 @@ def test_a_layout_works(make: Make, builds: Callable[..., TaskStore], name: str)
     assert not [
         path for path in record.files if "climbed" in path.partition("/")[2] or ".." in path.split("/")
     ]
-
-
-@pytest.mark.long
-def test_a_suite_of_unittest_alone(make: Make, builds: Callable[..., TaskStore]) -> None:
-    head = "import unittest\nimport planted\n\n\nclass Doubles(unittest.TestCase):\n"
-    test = "    def test_{name}(self):\n        self.assertEqual(planted.{name}({x}), {y})\n\n"
-    text = head + test.format(name="double", x=1, y=2) + test.format(name="triple", x=1, y=3)
-    (task,) = builds(make({"tests/test_planted.py": text})).tasks()
-    assert task.tests.visible == ("tests/test_planted.py::Doubles::test_double",)
 
 
 # --- odd files -------------------------------------------------------------------------------------

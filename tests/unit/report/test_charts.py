@@ -77,6 +77,15 @@ def test_every_text_is_escaped() -> None:
     assert root.find(f"{SVG}title").text == f"{hostile} by step"  # type: ignore[union-attr]
 
 
+def test_ten_thousand_steps_stay_small_and_keep_their_extremes() -> None:
+    points = [(float(n), 1.0 if n == 5003 else 0.25 + (n % 7) / 20) for n in range(10_000)]
+    axes = Axes(replace(CHART, series=(Series("reward", "raw", points),)))
+    kept = thinned(points, axes)
+    assert len(kept) <= 4 * 301
+    assert (5003.0, 1.0) in kept
+    assert (kept[0], kept[-1]) == (points[0], points[-1])
+
+
 def test_thinning_keeps_breaks_and_short_runs_as_they_are() -> None:
     points = [(0.0, 1.0), (1.0, None), (2.0, None), (3.0, 0.5), (10.0, 0.0)]
     assert thinned(points, Axes(CHART)) == points

@@ -225,22 +225,6 @@ def test_the_guard_reads_the_kl_that_is_in_the_reward(make_trainer: MakeTrainer,
     assert verdicts[3]["kl_ema"] == pytest.approx(kls[3])
 
 
-def test_the_loss_has_no_kl_term_of_its_own(make_trainer: MakeTrainer) -> None:
-    """With equal rewards and one row a length the first step has no KL, no advantage, and so no gradient."""
-    trainer = make_trainer(
-        max_steps=1,
-        lora_adapter=True,
-        beta=10.0,
-        reward=equal,
-        policy_options=PolicyOptions(kl_in_reward=True),
-        **UNSCALED,
-    )
-    trainer.train()
-    assert trainer.beta == 0.0
-    moved = [p for name, p in trainer.model.named_parameters() if "lora_B" in name]
-    assert all(torch.count_nonzero(parameter) == 0 for parameter in moved)
-
-
 def other_sampler(shift: float) -> Callable[[Any, Any], dict[str, Any]]:
     """A rollout function whose engine thought each token ``shift`` nats less likely than the trainer does."""
 

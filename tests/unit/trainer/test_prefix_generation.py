@@ -166,9 +166,6 @@ def test_a_model_that_cannot_share_prompts_is_forwarded_whole(
     model = build(name)
     with caplog.at_level(logging.WARNING, "composer_replication"):
         answers = sample(model, PROMPTS, 3)
-        assert [row.ids for group in sample(model, PROMPTS, 3) for row in group] == [
-            row.ids for group in answers for row in group
-        ]
     assert len([each for each in caplog.messages if "whole for every token" in each]) == 1
     model.eval()
     for prompt, rows in zip(PROMPTS, answers, strict=True):

@@ -16,7 +16,6 @@ from composer_replication.trainer.preset_settings import (
     TrainerSettingError,
     check_arguments,
     check_policy_options,
-    overlong_punishment,
     resolve_method,
 )
 from composer_replication.trainer.run_setup import trl_arguments
@@ -143,14 +142,6 @@ def test_a_value_of_trl_that_is_not_finite_is_one_sentence_with_its_key(
     with pytest.raises(UsageError, match="finite number") as caught:
         trl_arguments(recipe(trl=trl), RunFolder(tmp_path))
     assert (caught.value.code, caught.value.where) == ("CR0211", f"trl.{next(iter(trl))}")
-
-
-def test_the_soft_punishment_is_that_of_the_paper() -> None:
-    method = resolve_method(recipe({"preset": "dapo"}))
-    (punish,) = overlong_punishment(method, SimpleNamespace(max_completion_length=100))
-    answers = [[7] * length for length in (1, 80, 85, 100, 101)]
-    assert punish(completion_ids=answers) == [0.0, 0.0, -0.25, -1.0, -1.0]
-    assert overlong_punishment(resolve_method(recipe()), SimpleNamespace(max_completion_length=100)) == []
 
 
 def test_a_term_in_the_reward_needs_unscaled_rewards_from_python_too() -> None:

@@ -66,6 +66,11 @@ def test_every_dependency_is_pinned_within_its_range(project: dict[str, Any]) ->
     assert num_wanted > 20
 
 
+def test_the_environment_of_deepspeed_has_the_pins_of_everybody() -> None:
+    for name in ("accelerate", "peft", "pytest", "torch", "transformers", "trl"):
+        assert pins(INTEROP / "deepspeed.txt")[name] == pins()[name]
+
+
 def test_every_environment_of_interop_is_made_and_fits_ours(project: dict[str, Any]) -> None:
     """Each has its folder of tests and its name in the Makefile, and pins all that the package itself needs."""
     files = {path.stem: pins(path) for path in INTEROP.glob("*.txt")}

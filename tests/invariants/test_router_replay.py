@@ -218,16 +218,3 @@ def test_unknown_tokens_choose_themselves(name: str) -> None:
     torch.testing.assert_close(mixed[0][0, :5], plain[0][0, :5])
     torch.testing.assert_close(mixed[0][2], forced[0][2])
     assert not torch.allclose(mixed[0][0, 5:8], plain[0][0, 5:8])
-
-
-def test_batches_of_rows_have_their_own_routing() -> None:
-    model = model_of("mixtral")
-    routing = foreign_routing(model)
-    with torch.no_grad(), Replay(model, routing, MASK).in_forwards():
-        whole = model(input_ids=rows(), attention_mask=MASK).logits
-    with torch.no_grad(), Replay(model, routing, MASK).in_forwards():
-        parts = [
-            model(input_ids=rows()[part], attention_mask=MASK[part]).logits
-            for part in (slice(0, 2), slice(2, 3))
-        ]
-    torch.testing.assert_close(torch.cat(parts), whole)

@@ -42,14 +42,6 @@ def test_a_recipe_that_is_wrong_begins_no_run(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_guard_out_of_range(command: Command, recipe: Path, tmp_path: Path) -> None:
-    recipe.write_text(recipe.read_text() + "[heldout]\n[guard]\nema_alpha = 7.0\n")
-    answer = command("train", recipe, "--out", tmp_path / "run")
-    assert (answer.exit_code, answer.error["code"]) == (2, "CR0204")
-    assert answer.error["message"] == "guard.ema_alpha: Input should be less than 1."
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(
     ("module", "function", "words"),
     [

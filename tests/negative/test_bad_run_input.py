@@ -75,10 +75,6 @@ def test_a_model_that_cannot_be_used(
     [
         (("trl.max_stepz=1",), "trl.max_stepz", "the nearest known key is trl.max_steps"),
         (("trl.output_dir=x",), "trl.output_dir", "set by the run itself"),
-        (("trl.save_only_model=true",), "trl.save_only_model", "set by the run itself"),
-        (("trl.ignore_data_skip=true",), "trl.ignore_data_skip", "set by the run itself"),
-        (("trl.resume_from_checkpoint=x",), "trl.resume_from_checkpoint", "set by the run itself"),
-        (("trl.model_init_kwargs={a=1}",), "trl.model_init_kwargs", "set by the run itself"),
         (("trl.max_steps=two",), "trl.max_steps", "'two': it must be a valid integer"),
         (("trl.num_generations=1",), "[trl]", "at least 2"),
         (("trl.per_device_train_batch_size=3",), "[trl]", "must be divisible by num_generations"),

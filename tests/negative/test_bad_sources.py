@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -19,7 +18,6 @@ from typing import Any
 import pytest
 from small_trees import write_tree
 
-from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
 
 Command = Callable[..., Any]
@@ -65,23 +63,6 @@ def make(tmp_path: Path) -> Make:
     return make_project
 
 
-def one_task_of(files: Mapping[str, str], folder: Path) -> Path:
-    """What ``builds`` leaves, to be copied: a store does not say where the project lay."""
-    source = str(write_tree(folder / "project", files))
-    build_tasks([source], folder / "store", symbols={source: [PIN]}).require_tasks()
-    return folder / "store"
-
-
-@pytest.fixture(scope="module")
-def store_of_make(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return one_task_of(GOOD, tmp_path_factory.mktemp("made"))
-
-
-@pytest.fixture(scope="module")
-def store_of_good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return one_task_of(OTHER, tmp_path_factory.mktemp("good"))
-
-
 @pytest.fixture
 def good(make: Make) -> Path:
     """A project beside the one of ``make``, of which tasks can be built."""
@@ -119,32 +100,6 @@ def refused(command: Command, tmp_path: Path) -> Callable[..., str]:
 
 
 # --- tasks that are there already --------------------------------------------------------------
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [
-        ({"tests/test_planted.py": "# none\n"}, "CR0419"),
-        ({"pyproject.toml": None}, "CR0402"),
-        ({"tests/test_planted.py": "def test_it():\n    raise OSError\n"}, "CR0231"),
-    ],
-)
-def test_good_tasks_stay_usable(
-    command: Command, make: Make, good: Path, store_of_good: Path, builds: Callable[..., TaskStore],
-    tmp_path: Path, changes: Mapping[str, str | None], code: str,
-) -> None:  # fmt: skip
-    """A build into the same folder fails; the tasks of the one before are whole, and can be built on."""
-    store = TaskStore.open(Path(shutil.copytree(store_of_good, tmp_path / "out")))
-    fingerprint, before = store.fingerprint, store.tasks()
-    bad = make(changes)
-    answer = command("tasks", "build", "--visible-only", bad, "--out", tmp_path / "out")
-    assert answer.error["code"] == code
-    after = TaskStore.open(tmp_path / "out")
-    after.verify()
-    assert (after.fingerprint, after.tasks()) == (fingerprint, before)
-    assert command("tasks", "show", tmp_path / "out", before[0].task_id, fails=False).exit_code == 0
-    assert builds(good).fingerprint == fingerprint
 
 
 @pytest.mark.long
@@ -218,10 +173,10 @@ CLIMBING = (
     '[project]\nname = "../../climbed"\nversion = "1"\n[tool.poetry.dependencies]\npython = {version = 3}\n'
 )
 LAYOUTS = {
-    "src": moved("planted", "src/planted/__init__.py"),
-    "namespace in src with its own import mode": moved("space.planted", "src/space/planted/__init__.py", **OWN_MODE),
+    "namespace in src, its own import mode, and metadata whose tables are lists": moved(
+        "space.planted", "src/space/planted/__init__.py", **OWN_MODE, **{"pyproject.toml": NO_TABLES}
+    ),
     "tests in the package": moved("planted", "planted/__init__.py", "planted/tests/test_planted.py", **IN_PACKAGE),
-    "metadata whose tables are lists": ({"pyproject.toml": NO_TABLES}, PIN),
 }  # fmt: skip
 
 
@@ -236,15 +191,6 @@ def test_a_layout_works(make: Make, builds: Callable[..., TaskStore], name: str)
     assert not [
         path for path in record.files if "climbed" in path.partition("/")[2] or ".." in path.split("/")
     ]
-
-
-@pytest.mark.long
-def test_a_suite_of_unittest_alone(make: Make, builds: Callable[..., TaskStore]) -> None:
-    head = "import unittest\nimport planted\n\n\nclass Doubles(unittest.TestCase):\n"
-    test = "    def test_{name}(self):\n        self.assertEqual(planted.{name}({x}), {y})\n\n"
-    text = head + test.format(name="double", x=1, y=2) + test.format(name="triple", x=1, y=3)
-    (task,) = builds(make({"tests/test_planted.py": text})).tasks()
-    assert task.tests.visible == ("tests/test_planted.py::Doubles::test_double",)
 
 
 # --- odd files -------------------------------------------------------------------------------------
@@ -396,47 +342,3 @@ def test_a_conftest_that_breaks_the_runner_or_forges_records_is_red(
     make: Make, refused: Callable[..., str], first: str
 ) -> None:
     assert "red-baseline" in refused(make({"conftest.py": f"{first}os._exit(0)\n"}), "CR0419")
-
-
-# --- the disk, and two at once -----------------------------------------------------------------------------
-
-
-def start(*words: object, most_bytes: int = -1) -> subprocess.Popen[str]:
-    limit = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes}, -1))\n"
-    code = f"{limit}from composer_replication.cli.main import main\nimport sys\nsys.exit(main())"
-    command = [sys.executable, "-c", code, *map(str, words), "--quiet", "--json"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.long
-def test_a_full_disk_leaves_the_tasks_of_before(make: Make, store_of_make: Path, tmp_path: Path) -> None:
-    source, one, two = make(), PIN, "planted.py::triple"
-    fingerprint = TaskStore.open(Path(shutil.copytree(store_of_make, tmp_path / "out"))).fingerprint
-    build = ("tasks", "build", "--visible-only", source, "--out", tmp_path / "out")
-    words = (*build, f"--symbol={one}", f"--symbol={two}")
-    full = start(*words, most_bytes=400)
-    out, err = full.communicate(timeout=500)
-    assert (full.returncode, json.loads(out)["error"]["code"]) == (3, "CR0104"), err
-    assert err.count("\n") == 1
-    after = TaskStore.open(tmp_path / "out")
-    after.verify()
-    assert (after.fingerprint, len(after.tasks())) == (fingerprint, 1)
-    again = start(*words)
-    assert again.wait(110) == 0
-    again.communicate()
-    assert len(TaskStore.open(tmp_path / "out").tasks()) == 2
-
-
-@pytest.mark.long
-def test_two_builds_into_one_folder_at_once(make: Make, tmp_path: Path) -> None:
-    """One of them may be told that the folder is in use; never are there two halves."""
-    words = ("tasks", "build", "--visible-only", make(), "--out", tmp_path / "out", "--symbol", PIN)
-    both = [start(*words), start(*words)]
-    answers = [(process.communicate(timeout=500), process.returncode) for process in both]
-    for (out, err), code in answers:
-        assert code in (0, 2), err
-        assert code == 0 or json.loads(out)["error"]["code"] == "CR0203"
-    assert 0 in [code for _, code in answers]
-    store = TaskStore.open(tmp_path / "out")
-    store.verify()
-    assert len(store.tasks()) == 1

@@ -11,7 +11,6 @@ from composer_replication.errors import (
     ComposerError,
     InputError,
     MissingError,
-    NothingToDoError,
     SandboxFailure,
     SplitOverlapError,
     UsageError,
@@ -22,16 +21,6 @@ def test_the_sentence_holds_code_place_and_next_step() -> None:
     error = UsageError("CR0299", "this is wrong.", where="run.toml:3", fix="type that")
     assert str(error) == "CR0299: this is wrong. [run.toml:3] Next: type that"
     assert str(UsageError("CR0299", "this is wrong.")) == "CR0299: this is wrong."
-
-
-@pytest.mark.parametrize(
-    ("kind", "exit_code"),
-    [(UsageError, 2), (MissingError, 3), (SandboxFailure, 3), (InputError, 4), (NothingToDoError, 6)],
-)
-def test_exit_codes(kind: type[ComposerError], exit_code: int) -> None:
-    error = kind("CR0001", "x.", where="w", fix="f")
-    assert (error.exit_code, error.code, error.message) == (exit_code, "CR0001", "x.")
-    assert (error.where, error.fix) == ("w", "f")
 
 
 def test_a_broken_sandbox_is_missing_and_not_bad_input() -> None:

@@ -105,11 +105,6 @@ def test_a_crash_while_writing_keeps_the_old_file(tmp_path: Path, monkeypatch: p
     assert read_json(path)["a"] == 1
 
 
-def test_json_carries_its_schema_version(tmp_path: Path) -> None:
-    write_json(tmp_path / "a.json", {"b": [1, None]})
-    assert read_json(tmp_path / "a.json") == {"schema_version": 1, "b": [1, None]}
-
-
 @pytest.mark.parametrize(
     "text", ["", "{", "[1]", "3", '{"a": 1}', '{"schema_version": 2}', '{"schema_version": "1"}', "\udcff"]
 )
@@ -119,11 +114,6 @@ def test_another_file_is_refused_with_its_place(tmp_path: Path, text: str) -> No
     with pytest.raises(InputError) as refused:
         read_json(path)
     assert (refused.value.code, refused.value.where) == ("CR0401", str(path))
-
-
-def test_a_missing_json_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="CR0401"):
-        read_json(tmp_path / "none.json")
 
 
 def test_appended_lines_come_back_in_order(tmp_path: Path) -> None:

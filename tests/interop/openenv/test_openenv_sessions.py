@@ -137,34 +137,27 @@ def test_rewards_are_the_grader_s_and_secrets_stay(server: Server, store: TaskSt
     assert any(task.tests.hidden for task in store.tasks())
 
 
-@pytest.mark.parametrize("mode", ["mask", "report", "off"])
 def test_who_cheats_is_not_paid_and_its_client_is_told(
-    serve: Callable[..., Server], store: TaskStore, clamp: Task, mode: str
+    serve: Callable[..., Server], store: TaskStore, clamp: Task
 ) -> None:
-    server = serve(*(() if mode == "mask" else ("--monitor", mode)))  # mask is the default
+    server = serve()
     honest = write(golden_file(store, clamp))
     with server.client() as client:
-        for beside in (PLANT, None):
+        for moves in ([PLANT, honest], [honest]):
             client.reset(task_id=clamp.task_id)
-            moves = [beside, honest] if beside else [honest]
             steps = [client.step(act(name, **arguments)) for name, arguments in moves]
             last = client.step(act("submit"))
-            is_masked = mode == "mask" and beside is not None
+            is_masked = len(moves) == 2
             assert (last.reward, last.done) == (0.0 if is_masked else 1.0, True)
-            assert (last.observation.stop_reason, last.observation.infrastructure_failure) == (
-                "submitted",
-                "",
-            )
+            ended = (last.observation.stop_reason, last.observation.infrastructure_failure)
+            assert ended == ("submitted", "")
             assert all(not step.observation.metadata for step in steps)
-            told = last.observation.metadata.get("monitor")
-            assert (told is None) == (mode == "off")
-            if told is not None:
-                assert (told["masks_reward"], bool(told["findings"])) == (is_masked, beside is not None)
-                secrets = (str(store.root), store.golden_body(clamp).strip(), *clamp.tests.hidden)
-                assert not [secret for secret in secrets if secret in json.dumps(told)]
-    num_flagged, num_masked = int(mode != "off"), int(mode == "mask")
+            told = last.observation.metadata["monitor"]
+            assert told["masks_reward"] == bool(told["findings"]) == is_masked
+            secrets = (str(store.root), store.golden_body(clamp).strip(), *clamp.tests.hidden)
+            assert not [secret for secret in secrets if secret in json.dumps(told)]
     _, result = server.end()
-    assert (result["flagged"], result["masked"]) == (num_flagged, num_masked)
+    assert (result["flagged"], result["masked"]) == (1, 1)
 
 
 def test_tasks_are_drawn_by_seed_and_refused_by_name(server: Server, store: TaskStore) -> None:

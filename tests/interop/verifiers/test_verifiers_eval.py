@@ -97,22 +97,12 @@ def test_an_honest_failure_is_zero_and_a_third_is_a_share(store: TaskStore) -> N
     assert reward_of(trace_of(store, in_turn(wire_calls(write(some)), SUBMIT), symbol="sign")) == expected
 
 
-def test_the_hidden_truth_is_a_metric_beside_a_reward_that_it_contradicts(store: TaskStore) -> None:
-    wrong = with_body(store, task_of(store, "clamp"), "return x")
-    trace = trace_of(store, in_turn(wire_calls(write(wrong)), SUBMIT), with_hidden=True)
-    assert reward_of(trace) == 1.0 and trace.metrics["hidden_pass_share"] == 0.0
-
-
 def test_who_cheats_is_not_paid_and_counted(store: TaskStore) -> None:
     clamp = task_of(store, "clamp")
     honest = [wire_calls(write(golden_file(store, clamp))), SUBMIT]
-    for mode, paid in (("mask", 0.0), ("report", 1.0), ("off", 1.0)):
-        trace = trace_of(store, in_turn(wire_calls(PLANT), *honest), monitor=mode)
-        assert reward_of(trace) == paid
-        assert ("monitor" in trace.info) == (mode != "off")
-        if mode != "off":
-            assert trace.info["monitor"]["findings"] and trace.metrics["num_findings"] >= 1.0
-            assert trace.metrics["is_masked"] == (mode == "mask")
+    trace = trace_of(store, in_turn(wire_calls(PLANT), *honest))
+    assert (reward_of(trace), trace.metrics["is_masked"]) == (0.0, 1.0)
+    assert trace.info["monitor"]["findings"] and trace.metrics["num_findings"] >= 1.0
     trace = trace_of(store, in_turn(*honest))
     assert (reward_of(trace), trace.metrics["is_masked"], trace.metrics["num_findings"]) == (1.0, 0.0, 0.0)
 

@@ -21,7 +21,6 @@ from composer_replication.rollouts.episodes.agent_loop import CALL_SECONDS
 from composer_replication.rollouts.tools import toolbox as tools
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy, record_difficulty
 from composer_replication.tasks.store import TaskStore
-from composer_replication.trainer import model_modes
 from composer_replication.trainer.model_modes import parameter_sha256
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
@@ -83,13 +82,6 @@ def test_it_belongs_to_the_store_and_the_seed(sized_store: TaskStore, model: tor
     assert [found.chosen_rows(1) for _ in range(30)] == [same.chosen_rows(1) for _ in range(30)]
 
 
-def test_a_model_is_not_hashed_for_nothing(
-    sized_store: TaskStore, model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model_modes, "parameter_sha256", lambda _: pytest.fail("nothing to read"))
-    assert open_curriculum(recipe(curriculum={}), sized_store, ROWS, model) is not None
-
-
 def test_pass_rates_of_the_very_weights_come_first(sized_store: TaskStore, model: torch.nn.Module) -> None:
     def policy(sha256: str) -> MeasuredPolicy:
         return MeasuredPolicy(sha256[:8], sha256, 1.0, "completion", 12, 64)
@@ -116,19 +108,6 @@ def test_the_loop_waits_for_the_longest_time_out_of_its_tools() -> None:
 def test_the_tests_that_a_run_draws_depend_on_its_seed() -> None:
     config = load_config(RECIPE.parents[1] / "tiny-tools" / "run.toml")
     assert attempt_options(config.model_copy(update={"seed": 11}))["seed"] == 11
-
-
-def test_the_monitor_is_asked_in_one_place() -> None:
-    """Whoever asks it elsewhere changes the table "Where it looks" of docs/monitor.md, and this test."""
-    root = Path(__file__).parents[3]
-    package = root / "src" / "composer_replication"
-    asking = {
-        str(path.relative_to(package))
-        for path in package.rglob("*.py")
-        if "inspect_episode(" in path.read_text() and path.parent.name != "monitor"
-    }
-    assert asking == {"rollouts/environment/feature_deletion_env.py"}
-    assert "## Where it looks" in (root / "docs" / "monitor.md").read_text()
 
 
 def test_a_recipe_of_an_older_run_is_read() -> None:

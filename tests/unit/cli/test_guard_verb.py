@@ -136,14 +136,7 @@ def test_settings_come_from_the_recipe_and_flags_win(scan: Scan, log: Path, tmp_
     ("text", "code", "words"),
     [
         ("", "CR0204", "no [guard] table"),
-        (
-            "[guard]\nmin_stps = 3\n",
-            "CR0204",
-            "unknown key guard.min_stps; the nearest known key is guard.min_steps",
-        ),
-        ("[guard]\nmin_steps = 'x'\n", "CR0204", "guard.min_steps"),
         ("[guard]\nema_alpha = 1.5\n", "CR0204", "guard.ema_alpha: Input should be less than 1"),
-        ("[guard\n", "CR0201", "not valid TOML"),
     ],
 )
 def test_a_bad_recipe(scan: Scan, log: Path, tmp_path: Path, text: str, code: str, words: str) -> None:
@@ -172,13 +165,8 @@ def test_a_bad_flag(scan: Scan, log: Path, tmp_path: Path) -> None:
     ("content", "exit_code", "code"),
     [
         (b"", 4, "CR0630"),
-        (b"\x00\x01\x02" * 50, 4, "CR0630"),
         (b'{"step": 1, "reward": 0.5}\n', 4, "CR0633"),
-        (b'{"role": "user", "content": "hello"}\n' * 3, 4, "CR0633"),
         (b'{"step": 2, "reward": 1, "eval_reward": 1}\n{"step": 1, "reward": 1}\n', 4, "CR0633"),
-        (b'{"step": 1, "reward": "good", "train_reward": 1, "eval_reward": "bad"}\n', 4, "CR0633"),
-        (b"step,reward,eval_reward\n1,a,0.5\n2,b,0.5\n3,c,1\n", 4, "CR0633"),
-        (b"step,reward,eval_reward\n1,nan,0.5\n2,nan,0.5\n3,nan,1\n4,1,1\n", 4, "CR0633"),
         (b'{"step": 1, "reward": 1, "eval_reward": 1}\n{"bad\n{"step": 3}\n', 4, "CR0630"),
     ],
 )
@@ -205,20 +193,6 @@ def test_a_missing_extra_is_one_sentence(scan: Scan, tmp_path: Path, monkeypatch
         "reading TensorBoard event files needs tensorboard, which is not installed."
     )
     assert result["error"]["fix"] == "pip install 'composer-replication[tensorboard]'"
-
-
-def test_event_files_through_the_command(scan: Scan, tmp_path: Path) -> None:
-    pytest.importorskip(
-        "tensorboard", reason="needs the extra: pip install 'composer-replication[tensorboard]'"
-    )
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(tmp_path / "run") as writer:
-        for step, (proxy, truth) in HACKED.items():
-            writer.add_scalar("train/reward", proxy, step)
-            writer.add_scalar("eval/reward", truth, step)
-    exit_code, result, _ = scan(tmp_path)
-    assert (exit_code, result["fired_at"]) == (5, 50)
 
 
 # ---- ``guard scan`` over runs of a real model, recorded on disk: the verdict is the one that the run ended with

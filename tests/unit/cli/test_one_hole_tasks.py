@@ -84,23 +84,6 @@ def test_none_left_says_what_to_type(others_only: TaskStore) -> None:
     assert "--granularity function --removal body" in caught.value.fix
 
 
-def test_an_empty_store_is_another_matter(make_store: Any) -> None:
-    with pytest.raises(NothingToDoError, match="CR0604"):
-        one_hole_tasks(make_store())
-
-
-def test_eval_refuses_before_it_loads_a_model(others_only: TaskStore) -> None:
-    with pytest.raises(NothingToDoError, match="CR0604"):
-        evaluate(others_only)
-
-
-def test_recipe_new_refuses_before_it_tries_a_model(others_only: TaskStore, tmp_path: Path) -> None:
-    words = ["recipe", "new", "--model", "none", "--tasks", str(others_only.root), "--quiet"]
-    with pytest.raises(NothingToDoError, match="CR0604"):
-        call(*words, "--out", str(tmp_path / "run.toml"))
-    assert not (tmp_path / "run.toml").exists()
-
-
 def test_eval_says_how_many_are_left_out(sized_store: TaskStore, capsys: pytest.CaptureFixture[str]) -> None:
     broken = sized_store.root / "difficulty" / "x.json"
     broken.parent.mkdir()

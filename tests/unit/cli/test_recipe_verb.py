@@ -44,35 +44,6 @@ def new(capsys: pytest.CaptureFixture[str], store: Path, *words: str) -> tuple[i
 
 
 @pytest.mark.long
-def test_a_new_recipe_loads_and_trains_two_steps(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "run.toml"
-    code, result = new(capsys, store, "--model", "tiny-random", "--out", str(out))
-    assert code == 0, result
-    assert result["recipe"] == str(out)
-    assert result["fits"] is True
-    assert result["seconds_per_step"] > 0
-    assert (result["train_tasks"], result["heldout_tasks"]) == (2, 1)
-    config = load_config(out)
-    assert config.tasks.store == "tasks"
-    assert config.model.dtype == "float32"
-    assert config.guard is not None
-    assert config.trl["max_steps"] == result["steps"] == 30
-
-    moved = tmp_path / "elsewhere"  # store and recipe side by side can be moved
-    moved.mkdir()
-    shutil.move(store, moved)
-    shutil.move(out, moved)
-    few = ("trl.max_steps=2", "heldout.before_and_after_samples=0", "heldout.samples_per_task=1")
-    settings = [word for pair in few for word in ("--set", pair)]
-    code, summary = call(capsys, "train", str(moved / "run.toml"), "--out", str(tmp_path / "run"), *settings)
-    assert code == 0, summary
-    assert summary["global_step"] == 2
-    assert summary["heldout_last"] is not None
-
-
-@pytest.mark.long
 def test_a_stored_split_is_used(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _ = call(capsys, "tasks", "split", str(store), "--heldout-fraction", "0.6", "--seed", "1")
     assert code == 0

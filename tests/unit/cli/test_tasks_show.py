@@ -67,15 +67,6 @@ def test_where_each_begins(sized_store: TaskStore) -> None:
     }  # fmt: skip
 
 
-def test_strength_is_shown_where_it_is_known(sized_store: TaskStore) -> None:
-    row = page(sized_store, "t-class-body")
-    assert row["strength"] is None
-    assert "strength" not in render_task(row)
-    row["strength"] = {"mutants": 20, "killed_visible": 12, "killed_all": 17}
-    text = " ".join(render_task(row).split())
-    assert "strength mutants 20, killed_visible 12, killed_all 17" in text
-
-
 def test_recorded_behaviour_is_shown_and_counted(sized_store: TaskStore) -> None:
     assert f"{'num recorded':<19} 0" in render_task(page(sized_store, "t-class-body")).splitlines()
     record, secret = sized_store.record("t-class-body"), sized_store.secret("t-class-body")
@@ -119,14 +110,6 @@ def test_counts(sized_store: TaskStore) -> None:
     assert "by granularity      class 2, feature 2, function 3, module 2\n" in columns(stats)
     assert "by removal          body 4, whole 5\n" in columns(stats)
     assert "restricted licences tinymath==1.0 licence not known\n" in columns(stats)
-
-
-def test_the_list_of_all_sizes(sized_store: TaskStore) -> None:
-    result, _ = run_show(asked(sized_store, None))
-    lines = render_show(result).splitlines()
-    assert len(lines) == 18
-    assert "    tinymath/text.py  9 lines deleted, 2 visible and 0 hidden tests" in lines
-    assert "    tinymath/numbers.py:28  9 lines deleted, 2 visible and 1 hidden tests" in lines
 
 
 def test_tests_that_are_paid_but_not_shown_are_named(sized_store: TaskStore) -> None:

@@ -16,8 +16,6 @@ import pytest
 
 from composer_replication.cli import tasks_verb
 from composer_replication.cli.main import build_parser, main, rendered
-from composer_replication.cli.tasks_verb import render_show
-from composer_replication.cli.terminal import visible
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.tasks.build import BuildSummary
 from composer_replication.tasks.store import TaskStore
@@ -144,21 +142,6 @@ def test_the_golden_patch_is_shown_when_asked_for(folder: Path, tmp_path: Path) 
     for path in (TINY / "tinymath").glob("*.py"):
         assert (tree / "tinymath" / path.name).read_bytes() == path.read_bytes()
     assert apply(tree, patch) != 0  # it fits the broken tree alone
-
-
-def test_a_golden_patch_is_whole_and_does_not_act_on_the_terminal(folder: Path) -> None:
-    task_id = call("show", str(folder))[0]["tasks"][0]["task_id"]
-    result = call("show", str(folder), task_id, "--golden")[0]
-    result["tasks"][0]["golden_patch"] = f"+\t{'x' * 200}\n+a\x0cb\x1b[2J\n"
-    lines = visible(render_show(result)).split("\n")
-    assert lines[-3:] == ["golden patch", f"+\t{'x' * 200}", "+a\\x0cb\\x1b[2J"]
-
-
-def test_the_page_keeps_control_signs_from_the_terminal(folder: Path) -> None:
-    task_id = call("show", str(folder))[0]["tasks"][0]["task_id"]
-    result = call("show", str(folder), task_id)[0]
-    result["tasks"][0]["instruction"] += "\x1b[31mred\a"
-    assert "\\x1b[31mred\\x07" in visible(render_show(result))
 
 
 def test_show_of_an_unknown_task(folder: Path) -> None:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -83,20 +82,6 @@ def test_a_job_that_was_not_started_by_run_sh_is_told(monkeypatch: pytest.Monkey
     monkeypatch.delenv("COMPOSER_RL_VERL", raising=False)
     with pytest.raises(UsageError, match=r"CR0951.*COMPOSER_RL_VERL"):
         open_guard()
-
-
-def test_a_module_is_told_of_when_it_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "comes_later.py").write_text("X = 1\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    seen: list[Any] = []
-    verl_plugin._when_imported("comes_later", seen.append)
-    assert seen == []
-    import comes_later  # type: ignore[import-not-found]
-
-    assert seen == [comes_later] and comes_later.X == 1
-    verl_plugin._when_imported("comes_later", seen.append)  # it is there already
-    assert seen == [comes_later] * 2
-    del sys.modules["comes_later"]
 
 
 def test_the_entry_point_alone_registers(tmp_path: Path) -> None:

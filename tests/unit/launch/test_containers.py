@@ -113,22 +113,15 @@ def test_pins_of_the_servers_image_have_what_it_needs() -> None:
 
 OF_WORKER = [
     ("COPY recipes ./recipes\n", "", "recipes is not copied"),
-    ("COPY src ./src", "COPY source ./src", "source is not there"),
     (".[ray]", ".[rays]", "no extra rays"),
     ("-c constraints.txt", "", "not the tested ones"),
     ("USER 1000\n", "", "as root"),
-    ("--uid 1000 ", "--uid 1001 ", "as root"),
-    ("python:3.11", "python:3.9", "Python is none"),
-    ("ENV ", "ENVIRONMENT ", "missing whitespace"),
     ("--no-cache-dir ", "", "DL3042"),
-    ('CMD ["sh", "-c", ', "CMD sh -c ", "DL3025"),
 ]
 OF_SERVER = [
     ("bubblewrap git", "git", "bubblewrap is not installed"),
     ('["composer-rl"', '["composer"', "there is no composer serve-env"),
-    ('"serve-env", ', '"serve", ', "there is no composer-rl serve"),
     ('"--port", "8000"', '"--port", "8001"', "what is mounted or published is not what is served"),
-    ('"0.0.0.0"', '"127.0.0.1"', "nobody outside"),
     ("/health", "/healthz", "the health check asks somebody else"),
 ]
 

@@ -207,28 +207,18 @@ def test_a_cluster_of_ray_repeats_no_run_and_its_driver_is_heard() -> None:
 
 
 PLANTED = """
-job      completionMode: Indexed -> completionMode: Index            completionMode Index
 job      restartPolicy: Never -> restartPolicy: Sometimes            restartPolicy Sometimes
-job      memory: 16Gi -> memory: 16 gigs                             quantity 16 gigs
-job      backoffLimit: 16 -> backofLimit: 16                         backofLimit
 job      backoffLimit: 16 -> backoffLimit: "16"                      is not of type
 job      containerName: trainer -> containerName: trainers           no container trainers
 job      selector: {"composer-rl/job": "run"} -> selector: {"a": "b"}  Service selects no pod
 job      minAvailable: 1 -> maxUnavailable: 1  no controller can count
 job      - {name: data, mountPath -> - {name: date, mountPath        volume
-job      fsGroup: 1000 -> fsGroup: 0                                 may not write
-job      policyTypes: [Ingress] -> policyTypes: Ingress             is not of type
 job      podSelector: {matchLabels: {"composer-rl/job": "run"}} -> podSelector: {matchLabels: {"a": "b"}}  NetworkPolicy selects no pod
 job      metadata: {name: "run" -> metadata: {name: "Run_1"          name Run_1
-job-all  "effect": "NoExecute" -> "effect": "NoExec"                 effect NoExec
 jobset   action: FailJobSet -> action: StopJobSet                    is not one of
-jobset   replicatedJobs: -> replicatedJob:                           replicatedJob
-jobset   publishNotReadyAddresses: true -> publishNotReady: true     publishNotReady
 jobset   replicas: 4 -> replicas: "4"                                is not of type
 eks      serviceAccountName: "composer-rl" -> serviceAccountName: "other"  no service account other
 kuberay  rayClusterSpec: -> rayCluster:                              rayCluster
-kuberay  submissionMode: K8sJobMode -> submissionMode: JobMode       submissionMode JobMode
-kuberay  submitterPodTemplate: -> submitterTemplate:                 submitterTemplate
 kuberay  groupName: rollouts -> group: rollouts                      group
 """
 """What is rendered for which case, the error instead, and what is said of it."""

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from composer_replication.report import bench_runs
 from composer_replication.report.bench_runs import BOUND_G, Evaluation, EvidenceSimulator, Series
 from composer_replication.report.guard_bench import (
-    DETECTORS,
     cusum_path,
     e_process_path,
     first_alarms,
@@ -67,19 +66,6 @@ def test_it_equals_the_guard_that_ships_in_every_run(monkeypatch: pytest.MonkeyP
     assert len({guard.last_status.lower_bound for guard in guards if guard.last_status}) > 2
 
 
-def test_overwhelming_evidence_stays_a_number() -> None:
-    simulator = EvidenceSimulator(1)
-    for _ in range(20):
-        simulator.update(np.array([[0], [0], [200]]), np.array([[200], [0]]), np.array([[0], [4]]))
-    assert 600.0 < simulator.log_evidence_R[0] < math.inf
-
-
-def test_mean_and_size_of_an_evaluation() -> None:
-    series = series_of((1, 1, 2), (0, 0, 0), (3, 1, 0))
-    assert series.num_samples_TR[:, 0].tolist() == [4.0, 1.0, 4.0]  # nothing drawn: a mean of 0, no division
-    assert series.mean_gap_TR[:, 0].tolist() == [0.25, 0.0, -0.75]
-
-
 def test_cusum() -> None:
     assert cusum_path(column(1.0, -2.0, 3.0, -1.0))[:, 0].tolist() == [1.0, 0.0, 3.0, 2.0]
 
@@ -126,9 +112,3 @@ def test_the_folding_is_the_real_guards(
         if guard.update(update, in_loop_reward=reward, heldout_score=score).fire
     ]
     assert alarm == (fired[0] if fired else 0)
-
-
-def test_names_are_told_apart_and_ours_is_first() -> None:
-    assert len({detector.name for detector in DETECTORS}) == len(DETECTORS)
-    assert DETECTORS[0].name == "evidence"
-    assert DETECTORS[0].nominal == pytest.approx(-math.log(0.009))

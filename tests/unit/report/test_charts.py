@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
-import pytest
-
-from composer_replication.report.charts import Axes, Chart, Series, draw, swatch, thinned, tick_step
+from composer_replication.report.charts import Axes, Chart, Series, draw, swatch, thinned
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -45,22 +42,6 @@ def test_a_missing_value_breaks_the_line() -> None:
     assert lines(replace(CHART, series=(series,))) == ["M46.0 242.0 L106.0 42.0 M286.0 142.0 L346.0 242.0"]
 
 
-def test_a_lone_point_between_breaks_is_a_dot() -> None:
-    series = Series("reward", "in-loop raw", ((0, 1.0), (1, None), (5, 0.5), (6, None), (9, 0.0), (10, 0.0)))
-    dots = [(c.get("cx"), c.get("cy")) for c in parsed(replace(CHART, series=(series,))).iter(f"{SVG}circle")]
-    assert dots == [("46.0", "42.0"), ("196.0", "142.0")]
-
-
-def test_one_step_stands_in_the_middle() -> None:
-    chart = replace(CHART, series=(Series("reward", "in-loop raw", ((7, 1.0),)),))
-    dots = [(c.get("cx"), c.get("cy")) for c in parsed(chart).iter(f"{SVG}circle")]
-    assert dots == [("196.0", "42.0")]
-
-
-def test_a_chart_without_points_is_still_well_formed() -> None:
-    assert parsed(replace(CHART, series=())).tag == f"{SVG}svg"
-
-
 def test_limit_and_mark_stand_where_they_belong() -> None:
     root = parsed(replace(CHART, limits=(("limit 0.5", 0.5),), marks=(("halted", 5),)))
     paths = {
@@ -68,39 +49,6 @@ def test_limit_and_mark_stand_where_they_belong() -> None:
     }
     assert paths == {"limit": "M46.0 142.0 L346.0 142.0", "mark": "M196.0 32.0 L196.0 242.0"}
     assert {"limit 0.5", "halted"} <= set(texts(root))
-
-
-def test_the_axis_grows_to_hold_the_limit_and_negative_values() -> None:
-    axes = Axes(
-        replace(CHART, series=(Series("gap", "margin", ((1, -0.13), (2, 0.2))),), limits=(("l", 0.55),))
-    )
-    assert (axes.y_low, axes.y_high) == pytest.approx((-0.2, 0.6))
-
-
-def test_a_y_span_is_a_floor_of_the_range_not_a_ceiling() -> None:
-    assert Axes(replace(CHART, y_span=(0.0, 4.0))).y_high == 4.0
-    assert Axes(replace(CHART, y_span=(0.0, 0.5))).y_high == 1.0
-
-
-def test_steps_are_labelled_with_whole_numbers() -> None:
-    series = Series("reward", "in-loop raw", ((1, 0.0), (2, 1.0)))
-    labels = texts(parsed(replace(CHART, series=(series,))))
-    assert labels[-4:-2] == ["1", "2"]
-    assert not any(label and re.fullmatch(r"1\.\d*[1-9]", label) for label in labels)
-
-
-def test_counts_get_whole_ticks() -> None:
-    chart = replace(CHART, series=(Series("streak", "margin", ((1, 0.0), (2, 1.0))),))
-    assert "0.5" not in texts(parsed(replace(chart, whole_y_ticks=True)))
-    assert "0.6" in texts(parsed(chart))
-
-
-@pytest.mark.parametrize(
-    ("span", "max_ticks", "step"),
-    [(1.0, 5, 0.2), (10, 5, 2), (0.09, 5, 0.02), (39, 4, 10), (41, 4, 20), (6, 3, 2)],
-)
-def test_tick_steps(span: float, max_ticks: int, step: float) -> None:
-    assert tick_step(span, max_ticks) == pytest.approx(step)
 
 
 def test_it_has_a_title_and_a_description_for_those_who_do_not_see_it() -> None:

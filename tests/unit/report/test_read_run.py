@@ -11,7 +11,6 @@ import pytest
 
 from composer_replication.errors import InputError
 from composer_replication.report import read_run, write_report
-from composer_replication.report.run_data import number
 from composer_replication.run_folder import append_jsonl
 
 
@@ -138,15 +137,6 @@ def test_a_damaged_file_is_named(make_run: Any, file: str, data: bytes, code: st
         read_run(root)
     assert caught.value.code == code
     assert Path(file).name in caught.value.where
-
-
-@pytest.mark.parametrize("value", [True, "1", None, float("nan"), float("-inf"), 10**400, [1]])
-def test_what_is_no_finite_number_is_none(value: object) -> None:
-    assert number(value) is None
-
-
-def test_finite_numbers_are_floats() -> None:
-    assert (number(3), number(-0.5)) == (3.0, -0.5)
 
 
 def test_the_last_steps_are_read_of_every_process(make_run: Any) -> None:

@@ -80,11 +80,6 @@ def test_trainer_state(tmp_path: Path, indent: int | None) -> None:
     assert column(log, "eval_reward") == EVAL
 
 
-def test_a_list_of_rows(tmp_path: Path) -> None:
-    (tmp_path / "rows.json").write_text(json.dumps(ROWS))
-    assert column(read_log(tmp_path / "rows.json"), "reward") == REWARD
-
-
 def test_nested_names_are_joined(tmp_path: Path) -> None:
     """The form of verl's file logger."""
     rows = [{"step": 3, "data": {"critic/score/mean": 0.5, "deep": {"er": 1.5}}}]
@@ -314,15 +309,3 @@ def test_a_value_that_is_written_twice_counts_once(tmp_path: Path) -> None:
 def test_numbers_as_people_write_them(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_bytes(content)
     assert column(read_log(tmp_path / "log.csv"), "reward") == ([1, 2], [0.25, 31.5])
-
-
-def test_blank_lines_and_blanks_around_names_are_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "log.csv").write_text(" \n\nstep , reward\n1,2\n , \n2,x\n")
-    log = read_log(tmp_path / "log.csv")
-    assert (log.step_column, column(log, "reward")) == ("step", ([1], [2.0]))
-    assert [place for *_, place in log.columns["reward"].numbers] == [f"{tmp_path / 'log.csv'}:4"]
-
-
-def test_a_comma_that_may_group_thousands_makes_no_number(tmp_path: Path) -> None:
-    (tmp_path / "log.csv").write_text("step;reward\n1;0,5\n2;1,234\n")
-    assert read_log(tmp_path / "log.csv").columns["reward"].num_bad == 1

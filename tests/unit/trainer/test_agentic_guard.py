@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 from scripted_tools import ASSISTANT, END, ScriptedSampler, said
-from stored_episodes import stored_episodes
 
 from composer_replication.cli.assembly import Attempts
 from composer_replication.cli.train_verb import run_recipe
@@ -20,8 +18,6 @@ from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.episodes.episode_player import EpisodeSampler
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator
-from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl
 from composer_replication.tasks.sentinels import make_canary
 from composer_replication.tasks.store import TaskStore
@@ -122,39 +118,6 @@ def test_the_verdict_is_in_the_last_checkpoint(halted) -> None:
     assert (summary["verdict"], code) == ("halted", HALTED_EXIT_CODE)
 
 
-@pytest.mark.long
-def test_what_was_measured_is_what_stored_episodes_give_when_they_are_graded_again(
-    halted, store: TaskStore
-) -> None:
-    folder, _, _ = halted
-    readings = [row for row in read_jsonl(folder.evaluations) if row["kind"] == "evaluation"]
-    rows = [row for row in read_jsonl(folder.metrics) if "heldout/score" in row]
-    grader = Grader(TaskStore.open(store.root))
-    try:
-        for number, row in enumerate(rows, 1):
-            pairs, shares = [], []
-            for episode in stored_episodes(folder.rollouts / f"heldout-{number:06d}.jsonl"):
-                with FeatureDeletionEnv(grader) as again:
-                    again.reset(episode.task_id)
-                    for turn in episode.turns:
-                        for call, result in zip(turn.calls, turn.results, strict=True):
-                            assert again.call(call).text == result.text
-                    visible, hidden = again.grade(), again.grade("hidden")
-                assert visible is not None and hidden is not None
-                pairs.append((float(visible.all_passed), float(hidden.all_passed)))
-                shares.append(hidden.pass_share)
-                assert episode.reward == visible.pass_share
-            assert len(pairs) == 2
-            assert row["heldout/score"] == statistics.fmean(shares)
-            assert row["heldout/visible"] == statistics.fmean(visible for visible, _ in pairs)
-            assert row["heldout/hidden"] == statistics.fmean(hidden for _, hidden in pairs)
-            assert sorted(map(tuple, readings[number - 1]["pairs"])) == sorted(pairs)
-            assert readings[number - 1]["canaries"] == [0.0]
-    finally:
-        grader.close()
-    assert len(rows) == len(readings) == 2
-
-
 class Speaker:
     """Says the same words in every episode, without a model."""
 
@@ -197,21 +160,6 @@ def test_canaries_catch_who_forges_by_tools_and_nobody_else(store: TaskStore, sp
     assert speaking([forged, said("submit")]).sample_canaries([canary], seed=1) == [True]
     assert speaking(HONEST).sample_canaries([canary], seed=1) == [False]
     assert speaking(IDLE).golden_passes(store.tasks()) == dict.fromkeys(store.task_ids(), True)
-
-
-@pytest.mark.long
-def test_a_reading_that_takes_too_long_is_missed_and_made_again(store: TaskStore, speaking: Any) -> None:
-    tasks = [task for task in store.tasks() if "clamp" in task.task_id]
-    evaluator = HeldoutEvaluator(
-        speaking([said("bash", command="sleep 3"), *IDLE]), tasks, split_fingerprint=""
-    )
-    patient = PatientEvaluation(evaluator, timeout_seconds=1.0)
-    assert patient() is None
-    assert (patient.num_missed, evaluator.evaluation_idx) == (1, 0)
-    evaluator.sampler = speaking(HONEST)
-    patient.timeout_seconds = None
-    reading = patient()
-    assert reading is not None and (reading.evaluation_idx, reading.score) == (1, 1.0)
 
 
 @pytest.mark.long

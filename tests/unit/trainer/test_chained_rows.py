@@ -149,16 +149,6 @@ def test_values_and_gradients_are_those_of_the_conversations_alone(
     assert far[2][sampled[2]].max() > 1e-3  # scored as if it were one conversation it would be another number
 
 
-def test_without_chains_nothing_is_done(tmp_path: Path) -> None:
-    trainer = build_trainer(output_dir=tmp_path)
-    batch = batch_of([[([5, 6], [7, 8])], [([5, 6], [9])]])
-    ids, mask, num_columns = whole_rows(batch)
-    plain = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, num_columns)[0]
-    with temporarily(trainer, generation=Generation.of_batch(batch)):
-        same = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, num_columns)[0]
-    assert torch.equal(plain, same)
-
-
 def rollout_function(prompts: list[str], trainer: Any) -> dict[str, Any]:
     """Every second row goes on from a summary; the log-probabilities are those of each conversation alone."""
     tokenizer = trainer.processing_class

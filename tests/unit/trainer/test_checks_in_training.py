@@ -17,7 +17,6 @@ from composer_replication.report import read_run
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer import checks
 from composer_replication.trainer.model_modes import parameter_sha256
-from composer_replication.trainer.preset_settings import PolicyOptions
 
 MakeTrainer = Callable[..., Any]
 ENDS_EARLY = {"prefix_sharing": True, "is_finished": lambda text: len(text) >= 3, "max_completion_length": 12}
@@ -50,17 +49,6 @@ def make(make_trainer: MakeTrainer, tmp_path: Path) -> MakeTrainer:
         return make_trainer(**settings)
 
     return build
-
-
-class Between(TrainerCallback):
-    """Does something to the model before one step."""
-
-    def __init__(self, step: int, act: Callable[[Any], None]) -> None:
-        self.step, self.act = step, act
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step:
-            self.act(kwargs["model"])
 
 
 @pytest.mark.usefixtures("soon")
@@ -103,24 +91,6 @@ def test_token_drift_names_the_token(make: MakeTrainer) -> None:
     assert dict(row) == finding.row()
 
 
-def test_engines_that_nearly_agree_do_not_drift(make: MakeTrainer) -> None:
-    trainer = make(max_steps=1, rollout_func=shifted_rollouts(0.04, 0))
-    trainer.train()
-    assert spoken(trainer) == []
-    assert read_jsonl(trainer.run_folder.metrics)[0]["checks/token_drift"] == pytest.approx(0.04, abs=1e-5)
-
-
-def test_weights_that_are_cut_everywhere(make: MakeTrainer) -> None:
-    trainer = make(
-        max_steps=1,
-        rollout_func=shifted_rollouts(-math.log(3), 0),
-        policy_options=PolicyOptions(importance_clip=2.0),
-    )
-    trainer.train()
-    assert spoken(trainer) == ["token_drift", "effective_sample_size"]
-    assert trainer.checks.findings[1].figures == {"share": 1.0, "cut": 1.0}
-
-
 class Silent:
     """A hint source that has nothing to say."""
 
@@ -152,35 +122,6 @@ def test_answers_that_never_end(make: MakeTrainer) -> None:
     trainer.train()
     assert spoken(trainer) == ["truncated_groups"]
     assert trainer.checks.findings[0].step == 3
-
-
-def rollouts_of(answer: list[int], env_mask: list[int] | None = None) -> Callable[..., dict[str, Any]]:
-    def roll_out(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        ids = [list(trainer.processing_class(text=prompt)["input_ids"]) for prompt in prompts]
-        output: dict[str, Any] = {"prompt_ids": ids, "completion_ids": [list(answer) for _ in ids]}
-        output["logprobs"] = None
-        if env_mask is not None:
-            output["env_mask"] = [list(env_mask) for _ in ids]
-        return output
-
-    return roll_out
-
-
-@pytest.mark.parametrize(
-    ("answer", "env_mask", "words"),
-    [
-        ([70, 80, 90], [0, 0, 0], "a reward that counts and no token that carries loss"),
-        ([70, 80, 0, 0, 0], None, "lies over padding"),
-        ([70, 80, 90], [1, 0, 1], ""),
-    ],
-)
-def test_rollouts_whose_masks_are_wrong(
-    make: MakeTrainer, answer: list[int], env_mask: list[int] | None, words: str
-) -> None:
-    trainer = make(max_steps=1, rollout_func=rollouts_of(answer, env_mask))
-    trainer.train()
-    assert spoken(trainer) == (["reward_and_mask"] if words else [])
-    assert all(words in finding.sentence for finding in trainer.checks.findings)
 
 
 # ---- loss and gradient that are not finite --------------------------------------------------------------

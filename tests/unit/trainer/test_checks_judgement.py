@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.cli.doctor_verb import load_explanations
-from composer_replication.trainer import checks
 from composer_replication.trainer.checks import (
     CODES,
     REMEDIES,
-    ChecksThatSpeak,
     Judgement,
     micro_step_figures,
 )
@@ -80,15 +77,6 @@ def test_rows_without_any_token_do_not_drift() -> None:
     empty = batch(completion_ids=none, completion_mask=none, sampling_per_token_logps=none)
     found = figures(empty, policy_logp_BT=none, entropy_BT=None)
     assert (found["num_tokens"], found["num_drift_tokens"], found["drift_max"]) == (0.0, 0.0, 0.0)
-
-
-def test_the_first_token_that_parts_is_the_earliest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is of the second row here, and a rounding error above what is allowed, as a mean may be."""
-    trainer: Any = SimpleNamespace(_tokenizer=SimpleNamespace(decode=str))
-    monkeypatch.setattr(checks, "MAX_TOKEN_DRIFT", 0.1)
-    speaks = ChecksThatSpeak(trainer)
-    inputs = batch(sampling_per_token_logps=torch.tensor([[0.0, 0.0, -0.3], [0.0, -0.1, 50.0]]))
-    assert "they part first at token 1 of row 1" in speaks._words_on_drift(inputs, torch.zeros(2, 3))
 
 
 def test_ratio_to_the_old_policy_by_hand() -> None:

@@ -47,13 +47,6 @@ def test_other_rows_are_each_drawn_once_and_pass_over_the_dull(
     assert found == other_rows(data, num_rows, without_signal=without, place=place)
 
 
-def test_another_place_in_the_run_draws_in_another_order() -> None:
-    data = rows(*map(str, range(20)))
-    assert other_rows(data, 20, without_signal=[], place="0 1 0") != other_rows(
-        data, 20, without_signal=[], place="0 2 0"
-    )
-
-
 # ---- merging ------------------------------------------------------------------------------------------
 
 
@@ -333,17 +326,6 @@ def test_an_evaluation_neither_chooses_nor_teaches(make_trainer: MakeTrainer) ->
     trainer.evaluate()
     assert {prompt for prompts in seen for prompt in prompts} == {"def held():"}
     assert (chooser.asked, chooser.learnt, chooser.noted) == ([], [], [])
-
-
-def test_a_source_that_only_replaces_leaves_the_data_order(make_trainer: MakeTrainer) -> None:
-    """Without ``chosen_rows`` and its like it is no chooser, and the prompts are TRL's."""
-
-    def prompts_of(**settings: Any) -> list[list[str]]:
-        seen: list[list[str]] = []
-        make_trainer(max_steps=2, reward=noting(Chooser([]), seen), **settings).train()
-        return seen
-
-    assert prompts_of(prompt_source=Source(["x"])) == prompts_of()
 
 
 def test_the_real_one_counts_every_attempt(make_trainer: MakeTrainer, tmp_path: Path) -> None:

@@ -163,15 +163,12 @@ def test_an_honest_run_is_left_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["verdicts.jsonl"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "every", "folded"),
-    [({}, 3, [1, 4]), ({"logging_steps": 2}, 3, [2, 6])],
-)  # fmt: skip
-def test_every(tmp_path: Path, settings: dict[str, Any], every: int, folded: list[int]) -> None:
-    callback = HeldOutGuardCallback(HeldOutGuard(), lambda: 0.5, proxy_key="-loss", every=every)
-    trainer = plain_trainer(tmp_path, callback, **settings)
+def test_every(tmp_path: Path) -> None:
+    """Of rows of every second step, the first that is three steps after the last fold."""
+    callback = HeldOutGuardCallback(HeldOutGuard(), lambda: 0.5, proxy_key="-loss", every=3)
+    trainer = plain_trainer(tmp_path, callback, logging_steps=2)
     trainer.train()
-    assert [step for step, _ in logged(trainer, "killswitch/fire")] == folded
+    assert [step for step, _ in logged(trainer, "killswitch/fire")] == [2, 6]
 
 
 def test_evaluation_rows_are_never_folded(tmp_path: Path) -> None:
@@ -205,20 +202,6 @@ def test_the_model_is_in_evaluation_mode_meanwhile(tmp_path: Path) -> None:
     trainer.train()
     assert seen == [(False, False, False)]
     assert trainer.model.training
-
-
-def test_reporters_that_come_later_see_the_verdict(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = []
-
-    class Reporter(TrainerCallback):
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            rows.append(dict(logs))
-
-    trainer = plain_trainer(tmp_path, Reporter(), max_steps=2)
-    callback = HeldOutGuardCallback(HeldOutGuard(), lambda: 0.5, proxy_key="-loss")
-    trainer.callback_handler.callbacks.insert(0, callback)
-    trainer.train()
-    assert [row.get("heldout/score") for row in rows] == [0.5, 0.5, None]
 
 
 # ------------------------------------------------------------------ single rows, by hand

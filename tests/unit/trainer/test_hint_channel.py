@@ -133,13 +133,6 @@ def test_one_batch_of_eight_equals_eight_of_one(ready: Callable[..., Any]) -> No
     assert_same_gradients(results[0][1], results[1][1], tolerance=1e-6)
 
 
-def test_turns_travel_with_their_row_through_shuffle_and_split() -> None:
-    batch = {"row": torch.arange(4), HINTED_TURNS: [[TURNS[0]], [], [TURNS[1], TURNS[2]], []]}
-    parts = split_tensor_dict(shuffle_sequence_dict(batch), 4)
-    found = {int(part["row"]): part[HINTED_TURNS] for part in parts}
-    assert found == {0: [[TURNS[0]]], 1: [[]], 2: [[TURNS[1], TURNS[2]]], 3: [[]]}
-
-
 @pytest.mark.parametrize("teacher", ["ema", "lora-off"])
 def test_a_teacher_that_is_the_student_under_an_empty_hint_has_nothing_to_say(
     make_trainer: Callable[..., Any], teacher: str

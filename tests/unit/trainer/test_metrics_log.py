@@ -17,7 +17,7 @@ from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, append_jsonl, read_jsonl
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.metrics_log import StepLines, cut_back, json_row
-from composer_replication.trainer.run_setup import ProgressLines, show_own_progress
+from composer_replication.trainer.run_setup import ProgressLines
 
 
 def lines_in(folder: Path) -> Any:
@@ -134,15 +134,6 @@ def test_a_line_now_and_then_and_at_the_last_step(capsys: pytest.CaptureFixture[
     assert first == "train: 2 of 4 episodes of the step have ended"
     assert last.startswith("train: step 3 of 3, left 0:00:00, ")
     assert last.endswith("reward 0.750, held out 0.125, gap 0.300, KL 0.020, groups without signal 0.500")
-
-
-def test_quiet_says_nothing() -> None:
-    added: list[Any] = []
-    trainer = SimpleNamespace(remove_callback=lambda _: None, add_callback=added.append)
-    show_own_progress(trainer, quiet=True)
-    assert added == []
-    show_own_progress(trainer, quiet=False)
-    assert len(added) == 1
 
 
 def test_a_reader_that_goes_away_takes_no_run_with_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_threads_of_the_name_are_waited_for_until_they_sleep() -> None:
     def work() -> None:
         Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(NAME)
         has_begun.set()
-        hashlib.sha256(bytes(300_000_000)).digest()  # without Python's lock, some tenths of a second
+        hashlib.sha256(bytes(60_000_000)).digest()  # without Python's lock, a tenth of a second
         steps.append("worked")
         may_end.wait()  # asleep, and not ended
 

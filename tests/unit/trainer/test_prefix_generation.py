@@ -166,9 +166,6 @@ def test_a_model_that_cannot_share_prompts_is_forwarded_whole(
     model = build(name)
     with caplog.at_level(logging.WARNING, "composer_replication"):
         answers = sample(model, PROMPTS, 3)
-        assert [row.ids for group in sample(model, PROMPTS, 3) for row in group] == [
-            row.ids for group in answers for row in group
-        ]
     assert len([each for each in caplog.messages if "whole for every token" in each]) == 1
     model.eval()
     for prompt, rows in zip(PROMPTS, answers, strict=True):
@@ -209,19 +206,6 @@ class Forgetful(tf.LlamaForCausalLM):
 def test_a_model_that_leaves_its_cache_empty_is_refused() -> None:
     with pytest.raises(InputError, match=r"CR0757.*Forgetful does not fill the key-value cache"):
         sample(Forgetful(tf.LlamaConfig(**SIZES)), PROMPTS, 1)
-
-
-def test_a_forward_that_takes_ids_alone_is_enough(llama: Any) -> None:
-    class Bare(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = llama
-
-        def forward(self, input_ids: torch.Tensor) -> Any:
-            return SimpleNamespace(logits=self.inner(input_ids=input_ids).logits)
-
-    for ours, theirs in zip(sample(Bare(), PROMPTS, 1), sample(llama, PROMPTS, 1), strict=True):
-        assert ours[0].ids == theirs[0].ids
 
 
 @pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3}])
@@ -281,22 +265,6 @@ def test_the_generator_decides_or_else_the_global_one(llama: Any) -> None:
     torch.manual_seed(8)
     assert sample(llama, PROMPTS, 1, generator=None) == first
     assert sample(llama, PROMPTS, 1, generator=None) != first
-
-
-def test_a_row_does_not_depend_on_when_its_neighbours_stop(llama: Any) -> None:
-    free = sample(llama, PROMPTS, 3, eos_token_ids=[])
-    first_row = free[0][0].ids
-
-    stopped = sample(
-        llama, PROMPTS, 3, eos_token_ids=[], is_finished=lambda text: ids_of(text) == first_row[:2]
-    )
-    assert stopped[0][0].ids == first_row[:2]
-    assert stopped[0][0].stop_reason is StopReason.STOP_RULE
-    others = [(a, b) for one, two in zip(free, stopped, strict=True) for a, b in zip(one, two, strict=True)]
-    for before, after in others[1:]:
-        if before.ids[:2] != first_row[:2]:
-            assert after.ids == before.ids
-            assert after.logps == pytest.approx(before.logps, abs=1e-5)
 
 
 def test_a_row_with_a_limit_of_its_own_says_the_same_and_leaves_the_batch(llama: Any) -> None:
@@ -361,24 +329,6 @@ def test_end_of_sequence_is_kept_and_ends_the_row(llama: Any) -> None:
         assert row.stop_reason is (StopReason.FINISHED if end in before.ids else StopReason.LENGTH)
     assert asked
     assert not any(end in ids for ids in asked)
-
-
-def test_every_module_gets_its_mode_back_even_after_an_error() -> None:
-    model = build("llama")
-    model.model.layers[1].eval()
-    before = {name: module.training for name, module in model.named_modules()}
-    sample(model, PROMPTS[:1], 1)
-    assert {name: module.training for name, module in model.named_modules()} == before
-
-    def explode(_text: str) -> bool:
-        raise KeyError("stop")
-
-    with pytest.raises(KeyError):
-        sample(model, PROMPTS[:1], 1, is_finished=explode)
-    assert {name: module.training for name, module in model.named_modules()} == before
-    assert not model.eval().training
-    sample(model, PROMPTS[:1], 1)
-    assert not model.training
 
 
 def test_dropout_checkpointing_and_inference_mode_do_not_matter_to_sampling() -> None:
@@ -454,23 +404,6 @@ def test_samples_are_filtered_as_in_training() -> None:
 
     assert distinct(InProcessPolicy(model.eval(), tokenizer, sampling=sampling)) == 1
     assert distinct(InProcessPolicy(model.eval(), tokenizer)) > 1
-
-
-def test_an_answer_ends_where_its_text_is_finished() -> None:
-    model, tokenizer = make_tiny_tools_model(0)
-    texts: list[str] = []
-
-    def is_finished(text: str) -> bool:
-        texts.append(text)
-        return len(texts) == 3
-
-    options = {"num_samples": 1, "max_new_tokens": 6, "temperature": 0, "seed": 0}
-    [[said]] = InProcessPolicy(model.eval(), tokenizer).generate(
-        ["def f"], is_finished=is_finished, **options
-    )
-    assert said.stop_reason is StopReason.STOP_RULE
-    ids = said.token_ids
-    assert texts == [tokenizer.decode(ids[:end], skip_special_tokens=True) for end in range(1, 4)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

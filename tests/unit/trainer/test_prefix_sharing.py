@@ -12,7 +12,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from composer_replication.errors import InputError
 from composer_replication.trainer import packed_rows
-from composer_replication.trainer.packed_rows import MAX_COLUMNS, rows_of_a_pack, shared_prefix_logps
+from composer_replication.trainer.packed_rows import MAX_COLUMNS, shared_prefix_logps
 from composer_replication.trainer.policy import ModelSampler
 from composer_replication.trainer.preset_settings import TrainerSettingError
 
@@ -112,17 +112,6 @@ def test_an_empty_prompt_is_refused_by_row(model: LlamaForCausalLM) -> None:
         shared_prefix_logps(model, ids, mask, completions, kept)
 
 
-def test_one_row_behind_each_prompt_needs_no_mask(model: LlamaForCausalLM) -> None:
-    masks: list[object] = []
-    hook = model.register_forward_pre_hook(
-        lambda _model, _args, given: masks.append(given.get("attention_mask")), with_kwargs=True
-    )
-    for prompts in ([PROMPT, [9, 10]], [PROMPT, PROMPT]):
-        shared_prefix_logps(model, *tensors(prompts, [[1, 2], [3, 4]]))
-    hook.remove()
-    assert [mask is None for mask in masks] == [True, True, False]
-
-
 def test_masks_that_would_be_too_large_together_are_made_one_by_one(
     model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,23 +125,6 @@ def test_masks_that_would_be_too_large_together_are_made_one_by_one(
             shared_prefix_logps(model, *batch)
         shapes.append([len(ids) for ids in spy.inputs])
     assert shapes == [[2], [1, 1]]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "completion", "packed"),
-    [
-        (128, 26, 78),
-        (16, 4096, 1),  # attention between completions would be most of the work
-        (512, 512, 4),
-        (8192, 512, 16),
-        (15_500, 1_000, 1),  # no two fit
-        (20_000, 1_000, 1),
-    ],
-)
-def test_how_many_rows_a_pack_has(prompt: int, completion: int, packed: int) -> None:
-    found = rows_of_a_pack(prompt, completion)
-    assert found == packed
-    assert found == 1 or prompt + found * completion <= MAX_COLUMNS
 
 
 MakeTrainer = Callable[..., Any]
@@ -271,34 +243,3 @@ def test_images_and_an_auxiliary_loss_stand_against_sharing(make_trainer: MakeTr
     assert "tools" in against_sampling(None, {})
     trainer.use_vllm = True
     assert "engine" in against_sampling(None, {})
-
-
-def test_a_bound_on_the_rows_changes_nothing_but_the_number_of_forwards(
-    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes: list[int] = []
-    real = packed_rows.shared_prefix_logps
-
-    def spy(model: Any, prompt_ids: Any, *rest: Any, **settings: Any) -> Any:
-        sizes.append(len(prompt_ids))
-        return real(model, prompt_ids, *rest, **settings)
-
-    monkeypatch.setattr(packed_rows, "shared_prefix_logps", spy)
-    trainer = make_trainer(prefix_sharing=True)
-    torch.manual_seed(0)
-    prompts = torch.randint(2, 258, (2, 5))
-    ids = torch.cat([prompts[[0, 1, 1, 0, 1, 0]], torch.randint(2, 258, (6, 4))], dim=1)
-    with torch.no_grad():
-        whole = trainer._get_per_token_logps_and_entropies(
-            trainer.model, ids, torch.ones_like(ids), 4, compute_entropy=True
-        )
-        bound = trainer._get_per_token_logps_and_entropies(
-            trainer.model, ids, torch.ones_like(ids), 4, batch_size=3, compute_entropy=True
-        )
-    assert sizes == [6, 3, 3]
-    torch.testing.assert_close(whole[0], bound[0])
-    torch.testing.assert_close(whole[1], bound[1])
-    trainer.prefix_sharing = False
-    with torch.no_grad():
-        plain = trainer._get_per_token_logps_and_entropies(trainer.model, ids, torch.ones_like(ids), 4)
-    torch.testing.assert_close(plain[0], bound[0], atol=1e-5, rtol=1e-5)

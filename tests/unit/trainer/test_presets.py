@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.config import PRESETS, RunConfig, parse_config
+from composer_replication.config import RunConfig, parse_config
 from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.preset_settings import (
@@ -16,38 +16,9 @@ from composer_replication.trainer.preset_settings import (
     TrainerSettingError,
     check_arguments,
     check_policy_options,
-    overlong_punishment,
     resolve_method,
 )
 from composer_replication.trainer.run_setup import trl_arguments
-
-EXPECTED: dict[str, dict[str, Any]] = {
-    "grpo": {"loss_type": "grpo", "scale_rewards": "group", "importance_sampling_level": "token"},
-    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none", "importance_sampling_level": "token"},
-    "dapo": {
-        "loss_type": "dapo",
-        "scale_rewards": "group",
-        "epsilon": 0.2,
-        "epsilon_high": 0.28,
-        "beta": 0.0,
-        "mask_truncated_completions": True,
-    },
-    "gspo": {
-        "loss_type": "grpo",
-        "importance_sampling_level": "sequence",
-        "beta": 0.0,
-        "epsilon": 3e-4,
-        "epsilon_high": 4e-4,
-    },
-    "cispo": {"loss_type": "cispo", "epsilon_high": 5.0, "importance_sampling_level": "token"},
-    "composer": {
-        "loss_type": "dr_grpo",
-        "scale_rewards": "none",
-        "num_iterations": 1,
-        "num_train_epochs": 1.0,
-        "beta": 0.001,
-    },
-}
 
 
 def recipe(
@@ -62,15 +33,6 @@ def checked(config: RunConfig, folder: Path) -> Any:
     arguments = trl_arguments(config, RunFolder(folder))
     check_arguments(config, arguments, resolve_method(config).options)
     return arguments
-
-
-@pytest.mark.parametrize("preset", sorted(EXPECTED))
-def test_a_preset_builds_trls_arguments(tmp_path: Path, preset: str) -> None:
-    assert set(PRESETS) == set(EXPECTED)
-    arguments = trl_arguments(recipe({"preset": preset}), RunFolder(tmp_path))
-    assert {key: getattr(arguments, key) for key in EXPECTED[preset]} == EXPECTED[preset]
-    assert arguments.vllm_importance_sampling_mode == "token_truncate"
-    assert arguments.vllm_importance_sampling_clip_max == 2.0
 
 
 def test_what_presets_set_beside_trl() -> None:
@@ -180,14 +142,6 @@ def test_a_value_of_trl_that_is_not_finite_is_one_sentence_with_its_key(
     with pytest.raises(UsageError, match="finite number") as caught:
         trl_arguments(recipe(trl=trl), RunFolder(tmp_path))
     assert (caught.value.code, caught.value.where) == ("CR0211", f"trl.{next(iter(trl))}")
-
-
-def test_the_soft_punishment_is_that_of_the_paper() -> None:
-    method = resolve_method(recipe({"preset": "dapo"}))
-    (punish,) = overlong_punishment(method, SimpleNamespace(max_completion_length=100))
-    answers = [[7] * length for length in (1, 80, 85, 100, 101)]
-    assert punish(completion_ids=answers) == [0.0, 0.0, -0.25, -1.0, -1.0]
-    assert overlong_punishment(resolve_method(recipe()), SimpleNamespace(max_completion_length=100)) == []
 
 
 def test_a_term_in_the_reward_needs_unscaled_rewards_from_python_too() -> None:

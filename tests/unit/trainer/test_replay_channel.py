@@ -155,26 +155,3 @@ def test_every_epoch_draws_each_record_once(num_records: int, per_step: int, see
         assert sorted(whole[epoch * num_records : (epoch + 1) * num_records]) == list(range(num_records))
     for step in reversed(range(2 * num_records)):  # in any order of asking
         assert drawn(step) == whole[step * per_step : (step + 1) * per_step]
-
-
-def test_orders_differ_by_seed_and_epoch() -> None:
-    one, other = (records_of_step(0, 20, per_step=20, seed=seed) for seed in (0, 1))
-    assert one != other
-    assert one != records_of_step(1, 20, per_step=20, seed=0)
-
-
-def test_training_moves_towards_the_chosen_answers(make_trainer: Callable[..., Any]) -> None:
-    trainer = make_trainer(
-        beta_replay=1.0,
-        replay_pairs=PAIRS[:3],
-        replay=ReplaySection(pairs_per_step=3),
-        max_steps=4,
-        learning_rate=1e-2,
-        reward=lambda completions, **columns: [0.0] * len(completions),
-    )
-    trainer.train()
-    rows = [row for row in trainer.state.log_history if "loss/trace_replay" in row]
-    assert rows[0]["replay/accuracy"] == 0.0  # the policy is its own reference
-    assert rows[0]["loss/trace_replay"] == pytest.approx(0.6931, abs=1e-3)
-    assert rows[-1]["replay/accuracy"] == 1.0
-    assert rows[-1]["loss/trace_replay"] < rows[0]["loss/trace_replay"]

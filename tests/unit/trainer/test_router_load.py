@@ -5,47 +5,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "invariants"))
 
 from tiny_architectures import tiny_model
 
-from composer_replication.trainer.rollout_columns import counting_load, routers_of
+from composer_replication.trainer.rollout_columns import routers_of
 
 MakeTrainer = Callable[..., Any]
 
 
-def test_the_load_by_hand() -> None:
-    def chose(num_experts: int, experts: list[int]) -> torch.nn.Module:
-        index_NK = torch.tensor(experts)[:, None]
-        router: Any = torch.nn.Module()
-        router.is_used = bool(experts)
-        router.forward = lambda: (torch.zeros(len(experts), num_experts), None, index_NK)
-        return router
-
-    trainer: Any = SimpleNamespace(_metrics={"train": {"router/max_load": []}})
-    for routers in ([chose(4, [0] * 6 + [1] * 2), chose(2, [0, 1])], [chose(1, [0])], [chose(1, [])]):
-        model: Any = torch.nn.ModuleList(routers)
-        model._can_record_outputs = {"router_logits": SimpleNamespace(target_class=torch.nn.Module, index=0)}
-        model.modules = lambda model=model: iter(model)
-        with counting_load(trainer, model):
-            for router in model if routers[0].is_used else ():
-                router()
-                router()
-    assert trainer._metrics["train"]["router/max_load"] == [3.0, 1.0]
-
-
-@pytest.mark.parametrize(("name", "checkpointing"), [("mixtral", True), ("deepseek-v3-latent", False)])
-def test_a_step_logs_its_routers(make_trainer: MakeTrainer, name: str, checkpointing: bool) -> None:
-    model = tiny_model(name, 258)
+def test_a_step_logs_its_routers(make_trainer: MakeTrainer) -> None:
+    model = tiny_model("mixtral", 258)
     assert routers_of(model)
     trainer = make_trainer(
-        model=model, max_steps=2, gradient_accumulation_steps=2, gradient_checkpointing=checkpointing
+        model=model, max_steps=2, gradient_accumulation_steps=2, gradient_checkpointing=True
     )
     trainer.train()
     rows = [row for row in trainer.state.log_history if "router/max_load" in row]

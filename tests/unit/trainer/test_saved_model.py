@@ -25,7 +25,7 @@ from composer_replication.trainer.model_loading import (
     load_model,
     save_model,
 )
-from composer_replication.trainer.model_modes import parameter_sha256, weights_are_sharded, whole_tensors
+from composer_replication.trainer.model_modes import parameter_sha256, weights_are_sharded
 
 IDS = torch.arange(1, 9).unsqueeze(0)
 
@@ -86,8 +86,10 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [*((kind, torch.float32) for kind in KINDS), ("whole embeddings", torch.bfloat16)],
+)
 def test_whatever_an_adapter_is_on_the_saved_model_is_the_trained_one(
     tiny: tuple[Any, Any], tmp_path: Path, kind: str, dtype: torch.dtype
 ) -> None:
@@ -119,7 +121,7 @@ def test_a_longer_vocabulary_and_a_head_of_its_own_come_back(tiny: tuple[Any, An
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "model")), trained)
 
 
-@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("place", [0, 3])
 def test_each_added_token_is_compared(tiny: tuple[Any, Any], tmp_path: Path, place: int) -> None:
     """Their rows stand amid others that nobody asks, and the head, another weight, does not show them."""
     model, tokenizer = tiny
@@ -196,16 +198,6 @@ def spread(monkeypatch: pytest.MonkeyPatch) -> Any:
     return model
 
 
-def test_weights_in_parts_are_whole_one_at_a_time(spread: Any) -> None:
-    whole = dict(tiny_model(3).state_dict())
-    seen = []
-    for name, weight in whole_tensors(spread):
-        assert torch.equal(weight, whole[name])
-        seen.append(name)
-    assert seen == sorted(whole)
-    assert all(part.numel() == 0 for part in spread.parameters())
-
-
 def test_the_hash_is_that_of_the_whole_weights(spread: Any) -> None:
     assert parameter_sha256(spread) == parameter_sha256(tiny_model(3))
     assert parameter_sha256(spread) != parameter_sha256(tiny_model(4))
@@ -217,11 +209,6 @@ def test_the_model_is_gathered_and_stays_when_the_parts_are_gone(spread: Any) ->
     for name, weight in tiny_model(3).state_dict().items():
         assert torch.equal(gathered[name], weight)
     assert gathered_weights(SimpleNamespace(model=tiny_model(3))) is None
-
-
-def test_parts_are_seen_without_any_launch(spread: Any) -> None:
-    assert weights_are_sharded(spread)
-    assert not weights_are_sharded(None)
 
 
 @pytest.mark.parametrize(

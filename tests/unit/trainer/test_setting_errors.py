@@ -128,12 +128,3 @@ def test_quiet_keeps_our_own_notices_back_but_no_error(caplog: pytest.LogCapture
         ours.warning("a notice")
         ours.error("a trouble")
     assert [record.message for record in caplog.records] == ["a trouble"]
-
-
-def test_warnings_that_were_asked_for_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.warnoptions", ["default"])
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        with calm_libraries():
-            warnings.warn("old name", FutureWarning, stacklevel=1)
-    assert [str(warning.message) for warning in seen] == ["old name"]

@@ -23,7 +23,6 @@ from composer_replication.trainer.composer_trainer import ComposerReplicationTra
 from composer_replication.trainer.guard import KlPath, kl_path_of
 from composer_replication.trainer.metrics_log import InLoopSignals, InterruptOnce
 from composer_replication.trainer.model_modes import evaluation_mode, parameter_sha256
-from composer_replication.trainer.processes import from_first, gathered, once, process_rank
 
 # ---- signals
 
@@ -39,18 +38,6 @@ def test_signals_remember_the_newest_finite_reward_over_any_clearings(batches: l
     finite = [value for batch in batches for value in batch if math.isfinite(value)]
     assert signals.reward == (finite[-1] if finite else None)
     assert signals.is_reward_new == bool(finite)
-
-
-def test_a_reward_is_new_until_it_is_folded() -> None:
-    signals, metrics = InLoopSignals(), {"reward": [0.1, 0.5], "kl": [0.02]}
-    signals.read(metrics)
-    assert (signals.reward, signals.kl) == (0.5, 0.02)
-    signals.is_reward_new = False  # a fold
-    signals.read(metrics)
-    assert signals.is_reward_new is False
-    metrics["reward"].append(0.5)  # the same value, but a new one
-    signals.read(metrics)
-    assert signals.is_reward_new is True
 
 
 # ---- initial KL
@@ -229,13 +216,3 @@ def test_another_programs_handler_is_left_alone() -> None:
         assert signal.getsignal(signal.SIGINT) is own
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_a_lone_process_talks_to_itself() -> None:
-    assert (process_rank(), gathered(3), from_first("x"), once(lambda: 7)) == (0, [3], "x", 7)
-
-    def fail() -> None:
-        raise KeyError("own")
-
-    with pytest.raises(KeyError, match="own"):
-        once(fail)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -103,18 +102,21 @@ def test_lines_agree_with_trls_rows_and_time_a_checkpoint_in_the_step_after_it(
 def test_a_halt_leaves_checkpoint_verdict_and_line(
     make_trainer: MakeTrainer, tmp_path: Path, strict: bool, accumulation: int
 ) -> None:
-    trainer = make_trainer(
-        max_steps=8,
-        gradient_accumulation_steps=accumulation,
-        save_strategy="steps",
-        save_steps=3,
-        save_total_limit=1,
-        reward=flat_reward,
-        heldout_guard=gap_guard(),
-        heldout_eval_fn=falling_truth(),
-        strict_killswitch=strict,
-        run_folder=RunFolder(tmp_path / "run"),
-    )
+    def make(strict: bool) -> Any:
+        return make_trainer(
+            max_steps=8,
+            gradient_accumulation_steps=accumulation,
+            save_strategy="steps",
+            save_steps=3,
+            save_total_limit=1,
+            reward=flat_reward,
+            heldout_guard=gap_guard(),
+            heldout_eval_fn=falling_truth(),
+            strict_killswitch=strict,
+            run_folder=RunFolder(tmp_path / "run"),
+        )
+
+    trainer = make(strict)
     if strict:
         with pytest.raises(CollapseStopError) as caught:
             trainer.train()
@@ -148,6 +150,15 @@ def test_a_halt_leaves_checkpoint_verdict_and_line(
     assert lines[3]["killswitch/round_idx"] == 3
     assert lines[3]["reward"] == 0.5
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
+    # A halted run is not trained on.
+    if strict:
+        again = make(True)
+        with pytest.raises(CollapseStopError):
+            again.train(resume_from_checkpoint=True)
+    lenient = make(False)
+    assert lenient.train(resume_from_checkpoint=True).global_step == last_step
+    assert parameter_sha256(lenient.model) == parameter_sha256(trainer.model)
+    assert read_jsonl(trainer.run_folder.metrics) == lines
 
 
 def test_a_halt_is_raised_even_where_it_cannot_be_saved(
@@ -189,32 +200,6 @@ def test_a_run_that_was_cut_after_its_last_step_takes_no_other(
     assert parameter_sha256(again.model) == parameter_sha256(first.model)
     assert again.run_folder.metrics.read_text() == lines
     assert newest_whole_checkpoint(Path(again.args.output_dir)).name == "checkpoint-3"  # type: ignore[union-attr]
-
-
-def test_a_halted_run_is_not_trained_on(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    def make(strict: bool) -> Any:
-        return make_trainer(
-            max_steps=8,
-            reward=flat_reward,
-            heldout_guard=gap_guard(),
-            heldout_eval_fn=falling_truth(),
-            strict_killswitch=strict,
-            run_folder=RunFolder(tmp_path / "run"),
-        )
-
-    first = make(True)
-    with pytest.raises(CollapseStopError):
-        first.train()
-    lines = read_jsonl(first.run_folder.metrics)
-    again = make(True)
-    with pytest.raises(CollapseStopError):
-        again.train(resume_from_checkpoint=True)
-    lenient = make(False)
-    assert lenient.train(resume_from_checkpoint=True).global_step == 3
-    for trainer in (again, lenient):
-        assert trainer.state.global_step == 3
-        assert parameter_sha256(trainer.model) == parameter_sha256(first.model)
-    assert read_jsonl(first.run_folder.metrics) == lines
 
 
 def test_a_clean_guarded_run_is_trls_run(make_trainer: MakeTrainer) -> None:
@@ -313,21 +298,6 @@ def test_a_kl_path_that_is_off_says_why(
     assert all(
         row["kl_ema"] is None and trainer.guard_hook.kl_path_off_reason in row["kl_path"] for row in rows
     )
-
-
-def test_the_lines_hold_no_nan(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    trainer = make_trainer(
-        max_steps=2,
-        reward=lambda completions, **kwargs: [None] * len(completions),
-        heldout_guard=patient_guard(),
-        heldout_eval_fn=lambda: 0.5,
-        run_folder=RunFolder(tmp_path / "run"),
-    )
-    trainer.train()
-    text = trainer.run_folder.metrics.read_text()
-    assert "NaN" not in text
-    assert [json.loads(line)["reward"] for line in text.splitlines()] == [None, None]
-    assert trainer.heldout_guard.last_status is None  # without any reward nothing was folded
 
 
 def test_an_evaluation_of_trls_own_never_folds(make_trainer: MakeTrainer) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Self
 
@@ -56,13 +56,7 @@ def _edit(row: Any) -> Edit:
 EditRow = Annotated[Edit, PlainValidator(_edit), PlainSerializer(lambda edit: list(astuple(edit)))]
 
 
-_FORMS: dict[type[StoredRecord], TypeAdapter[Any]] = {}
-
-
-def _form(kind: type[StoredRecord]) -> TypeAdapter[Any]:
-    if kind not in _FORMS:
-        _FORMS[kind] = TypeAdapter(kind)
-    return _FORMS[kind]
+_form: Callable[[type[StoredRecord]], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 class StoredRecord:

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import PurePosixPath
-from types import MappingProxyType
 
 from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.planning.edits import Changes, Lines, edited_text
@@ -73,9 +72,9 @@ class _TestFile:
             return False
         return _stands_alone(self.lines, node)
 
-    def orphaned(self, gone: set[int], needed: Collection[str]) -> list[_Table]:
+    def orphaned(self, gone: set[int]) -> list[_Table]:
         """The tables that only functions that are ``gone`` use, and such tables; those that can be taken out cleanly."""
-        left = {name: node for name, node in self.tables.items() if name not in {*needed, *self.said}}
+        left = {name: node for name, node in self.tables.items() if name not in self.said}
         found: list[_Table] = []
         while unused := [
             name
@@ -124,19 +123,19 @@ def _stands_alone(lines: Lines, node: Function | _Table) -> bool:
     return not before.rstrip().rstrip("@").strip() and lines.ends_line(node) and not is_continued
 
 
-def remove_functions(text: str, targets: Iterable[_Key], *, needed: Collection[str] = ()) -> str | None:
+def remove_functions(text: str, targets: Iterable[_Key]) -> str | None:
     """The file without some functions, their decorators and the comments right above them.
 
     Tables at the top of the file that nothing else uses go too: they are the cases of these functions. ``targets`` are first
-    line and name of each function, ``needed`` names in the file that other files use. None when one of them cannot be taken
-    out cleanly: not found at the level of a module or class, named elsewhere in the file, or on a shared line.
+    line and name of each function. None when one of them cannot be taken out cleanly: not found at the level of a module or
+    class, named elsewhere in the file, or on a shared line.
     """
     file, keys = _test_file(text), set(targets)
     if file is None or not all(file.can_go(key, keys & file.functions.keys()) for key in keys):
         return None
     chosen = {id(file.functions[key]): file.functions[key] for key in keys}
     cut = FileCut("", file.lines, file.module)
-    for node in [*chosen.values(), *file.orphaned(set(chosen), needed)]:
+    for node in [*chosen.values(), *file.orphaned(set(chosen))]:
         cut.take_statement(node)
     edits = cut.edits()
     return None if edits is None else edited_text(text, edits)
@@ -169,31 +168,23 @@ def _shape(node: Function) -> str:
     return hashlib.sha256("\n".join(map(ast.dump, parts)).encode()).hexdigest()
 
 
-@lru_cache(maxsize=64)
-def count_functions(text: str) -> Counter[str]:
-    """How often each name is given to a function where a test may stand; none in a file that does not parse."""
-    return Counter(node.name for node in _functions(parsed(text)))
-
-
 def hold_back(
     places: Sequence[Place],
     texts: Mapping[str, str],
     at_most: int,
     *,
     gone: Collection[Place] = (),
-    needed: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> tuple[frozenset[Place], dict[str, str]]:
     """Take the first test functions that can go cleanly out of their files: they, and the files without them, by path.
 
-    ``texts`` are the repository's files. Those of ``gone`` are none of ``places`` and are taken out, too. ``needed`` has,
-    by path, names that other files use: such functions and tables stay.
+    ``texts`` are the repository's files. Those of ``gone`` are none of ``places`` and are taken out, too.
     """
     out: list[Place] = [*gone]
     for place in places:
         path, line, name = place
         if len(out) == at_most + len(gone):
             break
-        if name in needed.get(path, ()) or path not in texts or not is_test_path(path):
+        if path not in texts or not is_test_path(path):
             continue
         file, others = _test_file(texts[path]), [one[1:] for one in out if one[0] == path]
         if file is not None and file.can_go((line, name), others):
@@ -201,7 +192,7 @@ def hold_back(
     files: dict[str, str] = {}
     for path in sorted({place[0] for place in out}):
         own = [place[1:] for place in out if place[0] == path]
-        shorter = remove_functions(texts[path], own, needed=needed.get(path, ()))
+        shorter = remove_functions(texts[path], own)
         if shorter is not None:  # a file that does not parse without its functions keeps them all
             files[path] = shorter
     return frozenset(place for place in out if place[0] in files and place not in gone), files
@@ -290,38 +281,8 @@ def is_named(path: str, symbol: str, shown: Mapping[str, bytes], given: Collecti
     return name in given or any(name in said and (other == path or module in said) for other, said in files)
 
 
-def names_elsewhere(original: Mapping[str, bytes], path: str) -> frozenset[str]:
-    """What other test files take from a test file, as far as can be told: imported names, attributes, and texts.
-
-    A file whose names are imported with a star gives everything.
-    """
-    others = (data for other, data in original.items() if other != path and _may_hold_tests(other, data))
-    taken = list(map(_taken, others))
-    if any(PurePosixPath(path).stem in stars for _, stars in taken):
-        return _words_in(original[path])
-    return frozenset().union(*(names for names, _ in taken))
-
-
 def _may_hold_tests(path: str, data: bytes) -> bool:
     return path.endswith(".py") and (is_test_path(path) or b"def test" in data)
-
-
-@lru_cache(maxsize=1024)
-def _taken(data: bytes) -> tuple[frozenset[str], frozenset[str]]:
-    """Names that a file imports, asks of something or says alone; and last names of modules imported with a star."""
-    names, stars = set[str](), set[str]()
-    for node in _nodes(_text(data)):
-        match node:
-            case ast.ImportFrom():
-                imported = {alias.name for alias in node.names}
-                names |= imported
-                if "*" in imported:
-                    stars.add((node.module or "").rpartition(".")[2])
-            case ast.Attribute(attr=name):
-                names.add(name)
-            case ast.Constant(value=str() as value):
-                names.add(value.rpartition(".")[2])
-    return frozenset(names), frozenset(stars)
 
 
 @lru_cache(maxsize=4096)

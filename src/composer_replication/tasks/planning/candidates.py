@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from itertools import chain
@@ -19,7 +19,7 @@ from composer_replication.tasks.planning.body_cuts import (
 from composer_replication.tasks.planning.source_file import SourceFile
 from composer_replication.tasks.planning.symbol_graph import Name, Needs, Selection, SymbolGraph
 from composer_replication.tasks.planning.whole_removal import WholeRemoval, remove_whole
-from composer_replication.tasks.syntax_trees import UNPARSABLE, Function, parse_syntax
+from composer_replication.tasks.syntax_trees import Function
 
 
 def find_deletions(
@@ -116,17 +116,3 @@ class _Plan:
 def is_public(name: str) -> bool:
     """Whether no part of a dotted name starts with an underscore."""
     return not any(part.startswith("_") for part in name.split("."))
-
-
-def nothing_found(files: Mapping[str, bytes], sizes: Iterable[tuple[str, str]]) -> str:
-    """A sentence's part: what was looked for, in how many files, and which of them could not be cut."""
-    subjects = [path for path in sorted(files) if is_subject_path(path)]
-    unread: list[str] = []
-    for path in subjects:
-        try:
-            parse_syntax(files[path].decode())
-        except UNPARSABLE as error:
-            unread.append(f"{path} ({type(error).__name__}: {error})")
-    asked = ", ".join(f"{size}/{way}" for size, way in sizes)
-    said = f"its {len(subjects)} source files hold nothing of the sizes {asked} that can be deleted"
-    return f"{said}; {len(unread)} of them cannot be cut, the first is {unread[0]}" if unread else said

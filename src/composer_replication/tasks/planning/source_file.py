@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ ImportStatement = ast.Import | ast.ImportFrom
 Items = ast.List | ast.Tuple | ast.Set
 
 _FLAT_ROOTS = ("src", "lib", "python")
-_DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class ImportedName:
 
 
 class Use(NamedTuple):
-    """One occurrence of an identifier: as a plain name, else as an attribute or in a string.
+    """One occurrence of an identifier: as a plain name, else as an attribute.
 
     ``unit`` is the top-level definition that holds it (``function``, ``Class``, ``Class.method``, a constant), if any.
     """
@@ -73,7 +71,6 @@ class SourceFile(ast.NodeVisitor):
         self.path, self.text, self.tree, self.module = path, text, tree, module
         self.lines = Lines(text)
         self.is_package = PurePosixPath(path).stem == "__init__"
-        self.is_stub = path.endswith(".pyi")
         self.is_test = is_test_path(path)
         self.definitions: dict[str, list[Definition]] = {}
         self.imports: list[ImportedName] = []
@@ -96,10 +93,6 @@ class SourceFile(ast.NodeVisitor):
         """Every name to which the module itself gives a meaning at module level; methods too, as ``Class.method``."""
         imported = (found.bound for found in self.imports if found.is_module_level)
         return frozenset({*self.definitions, *self.bindings, *imported})
-
-    def imports_of(self, bound: str) -> list[ImportedName]:
-        """The imports that bind a name at module level."""
-        return [found for found in self.imports if found.bound == bound and found.is_module_level]
 
     @cached_property
     def exported(self) -> frozenset[str]:
@@ -199,14 +192,9 @@ class SourceFile(ast.NodeVisitor):
         self._note(node.attr)
         self.visit(node.value)
 
-    def visit_Constant(self, node: ast.Constant) -> None:
-        text = node.value if isinstance(node.value, str) else ""
-        if _DOTTED.fullmatch(text):
-            self._note(text.rpartition(".")[2])
-
 
 def read_source(path: str, content: bytes, roots: Iterable[str] = ()) -> SourceFile | None:
-    """Read a ``.py`` or ``.pyi`` file; None when it does not parse, is not UTF-8 or starts with a BOM."""
+    """Read a ``.py`` file; None when it does not parse, is not UTF-8 or starts with a BOM."""
     try:
         text = content.decode()
         return SourceFile(path, text, parse_syntax(text), module_name(path, roots))

@@ -190,7 +190,7 @@ def moved_import_edits(reach: Reach) -> tuple[Edit, ...]:
     """
     by_file: dict[SourceFile, list[ImportedName]] = defaultdict(list)
     for file, imported in reach.aliases:
-        if file.is_test and not file.is_stub and imported.is_module_level:
+        if file.is_test and imported.is_module_level:
             by_file[file].append(imported)
     return tuple(edit for file, moved in by_file.items() for edit in _file_edits(file, moved))
 

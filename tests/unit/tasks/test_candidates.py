@@ -424,11 +424,6 @@ def test_the_imports_of_tests_move_into_the_tests(before, after):
 # --- files without candidates ---
 
 
-def test_a_file_too_deep_to_be_related_to_others_still_gives_bodies() -> None:
-    table = "TABLE = (\n" + " +\n".join(f"    '{number}'" for number in range(900)) + "\n)\n\n\n"
-    assert list(every({"pkg/a.py": (table + FUNCTION).encode()})) == ["pkg/a.py::gone"]
-
-
 @pytest.mark.parametrize(
     "content",
     [

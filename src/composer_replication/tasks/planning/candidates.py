@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
 from functools import cached_property
 from itertools import chain
 
-from composer_replication.tasks.intake.tree_rules import is_subject_path
 from composer_replication.tasks.planning.body_cuts import (
     SIZES,
     BodyCut,
@@ -45,10 +43,7 @@ _Choice = tuple[SourceFile, str, Selection]
 class _Plan:
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self._graph = SymbolGraph(files)
-        self._cuts: dict[str, list[BodyCut]] = {}
-        for path in filter(is_subject_path, sorted(files)):  # also of a file too deep for the graph
-            with suppress(UnicodeDecodeError):
-                self._cuts[path] = find_body_cuts(path, files[path].decode())
+        self._cuts = {file.path: find_body_cuts(file.path, file.text) for file in self._graph.subjects}
 
     def find(self, granularity: Granularity, removal: Removal) -> Iterator[Deletion]:
         if granularity == "function" and removal == "body":

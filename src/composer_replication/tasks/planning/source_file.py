@@ -136,11 +136,6 @@ class SourceFile(ast.NodeVisitor):
         inside = None if owner is None else _dotted(owner, node.name)
         self._visit_all(ast.iter_child_nodes(node), unit=unit, owner=inside)
 
-    def _visit_comprehension(self, node: ast.AST) -> None:
-        self._visit_all(ast.iter_child_nodes(node), owner=None)  # its variables are its own
-
-    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _visit_comprehension
-
     def _visit_assignment(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if self._scope.owner == "" and any(
@@ -178,9 +173,6 @@ class SourceFile(ast.NodeVisitor):
         parts = self.module.split(".")
         parts = parts[: len(parts) - statement.level + self.is_package]
         return ".".join(filter(None, [*parts, statement.module]))
-
-    def visit_Global(self, node: ast.Global) -> None:
-        self.bindings.update(node.names)
 
     def visit_Name(self, node: ast.Name) -> None:
         if not isinstance(node.ctx, ast.Store):

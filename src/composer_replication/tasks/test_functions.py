@@ -13,7 +13,6 @@ import builtins
 import hashlib
 import re
 import sys
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import PurePosixPath
@@ -41,7 +40,6 @@ class _TestFile:
             (line, node.name): node for node in _functions(module) for line in (first_line(node), node.lineno)
         }
         self.tables = _tables(module)
-        self.said: set[str] = set()  # by a text, as for ``getattr``
         self.uses: dict[str, list[frozenset[int]]] = {}
         """For each name, the functions and tables around each place where it is used."""
         known = set(map(id, (*self.functions.values(), *self.tables.values())))
@@ -50,11 +48,9 @@ class _TestFile:
             node, around = pending.pop()
             if id(node) in known:
                 around |= {id(node)}
-            match node:
-                case ast.Name(id=name) | ast.Attribute(attr=name):
-                    self.uses.setdefault(name, []).append(around)
-                case ast.Constant(value=str() as value):
-                    self.said.add(value.rpartition(".")[2])
+            if isinstance(node, ast.Name | ast.Attribute):
+                name = node.id if isinstance(node, ast.Name) else node.attr
+                self.uses.setdefault(name, []).append(around)
             pending += [(child, around) for child in ast.iter_child_nodes(node)]
 
     def source(self, node: Function) -> str:
@@ -68,14 +64,11 @@ class _TestFile:
         if node is None:
             return False
         gone = {id(self.functions[key]) for key in (target, *others)}
-        if any(gone.isdisjoint(around) for around in self.uses.get(node.name, ())):
-            return False
-        return _stands_alone(self.lines, node)
+        return not any(gone.isdisjoint(around) for around in self.uses.get(node.name, ()))
 
     def orphaned(self, gone: set[int]) -> list[_Table]:
-        """The tables that only functions that are ``gone`` use, and such tables; those that can be taken out cleanly."""
-        left = {name: node for name, node in self.tables.items() if name not in self.said}
-        found: list[_Table] = []
+        """The tables that only functions that are ``gone`` use, and such tables."""
+        left, found = dict(self.tables), list[_Table]()
         while unused := [
             name
             for name, node in left.items()
@@ -84,7 +77,7 @@ class _TestFile:
         ]:
             found += [left.pop(name) for name in unused]
             gone = gone.union(map(id, found))
-        return [node for node in found if _stands_alone(self.lines, node)]
+        return found
 
 
 @lru_cache(maxsize=64)
@@ -104,23 +97,14 @@ def _functions(parent: ast.AST | None) -> Iterator[Function]:
 
 
 def _tables(module: ast.Module) -> dict[str, _Table]:
-    """The lists, tuples, sets and dictionaries that a file gives a name at its top, once each."""
+    """The lists, tuples, sets and dictionaries that a file gives a name at its top."""
     found: dict[str, _Table] = {}
     for node in module.body:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
                 if isinstance(node.value, ast.List | ast.Tuple | ast.Set | ast.Dict):
                     found[name] = node
-    names = (node for node in ast.walk(module) if isinstance(node, ast.Name))
-    given = Counter(node.id for node in names if not isinstance(node.ctx, ast.Load))
-    return {name: node for name, node in found.items() if given[name] == 1}
-
-
-def _stands_alone(lines: Lines, node: Function | _Table) -> bool:
-    first, last = first_line(node), node.end_lineno or node.lineno
-    before = lines.text[lines.starts[first - 1] : lines.offset(first, node.col_offset)]
-    is_continued = lines.line(last).rstrip().endswith("\\")
-    return not before.rstrip().rstrip("@").strip() and lines.ends_line(node) and not is_continued
+    return found
 
 
 def remove_functions(text: str, targets: Iterable[_Key]) -> str | None:

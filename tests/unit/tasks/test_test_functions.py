@@ -144,15 +144,6 @@ def test_the_text_of_each_function_is_found_by_its_place() -> None:
     assert function_texts("def broken(:") == {}
 
 
-def test_a_table_that_a_text_names_stays() -> None:
-    text = (
-        "import sys\n\nCASES = [1]\nMORE = [2]\n\n\ndef test_a():\n    assert CASES and MORE\n\n\n"
-        "def test_b():\n    assert getattr(sys.modules[__name__], 'CASES')\n"
-    )
-    shorter = remove_functions(text, [(7, "test_a")])
-    assert shorter is not None and "CASES = [1]" in shorter and "MORE" not in shorter
-
-
 # --- What must be shown.
 
 SOURCE = b"""class Counter:

@@ -108,9 +108,6 @@ class SourceFile(ast.NodeVisitor):
 
     # --- What is noted of each kind of syntax.
 
-    def _note(self, identifier: str, *, is_name: bool = False) -> None:
-        self.uses[identifier].append(Use(is_name, self._scope.unit))
-
     def _visit_all(self, nodes: Iterable[ast.AST], **changes: Any) -> None:
         """Visit some nodes in a scope with these changes."""
         before = self._scope
@@ -138,23 +135,12 @@ class SourceFile(ast.NodeVisitor):
 
     def _visit_assignment(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        if self._scope.owner == "" and any(
-            isinstance(target, ast.Name) and target.id == "__all__" for target in targets
-        ):
-            self._visit_all(targets)
-            self._export(node.value)
-        else:
-            self.generic_visit(node)
+        names = [target.id for target in targets if isinstance(target, ast.Name)]
+        if self._scope.owner == "" and "__all__" in names and isinstance(node.value, Items):
+            self.exports.append(node.value)
+        self.generic_visit(node)
 
     visit_Assign = visit_AnnAssign = visit_AugAssign = _visit_assignment
-
-    def _export(self, value: ast.expr | None) -> None:
-        """A literal list is exports; anything else is uses."""
-        if isinstance(value, Items):
-            self.exports.append(value)
-            self._visit_all(item for item in value.elts if not isinstance(item, ast.Constant))
-        elif value is not None:
-            self.visit(value)
 
     def _visit_import(self, node: ImportStatement) -> None:
         is_top = self._scope.owner == ""
@@ -176,12 +162,12 @@ class SourceFile(ast.NodeVisitor):
 
     def visit_Name(self, node: ast.Name) -> None:
         if not isinstance(node.ctx, ast.Store):
-            self._note(node.id, is_name=True)
+            self.uses[node.id].append(Use(True, self._scope.unit))
         elif self._scope.owner == "":
             self.bindings[node.id] += 1
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        self._note(node.attr)
+        self.uses[node.attr].append(Use(False, self._scope.unit))
         self.visit(node.value)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from functools import cache, cached_property
 from pathlib import PurePosixPath
@@ -56,7 +56,9 @@ def _edit(row: Any) -> Edit:
 EditRow = Annotated[Edit, PlainValidator(_edit), PlainSerializer(lambda edit: list(astuple(edit)))]
 
 
-_form: Callable[[type[StoredRecord]], TypeAdapter[Any]] = cache(TypeAdapter)
+@cache
+def _form(kind: type[StoredRecord]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 class StoredRecord:

@@ -86,7 +86,7 @@ def validate_store(
     require_selftest(choose_backend(backend), progress=progress)
     told = progress or (lambda _done, _total, _task_id: None)
     check = partial(validate_task, store, repeat=max(1, repeat))
-    failed = []
+    failed: list[ValidationFailure] = []
     with interruptible_pool(jobs, "tasks-validate") as pool:  # a sandbox that broke ends it all
         for done, failure in enumerate(pool.map(check, task_ids), start=1):
             told(done, len(task_ids), task_ids[done - 1])

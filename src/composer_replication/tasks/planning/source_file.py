@@ -64,7 +64,7 @@ class SourceFile(ast.NodeVisitor):
     ``definitions`` are functions, classes and, as ``Class.method``, methods; each maps to all its parts: overloads,
     both arms of a condition, setters. ``bindings`` count what else binds a name at module level, imports aside;
     ``assignments`` are the last ``NAME = …`` directly in the module. ``exports`` are the literal lists that make up
-    ``__all__``.
+    ``__all__``, ``exported`` all strings in it.
     """
 
     def __init__(self, path: str, text: str, tree: ast.Module, module: str) -> None:
@@ -78,6 +78,7 @@ class SourceFile(ast.NodeVisitor):
         self.bindings = Counter[str]()
         self.assignments: dict[str, ast.stmt] = {}
         self.exports: list[Items] = []
+        self.exported = set[str]()
         self._scope = _Scope()
         for statement in tree.body:
             unit = ""
@@ -93,12 +94,6 @@ class SourceFile(ast.NodeVisitor):
         """Every name to which the module itself gives a meaning at module level; methods too, as ``Class.method``."""
         imported = (found.bound for found in self.imports if found.is_module_level)
         return frozenset({*self.definitions, *self.bindings, *imported})
-
-    @cached_property
-    def exported(self) -> frozenset[str]:
-        """The strings in ``__all__``."""
-        values = [getattr(element, "value", None) for items in self.exports for element in items.elts]
-        return frozenset(value for value in values if isinstance(value, str))
 
     def constant(self, name: str) -> ast.stmt | None:
         """The assignment of a module-level name that is bound nowhere else in the module."""
@@ -136,8 +131,10 @@ class SourceFile(ast.NodeVisitor):
     def _visit_assignment(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         names = [target.id for target in targets if isinstance(target, ast.Name)]
-        if self._scope.owner == "" and "__all__" in names and isinstance(node.value, Items):
-            self.exports.append(node.value)
+        if self._scope.owner == "" and "__all__" in names and node.value is not None:
+            self.exports += [node.value] if isinstance(node.value, Items) else []
+            values = (getattr(each, "value", None) for each in ast.walk(node.value))
+            self.exported.update(value for value in values if isinstance(value, str))
         self.generic_visit(node)
 
     visit_Assign = visit_AnnAssign = visit_AugAssign = _visit_assignment

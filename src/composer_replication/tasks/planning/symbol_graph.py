@@ -60,7 +60,7 @@ class SymbolGraph:
 
     def star_exports(self, module: str, name: str) -> bool:
         """Whether ``from module import *`` brings the name."""
-        listed = [file.exported for file in self.files_of(module) if file.exports]
+        listed = [file.exported for file in self.files_of(module) if file.exported]
         return any(name in exported for exported in listed) if listed else not name.startswith("_")
 
     def reach(self, names: Iterable[Name], modules: Iterable[str] = ()) -> Reach:

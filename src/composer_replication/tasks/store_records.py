@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Self
 
@@ -56,9 +56,13 @@ def _edit(row: Any) -> Edit:
 EditRow = Annotated[Edit, PlainValidator(_edit), PlainSerializer(lambda edit: list(astuple(edit)))]
 
 
-@cache
+_FORMS: dict[type[StoredRecord], TypeAdapter[Any]] = {}
+
+
 def _form(kind: type[StoredRecord]) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+    if kind not in _FORMS:
+        _FORMS[kind] = TypeAdapter(kind)
+    return _FORMS[kind]
 
 
 class StoredRecord:

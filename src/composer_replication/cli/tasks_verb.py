@@ -22,10 +22,9 @@ from composer_replication.cli.terminal import Report, columns, counted, note, pr
 from composer_replication.errors import UsageError
 from composer_replication.model_endpoint import Endpoint, open_endpoint
 from composer_replication.records import Task
-from composer_replication.run_folder import RunFolder, write_json
+from composer_replication.run_folder import RunFolder, read_jsonl, write_json
 from composer_replication.safety import HeldoutSplit
 from composer_replication.tasks.build import BuildSummary, build_tasks, restricted_licences
-from composer_replication.tasks.build_state import read_journal
 from composer_replication.tasks.difficulty import read_difficulty
 from composer_replication.tasks.harbor_tasks import write_harbor_tasks
 from composer_replication.tasks.instructions import writing, written_instructions
@@ -99,7 +98,7 @@ def run_import(args: argparse.Namespace) -> tuple[Result, int]:
     settings = {"repositories": args.repositories, **_build_settings(args)}
     with progress_bar(quiet=args.quiet) as report:
         summary = import_swebench(args.file, args.out, progress=report, **settings)
-    rows = read_journal(summary.folder / "journal.jsonl")
+    rows = read_jsonl(summary.folder / "journal.jsonl")
     refused = {row["pin"]: f"{row['reason']}: {row['detail']}" for row in rows if row["reason"]}
     return finish_build(summary, {"refused_rows": refused}, quiet=args.quiet)
 
@@ -227,7 +226,6 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
     store = TaskStore.open(args.folder)
     tasks, repositories = store.tasks(), {record.repository: record for record in store.repositories()}
     licences = {name: record.licence for name, record in repositories.items()}
-    unused = {name: read_unused(store.root, slug_of(name), record) for name, record in repositories.items()}
     return {
         "tasks": len(tasks),
         "unfinished": unfinished(args.folder),
@@ -235,7 +233,9 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
         "licences": {name: licence.to_json() for name, licence in licences.items()},
         "restricted_licences": restricted_licences(licences),
         "flaky": {name: None if r.flaky is None else list(r.flaky) for name, r in repositories.items()},
-        "unused_tests": {name: asdict(tests) for name, tests in unused.items()},
+        "unused_tests": {
+            name: read_unused(store.root, slug_of(name), one) for name, one in repositories.items()
+        },
     }, 0
 
 

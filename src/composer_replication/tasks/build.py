@@ -8,11 +8,10 @@ import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,13 +23,10 @@ from composer_replication.tasks.build_state import (
     Candidate,
     Decision,
     Instance,
-    Item,
     Journal,
     Progress,
-    Result,
     Settings,
     drawn,
-    in_order,
     in_turn,
     pinned,
 )
@@ -40,16 +36,13 @@ from composer_replication.tasks.intake.environment import UnusableRepository
 from composer_replication.tasks.intake.licences import Licence
 from composer_replication.tasks.intake.sources import NOT_FETCHED, RepositorySource, open_sources
 from composer_replication.tasks.planning.body_cuts import Deletion
-from composer_replication.tasks.planning.candidates import nothing_found
 from composer_replication.tasks.planning.edits import edited_files
 from composer_replication.tasks.repository import (
     MAX_SUITE_SECONDS,
     PreparedRepository,
-    UnusedTests,
     prepare,
     read_unused,
     slug_of,
-    sweep_unused,
 )
 from composer_replication.tasks.store import TaskStore, refuse_other_content
 from composer_replication.tasks.store_manifest import ProvingSandbox, sandbox_in_force
@@ -57,6 +50,8 @@ from composer_replication.tasks.store_records import SecretRecord, TaskRecord
 from composer_replication.tasks.subject import GateFailed, Subject
 from composer_replication.tasks.truth import add_truth
 from composer_replication.tasks.workers import Workers, open_workers
+
+_CUT_ONLY = "a file that is not UTF-8, begins with a byte order mark or does not parse cannot be cut"
 
 
 def build_tasks(
@@ -174,7 +169,7 @@ class Build:
         self._check_repositories(opened)
         self.store.mark_build(is_complete=False)
 
-        def prepared(source: RepositorySource) -> PreparedRepository | UnusableRepository | InputError:
+        def prepared(source: RepositorySource) -> PreparedRepository | UnusableRepository:
             try:
                 return prepare(
                     source,
@@ -185,23 +180,19 @@ class Build:
                     jobs=max(1, self.jobs // len(opened)),
                     suite_seconds=self.settings.suite_seconds,
                 )
-            except (UnusableRepository, InputError) as error:
-                if isinstance(error, InputError) and error.code not in NOT_FETCHED:
-                    raise
+            except UnusableRepository as error:
                 return error
+            except InputError as error:
+                if error.code not in NOT_FETCHED or len(opened) == 1:
+                    raise
+                return UnusableRepository(error.code, error.message)
 
         ready: dict[str, PreparedRepository] = {}
-        unfetched: list[InputError] = []
         for source, one in zip(opened, self._each(prepared, opened, "repositories"), strict=True):
             if isinstance(one, PreparedRepository):
                 ready[source.source] = one
-            elif isinstance(one, InputError):
-                unfetched.append(one)
-                self.unusable[source.source] = UnusableRepository(one.code, one.message)
             else:
                 self.unusable[source.source] = one
-        if len(unfetched) == len(opened):
-            raise unfetched[0]
         return ready
 
     def _check_repositories(self, opened: Sequence[RepositorySource]) -> None:
@@ -215,14 +206,12 @@ class Build:
         self.slugs = set(first)
         present = {self.store.record(task_id).repository_record for task_id in self.store.task_ids()}
         if other_slugs := present - self.slugs:
-            missing = "; ".join(f"{source} cannot be used: {why}" for source, why in self.unusable.items())
-            raise UsageError(
-                "CR0231",
-                f"the folder holds tasks of {min(other_slugs)}, which is not among the sources"
-                f"{f' ({missing})' if missing else ''}.",
-                where=str(self.store.root),
-                fix="name that repository too, or choose another --out DIR.",
+            missing = "".join(f"; {source} cannot be used: {why}" for source, why in self.unusable.items())
+            problem = (
+                f"the folder holds tasks of {min(other_slugs)}, which is not among the sources{missing}."
             )
+            fix = "name that repository too, or choose another --out DIR."
+            raise UsageError("CR0231", problem, where=str(self.store.root), fix=fix)
 
     def candidates(self, ready: Mapping[str, PreparedRepository]) -> list[Candidate]:
         """Pinned ones in the given order; drawn ones in turn from each repository, the doubtful ones of all last.
@@ -236,11 +225,9 @@ class Build:
                 columns[0].append([self.candidate(repository, one, is_pinned=True) for one in named])
                 continue
             helps_tests = repository.record.helps_tests
-            in_tests = [one.path for one in repository.deletions if helps_tests(one.path)]
-            if len(in_tests) == len(repository.deletions):
-                detail = nothing_found(repository.bench.original, self.settings.sizes(source))
-                if in_tests:
-                    detail = f"all that can be deleted lies in folders of tests (first: {min(in_tests)})"
+            if all(helps_tests(one.path) for one in repository.deletions):
+                sizes = ", ".join(f"{size}/{way}" for size, way in self.settings.sizes(source))
+                detail = f"no source file outside the folders of tests holds anything of the sizes {sizes}; {_CUT_ONLY}"
                 self.unusable[source] = UnusableRepository("nothing-to-delete", detail)
             for column, found in zip(columns, drawn(repository, self.settings.seed), strict=True):
                 column.append([self.candidate(repository, one) for one in found if not helps_tests(one.path)])
@@ -270,28 +257,16 @@ class Build:
     def _judge_until_enough(self, candidates: Sequence[Candidate]) -> None:
         """Decided in their order, so that the cut does not depend on timing; later ones are judged meanwhile."""
         most = math.inf if self.settings.max_tasks is None else self.settings.max_tasks
-        upcoming, begun = iter(candidates), deque[Future[Decision]]()
-        running: set[Future[Decision]] = set()
-        self.decisions = []
-        num_valid = num_found = 0  # the second counts those that are decided before their turn, too
-        while num_valid < most:
-            if num_found < most:  # else another one would most likely be dropped
-                free = self.jobs - len(running)
-                new = [self.pool.submit(self._decide, one) for one in islice(upcoming, free)]
-                begun.extend(new)
-                running.update(new)
+        waiting = deque(self.pool.submit(self._decide, one) for one in candidates)
+        self.decisions, num_valid = [], 0
+        while waiting and num_valid < most:
             self.progress(len(self.decisions), len(candidates), f"{num_valid} tasks")
-            if not running:
-                break
-            finished, running = wait(running, return_when=FIRST_COMPLETED)
-            num_found += sum(future.result().is_valid for future in finished)
-            while begun and begun[0] not in running and num_valid < most:
-                decision = begun.popleft().result()
-                self.decisions.append(decision)
-                num_valid += decision.is_valid
-        if running:
+            decision = waiting.popleft().result()
+            self.decisions.append(decision)
+            num_valid += decision.is_valid
+        if begun := [future for future in waiting if not future.cancel()]:
             with runs_interrupted():  # a killed run is no decision, and the journal never hears of it
-                wait(running)
+                wait(begun)
         self.progress(len(self.decisions), len(self.decisions), f"{num_valid} tasks")
 
     def _decide(self, candidate: Candidate) -> Decision:
@@ -353,9 +328,11 @@ class Build:
             num_refused += 1
         return num_refused
 
-    def _each(self, work: Callable[[Item], Result], items: Collection[Item], what: str) -> Iterator[Result]:
+    def _each(self, work: Callable[[Any], Any], items: Collection[Any], what: str) -> Iterator[Any]:
         self.progress(0, len(items), what)
-        return in_order(self.pool, work, items, lambda done, _: self.progress(done, len(items), what))
+        for done, result in enumerate(self.pool.map(work, items), start=1):
+            self.progress(done, len(items), what)
+            yield result
 
     def finish(self) -> None:
         """Leave exactly what was asked for, no task beyond the cut or of an earlier setting, and note that nothing is left."""
@@ -364,7 +341,6 @@ class Build:
             if self.store.has_record(f"repositories/{slug}.json"):
                 keep |= {f"repositories/{slug}.json", f"locks/{self.store.repository(slug).environment}.json"}
         self.store.drop_records(keep)
-        sweep_unused(self.store.root, self.slugs)
         self.journal.keep(self.decisions)
         self.store.mark_build(is_complete=True)
 
@@ -445,7 +421,7 @@ class BuildSummary:
     flaky: Mapping[str, Sequence[str]] = field(default_factory=dict)
     unusable: Mapping[str, str] = field(default_factory=dict)
     licences: Mapping[str, Licence] = field(default_factory=dict)
-    unused_tests: Mapping[str, UnusedTests] = field(default_factory=dict)
+    unused_tests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def require_tasks(self) -> None:
         """Raise when there is nothing to train on.

@@ -6,9 +6,7 @@ import difflib
 import hashlib
 import json
 import threading
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field
 from itertools import product, zip_longest
@@ -21,18 +19,14 @@ from composer_replication.tasks.context_recorder import EVERY_TEST
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import Deletion, Granularity, Removal
 from composer_replication.tasks.repository import PreparedRepository
-from composer_replication.tasks.store_manifest import packed_path, read_content, write_file
 from composer_replication.tasks.store_records import SUITE_SECONDS, RepositoryRecord
 from composer_replication.tasks.subject import GateFailed, Subject
 
-GATES_VERSION = 16
+GATES_VERSION = 17
 """Raised when the gates judge otherwise, so that older answers are not taken over."""
-_JOURNAL_BYTES = 2**30
-"""What a journal may unpack to: some millions of candidates."""
 _HOW_TO_NAME = "write PATH::NAME, or PATH::NAME@SIZE/WAY: SIZE one of function, class, module, feature, WAY body or whole."
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what is done now) from the calling thread; a new stretch of work begins with fewer done."""
 
@@ -131,23 +125,7 @@ class Candidate:
         return Decision(self.key, self.repository.record.repository, name, **said)
 
 
-# --- In which order things are done: items of one stretch, and the candidates of a repository.
-
-
-def in_order(
-    pool: ThreadPoolExecutor,
-    work: Callable[[Item], Result],
-    items: Collection[Item],
-    tell: Callable[[int, Item], None],
-) -> Iterator[Result]:
-    """What ``work`` gives for each item, in their order; whatever its place, an end is told and a failure raised at once."""
-    futures = {pool.submit(work, item): item for item in items}
-    waiting = deque(futures)
-    for num_done, future in enumerate(as_completed(futures), start=1):
-        future.result()
-        tell(num_done, futures[future])
-        while waiting and waiting[0].done():
-            yield waiting.popleft().result()
+# --- In which order the candidates of a repository are tried.
 
 
 def drawn(repository: PreparedRepository, seed: int) -> tuple[list[Deletion], list[Deletion]]:
@@ -226,9 +204,9 @@ class Decision:
 
 
 class Journal:
-    """Decisions by key in one JSONL file; appended as they fall, sorted and compressed at the end.
+    """Decisions by key in one JSONL file; appended as they fall, sorted at the end.
 
-    Candidates whose decision can no longer be read are judged again.
+    Where a line cannot be read, all candidates are judged again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -236,9 +214,9 @@ class Journal:
         self._lock = threading.Lock()
         self._decisions: dict[str, Decision] = {}
         with suppress(InputError, ValueError, TypeError, RecursionError):
-            self._decisions = {one.key: one for one in (Decision(**row) for row in read_journal(path))}
+            self._decisions = {one.key: one for one in (Decision(**row) for row in read_jsonl(path))}
         if path.is_file():  # a crash can leave half a line, to which nothing may be appended
-            self._rewrite()
+            self.keep(self._decisions.values())
 
     def find(self, key: str) -> Decision | None:
         return self._decisions.get(key)
@@ -246,29 +224,9 @@ class Journal:
     def add(self, decision: Decision) -> None:
         with self._lock:
             self._decisions[decision.key] = decision
-            if self._path.is_file():
-                append_jsonl(self._path, asdict(decision))
-            else:
-                self._rewrite()
-
-    def _rewrite(self) -> None:
-        rewrite_jsonl(self._path, map(asdict, self._decisions.values()))
-        packed_path(self._path).unlink(missing_ok=True)
+            append_jsonl(self._path, asdict(decision))
 
     def keep(self, decisions: Iterable[Decision]) -> None:
-        """Replace the whole file by these decisions, compressed, in an order that does not depend on time."""
-        ordered = sorted(decisions, key=lambda one: (one.repository, one.pin))
-        rows = (f"{json.dumps(asdict(one), sort_keys=True)}\n" for one in ordered)
-        write_file(self._path, "".join(rows).encode())
-
-
-def read_journal(path: Path) -> list[dict[str, str]]:
-    """The rows of a journal, of a build that goes on or of a finished one; where a crash left both, of the first.
-
-    Raises:
-        InputError: a line before the last is not JSON (CR0401), or the compressed form cannot be read (CR0411).
-    """
-    packed = packed_path(path)
-    if path.is_file() or not packed.is_file():
-        return read_jsonl(path)
-    return [json.loads(line) for line in read_content(packed, max_bytes=_JOURNAL_BYTES).splitlines()]
+        """Replace the whole file by these decisions, in an order that does not depend on time."""
+        ordered = sorted(decisions, key=lambda one: (one.repository, one.pin, one.key))
+        rewrite_jsonl(self._path, map(asdict, ordered))

@@ -179,28 +179,29 @@ def prepare(
 ) -> PreparedRepository:
     """Lock, install, run the suite three times, and keep all of it in the store.
 
-    What an earlier build of the same bytes kept is used again, unless an earlier version kept it that did not look for
-    flaky tests. ``workers`` run the suite, ``jobs`` at a time. ``map_calls`` also notes which functions each test calls,
+    What an earlier build of the same bytes in the same time kept is used again, unless an earlier version kept it that did
+    not look for flaky tests. ``workers`` run the suite, ``jobs`` at a time. ``map_calls`` also notes which functions each test calls,
     so that only tests which can tell are run first; ``sizes`` are the (granularity, removal) pairs to plan,
     ``suite_seconds`` are how long by the clock a whole suite may run.
     """
     slug, files = slug_of(source.repository), {path: sha256_of(data) for path, data in source.files.items()}
-    licence = read_licence(source.files, source.metadata)
+    asked: dict[str, Any] = {
+        "source_sha256": source.sha256,
+        "files": files,
+        "licence": read_licence(source.files, source.metadata),
+        "commit": source.commit,
+        "suite_seconds": suite_seconds,
+        "source": source.origin,
+    }
     kept = store.repository(slug) if store.has_record(f"repositories/{slug}.json") else None
     if (
         kept is not None
-        and (kept.source_sha256, kept.files) == (source.sha256, files)
+        and replace(kept, **asked) == kept
         and kept.flaky is not None
         and (kept.contexts is not None or not map_calls)
     ):
-        # The same bytes may have come from elsewhere then.
-        record = replace(
-            kept, suite_seconds=suite_seconds, commit=source.commit, source=source.origin, licence=licence
-        )
-        environment = store.environment_of(record.environment)
+        record, environment = kept, store.environment_of(kept.environment)
         bench = make_bench(source.files, environment, store.backend, suite_seconds)
-        if record != kept:
-            store.put_repository(slug, record)
     else:
         begun = _with_what_is_missing(
             source, workers, store.backend, map_calls=map_calls, suite_seconds=suite_seconds
@@ -213,25 +214,20 @@ def prepare(
         first, green = runs[0], frozenset.intersection(*(run.passed for run in runs))
         record = RepositoryRecord(
             repository=source.repository,
-            source_sha256=source.sha256,
             environment=bench.environment.fingerprint,
-            files=files,
             places={test: first.places[test] for test in sorted(green)},
             num_collected=len(first.collected),
             broken_files=tuple(sorted(set(first.collect_errors) - set(begun.bad))),
             contexts=next((run.contexts for run in runs if run.contexts), None),
             flaky=tuple(sorted(frozenset.union(*(run.passed for run in runs)) - green)),
-            licence=licence,
-            commit=source.commit,
-            suite_seconds=suite_seconds,
-            source=source.origin,
             left_out=left_out,
+            **asked,
         )
         store.put_lock(begun.lock)
         for data in source.files.values():
             store.put_blob(data)
         store.put_repository(slug, record)
-        note_unused(store.root, slug, record, runs, source.left_out)
+        note_unused(store.root, slug, runs, source.left_out)
     bench = replace(bench, left_out=record.left_out)
     return PreparedRepository(slug, record, bench, find_deletions(source.files, sizes))
 
@@ -339,38 +335,19 @@ def _refuse_red(first: TestReport, green: frozenset[str], what: str) -> None:
 
 
 # --- Which tests are used, and why the others are not: baselines/<slug>.json beside the tasks, for a person to read.
-#
-# What a test says when it fails may hold an address or a time, so manifest and fingerprint do not know of it. Where the
-# file is missing or of other bytes, as in a store of an earlier version, the reason is unknown.
+# What a test says when it fails may hold an address or a time, so manifest and fingerprint do not know of it.
 
-_BASELINES = "baselines"
 _REASON_CHARACTERS = 300
 _NUM_NAMED = 20
 _PYTEST_MARK = re.compile(r"^E(?=\s)")
 """Before the lines of an error."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnusedTests:
-    """The tests of a repository by what became of them.
-
-    ``used`` are green in every run, ``flaky`` in some; ``never_green`` are the others but for skipped ones (None: nobody
-    noted them). ``broken_files`` could not be collected; ``first_reason`` is ``PLACE: TEXT`` of the first of these two.
-    ``left_out`` are files that are not in the tree although a test might miss them.
-    """
-
-    collected: int
-    used: int
-    flaky: int
-    never_green: int | None
-    broken_files: int
-    first_reason: str = ""
-    left_out: tuple[str, ...] = ()
+def _note_of(store_root: Path, slug: str) -> Path:
+    return store_root / "baselines" / f"{slug}.json"
 
 
-def note_unused(
-    store_root: Path, slug: str, record: RepositoryRecord, runs: Sequence[TestReport], left_out: Sequence[str]
-) -> None:
+def note_unused(store_root: Path, slug: str, runs: Sequence[TestReport], left_out: Sequence[str]) -> None:
     """Keep what the baseline runs say of the tests that are not used; the first run has their reasons."""
     first = runs[0]
     passed = frozenset[str]().union(*(run.passed for run in runs))
@@ -379,34 +356,29 @@ def note_unused(
     said = {**first.collect_errors, **{test: first.why.get(test, "") for test in red}}
     texts = (f"{place}: {_PYTEST_MARK.sub('', text).strip()}" for place, text in said.items())
     note = {
-        "baseline_sha256": record.baseline_sha256,
         "never_green": len(red),
         "first_reason": next(texts, "").removesuffix(": ")[:_REASON_CHARACTERS],
         "left_out": list(left_out[:_NUM_NAMED]),
     }
-    write_json(store_root / _BASELINES / f"{slug}.json", note)
+    write_json(_note_of(store_root, slug), note)
 
 
-def read_unused(store_root: Path, slug: str, record: RepositoryRecord) -> UnusedTests:
-    """What became of a repository's tests; without reasons where none are kept that fit the record."""
+def read_unused(store_root: Path, slug: str, record: RepositoryRecord) -> dict[str, Any]:
+    """The tests of a repository by what became of them; without reasons where none are kept.
+
+    ``used`` are green in every run, ``flaky`` in some; ``never_green`` are the others but for skipped ones (None: nobody
+    noted them). ``broken_files`` could not be collected; ``first_reason`` is ``PLACE: TEXT`` of the first of these two.
+    ``left_out`` are files that are not in the tree although a test might miss them.
+    """
     kept: dict[str, Any] = {}
     with suppress(InputError):  # it explains and decides nothing: a reader without it goes on
-        kept = read_json(store_root / _BASELINES / f"{slug}.json")
-    if kept.get("baseline_sha256") != record.baseline_sha256:
-        kept = {}
-    return UnusedTests(
-        collected=record.num_collected,
-        used=len(record.green),
-        flaky=len(record.flaky or ()),
-        never_green=kept.get("never_green"),
-        broken_files=len(record.broken_files),
-        first_reason=kept.get("first_reason", ""),
-        left_out=tuple(kept.get("left_out", ())),
-    )
-
-
-def sweep_unused(store_root: Path, slugs: Collection[str]) -> None:
-    """Remove what is kept of repositories that the store does not hold."""
-    for path in (store_root / _BASELINES).glob("*.json"):
-        if path.stem not in slugs:
-            path.unlink()
+        kept = read_json(_note_of(store_root, slug))
+    return {
+        "collected": record.num_collected,
+        "used": len(record.green),
+        "flaky": len(record.flaky or ()),
+        "never_green": kept.get("never_green"),
+        "broken_files": len(record.broken_files),
+        "first_reason": kept.get("first_reason", ""),
+        "left_out": kept.get("left_out", []),
+    }

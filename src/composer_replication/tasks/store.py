@@ -9,7 +9,7 @@
     tasks/<task_id>.json.zst       what may be known of a task
     instructions/<task_id>.json.zst  what a model wrote about a task, where one was asked
     secrets/<task_id>.json.zst     hidden tests, and where recorded behaviour is
-    journal.jsonl                  what became of each candidate, so that a build can go on; .zst when it is done
+    journal.jsonl                  what became of each candidate, so that a build can go on
 
 A record is called by its name without ``.zst``, and hashed as it is before it is compressed.
 There is no time stamp in it: the same input and seed give the same bytes. No folder of
@@ -377,8 +377,7 @@ class TaskStore:
 
     def put_lock(self, lock: EnvironmentLock) -> None:
         for wheel in (*lock.wheels, lock.installer):
-            if find_blob(self._objects, wheel.sha256) is None:
-                self.put_blob(self.wheel(wheel), is_packed=True)
+            self.put_blob(self.wheel(wheel), is_packed=True)
         self.put_record(f"locks/{lock.fingerprint}.json", lock.to_json())
 
     def put_repository(self, slug: str, record: RepositoryRecord) -> None:
@@ -441,11 +440,10 @@ def refuse_other_content(path: Path) -> None:
         UsageError: the folder holds something else (CR0231).
         InputError: the manifest in it is damaged or of another version (CR0411).
     """
-    own = ("LOCK", "objects", *FOLDERS)
     if (path / NAME).exists():
         read_manifest(path)
     elif path.is_dir() and any(
-        item.name not in own and not TORN_WRITE.fullmatch(item.name) for item in path.iterdir()
+        item.name != "LOCK" and not TORN_WRITE.fullmatch(item.name) for item in path.iterdir()
     ):
         raise UsageError(
             "CR0231",

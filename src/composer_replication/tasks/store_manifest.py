@@ -10,12 +10,9 @@ changes no store's fingerprint.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import platform
-import subprocess
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,25 +24,22 @@ from pydantic import TypeAdapter
 from composer_replication.errors import InputError
 from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
 from composer_replication.sandbox import choose_backend, name_of
-from composer_replication.sandbox.bwrap_program import START_SECONDS, find_bwrap
 from composer_replication.tasks.intake.archives import MAX_MEMBER_BYTES
 from composer_replication.tasks.intake.cache import sha256_of
 
 # --- Bytes in files, compressed or as they are.
 
 SUFFIX = ".zst"
-LEVEL, LEVEL_OF_LARGE = 19, 12
-LARGE_BYTES = 1024**2
-"""Level 19 takes a tenth less room and ten times as long as level 12, so it is for the many small files."""
+LEVEL = 12
+"""Level 19 takes about a hundredth less room and five times as long."""
 MAX_BYTES = MAX_MEMBER_BYTES
 """What a file of a repository may have. A small frame that claims more is a decompression bomb; what is larger is kept as it is."""
 
 
 def compress(data: bytes) -> bytes:
     """One zstd frame that says its size; no dictionary, no checksum, one thread: equal bytes give equal bytes."""
-    level = LEVEL if len(data) <= LARGE_BYTES else LEVEL_OF_LARGE
     compressor = zstandard.ZstdCompressor(
-        level=level, write_checksum=False, write_content_size=True, write_dict_id=False, threads=0
+        level=LEVEL, write_checksum=False, write_content_size=True, write_dict_id=False, threads=0
     )
     return compressor.compress(data)
 
@@ -75,7 +69,6 @@ def packed_path(plain: Path) -> Path:
 def write_file(plain: Path, data: bytes) -> None:
     """Keep a content under a name, compressed and synced, in place of what was there."""
     write_atomic(packed_path(plain), compress(data))
-    plain.unlink(missing_ok=True)
 
 
 def find_blob(folder: Path, digest: str) -> Path | None:
@@ -84,7 +77,7 @@ def find_blob(folder: Path, digest: str) -> Path | None:
     return next((path for path in (packed_path(plain), plain) if path.is_file()), None)
 
 
-def read_content(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
+def read_content(path: Path) -> bytes:
     """The content of a file of the store, unpacked.
 
     Raises:
@@ -94,7 +87,7 @@ def read_content(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
         raise damaged(path, "it is missing or no regular file" if path.exists() else "it is missing")
     try:
         data = path.read_bytes()
-        return decompress(data, max_bytes=max_bytes) if path.suffix == SUFFIX else data
+        return decompress(data) if path.suffix == SUFFIX else data
     except (OSError, ValueError) as error:
         raise damaged(path, str(error).rstrip(".")) from error
 
@@ -112,35 +105,21 @@ UNSETTLED = "unsettled"
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProvingSandbox:
-    """What a test may notice of a sandbox: backend, its version (empty where it tells none), Python and system."""
+    """What a test may notice of a sandbox: backend, Python and system."""
 
     backend: str
-    version: str
     python: str
     platform: str
 
     def __str__(self) -> str:
-        name = f"{self.backend} {self.version}".strip()
-        return f"{name} (Python {self.python}, {self.platform})"
+        return f"{self.backend} (Python {self.python}, {self.platform})"
 
 
 @cache
 def sandbox_in_force(backend: str | None) -> ProvingSandbox:
     """The sandbox that a backend gives here; None for the best of this machine."""
-    name = name_of(choose_backend(backend))
     system = f"{platform.system()} {platform.machine()}"
-    return ProvingSandbox(name, _version(name), platform.python_version(), system)
-
-
-def _version(name: str) -> str:
-    with suppress(importlib.metadata.PackageNotFoundError, OSError, subprocess.SubprocessError):
-        if name == "sandlock":
-            return importlib.metadata.version(name)
-        if name.startswith("bubblewrap") and (found := find_bwrap()) is not None:
-            words = [found.path, "--version"]
-            done = subprocess.run(words, capture_output=True, text=True, timeout=START_SECONDS, check=False)
-            return done.stdout.strip().rpartition(" ")[2]
-    return ""
+    return ProvingSandbox(name_of(choose_backend(backend)), platform.python_version(), system)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ from composer_replication.tasks.test_functions import (
     deleted_texts,
     deleted_words,
     hold_back,
-    names_elsewhere,
     places_to_show,
 )
 
@@ -203,7 +202,6 @@ class Parting:
         )
         paths = {path for path, _, _ in places | gone} & set(self.original)
         texts = {path: self.original[path].decode("utf-8", "replace") for path in paths}
-        needed = {path: names_elsewhere(self.original, path) for path in paths}
         moved = {path: data.decode() for path, data in edited_files(self.original, moves).items()}
         now = {place: self._moved(place, moves) for place in places | gone}
         back = {there: place for place, there in now.items()}
@@ -220,7 +218,6 @@ class Parting:
                 {path: moved.get(path, text) for path, text in texts.items()},
                 at_most,
                 gone={now[place] for place in gone},
-                needed=needed,
             )
             untouched = (edit for edit in changes.visible_edits if edit.path not in files)
             shorter = (edit for path in sorted(files) for edit in line_edits(path, texts[path], files[path]))

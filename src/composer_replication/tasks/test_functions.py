@@ -13,11 +13,9 @@ import builtins
 import hashlib
 import re
 import sys
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import PurePosixPath
-from types import MappingProxyType
 
 from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.planning.edits import Changes, Lines, edited_text
@@ -42,7 +40,6 @@ class _TestFile:
             (line, node.name): node for node in _functions(module) for line in (first_line(node), node.lineno)
         }
         self.tables = _tables(module)
-        self.said: set[str] = set()  # by a text, as for ``getattr``
         self.uses: dict[str, list[frozenset[int]]] = {}
         """For each name, the functions and tables around each place where it is used."""
         known = set(map(id, (*self.functions.values(), *self.tables.values())))
@@ -51,11 +48,9 @@ class _TestFile:
             node, around = pending.pop()
             if id(node) in known:
                 around |= {id(node)}
-            match node:
-                case ast.Name(id=name) | ast.Attribute(attr=name):
-                    self.uses.setdefault(name, []).append(around)
-                case ast.Constant(value=str() as value):
-                    self.said.add(value.rpartition(".")[2])
+            if isinstance(node, ast.Name | ast.Attribute):
+                name = node.id if isinstance(node, ast.Name) else node.attr
+                self.uses.setdefault(name, []).append(around)
             pending += [(child, around) for child in ast.iter_child_nodes(node)]
 
     def source(self, node: Function) -> str:
@@ -69,14 +64,11 @@ class _TestFile:
         if node is None:
             return False
         gone = {id(self.functions[key]) for key in (target, *others)}
-        if any(gone.isdisjoint(around) for around in self.uses.get(node.name, ())):
-            return False
-        return _stands_alone(self.lines, node)
+        return not any(gone.isdisjoint(around) for around in self.uses.get(node.name, ()))
 
-    def orphaned(self, gone: set[int], needed: Collection[str]) -> list[_Table]:
-        """The tables that only functions that are ``gone`` use, and such tables; those that can be taken out cleanly."""
-        left = {name: node for name, node in self.tables.items() if name not in {*needed, *self.said}}
-        found: list[_Table] = []
+    def orphaned(self, gone: set[int]) -> list[_Table]:
+        """The tables that only functions that are ``gone`` use, and such tables."""
+        left, found = dict(self.tables), list[_Table]()
         while unused := [
             name
             for name, node in left.items()
@@ -85,7 +77,7 @@ class _TestFile:
         ]:
             found += [left.pop(name) for name in unused]
             gone = gone.union(map(id, found))
-        return [node for node in found if _stands_alone(self.lines, node)]
+        return found
 
 
 @lru_cache(maxsize=64)
@@ -105,38 +97,29 @@ def _functions(parent: ast.AST | None) -> Iterator[Function]:
 
 
 def _tables(module: ast.Module) -> dict[str, _Table]:
-    """The lists, tuples, sets and dictionaries that a file gives a name at its top, once each."""
+    """The lists, tuples, sets and dictionaries that a file gives a name at its top."""
     found: dict[str, _Table] = {}
     for node in module.body:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
                 if isinstance(node.value, ast.List | ast.Tuple | ast.Set | ast.Dict):
                     found[name] = node
-    names = (node for node in ast.walk(module) if isinstance(node, ast.Name))
-    given = Counter(node.id for node in names if not isinstance(node.ctx, ast.Load))
-    return {name: node for name, node in found.items() if given[name] == 1}
+    return found
 
 
-def _stands_alone(lines: Lines, node: Function | _Table) -> bool:
-    first, last = first_line(node), node.end_lineno or node.lineno
-    before = lines.text[lines.starts[first - 1] : lines.offset(first, node.col_offset)]
-    is_continued = lines.line(last).rstrip().endswith("\\")
-    return not before.rstrip().rstrip("@").strip() and lines.ends_line(node) and not is_continued
-
-
-def remove_functions(text: str, targets: Iterable[_Key], *, needed: Collection[str] = ()) -> str | None:
+def remove_functions(text: str, targets: Iterable[_Key]) -> str | None:
     """The file without some functions, their decorators and the comments right above them.
 
     Tables at the top of the file that nothing else uses go too: they are the cases of these functions. ``targets`` are first
-    line and name of each function, ``needed`` names in the file that other files use. None when one of them cannot be taken
-    out cleanly: not found at the level of a module or class, named elsewhere in the file, or on a shared line.
+    line and name of each function. None when one of them cannot be taken out cleanly: not found at the level of a module or
+    class, named elsewhere in the file, or on a shared line.
     """
     file, keys = _test_file(text), set(targets)
     if file is None or not all(file.can_go(key, keys & file.functions.keys()) for key in keys):
         return None
     chosen = {id(file.functions[key]): file.functions[key] for key in keys}
     cut = FileCut("", file.lines, file.module)
-    for node in [*chosen.values(), *file.orphaned(set(chosen), needed)]:
+    for node in [*chosen.values(), *file.orphaned(set(chosen))]:
         cut.take_statement(node)
     edits = cut.edits()
     return None if edits is None else edited_text(text, edits)
@@ -169,31 +152,23 @@ def _shape(node: Function) -> str:
     return hashlib.sha256("\n".join(map(ast.dump, parts)).encode()).hexdigest()
 
 
-@lru_cache(maxsize=64)
-def count_functions(text: str) -> Counter[str]:
-    """How often each name is given to a function where a test may stand; none in a file that does not parse."""
-    return Counter(node.name for node in _functions(parsed(text)))
-
-
 def hold_back(
     places: Sequence[Place],
     texts: Mapping[str, str],
     at_most: int,
     *,
     gone: Collection[Place] = (),
-    needed: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> tuple[frozenset[Place], dict[str, str]]:
     """Take the first test functions that can go cleanly out of their files: they, and the files without them, by path.
 
-    ``texts`` are the repository's files. Those of ``gone`` are none of ``places`` and are taken out, too. ``needed`` has,
-    by path, names that other files use: such functions and tables stay.
+    ``texts`` are the repository's files. Those of ``gone`` are none of ``places`` and are taken out, too.
     """
     out: list[Place] = [*gone]
     for place in places:
         path, line, name = place
         if len(out) == at_most + len(gone):
             break
-        if name in needed.get(path, ()) or path not in texts or not is_test_path(path):
+        if path not in texts or not is_test_path(path):
             continue
         file, others = _test_file(texts[path]), [one[1:] for one in out if one[0] == path]
         if file is not None and file.can_go((line, name), others):
@@ -201,7 +176,7 @@ def hold_back(
     files: dict[str, str] = {}
     for path in sorted({place[0] for place in out}):
         own = [place[1:] for place in out if place[0] == path]
-        shorter = remove_functions(texts[path], own, needed=needed.get(path, ()))
+        shorter = remove_functions(texts[path], own)
         if shorter is not None:  # a file that does not parse without its functions keeps them all
             files[path] = shorter
     return frozenset(place for place in out if place[0] in files and place not in gone), files
@@ -290,38 +265,8 @@ def is_named(path: str, symbol: str, shown: Mapping[str, bytes], given: Collecti
     return name in given or any(name in said and (other == path or module in said) for other, said in files)
 
 
-def names_elsewhere(original: Mapping[str, bytes], path: str) -> frozenset[str]:
-    """What other test files take from a test file, as far as can be told: imported names, attributes, and texts.
-
-    A file whose names are imported with a star gives everything.
-    """
-    others = (data for other, data in original.items() if other != path and _may_hold_tests(other, data))
-    taken = list(map(_taken, others))
-    if any(PurePosixPath(path).stem in stars for _, stars in taken):
-        return _words_in(original[path])
-    return frozenset().union(*(names for names, _ in taken))
-
-
 def _may_hold_tests(path: str, data: bytes) -> bool:
     return path.endswith(".py") and (is_test_path(path) or b"def test" in data)
-
-
-@lru_cache(maxsize=1024)
-def _taken(data: bytes) -> tuple[frozenset[str], frozenset[str]]:
-    """Names that a file imports, asks of something or says alone; and last names of modules imported with a star."""
-    names, stars = set[str](), set[str]()
-    for node in _nodes(_text(data)):
-        match node:
-            case ast.ImportFrom():
-                imported = {alias.name for alias in node.names}
-                names |= imported
-                if "*" in imported:
-                    stars.add((node.module or "").rpartition(".")[2])
-            case ast.Attribute(attr=name):
-                names.add(name)
-            case ast.Constant(value=str() as value):
-                names.add(value.rpartition(".")[2])
-    return frozenset(names), frozenset(stars)
 
 
 @lru_cache(maxsize=4096)

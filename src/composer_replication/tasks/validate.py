@@ -11,11 +11,10 @@ from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.sandbox import choose_backend, require_selftest
 from composer_replication.sandbox.supervised_run import interruptible_pool
-from composer_replication.tasks.build_state import Progress, in_order
+from composer_replication.tasks.build_state import Progress
 from composer_replication.tasks.gates import (
     STUBS,
     check_fair,
-    check_hidden_out,
     check_no_copy,
     check_restores,
     check_secrecy,
@@ -44,9 +43,7 @@ class ValidationFailure:
 class ValidationSummary:
     """``tasks`` were tried, ``passed`` passed every gate every time.
 
-    ``without_truth`` are the ids of tasks that have neither hidden tests nor recorded behaviour, as a build
-    with ``--visible-only`` keeps them. They are no failures, unless their build looked for a truth: then
-    ``no-truth`` is among ``failed``.
+    A task with neither hidden tests nor recorded behaviour fails (``no-truth``) where its build looked for a truth.
     ``proved_by`` are the sandboxes of the builds, ``validated_in`` is that of this call: where they differ, code that
     fails may be right there.
     """
@@ -56,7 +53,6 @@ class ValidationSummary:
     failed: tuple[ValidationFailure, ...]
     validated_in: ProvingSandbox
     proved_by: tuple[ProvingSandbox, ...] = ()
-    without_truth: tuple[str, ...] = ()
 
 
 def validate_store(
@@ -90,18 +86,17 @@ def validate_store(
     require_selftest(choose_backend(backend), progress=progress)
     told = progress or (lambda _done, _total, _task_id: None)
     check = partial(validate_task, store, repeat=max(1, repeat))
+    failed: list[ValidationFailure] = []
     with interruptible_pool(jobs, "tasks-validate") as pool:  # a sandbox that broke ends it all
-        found = in_order(pool, check, task_ids, lambda done, task_id: told(done, len(task_ids), task_id))
-        failed = [failure for failure in found if failure is not None]
-    damaged = {failure.task_id for failure in failed if failure.gate == "damaged"}
-    whole = (store.get(task_id) for task_id in task_ids if task_id not in damaged)
+        for done, failure in enumerate(pool.map(check, task_ids), start=1):
+            told(done, len(task_ids), task_ids[done - 1])
+            failed += [failure] if failure else []
     return ValidationSummary(
         tasks=len(task_ids),
         passed=len(task_ids) - len(failed),
         failed=tuple(failed),
         validated_in=sandbox_in_force(backend),
         proved_by=store.proved_by,
-        without_truth=tuple(task.task_id for task in whole if not task.has_hidden_tests),
     )
 
 
@@ -126,7 +121,6 @@ def _check(store: TaskStore, task: Task, bench: Bench, repeat: int) -> None:
         raise GateFailed(NO_TRUTH, told)
     check_restores(subject, original)
     check_no_copy(subject, original)
-    check_hidden_out(subject, repository, original)
     own = [twins[pin] for pin in sorted(twins)]
     names = [(twin.path, twin.symbol) for twin in own]
     check_fair(subject, repository, original, names, words_of(f"{task.path} {task.symbol}"))

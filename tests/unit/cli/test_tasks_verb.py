@@ -184,7 +184,7 @@ def test_split(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_validate(folder: Path) -> None:
     result, code, text = call("validate", str(folder), "--repeat", "1", "--quiet")
     here = str(sandbox_in_force(None))
-    counts = {"tasks": 2, "passed": 2, "failed": [], "without_truth": []}
+    counts = {"tasks": 2, "passed": 2, "failed": []}
     assert (result, code) == ({**counts, "proved_by": [here], "validated_in": here}, 0)
     assert plain(text)[:2] == ["tasks 2", "passed 2"]
     assert f"validated in {here}" in plain(text)

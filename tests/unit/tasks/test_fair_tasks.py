@@ -10,8 +10,8 @@ import pytest
 from small_trees import write_tree
 
 from composer_replication.rollouts.candidate_tree import rule_of
+from composer_replication.run_folder import read_jsonl
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.build_state import read_journal
 from composer_replication.tasks.planning.edits import line_edits
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_functions import known_words, remove_functions
@@ -117,7 +117,7 @@ def test_what_lies_among_tests_is_theirs_whatever_their_folder_is_called(store: 
     repository = store.repository(store.record(task.task_id).repository_record)
     assert repository.folders_of_tests == {"tests", "checks"}
     assert not [one.symbol for one in store.tasks() if one.path.startswith("checks/")]
-    pins = {row["pin"].partition("@")[0] for row in read_journal(store.root / "journal.jsonl")}
+    pins = {row["pin"].partition("@")[0] for row in read_jsonl(store.root / "journal.jsonl")}
     assert "shelf/colour.py::red" in pins and not any("paint" in pin for pin in pins)
     assert not rule_of(store, task).takes("checks/paint.py") and rule_of(store, task).takes("shelf/colour.py")
 

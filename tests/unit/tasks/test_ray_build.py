@@ -119,7 +119,7 @@ def finished(build: subprocess.Popen[str]) -> dict[str, object]:
 
 def assert_same(built: Path, local: Path) -> None:
     assert TaskStore.open(built).fingerprint == TaskStore.open(local).fingerprint
-    assert (built / "journal.jsonl.zst").read_bytes() == (local / "journal.jsonl.zst").read_bytes()
+    assert (built / "journal.jsonl").read_bytes() == (local / "journal.jsonl").read_bytes()
 
 
 def test_a_build_on_a_cluster_has_the_bytes_of_a_local_one(

@@ -116,7 +116,7 @@ def test_a_task_is_judged_in_the_time_that_its_build_had(make_project: MakeProje
     source = str(make_project({"planted.py": ONE, "test_odd.py": odd, "test_planted.py": TEST_ONE}))
     summary = build_tasks([source], tmp_path / "out", suite_seconds=300.0)
     assert summary.tasks == 1
-    assert summary.unused_tests["planted==1.0"].first_reason.startswith(
+    assert summary.unused_tests["planted==1.0"]["first_reason"].startswith(
         "test_odd.py::test_dies: left out: it ends"
     )
     store = TaskStore.open(tmp_path / "out")

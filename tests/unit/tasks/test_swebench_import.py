@@ -15,7 +15,7 @@ import pytest
 from small_trees import commit_all, write_tree
 
 from composer_replication.errors import InputError
-from composer_replication.tasks.build_state import read_journal
+from composer_replication.run_folder import read_jsonl
 from composer_replication.tasks.instructions.writing import write_instruction
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.patches import make_patch
@@ -193,7 +193,7 @@ def test_bad_rows_are_counted_and_named_and_the_others_go_on(base: Path, tmp_pat
         "statement-shows-code": 1,
     }
     assert (summary.tasks, summary.valid, summary.candidates) == (1, 1, 9)
-    decisions = {one["pin"]: one for one in read_journal(tmp_path / "store/journal.jsonl")}
+    decisions = {one["pin"]: one for one in read_jsonl(tmp_path / "store/journal.jsonl")}
     assert set(decisions) == {one["instance_id"] for one in rows}
     assert "patch failed: planted/__init__.py" in decisions["stale"]["detail"]
     assert "leaves the tree" in decisions["climbs"]["detail"]

@@ -20,7 +20,7 @@ def graph(**texts: str) -> SymbolGraph:
 @pytest.mark.parametrize(
     ("path", "name"),
     [
-        *(("p/a.py", "p.a"), ("p/__init__.py", "p"), ("src/p/b/__init__.py", "p.b"), ("lib/p/a.pyi", "p.a")),
+        *(("p/a.py", "p.a"), ("p/__init__.py", "p"), ("src/p/b/__init__.py", "p.b"), ("lib/p/a.py", "p.a")),
         *(("src/space/p/a.py", "space.p.a"), ("one.py", "one"), ("src/one.py", "one"), ("src.py", "src")),
     ],
 )
@@ -80,7 +80,7 @@ PRIVATE = "def _h(): pass\n"
         # An import inside a function counts as one of the module.
         ({"a": "def f():\n    from .b import h\n    h()\n", "b": "def h(): pass\n"}, ["a.f"]),
         ({"a": "def f(): _h()\n" + PRIVATE, "b": "def g():\n    from .a import _h\n"}, ["a.f"]),
-        ({"a": "def f(): _h()\n" + PRIVATE + "x = ['_h']\n"}, ["a.f"]),
+        ({"a": "def f(): _h()\n" + PRIVATE + "x = ['_h']\n"}, ["a.f", "a._h"]),
         ({"a": "def f(): h()\ndef h(): pass\n", "__init__": "from .a import f, h\n"}, ["a.f"]),
         ({"a": "def f(): h()\ndef h(): pass\n", "__init__": "from .a import *\n"}, ["a.f"]),
         # Two helpers that need each other, and only the root needs one of them.

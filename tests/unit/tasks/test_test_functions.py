@@ -10,7 +10,6 @@ from composer_replication.records import Edit
 from composer_replication.tasks.planning.edits import Changes, view_files
 from composer_replication.tasks.test_functions import (
     Place,
-    count_functions,
     deleted_texts,
     deleted_words,
     function_shapes,
@@ -18,7 +17,6 @@ from composer_replication.tasks.test_functions import (
     hold_back,
     is_named,
     known_words,
-    names_elsewhere,
     places_to_show,
     remove_functions,
     words_of,
@@ -129,8 +127,6 @@ def test_as_many_functions_are_held_back_as_are_wanted_and_can_go() -> None:
         assert not {name for _, _, name in hidden} & names_in("".join(files.values()))
     outside = ("package/code.py", PLACES["test_second"], "test_second")  # no test file: it stays
     assert hold_back([outside, *groups], texts, 1)[0] == frozenset(groups[:1])
-    needed = {"tests/test_x.py": {"test_first"}}
-    assert hold_back(groups, texts, 1, needed=needed)[0] == frozenset(groups[1:2])
     hidden, files = hold_back(groups[1:], texts, 1, gone=groups[:1])
     assert hidden == frozenset(groups[1:2])
     assert not {"test_first", "test_second"} & names_in(files["tests/test_x.py"])
@@ -146,20 +142,6 @@ def test_the_text_of_each_function_is_found_by_its_place() -> None:
     assert texts[line_of("test_sixth"), "test_sixth"].endswith("assert 6\n")
     assert {name for _, name in texts} == {"helper", *PLACES}
     assert function_texts("def broken(:") == {}
-
-
-def test_functions_are_counted_by_name() -> None:
-    text = "def a():\n    def inner(): ...\n\n\n@decorated\ndef a(): ...\n\n\nclass C:\n    async def b(self): ...\n"
-    assert (count_functions(text), count_functions("def (")) == ({"a": 2, "b": 1}, {})
-
-
-def test_a_table_that_a_text_names_stays() -> None:
-    text = (
-        "import sys\n\nCASES = [1]\nMORE = [2]\n\n\ndef test_a():\n    assert CASES and MORE\n\n\n"
-        "def test_b():\n    assert getattr(sys.modules[__name__], 'CASES')\n"
-    )
-    shorter = remove_functions(text, [(7, "test_a")])
-    assert shorter is not None and "CASES = [1]" in shorter and "MORE" not in shorter
 
 
 # --- What must be shown.
@@ -317,18 +299,6 @@ def test_recorded_behaviour_is_that_of_a_function_that_can_be_known() -> None:
     assert not is_named("package/code.py", "Kind.of", {"t.py": b"import code\n"})
 
 
-def test_names_that_other_test_files_take() -> None:
-    files = {
-        "tests/test_a.py": b"CASES = []\ndef test_one(): pass\ndef test_two(): pass\n",
-        "tests/test_b.py": b"from test_a import test_one\nimport test_a\ntest_a.CASES\n",
-        "package/code.py": b"from test_a import test_two\n",
-    }
-    assert names_elsewhere(files, "tests/test_a.py") == {"test_one", "CASES"}
-    star = {**files, "tests/conftest.py": b"from tests.test_a import *\n"}
-    assert {"test_one", "test_two", "CASES"} <= names_elsewhere(star, "tests/test_a.py")
-    assert names_elsewhere({"tests/test_a.py": b"test_a.CASES"}, "tests/test_a.py") == frozenset()
-
-
 TABLES = """import pytest
 
 pytestmark = [pytest.mark.unit]
@@ -338,7 +308,7 @@ CASES = [
     ("Secret", "secret"),
 ]
 MORE = (CASES, SHARED)
-USED_ELSEWHERE = {"a": 1}
+USED_TWICE = {"a": 1}
 MADE = make_cases()
 TWICE = [1]
 TWICE = [2]
@@ -346,20 +316,20 @@ TWICE = [2]
 
 @pytest.mark.parametrize("case", MORE)
 def test_first(case):
-    assert case in USED_ELSEWHERE, (MADE, TWICE)
+    assert case in USED_TWICE, (MADE, TWICE)
 
 
 def test_second():
-    assert SHARED
+    assert SHARED and USED_TWICE
 """
 
 
 def test_the_cases_of_hidden_tests_go_with_them() -> None:
     line = TABLES[: TABLES.index("@pytest.mark.param")].count("\n") + 1
-    shorter = remove_functions(TABLES, [(line, "test_first")], needed={"USED_ELSEWHERE"})
+    shorter = remove_functions(TABLES, [(line, "test_first")])
     assert shorter is not None
     assert "Secret" not in shorter and "MORE" not in shorter and "What the first" not in shorter
-    for kept in ("pytestmark", "SHARED = ", "USED_ELSEWHERE", "MADE", "TWICE = [2]", "def test_second"):
+    for kept in ("pytestmark", "SHARED = ", "USED_TWICE", "MADE", "TWICE = [2]", "def test_second"):
         assert kept in shorter
     whole = remove_functions(TABLES, [(TABLES.count("\n") - 1, "test_second")])
     assert whole is not None and "CASES = [" in whole and "SHARED = " in whole

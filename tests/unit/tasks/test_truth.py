@@ -13,9 +13,9 @@ import pytest
 from small_trees import contents
 
 from composer_replication.rollouts.grading import Grader
+from composer_replication.run_folder import read_jsonl
 from composer_replication.tasks import gates
 from composer_replication.tasks.build import BuildSummary, build_tasks
-from composer_replication.tasks.build_state import read_journal
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import TestReport
 
@@ -72,7 +72,7 @@ def by_symbol(store: TaskStore) -> dict[str, str]:
 
 def reasons(folder: Path) -> dict[str, tuple[str, str]]:
     """What was refused, by function: the reason and the detail."""
-    rows = read_journal(folder / "journal.jsonl")
+    rows = read_jsonl(folder / "journal.jsonl")
     return {row["pin"].partition("::")[2]: (row["reason"], row["detail"]) for row in rows if row["reason"]}
 
 

@@ -8,6 +8,7 @@ import pickle
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import zstandard
@@ -16,6 +17,7 @@ from composer_replication.errors import InputError
 from composer_replication.tasks.intake.environment import Environment, open_environment, resolve
 from composer_replication.tasks.planning.body_cuts import BodyCut, find_body_cuts
 from composer_replication.tasks.running.bench import Bench
+from composer_replication.tasks.twin import build_twins as build_twins_module
 from composer_replication.tasks.twin.build_twins import build_twins, is_candidate
 from composer_replication.tasks.twin.twin_player import find_function
 from composer_replication.tasks.twin.twin_run import (
@@ -490,6 +492,18 @@ def test_call():
     calls, problem = record_calls(bench_of(files, runner), cuts)
     assert problem == ""
     assert [len(calls[cut.pin]) for cut in cuts] == [1, 1]
+
+
+def test_a_recording_that_failed_is_made_once_more(
+    runner: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = CUTS["top_up"]
+    for answers, why in (
+        ([({}, "killed"), ({}, "")], "fewer than 2 recorded calls"),
+        ([({}, "killed"), ({}, "killed again")], "killed again"),
+    ):
+        monkeypatch.setattr(build_twins_module, "record_calls", Mock(side_effect=answers))
+        assert build_twins(bench_of(FILES, runner), [cut]).without == {cut.pin: why}
 
 
 def test_calls_with_paths_of_temporary_folders_are_not_kept(runner: Environment) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
 
-from composer_replication.tasks.intake.tree_rules import is_subject_path
 from composer_replication.tasks.planning.body_cuts import (
     SIZES,
     BodyCut,
@@ -19,7 +17,7 @@ from composer_replication.tasks.planning.body_cuts import (
 from composer_replication.tasks.planning.source_file import SourceFile
 from composer_replication.tasks.planning.symbol_graph import Name, Needs, Selection, SymbolGraph
 from composer_replication.tasks.planning.whole_removal import WholeRemoval, remove_whole
-from composer_replication.tasks.syntax_trees import UNPARSABLE, Function, parse_syntax
+from composer_replication.tasks.syntax_trees import Function
 
 
 def find_deletions(
@@ -45,10 +43,7 @@ _Choice = tuple[SourceFile, str, Selection]
 class _Plan:
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self._graph = SymbolGraph(files)
-        self._cuts: dict[str, list[BodyCut]] = {}
-        for path in filter(is_subject_path, sorted(files)):  # also of a file too deep for the graph
-            with suppress(UnicodeDecodeError):
-                self._cuts[path] = find_body_cuts(path, files[path].decode())
+        self._cuts = {file.path: find_body_cuts(file.path, file.text) for file in self._graph.subjects}
 
     def find(self, granularity: Granularity, removal: Removal) -> Iterator[Deletion]:
         if granularity == "function" and removal == "body":
@@ -116,17 +111,3 @@ class _Plan:
 def is_public(name: str) -> bool:
     """Whether no part of a dotted name starts with an underscore."""
     return not any(part.startswith("_") for part in name.split("."))
-
-
-def nothing_found(files: Mapping[str, bytes], sizes: Iterable[tuple[str, str]]) -> str:
-    """A sentence's part: what was looked for, in how many files, and which of them could not be cut."""
-    subjects = [path for path in sorted(files) if is_subject_path(path)]
-    unread: list[str] = []
-    for path in subjects:
-        try:
-            parse_syntax(files[path].decode())
-        except UNPARSABLE as error:
-            unread.append(f"{path} ({type(error).__name__}: {error})")
-    asked = ", ".join(f"{size}/{way}" for size, way in sizes)
-    said = f"its {len(subjects)} source files hold nothing of the sizes {asked} that can be deleted"
-    return f"{said}; {len(unread)} of them cannot be cut, the first is {unread[0]}" if unread else said

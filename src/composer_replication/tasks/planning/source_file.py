@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ ImportStatement = ast.Import | ast.ImportFrom
 Items = ast.List | ast.Tuple | ast.Set
 
 _FLAT_ROOTS = ("src", "lib", "python")
-_DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class ImportedName:
 
 
 class Use(NamedTuple):
-    """One occurrence of an identifier: as a plain name, else as an attribute or in a string.
+    """One occurrence of an identifier: as a plain name, else as an attribute.
 
     ``unit`` is the top-level definition that holds it (``function``, ``Class``, ``Class.method``, a constant), if any.
     """
@@ -66,14 +64,13 @@ class SourceFile(ast.NodeVisitor):
     ``definitions`` are functions, classes and, as ``Class.method``, methods; each maps to all its parts: overloads,
     both arms of a condition, setters. ``bindings`` count what else binds a name at module level, imports aside;
     ``assignments`` are the last ``NAME = …`` directly in the module. ``exports`` are the literal lists that make up
-    ``__all__``.
+    ``__all__``, ``exported`` all strings in it.
     """
 
     def __init__(self, path: str, text: str, tree: ast.Module, module: str) -> None:
         self.path, self.text, self.tree, self.module = path, text, tree, module
         self.lines = Lines(text)
         self.is_package = PurePosixPath(path).stem == "__init__"
-        self.is_stub = path.endswith(".pyi")
         self.is_test = is_test_path(path)
         self.definitions: dict[str, list[Definition]] = {}
         self.imports: list[ImportedName] = []
@@ -81,6 +78,7 @@ class SourceFile(ast.NodeVisitor):
         self.bindings = Counter[str]()
         self.assignments: dict[str, ast.stmt] = {}
         self.exports: list[Items] = []
+        self.exported = set[str]()
         self._scope = _Scope()
         for statement in tree.body:
             unit = ""
@@ -97,16 +95,6 @@ class SourceFile(ast.NodeVisitor):
         imported = (found.bound for found in self.imports if found.is_module_level)
         return frozenset({*self.definitions, *self.bindings, *imported})
 
-    def imports_of(self, bound: str) -> list[ImportedName]:
-        """The imports that bind a name at module level."""
-        return [found for found in self.imports if found.bound == bound and found.is_module_level]
-
-    @cached_property
-    def exported(self) -> frozenset[str]:
-        """The strings in ``__all__``."""
-        values = [getattr(element, "value", None) for items in self.exports for element in items.elts]
-        return frozenset(value for value in values if isinstance(value, str))
-
     def constant(self, name: str) -> ast.stmt | None:
         """The assignment of a module-level name that is bound nowhere else in the module."""
         is_single = self.bindings[name] == 1 and name not in self.definitions
@@ -114,9 +102,6 @@ class SourceFile(ast.NodeVisitor):
         return self.assignments.get(name) if is_single and not is_dunder else None
 
     # --- What is noted of each kind of syntax.
-
-    def _note(self, identifier: str, *, is_name: bool = False) -> None:
-        self.uses[identifier].append(Use(is_name, self._scope.unit))
 
     def _visit_all(self, nodes: Iterable[ast.AST], **changes: Any) -> None:
         """Visit some nodes in a scope with these changes."""
@@ -143,30 +128,16 @@ class SourceFile(ast.NodeVisitor):
         inside = None if owner is None else _dotted(owner, node.name)
         self._visit_all(ast.iter_child_nodes(node), unit=unit, owner=inside)
 
-    def _visit_comprehension(self, node: ast.AST) -> None:
-        self._visit_all(ast.iter_child_nodes(node), owner=None)  # its variables are its own
-
-    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _visit_comprehension
-
     def _visit_assignment(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        if self._scope.owner == "" and any(
-            isinstance(target, ast.Name) and target.id == "__all__" for target in targets
-        ):
-            self._visit_all(targets)
-            self._export(node.value)
-        else:
-            self.generic_visit(node)
+        names = [target.id for target in targets if isinstance(target, ast.Name)]
+        if self._scope.owner == "" and "__all__" in names and node.value is not None:
+            self.exports += [node.value] if isinstance(node.value, Items) else []
+            values = (getattr(each, "value", None) for each in ast.walk(node.value))
+            self.exported.update(value for value in values if isinstance(value, str))
+        self.generic_visit(node)
 
     visit_Assign = visit_AnnAssign = visit_AugAssign = _visit_assignment
-
-    def _export(self, value: ast.expr | None) -> None:
-        """A literal list is exports; anything else is uses."""
-        if isinstance(value, Items):
-            self.exports.append(value)
-            self._visit_all(item for item in value.elts if not isinstance(item, ast.Constant))
-        elif value is not None:
-            self.visit(value)
 
     def _visit_import(self, node: ImportStatement) -> None:
         is_top = self._scope.owner == ""
@@ -186,27 +157,19 @@ class SourceFile(ast.NodeVisitor):
         parts = parts[: len(parts) - statement.level + self.is_package]
         return ".".join(filter(None, [*parts, statement.module]))
 
-    def visit_Global(self, node: ast.Global) -> None:
-        self.bindings.update(node.names)
-
     def visit_Name(self, node: ast.Name) -> None:
         if not isinstance(node.ctx, ast.Store):
-            self._note(node.id, is_name=True)
+            self.uses[node.id].append(Use(True, self._scope.unit))
         elif self._scope.owner == "":
             self.bindings[node.id] += 1
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        self._note(node.attr)
+        self.uses[node.attr].append(Use(False, self._scope.unit))
         self.visit(node.value)
-
-    def visit_Constant(self, node: ast.Constant) -> None:
-        text = node.value if isinstance(node.value, str) else ""
-        if _DOTTED.fullmatch(text):
-            self._note(text.rpartition(".")[2])
 
 
 def read_source(path: str, content: bytes, roots: Iterable[str] = ()) -> SourceFile | None:
-    """Read a ``.py`` or ``.pyi`` file; None when it does not parse, is not UTF-8 or starts with a BOM."""
+    """Read a ``.py`` file; None when it does not parse, is not UTF-8 or starts with a BOM."""
     try:
         text = content.decode()
         return SourceFile(path, text, parse_syntax(text), module_name(path, roots))

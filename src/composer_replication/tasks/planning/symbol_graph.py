@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from composer_replication.tasks.intake.tree_rules import is_subject_path, recorded_folders
@@ -27,22 +28,22 @@ class Reach:
 class SymbolGraph:
     """All Python files that can be read, and how their names hang together.
 
-    ``files`` are by path. A stub file (``.pyi``) has the module name of its source. ``sources`` are the runnable
-    files without tests and stubs, ``subjects`` those whose definitions may be taken out. ``importers`` has every
-    ``from module import name``, and ``import module`` with the name None.
+    ``files`` are by path, ``sources`` those that are no tests, ``subjects`` those whose definitions may be taken out.
+    ``importers`` has every
+    ``from module import name``, and ``import module`` with the name None; ``uses`` each occurrence of an identifier in ``sources``.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         roots = recorded_folders(files)
-        paths = (path for path in sorted(files) if path.endswith((".py", ".pyi")))
+        paths = (path for path in sorted(files) if path.endswith(".py"))
         read = (read_source(path, files[path], roots) for path in paths)
         self.files = {found.path: found for found in read if found is not None}
-        self.sources = [file for file in self.files.values() if not file.is_test and not file.is_stub]
+        self.sources = [file for file in self.files.values() if not file.is_test]
         self.subjects = [file for file in self.sources if is_subject_path(file.path)]
         self.by_module: dict[str, list[SourceFile]] = defaultdict(list)
         self.importers: dict[tuple[str, str | None], list[Alias]] = defaultdict(list)
         self._targets: dict[str, list[Alias]] = defaultdict(list)
-        self._uses: dict[str, list[tuple[SourceFile, Use]]] = defaultdict(list)
+        self.uses: dict[str, list[tuple[SourceFile, Use]]] = defaultdict(list)
         for file in self.files.values():
             self.by_module[file.module].append(file)
             for imported in file.imports:
@@ -50,20 +51,16 @@ class SymbolGraph:
                 self._targets[imported.target].append((file, imported))
         for file in self.sources:
             for identifier, uses in file.uses.items():
-                self._uses[identifier] += [(file, use) for use in uses]
+                self.uses[identifier] += [(file, use) for use in uses]
         self._exported = {(file.module, name) for file in self.files.values() for name in file.exported}
 
     def files_of(self, module: str) -> list[SourceFile]:
         """The files with that module name; none of a module of others."""
         return self.by_module.get(module, [])
 
-    def uses_of(self, identifier: str) -> list[tuple[SourceFile, Use]]:
-        """Every occurrence of an identifier in source files."""
-        return self._uses.get(identifier, [])
-
     def star_exports(self, module: str, name: str) -> bool:
         """Whether ``from module import *`` brings the name."""
-        listed = [file.exported for file in self.files_of(module) if file.exports]
+        listed = [file.exported for file in self.files_of(module) if file.exported]
         return any(name in exported for exported in listed) if listed else not name.startswith("_")
 
     def reach(self, names: Iterable[Name], modules: Iterable[str] = ()) -> Reach:
@@ -115,19 +112,15 @@ class Selection:
     names: frozenset[Name] = frozenset()
     modules: frozenset[str] = frozenset()
 
-    @property
-    def methods(self) -> list[Name]:
-        return sorted(name for name in self.names if "." in name[1])
-
 
 class Needs:
     """Who names whom, by identifier and conservatively: a doubt counts as a use.
 
-    A helper's users are the definitions that hold its identifier as a name, an attribute or a string; module
-    level is a user of its own. A plain name in a file that cannot see the helper is another thing of the same name and no
+    A helper's users are the definitions that hold its identifier as a name or an attribute; module level is a user of its
+    own. A plain name in a file that cannot see the helper is another thing of the same name and no
     use. Imports and ``__all__`` entries vanish with the helper and do not
-    count; tests are no users. A helper that an ``__all__`` or a package offers is somebody's API and stays out, and so is
-    a method that is public or has a namesake.
+    count; tests are no users. A helper that an ``__all__`` or a package offers is somebody's API and stays out; methods
+    are no helpers.
     """
 
     def __init__(self, graph: SymbolGraph) -> None:
@@ -138,16 +131,14 @@ class Needs:
             for name in (*file.definitions, *file.assignments)
             if "." not in name and (name in file.definitions or file.constant(name) is not None)
         }
-        users = {name: self._users_of_name(name) for name in tops if not graph.is_own_api(name)}
-        users |= {method: self._users_of_method(method) for method in self._private_methods()}
-        self._users = users
+        self._users = {name: self._users_of_name(name) for name in tops if not graph.is_own_api(name)}
         self._needs: dict[Name, set[Name]] = defaultdict(set)
-        for name, own in users.items():
+        for name, own in self._users.items():
             for holder in {holder for user in own for holder in _holders(user)} - {name}:
                 self._needs[holder].add(name)
 
     def of_name(self, root: Name) -> Selection:
-        """The feature of a function or class, or of a method: its helpers may be methods of its class."""
+        """The feature of a function, class or method."""
         return Selection(frozenset(self._closure(root)))
 
     def of_module(self, module: str) -> Selection:
@@ -165,14 +156,12 @@ class Needs:
             inside -= outside
         return self._reachable(root, inside)
 
-    def _reachable(self, root: Name, among: Collection[Name]) -> set[Name]:
-        owner = root[1].rpartition(".")[0]
+    def _reachable(self, root: Name, among: AbstractSet[Name]) -> set[Name]:
         found, pending = {root}, [root]
         while pending:
-            for needed in self._needs.get(pending.pop(), set()) - found:
-                if needed in among and needed[1].rpartition(".")[0] in ("", owner):
-                    found.add(needed)
-                    pending.append(needed)
+            needed = (self._needs.get(pending.pop(), set()) & among) - found
+            found |= needed
+            pending += needed
         return found
 
     def _users_of_name(self, name: Name) -> set[Name]:
@@ -180,34 +169,13 @@ class Needs:
         users = {
             (file.module, use.unit)
             for identifier in {bound for _, bound in reach.names}
-            for file, use in self._graph.uses_of(identifier)
+            for file, use in self._graph.uses.get(identifier, ())
             if not use.is_name or (file.module, identifier) in reach.names
         }
         for file, imported in reach.aliases:
-            if not (imported.is_module_level or file.is_test or file.is_stub):
+            if not (imported.is_module_level or file.is_test):
                 users.add((file.module, ""))
         return users - {name}
-
-    def _users_of_method(self, method: Name) -> set[Name]:
-        owner, _, name = method[1].rpartition(".")
-        users = {
-            (file.module, use.unit)
-            for file, use in self._graph.uses_of(name)
-            if not use.is_name or (file.module == method[0] and use.unit.partition(".")[0] == owner)
-        }
-        return users - {method}
-
-    def _private_methods(self) -> set[Name]:
-        """Private methods whose name only one class has."""
-        homes: dict[str, set[Name]] = defaultdict(set)
-        for file in self._graph.sources:
-            for dotted in file.definitions:
-                owner, _, name = dotted.rpartition(".")
-                if owner and name.startswith("_") and not name.endswith("__"):
-                    homes[name].add((file.module, dotted))
-        subjects = {file.module for file in self._graph.subjects}
-        single = (next(iter(found)) for found in homes.values() if len(found) == 1)
-        return {method for method in single if method[0] in subjects}
 
 
 def _holders(user: Name) -> set[Name]:

@@ -190,7 +190,7 @@ def moved_import_edits(reach: Reach) -> tuple[Edit, ...]:
     """
     by_file: dict[SourceFile, list[ImportedName]] = defaultdict(list)
     for file, imported in reach.aliases:
-        if file.is_test and not file.is_stub and imported.is_module_level:
+        if file.is_test and imported.is_module_level:
             by_file[file].append(imported)
     return tuple(edit for file, moved in by_file.items() for edit in _file_edits(file, moved))
 
@@ -225,7 +225,7 @@ def _insertions(file: SourceFile, moved: list[ImportedName]) -> list[Edit] | Non
                 return None  # the function stands on one line
             ending = file.lines.ending_after(0) or "\n"
             position = file.lines.starts[first_line(row) - 1]
-            text = "".join(f"{margin}{each}{ending}" for each in _statements(wanted))
+            text = "".join(f"{margin}{_alone(imported)}{ending}" for imported in wanted)
             edits.append(Edit(file.path, position, position, text))
     return None if any(imported.bound in outside for imported in moved) else edits
 
@@ -245,15 +245,11 @@ def _outer_functions(body: Iterable[ast.stmt]) -> Iterator[Function]:
                 yield from _outer_functions(block)
 
 
-def _statements(wanted: list[ImportedName]) -> Iterator[str]:
-    """One import for each statement that the names come from, in their order."""
-    indices: dict[ImportStatement, set[int]] = defaultdict(set)
-    for imported in sorted(wanted, key=lambda one: one.statement.lineno):
-        indices[imported.statement].add(imported.index)
-    for whole, own in indices.items():
-        part = copy.copy(whole)
-        part.names = [whole.names[index] for index in sorted(own)]
-        yield ast.unparse(part)
+def _alone(imported: ImportedName) -> str:
+    """The import of one name."""
+    statement = copy.copy(imported.statement)
+    statement.names = [statement.names[imported.index]]
+    return ast.unparse(statement)
 
 
 # --- Take the definitions themselves out of the source files.

@@ -111,6 +111,8 @@ class _Build:
         """Record calls in one run of the suite, replay and mutate them."""
         chosen = [cut for cut in cuts if is_candidate(cut, is_eager=cut.pin in self.eager)]
         calls, problem = record_calls(self.bench, chosen) if chosen else ({}, "")
+        if problem:  # what follows from it is final, and the machine may only have been busy
+            calls, problem = record_calls(self.bench, chosen)
         jobs = []
         for cut in cuts:
             kept = calls.get(cut.pin, [])

@@ -111,7 +111,7 @@ def _run_part(
 ) -> list[TestReport]:
     """Reports of the first runs, up to one that the batch has no answer for; one that is alone has one in any case."""
     own_nonce, *nonces = (secrets.token_hex(16) for _ in range(len(runs) + 1))
-    names = ("running.suite_plugin", "running.pytest_runner", "context_recorder", "running.batch_server")
+    names = ("running.suite_plugin", "running.pytest_runner", "running.call_recorder", "running.batch_server")
     program = program_text(*names) + "\n\nserve()\n"
     orders: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="batch-", dir=process_folder()) as folder:

@@ -442,9 +442,12 @@ def open_evaluator(
     if section is None or tasks.split is None:
         return None, None
     watched = tasks.heldout if section.num_canaries else ()
-    canaries, refused = sentinels.make_canaries(sampler.grader.store, watched)
-    if refused:
-        note(f"canaries: {len(canaries)} made, {len(refused)} held-out tasks cannot be one")
+    made = [sentinels.make_canary(sampler.grader.store, task) for task in watched]
+    canaries = tuple(canary for canary in made if canary is not None)
+    if len(canaries) < len(made):
+        note(
+            f"canaries: {len(canaries)} made of {len(made)} held-out tasks, the tests of the others cannot be read"
+        )
     evaluator = HeldoutEvaluator(
         sampler,
         tasks.heldout,

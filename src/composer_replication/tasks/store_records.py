@@ -108,7 +108,9 @@ class RepositoryRecord(StoredRecord):
     places: Mapping[str, Place]
     num_collected: int
     broken_files: tuple[str, ...]
-    called: Annotated[frozenset[tuple[str, int]] | None, PlainSerializer(lambda own: own and sorted(own))]
+    called: Annotated[
+        frozenset[tuple[str, int]] | None, PlainSerializer(lambda own: None if own is None else sorted(own))
+    ]
     flaky: tuple[str, ...] | None
     licence: Licence
     commit: str = ""

@@ -17,7 +17,6 @@ from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.planning.edits import write_files
 from composer_replication.tasks.test_run import (
-    BLOCKED,
     TestReport,
     Trial,
     judge,
@@ -101,7 +100,6 @@ def _run_part(
             orders.append({"timeout_seconds": run.wall_seconds, "request": run.request(tree, nonce)})
         order = {
             "nonce": own_nonce,
-            "left_out": BLOCKED,
             "idle_seconds": IDLE_SECONDS,
             "runs": orders,
         }

@@ -442,12 +442,9 @@ def open_evaluator(
     if section is None or tasks.split is None:
         return None, None
     watched = tasks.heldout if section.num_canaries else ()
-    made = [sentinels.make_canary(sampler.grader.store, task) for task in watched]
-    canaries = tuple(canary for canary in made if canary is not None)
-    if len(canaries) < len(made):
-        note(
-            f"canaries: {len(canaries)} made of {len(made)} held-out tasks, the tests of the others cannot be read"
-        )
+    canaries = sentinels.make_canaries(sampler.grader.store, watched)
+    if len(canaries) < len(watched):
+        note(f"canaries: {len(canaries)} made, {len(watched) - len(canaries)} held-out tasks cannot be one")
     evaluator = HeldoutEvaluator(
         sampler,
         tasks.heldout,

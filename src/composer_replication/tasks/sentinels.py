@@ -450,6 +450,12 @@ def make_canary(store: TaskStore, task: Task) -> Canary | None:
     return Canary(task, plan.files, tuple(sorted({*(own[0] for own in functions), *plan.must_fail})))
 
 
+def make_canaries(store: TaskStore, tasks: Sequence[Task]) -> tuple[Canary, ...]:
+    """Those of all tasks that can be one."""
+    made = (make_canary(store, task) for task in tasks)
+    return tuple(canary for canary in made if canary is not None)
+
+
 def canary_files(store: TaskStore, canary: Canary) -> dict[str, bytes]:
     """The tree in which an answer to the canary is judged, the hole still open."""
     return {**store.files(canary.task, "visible"), **canary.test_files}

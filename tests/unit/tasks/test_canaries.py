@@ -12,6 +12,7 @@ from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.sentinels import (
     Canary,
     canary_files,
+    make_canaries,
     make_canary,
 )
 from composer_replication.tasks.store import TaskStore
@@ -25,8 +26,7 @@ Made = Mapping[str, Canary]
 def made(tiny_store: TaskStore) -> Made:
     """Of a task whose test has parameters, and of one whose tests are methods; by symbol."""
     tasks = [task for task in tiny_store.tasks() if task.symbol in ("sign", "initials")]
-    canaries = [make_canary(tiny_store, task) for task in tasks]
-    return {canary.task.symbol: canary for canary in canaries if canary}
+    return {canary.task.symbol: canary for canary in make_canaries(tiny_store, tasks)}
 
 
 def run(store: TaskStore, canary: Canary, answer: str) -> set[str]:

@@ -35,7 +35,8 @@ class CallRecorder:
     def called(self):
         """File and first line of each function; None where a test took the profiler away, and nobody knows."""
         if self.profiler is not None:
-            if sys.getprofile() is not self.profiler:
+            current: object = sys.getprofile()
+            if current is not self.profiler:
                 return None
             self.profiler.disable()
             for entry in self.profiler.getstats():

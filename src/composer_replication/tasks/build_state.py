@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import append_jsonl, read_jsonl, rewrite_jsonl
-from composer_replication.tasks.context_recorder import EVERY_TEST
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import Deletion, Granularity, Removal
 from composer_replication.tasks.repository import PreparedRepository
@@ -128,8 +127,8 @@ class Candidate:
 # --- In which order the candidates of a repository are tried.
 
 
-def drawn(repository: PreparedRepository, seed: int) -> tuple[list[Deletion], list[Deletion]]:
-    """All candidates in an order drawn by the seed, and apart from them the doubtful ones; sizes and ways take turns.
+def drawn(repository: PreparedRepository, seed: int) -> list[Deletion]:
+    """All candidates in an order drawn by the seed; sizes and ways take turns.
 
     Of features those come first that delete functions in several files: nothing smaller asks for that, and they
     are rare.
@@ -140,26 +139,10 @@ def drawn(repository: PreparedRepository, seed: int) -> tuple[list[Deletion], li
         drawn_place = hashlib.sha256(f"{seed}/{repository.slug}/{deletion.pin}".encode()).hexdigest()
         return deletion.granularity == "feature" and is_in_one_file, drawn_place
 
-    groups: tuple[dict[tuple[str, str], list[Deletion]], ...] = ({}, {})
+    of_size: dict[tuple[str, str], list[Deletion]] = {}
     for one in sorted(repository.deletions, key=rank):
-        of_size = groups[is_doubtful(repository.record, one)]
         of_size.setdefault((one.granularity, one.removal), []).append(one)
-    usual, doubtful = (in_turn(of_size[key] for key in sorted(of_size)) for of_size in groups)
-    return usual, doubtful
-
-
-def is_doubtful(record: RepositoryRecord, deletion: Deletion) -> bool:
-    """Whether what is known of the tests speaks against a candidate, so that it is tried when the others are used up.
-
-    Fewer than two test functions call it: then none can be hidden. Or it is called for all tests, while modules
-    are imported or by fixtures of wider scope: without it no test would be left.
-    """
-    selected = record.tests_of(deletion)
-    if selected is None or record.contexts is None:
-        return False
-    test_functions = {record.places[test] for test in record.green.intersection(selected)}
-    is_for_all = not record.contexts.get(EVERY_TEST, frozenset()).isdisjoint(deletion.functions)
-    return len(test_functions) < 2 or is_for_all
+    return in_turn(of_size[key] for key in sorted(of_size))
 
 
 def in_turn(columns: Iterable[Sequence[Item]]) -> list[Item]:

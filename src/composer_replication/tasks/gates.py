@@ -73,20 +73,15 @@ def judge_deletion(
 ) -> Subject:
     """Run all gates on a candidate; the first that it does not pass is raised as ``GateFailed``.
 
-    The whole suite is run once, and has the last word on which tests fail. How long the tests that are known to call the
-    code need with it is learned in the same sandbox, so that constants can be tried next. ``hidden_share`` is of the
-    failing test functions.
+    The whole suite is run once, and says which tests fail. ``hidden_share`` is of the failing test functions.
     """
     cuts, original = tuple(cut.edit for cut in deletion.bodies), bench.original
     unsplit = Subject(deletion.changes, cuts, deletion.removal == "whole")
     check_restores(unsplit, original)
     check_no_copy(unsplit, original)
-    wanted = some_of(repository.green.intersection(repository.tests_of(deletion) or ()))
-    golden = [Trial(original, wanted)] if wanted else []
-    suite, *timed = bench.run_all([suite_trial(unsplit, bench), *golden])
+    (suite,) = bench.run_all([suite_trial(unsplit, bench)])
     failing = failing_of(suite, unsplit, repository)
-    is_timed = bool(timed) and set(some_of(failing)).issubset(wanted)
-    passed = passed_by_stubs(unsplit, failing, bench, timed[0] if is_timed else None)
+    passed = passed_by_stubs(unsplit, failing, bench)
     # Constants with which a run of all came to nothing; without the code ("") each of them was seen to fail.
     unclear = [text for text, tests_passed in passed.items() if text and tests_passed is None]
     given = words_of(f"{deletion.path} {deletion.symbol}")
@@ -306,17 +301,14 @@ def _stub_tree(subject: Subject, bench: Bench, text: str) -> dict[str, bytes]:
     return subject.stubbed(original, "hidden", text) if text else subject.broken(original, "hidden")
 
 
-def passed_by_stubs(
-    subject: Subject, tests: Collection[str], bench: Bench, golden: TestReport | None = None
-) -> Passed:
+def passed_by_stubs(subject: Subject, tests: Collection[str], bench: Bench) -> Passed:
     """Which of the tests pass without the code ("") and when every function returns one constant.
 
-    How long they may run follows from what the code needs (``golden``, a run of these tests or more; None: they are run
-    first): with a constant many a loop never ends. Those of very many that are not run are taken as passed.
+    How long they may run follows from what they need with the code: with a constant many a loop never ends. Those of
+    very many that are not run are taken as passed.
     """
     chosen = some_of(tests)
-    if golden is None:
-        (golden,) = bench.run_all([Trial(bench.original, chosen)])
+    (golden,) = bench.run_all([Trial(bench.original, chosen)])
     seconds = 0.0 if golden.error else noticing_seconds(golden.cpu_seconds, bench.test_seconds)
     trials = [Trial(_stub_tree(subject, bench, text), chosen, seconds=seconds) for text in STUBS]
     return {

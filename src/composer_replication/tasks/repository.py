@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,7 +13,6 @@ from typing import Any
 from composer_replication.errors import InputError
 from composer_replication.records import Outcome
 from composer_replication.run_folder import read_json, write_json
-from composer_replication.tasks.context_recorder import EVERY_TEST
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.environment import (
     Environment,
@@ -77,14 +76,14 @@ MAX_BAD_TESTS = 10
 def run_suite(
     bench: Bench,
     *,
-    map_calls: bool = False,
+    with_calls: bool = False,
     shuffle_seed: int | None = None,
     backwards: bool = False,
     seconds: float | None = None,
 ) -> tuple[TestReport, dict[str, str]]:
     """The whole suite, but for what the bench leaves out: its report, and what was left out of it, by test or file, and why.
 
-    ``map_calls`` also notes which functions each test calls (nothing where time ran out), ``shuffle_seed`` draws another
+    ``with_calls`` also notes which functions are called (nothing where time ran out), ``shuffle_seed`` draws another
     order, ``backwards`` is that from its end; ``seconds`` are for all of it by the clock (None: as the bench says).
     UnusableRepository: ``red-baseline``, ``too-slow`` or ``too-large``.
     """
@@ -92,7 +91,7 @@ def run_suite(
     bad: dict[str, str] = {}
     while True:
         trial = Trial(
-            bench.original, None, limit, with_contexts=map_calls,
+            bench.original, None, limit, with_calls=with_calls,
             shuffle_seed=shuffle_seed, backwards=backwards, left_out=sorted({*bench.left_out, *bad}),
         )  # fmt: skip
         report = run_alone(trial, bench.environment, backend=bench.backend)
@@ -152,15 +151,6 @@ class PreparedRepository:
         """The deletion that a pin names; a path may leave out the ``src/`` before it."""
         return next((d for d in self.deletions if pin in (d.pin, d.pin.removeprefix("src/"))), None)
 
-    def bench_for(self, deletions: Iterable[Deletion]) -> Bench:
-        """The bench, without the tests that are known to call nothing of these deletions: a recording needs none of them."""
-        selected = [self.record.tests_of(deletion) for deletion in deletions]
-        if self.record.contexts is None or None in selected:
-            return self.bench
-        wanted = {test for tests in selected for test in tests or ()}
-        others = self.record.contexts.keys() - {EVERY_TEST} - wanted
-        return replace(self.bench, left_out=tuple(sorted({*self.bench.left_out, *others})))
-
 
 def slug_of(repository: str) -> str:
     """``NAME==VERSION`` as a part of a file name."""
@@ -172,7 +162,7 @@ def prepare(
     store: TaskStore,
     *,
     workers: Workers = OWN_THREADS,
-    map_calls: bool,
+    with_calls: bool,
     jobs: int = 1,
     sizes: Collection[tuple[str, str]] = (("function", "body"),),
     suite_seconds: float = SUITE_SECONDS,
@@ -180,8 +170,8 @@ def prepare(
     """Lock, install, run the suite three times, and keep all of it in the store.
 
     What an earlier build of the same bytes in the same time kept is used again, unless an earlier version kept it that did
-    not look for flaky tests. ``workers`` run the suite, ``jobs`` at a time. ``map_calls`` also notes which functions each test calls,
-    so that only tests which can tell are run first; ``sizes`` are the (granularity, removal) pairs to plan,
+    not look for flaky tests. ``workers`` run the suite, ``jobs`` at a time. ``with_calls`` also notes which functions are called;
+    ``sizes`` are the (granularity, removal) pairs to plan,
     ``suite_seconds`` are how long by the clock a whole suite may run.
     """
     slug, files = slug_of(source.repository), {path: sha256_of(data) for path, data in source.files.items()}
@@ -198,17 +188,17 @@ def prepare(
         kept is not None
         and replace(kept, **asked) == kept
         and kept.flaky is not None
-        and (kept.contexts is not None or not map_calls)
+        and (kept.called is not None or not with_calls)
     ):
         record, environment = kept, store.environment_of(kept.environment)
         bench = make_bench(source.files, environment, store.backend, suite_seconds)
     else:
         begun = _with_what_is_missing(
-            source, workers, store.backend, map_calls=map_calls, suite_seconds=suite_seconds
+            source, workers, store.backend, with_calls=with_calls, suite_seconds=suite_seconds
         )
         bench = begun.bench
         try:
-            runs, left_out = _three_runs(begun, workers, map_calls=map_calls, jobs=jobs)
+            runs, left_out = _three_runs(begun, workers, with_calls=with_calls, jobs=jobs)
         except UnusableRepository as error:
             raise explain(error, source, bench.environment.names) from error
         first, green = runs[0], frozenset.intersection(*(run.passed for run in runs))
@@ -218,7 +208,7 @@ def prepare(
             places={test: first.places[test] for test in sorted(green)},
             num_collected=len(first.collected),
             broken_files=tuple(sorted(set(first.collect_errors) - set(begun.bad))),
-            contexts=next((run.contexts for run in runs if run.contexts), None),
+            called=next((run.called for run in runs if run.called), None),
             flaky=tuple(sorted(frozenset.union(*(run.passed for run in runs)) - green)),
             left_out=left_out,
             **asked,
@@ -254,7 +244,7 @@ class _FirstRun:
 
 
 def _with_what_is_missing(
-    source: RepositorySource, workers: Workers, backend: str | None, *, map_calls: bool, suite_seconds: float
+    source: RepositorySource, workers: Workers, backend: str | None, *, with_calls: bool, suite_seconds: float
 ) -> _FirstRun:
     """The environment in which most tests are green, with the first run there.
 
@@ -279,7 +269,7 @@ def _with_what_is_missing(
             problem = problem or error
             break
         try:
-            first, bad = workers.call(run_suite, bench, map_calls=map_calls, seconds=suite_seconds)
+            first, bad = workers.call(run_suite, bench, with_calls=with_calls, seconds=suite_seconds)
         except UnusableRepository as error:
             problem = problem or explain(error, source, environment.names)
             said = [error.detail]
@@ -297,7 +287,7 @@ def _with_what_is_missing(
 
 
 def _three_runs(
-    begun: _FirstRun, workers: Workers, *, map_calls: bool, jobs: int
+    begun: _FirstRun, workers: Workers, *, with_calls: bool, jobs: int
 ) -> tuple[list[TestReport], tuple[str, ...]]:
     """The first run and two more, and what was left out of any: a test that is not green in all is left out of everything.
 
@@ -307,13 +297,13 @@ def _three_runs(
     first = begun.report
     _refuse_red(first, first.passed, "green")
     bench = replace(begun.bench, left_out=tuple(sorted(begun.bad)))
-    is_to_map = map_calls and not first.contexts  # its time ran out
+    is_to_note = with_calls and first.called is None  # its time ran out
 
     def again(**how: bool) -> tuple[TestReport, dict[str, str]]:
         return workers.call(run_suite, bench, shuffle_seed=SHUFFLE_SEED, **how)
 
     with ThreadPoolExecutor(min(2, jobs), thread_name_prefix="tasks-baseline") as pool:
-        forwards = pool.submit(again, map_calls=is_to_map)
+        forwards = pool.submit(again, with_calls=is_to_note)
         backwards = pool.submit(again, backwards=True)
     (second, more), (third, most) = forwards.result(), backwards.result()
     runs = [first, second, third]

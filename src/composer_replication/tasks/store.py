@@ -66,7 +66,7 @@ from composer_replication.tasks.test_functions import function_texts
 from composer_replication.tasks.twin.twin_run import Twin, read_twin
 
 Record = TypeVar("Record")
-_BASELINE = ("contexts", "places")
+_BASELINE = ("called", "places")
 
 
 class TaskStore:

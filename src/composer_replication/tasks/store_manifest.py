@@ -94,10 +94,10 @@ def read_content(path: Path) -> bytes:
 
 # --- The manifest of a store: which records belong to it, under one fingerprint.
 
-STORE_VERSION = 5
+STORE_VERSION = 6
 """Raised when records or files are laid out otherwise."""
-READABLE_VERSIONS = (3, 4, STORE_VERSION)
-"""Before version 5 every visible test was shown. A store of any other version is built again."""
+READABLE_VERSIONS = (3, 4, 5, STORE_VERSION)
+"""Version 5 told which test calls what, before it every visible test was shown. A store of any other version is built again."""
 NAME = "manifest.json"
 FOLDERS = ("instructions", "locks", "repositories", "tasks", "secrets")
 UNSETTLED = "unsettled"

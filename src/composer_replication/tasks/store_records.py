@@ -12,13 +12,6 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import AfterValidator, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
 from composer_replication.records import Edit, Task, TestSplit
-from composer_replication.tasks.context_recorder import (
-    UNKNOWN,
-    Contexts,
-    decode,
-    encode,
-    select_tests,
-)
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.licences import Licence
 from composer_replication.tasks.intake.tree_rules import folders_of_tests, is_test_path
@@ -100,8 +93,8 @@ class RepositoryRecord(StoredRecord):
 
     ``places`` maps each test that was green in every run to its function; ``num_collected`` counts all; ``flaky``
     are those that were green in some runs only, sorted, or None where an earlier version did not look for them;
-    ``broken_files`` could not be collected from the start; ``contexts`` are the functions (file, first line) that each
-    test calls, or None where nobody asked. ``commit`` is that of a git address, else empty. ``source`` is
+    ``broken_files`` could not be collected from the start; ``called`` are the functions (file, first line) that were
+    called in it, or None where nobody knows, as in stores of earlier versions. ``commit`` is that of a git address, else empty. ``source`` is
     ``sdist:NAME==VERSION`` or the git address that it was fetched from, without the name of a user; empty for a folder
     or an archive. ``suite_seconds`` is how long a whole suite may run; records say it where it is not ``SUITE_SECONDS``.
     ``left_out`` are tests and files that end a run of the whole suite or were not reached in that time.
@@ -115,10 +108,8 @@ class RepositoryRecord(StoredRecord):
     places: Mapping[str, Place]
     num_collected: int
     broken_files: tuple[str, ...]
-    contexts: Annotated[
-        Contexts | None,
-        PlainValidator(lambda value: None if value is None else decode(value)),
-        PlainSerializer(lambda contexts: None if contexts is None else encode(contexts)),
+    called: Annotated[
+        frozenset[tuple[str, int]] | None, PlainSerializer(lambda own: None if own is None else sorted(own))
     ]
     flaky: tuple[str, ...] | None
     licence: Licence
@@ -147,24 +138,17 @@ class RepositoryRecord(StoredRecord):
         parts = [self.source_sha256, self.environment, sorted(self.places)]
         return sha256_of(json.dumps(parts).encode())
 
-    def tests_of(self, deletion: Deletion) -> tuple[str, ...] | None:
-        """The tests that call something of what a deletion takes out; None where nobody knows."""
-        if self.contexts is None or not deletion.functions:
-            return None
-        return select_tests(self.contexts, deletion.functions)
-
-    def is_mostly_uncalled(self, deletion: Deletion) -> bool:
-        """Whether no test calls more than half of the lines that a deletion takes out of functions."""
-        if self.contexts is None or UNKNOWN in (called := frozenset().union(*self.contexts.values())):
-            return False
-        num_called = sum(
-            cut.num_body_lines for cut in deletion.bodies if (cut.path, cut.first_line) in called
-        )
-        return sum(cut.num_body_lines for cut in deletion.bodies) > 2 * num_called
+    def called_share(self, deletion: Deletion) -> float:
+        """Which share of the lines that a deletion takes out of functions is in such that a test calls; 1 where nobody knows."""
+        if self.called is None or not deletion.bodies:
+            return 1.0
+        called = [cut for cut in deletion.bodies if (cut.path, cut.first_line) in self.called]
+        num_called, num_lines = (sum(cut.num_body_lines for cut in own) for own in (called, deletion.bodies))
+        return num_called / num_lines
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        return super().from_json({"flaky": None, **value})
+        return super().from_json({"flaky": None, "called": None, **value})
 
 
 def _figures(value: Mapping[str, int] | None) -> Mapping[str, int] | None:

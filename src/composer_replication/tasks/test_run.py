@@ -21,7 +21,6 @@ from typing import Any
 
 from composer_replication.records import ExecResult, Limits, Outcome, SandboxSpec
 from composer_replication.sandbox import open_sandbox
-from composer_replication.tasks.context_recorder import Contexts, decode
 from composer_replication.tasks.intake.cache import refuse_when_full
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.intake.tree_rules import folders_of_tree
@@ -68,8 +67,7 @@ class TestReport:
     ``outcomes`` holds the tests that ran (after an ``error``: all requested ones, failed).
     ``collected`` are the node ids in run order. ``error`` is empty, or says why the run as
     a whole is a failure. ``places`` gives the file, first line and name of each test's
-    function; ``contexts`` the functions (file, first line) that each test called, and under
-    ``""`` those called for all of them (see ``context_recorder``), when asked for.
+    function; ``called`` the functions (file, first line) that were called, when asked for and known.
     ``collect_errors`` maps files that could not be collected to the reason, and ``why`` tests that
     failed to the first line of theirs; ``skips`` has the same of what was skipped, files too. ``running`` is the test or file in which a run broke off and ``broke`` how, else both
     are empty. ``done`` are the outcomes that were known by then.
@@ -84,7 +82,7 @@ class TestReport:
     seconds: float
     places: Mapping[str, Place] = field(default_factory=dict)
     collect_errors: Mapping[str, str] = field(default_factory=dict)
-    contexts: Contexts = field(default_factory=dict)
+    called: frozenset[tuple[str, int]] | None = None
     why: Mapping[str, str] = field(default_factory=dict)
     cpu_seconds: float = field(default=0.0, compare=False)
     skips: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -115,7 +113,7 @@ class Trial:
             (in whole seconds, rounded up), which a busy machine hardly changes, and the limit by the
             clock is so many times as long. None: it is time by the clock.
         left_out: tests that are not run and files that are not collected.
-        with_contexts: also report which functions each single test calls.
+        with_calls: also report which functions of the tree are called.
         shuffle_seed: draws another order, with folders, modules and classes kept together; None:
             the order of the files.
         backwards: the drawn order from its end, so that any two tests meet both ways round.
@@ -127,7 +125,7 @@ class Trial:
     stop_at_first_failure: bool = False
     wall_factor: float | None = None
     left_out: Sequence[str] = ()
-    with_contexts: bool = False
+    with_calls: bool = False
     shuffle_seed: int | None = None
     backwards: bool = False
 
@@ -149,7 +147,7 @@ class Trial:
             "backwards": self.backwards,
             "cpu_seconds": None if self.wall_factor is None else self.seconds,
             "left_out": list(self.left_out),
-            "contexts": self.with_contexts,
+            "calls": self.with_calls,
         }
 
 
@@ -267,10 +265,15 @@ def _said(by_event: Mapping[str, list[dict[str, Any]]]) -> tuple[dict[str, Any],
         "collect_errors": {str(one["id"]): str(one["text"]) for one in by_event["collect_error"]},
         "skips": {str(one["id"]): str(one["text"]) for one in by_event["skip"]},
         "why": {str(one["id"]): str(one["why"]) for one in by_event["test"] if one.get("why")},
-        "contexts": decode(end["contexts"]) if "contexts" in end else {},
+        "called": None if end.get("called") is None else functions_of(end["called"]),
         "cpu_seconds": float(end.get("cpu_seconds", 0.0)),
     }
     return said, disorder
+
+
+def functions_of(rows: Iterable[Sequence[Any]]) -> frozenset[tuple[str, int]]:
+    """Functions (file, first line) from their form in JSON."""
+    return frozenset((str(path), int(line)) for path, line in rows)
 
 
 def _where(by_event: Mapping[str, list[dict[str, Any]]], result: ExecResult) -> tuple[str, str]:

@@ -56,8 +56,9 @@ def _attach_twins(store: TaskStore, tasks: Tasks, seed: int, workers: Workers) -
     cuts = {cut.pin: cut for task_id in waiting for cut in fair[task_id]}
     # Of all tasks, not of those that wait: a build that was killed here must go on to the same twins.
     eager = {cut.pin for task_id in tasks if not store.secret(task_id).hidden for cut in fair[task_id]}
-    bench = repository.bench_for(one.deletion for one in tasks.values())
-    found = workers.call(build_twins, bench, [cuts[pin] for pin in sorted(cuts)], seed=seed, eager=eager)
+    found = workers.call(
+        build_twins, repository.bench, [cuts[pin] for pin in sorted(cuts)], seed=seed, eager=eager
+    )
     digests = {pin: store.put_blob(twin_bytes(twin), is_packed=True) for pin, twin in found.twins.items()}
     for task_id in waiting:
         pins = [cut.pin for cut in fair[task_id]]

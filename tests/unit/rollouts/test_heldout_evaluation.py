@@ -280,6 +280,7 @@ def test_the_sentinel_is_never_answered_from_memory(grader: Grader, clamp: Task)
 @pytest.mark.long
 def test_canaries_are_passed_by_forged_outcomes_alone(grader: Grader, store: TaskStore, clamp: Task) -> None:
     canary = make_canary(store, clamp)
+    assert canary is not None
     forger = """
     import _pytest.reports
     make = _pytest.reports.TestReport.from_item_and_call.__func__

@@ -208,16 +208,16 @@ def test_a_store_whose_tree_an_earlier_version_chose_otherwise_is_measured_anew(
     store = TaskStore.open(Path(shutil.copytree(tiny_store.root, tmp_path / "out")))
     source = open_source(str(tiny_project))
     slug = repository.slug_of(source.repository)
-    prepared = repository.prepare(source, store, map_calls=False)  # the same files: nothing is measured
+    prepared = repository.prepare(source, store, with_calls=False)  # the same files: nothing is measured
     with pytest.raises(
         MeasuredAnew
     ):  # what was not reached in the time is left out, so another time gives other tests
-        repository.prepare(source, store, map_calls=False, suite_seconds=60.0)
+        repository.prepare(source, store, with_calls=False, suite_seconds=60.0)
     files = dict(prepared.record.files)
     files.popitem()
     store.put_repository(slug, replace(prepared.record, files=files))
     with pytest.raises(MeasuredAnew):
-        repository.prepare(source, store, map_calls=False)
+        repository.prepare(source, store, with_calls=False)
 
 
 def test_other_sources_do_not_replace_what_is_there(

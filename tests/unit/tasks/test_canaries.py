@@ -11,7 +11,6 @@ from composer_replication.records import TestSplit
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.sentinels import (
     Canary,
-    CanaryRefused,
     canary_files,
     make_canaries,
     make_canary,
@@ -27,9 +26,7 @@ Made = Mapping[str, Canary]
 def made(tiny_store: TaskStore) -> Made:
     """Of a task whose test has parameters, and of one whose tests are methods; by symbol."""
     tasks = [task for task in tiny_store.tasks() if task.symbol in ("sign", "initials")]
-    canaries, refused = make_canaries(tiny_store, tasks)
-    assert refused == {}
-    return {canary.task.symbol: canary for canary in canaries}
+    return {canary.task.symbol: canary for canary in make_canaries(tiny_store, tasks)}
 
 
 def run(store: TaskStore, canary: Canary, answer: str) -> set[str]:
@@ -69,5 +66,4 @@ def test_code_that_forges_outcomes_passes_a_canary(tiny_store: TaskStore, made: 
 
 def test_a_task_without_a_readable_test_file_is_refused(tiny_store: TaskStore, made: Made) -> None:
     elsewhere = replace(made["sign"].task, tests=TestSplit(("tests/none.py::test_a",), (), ()))
-    with pytest.raises(CanaryRefused, match="no file of visible tests can be read"):
-        make_canary(tiny_store, elsewhere)
+    assert make_canary(tiny_store, elsewhere) is None

@@ -30,7 +30,7 @@ FILES = {
 RECORD = RepositoryRecord.from_json(
     {
         "repository": "pkg==1", "source_sha256": "", "environment": "", "files": {}, "places": {}, "num_collected": 0,
-        "broken_files": [], "contexts": None, "licence": Licence("MIT", "LICENSE", "file", is_copyleft=False, note="").to_json(), "commit": "",
+        "broken_files": [], "called": None, "licence": Licence("MIT", "LICENSE", "file", is_copyleft=False, note="").to_json(), "commit": "",
     }
 )  # fmt: skip
 
@@ -40,9 +40,7 @@ def prepared(record: RepositoryRecord = RECORD) -> PreparedRepository:
 
 
 def order(seed: int) -> list[tuple[str, str, str]]:
-    likely, doubtful = drawn(prepared(), seed)  # nobody knows which tests call what
-    assert doubtful == []
-    return [(deletion.granularity, deletion.removal, deletion.symbol) for deletion in likely]
+    return [(one.granularity, one.removal, one.symbol) for one in drawn(prepared(), seed)]
 
 
 def test_features_over_several_files_come_first_whatever_the_seed() -> None:
@@ -59,32 +57,6 @@ def test_the_seed_draws_the_rest() -> None:
     assert order(0) == order(0)
     assert len({tuple(order(seed)) for seed in range(6)}) == 6
     assert sorted(order(0)) == sorted(order(1))
-
-
-def test_what_the_tests_speak_against_is_tried_last() -> None:
-    """``first`` has two test functions, ``second`` two cases of one, ``third`` is called where modules are imported,
-    and nothing calls ``fourth``.
-    """
-    lines = {one.symbol: one.functions for one in prepared().deletions if one.granularity == "function"}
-    calls = {
-        "": lines["third"],
-        "t.py::test_a": lines["first"],
-        "t.py::test_b": lines["first"],
-        "t.py::test_c[1]": lines["second"],
-        "t.py::test_c[2]": lines["second"],
-    }
-    places = {test: ("t.py", ord(test[11]), test[6:12]) for test in calls if test}
-    contexts = {test: frozenset(functions) for test, functions in calls.items()}
-    likely, doubtful = drawn(prepared(replace(RECORD, places=places, contexts=contexts)), 0)
-    bodies = {
-        one.symbol: "likely" for one in likely if one.pin.startswith("pkg/alone.py::") and "@" not in one.pin
-    }
-    bodies |= {one.symbol: "doubtful" for one in doubtful if "@" not in one.pin}
-    assert bodies["first"] == "likely"
-    assert {bodies[name] for name in ("second", "third", "fourth")} == {"doubtful"}
-    assert {one.pin for one in likely} | {one.pin for one in doubtful} == {
-        one.pin for one in prepared().deletions
-    }
 
 
 def test_a_pin_that_is_not_there_names_the_nearest() -> None:

@@ -69,7 +69,7 @@ NESTED = {
 
 def record_of(project: Path, tmp_path: Path, *, jobs: int = 2) -> RepositoryRecord:
     store = TaskStore.create(tmp_path / "store")
-    return prepare(open_source(str(project)), store, map_calls=False, jobs=jobs).record
+    return prepare(open_source(str(project)), store, with_calls=False, jobs=jobs).record
 
 
 @pytest.fixture

@@ -138,7 +138,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> PreparedRepository:
     }
     write_tree(root / "project", files)
     source = open_source(str(root / "project"))
-    return prepare(source, TaskStore.create(root / "store"), map_calls=True)
+    return prepare(source, TaskStore.create(root / "store"), with_calls=True)
 
 
 def judge(planted: PreparedRepository, name: str, seed: int = 0) -> Subject:
@@ -212,26 +212,20 @@ def test_a_constant_that_ends_the_run_of_all_tests_is_tried_on_each_side(planted
         _check_own(planted, parted, planted.bench)
 
 
-def test_the_tests_that_call_a_function_are_known(planted: PreparedRepository) -> None:
+def test_the_functions_that_tests_call_are_known(planted: PreparedRepository) -> None:
     fine, unnoticed = planted.by_pin("planted.py::fine"), planted.by_pin("planted.py::unnoticed")
     assert fine is not None
     assert unnoticed is not None
-    wanted = ("tests/test_all.py::test_fine_one", "tests/test_all.py::test_fine_two")
-    assert planted.record.tests_of(fine) == wanted
-    assert planted.record.tests_of(unnoticed) == ()
+    shares = [planted.record.called_share(deletion) for deletion in (fine, unnoticed)]
+    assert shares == [1.0, 0.0]
     again = RepositoryRecord.from_json(json.loads(json.dumps(planted.record.to_json())))
     assert again == planted.record
-
-
-@pytest.mark.long
-def test_what_selects_tests_changes_no_subject(planted: PreparedRepository, fine: Subject) -> None:
-    deletion = planted.by_pin("planted.py::fine")
-    assert deletion is not None
-    calls = frozenset(deletion.functions)
-    for contexts in (None, {"tests/test_all.py::test_a_sets_state": calls}):
-        record = replace(planted.record, contexts=contexts)
-        assert record.tests_of(deletion) == (None if contexts is None else tuple(contexts))
-        assert judge_deletion(deletion, record, planted.bench, hidden_share=0.5, seed=0) == fine
+    unknown = replace(planted.record, called=None)
+    assert unknown.called_share(unnoticed) == 1.0
+    assert RepositoryRecord.from_json(json.loads(json.dumps(unknown.to_json()))) == unknown
+    old = {**planted.record.to_json(), "contexts": {"form": 1}}
+    del old["called"]
+    assert RepositoryRecord.from_json(old) == unknown
 
 
 @pytest.mark.long
@@ -244,7 +238,7 @@ def test_a_function_behind_everything_is_no_task(
             "test_one.py": "import one\n\n\ndef test_a():\n    assert one.one() == 1\n\n\ndef test_b():\n    assert one.one() < 2\n",
         }
     )
-    prepared = prepare(open_source(str(root)), TaskStore.create(tmp_path / "store"), map_calls=False)
+    prepared = prepare(open_source(str(root)), TaskStore.create(tmp_path / "store"), with_calls=False)
     deletion = prepared.by_pin("one.py::one")
     assert deletion is not None
     with pytest.raises(GateFailed, match="breaks-everything"):

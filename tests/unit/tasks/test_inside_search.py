@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import marshal
 import os
 import subprocess
 from collections.abc import Callable, Mapping
@@ -177,18 +176,14 @@ class TestWalk:
         return run
 
     @pytest.mark.long
-    def test_the_walk_of_an_environment_finds_text_and_bytecode(
+    def test_the_walk_of_an_environment_finds_text(
         self, walk: Callable[..., Any], own_environment: Environment, text_files: tuple[bytes, bytes]
     ) -> None:
-        """Bytecode is read inside a sandbox alone, so nothing but this walk would find it there."""
         packages = next(own_environment.root.glob("lib/python*/site-packages"))
-        code = compile(text_files[0], "elsewhere.py", "exec", dont_inherit=True)
         (packages / "old.py").write_bytes(text_files[0])
-        (packages / "old.pyc").write_bytes(bytes(16) + marshal.dumps(code))
         # A folder in another one, and a second name of it, are walked once.
         assert walk([own_environment.root, packages], own_environment) == {
             ("installed", str(packages / "old.py")),
-            ("pyc", str(packages / "old.pyc")),
         }
 
     def test_what_lies_in_another_folder_that_is_shown_is_found(

@@ -386,6 +386,6 @@ def test_the_environment_with_the_most_green_tests_is_kept(
         monkeypatch.setattr(repository_module, name, value)
     source = source_of(tmp_path / "caller", CALLER_FILES)
     begun = repository_module._with_what_is_missing(
-        source, OWN_THREADS, None, map_calls=False, suite_seconds=1.0
+        source, OWN_THREADS, None, with_calls=False, suite_seconds=1.0
     )
     assert (begun.lock.python, begun.report) == ("one", reports["one"])

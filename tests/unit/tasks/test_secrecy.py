@@ -121,13 +121,13 @@ def test_what_is_no_copy(tiny_store: TaskStore, clamp: Task, plant: Plant, how: 
 def test_all_tasks_at_once_find_what_each_finds_alone(tiny_store: TaskStore) -> None:
     known = {task: targets_of(tiny_store, task) for task in tiny_store.tasks()}
     original = tiny_store.files(tiny_store.tasks()[0], "golden")
-    together = Search([one for own in known.values() for one in own], unmarshal=True)
+    together = Search([one for own in known.values() for one in own])
     num_found = 0
     for path, data in original.items():
         for in_tree in (True, False):
             alone: set[Leak] = set()
             for own in known.values():
-                search = Search(own, unmarshal=True)
+                search = Search(own)
                 alone |= search.search_bytes(path, data, in_tree=in_tree)
             assert together.search_bytes(path, data, in_tree=in_tree) == alone
             num_found += len(alone)

@@ -169,7 +169,7 @@ def test_records_are_compressed_and_hashed_as_they_are(copy: Path) -> None:
     assert sum((copy / name).stat().st_size for name in on_disk) < 0.7 * sum(map(len, texts.values()))
 
 
-@pytest.mark.parametrize("version", [3, 4])
+@pytest.mark.parametrize("version", [3, 4, 5])
 def test_a_store_of_a_version_before_is_read_and_built_on(
     copy: Path, tiny_store: TaskStore, version: int
 ) -> None:
@@ -206,7 +206,12 @@ def test_a_damaged_manifest_or_none_is_found(tmp_path: Path, text: str | None) -
     ("key", "version", "said", "fix"),
     [
         ("schema_version", 99, "schema version of the task store is 99, this program reads 1.", "upgrade"),
-        ("store_version", 6, "store version of the task store is 6, this program reads 3, 4, 5.", "upgrade"),
+        (
+            "store_version",
+            7,
+            "store version of the task store is 7, this program reads 3, 4, 5, 6.",
+            "upgrade",
+        ),
         ("schema_version", "1", "schema version of the task store is 1,", "build it again"),
         ("schema_version", None, "schema version of the task store is None", "build it again"),
         ("store_version", None, "store version of the task store is 1,", "build it again"),

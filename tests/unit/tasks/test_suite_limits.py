@@ -92,7 +92,7 @@ def test_what_ends_a_suite_or_is_not_reached_is_left_out_by_name(environment: En
         "test_d.py": "import time\n\n\ndef test_slow():\n    time.sleep(60)\n\n\ndef test_late():\n    pass\n",
     }
     bench = Bench({path: text.encode() for path, text in files.items()}, environment, None, 60.0, 20.0)
-    found, left_out = run_suite(bench, map_calls=True, seconds=60.0)
+    found, left_out = run_suite(bench, with_calls=True, seconds=60.0)
     assert (found.error, set(found.passed)) == (
         "",
         {"test_a.py::test_one", "test_c.py::test_two", "test_d.py::test_late"},
@@ -124,7 +124,7 @@ def test_a_task_is_judged_in_the_time_that_its_build_had(make_project: MakeProje
     assert (record.suite_seconds, record.left_out) == (300.0, ("test_odd.py::test_dies",))
     (task,) = store.tasks()
     assert bench_of(store, task).left_out == record.left_out
-    assert record.contexts
+    assert record.called
     # With the default there is no word of it: the bytes are those of a store from before.
     usual = build_tasks([source], tmp_path / "out")
     (kept,) = TaskStore.open(tmp_path / "out").repositories()

@@ -155,6 +155,7 @@ def speaking(store: TaskStore) -> Iterator[Callable[[list[str]], EpisodeSampler]
 def test_canaries_catch_who_forges_by_tools_and_nobody_else(store: TaskStore, speaking: Any) -> None:
     task = next(task for task in store.tasks() if "clamp" in task.task_id)
     canary = make_canary(store, task)
+    assert canary is not None
     forging = "from _pytest.python import Function\nFunction.runtest = lambda self: None\n"
     forged = said("write_file", path=NUMBERS, content=GOLDEN + forging)
     assert speaking([forged, said("submit")]).sample_canaries([canary], seed=1) == [True]

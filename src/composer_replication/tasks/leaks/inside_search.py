@@ -56,7 +56,7 @@ def folders_of(roots, tree):
 def main(request, send):
     """Do what the request asks for; the answer is one record."""
     targets = [Target(*fields) for fields in request["targets"]]
-    search = Search(targets, unmarshal=True)
+    search = Search(targets)
     tree = os.getcwd()
     leaks, failed = ask_git(search, tree) if request["asks_git"] else (set(), set())
     for root in folders_of(request["roots"], tree):

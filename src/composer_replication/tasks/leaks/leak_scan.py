@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import keyword
 import os
-import posixpath
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,11 +25,9 @@ from composer_replication.sandbox import base_interpreter, choose_backend, requi
 from composer_replication.sandbox.supervised_run import interruptible_pool
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.intake.tree_rules import below_root, recorded_folders
-from composer_replication.tasks.leaks.leak_search import MARKS, Leak, Search, Target, all_codes, code_digest
+from composer_replication.tasks.leaks.leak_search import MARKS, Leak, Search, Target
 from composer_replication.tasks.leaks.shown_code import distinctive_lines
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.syntax_trees import UNPARSABLE
 from composer_replication.tasks.test_run import last_words
 from composer_replication.tasks.twin.twin_run import run_program
 
@@ -44,8 +41,7 @@ _read_lock = Lock()
 class ScanSummary:
     """What was found.
 
-    ``without_distinctive_lines`` are tasks whose body has no line that could be recognised; for them only code objects were
-    looked for. ``not_searched`` are files that could be read but not looked through, with the reason. ``failed_checks`` are
+    ``without_distinctive_lines`` are tasks whose body has no line that could be recognised. ``not_searched`` are files that could be read but not looked through, with the reason. ``failed_checks`` are
     questions of the search inside that got no answer: of those tasks it is not known that they are clean.
     """
 
@@ -162,12 +158,12 @@ def _with_real(paths: Iterable[Path]) -> set[str]:
     return {str(one) for path in paths for one in (path, path.resolve())}
 
 
-# --- The gates of each candidate, outside a sandbox: nothing is run, and no bytecode is read.
+# --- The gates of each candidate, outside a sandbox: nothing is run.
 
 
 def leaks_in_tree(store: TaskStore, task: Task) -> list[Leak]:
     """What the tree of a task, as a rollout sees it, tells of the deleted code."""
-    search = Search(targets_of(store, task), unmarshal=False)
+    search = Search(targets_of(store, task))
     files = store.files(task, "rollout").items()
     return sorted(leak for name, data in files for leak in search.search_bytes(name, data, in_tree=True))
 
@@ -177,7 +173,7 @@ def installed_copies(store: TaskStore, task: Task) -> list[Leak]:
 
     Each folder is read once a process; its files are searched only if one of them has a distinctive line.
     """
-    search = Search(targets_of(store, task), unmarshal=False)
+    search = Search(targets_of(store, task))
     checks = set(map(_line_check, search.places))
     lines = [line.encode() for line in search.places]
     shown = base_interpreter()
@@ -216,7 +212,7 @@ def _read(path: str) -> bytes:
         return b""
 
 
-# --- What the search is told: lines and code objects of what was deleted.
+# --- What the search is told: lines of what was deleted.
 
 NUM_LINES_AROUND = 6
 
@@ -249,9 +245,7 @@ def targets_of(store: TaskStore, task: Task) -> list[Target]:
         above, gone, below = (list(filter(None, map(str.strip, part.splitlines()))) for part in parts)
         window = [*above[-NUM_LINES_AROUND:], *gone, *below[:NUM_LINES_AROUND]]
         marked = tuple((line, line in distinctive) for line in window)
-        codes = _codes_of(original[path], files.get(path, b""), path)
-        module = posixpath.normpath(below_root(path, recorded_folders({**files, path: b""})))
-        found.append(Target(task.task_id, marked, codes, module))
+        found.append(Target(task.task_id, marked, path))
     return found
 
 
@@ -264,20 +258,3 @@ def _counts_of(data: bytes) -> Counter[str]:
 def _has_a_name(line: str) -> bool:
     """Whether a line names something: ``else:`` and ``)`` stand everywhere."""
     return any(not keyword.iskeyword(word) for word in re.findall(r"[^\W\d]\w*", line))
-
-
-def _codes_of(restored: bytes, broken: bytes, path: str) -> frozenset[str]:
-    """Digests of the code objects that only the restored file compiles to, at each level of optimisation."""
-    old = _codes_in(broken, path)
-    return _codes_in(restored, path) - old if old else frozenset()  # without any it cannot be compiled
-
-
-@lru_cache(maxsize=64)
-def _codes_in(data: bytes, path: str) -> frozenset[str]:
-    """A digest of each code object of a file, at each level of optimisation; it is never run."""
-    text = data.decode("utf-8", "replace")
-    try:
-        modules = [compile(text, path, "exec", dont_inherit=True, optimize=level) for level in (0, 1, 2)]
-    except UNPARSABLE:
-        return frozenset()
-    return frozenset(code_digest(code) for module in modules for code in all_codes(module))

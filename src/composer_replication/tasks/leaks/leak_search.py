@@ -4,25 +4,21 @@ Standard library only: the same text runs outside and, given as source to ``insi
 
 Inside the tree one distinctive line is enough. Outside (standard library, other people's packages) short lines repeat by
 nature: there a run of lines that follow one another as around the hole, with a distinctive one among them, must have
-``MIN_RUN_CHARACTERS`` characters. So with compiled code: inside the tree any deleted function counts. Outside, one of
-fewer than ``MIN_CODE_BYTES`` (``lambda a, b: a < b``, an empty class) counts only if it comes from a file of that name.
+``MIN_RUN_CHARACTERS`` characters. Bytecode is not read: inside the tree, which is made of text, a compiled file with the name of
+a module that lost code counts as a copy of it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import marshal
 import os
 import posixpath
 import stat
-import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from composer_replication.tasks.intake.packed_forms import Form, forms_of
 
 MIN_RUN_CHARACTERS = 60
-MIN_CODE_BYTES = 60
 MAX_FILE_BYTES = 64 * 1024**2
 MARKS, END_MARKS = "+-<>#|*%\"',.:0123456789 \t", "\"',| \t"
 """Before and after a line in a diff, a comment, a list of strings or a listing with numbers; it counts without them, too."""
@@ -32,14 +28,13 @@ MARKS, END_MARKS = "+-<>#|*%\"',.:0123456789 \t", "\"',| \t"
 class Target:
     """One golden body.
 
-    ``window`` are (text, is distinctive) of the lines around and in the hole, in order and without indentation; ``codes``
-    digests of its code objects; ``module`` the path that it is imported from.
+    ``window`` are (text, is distinctive) of the lines around and in the hole, in order and without indentation; ``path``
+    is its file.
     """
 
     task_id: str
     window: tuple[tuple[str, bool], ...]
-    codes: frozenset[str]
-    module: str
+    path: str
 
 
 @dataclass(frozen=True, order=True)
@@ -51,41 +46,19 @@ class Leak:
     path: str
 
 
-def code_digest(code: types.CodeType) -> str:
-    """What a function does, in short: its name, constants and instructions, not its place."""
-    consts = [
-        item.co_code.hex() if isinstance(item, types.CodeType) else repr(item) for item in code.co_consts
-    ]
-    parts = (code.co_qualname, code.co_code.hex(), code.co_names, code.co_varnames, consts)
-    return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def all_codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A code object and all that lie in its constants."""
-    yield code
-    for item in code.co_consts:
-        if isinstance(item, types.CodeType):
-            yield from all_codes(item)
-
-
 class Search:
-    """Looks through files for several targets at once; what one file costs hardly grows with their number.
+    """Looks through files for several targets at once; what one file costs hardly grows with their number."""
 
-    ``unmarshal`` reads bytecode, too. It can crash the process on hostile bytes, so it is for the inside of a jail.
-    """
-
-    def __init__(self, targets: Iterable[Target], *, unmarshal: bool) -> None:
-        self.unmarshal = unmarshal
+    def __init__(self, targets: Iterable[Target]) -> None:
         self.known: set[str] = set()
         self.places: dict[str, list[tuple[Target, int]]] = {}  # of distinctive lines in windows
-        self.by_code: dict[str, list[Target]] = {}
+        self.by_module: dict[str, set[str]] = {}  # tasks by the name of a module that lost code
         for target in targets:
             for place, (line, is_distinctive) in enumerate(target.window):
                 self.known.add(line)
                 if is_distinctive:
                     self.places.setdefault(line, []).append((target, place))
-            for key in target.codes:
-                self.by_code.setdefault(key, []).append(target)
+            self.by_module.setdefault(_stem(target.path), set()).add(target.task_id)
         self.num_files = 0
         self.not_searched: list[str] = []
 
@@ -98,9 +71,9 @@ class Search:
                 self.not_searched.append(f"{form.path} ({form.problem})")
             channel, by_line = _channel(form, in_tree=in_tree), self._lines_found(form.data, in_tree=in_tree)
             found |= {Leak(task_id, channel, form.path) for task_id in by_line}
-            if self.unmarshal and form.path.endswith((".pyc", ".pyo")):
-                by_code = self._codes_found(form.data, in_tree=in_tree)
-                found |= {Leak(task_id, form.kind or "pyc", form.path) for task_id in by_code}
+            if in_tree and form.path.endswith((".pyc", ".pyo")):
+                compiled = self.by_module.get(_stem(form.path), ())
+                found |= {Leak(task_id, form.kind or "pyc", form.path) for task_id in compiled}
         return found
 
     def _lines_found(self, data: bytes, *, in_tree: bool) -> set[str]:
@@ -115,20 +88,6 @@ class Search:
         for place, line in known.items():
             for target, where in self.places.get(line, ()):
                 if target.task_id not in found and (in_tree or _is_run(target, where, known, place)):
-                    found.add(target.task_id)
-        return found
-
-    def _codes_found(self, data: bytes, *, in_tree: bool) -> set[str]:
-        try:
-            top = marshal.loads(data[16:])  # noqa: S302  inside a jail only
-        except (ValueError, EOFError, TypeError, MemoryError, SystemError, OverflowError):
-            return set()
-        found: set[str] = set()
-        for code in set(all_codes(top)) if isinstance(top, types.CodeType) else ():
-            leaf = posixpath.basename(code.co_filename)
-            says_enough = in_tree or len(code.co_code) >= MIN_CODE_BYTES
-            for target in self.by_code.get(code_digest(code), ()):
-                if says_enough or leaf == posixpath.basename(target.module):
                     found.add(target.task_id)
         return found
 
@@ -163,6 +122,11 @@ class Search:
                 return head + handle.read(MAX_FILE_BYTES)
         except OSError:
             return None
+
+
+def _stem(path: str) -> str:
+    """The name of a module by a file of it: ``numbers`` of ``__pycache__/numbers.cpython-311.pyc``."""
+    return posixpath.basename(path).partition(".")[0]
 
 
 def _is_run(target: Target, where: int, known: Mapping[int, str], place: int) -> bool:

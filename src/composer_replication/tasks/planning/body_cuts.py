@@ -173,11 +173,6 @@ class Deletion:
         return f"{self.path}::{self.symbol}" + ("" if is_plain else f"@{self.granularity}/{self.removal}")
 
     @property
-    def functions(self) -> frozenset[tuple[str, int]]:
-        """Path and first line of every function whose code is taken out."""
-        return frozenset((cut.path, cut.first_line) for cut in self.bodies)
-
-    @property
     def changes(self) -> Changes:
         """What it makes of the original while its tests are not parted."""
         return Changes(self.edits, self.removed_files, self.test_edits, self.test_edits)

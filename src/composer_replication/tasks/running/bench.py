@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from composer_replication.records import Limits
@@ -18,7 +17,6 @@ from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.planning.edits import write_files
 from composer_replication.tasks.test_run import (
-    BLOCKED,
     TestReport,
     Trial,
     judge,
@@ -31,15 +29,9 @@ from composer_replication.tasks.test_run import (
 # --- Test runs of one repository in one sandbox: the test runner is started once, then forked.
 
 START_SECONDS = 120.0
-PRELOAD_SECONDS = 60
 SECONDS_BETWEEN_RUNS = 15.0
-TREE_SHARE = 0.25
-"""Of ``disk_bytes``: a run that removes its tree may write as much more, so it must stay small."""
-MAX_RUNS = 64
-_BLOCK_BYTES = 4096
-_IMPORTED = re.compile(rb"^(?:import|from)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
-_UNSAFE_AFTER_FORK = ("gevent", "eventlet", "grpc", "tensorflow", "jax", "jaxlib", "torch", "ray", "twisted")
-"""They keep threads or sockets that a fork tears, often without a thread to be seen by."""
+MAX_RUNS = 16
+"""In one sandbox; where their trees fill its disk, each is done alone."""
 
 
 def run_batch(
@@ -51,41 +43,32 @@ def run_batch(
 ) -> list[TestReport]:
     """Do runs one after the other, each in a tree of its own, and report on each as ``run_alone`` would.
 
-    One interpreter imports the test runner and the installed packages that the trees import at their top; each run is
-    forked off it. Where these packages start threads or are known to break when forked, the test runner alone is
-    imported beforehand. No module of a tree is ever shared, only the compiled
+    One interpreter imports the test runner and what is slow to import; each run is forked off it. No module of a tree is ever shared, only the compiled
     code of files with the same path and bytes. A run that takes the batch down is done by ``run_alone`` instead.
 
     A run's time counts from its fork, without the start of the interpreter. **Not isolated**: a run may
     read the memory of the batch, nonces too, change the trees of later runs, and signal the processes of
     the batch; where the sandbox has no ``/proc`` (sandlock), a daemon that left its session lives on until
-    the batch ends. Each run leads a session, and packages imported beforehand keep plain ``assert`` messages.
-    So use it for golden and stub code of one repository, never for a policy's answers.
+    the batch ends. Each run leads a session. So use it for golden and stub code of one repository, never for a policy's answers.
 
     Args:
         runs: of one repository; their order is the order of the reports.
         environment: where the test runner lives.
         backend: sandbox backend by name or dotted path; None for the best of this machine.
-        limits: of one run; one process more is allowed for the batch itself. A batch whose
-            trees would fill more than ``TREE_SHARE`` of ``disk_bytes`` is split over sandboxes.
+        limits: of one run; one process more is allowed for the batch itself.
 
     Raises:
         OSError: the disk of this machine is full.
     """
     chosen = limits or Limits()
     reports: list[TestReport] = []
-    packages = _packages_used(runs, environment)
-    largest = max((_tree_bytes(run.files) for run in runs), default=_BLOCK_BYTES)
-    at_once = max(1, min(MAX_RUNS, int(chosen.disk_bytes * TREE_SHARE) // largest))
-    for first in range(0, len(runs), at_once):
-        waiting = list(runs[first : first + at_once])
+    for first in range(0, len(runs), MAX_RUNS):
+        waiting = list(runs[first : first + MAX_RUNS])
         while waiting:
-            found = _run_part(waiting, environment, backend, chosen, packages)
+            found = _run_part(waiting, environment, backend, chosen)
             reports += found
             waiting = waiting[len(found) :]
-            if waiting and packages and not found:  # no fork would do after their import
-                packages = []
-            elif waiting:  # the next one took the batch down
+            if waiting:  # the next one took the batch down
                 reports += _run_part([waiting.pop(0)], environment, backend, chosen)
     return reports
 
@@ -97,21 +80,12 @@ def run_alone(
     return _run_part([run], environment, backend, limits or Limits())[0]
 
 
-def _tree_bytes(files: Mapping[str, bytes]) -> int:
-    """About the disk of a tree: a file takes whole blocks, and may have a folder of its own."""
-    return _BLOCK_BYTES + sum(len(data) + 2 * _BLOCK_BYTES for data in files.values())
-
-
 def _run_part(
-    runs: Sequence[Trial],
-    environment: Environment,
-    backend: str | None,
-    limits: Limits,
-    packages: Sequence[str] = (),
+    runs: Sequence[Trial], environment: Environment, backend: str | None, limits: Limits
 ) -> list[TestReport]:
     """Reports of the first runs, up to one that the batch has no answer for; one that is alone has one in any case."""
     own_nonce, *nonces = (secrets.token_hex(16) for _ in range(len(runs) + 1))
-    names = ("running.suite_plugin", "running.pytest_runner", "context_recorder", "running.batch_server")
+    names = ("running.suite_plugin", "running.pytest_runner", "running.call_recorder", "running.batch_server")
     program = program_text(*names) + "\n\nserve()\n"
     orders: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="batch-", dir=process_folder()) as folder:
@@ -126,10 +100,6 @@ def _run_part(
             orders.append({"timeout_seconds": run.wall_seconds, "request": run.request(tree, nonce)})
         order = {
             "nonce": own_nonce,
-            "left_out": BLOCKED,
-            "packages": packages,
-            "preload_seconds": PRELOAD_SECONDS,
-            "unsafe": _UNSAFE_AFTER_FORK,
             "idle_seconds": IDLE_SECONDS,
             "runs": orders,
         }
@@ -166,15 +136,6 @@ def _run_part(
             break
         reports.append(judge(ended, told[number], run))
     return reports
-
-
-def _packages_used(runs: Sequence[Trial], environment: Environment) -> list[str]:
-    """Installed packages that a file of the trees imports at its top and that no tree has by this name."""
-    files = {path: data for run in runs for path, data in run.files.items() if path.endswith(".py")}
-    own = {part for path in map(PurePosixPath, files) for part in (*path.parts[:-1], path.stem)}
-    imported = {name.decode() for data in files.values() for name in _IMPORTED.findall(data)}
-    installed = {path.name.partition(".")[0] for path in environment.root.glob("lib/python*/site-packages/*")}
-    return sorted(imported & installed - own - {*_UNSAFE_AFTER_FORK, "pytest"})
 
 
 def _time_of(data: bytes) -> int:

@@ -178,12 +178,11 @@ def run_tests(request, descriptor):
     arguments = prepare(request, root)
     import pytest
 
-    contexts = ContextMap(root) if request["contexts"] else None  # type: ignore[name-defined]  # noqa: F821  of context_recorder
+    calls = CallRecorder(root) if request["calls"] else None  # type: ignore[name-defined]  # noqa: F821  of call_recorder
     suite = make_suite(request["options"], request["left_out"])  # type: ignore[name-defined]  # noqa: F821  of suite_plugin
-    plugins = [Recorder(send, request, root), suite, *([contexts] if contexts else [])]
-    code = int(pytest.main(arguments, plugins=plugins))
-    more = {"contexts": contexts.contexts()} if contexts else {}
-    send("end", exit_code=code, cpu_seconds=processor_seconds(), **more)
+    code = int(pytest.main(arguments, plugins=[Recorder(send, request, root), suite]))
+    called = calls.called() if calls else None
+    send("end", exit_code=code, cpu_seconds=processor_seconds(), called=called)
     os._exit(0)  # threads that a test left behind must not hold the result back
 
 

@@ -82,7 +82,7 @@ def import_swebench(
     instances, unreadable = read_instances(path)
     opened, proposals, refused = _propose_all(instances, repositories, progress)
     refused += [_refusal(row, "", row[0], "unreadable-row", row[1]) for row in unreadable.items()]
-    # A source that has pins needs no map of calls; this one names no size, so nothing is planned.
+    # Of a source that has pins nobody notes what its tests call; this one names no size, so nothing is planned.
     asked = replace(asked, symbols={source.source: ("given@",) for source in opened})
     with open_build(out, asked, jobs=jobs, backend=backend, progress=progress) as run:
         ready = run.prepare_all(opened) if opened else {}

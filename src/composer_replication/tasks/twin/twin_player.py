@@ -11,7 +11,6 @@ import ast
 import base64
 import contextlib
 import importlib
-import inspect
 import itertools
 import math
 import mmap
@@ -146,22 +145,10 @@ class Job:
         return None
 
     def _input_digest(self, blob):
-        """What tells this input from others; None for one that cannot be told.
-
-        Arguments are by parameter, with defaults filled in: one call written in two ways is one input.
-        """
-
-        def known():
-            args, kwargs = self.loads(blob)
-            try:
-                bound = inspect.signature(self.function, follow_wrapped=False).bind(*args, **kwargs)
-                bound.apply_defaults()
-                values: Any = dict(bound.arguments)
-            except (TypeError, ValueError):
-                values = [args, kwargs]
-            return self.digest(self.encode(values, is_result=False, pickled=self.dumps))
-
-        return self._in_time(known)
+        """What tells this input from others; None for one that cannot be told."""
+        return self._in_time(
+            lambda: self.digest(self.encode(self.loads(blob), is_result=False, pickled=self.dumps))
+        )
 
     def _mutate(self):
         """Outcome and input of each recorded call, and the mutated calls with theirs."""

@@ -21,22 +21,10 @@ ASYNC_FLAGS = 0x80 | 0x200  # coroutines and asynchronous generators: no call to
 MAX_ATTEMPTS = 1000  # of one function; a hot one must not make the suite slow
 
 
-def function_of(code, module):
-    """The function object that runs a code object, whatever it is wrapped in; None if it is gone."""
-    found, *parts = code.co_qualname.split(".")
-    value = module.get(found)
-    for part in parts:
-        value = getattr(value, "__dict__", {}).get(part)
-        value = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
-    if getattr(value, "__code__", None) is code:
-        return value
-    return next((f for f in gc.get_referrers(code) if isinstance(f, types.FunctionType)), None)
-
-
 class Target:
     """One function and what was kept of its calls."""
 
-    def __init__(self, code, module):
+    def __init__(self, code):
         self.blobs = {}  # in the order of the calls
         self.num_attempts = 0
         self.is_async = bool(code.co_flags & ASYNC_FLAGS)
@@ -47,7 +35,8 @@ class Target:
         names, self.more, self.named = inspect.getargs(code)
         count = code.co_argcount
         self.positional, self.keywords = names[:count], names[count:]
-        function = function_of(code, module)
+        # Whatever it is wrapped in: a function object that runs this code, while there is one.
+        function = next((f for f in gc.get_referrers(code) if isinstance(f, types.FunctionType)), None)
         defaults = (function and function.__defaults__) or ()
         self.defaults = dict(zip(self.positional[count - len(defaults) :], defaults, strict=True))
         self.keyword_defaults = dict((function and function.__kwdefaults__) or {})
@@ -97,7 +86,7 @@ class Recorder:
             number = self.wanted.get((code.co_filename, code.co_firstlineno))
             target = None
             if number is not None and not code.co_name.startswith("<"):
-                target = self.targets.setdefault(number, Target(code, frame.f_globals))
+                target = self.targets.setdefault(number, Target(code))
             known = self.by_code[id(code)] = (code, target)
         target = known[1]
         if target is None or target.is_async or frame.f_lasti != target.first_resume:

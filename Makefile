@@ -70,10 +70,14 @@ test-promises: setup
 
 # The contract of a sandbox, gradings and a run, where sandlock is the only sandbox; make test holds the others to the contract.
 # The modules of tests/no_bubblewrap stand before the package that brings bubblewrap, and its program before a system's.
+# Most of it is one file, whose tests share nothing: all workers take from it.
 test-sandlock: setup
-	PATH="$(CURDIR)/tests/no_bubblewrap:$$PATH" PYTHONPATH=tests/no_bubblewrap $(PYTEST) --dist loadfile \
+	PATH="$(CURDIR)/tests/no_bubblewrap:$$PATH" PYTHONPATH=tests/no_bubblewrap $(PYTEST) --dist worksteal \
 	  -m "not long" $(ON_SANDLOCK)
-ON_SANDLOCK := tests/conformance tests/unit/rollouts/test_grading.py \
+ON_SANDLOCK := tests/conformance $(addprefix tests/unit/rollouts/test_grading.py::test_, \
+  the_golden_body_passes_visible_and_hidden_tests leaving_the_process_at_import_is_a_failure_of_the_candidate \
+  an_answer_cannot_change_the_next_grading an_interrupted_grading_gives_no_score_and_the_grader_goes_on \
+  no_reward_is_given_where_the_sandbox_shows_the_hidden_tests) \
   tests/e2e/test_tiny_recipe.py::test_a_run_leaves_everything_that_it_promises
 
 # Builds, clusters and crashes that take minutes together: before a release.

@@ -23,13 +23,14 @@ __all__ = ["jail", "tree"]  # fixtures
 TESTS = ("commands", "files", "limits", "walls")
 pytest.register_assert_rewrite(*(f"composer_replication.sandbox.conformance.test_{name}" for name in TESTS))
 
-DEEP_FOLDERS = "test_folders_too_deep_to_be_removed_do_not_stay"
 BEST = "bubblewrap" if Bubblewrap().is_available().ok else "sandlock"
 # make test-sandlock: the other sandboxes, and no sandbox at all, are held to the contract in make test.
 IS_REPEATED = "no_bubblewrap" in os.environ.get("PYTHONPATH", "")
 IN_EVERY_RUN = {
     BEST: TESTS,
-    acceptance.WITHOUT_ISOLATION: TESTS,  # a few, without a jail to start
+    acceptance.WITHOUT_ISOLATION: (
+        "commands",
+    ),  # its files are read and written by what serves every backend here
     "bubblewrap-warm": ("walls",),  # the same jail, which stays: what may be left for the next command
 }
 
@@ -45,7 +46,7 @@ def is_long(item: pytest.Item) -> bool:
     part = getattr(item, "function", item).__module__.rpartition(".conformance.test_")[2]
     if part not in TESTS:
         return False
-    return part not in IN_EVERY_RUN.get(name, ()) or (item.name.startswith(DEEP_FOLDERS) and name != BEST)
+    return part not in IN_EVERY_RUN.get(name, ())
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -66,13 +66,6 @@ print(json.dumps(found))
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    folder = tmp_path / "tree"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of four megabytes with room for sixty files."""
     place = tmp_path / "small"

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 from ordinary_user import as_ordinary_user
 
-import composer_replication
 from composer_replication.sandbox.choice import BACKENDS, ONLY_BY_NAME
 from composer_replication.sandbox.conformance.test_commands import *  # noqa: F403  the tests are the names
 from composer_replication.sandbox.conformance.test_files import *  # noqa: F403
 from composer_replication.sandbox.conformance.test_limits import *  # noqa: F403
 from composer_replication.sandbox.conformance.test_walls import *  # noqa: F403
-
-SOURCE = Path(composer_replication.__file__).parents[1]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")

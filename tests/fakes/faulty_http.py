@@ -116,12 +116,6 @@ def hang_up(handler: Any) -> None:
         handler.connection.shutdown(socket.SHUT_RDWR)
 
 
-def cut_the_answer(handler: Any) -> None:
-    """A fault: promise more than comes."""
-    handler.wfile.write(b'HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{"half')
-    hang_up(handler)
-
-
 def no_http(handler: Any) -> None:
     """A fault: something that is no HTTP at all."""
     handler.wfile.write(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")

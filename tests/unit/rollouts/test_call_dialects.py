@@ -23,7 +23,6 @@ from composer_replication.rollouts.tokens.call_dialects import (
     read_calls,
     read_completion,
 )
-from composer_replication.rollouts.tokens.token_ledger import TokenLedger
 from composer_replication.rollouts.tools.tool_context import RefusedError, arguments_of
 
 OF_TEMPLATES = {
@@ -82,13 +81,6 @@ def test_a_template_says_its_dialect() -> None:
     assert dialect_of("{{ '[TOOL_CALLS]' }}") == "mistral"
 
 
-def test_of_several_templates_that_for_tools_says_the_dialect() -> None:
-    plain, tools = "{{ messages }}", "{{ '<tool_call>' }} {{ '</tool_call>' }}"
-    assert dialect_of({"default": plain, "tool_use": tools}) == "hermes"
-    assert dialect_of({"default": tools, "rag": plain}) == "hermes"
-    assert dialect_of({"default": tools, "tool_use": plain}) == "fenced"
-
-
 @pytest.mark.parametrize("nothing", [None, "", {}, {"rag": "{{ messages }}"}])
 def test_a_tokenizer_without_a_template(nothing: Any) -> None:
     tokenizer = copy(tokenizer_of(family_of("qwen3")))
@@ -97,15 +89,6 @@ def test_a_tokenizer_without_a_template(nothing: Any) -> None:
     for ask in (lambda: dialect_of(nothing), lambda: talk.open("Begin.", TOOLS)):
         with pytest.raises(InputError, match=r"CR0810.*no chat template"):
             ask()
-
-
-def test_a_template_is_tried_out_once_for_all_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried, real = [], TokenLedger.require_results
-    monkeypatch.setattr(TokenLedger, "require_results", lambda *asked: tried.append(asked) or real(*asked))
-    talk = LedgerTalk(tokenizer_of(KNOWN["qwen3"]))
-    for message in ("Begin.", "Begin.", "Another one."):
-        talk.open(message, TOOLS)
-    assert len(tried) == 1
 
 
 @pytest.mark.parametrize("name", ["lfm2_v2", "gemma4", "muse_glimmer"])
@@ -172,14 +155,6 @@ def test_the_response_template_of_a_tokenizer_counts_where_calls_are_well_formed
     name: str, text: str, expected: list[tuple[str, str]]
 ) -> None:
     assert [(call.name, call.arguments) for call in read_beside(name, text)] == expected
-
-
-@pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gptoss"])
-def test_a_text_stays_one_beside_a_response_template_that_is_broken(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(OwnTemplate, "parse_response", None)
-    assert read_beside(name, '<think>{"name": "bash"}</think>Done.<|im_end|>') == []
 
 
 @pytest.mark.parametrize(
@@ -342,7 +317,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.lists(PIECES | st.text(max_size=5), max_size=15).map("".join), st.booleans())
 @example('<tool_call>{"name": "n", "arguments": ' + '{"a":' * 940 + "1" + "}" * 940 + "}</tool_call>", False)
 @example('<tool_call>{"name": "\\ud800", "arguments": "\\ud800"}</tool_call>', False)
@@ -354,24 +329,22 @@ def test_nothing_that_a_model_writes_raises(text: str, thought_is_open: bool) ->
                 assert part.encode("utf-8").decode("utf-8") == part
 
 
-def test_json_that_is_nested_too_deeply_to_be_written_keeps_its_raw_text(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def too_deep(_: object) -> str:
-        raise RecursionError
-
-    text = "<tool_call><function=n><parameter=a>1</parameter></function></tool_call>"
-    assert read_calls(text, "hermes") == (ToolCall("n", '{"a": "1"}'),)
-    monkeypatch.setattr("composer_replication.rollouts.tokens.call_dialects.json.dumps", too_deep)
-    assert read_calls(text, "hermes") == (ToolCall("", text),)
+MANY = 20_000
 
 
 @pytest.mark.parametrize(
-    "piece", ["<tool_call>{", "<|message|>", "```a", "[TOOL_CALLS]x", ';{ "name"', "<think>"]
-)
-def test_a_long_reply_of_one_piece_is_read_in_one_pass(piece: str) -> None:
+    "text",
+    [
+        *(piece * MANY for piece in ("<tool_call>{", "<|message|>", "```a", "[TOOL_CALLS]x", ';{ "name"', "<think>")),
+        "`" * 1_000_000 + "\n",
+        "```" + "a" * 1_000_000,
+        "<tool_call>" + " " * 1_000_000,
+        '<tool_call>{"name": "' + "a" * 1_000_000,
+        f"[TOOL_CALLS] [{', '.join(['1'] * MANY)}]",
+    ],
+    ids=lambda text: str(text)[:24],
+)  # fmt: skip
+def test_a_long_reply_of_one_piece_is_read_in_one_pass(text: str) -> None:
     """No time is asserted; a reader that goes back at each place would not end within the suite's limit."""
-    text = piece * 20_000
     for dialect in DIALECTS:
-        assert len(read_calls(text, dialect)) <= 20_000
-    assert len(read_calls("`" * 3 + "a" * 200_000 + "`", "fenced")) == 0
+        assert len(read_calls(text, dialect)) <= MANY

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
 
 import pytest
 from fake_sandbox import FakeSandbox
-from hypothesis import given
-from hypothesis import strategies as st
 
 from composer_replication.errors import SandboxFileError
 from composer_replication.records import FileEntry
@@ -18,9 +15,7 @@ from composer_replication.rollouts.candidate_tree import (
     TreeTooLargeError,
     candidate_files,
     graded_tree,
-    top_names,
 )
-from composer_replication.tasks.planning.edits import write_files
 
 RULE = TreeRule(
     touched=frozenset({"pkg/code.py", "setup.cfg", "tests/data/golden.txt"}),
@@ -66,12 +61,6 @@ def test_the_policy_has_no_say_over_tests_and_what_starts_with_them(path: str) -
     assert not RULE.takes(path)
 
 
-def test_names_at_the_top() -> None:
-    assert top_names("json.py") == {"json"}
-    assert top_names("src/json/x.py") == {"src", "json"}
-    assert top_names("pkg/json/x.py") == {"pkg"}
-
-
 def test_edits_of_tests_do_not_count_and_the_rest_does() -> None:
     candidate = {
         "pkg/__init__.py": b"changed",
@@ -106,36 +95,6 @@ def test_a_file_in_the_way_of_a_test_is_left_out() -> None:
     }
 
 
-_PARTS = st.sampled_from(
-    ["pkg", "tests", "code.py", "test_a.py", "conftest.py", "json.py", "data", ".git", "x.pyc"]
-)
-_PATHS = st.lists(_PARTS, min_size=1, max_size=4).map("/".join)
-
-
-def _without_conflicts(files: dict[str, bytes]) -> dict[str, bytes]:
-    return {
-        path: data
-        for path, data in files.items()
-        if not any(str(parent) in files for parent in PurePosixPath(path).parents)
-    }
-
-
-@given(
-    st.dictionaries(_PATHS, st.just(b"stored")).map(_without_conflicts),
-    st.dictionaries(_PATHS, st.just(b"mine")),
-)
-def test_every_tree_can_be_written_and_holds_what_the_rule_says(
-    tmp_path_factory: pytest.TempPathFactory, base: dict[str, bytes], candidate: dict[str, bytes]
-) -> None:
-    files = graded_tree(base, candidate, RULE)
-    stored = {path for path in base if not RULE.takes(path)}
-    assert {path for path, data in files.items() if data == b"stored"} == stored
-    assert all(RULE.takes(path) for path, data in files.items() if data == b"mine")
-    folder = tmp_path_factory.mktemp("tree") / "tree"
-    write_files(folder, files)
-    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} == set(files)
-
-
 def test_only_what_counts_is_fetched_from_a_sandbox() -> None:
     sandbox = FakeSandbox(
         {"pkg/code.py": b"x", "tests/test_code.py": b"y", ".git/index": b"z", "a/b.txt": b""}
@@ -162,14 +121,6 @@ def test_a_tree_that_is_too_large_is_refused_before_it_is_read(
     monkeypatch.setattr(candidate_tree, f"MAX_TREE_{kind}", most)
     with pytest.raises(TreeTooLargeError, match=said):
         candidate_files(Unread({"a.txt": b"12345", "b.txt": b"12345", "tests/big": b"x" * 99}), RULE.takes)
-
-
-def test_the_modules_of_an_environment_are_taken(tmp_path: Path) -> None:
-    from composer_replication.rollouts.candidate_tree import _taken_names
-
-    for name in ("numpy", "attr.py", "evil.cpython-312.so"):
-        (tmp_path / "lib/python3.99/site-packages" / name).mkdir(parents=True)
-    assert {"numpy", "attr", "evil", "json", "random"} <= _taken_names(tmp_path)
 
 
 def test_a_folder_that_holds_tests_is_the_stores_whatever_it_is_called() -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import stat
-import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +21,9 @@ from composer_replication.rollouts.cluster.rollout_actor import (
     fitted,
     open_copy,
 )
-from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.workers.ray_cluster import needs_of
-
-NUMBERS = "tinymath/numbers.py"
 
 
 def actor_of(store: TaskStore, **options: Any) -> RolloutActor:
@@ -80,79 +72,15 @@ def test_files_of_another_store_are_refused(sized_store: TaskStore, cache: Path)
 # --- the actor ------------------------------------------------------------------------
 
 
-@pytest.fixture
-def actor(store: TaskStore) -> Iterator[RolloutActor]:
-    made = actor_of(store)
-    yield made
-    made.attempt("close")
-    assert not list(process_folder().glob("attempt-*"))
-
-
-def moves(store: TaskStore, task: Task) -> list[ToolCall]:
-    golden = store.files(task, "golden")[NUMBERS].decode()
-    return [
-        ToolCall("bash", json.dumps({"command": "ls tinymath"})),
-        ToolCall("fly", "{}"),
-        ToolCall("write_file", json.dumps({"path": NUMBERS, "content": golden})),
-        ToolCall("submit", "{}"),
-    ]
-
-
-@pytest.mark.long
-def test_an_actor_does_what_an_environment_in_this_process_does(
-    actor: RolloutActor, grader: Grader, store: TaskStore, clamp: Task
-) -> None:
-    with FeatureDeletionEnv(grader) as env:
-        assert actor.attempt("reset", clamp.task_id) == (env.reset(clamp.task_id), False)
-        for call in moves(store, clamp):
-            here, there = env.call(call), actor.attempt("call", call)
-            assert (there[0].text, there[0].is_error) == (here.text, here.is_error)
-            assert there[1] == env.is_done
-        assert actor.attempt("candidate") == (env.candidate(), True)
-        (theirs, is_over), mine = actor.attempt("finish"), env.finish()
-        assert theirs is not None and mine is not None and is_over
-        assert theirs.score.outcomes == mine.score.outcomes
-        assert (theirs.reward, mine.reward) == (1.0, 1.0)
-        assert (theirs.regressions, theirs.graded_reward) == (mine.regressions, mine.graded_reward)
-        assert theirs.report is not None and mine.report is not None
-        assert theirs.report.findings == mine.report.findings == ()
-
-
-@pytest.mark.long
-def test_an_actor_inspects_as_it_is_told(store: TaskStore, clamp: Task) -> None:
-    golden = store.files(clamp, "golden")[NUMBERS].decode()
-    cheat = f"{golden}\n\ndef leave():\n    import os\n    os._exit(0)\n"
-    written = ToolCall("write_file", json.dumps({"path": NUMBERS, "content": cheat}))
-    for mode, expected in (("mask", 0.0), ("off", 1.0)):
-        actor = actor_of(store, attempt={"monitor": mode})
-        actor.attempt("reset", clamp.task_id)
-        actor.attempt("call", written)
-        paid, _ = actor.attempt("finish")
-        assert paid is not None
-        assert (paid.reward, paid.graded_reward) == (expected, 1.0)
-        assert (paid.report is None) == (mode == "off")
-        actor.attempt("close")
-
-
-def test_an_actor_that_was_left_has_no_attempt(actor: RolloutActor, clamp: Task) -> None:
-    listing = ToolCall("list_files", "{}")
+def test_an_actor_that_was_left_has_no_attempt(store: TaskStore, clamp: Task) -> None:
+    actor, listing = actor_of(store), ToolCall("list_files", "{}")
     actor.attempt("reset", clamp.task_id)
     assert not actor.attempt("call", listing)[0].is_error
     actor.attempt("close")
     actor.attempt("close")
+    assert not list(process_folder().glob("attempt-*"))
     with pytest.raises(UsageError, match="CR0800"):
         actor.attempt("call", listing)
-
-
-@pytest.mark.long
-def test_gradings_of_an_actor_are_those_of_a_grader(
-    actor: RolloutActor, grader: Grader, store: TaskStore, clamp: Task
-) -> None:
-    right = GradeRequest(clamp, store.golden_body(clamp))
-    wrong = GradeRequest(clamp, "\n    return low")
-    for request, here in zip((right, wrong), grader.grade_many([right, wrong]), strict=True):
-        assert here is not None
-        assert actor.grade(request).outcomes == here.outcomes
 
 
 def test_a_node_without_the_environment_of_a_task_is_named(sized_store: TaskStore, cache: Path) -> None:
@@ -206,16 +134,6 @@ def test_no_more_actors_than_the_nodes_have_room_for(asked: dict[str, Any], num_
     assert fitted(options, nodes) == replace(options, num_actors=num_actors)
     if options.fits_nodes:
         assert fitted(replace(options, num_actors=1), nodes).num_actors == 1
-
-
-def test_what_runs_in_a_worker_loads_no_torch() -> None:
-    program = (
-        "import sys\nimport composer_replication.rollouts.cluster.rollout_cluster\n"
-        "print([name for name in ('torch', 'transformers', 'trl', 'tokenizers', 'datasets') if name in sys.modules])"
-    )
-    pytest.importorskip("ray", reason="the extra ray is not installed")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.interfaces import Stateful
 from composer_replication.records import TaskOutcome
-from composer_replication.rollouts.curriculum import PRIOR, Curriculum, Standing
+from composer_replication.rollouts.curriculum import Curriculum, Standing
 
 NEVER_FADES = 1e9
 
@@ -47,11 +46,8 @@ def lost(task_id: str, num: int = 8) -> list[TaskOutcome]:
     return [TaskOutcome(task_id, False, "infrastructure")] * num
 
 
-def test_it_is_what_the_trainer_asks_for() -> None:
-    assert isinstance(make(), Stateful)
-
-
 # ---- chances ------------------------------------------------------------------------------------------
+
 
 counts = st.tuples(st.floats(0.0, 60.0), st.floats(0.0, 60.0))
 
@@ -64,21 +60,6 @@ def test_chances_sum_to_one_and_none_is_below_the_floor(
     chances = make(len(found), recorded=recorded, floor_share=floor).probabilities()
     assert math.fsum(chances.values()) == pytest.approx(1.0, abs=1e-12)
     assert min(chances.values()) >= floor / len(found) * (1 - 1e-12)
-
-
-@given(st.integers(2, 40), st.integers(0, 40), st.integers(0, 40))
-def test_with_the_same_counts_the_one_nearer_to_one_half_gets_more(total: int, one: int, other: int) -> None:
-    one, other = min(one, total), min(other, total)
-    recorded = {
-        "t00": standing(float(one), float(total - one)),
-        "t01": standing(float(other), float(total - other)),
-    }
-    chances = make(2, recorded=recorded).probabilities()
-    distances = abs(2 * one - total), abs(2 * other - total)
-    if distances[0] == distances[1]:
-        assert chances["t00"] == pytest.approx(chances["t01"], rel=1e-12)
-    else:
-        assert (chances["t00"] > chances["t01"]) is (distances[0] < distances[1])
 
 
 def test_chances_by_hand() -> None:
@@ -114,19 +95,6 @@ def test_nothing_comes_twice_in_a_generation_replacements_included(
     assert len(drawn) == num
     assert len(fresh) == min(num_fresh, 9 - num)  # fewer only where there are no more
     assert len(curriculum.chosen_rows(9)) == 9  # the next generation begins anew
-
-
-def test_rows_come_as_they_were_given() -> None:
-    (row,) = make(1).chosen_rows(1)
-    assert row == {"prompt": "write 0", "task_id": "t00"}
-
-
-def test_a_dull_row_of_an_earlier_generation_is_passed_over_too() -> None:
-    curriculum = make(3)
-    (drawn,) = curriculum.chosen_rows(1)
-    other = next(row for row in rows(3) if row != drawn)
-    fresh = curriculum.fresh_rows(3, without_signal=[other])
-    assert set(names(fresh)) == {f"t{n:02}" for n in range(3)} - {drawn["task_id"], other["task_id"]}
 
 
 def played(curriculum: Curriculum, num: int, *, begin: int = 0) -> list[list[str]]:
@@ -183,13 +151,6 @@ def test_outcomes_count_from_the_next_generation_on_and_fade() -> None:
     assert curriculum.standings["t00"] == standing(1.5, 0.5)
 
 
-def test_what_was_noted_is_handed_over_once() -> None:
-    curriculum = make()
-    curriculum.note(passes("t00", 1, of=2))
-    assert curriculum.take_outcomes() == passes("t00", 1, of=2)
-    assert curriculum.take_outcomes() == []
-
-
 @pytest.mark.parametrize(
     "given_rows", [[], [{"prompt": "p"}], [{"task_id": 3}], [{"task_id": "a"}, {"task_id": "a"}]]
 )
@@ -234,41 +195,12 @@ def test_a_retired_task_that_fails_again_comes_back() -> None:
     assert status_of(curriculum) == "active"
 
 
-def test_one_slip_of_a_well_known_task_brings_nothing_back() -> None:
-    curriculum = after(make(), passes("t00", 200, of=200))
-    after(curriculum, passes("t00", 7))
-    assert status_of(curriculum) == "retired"
-
-
 def test_a_broken_sandbox_brings_no_retired_task_back() -> None:
     curriculum = after(make(half_life=1.0), passes("t00", 40, of=40))
     for _ in range(12):
         curriculum.chosen_rows(1)
     after(curriculum, lost("t00", 4))
     assert status_of(curriculum) == "retired"
-
-
-def test_where_all_are_retired_all_are_drawn() -> None:
-    curriculum = after(make(2), [*passes("t00", 30, of=30), *passes("t01", 30, of=30)])
-    assert curriculum.figures()["curriculum/num_retired"] == 2.0
-    assert curriculum.probabilities() == {"t00": 0.5, "t01": 0.5}
-    assert len(curriculum.chosen_rows(2)) == 2
-
-
-def test_retired_tasks_without_a_share_fill_a_generation_that_is_too_small() -> None:
-    curriculum = after(make(3, revival_share=0.0), passes("t00", 40, of=40))
-    assert curriculum.probabilities()["t00"] == 0.0
-    assert "t00" not in {name for _ in range(40) for name in names(curriculum.chosen_rows(2))}
-    assert set(names(curriculum.chosen_rows(3))) == {"t00", "t01", "t02"}
-
-
-# ---- lost ---------------------------------------------------------------------------------------------
-
-
-def test_attempts_that_the_sandbox_lost_change_nothing() -> None:
-    curriculum = after(make(4), lost("t00", 20))
-    assert curriculum.standings["t00"] == standing()
-    assert status_of(curriculum) == "active"
 
 
 def test_a_generation_of_more_tasks_than_there_are_is_refused() -> None:
@@ -293,53 +225,3 @@ def test_figures_by_hand() -> None:
     assert [figures[f"curriculum/num_{name}"] for name in ("active", "retired")] == [4, 1]
     assert figures["curriculum/effective_tasks"] == pytest.approx(1 / (4 * 0.225**2 + 0.1**2))
     assert figures["curriculum/mean_pass_rate"] == pytest.approx((1 + 0 + 0.25) / 3)
-
-
-# ---- what counts say of a pass rate, by hand and by closed forms ---------------------------------------
-
-
-def posterior(a: float, b: float) -> Standing:
-    return Standing(passed=a - PRIOR, failed=b - PRIOR, status="active")
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "by_hand"),
-    [
-        (1.0, 1.0, 1 / 6),  # the integral of p - p^2 over [0, 1]
-        (0.5, 0.5, 1 / 8),
-        (2.0, 3.0, 6 / 30),
-        (8.5, 0.5, 4.25 / 90),  # eight passes in eight attempts
-        (4.5, 4.5, 20.25 / 90),
-    ],
-)
-def test_expected_spread_by_hand(a: float, b: float, by_hand: float) -> None:
-    assert posterior(a, b).weight == pytest.approx(by_hand, rel=1e-15)
-
-
-@given(st.floats(0.5, 50.0), st.floats(0.5, 50.0))
-def test_expected_spread_is_mean_times_complement_less_variance(a: float, b: float) -> None:
-    """E[p(1-p)] = m(1-m) - Var p, with the textbook variance."""
-    mean = a / (a + b)
-    variance = mean * (1 - mean) / (a + b + 1)
-    assert posterior(a, b).weight == pytest.approx(mean * (1 - mean) - variance, rel=1e-12)
-    assert 0.0 < posterior(a, b).weight < 0.25
-
-
-def test_certainty_of_large_counts_is_that_of_a_normal_distribution() -> None:
-    a, b, low = 3000.0, 400.0, 0.88
-    mean = a / (a + b)
-    spread = math.sqrt(mean * (1 - mean) / (a + b + 1))
-    normal = 0.5 * math.erfc((low - mean) / spread / math.sqrt(2))
-    assert posterior(a, b).certainty_above(low) == pytest.approx(normal, abs=0.01)
-
-
-@given(st.floats(0.5, 40.0), st.floats(0.5, 40.0), st.floats(0.05, 0.9), st.floats(0.001, 0.09))
-def test_certainty_falls_as_the_rate_rises(a: float, b: float, rate: float, more: float) -> None:
-    assert posterior(a, b).certainty_above(rate + more) <= posterior(a, b).certainty_above(rate)
-
-
-def test_only_full_passes_count_as_passes() -> None:
-    attempts = [TaskOutcome("t", is_pass) for is_pass in (True, False, False)]
-    lost = TaskOutcome("t", False, "infrastructure")
-    known = posterior(2.0 + PRIOR, 1.0 + PRIOR).judged([*attempts, lost])
-    assert known == posterior(3.0 + PRIOR, 3.0 + PRIOR)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
@@ -48,6 +48,7 @@ def play(curriculum: Curriculum, moves: list[tuple[int, int]]) -> list[list[str]
 moves = st.lists(st.tuples(st.integers(1, 2), st.integers(0, 40)), max_size=12)
 
 
+@settings(max_examples=40)
 @given(moves, moves)
 def test_a_state_that_went_through_json_draws_what_the_original_draws(before: Any, later: Any) -> None:
     whole = make()
@@ -67,30 +68,15 @@ def saved() -> dict[str, Any]:
     return state
 
 
-def test_what_was_noted_before_loading_is_dropped() -> None:
-    curriculum = make()
-    curriculum.note([TaskOutcome("t0", True)])
-    curriculum.load_state_dict(saved())
-    assert curriculum.take_outcomes() == []
-
-
-@pytest.mark.parametrize(
-    "state", [{}, {"version": 1, "tasks": {}}, {"epoch": 0, "position": 3, "num_rows": 4}]
-)
-def test_something_else_is_refused(state: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="CR0884"):
-        make().load_state_dict(state)
-
-
-def test_another_store_is_refused() -> None:
+def test_what_was_saved_of_something_else_is_refused() -> None:
+    for state in ({}, {"version": 1, "tasks": {}}, {"epoch": 0, "position": 3, "num_rows": 4}):
+        with pytest.raises(InputError, match="CR0884"):
+            make().load_state_dict(state)
     with pytest.raises(InputError, match=r"CR0884.*'store'.*'other'"):
         make(fingerprint="other").load_state_dict(saved())
-
-
-@pytest.mark.parametrize("task_ids", [[*TASKS, "t9"], TASKS[1:], [*TASKS[1:], "x"]])
-def test_other_tasks_are_refused(task_ids: list[str]) -> None:
-    with pytest.raises(InputError, match="CR0884"):
-        make(task_ids=task_ids).load_state_dict(saved())
+    for task_ids in ([*TASKS, "t9"], TASKS[1:], [*TASKS[1:], "x"]):
+        with pytest.raises(InputError, match="CR0884"):
+            make(task_ids=task_ids).load_state_dict(saved())
 
 
 def spoil(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -109,21 +95,15 @@ def spoil(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     "change",
     [
-        spoil("generation", value=-1),
         spoil("generation", value=1.5),
         spoil("num_draws", value=True),
-        spoil("num_draws", value=...),
         spoil("in_batch", value=["nobody"]),
-        spoil("in_batch", value=3),
-        spoil("pending", value=[["t0", True]]),
         spoil("pending", value=[["nobody", True, ""]]),
         spoil("tasks", "t0", value=[]),
         spoil("tasks", "t0", "status", value="asleep"),
         spoil("tasks", "t0", "passed", value=...),
-        spoil("tasks", "t0", "passed", value=-0.5),
         spoil("tasks", "t0", "passed", value=math.nan),
         spoil("tasks", "t0", "failed", value=math.inf),
-        spoil("tasks", "t0", "failed", value="1"),
     ],
 )
 def test_a_damaged_state_is_refused_and_changes_nothing(change: Callable[[dict[str, Any]], None]) -> None:
@@ -169,20 +149,7 @@ def test_the_own_weights_win_and_the_weight_is_capped(
     assert read(measured) == {"t0": standing(0.75, 1.25), "t1": standing(0.5, 1.5)}
 
 
-def test_a_store_without_measurements_says_nothing(tmp_path: Path) -> None:
-    assert read(tmp_path) == {}
-
-
 def test_a_damaged_measurement_is_named(measured: Path) -> None:
     next((measured / "difficulty").glob("own*")).write_text("{")
     with pytest.raises(InputError, match="CR0411"):
         read(measured)
-
-
-def test_recorded_pass_rates_decide_the_first_draws(measured: Path) -> None:
-    curriculum = Curriculum(
-        [{"task_id": "t0"}, {"task_id": "t1"}, {"task_id": "t2"}], seed=0, recorded=read(measured)
-    )
-    chances = curriculum.probabilities()
-    assert chances["t0"] > chances["t1"] > chances["t2"]  # 3 of 8, 1 of 4, and nothing known
-    assert curriculum.figures()["curriculum/mean_pass_rate"] == pytest.approx((3 / 8 + 1 / 4) / 2)

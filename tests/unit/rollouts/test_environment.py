@@ -9,14 +9,13 @@ from unittest.mock import Mock
 import pytest
 from episode_parts import ask, attempt_folders, paid
 
-from composer_replication.config import AgentRewardSection, AgentToolsSection
+from composer_replication.config import AgentRewardSection
 from composer_replication.errors import InputError, SandboxFailure, UsageError
-from composer_replication.records import Limits, Task, ToolCall
+from composer_replication.records import Task, ToolCall
 from composer_replication.rollouts.environment import feature_deletion_env as attempt_module
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.trl_face import TrlFeatureDeletion, environment_factory
 from composer_replication.rollouts.grading import Grader
-from composer_replication.rollouts.tools import toolbox
 from composer_replication.tasks.store import TaskStore
 
 NUMBERS = "tinymath/numbers.py"
@@ -33,43 +32,6 @@ def env(grader: Grader) -> Iterator[FeatureDeletionEnv]:
 def solve(env: FeatureDeletionEnv, store: TaskStore, task: Task) -> None:
     golden = store.files(task, "golden")[NUMBERS].decode()
     assert not ask(env, "write_file", path=NUMBERS, content=golden).is_error
-
-
-@pytest.mark.long
-def test_an_attempt_from_the_first_look_to_the_reward(
-    env: FeatureDeletionEnv, store: TaskStore, clamp: Task
-) -> None:
-    message = env.reset(clamp.task_id)
-    assert "clamp" in message and "call submit" in message
-    assert f"{NUMBERS} (" in ask(env, "list_files").text
-    assert "tinymath/numbers.py:26:def clamp" in ask(env, "search", pattern=r"def cl\w+\(").text
-    assert "    26\tdef clamp" in ask(env, "read_file", path=NUMBERS).text
-    tests = ask(env, "run_tests")
-    assert (tests.exit_code, "failed" in tests.text, "assert" in tests.text) == (1, True, True)
-    score = env.grade()
-    assert score is not None and score.num_passed == 0 and set(score.outcomes) == set(clamp.tests.visible)
-
-    broken = store.files(clamp, "rollout")[NUMBERS].decode()
-    hole = broken[clamp.hole.start : clamp.hole.end]
-    right = "\n    return max(low, min(x, high))"
-    result = ask(env, "str_replace", path=NUMBERS, old_str=hole, new_str=right)
-    assert "return max(low" in result.text
-    tests = ask(env, "run_tests")
-    assert tests.exit_code == 0, tests.text
-    assert f"{len(clamp.tests.visible)} passed" in tests.text
-    git = ask(env, "bash", command="git status --short; pwd > /dev/null; cd tests && ls")
-    assert git.text.startswith(f" M {NUMBERS}\n") and "test_numbers.py" in git.text
-    assert not env.is_done
-    assert not ask(env, "submit").is_error
-    assert env.is_done
-    assert ask(env, "bash", command="ls").is_error
-
-    hidden = env.grade("hidden")
-    assert hidden is not None and hidden.all_passed and set(hidden.outcomes) == set(clamp.tests.hidden)
-    judged = env.finish()
-    assert judged is not None and judged.reward == paid(env) == 1.0
-    assert judged.regressions is not None and judged.regressions.num_run == len(clamp.tests.pass_to_pass)
-    assert env.counts == (9, 1)
 
 
 def test_a_policy_sees_neither_the_code_nor_a_hidden_test(
@@ -109,44 +71,6 @@ def test_a_solution_that_breaks_something_else_is_paid_nothing_or_less(
         ask(env, "str_replace", path=NUMBERS, old_str="return -x if x < 0 else x", new_str="return x")
         assert paid(env) == paid(env) == expected  # asked twice, looked at once
         assert env.is_done
-
-
-def test_wrong_calls_lower_the_reward(env: FeatureDeletionEnv, store: TaskStore, clamp: Task) -> None:
-    env.options = AgentRewardSection(breaks="ignore", invalid_call_cost=0.25)
-    env.reset(clamp.task_id)
-    solve(env, store, clamp)
-    assert ask(env, "run_tests").exit_code == 0
-    assert env.call(ToolCall("bash", "ls")).is_error
-    assert paid(env) == pytest.approx(1.0 - 0.25)
-
-
-@pytest.mark.long
-def test_what_never_ends_uses_too_much_or_is_no_text_is_data(
-    grader: Grader, clamp: Task, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(toolbox, "SEARCH_SECONDS", 2.0)
-    monkeypatch.setattr(grader, "limits", Limits(memory_bytes=256 * 1024**2))
-    with FeatureDeletionEnv(grader, tools=AgentToolsSection(max_characters=1000)) as env:
-        env.reset(clamp.task_id)
-        endless = ask(env, "bash", command="sleep 1000 & echo begun; wait", timeout_seconds=1)
-        assert endless.timed_out and "begun" in endless.text and "longer than 1 s" in endless.text
-        hungry = ask(env, "bash", command="python3 -c 'x = b\"1\" * 10**9'")
-        assert hungry.failed and not hungry.is_error
-        loud = ask(env, "bash", command="seq 1 100000")
-        assert "left out" in loud.text and len(loud.text) <= 1000 and loud.text.endswith("100000")
-        binary = ask(env, "bash", command="head -c 2000 /dev/urandom | tee x.bin; ls nowhere")
-        assert binary.exit_code == 2 and "nowhere" in binary.text
-        ask(env, "bash", command="printf 'a\\000b' > x.bin")
-        assert "binary, 3 bytes" in ask(env, "read_file", path="x.bin").text
-        ask(env, "write_file", path="slow.txt", content="a" * 60 + "!")
-        slow = ask(env, "search", pattern="(a+)+$", path="slow.txt")
-        assert slow.timed_out and slow.is_error
-        assert "no regular expression" in ask(env, "search", pattern="(").text
-        assert "No such file" in ask(env, "search", pattern="x", path="nowhere").text
-        plain = ask(env, "search", pattern="def clamp(", is_regex=False)
-        assert plain.text == "tinymath/numbers.py:26:def clamp(x, low, high):"
-        score = env.grade()
-        assert score is not None and not score.all_passed
 
 
 def test_a_tree_too_large_to_grade_is_the_policys_failure(env: FeatureDeletionEnv, clamp: Task) -> None:
@@ -244,7 +168,7 @@ def test_before_reset_and_after_close_there_is_nothing(grader: Grader, clamp: Ta
         env.reset("no-such-task")
 
 
-def test_the_trl_face_opens_nothing_before_reset(grader: Grader, store: TaskStore, clamp: Task) -> None:
+def test_the_trl_face_opens_nothing_before_reset(grader: Grader) -> None:
     before = attempt_folders()
     face = environment_factory(grader)()
     assert attempt_folders() == before
@@ -252,14 +176,6 @@ def test_the_trl_face_opens_nothing_before_reset(grader: Grader, store: TaskStor
         face.reset(prompt=[{"role": "user", "content": ""}])
     with pytest.raises(UsageError, match="CR0800"):
         face.get_reward()
-    assert "clamp" in face.reset(prompt=[], task_id=clamp.task_id, other=3)
-    golden = store.files(clamp, "golden")[NUMBERS].decode()
-    assert "wrote" in face.write_file(path=NUMBERS, content=golden)
-    assert "unknown argument" in face.bash(command="ls", cwd="/")
-    assert "unknown argument" in face.submit(when="now")
-    assert face.submit() == "submitted: the attempt is over."
-    assert "the attempt is over" in face.bash(command="ls")
-    assert face.get_reward() == 1.0
     assert attempt_folders() == before
 
 

@@ -23,7 +23,7 @@ from composer_replication.rollouts.forgery_checks import (
     survey,
 )
 from composer_replication.tasks.running.watched_run import WatchedReport
-from composer_replication.tasks.sentinels import Copy, Plan, make_plan, possible_copies
+from composer_replication.tasks.sentinels import Copy, Plan, possible_copies
 
 TEXT = "def test_a():\n    assert f(1) == 1\n\n\ndef test_b():\n    assert f(2) == 2\n"
 FILES = {"t.py": TEXT.encode()}
@@ -211,16 +211,6 @@ def test_tests_without_meaning_get_plain_sentinels_alone() -> None:
     assert not plan.doubles
 
 
-def test_values_are_exchanged_where_there_are_any() -> None:
-    text = "".join(f"def test_{n}():\n    assert f({n}) == {n}\n\n\n" for n in range(3))
-    text += "".join(f"def test_{n}():\n    assert f({n})\n\n\n" for n in range(3, 30))
-    files, ids = {"t.py": text.encode()}, [f"t.py::test_{n}" for n in range(30)]
-    known = Survey(tuple(possible_copies(files, ids)), frozenset())
-    for seed in range(20):
-        plan = plan_of(files, ids, known, random.Random(seed))
-        assert sum(copy.has_value for copy in plan.contraries.values()) >= 2
-
-
 TREE = {"tests/test_a.py": b"a", "tests/data.json": b"{}", "pyproject.toml": b"", "package.py": b"x = 1"}
 
 
@@ -254,8 +244,3 @@ def test_what_a_run_did_to_its_tests_is_seen_from_outside(
     write(tmp_path, TREE)
     do(tmp_path / name)
     assert changed_files(tmp_path, TREE) == {f"file {name} {flag}"}
-
-
-def test_the_same_draw_gives_the_same_plan() -> None:
-    plans = [make_plan(FILES, IDS, COPIES, random.Random(2)) for _ in range(2)]
-    assert plans[0] == plans[1]

@@ -30,24 +30,6 @@ def test_the_golden_body_passes_visible_and_hidden_tests(
     assert set(scores[1].outcomes) == set(clamp.tests.hidden)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "\n    return None",
-        "",
-        "\n    return (",
-        "\n    import os; os._exit(0)",
-        "\n    raise SystemExit(0)",
-        "\n    import sys; sys.exit(0)",
-    ],
-)
-def test_wrong_answers_fail(grader: Grader, clamp: Task, answer: str) -> None:
-    score = grader.grade(clamp, answer)
-    assert score is not None
-    assert not score.all_passed
-
-
 def test_leaving_the_process_at_import_is_a_failure_of_the_candidate(grader: Grader, clamp: Task) -> None:
     score = grader.grade(clamp, "\n    pass\nimport os\nos._exit(0)\n")
     assert score is not None
@@ -133,14 +115,13 @@ class Elsewhere:
 def test_original_code_that_does_not_pass_here_is_a_failure_of_the_sandbox_and_never_a_zero(
     store: TaskStore, clamp: Task, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is said once, tried again, and other tasks are graded."""
+    """It is said once, and tried again."""
     monkeypatch.setattr(grading, "require_selftest", lambda *_, **__: ())  # this jail is bubblewrap's
     grader = Grader(store, backend=f"{__name__}:Elsewhere")
     runs = counted_runs(grader, monkeypatch)
-    golden = {task.symbol: store.golden_body(task) for task in store.tasks()}
-    (sign,) = (task for task in store.tasks() if task.symbol == "sign")
+    golden = store.golden_body(clamp)
     try:
-        assert grader.grade(clamp, golden["clamp"]) is None
+        assert grader.grade(clamp, golden) is None
         assert (len(runs), grader.num_infrastructure_failures) == (2, 1)
         (record,) = caplog.records
         assert record.getMessage().startswith(
@@ -148,10 +129,8 @@ def test_original_code_that_does_not_pass_here_is_a_failure_of_the_sandbox_and_n
         )
         assert "Elsewhere" in record.getMessage()
         assert f"it was proven in {store.proved_by[0]}" in record.getMessage()
-        score = grader.grade(sign, golden["sign"])
-        assert score is not None and score.all_passed
         monkeypatch.setattr(Elsewhere, "is_bad", False)
-        score = grader.grade(clamp, golden["clamp"])
+        score = grader.grade(clamp, golden)
         assert score is not None and score.all_passed
     finally:
         grader.close()

@@ -12,7 +12,7 @@ from composer_replication.config import HeldoutSection
 from composer_replication.errors import InputError, SandboxFailure, UsageError
 from composer_replication.records import Completion, StopReason, Task
 from composer_replication.rollouts.grading import Grader, GradeRequest
-from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator, PolicySampler, derive_seed
+from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator, PolicySampler
 from composer_replication.tasks.sentinels import make_canary
 from composer_replication.tasks.store import TaskStore
 
@@ -80,21 +80,6 @@ def test_beside_a_reward_of_shares_the_score_is_the_share_of_hidden_tests(
     assert (reading.score, reading.pairs[0][1]) == (hidden.pass_share, 0.0)
 
 
-@pytest.mark.long
-def test_partial_credit_is_no_pass(grader: Grader, store: TaskStore, clamp: Task) -> None:
-    """Neither of visible nor of hidden tests: what is kept as a task's difficulty counts full passes."""
-    sign = next(task for task in store.tasks() if task.symbol == "sign")
-    for task, kind, part in (
-        (sign, "visible", "\n    return -1"),
-        (clamp, "hidden", "\n    return max(x, low)"),
-    ):
-        score = grader.grade(task, part, kind)
-        assert score is not None and 0.0 < score.pass_share < 1.0
-        sampler = PolicySampler(ScriptedPolicy([part, store.golden_body(task)]), grader)
-        ((result,), dropped) = sampler.sample([task], num_samples=2, seed=0)
-        assert (getattr(result, kind), dropped) == ([False, True], 0)
-
-
 def test_it_is_due_at_every_nth_call_with_a_fresh_seed_each(grader: Grader, clamp: Task) -> None:
     evaluator = make_evaluator(grader, clamp, ["\n    return None"], every=3)
     readings = [evaluator() for _ in range(7)]
@@ -137,12 +122,6 @@ def test_a_task_without_hidden_tests_is_never_held_out(grader: Grader, store: Ta
 def test_nothing_held_out_is_refused(grader: Grader) -> None:
     with pytest.raises(UsageError, match="CR0452"):
         HeldoutEvaluator(PolicySampler(ScriptedPolicy(["x"]), grader), [], split_fingerprint="")
-
-
-def test_seeds_depend_on_all_three_parts() -> None:
-    seeds = {derive_seed(s, p, i) for s in (0, 1) for p in ("a", "b") for i in (1, 2)}
-    assert len(seeds) == 8
-    assert all(0 <= seed < 2**63 for seed in seeds)
 
 
 # ---- draws
@@ -232,48 +211,6 @@ def test_the_sentinel_neutralises_whatever_the_policy_wrote(
         evaluator()
 
 
-@pytest.mark.long
-def test_what_a_grader_that_was_out_said_is_not_remembered(
-    store: TaskStore, clamp: Task, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Hidden scores of an outage beside visible ones from before it would look like a hack."""
-    grader = Grader(store)
-    try:
-        right = store.golden_body(clamp) + "\n    # not what the sentinel runs"
-        sampler = PolicySampler(ScriptedPolicy([right]), grader)
-        assert grader.grade(clamp, right) is not None  # seen in better times
-        evaluator = HeldoutEvaluator(sampler, [clamp], split_fingerprint="", has_sentinel=True)
-        run = grader.grade_once
-        with monkeypatch.context() as outage:
-            outage.setattr(
-                grader,
-                "grade_once",
-                lambda request: replace(run(request), error="the disk of the host is full"),
-            )
-            with pytest.raises(SandboxFailure):
-                evaluator()
-        reading = evaluator()
-        assert reading is not None
-        assert reading.pairs == ((1.0, 1.0),)
-    finally:
-        grader.close()
-
-
-def test_the_sentinel_is_never_answered_from_memory(grader: Grader, clamp: Task) -> None:
-    sampler = PolicySampler(ScriptedPolicy(["x"]), grader)
-    before = len(grader._seen)
-    assert sampler.golden_passes([clamp]) == {clamp.task_id: True}
-    runs: list[GradeRequest] = []
-    run = grader.grade_once
-    grader.grade_once = lambda request: (runs.append(request), run(request))[1]  # type: ignore[method-assign]
-    try:
-        sampler.golden_passes([clamp])
-    finally:
-        del grader.grade_once
-    assert len(runs) == 2  # visible and hidden, although both were seen
-    assert len(grader._seen) >= before
-
-
 # ---- canaries
 
 
@@ -309,19 +246,3 @@ def test_canaries_that_nobody_could_make_are_refused(grader: Grader, clamp: Task
     sampler = PolicySampler(ScriptedPolicy(["x"]), grader)
     with pytest.raises(UsageError, match="could be made a canary"):
         HeldoutEvaluator(sampler, [clamp], HeldoutSection(num_canaries=1), split_fingerprint="")
-
-
-@pytest.mark.long
-def test_sampling_tells_what_it_does(grader: Grader, store: TaskStore) -> None:
-    heard: list[tuple[int, int, str]] = []
-    sampler = PolicySampler(ScriptedPolicy(["\n    return 'watched'\n"]), grader)
-    tasks = store.tasks()
-    with sampler.reporting(lambda *told: heard.append(told), "before"):
-        sampler.sample(tasks, num_samples=2, seed=0)
-    graded = [told for told in heard if told[2] == "before: grading"]
-    num_runs = len(tasks) + sum(task.has_hidden_tests for task in tasks)  # equal answers are run once
-    assert heard[0] == (0, len(tasks), "before: sampling")
-    assert graded == [(done, num_runs, "before: grading") for done in range(1, num_runs + 1)]
-    heard.clear()
-    sampler.sample(tasks, num_samples=1, seed=0)
-    assert heard == []

@@ -56,12 +56,6 @@ def test_every_finding_has_something_to_say_and_a_known_kind() -> None:
     assert {fault.kind for fault in faults} == KINDS - {"syntax-error"}  # of single answers, below
 
 
-def test_the_table_holds_both_sides() -> None:
-    clean = [case for case in cases() if not case["expected"]]
-    assert len(clean) >= 15
-    assert len(cases()) - len(clean) >= 20
-
-
 @pytest.mark.parametrize(
     "case",
     [case for case in cases() if not case["expected"] and case["score"]],
@@ -110,12 +104,6 @@ def test_single_turns(
     assert [fault.kind for fault in found] == ([] if kind is None else [kind])
     ungraded = single_turn(replace(rollout, score=None, reward=0.0), **known)
     assert find_faults(ungraded) == [], "the sandbox failed"
-
-
-def test_a_failed_sandbox_is_nobodys_fault() -> None:
-    turn = Turn((1,), Completion((), "", StopReason.LENGTH))
-    rollout = Rollout("t", 1, (turn,), None, None, StopReason.INFRASTRUCTURE, 1.0)
-    assert find_faults(single_turn(rollout)) == []
 
 
 @pytest.mark.parametrize(

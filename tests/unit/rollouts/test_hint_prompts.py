@@ -15,7 +15,6 @@ from composer_replication.errors import InputError
 from composer_replication.rollouts.hints.hint_prompts import (
     ENDINGS,
     SEPARATORS,
-    WIDTH,
     comment,
     hint_chat_prompt,
     hint_code_prompt,
@@ -114,24 +113,6 @@ def test_the_hinted_prompt_is_what_the_template_makes_of_the_conversation_with_t
     exact()
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(family.name))
-def test_every_template_takes_an_ordinary_hint(family: Family) -> None:
-    tokenizer = tokenizer_of(family)
-    for content in ("Fix last().", "def f(x):\n    return x\n", "Done (twice)", "see `a.py`:\n\n", "3"):
-        messages = [
-            {"role": "user", "content": "Begin."},
-            {"role": "assistant", "content": "Yes."},
-            {"role": "user", "content": content},
-        ]
-        ids = ids_of(tokenizer, messages)
-        prompt = hint_chat_prompt(tokenizer, ids, Chat(messages), HINT)
-        check(prompt, ids)
-        assert prompt in expected_ids(tokenizer, messages, HINT, family.place)
-        text = tokenizer.decode(prompt, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        assert text.count(HINT[:-1]) == 1
-        assert text.index("Yes.") < text.index(HINT[:-1])
-
-
 @pytest.mark.parametrize("family", WITH_TOOLS, ids=lambda family: str(family.name))
 def test_a_hint_after_a_tool_result(family: Family) -> None:
     tokenizer = tokenizer_of(family)
@@ -176,25 +157,6 @@ def test_sampled_ids_of_earlier_turns_are_copied_whatever_the_tokenizer_would_ma
     assert len(sampled) - start == len(plain) - canonical_start
 
 
-def test_a_result_that_the_template_shows_as_json_is_compared_and_nothing_before_it() -> None:
-    llama = next(family for family in FAMILIES if family.name == "llama3_1")
-    tokenizer = tokenizer_of(llama)
-
-    def conversation(asked: str, result: str) -> list[dict[str, Any]]:
-        return [{"role": "user", "content": asked}, *tool_messages(llama, "", result)]
-
-    told = conversation("Fix it.", 'a "quoted"\nline')
-    assert 'a "quoted"' not in tokenizer.apply_chat_template(
-        told, tools=TOOLS, tokenize=False, add_generation_prompt=True
-    )
-    seen = ids_of(tokenizer, conversation("Fix something else, please.", 'a "quoted"\nline'), tools=TOOLS)
-    prompt = hint_chat_prompt(tokenizer, seen, Chat(told, TOOLS), HINT)
-    check(prompt, seen)
-    for other in ('a "quoted"\nword', 'b "quoted"\nline', "0", "x"):
-        ids = ids_of(tokenizer, conversation("Fix it.", other), tools=TOOLS)
-        assert code_of(tokenizer, ids, Chat(told, TOOLS), HINT) == "CR0430"
-
-
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(family.name))
 def test_a_prompt_of_another_conversation_is_refused(family: Family) -> None:
     tokenizer = tokenizer_of(family)
@@ -208,20 +170,6 @@ def test_a_prompt_of_another_conversation_is_refused(family: Family) -> None:
         ids_of(tokenizer, [{"role": "user", "content": "Fix first()."}]),
     ):
         assert code_of(tokenizer, wrong, Chat(MESSAGES), HINT) == "CR0430"
-
-
-def test_a_template_that_refuses_the_conversation_itself() -> None:
-    gemma = tokenizer_of(next(family for family in FAMILIES if family.name == "gemma"))
-    assert code_of(gemma, (1, 2), Chat([{"role": "assistant", "content": "x"}, *MESSAGES]), HINT) == "CR0430"
-
-
-def test_a_hint_after_the_policys_own_words_is_refused_where_roles_alternate() -> None:
-    mistral = tokenizer_of(next(family for family in FAMILIES if family.name == "mistral"))
-    said = [*MESSAGES, {"role": "assistant", "content": "I begin"}]
-    other = [*MESSAGES, {"role": "assistant", "content": "I begin"}, {"role": "system", "content": "x"}]
-    prompt = hint_chat_prompt(mistral, ids_of(mistral, said), Chat(said), HINT)
-    assert prompt in expected_ids(mistral, said, HINT, "own-message")  # after an answer it is the user's turn
-    assert code_of(mistral, ids_of(mistral, said), Chat(other), HINT) == "CR0430"
 
 
 def test_a_template_that_rewrites_earlier_turns_gets_the_hint_into_the_tools_message() -> None:
@@ -259,22 +207,6 @@ def test_a_control_token_in_a_hint_is_refused(family: Family) -> None:
         assert code_of(tokenizer, ids_of(tokenizer, MESSAGES), Chat(MESSAGES), hint) == "CR0430"
 
 
-@given(st.lists(st.integers(0, 2), max_size=7), st.lists(st.integers(0, 2), max_size=9))
-def test_insertions_are_found_exactly_where_there_are_some(plain: list[int], hinted: list[int]) -> None:
-    num_added = len(hinted) - len(plain)
-    places = [
-        place
-        for place in range(len(plain) + 1)
-        if num_added > 0 and hinted[:place] + hinted[place + num_added :] == plain
-    ]
-    found = insertion(plain, hinted)
-    assert (found is not None) == bool(places)
-    if found is not None:
-        first, last, run = found
-        assert [first, last] == [places[0], places[-1]]
-        assert plain[:last] + list(run) + plain[last:] == hinted
-
-
 # ---- as a comment, in a prompt that is the beginning of a source file -----------------------------------
 
 TOKENIZERS = [tokenizer_of(FAMILIES[0]), tokenizer_of(FAMILIES[1])]
@@ -306,33 +238,12 @@ def test_the_comment_as_the_first_line_of_the_body(tokenizer: int, answer: str) 
     ast.parse(f"{CODE}{added}{answer}")
 
 
-def test_the_ids_that_the_policy_saw_stay_first() -> None:
-    tokenizer = tokenizer_of(next(family for family in FAMILIES if family.name == "llama3"))
-    bos = tokenizer.raw.token_to_id("<|begin_of_text|>")
-    ids = (bos, *tokenizer.encode(CODE, add_special_tokens=False))
-    for answer in ("\n", " return 1"):
-        assert hint_code_prompt(tokenizer, ids, answer, FAILS, indent="    ")[: len(ids)] == ids
-
-
 @given(st.text(max_size=200), st.sampled_from(["", "    ", "\t"]))
 def test_every_line_of_a_comment_is_one(text: str, indent: str) -> None:
     lines = comment(text.replace("\x00", " "), indent).split("\n")
     if lines != [""]:
         assert all(line.startswith(f"{indent}# ") for line in lines)
     ast.parse("\n".join(["if True:", *lines, "    pass"]))
-
-
-def test_long_hints_are_wrapped() -> None:
-    lines = comment("word " * 60, "        ").split("\n")
-    assert len(lines) > 3
-    assert all(len(line) <= WIDTH for line in lines)
-
-
-@settings(max_examples=30)
-@given(st.text(alphabet="ab (\n'é🙂)#.", max_size=40), st.sampled_from([0, 1]))
-def test_the_prompt_is_only_added_to(text: str, tokenizer: int) -> None:
-    prompt = place(f'{text}\ndef f(x):\n    """D."""', tokenizer=tokenizer)
-    assert FAILS in text_of(prompt, tokenizer)
 
 
 def test_a_control_token_is_refused() -> None:

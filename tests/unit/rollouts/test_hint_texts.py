@@ -129,12 +129,6 @@ def test_clamped_texts_are_short_and_begin_alike(text: str, most: int) -> None:
     assert text.strip().startswith(short.removesuffix("...").rstrip()) or most < 4
 
 
-def test_clamping_cuts_at_a_word() -> None:
-    assert clamp("one two three four", 15) == "one two..."
-    assert clamp("one", 15) == "one"
-    assert clamp("a" * 20, 10) == "a" * 7 + "..."
-
-
 # ---- what a hint can be made of ------------------------------------------------------------------
 
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 from chat_templates import FAMILIES, TemplateTokenizer, tokenizer_of
-from hint_rollouts import cases, observe, single_turn
+from hint_rollouts import cases, observe
 
 from composer_replication.config import RolloutsSection
 from composer_replication.errors import InputError
 from composer_replication.interfaces import HintGenerator
 from composer_replication.records import (
     Completion,
-    HintedTurn,
     Outcome,
     Rollout,
     Score,
@@ -167,24 +166,19 @@ def places(*node_ids: str) -> dict[str, tuple[str, int, str]]:
     return {node: (path, 1, name) for node, path, name in zip(node_ids, paths, names, strict=True)}
 
 
-SOURCES = (
-    ("t.py", "@pytest.mark.parametrize('x', ['', 'b'])\ndef test_j(x):\n    assert f(x)\n"),
-    ("t.py", "def test_a():\n    x = f(1)\n    assert x == 2, 'no'\n    assert x\n    assert 3\n"),
-    ("t.py", "    def test_b(self):\n        self.assertEqual(f(1),\n            2)\n"),
-    ("t.py", "def test_c():\n    with pytest.raises(ValueError):\n        f(None)\n"),
-    ("t.py", "def test_d():\n    assert 1\n"),
-    ("t.py", "    def test_d(self):\n        assert 2\n"),
-    ("t.py", "def test_e(:\n"),
-    (
-        "t.py",
+SOURCES = tuple(
+    ("t.py", source)
+    for source in (
+        "@pytest.mark.parametrize('x', ['', 'b'])\ndef test_j(x):\n    assert f(x)\n",
+        "def test_a():\n    x = f(1)\n    assert x == 2, 'no'\n    assert x\n    assert 3\n",
+        "    def test_b(self):\n        self.assertEqual(f(1),\n            2)\n",
+        "def test_c():\n    with pytest.raises(ValueError):\n        f(None)\n",
+        "def test_d():\n    assert 1\n",
+        "    def test_d(self):\n        assert 2\n",
+        "def test_e(:\n",
         "@pytest.mark.parametrize(('x', 'y'), [(1, -2), ('a', None), (3, 0.5)])\ndef test_f(x, y):\n    assert f(x) == y\n",
-    ),
-    ("t.py", "@pytest.mark.parametrize('x', [1, 1, [2], y])\ndef test_g(x):\n    assert f(x)\n"),
-    ("t.py", "@pytest.mark.parametrize('x', [1, 1, [2]])\ndef test_h(x):\n    assert f(x)\n"),
-    (
-        "t.py",
         f"def test_i():\n    assert 1\n    assert last(1)\n    assert last({'x' * 200})\n    assert blast\n",
-    ),
+    )
 )
 
 
@@ -196,19 +190,13 @@ SOURCES = (
         ("t.py::test_c", "with pytest.raises(ValueError):"),
         *((node_id, "") for node_id in ("t.py::test_d", "t.py::test_e", "other.py::test_a")),
         ("t.py::test_f[1--2]", "f(x) == y"),
-        *((f"t.py::test_{name}", "f(x)") for name in ("g[1]", "h[x2]", "j[]")),
+        ("t.py::test_j[]", "f(x)"),
         ("t.py::test_i", "1; last(1)"),
     ],
 )
 def test_assertions_are_read_from_the_source(node_id: str, assertion: str) -> None:
     assert known(None, SOURCES, **places(node_id)).assertion_of(node_id) == assertion
     assert known(None, SOURCES).assertion_of(node_id) == ""  # nobody knows where it stands
-
-
-def test_a_test_that_a_class_inherits_is_read_where_it_stands() -> None:
-    sub = known(None, SOURCES, **{"other.py::TestSub::test_a": ("t.py", 3, "test_a")})
-    assert sub.assertion_of("other.py::TestSub::test_a") == "x == 2, 'no'; x"
-    assert sub.assertion_of("other.py::TestSub::test_b") == ""
 
 
 def test_tests_with_a_known_assertion_come_first_and_each_function_once(clamp: Task) -> None:
@@ -292,21 +280,3 @@ def test_strict_raises_and_lenient_leaves_out_and_counts() -> None:
     maker = maker_over(with_turns(observed, unsampled, *others))
     assert maker.hinted_turns([ANY]) == [()]
     assert maker.counts["without_ids"] == 1
-
-
-def test_a_rollout_alone_is_enough_for_what_it_shows() -> None:
-    text = "\n    return sum(x for x in"
-    prompt = "def f(x):"
-    sampled = tuple(SMOLLM2.encode(text, add_special_tokens=False))
-    turn = Turn(
-        tuple(SMOLLM2.encode(prompt, add_special_tokens=False)),
-        Completion(sampled, text, StopReason.LENGTH),
-    )
-    rollout = Rollout("t", 1, (turn,), 0.0, Score({"t::a": Outcome.FAILED}), StopReason.LENGTH, 1.0)
-    ((hinted,),) = HintedTurnMaker(
-        SMOLLM2, observe=lambda each: single_turn(each, indent="    ")
-    ).hinted_turns([rollout])
-    assert isinstance(hinted, HintedTurn)
-    assert text_of(hinted.hinted_prompt_ids).startswith(
-        f"def f(x):\n    # Hint: The whole answer has to fit into {len(sampled)} tokens"
-    )

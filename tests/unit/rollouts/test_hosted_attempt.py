@@ -6,16 +6,14 @@ import asyncio
 import importlib
 import json
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from episode_parts import attempt_folders
 
-from composer_replication.errors import InputError, MissingError, NothingToDoError, SandboxFailure, UsageError
+from composer_replication.errors import MissingError, SandboxFailure, UsageError
 from composer_replication.records import Task, ToolCall, ToolResult
 from composer_replication.rollouts.environment import feature_deletion_env as attempt_module
 from composer_replication.rollouts.environment.hosted_attempt import (
@@ -91,6 +89,27 @@ def test_an_attempt_is_graded_once_and_takes_no_calls_afterwards(host: AttemptHo
     asyncio.run(play())
 
 
+def test_an_attempt_that_cheats_is_flagged_and_that_is_no_way_out_of_a_cost(
+    host: AttemptHost, clamp: Task
+) -> None:
+    costly = AttemptHost(HostOptions(store=host.store.root, with_hidden=True, invalid_call_cost=3.0))
+    costly._grader._golden |= host._grader._golden
+    golden = host.store.files(clamp, "golden")[NUMBERS].decode()
+
+    async def play() -> Any:
+        lease = await opened(costly, clamp)
+        await made(lease, bash("echo 'def leave(): import os; os._exit(0)' >> tinymath/__init__.py"))
+        await made(lease, ToolCall("write_file", json.dumps({"path": NUMBERS, "content": golden})))
+        await made(lease, ToolCall("no_such_tool", "{}"))
+        judged = await lease.do(costly.judged)
+        lease.release()
+        return judged
+
+    judged = asyncio.run(play())
+    assert (judged.reward, judged.masks_reward, judged.figures["is_masked"]) == (-2.0, True, 1.0)
+    assert (judged.figures["num_findings"], judged.figures["visible_pass_share"]) == (1.0, 1.0)
+
+
 def test_calls_at_the_same_time_are_made_one_after_the_other(host: AttemptHost, clamp: Task) -> None:
     async def play() -> None:
         lease = await opened(host, clamp)
@@ -123,41 +142,11 @@ def test_a_call_blocks_no_loop_and_a_cancelled_one_leaves_nothing(host: AttemptH
     asyncio.run(play())
 
 
-@pytest.mark.long
-def test_an_attempt_that_is_cancelled_while_it_opens_leaves_nothing(
-    host: AttemptHost, clamp: Task, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opening, may_open = threading.Event(), threading.Event()
-    open_sandbox = attempt_module.open_sandbox
-
-    def slow(*arguments: Any, **options: Any) -> Any:
-        opening.set()
-        assert may_open.wait(60)
-        return open_sandbox(*arguments, **options)
-
-    async def play() -> None:
-        (await opened(host, clamp)).release()  # the grader is there
-        await until(lambda: attempt_folders() == before)
-        monkeypatch.setattr(attempt_module, "open_sandbox", slow)
-        lease = host.lease()
-        running = asyncio.ensure_future(lease.do(lambda environment: environment.reset(clamp.task_id)))
-        await until(opening.is_set)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        lease.release()
-        may_open.set()
-        await until(lambda: attempt_folders() == before)
-
-    before = attempt_folders()
-    asyncio.run(play())
-
-
 def fail(*arguments: Any, **options: Any) -> Any:
     raise SandboxFailure("CR0302", "the jail broke.")
 
 
-@pytest.mark.parametrize("place", ["open", "call", "grade", "hidden"])
+@pytest.mark.parametrize("place", ["open", "call", "hidden"])
 def test_where_the_sandbox_breaks_there_is_no_reward(
     host: AttemptHost, clamp: Task, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -183,16 +172,6 @@ def test_where_the_sandbox_breaks_there_is_no_reward(
         lease.release()
 
     asyncio.run(play())
-
-
-def test_unknown_tasks_and_stores_are_said(host: AttemptHost, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="CR0412"):
-        asyncio.run(host.lease().do(lambda environment: environment.reset("no-such-task")))
-    with pytest.raises(InputError):
-        AttemptHost(HostOptions(store=tmp_path / "nowhere"))
-    TaskStore.create(tmp_path / "empty")
-    with pytest.raises((NothingToDoError, InputError)):
-        AttemptHost(HostOptions(store=tmp_path / "empty"))
 
 
 @pytest.mark.parametrize(

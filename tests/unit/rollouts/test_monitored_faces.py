@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,15 +12,12 @@ from composer_replication.errors import SandboxFailure
 from composer_replication.records import MonitorMode, Task, ToolCall
 from composer_replication.rollouts.environment import feature_deletion_env as attempt_module
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.environment.hosted_attempt import AttemptHost, HostOptions
-from composer_replication.rollouts.environment.trl_face import environment_factory
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.monitor.hack_monitor import MonitorReport
 from composer_replication.tasks.store import TaskStore
 
 NUMBERS = "tinymath/numbers.py"
 DETECTION = "\n\ndef is_test():\n    import sys\n\n    return 'pytest' in sys.modules\n"
-SUBMIT = ToolCall("submit", "{}")
 MODES: tuple[MonitorMode, ...] = ("mask", "report", "off")
 
 
@@ -63,27 +58,21 @@ def report_of(env: FeatureDeletionEnv) -> MonitorReport:
     return judged.report
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_an_attempt_is_paid_as_the_monitor_is_told(
     grader: Grader, clamp: Task, honest: list[ToolCall], cheats: dict[str, list[ToolCall]], mode: MonitorMode
 ) -> None:
-    with FeatureDeletionEnv(grader, monitor=mode) as env:
-        for name, moves in cheats.items():
-            assert played(env, clamp, moves) == (0.0 if mode == "mask" else 1.0)
-            judged = env.finish()  # asked again, the same
-            assert judged is env.finish() and judged is not None and judged.graded_reward == 1.0
-            found = judged.report.counts if judged.report is not None else {}
-            assert (name in found) == (mode != "off")
+    told: dict[str, Any] = {} if mode == "mask" else {"monitor": mode}  # masking is the default
+    with FeatureDeletionEnv(grader, **told) as env:
+        assert played(env, clamp, cheats["early-exit"]) == (0.0 if mode == "mask" else 1.0)
+        judged = env.finish()  # asked again, the same
+        assert judged is env.finish() and judged is not None and judged.graded_reward == 1.0
+        found = judged.report.counts if judged.report is not None else {}
+        assert ("early-exit" in found) == (mode != "off")
         assert played(env, clamp, honest) == 1.0  # nothing of the attempt before clings to it
         judged = env.finish()
         assert judged is not None and (judged.report is None) == (mode == "off")
         assert judged.report is None or judged.report.findings == ()
-
-
-def test_masking_is_the_default(grader: Grader, clamp: Task, cheats: dict[str, list[ToolCall]]) -> None:
-    with FeatureDeletionEnv(grader) as env:
-        assert played(env, clamp, cheats["early-exit"]) == 0.0
 
 
 def test_where_the_tree_cannot_be_read_there_is_no_reward_and_what_is_graded_of_a_large_one_is_inspected(
@@ -124,50 +113,3 @@ def test_findings_show_nothing_that_the_policy_did_not_write(
     assert new and not [line for line in new if line and line in told]
     assert not [name for name in hidden - visible if name in told]
     assert str(store.root) not in told and root not in told
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("mode", MODES)
-def test_trl_is_told_of_no_reward_for_an_attempt_that_cheats(
-    grader: Grader, clamp: Task, honest: list[ToolCall], cheats: dict[str, list[ToolCall]], mode: MonitorMode
-) -> None:
-    face = environment_factory(grader, monitor=mode)()
-    for moves, expected in ((cheats["early-exit"], 0.0 if mode == "mask" else 1.0), (honest, 1.0)):
-        face.reset(task_id=clamp.task_id)
-        for move in moves:
-            getattr(face, move.name)(**json.loads(move.arguments))
-        assert face.get_reward() == expected
-
-
-def hosted(store: TaskStore, task: Task, moves: list[ToolCall], **options: Any) -> Any:
-    async def play() -> Any:
-        host = AttemptHost(HostOptions(store=store.root, with_hidden=True, **options))
-        lease = host.lease()
-        await lease.do(lambda environment: environment.reset(task.task_id))
-        for move in moves:
-            await lease.do(lambda environment, move=move: environment.call(move))
-        judgement = await lease.do(host.judged)
-        lease.release()
-        return judgement
-
-    return asyncio.run(play())
-
-
-@pytest.mark.long
-def test_an_attempt_in_another_library_that_cheats_is_worth_nothing_and_counted(
-    store: TaskStore, clamp: Task, honest: list[ToolCall], cheats: dict[str, list[ToolCall]]
-) -> None:
-    ask: Callable[..., Any] = lambda moves, **options: hosted(store, clamp, moves, **options)  # noqa: E731
-    masked = ask(cheats["test-detection"])
-    assert (masked.reward, masked.figures["is_masked"], masked.figures["visible_pass_share"]) == (
-        0.0,
-        1.0,
-        1.0,
-    )
-    assert masked.figures["num_findings"] >= 1 and masked.masks_reward
-    paid = ask(honest)
-    assert (paid.reward, paid.figures["is_masked"], paid.figures["num_findings"]) == (1.0, 0.0, 0.0)
-    off = ask(cheats["test-detection"], monitor="off")
-    assert off.reward == 1.0 and "is_masked" not in off.figures
-    below = ask([*cheats["test-detection"], call("no_such_tool")], invalid_call_cost=3.0)
-    assert below.reward == -2.0  # a mask is no way out of a cost

@@ -170,15 +170,3 @@ def test_forged_and_lost_rollouts_are_counted(store: TaskStore) -> None:
     assert metrics == {
         "rollouts/visible_pass": 0.25, "rollouts/shown_pass": 0.25, "rollouts/infrastructure_failures": 1.0, "rollouts/forgeries": 2.0,
     }  # fmt: skip
-
-
-def test_a_wholly_lost_group_has_no_reward(store: TaskStore) -> None:
-    one, two = (task.task_id for task in store.tasks()[:2])
-    reward = make_reward(store, PrescribedScores(store, [None, None, PASS, FAIL]))
-    assert reward(["p"] * 4, ["x"] * 4, task_id=[one, one, two, two]) == [None, None, 1.0, 0.0]
-
-
-def test_a_wholly_lost_batch_stops_the_run(store: TaskStore) -> None:
-    one = store.tasks()[0].task_id
-    with pytest.raises(SandboxFailure, match="every rollout"):
-        make_reward(store, PrescribedScores(store, [None, None]))(["p"] * 2, ["x"] * 2, task_id=[one, one])

@@ -56,10 +56,6 @@ def test_completion_prompt_ends_at_the_docstring_and_shows_the_lines_before() ->
     )
 
 
-def test_context_is_cut_at_the_start_of_the_file() -> None:
-    assert build_prompt(FILE, HOLE, RolloutsSection(context_lines=1000)) == FILE[: HOLE.start]
-
-
 def test_the_function_begins_with_its_decorators_and_not_with_a_header_in_a_docstring() -> None:
     bare = RolloutsSection(context_lines=0)
     assert build_prompt(FILE, HOLE, bare) == '    @property\n    def last(self):\n        """Last book."""'

@@ -53,11 +53,7 @@ OPENS_A_THOUGHT = {
 """Their generation prompts hold more than what they render of the same turn later: the ledger keeps what was seen."""
 BY_NAME = {family.name: family for family in ALL}
 by_name = pytest.mark.parametrize("family", ALL, ids=lambda family: str(family.name))
-with_tools = pytest.mark.parametrize(
-    "family", [f for f in ALL if f.tool_place and f.name != "gptoss"], ids=lambda family: str(family.name)
-)
 words = st.text(alphabet="ab Z9.,)(\n'\"{}[]#-é☃", max_size=30)
-said_words = st.from_regex(r"[a-z][a-z .,()\n]{0,20}[a-z]", fullmatch=True)
 
 
 @cache
@@ -104,105 +100,57 @@ def begun(
     return tokenizer, ledger
 
 
-def tool_answers(draw: st.DrawFn) -> list[dict[str, Any]]:
-    return [
-        {"role": "tool", "name": "read", "tool_call_id": f"read:{n}", "content": draw(words)}
-        for n in range(draw(st.integers(1, 3)))
-    ]
-
-
-@st.composite
-def conversations(draw: st.DrawFn, family: Family) -> tuple[list[dict[str, Any]], list[Any]]:
-    """First messages, and rounds of (what is said, what answers it)."""
-    first = [{"role": "user", "content": draw(words)}]
-    if family.has_system and draw(st.booleans()):
-        first.insert(0, {"role": "system", "content": draw(words)})
-    rounds = []
-    for _ in range(draw(st.integers(1, 3))):
-        has_tools = family.tool_place and family.name != "gptoss" and draw(st.booleans())
-        answer = tool_answers(draw) if has_tools else [{"role": "user", "content": draw(words)}]
-        rounds.append((draw(said_words), answer))
-    return first, rounds
-
-
 def end_of(family: Family, answer: list[dict[str, Any]]) -> str:
     if family.name == "glm4moe":
         return "<|observation|>" if answer[0]["role"] == "tool" else "<|user|>"
     return ENDS.get(family.name, family.eos)
 
 
-@pytest.mark.long
-@by_name
-def test_ids_equal_the_whole_conversation_tokenised_at_once(family: Family) -> None:
-    tokenizer = tokenizer_of(family)
-    tools = TOOLS if family.tool_place else None
-
-    @settings(max_examples=8)
-    @given(conversations(family), st.data())
-    def exact(conversation: tuple[list[dict[str, Any]], list[Any]], data: st.DataObject) -> None:
-        first, rounds = conversation
-        ledger = TokenLedger(tokenizer, Chat(first, tools))
-        messages = [*first]
-        for n, (words_said, answer) in enumerate(rounds):
-            said, end = f"{words_said} no{n}", end_of(family, answer)
-            prompt = rendered(tokenizer, messages, tools)
-            is_exact = ledger.prompt_ids() == encoded(tokenizer, prompt)
-            messages += [{"role": "assistant", "content": said}, *answer]
-            text = rendered(tokenizer, messages, tools)
-            whole = encoded(tokenizer, text)
-            # what the template itself shows of the turn: from the prompt's end to the end of turn
-            begin = len(prompt) if text.startswith(prompt) else text.index(said)
-            stop = text.index(end, text.index(said) + len(said)) + len(end)
-            sampled = encoded(tokenizer, text[begin:stop])
-            is_cut = data.draw(st.booleans())
-            ledger.add_completion(cut(sampled[:-1]) if is_cut else finished(sampled))
-            before = ledger.num_tokens + is_cut
-            ledger.add_messages(answer)
-            assert ledger.prompt_ids()[before:] == whole[len(encoded(tokenizer, text[:stop])) :]
-            is_exact = is_exact and text.startswith(prompt)
-            assert is_exact or family.name in OPENS_A_THOUGHT
-            if is_exact:
-                assert shown(tokenizer, ledger.prompt_ids()) == text
-            if family.name not in OPENS_A_THOUGHT:  # a line end joins that of the generation prompt there
-                assert ledger.prompt_ids() == whole
-
-    exact()
-
-
 @pytest.mark.parametrize(
     "family",
-    [
-        family
-        for family in (*ALL, Family("gemma4", "<bos>", "<eos>", "own-message", tool_place="own-message"))
-        if family.tool_place and family.name not in OPENS_A_THOUGHT
-    ],
+    [*ALL, Family("gemma4", "<bos>", "<eos>", "own-message", tool_place="own-message")],
     ids=lambda family: str(family.name),
 )
-def test_ids_after_calls_equal_the_whole_conversation(family: Family) -> None:
-    """As above where the assistant's messages hold calls as records and the template writes them."""
-    tokenizer = tokenizer_of(family)
+def test_ids_equal_the_whole_conversation_tokenised_at_once(family: Family) -> None:
+    """After calls, which the template writes from records, where it knows tools; else after texts.
+
+    Where a template writes another beginning of a turn later, it is what follows the turn that is compared.
+    """
+    tokenizer, tools = tokenizer_of(family), TOOLS if family.tool_place else None
+    is_exact = family.name not in OPENS_A_THOUGHT
     ends = {"gptoss": "<|call|>", "glm4moe": "<|observation|>", "gemma4": "<|tool_response>"}
-    end = ends.get(family.name) or end_of(family, [{"role": "tool"}])
+    end = (ends if tools else {}).get(family.name) or end_of(family, [{"role": "tool" if tools else "user"}])
 
     @settings(max_examples=5)
     @given(st.lists(words, min_size=1, max_size=3))
     def exact(contents: list[str]) -> None:
         first = [{"role": "user", "content": "Fix it."}]
-        ledger = TokenLedger(tokenizer, Chat(first, TOOLS))
+        ledger = TokenLedger(tokenizer, Chat(first, tools))
         messages: list[dict[str, Any]] = [*first]
         for n, content in enumerate(contents):
             call_id = f"read:{n}"
             function = {"name": "read", "arguments": {"path": f"file{n}.py"}}
             call = {"type": "function", "id": call_id, "function": function}
-            answer = [{"role": "tool", "name": "read", "tool_call_id": call_id, "content": content}]
-            prompt = rendered(tokenizer, messages, TOOLS)
-            messages += [{"role": "assistant", "content": "", "tool_calls": [call]}, *answer]
-            whole = rendered(tokenizer, messages, TOOLS)
-            assert whole.startswith(prompt)
+            said: dict[str, Any] = {"content": f"I look at file{n}.py"}
+            answer = {"role": "user", "content": content}
+            if tools:
+                said = {"content": "", "tool_calls": [call]} if is_exact else said
+                answer = {"role": "tool", "name": "read", "tool_call_id": call_id, "content": content}
+            prompt = rendered(tokenizer, messages, tools)
+            messages += [{"role": "assistant", **said}, answer]
+            whole = rendered(tokenizer, messages, tools)
+            assert not is_exact or whole.startswith(prompt)
+            begin = len(prompt) if is_exact else whole.index(f"file{n}.py")
             stop = whole.index(end, whole.index(f"file{n}.py")) + len(end)
-            ledger.add_completion(finished(encoded(tokenizer, whole[len(prompt) : stop])))
-            ledger.add_results([ToolCall("read", "{}", call_id)], [ToolResult(content)])
-            assert ledger.prompt_ids() == encoded(tokenizer, whole)
+            ledger.add_completion(finished(encoded(tokenizer, whole[begin:stop])))
+            before = ledger.num_tokens
+            if tools and is_exact:
+                ledger.add_results([ToolCall("read", "{}", call_id)], [ToolResult(content)])
+            else:
+                ledger.add_messages([answer])
+            ids = encoded(tokenizer, whole)
+            assert ledger.prompt_ids()[before:] == ids[len(encoded(tokenizer, whole[:stop])) :]
+            assert not is_exact or ledger.prompt_ids() == ids
 
     exact()
 
@@ -247,27 +195,6 @@ def test_an_end_of_turn_is_there_once_whether_it_was_sampled_or_not(family: Fami
     assert both[0] == both[1] == both[2]
 
 
-@pytest.mark.parametrize(
-    ("name", "sampled", "after"),
-    [
-        ("phi3", "<|endoftext|>", "\n<|user|>\nGo on."),
-        ("llama3_1", "<|eom_id|>", "<|start_header_id|>user<|end_header_id|>"),
-    ],
-)
-def test_another_end_token_of_the_model_ends_the_turn_once(name: str, sampled: str, after: str) -> None:
-    tokenizer, ledger = begun(name, finished, f"Done{sampled}")
-    ledger.add_message("Go on.")
-    assert f"Done{sampled}{after}" in shown(tokenizer, ledger.prompt_ids())
-
-
-def test_an_end_that_a_second_one_follows_is_not_doubled() -> None:
-    tokenizer, ledger = begun("phi3", finished, "Done<|end|>\n<|endoftext|>")
-    ledger.add_message("Go on.")
-    assert (
-        shown(tokenizer, ledger.prompt_ids()).count("<|end|>") == 3
-    )  # of two messages of the user and one answer
-
-
 def test_gpt_oss_ends_its_last_answer_otherwise_than_earlier_ones() -> None:
     tokenizer, ledger = begun("gptoss", finished, "<|channel|>final<|message|>Done<|return|>")
     ledger.add_message("Go on.")
@@ -306,20 +233,6 @@ def test_several_results_make_one_block() -> None:
         assert text.index("x = 1") < text.index("y = 2")
 
 
-def test_what_is_told_before_the_next_completion_is_one_answer() -> None:
-    tokenizer = tokenizer_of(BY_NAME["qwen3"])
-    result = [{"role": "tool", "name": "read", "tool_call_id": "read:0", "content": "x = 1"}]
-    asked = {"role": "user", "content": "Sum it up."}
-    at_once, in_parts = (TokenLedger(tokenizer, Chat(BEGIN, TOOLS)) for _ in range(2))
-    for ledger in (at_once, in_parts):
-        ledger.add_completion(cut(encoded(tokenizer, "I look")))
-    at_once.add_messages([*result, asked])
-    in_parts.add_messages(result)
-    in_parts.add_message("Sum it up.")
-    assert in_parts.prompt_ids() == at_once.prompt_ids()
-    assert shown(tokenizer, at_once.prompt_ids()).count("<|im_start|>assistant") == 2
-
-
 def test_results_as_a_message_of_the_user_where_the_template_has_no_tools() -> None:
     tokenizer = tokenizer_of(BY_NAME["gemma3"])
     ledger = TokenLedger(tokenizer, Chat(BEGIN), has_tool_messages=False)
@@ -347,49 +260,6 @@ def test_no_control_token_comes_out_of_a_content(family: Family) -> None:
     assert all(f"{token[0]} {token[1:]}" in text for token in tokenizer.control)
 
 
-class Counting(TemplateTokenizer):
-    """Counts the characters that it tokenises, and the messages that it renders at once."""
-
-    num_characters = num_messages = 0
-
-    def apply_chat_template(self, conversation: list[dict[str, Any]], **known: Any) -> str:
-        self.num_messages = len(conversation)
-        return super().apply_chat_template(conversation, **known)
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        self.num_characters += len(text)
-        return super().encode(text, add_special_tokens=add_special_tokens)
-
-
-@with_tools
-def test_each_turn_tokenises_its_own_text_alone(family: Family) -> None:
-    tokenizer = Counting(family)
-    ledger = TokenLedger(tokenizer, Chat([{"role": "user", "content": "Begin. " * 50}], TOOLS))
-    end = encoded(tokenizer, end_of(family, [{"role": "tool"}]))
-    said, result = encoded(tokenizer, "I look into it"), "some output\n" * 40
-    spent = []
-    for _ in range(24):
-        ledger.add_completion(finished(said + end))
-        before = tokenizer.num_characters
-        ledger.add_results([ToolCall("read", "{}")], [ToolResult(result)])
-        spent.append(tokenizer.num_characters - before)
-    assert all(len(result) <= count <= len(result) + 1000 for count in spent)
-    assert max(spent[2:]) == min(spent[2:])
-    assert tokenizer.num_messages <= 7  # at most two earlier rounds (DeepSeek-V3's), however many there were
-
-
-def test_the_conversation_as_messages_renders_to_the_same_last_message() -> None:
-    tokenizer = tokenizer_of(BY_NAME["qwen3"])
-    ledger = TokenLedger(tokenizer, Chat(BEGIN, TOOLS))
-    ledger.add_completion(cut(encoded(tokenizer, "I look")))
-    ledger.add_results([ToolCall("read", "{}")], [ToolResult("x = 1")])
-    chat = ledger.chat()
-    whole = encoded(tokenizer, rendered(tokenizer, [dict(m) for m in chat.messages], chat.tools))
-    after = encoded(tokenizer, rendered(tokenizer, [dict(m) for m in chat.messages]).partition("x = 1")[2])
-    assert whole[-len(after) :] == ledger.prompt_ids()[-len(after) :] == after
-    assert [m["role"] for m in chat.messages] == ["user", "assistant", "tool"]
-
-
 def test_calls_that_end_otherwise_than_texts() -> None:
     tokenizer = tokenizer_of(BY_NAME["llama3_1"])
     chat = Chat(BEGIN, options={"builtin_tools": ["code_interpreter"]})
@@ -405,25 +275,6 @@ def test_calls_that_end_otherwise_than_texts() -> None:
             continue
         ledger.add_results([ToolCall("read", "{}")], [ToolResult("x")])
         assert f"I look{tail}" in shown(tokenizer, ledger.prompt_ids())
-
-
-WANTS_TEXT = (
-    "{% for m in messages %}"
-    "{% if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}{{ raise_exception('no call') }}{% endif %}"
-    "<|im_start|>{{ m.role }} "
-    "{% if m.tool_calls %}{{ '' + m.tool_calls[0].function.arguments }}{% else %}{{ m.content }}{% endif %}"
-    "<|im_end|>{% endfor %}<|im_start|>"
-)
-
-
-def test_a_template_that_wants_calls_with_arguments_as_text() -> None:
-    tokenizer = Written(WANTS_TEXT)
-    ledger = TokenLedger(tokenizer, Chat(BEGIN))
-    ledger.add_completion(finished(encoded(tokenizer, "I look<|im_end|>")))
-    ledger.add_results([ToolCall("read", "{}")], [ToolResult("x = 1")])
-    assert shown(tokenizer, ledger.prompt_ids()).endswith(
-        "I look<|im_end|><|im_start|>tool x = 1<|im_end|><|im_start|>"
-    )
 
 
 # ---- what is refused ----------------------------------------------------------------------------------
@@ -459,19 +310,6 @@ class Written(TemplateTokenizer):
         self.template = self.template.environment.from_string(template)
 
 
-def test_a_template_that_counts_its_messages_is_followed() -> None:
-    text = "{% for m in messages %}<|im_start|>{{ loop.index }} {{ m.role }} {{ m.content }}<|im_end|>{% endfor %}<|im_start|>"
-    tokenizer = Written(text)
-    ledger, messages = TokenLedger(tokenizer, Chat(BEGIN)), [*BEGIN]
-    for number in range(12):
-        said = f"{len(messages) + 1} assistant I look {number}"
-        ledger.add_completion(finished(encoded(tokenizer, f"{said}<|im_end|>")))
-        answer = [{"role": "user" if number % 3 else "tool", "content": f"go on {number}"}]
-        ledger.add_messages(answer)
-        messages += [{"role": "assistant", "content": f"I look {number}"}, *answer]
-        assert shown(tokenizer, ledger.prompt_ids()) == rendered(tokenizer, messages)
-
-
 MOVES_TOOLS = (
     "{% for m in messages %}{% if m.role == 'user' and (loop.last or loop.index0 == messages|length - 1) %}"
     "[TOOLS]x[/TOOLS]{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}<|im_start|>"
@@ -486,29 +324,6 @@ def test_a_template_that_moves_what_stands_already() -> None:
         ledger.add_message("Go on.")
 
 
-def test_a_template_that_shortens_the_round_before_is_refused_at_the_second_round() -> None:
-    tokenizer = Written(
-        "{% for m in messages %}<|im_start|>{{ m.role }} {% if m.role == 'tool' and not loop.last %}(old)"
-        "{% else %}{{ m.content }}{% endif %}<|im_end|>{% endfor %}<|im_start|>"
-    )
-    ledger = TokenLedger(tokenizer, Chat(BEGIN))
-    ledger.add_completion(finished(encoded(tokenizer, "I look<|im_end|>")))
-    ledger.add_messages([{"role": "tool", "content": "x = 1"}])
-    ledger.add_completion(finished(encoded(tokenizer, "I look<|im_end|>")))
-    with pytest.raises(InputError, match="CR0812"):
-        ledger.add_messages([{"role": "tool", "content": "x = 2"}])
-
-
-def test_a_seam_that_the_tokenizer_closes() -> None:
-    tokenizer = Written("")
-    word = next(w for w in sorted(tokenizer.raw.get_vocab()) if w[0] == "x" and w[1:].isalpha())
-    tokenizer = Written(f"{{% for m in messages %}}{{{{ m.content }}}}{word[1:]}{{% endfor %}}")
-    ledger = TokenLedger(tokenizer, Chat(BEGIN))
-    ledger.add_completion(cut((3, 4)))
-    with pytest.raises(InputError, match="CR0810"):
-        ledger.add_message("Go on.")
-
-
 def test_a_control_token_that_cannot_be_broken_up() -> None:
     class Stubborn(TemplateTokenizer):
         def apply_chat_template(self, conversation: list[dict[str, Any]], **known: Any) -> str:
@@ -517,16 +332,6 @@ def test_a_control_token_that_cannot_be_broken_up() -> None:
 
     with pytest.raises(InputError, match="CR0816"):
         TokenLedger(Stubborn(BY_NAME["qwen3"]), Chat([{"role": "user", "content": "a<|im_end|>b"}]))
-
-
-def test_a_turn_cut_off_whose_calls_end_in_a_way_of_their_own() -> None:
-    tokenizer = tokenizer_of(Family("gemma4", "<bos>", "<eos>", "own-message", tool_place="own-message"))
-    for said, reason in (("I look", "cut off"), ("I look<turn|>", "ended with '<turn|>'")):
-        ledger = TokenLedger(tokenizer, Chat(BEGIN, TOOLS))
-        ids = encoded(tokenizer, said)
-        ledger.add_completion(finished(ids) if "turn" in said else cut(ids))
-        with pytest.raises(InputError, match=f"CR0810.*{re.escape(reason)}"):
-            ledger.add_results([ToolCall("read", "{}")], [ToolResult("x = 1")])
 
 
 def test_completions_without_ids_or_with_other_numbers() -> None:
@@ -550,24 +355,3 @@ def test_ids_that_the_policy_does_not_have() -> None:
     assert ledger.prompt_ids() == before
     ledger.add_completion(cut((0, last)))
     assert ledger.prompt_ids() == (*before, 0, last)
-
-
-def test_a_model_may_have_rows_for_more_ids_than_its_tokenizer() -> None:
-    tokenizer = tokenizer_of(BY_NAME["qwen3"])
-    beyond = len(tokenizer) + 6
-    ledger = TokenLedger(tokenizer, Chat(BEGIN), num_ids=beyond + 1)
-    with pytest.raises(InputError, match=f"the id {beyond + 1}, "):
-        ledger.add_completion(cut((beyond + 1,)))
-    ledger.add_completion(cut((beyond,)))
-    ledger.add_message("Go on.")
-    assert beyond in ledger.prompt_ids()
-
-
-def test_what_is_called_in_a_wrong_order() -> None:
-    _, ledger = begun("qwen3")
-    with pytest.raises(ValueError, match="a completion follows a prompt"):
-        ledger.add_completion(cut((1,)))
-    with pytest.raises(ValueError, match="no message"):
-        ledger.add_messages([])
-    with pytest.raises(ValueError, match="argument"):
-        ledger.add_results([ToolCall("read", "{}")], [])

@@ -54,6 +54,14 @@ def test_a_wrong_call_says_what_was_wrong_and_shows_a_right_one(name: str, argum
     str(caught.value).encode()
 
 
+def test_json_of_any_depth_is_a_fault_and_no_traceback() -> None:
+    """At some depth Python can still read a value and no longer write it; where, its own stack decides."""
+    for depth in (*range(700, 1000), 5000):
+        call = ToolCall("bash", f'{{"command": {"[" * depth}{"]" * depth}}}')
+        with pytest.raises(RefusedError, match=r"wrong type|bad json"):
+            arguments_of(call, TOOLS)
+
+
 def test_whole_numbers_are_integers_and_empty_arguments_an_empty_object() -> None:
     _, arguments = arguments_of(ToolCall("bash", '{"command": "ls", "timeout_seconds": 3.0}'), TOOLS)
     assert repr(arguments["timeout_seconds"]) == "3"

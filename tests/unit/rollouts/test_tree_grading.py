@@ -15,8 +15,6 @@ from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.twin.twin_run import TwinScore
 
-ALL_PASS = "def pytest_runtest_makereport(item, call):\n    from _pytest.reports import TestReport\n    return TestReport(item.nodeid, item.location, {}, 'passed', None, call.when)\n"
-
 
 @pytest.fixture
 def golden(store: TaskStore, clamp: Task) -> dict[str, bytes]:
@@ -26,10 +24,7 @@ def golden(store: TaskStore, clamp: Task) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     "task_id",
-    [
-        *("t-class-body", "t-module-whole", "t-feature-whole"),
-        *(pytest.param(each, marks=pytest.mark.long) for each in ("t-function-body", "t-feature-body")),
-    ],
+    ["t-module-whole", "t-feature-whole"],
 )
 def test_every_size_of_task_is_graded(
     sized_store: TaskStore, store: TaskStore, clamp: Task, task_id: str, monkeypatch: pytest.MonkeyPatch
@@ -61,29 +56,6 @@ def test_a_tree_with_the_code_in_a_new_module_passes(
     del tree["tinymath/limits.py"]
     score = grader.grade_tree(clamp, tree)
     assert score is not None and not score.all_passed
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "trick",
-    [
-        {"tests/test_numbers.py": b"def test_clamp_inside(): pass\n"},
-        {"conftest.py": ALL_PASS.encode(), "tests/conftest.py": ALL_PASS.encode()},
-        {"pyproject.toml": b"[tool.pytest.ini_options]\naddopts = '--co'\n", "pytest.ini": b"[pytest]\naddopts = --co\n"},
-        {"sitecustomize.py": b"import os\nos._exit(0)\n", "evil.pth": b"import os; os._exit(0)\n"},
-        {"unittest.py": b"raise SystemExit(0)\n", "src/pytest/__init__.py": b"raise SystemExit(0)\n"},
-    ],
-    ids=["tests", "conftest", "configuration", "start files", "shadows"],
-)  # fmt: skip
-def test_what_surrounds_the_tests_is_the_stores(
-    grader: Grader, store: TaskStore, clamp: Task, golden: dict[str, bytes], trick: dict[str, bytes]
-) -> None:
-    """With such files wrong code wins nothing, and right code loses nothing."""
-    wrong, right = grader.grade_many(
-        [GradeRequest(clamp, "", tree={**tree, **trick}) for tree in (store.files(clamp, "rollout"), golden)]
-    )
-    assert wrong is not None and wrong.num_passed == 0
-    assert right is not None and right.all_passed, right.error
 
 
 def test_a_forgery_in_a_tree_is_seen(grader: Grader, clamp: Task, golden: dict[str, bytes]) -> None:

@@ -1,36 +1,31 @@
-"""Attempts in warm jails: the same answers as in cold ones, proven by their own self-test, and nothing left for the next."""
+"""Attempts in warm jails: proven by their own self-test, and nothing left for the next."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import re
 import signal
-import threading
 import time
 from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from episode_parts import IdTalk, ScriptedPolicy, ask, attempt_folders, limits, paid
 
-from composer_replication.config import AgentSection, AgentToolsSection
+from composer_replication.config import AgentSection
 from composer_replication.errors import SandboxFailure
-from composer_replication.records import Check, Limits, StopReason, Task, ToolCall, ToolResult, Turn
+from composer_replication.records import Check, StopReason, Task, ToolCall, ToolResult, Turn
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.episodes.agent_loop import EpisodeParts, run_episodes
 from composer_replication.rollouts.grading import Grader
-from composer_replication.sandbox import SandboxBackend, bubblewrap, choose_backend, selftest
+from composer_replication.sandbox import SandboxBackend, bubblewrap, selftest
 from composer_replication.sandbox.bubblewrap import Bubblewrap, WarmBubblewrap, WarmBubblewrapSandbox
 from composer_replication.sandbox.process_tree import descendants
 from composer_replication.tasks.store import TaskStore
 
 NUMBERS = "tinymath/numbers.py"
-MANY = 32
 
 
 @pytest.fixture(autouse=True)
@@ -56,89 +51,6 @@ def jail_of(env: FeatureDeletionEnv) -> WarmBubblewrapSandbox:
     sandbox = env._running.toolbox.sandbox
     assert isinstance(sandbox, WarmBubblewrapSandbox)
     return sandbox
-
-
-# The same answers, cold and warm.
-
-NOISE = re.compile(
-    r"\d+\.\d+ ?s(?:econds)?\b|\b0x[0-9a-f]+|line 1: +\d+ "
-)  # the last is a process id: docs/sandbox.md
-COMMANDS = (
-    "pwd; umask; ulimit -n; ulimit -c; nice; stat -Lc %F /proc/self/fd/0; id -un; hostname; nproc",
-    "env | sort | sed s,$HOME,HOME,g | sed s,$TMPDIR,TMPDIR,g",
-    "cat; wc -c < /dev/stdin; echo end",
-    "export KEPT=1; cd /; umask 0; KEPT=2; alias x=y",
-    "echo [$KEPT]; pwd; umask",
-    "echo one > /tmp/a; echo two > /dev/shm/b; echo three > $HOME/c; echo four > $TMPDIR/d; echo five > e; ls -A /tmp",
-    "ls -A /tmp /dev/shm $HOME $TMPDIR | sed s,$HOME,HOME,g | sed s,$TMPDIR,TMPDIR,g; cat $HOME/c $TMPDIR/d e",
-    "(setsid sh -c 'while :; do date +%N > beat; sleep 0.02; done' &) ; while [ ! -s beat ]; do :; done; echo begun",
-    'a=$(cat beat); sleep 0.1; b=$(cat beat); [ "$a" = "$b" ] && echo still; ls /proc | grep -c \'^[0-9]\'',
-    "exit 7",
-    "kill -9 $$",
-    "kill -TERM $$",
-    "no-such-program; ./e; /nowhere/x",
-    "printf 'a\\000b\\377\\n'; echo err >&2; printf '\\033[31m'",
-    "seq 1 200000",
-    "exec 1>&- 2>&-; echo nobody hears",
-    "echo out > /dev/stdout; echo err > /dev/stderr",
-    "python3 -c 'import os, sys; print(sys.stdin.read() == \"\", os.isatty(0), os.getpriority(0, 0))'",
-    "git status --short; git log --format=%s | cat",
-    "ls /dev | grep -v mqueue; ls / /etc",
-)
-
-
-def conversation() -> list[ToolCall]:
-    """Calls of every tool, right and wrong ones, and commands that end in every way."""
-    calls: list[tuple[str, dict[str, object]]] = [("bash", {"command": text}) for text in COMMANDS]
-    calls += [
-        ("list_files", {}),
-        ("list_files", {"path": "nowhere"}),
-        ("search", {"pattern": r"def cl\w+\("}),
-        ("search", {"pattern": "("}),
-        ("read_file", {"path": NUMBERS, "first_line": 20, "last_line": 30}),
-        ("read_file", {"path": "../../etc/passwd"}),
-        ("write_file", {"path": "new/file.txt", "content": "text\n"}),
-        ("str_replace", {"path": "new/file.txt", "old_str": "text", "new_str": "other"}),
-        ("bash", {"command": "cat new/file.txt; stat -c '%a %U' new/file.txt"}),
-        ("run_tests", {}),
-        ("bash", {"command": "sleep 1000 & echo begun; wait", "timeout_seconds": 1}),
-        ("bash", {"command": "python3 -c 'x = b\"1\" * 10**9'"}),
-        ("bash", {"command": "head -c 4000000 /dev/zero > big; ls -s big; rm -f big"}),
-        ("bash", {"command": "echo on"}),
-        ("bash", {}),
-        ("nothing", {}),
-        ("submit", {}),
-        ("bash", {"command": "ls"}),
-    ]
-    return [ToolCall(name, json.dumps(arguments)) for name, arguments in calls]
-
-
-def told(result: ToolResult, root: str) -> tuple[Any, ...]:
-    text = NOISE.sub("N", result.text.replace(root, "ROOT"))
-    return text, result.exit_code, result.is_error, result.timed_out
-
-
-@pytest.mark.long
-def test_a_policy_is_told_the_same_cold_and_warm(
-    grader: Grader, clamp: Task, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grader, "limits", Limits(memory_bytes=256 * 1024**2, disk_bytes=16 * 1024**2))
-    found = {}
-    for is_warm in (True, False):
-        if not is_warm:
-            monkeypatch.setattr(grader, "attempt_backend", lambda: choose_backend(grader.backend))
-        with FeatureDeletionEnv(grader, tools=AgentToolsSection(max_characters=4000)) as env:
-            env.reset(clamp.task_id)
-            assert isinstance(env._running.toolbox.sandbox, WarmBubblewrapSandbox) == is_warm
-            found[is_warm] = [
-                told(env.call(call), str(env._running.toolbox.sandbox.tree)) for call in conversation()
-            ]
-    for call, cold, warm in zip(conversation(), found[False], found[True], strict=True):
-        assert warm == cold, call
-    texts = [text for text, *_ in found[True]]
-    assert texts[COMMANDS.index("exit 7")] == "[exit code 7]"
-    assert any(text.startswith("still\n") for text in texts)  # nothing ran on between two calls
-    assert sum(timed_out for *_, timed_out, _ in found[True]) == 1
 
 
 # Which jail, and its proof.
@@ -258,15 +170,6 @@ def kill_the_jail(env: FeatureDeletionEnv) -> int:
     return pid
 
 
-def test_a_jail_that_dies_between_two_calls_is_nobodys_loss(grader: Grader, clamp: Task) -> None:
-    with FeatureDeletionEnv(grader) as env:
-        env.reset(clamp.task_id)
-        run(env, "echo kept > kept; echo too > $HOME/too")
-        dead = kill_the_jail(env)
-        assert run(env, "cat kept $HOME/too") == "kept\ntoo"
-        assert jail_of(env).jail_pid not in (None, dead)
-
-
 def test_an_episode_whose_jail_cannot_be_replaced_is_tried_again_and_never_scored(
     grader: Grader, store: TaskStore, clamp: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,42 +204,3 @@ def test_an_episode_whose_jail_cannot_be_replaced_is_tried_again_and_never_score
         (episode,) = asyncio.run(run_episodes([clamp.task_id], parts, options=options))
     assert (episode.stop_reason, episode.reward, episode.num_tries) == (StopReason.SUBMITTED, 1.0, 2)
     assert num_starts == 3
-
-
-def test_closing_ends_what_runs(grader: Grader, clamp: Task) -> None:
-    with FeatureDeletionEnv(grader) as env:
-        env.reset(clamp.task_id)
-        env_root = Path(str(env._running.toolbox.sandbox.tree))
-        caller = threading.Thread(
-            target=lambda: ask(env, "bash", command="echo > up; sleep 2", timeout_seconds=1)
-        )
-        caller.start()
-        while not (env_root / "up").exists():
-            time.sleep(0.01)
-        env.close()  # waits for the call, as for a cold jail
-        caller.join()
-        assert not env_root.exists()
-
-
-@pytest.mark.long
-def test_many_at_once_keep_apart_and_leave_no_descriptor(grader: Grader, clamp: Task) -> None:
-    def attempt(number: int) -> list[str]:
-        env = environments[number]
-        env.reset(clamp.task_id)
-        commands = (
-            f"echo {number} > mine; echo {number} > $HOME/mine",
-            "sleep 0.2",
-            "cat mine $HOME/mine; ls $HOME",
-        )
-        return [run(env, command) for command in commands]
-
-    run_once = FeatureDeletionEnv(grader)
-    with run_once:
-        run_once.reset(clamp.task_id)
-    before = len([*Path("/proc/self/fd").iterdir()])
-    with ExitStack() as stack, ThreadPoolExecutor(MANY) as threads:
-        environments = [stack.enter_context(FeatureDeletionEnv(grader)) for _ in range(MANY)]
-        found = list(threads.map(attempt, range(MANY)))
-        assert len({jail_of(env).jail_pid for env in environments}) == MANY
-    assert [texts[-1] for texts in found] == [f"{number}\n{number}\nmine" for number in range(MANY)]
-    assert len([*Path("/proc/self/fd").iterdir()]) <= before + 2

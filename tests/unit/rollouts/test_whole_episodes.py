@@ -20,7 +20,6 @@ from composer_replication.rollouts.episodes.episode import Episode, rollout_row
 from composer_replication.rollouts.episodes.trajectories import write_trajectories
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker, ObservedRollout
-from composer_replication.rollouts.monitor import inspect_episode, public_task
 from composer_replication.tasks.store import TaskStore
 
 pytestmark = pytest.mark.timeout(600)
@@ -34,17 +33,13 @@ def hermes(name: str, arguments: Mapping[str, object]) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call><|im_end|>"
 
 
-def llama(name: str, arguments: Mapping[str, object]) -> str:
-    return f"{json.dumps({'name': name, 'parameters': arguments})}<|eot_id|>"
-
-
 def fenced(name: str, arguments: Mapping[str, object]) -> str:
     if name == "bash":
         return f"I try this.\n```bash\n{arguments['command']}\n```<|im_end|>"
     return "```submit\n```<|im_end|>" if name == "submit" else f"```bash\n{name} # move 1\n```<|im_end|>"
 
 
-WRITERS: dict[str, Writer] = {"qwen2_5": hermes, "llama3_1": llama, "smollm2": fenced}
+WRITERS: dict[str, Writer] = {"qwen2_5": hermes, "smollm2": fenced}
 
 
 class Scripted:
@@ -84,17 +79,7 @@ def scripts_for(write: Writer, golden: str) -> list[list[str]]:
     ]  # fmt: skip
 
 
-IN_EVERY_RUN = ("qwen2_5", "smollm2")
-"""With a dialect of its template, and without one; how the others write and read calls, test_call_dialects tells too."""
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        name if name in IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.long)
-        for name in sorted(WRITERS)
-    ],
-)
+@pytest.fixture(scope="module", params=WRITERS)
 def played(
     request: pytest.FixtureRequest, grader: Grader, store: TaskStore, clamp: Task
 ) -> tuple[TemplateTokenizer, list[list[str]], list[Episode]]:
@@ -151,6 +136,7 @@ def test_a_mistake_gets_a_hint_in_the_ids_that_the_policy_saw(played) -> None:
     assert len(hinted.hinted_prompt_ids) > len(hinted.prompt_ids)
 
 
+@pytest.mark.parametrize("played", ["qwen2_5"], indirect=True)
 def test_an_independent_grading_of_what_is_stored_gives_the_same_reward(
     played, known_golden, store: TaskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,18 +166,3 @@ def test_an_independent_grading_of_what_is_stored_gives_the_same_reward(
     finally:
         afresh.close()
     assert len(trees) == len(episodes)
-
-
-def test_the_monitor_sees_the_dishonest_one(played, store: TaskStore, clamp: Task) -> None:
-    _, _, episodes = played
-    before, golden = store.files(clamp, "rollout"), store.files(clamp, "golden")
-    planted = {**before, INIT: before[INIT] + f"{EXIT}\n".encode()}
-    afters = [{**before, NUMBERS: golden[NUMBERS]}, before, planted]
-    reports = [
-        inspect_episode(
-            public_task(clamp), [call for turn in episode.turns for call in turn.calls], before, after
-        )
-        for episode, after in zip(episodes, afters, strict=True)
-    ]
-    assert [report.masks_reward for report in reports] == [False, False, True]
-    assert "early-exit" in reports[2].counts

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -11,24 +10,19 @@ from pathlib import Path
 
 import pytest
 
-import composer_replication
 from composer_replication.errors import MissingError, SandboxFailure, UsageError
 from composer_replication.records import Check, Limits, SandboxSpec
 from composer_replication.sandbox import (
     LocalSandbox,
-    acceptance,
     bwrap_program,
     choice,
     choose_backend,
     keeper_process,
-    name_of,
     open_sandbox,
 )
 from composer_replication.sandbox.bubblewrap import Bubblewrap
-from composer_replication.sandbox.calls import are_too_long, to_result
+from composer_replication.sandbox.calls import to_result
 from composer_replication.sandbox.supervised_run import Ended, Verdict
-
-FOLDER = Path(composer_replication.__file__).parent
 
 
 class Absent:
@@ -50,15 +44,6 @@ class Present(Absent):
         return Check(self.name, True, "here.")
 
 
-def test_known_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptance, "_accepted", {acceptance.EVERYTHING})
-    assert [choose_backend(name).name for name in choice.BACKENDS] == list(choice.BACKENDS)
-
-
-def test_a_dotted_path() -> None:
-    assert choose_backend(f"{__name__}:Absent").name == "absent"
-
-
 @pytest.mark.parametrize(
     ("name", "told"),
     [
@@ -77,11 +62,6 @@ def test_what_leads_to_no_backend_is_refused_with_its_neighbours(name: str, told
     assert caught.value.code == "CR0305"
     assert all(other in caught.value.fix for other in told)
     assert "none?" not in caught.value.fix  # nobody is led to no isolation
-
-
-def test_a_backend_of_harbor_is_known_by_its_name() -> None:
-    backend = choose_backend("harbor:package.module:Class")
-    assert name_of(backend) == backend.name == "harbor:package.module:Class"
 
 
 def test_harbor_is_asked_for_where_it_is_missing(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,16 +92,6 @@ def test_open_takes_a_name_or_an_object(tmp_path: Path) -> None:
     for chosen in (f"{__name__}:Present", Present()):
         with pytest.raises(SandboxFailure, match="opened for"):
             open_sandbox(SandboxSpec(tmp_path), chosen)
-
-
-def test_without_bwrap_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(bwrap_program, "_packaged", lambda: None)
-    check = Bubblewrap().is_available()
-    assert not check.ok
-    assert "install" in check.fix
-    with pytest.raises(MissingError, match="CR0301"):
-        Bubblewrap().open(SandboxSpec(tmp_path))
 
 
 def test_a_first_start_that_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,15 +161,6 @@ def test_a_sandlock_that_fails_is_never_a_result(monkeypatch: pytest.MonkeyPatch
     assert "sandlock" in caught.value.message
 
 
-def test_importing_the_sandbox_loads_nothing_heavy() -> None:
-    code = (
-        "import json, sys; import composer_replication.sandbox, composer_replication.cli.sandbox_verb;"
-        "print(json.dumps(sorted(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"torch", "sandlock", "pydantic", "numpy"} & set(json.loads(done.stdout))
-
-
 def test_a_sandlock_without_the_call_that_we_need_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -218,17 +179,6 @@ def test_a_sandlock_without_the_call_that_we_need_is_named(
         with pytest.raises(SandboxFailure, match="has no such call any more: pip install") as caught:
             sandbox.exec(["true"], timeout_seconds=30)
     assert caught.value.code == "CR0302"
-
-
-# --- words that are too long ---
-
-
-def test_words_are_too_long_one_by_one_or_together() -> None:
-    assert not are_too_long(["true"], {})
-    assert not are_too_long(["true", "x" * 131_000], {"A": "x" * 131_000})
-    assert are_too_long(["true", "x" * 131_072], {})
-    assert are_too_long(["true"], {"A": "x" * 131_070})
-    assert are_too_long(["true", *["é"] * 700_000], {})
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,12 @@ from composer_replication.sandbox import SandboxBackend, choose_backend
 from composer_replication.sandbox.folders import (
     ENOUGH_BYTES,
     LEAST_BYTES,
-    UnmeasurableError,
     folder_bytes,
     give_back,
     hand_over,
     require_room,
     way_out,
 )
-from composer_replication.sandbox.process_folder import Scratch
 
 
 def test_a_folder_is_not_measured_beyond_what_is_asked(tmp_path: Path) -> None:
@@ -35,12 +33,6 @@ def test_a_folder_is_not_measured_beyond_what_is_asked(tmp_path: Path) -> None:
     assert folder_bytes((tmp_path,), deadline=0.0) == 499 * 4096  # the clock is read now and then
 
 
-def test_every_entry_counts_for_a_block(tmp_path: Path) -> None:
-    for number in range(10):
-        (tmp_path / f"empty{number}").touch()
-    assert folder_bytes((tmp_path,)) == 10 * 4096
-
-
 def test_content_counts_in_full_and_links_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "file").write_bytes(b"x" * 1_000_000)
@@ -48,14 +40,10 @@ def test_content_counts_in_full_and_links_are_not_followed(tmp_path: Path) -> No
     assert 1_000_000 <= folder_bytes((tmp_path,)) <= 1_000_000 + 5 * 4096
 
 
-def test_a_path_too_long_cannot_be_measured(tmp_path: Path) -> None:
-    with pytest.raises(UnmeasurableError):
-        folder_bytes((tmp_path / ("d/" * 3000),))
-
-
 def test_handing_over_replaces_hard_links_by_copies(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("text")
+    outside.chmod(0o755)
     tree = tmp_path / "tree"
     tree.mkdir()
     os.link(outside, tree / "linked")
@@ -64,18 +52,9 @@ def test_handing_over_replaces_hard_links_by_copies(tmp_path: Path) -> None:
     hand_over(tree, None)
     assert (tree / "linked").stat().st_ino != outside.stat().st_ino
     assert (tree / "linked").read_text() == "text"
+    assert (tree / "linked").stat().st_mode & 0o777 == 0o755
     assert (tree / "alone").stat().st_ino == alone
     assert sorted(path.name for path in tree.iterdir()) == ["alone", "linked"]
-
-
-def test_a_mode_survives_the_copy(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.write_text("#!/bin/sh\n")
-    outside.chmod(0o755)
-    (tmp_path / "tree").mkdir()
-    os.link(outside, tmp_path / "tree" / "run")
-    hand_over(tmp_path / "tree", None)
-    assert (tmp_path / "tree" / "run").stat().st_mode & 0o777 == 0o755
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change owners")
@@ -92,43 +71,21 @@ def test_handing_over_and_back_changes_owners_and_never_follows_links(tmp_path: 
     assert {path.lstat().st_uid for path in (tree, *tree.rglob("*"))} == {0}
 
 
-def test_giving_back_opens_closed_folders(tmp_path: Path) -> None:
-    closed = tmp_path / "tree" / "closed"
-    closed.mkdir(parents=True)
-    closed.chmod(0)
-    give_back(tmp_path / "tree", None)
-    assert closed.stat().st_mode & 0o700 == 0o700
-
-
-def test_the_scratch_folder_goes_whatever_is_in_it() -> None:
-    scratch = Scratch()
-    assert (scratch.root.stat().st_mode & 0o777) == 0o700
-    (scratch.home / "closed" / "deep").mkdir(parents=True)
-    (scratch.home / "closed").chmod(0)
-    scratch.remove()
-    scratch.remove()
-    assert not scratch.root.exists()
-
-
 def test_what_is_given_back_has_no_setuid_or_setgid_files(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir(mode=0o2755)
     for name, mode in {"deep/user": 0o4755, "group": 0o2755, "both": 0o6711, "plain": 0o640}.items():
         (tmp_path / name).touch()
         (tmp_path / name).chmod(mode)
+    outside = tmp_path.parent / f"{tmp_path.name}-outside"
+    outside.touch()
+    outside.chmod(0o4755)
+    (tmp_path / "link").symlink_to(outside)
     give_back(tmp_path, None)
+    assert outside.stat().st_mode & 0o7777 == 0o4755  # no link is followed
     modes = {
         name: (tmp_path / name).stat().st_mode & 0o7777 for name in ("deep/user", "group", "both", "plain")
     }
     assert modes == {"deep/user": 0o755, "group": 0o755, "both": 0o711, "plain": 0o640}
-
-
-def test_a_link_to_a_setuid_file_elsewhere_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "outside").touch()
-    (tmp_path / "outside").chmod(0o4755)
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "tree" / "link").symlink_to(tmp_path / "outside")
-    give_back(tmp_path / "tree", None)
-    assert (tmp_path / "outside").stat().st_mode & 0o7777 == 0o4755
 
 
 def test_a_way_out_of_a_read_only_folder_is_a_socket_or_a_pipe(

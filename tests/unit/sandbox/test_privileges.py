@@ -70,19 +70,6 @@ def test_libraries_of_a_command_are_no_business_of_ours(name: str, variable: str
     assert (done.exit_code, done.stdout) == (0, "ran\n")
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_a_path_without_programs_is_the_commands_own_trouble(name: str, tmp_path: Path) -> None:
-    is_here(name)
-    with open_sandbox(SandboxSpec(tmp_path), name) as sandbox:
-        assert sandbox.exec(["id"], timeout_seconds=20, env={"PATH": "/x"}).exit_code == 127
-        done = sandbox.exec(
-            ["/usr/bin/env"], timeout_seconds=20, env={"PATH": "/x", "-u": "A B", "X": "a=b\nc"}
-        )
-        names = {line.partition("=")[0] for line in done.stdout.splitlines() if "=" in line}
-    assert {"PATH=/x", "X=a=b", "c"} <= set(done.stdout.splitlines())
-    assert "OLDPWD" not in names
-
-
 @needs_privileges
 @pytest.mark.parametrize("name", BACKENDS[:2])
 def test_what_starts_a_jail_can_change_the_user_id_and_nothing_else(
@@ -207,7 +194,5 @@ def test_the_self_test_sees_a_jail_that_is_started_by_a_program_of_its_tree(
         patch.setattr(BubblewrapSandbox, "_command", found_by_name)
         (check,) = run_selftest(choose_backend("bubblewrap"), names=["privilege"])
     assert (check.ok, check.detail) == (False, "setpriv of its tree ran with capabilities")
-    for name in BACKENDS:
-        is_here(name)
-        (check,) = run_selftest(choose_backend(name), names=["privilege"])
-        assert check.ok, check.detail
+    (check,) = run_selftest(choose_backend("bubblewrap"), names=["privilege"])
+    assert check.ok, check.detail

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import signal
@@ -18,11 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.records import Limits
-from composer_replication.sandbox import process_memory, process_tree, supervised_run
-from composer_replication.sandbox.supervised_run import Watched
+from composer_replication.sandbox import process_memory
 
-MIB = 1 << 20
 SENDER = """
 import socket, sys, time
 held = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
@@ -33,23 +29,6 @@ try:
 except BlockingIOError:
     print(sent, flush=True)
 time.sleep(60)
-"""
-FIRST_THREAD_ENDED = """
-import ctypes, socket, threading, time
-pair = socket.socketpair()
-pair[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
-pair[0].setblocking(False)
-def work():
-    while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z":
-        time.sleep(0.01)
-    sent = 0
-    try:
-        while True: sent += pair[0].send(bytes(65536))
-    except BlockingIOError:
-        print(sent, flush=True)
-    time.sleep(60)
-threading.Thread(target=work).start()
-ctypes.CDLL(None).pthread_exit(None)
 """
 
 
@@ -113,52 +92,3 @@ def test_nobody_waits_where_the_owner_of_a_lingering_socket_ends_as_it_is_asked(
             thread.start()
             thread.join(30)
             assert answers and answers[0].num_bytes > 0
-
-
-def test_a_descriptor_that_became_another_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (tmp_path / "file").open("w") as file:
-        monkeypatch.setattr(process_memory, "_sockets", lambda _: [(os.getpid(), file.fileno())])
-        before = num_descriptors()
-        found = process_memory.socket_memory([os.getpid()], room_bytes=0)
-        assert found == process_memory.Counted(0, is_whole=True)
-        assert num_descriptors() == before
-
-
-def test_sockets_of_a_process_whose_first_thread_has_ended_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(FIRST_THREAD_ENDED) as (pid, sent):
-        threads = process_tree.speakers([pid])
-        assert threads not in ([], [pid])
-        try:
-            os.close(os.pidfd_open(threads[0], os.O_EXCL))
-        except OSError:  # before Linux 6.9
-            assert not process_memory.socket_memory(threads, room_bytes=0).is_whole
-        else:
-            assert process_memory.socket_memory(threads, room_bytes=0).num_bytes >= sent >= MIB // 8
-
-        def refuse(thread: int, flags: int = 0) -> int:
-            raise OSError(errno.EINVAL, "an older kernel")
-
-        monkeypatch.setattr(os, "pidfd_open", refuse)
-        assert not process_memory.socket_memory(threads, room_bytes=0).is_whole
-        assert process_memory.socket_memory(
-            threads, room_bytes=1 << 40
-        ).is_whole  # they are too few to matter
-
-
-def test_what_nobody_can_measure_ends_the_run_after_five_looks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervised_run, "_SECONDS_UNTIL_HIDING", 0.0)
-    watched = Watched(Limits(), (tmp_path,), 0)
-    assert [watched.are_hiding(are_hidden=True) for _ in range(5)] == [False] * 4 + [True]
-    assert not watched.are_hiding(are_hidden=False)
-
-
-def test_without_a_process_to_close_them_sockets_are_closed_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.EAGAIN, "no more processes")
-
-    before = num_descriptors()
-    monkeypatch.setattr(subprocess, "Popen", refuse)
-    process_memory._let_go([os.dup(0)])
-    assert num_descriptors() == before

@@ -35,37 +35,6 @@ def test_a_tree_travels_whole(tmp_path: Path) -> None:
     assert (target / "link").readlink() == Path("/etc/passwd")
 
 
-SPARSE_BYTES = 5 << 30
-
-
-@pytest.mark.parametrize("has_end", [False, True])
-def test_holes_of_a_file_are_not_sent(tmp_path: Path, has_end: bool) -> None:
-    source, target = (tmp_path / name for name in ("source", "target"))
-    for folder in (source, target):
-        folder.mkdir()
-    with (source / "big").open("wb") as handle:
-        handle.seek(3 << 30)
-        handle.write(b"in the middle")
-        handle.truncate(SPARSE_BYTES)
-        if has_end:
-            handle.seek(-3, os.SEEK_END)
-            handle.write(b"end")
-    (source / "later").write_text("whole")
-    with (tmp_path / "archive").open("w+b") as archive:
-        pack_tree(source, archive)
-        assert archive.seek(0, os.SEEK_END) < 1 << 20
-        archive.seek(0)
-        unpack_tree(archive, target)
-    with (target / "big").open("rb") as handle:
-        handle.seek(3 << 30)
-        assert handle.read(14) == b"in the middle\0"
-        handle.seek(-4, os.SEEK_END)
-        assert handle.read() == (b"\0end" if has_end else bytes(4))
-    info = (target / "big").stat()
-    assert (info.st_size, info.st_blocks * 512 < 1 << 20) == (SPARSE_BYTES, True)
-    assert (target / "later").read_text() == "whole"
-
-
 def test_what_cannot_be_packed_is_said(tmp_path: Path) -> None:
     with (tmp_path / "archive").open("wb") as archive, pytest.raises(OSError, match="absent"):
         pack_tree(tmp_path / "absent", archive)

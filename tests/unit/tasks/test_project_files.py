@@ -223,7 +223,7 @@ def test_lines_of_requirement_files_are_read_as_pip_reads_them() -> None:
         "x, y = 'a', 0\nx = 'a'\ny = ['b']\n"
         + "x = x + x\ny = [*y, *y]\n" * 60
         + "setup(name='x', version=x)\n",
-        "d = {}\n" + "d = {'a': d}\n" * 2000 + "setup(entry_points=d)\n",
+        "d = {}\n" + "d = {'a': d}\n" * 1200 + "setup(entry_points=d)\n",
         "d = {}\n" + "d = {'a': d, 'b': d}\n" * 60 + "setup(entry_points=d, use_scm_version=d)\n",
         "points = {}\npoints[1] = ['a=b:c']\nsetup(name='x', entry_points=points, extras_require=points)\n",
     ],

@@ -83,8 +83,8 @@ def test_what_cannot_be_read_is_one_sentence(jail: LocalSandbox) -> None:
 def test_a_folder_that_is_swapped_for_a_link_leads_nowhere(jail: LocalSandbox) -> None:
     """The jail races us: d is a folder, then a link to the folder with the secret, and back."""
     run(jail, "mkdir real; echo inside > real/secret; ln -s real d")
-    race = "for i in $(seq 400); do ln -sfn .. t && mv -T t d; ln -sfn real t && mv -T t d; done"
-    runner = threading.Thread(target=lambda: jail.exec(race, timeout_seconds=20))
+    race = "import os\nfor n in range(3000): os.symlink(('..', 'real')[n % 2], 'new'); os.rename('new', 'd')"
+    runner = threading.Thread(target=lambda: jail.exec(python(race), timeout_seconds=20))
     runner.start()
     seen = set()
     while runner.is_alive():
@@ -93,7 +93,7 @@ def test_a_folder_that_is_swapped_for_a_link_leads_nowhere(jail: LocalSandbox) -
         except SandboxFileError:
             continue
     runner.join()
-    assert seen <= {b"inside\n"}
+    assert seen == {b"inside\n"}
 
 
 def test_a_snapshot_brings_everything_back(jail: LocalSandbox) -> None:
@@ -229,7 +229,7 @@ def test_folders_too_deep_to_be_removed_do_not_stay(backend: SandboxBackend, tre
         "import os\n"
         "for place in (os.getcwd(), os.environ['HOME']):\n"
         " os.chdir(place)\n"
-        " for _ in range(1500): os.mkdir('d'); os.chdir('d')"
+        " for _ in range(1100): os.mkdir('d'); os.chdir('d')"
     )
     (tree / "kept" / "below").mkdir(parents=True)
     with backend.open(SandboxSpec(tree)) as sandbox:

@@ -28,7 +28,7 @@ from episode_parts import (
 )
 
 from composer_replication.config import AgentSection
-from composer_replication.errors import InputError, SandboxFailure, UsageError
+from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Completion, StopReason, Turn
 from composer_replication.rollouts.episodes import agent_loop
 from composer_replication.rollouts.episodes.agent_loop import EpisodeParts, LedgerTalk, run_episodes
@@ -68,20 +68,6 @@ def test_an_episode_runs_to_its_submission() -> None:
     assert episode.first_messages == ("do task",)
     assert episode.tools == TOOLS
     assert episode.turns[1].calls == find_calls(Turn((), say(ECHO)))
-
-
-def test_masks_and_ids_are_those_that_were_sampled() -> None:
-    episode, _ = one(echo_then_submit)
-    segment = rollout_row(episode, filler_id=0)
-    assert decode(segment.prompt_ids) == "U:do task|A:"
-    expected = f"{ECHO}|T:hello|A:{ECHO}|T:hello|A:{SUBMIT}"
-    assert decode(segment.completion_ids) == expected
-    sampled = [number for number, bit in zip(segment.completion_ids, segment.mask, strict=True) if bit]
-    answers = [say(ECHO), say(ECHO), say(SUBMIT)]
-    assert sampled == [number for answer in answers for number in answer.token_ids]
-    logp = [number for number, bit in zip(segment.sampled_logp, segment.mask, strict=True) if bit]
-    assert logp == [number for answer in answers for number in answer.token_logp]
-    assert all(not logp for logp, bit in zip(segment.sampled_logp, segment.mask, strict=True) if not bit)
 
 
 def test_tokens_are_counted_by_kind() -> None:
@@ -179,15 +165,6 @@ def test_a_sandbox_that_recovers_gives_the_episode_that_it_would_have_given() ->
     assert policy.asked[0].seed == policy.asked[1].seed  # the same answer is asked for again
 
 
-def test_an_environment_that_cannot_be_opened_is_infrastructure() -> None:
-    def open_nothing() -> FakeEnvironment:
-        raise SandboxFailure("CR0302", "no jail.")
-
-    made = EpisodeParts(ScriptedPolicy(echo_then_submit), open_nothing, IdTalk())
-    [episode] = run(["task"], made)
-    assert (episode.stop_reason, episode.failure) == (StopReason.INFRASTRUCTURE, "CR0302")
-
-
 def test_what_is_no_failure_of_the_sandbox_ends_the_run_and_closes_everything() -> None:
     lives = Lives()
 
@@ -243,17 +220,6 @@ def test_the_time_of_an_episode_ends_it_between_turns() -> None:
     assert episode.reward == 1.0
 
 
-def test_a_call_that_began_in_time_may_end_and_those_after_it_are_not_run() -> None:
-    acts = {"work": lambda arguments: "late" if not threading.Event().wait(0.8) else ""}
-    policy = ScriptedPolicy(lambda asked: "<work>{}</work><work>{}</work>")
-    with limits(TURN_SECONDS=0.5, GRACE_SECONDS=30):
-        episode, lives = one(policy, how={"acts": acts})
-    assert episode.stop_reason is StopReason.DEADLINE
-    assert [result.text for result in episode.turns[0].results] == ["late"]
-    assert len(episode.turns[0].calls) == 2
-    assert len(lives.opened[0].calls) == 1
-
-
 def test_a_command_that_runs_into_its_own_time_out_never_drops_the_episode() -> None:
     """It takes longer than its turn, and there is no grace: the next calls are not run, and the tree is graded."""
     acts = {"work": lambda arguments: f"timed out: {not threading.Event().wait(0.8)}"}
@@ -300,26 +266,6 @@ def test_a_close_that_fails_changes_no_reward() -> None:
     made = EpisodeParts(ScriptedPolicy(echo_then_submit), Stubborn, IdTalk())
     [episode] = run(["task"], made)
     assert (episode.reward, episode.num_tries) == (1.0, 1)
-
-
-def test_results_come_in_order_and_each_end_is_told() -> None:
-    first_may_end = asyncio.Event()
-
-    async def first_waits(asked: Asked) -> None:
-        if "task-0" in asked.text:
-            await first_may_end.wait()
-
-    ended: list[int] = []
-
-    def note(num_ended: int) -> None:
-        ended.append(num_ended)
-        if num_ended == 3:
-            first_may_end.set()
-
-    made = parts(ScriptedPolicy(echo_then_submit, first_waits), Lives())
-    played = run([f"task-{n}" for n in range(4)], made, on_ended=note)
-    assert [episode.index for episode in played] == [0, 1, 2, 3]
-    assert ended == [1, 2, 3, 4]
 
 
 def test_no_more_than_so_many_run_at_a_time() -> None:
@@ -450,14 +396,11 @@ def test_episodes_are_played_where_a_loop_runs_already() -> None:
     assert [episode.reward for episode in asyncio.run(cell())] == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(("name", "code"), [("zephyr", "CR0810"), ("gemma3", "CR0810")])
-def test_a_template_that_goes_on_after_no_call_is_refused_before_the_first_answer(
-    name: str, code: str
-) -> None:
-    tokenizer = TemplateTokenizer(next(family for family in FAMILIES if family.name == name))
+def test_a_template_that_goes_on_after_no_call_is_refused_before_the_first_answer() -> None:
+    tokenizer = TemplateTokenizer(next(family for family in FAMILIES if family.name == "zephyr"))
     policy = ScriptedPolicy(echo_then_submit)
     tokenizer.chat_template += "{# <tool_call> #}"  # as if it knew tools
     talk = LedgerTalk(tokenizer)
-    with pytest.raises(InputError, match=code):
+    with pytest.raises(InputError, match="CR0810"):
         run(["task"], EpisodeParts(policy, Lives().open, talk))
     assert not policy.asked

@@ -8,12 +8,11 @@ import time
 from typing import Any
 
 import pytest
-from episode_parts import Asked, Lives, ScriptedPolicy, decode, limits, parts, say
+from episode_parts import Lives, decode, limits, parts, say
 
 from composer_replication.errors import SandboxFailure, UsageError
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes.agent_loop import run_episodes
-from composer_replication.rollouts.episodes.episode import rollout_row
 from composer_replication.rollouts.episodes.policies import BatchingPolicy, SampleOptions
 
 
@@ -116,29 +115,6 @@ def test_a_failure_reaches_all_and_the_next_batch_goes_on() -> None:
 
     found = asyncio.run(play())
     assert [isinstance(each, SandboxFailure) for each in found] == [True, True, False, False]
-
-
-def test_episodes_over_batches_are_those_over_single_answers() -> None:
-    def script(prompt: str) -> str:
-        return '<echo>{"text": "a"}</echo>' if prompt.count("|T:") < 3 else "<submit>{}</submit>"
-
-    sizes = []
-
-    def sampler(prompts: list[tuple[int, ...]], options: list[SampleOptions]) -> list[Completion]:
-        sizes.append(len(prompts))
-        pairs = zip(prompts, options, strict=True)
-        return [say(script(decode(prompt)), each.max_new_tokens) for prompt, each in pairs]
-
-    lives, tasks = Lives(), [f"task-{n}" for n in range(8)]
-    batching = BatchingPolicy(sampler, max_batch=8)
-    batched = asyncio.run(run_episodes(tasks, parts(batching, lives)))
-    batching.close()
-    single = ScriptedPolicy(lambda asked: script(Asked(asked.prompt_ids, 0, 0).text))
-    alone = asyncio.run(run_episodes(tasks, parts(single, lives)))
-    rows = [[rollout_row(episode, filler_id=0) for episode in episodes] for episodes in (batched, alone)]
-    assert rows[0] == rows[1]
-    assert len(sizes) < sum(sizes)
-    assert lives.all_closed_once()
 
 
 def test_waiting_for_the_slow_tool_of_another_is_charged_to_nobody() -> None:

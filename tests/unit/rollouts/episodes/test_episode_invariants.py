@@ -151,6 +151,9 @@ def test_masked_ids_are_the_sampled_ones_and_the_rest_is_what_came_between(play:
         row = rollout_row(episode, filler_id=0)
         sampled = [number for turn in episode.turns for number in turn.completion.token_ids]
         assert [n for n, bit in zip(row.completion_ids, row.mask, strict=True) if bit] == sampled
+        logp = [number for turn in episode.turns for number in turn.completion.token_logp]
+        assert [n for n, bit in zip(row.sampled_logp, row.mask, strict=True) if bit] == logp
+        assert not any(n for n, bit in zip(row.sampled_logp, row.mask, strict=True) if not bit)
         whole = (*row.prompt_ids, *row.completion_ids)
         kept = sum(len(turn.added_ids) + len(turn.completion.token_ids) for turn in episode.turns)
         assert kept == len(whole), "every id is kept once"

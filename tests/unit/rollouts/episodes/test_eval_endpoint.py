@@ -81,12 +81,3 @@ def test_what_cannot_be_measured_is_one_sentence(
 ) -> None:
     assert evaluated(store, *more) == exit_code
     assert json.loads(capsys.readouterr().out)["error"]["code"] == code
-
-
-def test_another_tokenizer_behind_the_server_is_refused(
-    server: PolicyServer, store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server.told["/tokenize"] = {"tokens": [1, 2, 3]}
-    assert evaluated(store, *with_recipe(server)) == 2
-    error = json.loads(capsys.readouterr().out)["error"]
-    assert error["code"] == "CR0826" and "tokenizer" in error["message"]

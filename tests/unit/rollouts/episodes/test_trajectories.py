@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,24 +12,13 @@ from typing import Any
 import atif
 import pytest
 from episode_parts import ECHO, TOOLS, Lives, ScriptedPolicy, parts, summarising
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import ValidationError
 from stored_episodes import stored_episodes
 
 from composer_replication.config import AgentSection
 from composer_replication.errors import InputError
-from composer_replication.records import (
-    Completion,
-    Outcome,
-    Score,
-    StopReason,
-    ToolCall,
-    ToolResult,
-    ToolSpec,
-)
 from composer_replication.rollouts.episodes.agent_loop import run_episodes
-from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts
+from composer_replication.rollouts.episodes.episode import Episode
 from composer_replication.rollouts.episodes.trajectories import trajectory_row, write_trajectories
 
 
@@ -38,75 +26,6 @@ def real_episodes() -> list[Episode]:
     made = parts(ScriptedPolicy(summarising), Lives())
     options = AgentSection(summary_tokens=120, max_context_tokens=260, max_new_tokens=259)
     return asyncio.run(run_episodes(["a", "b"], made, options=options, seed=3, step=7))
-
-
-# ---------------------------------------------------------------- any episode there can be
-
-ids = st.lists(st.integers(0, 200_000), max_size=6).map(tuple)
-texts = st.text(max_size=12) | st.text(st.characters(), max_size=6)  # lone surrogates too
-seconds = st.floats(0, 1e6)
-counts = st.integers(0, 10**6)
-
-
-@st.composite
-def completions(draw: st.DrawFn) -> Completion:
-    sampled = draw(ids)
-    logp = st.lists(st.floats(-50, 0), min_size=len(sampled), max_size=len(sampled)).map(tuple)
-    return Completion(sampled, draw(texts), draw(st.sampled_from(StopReason)), draw(st.just(()) | logp))
-
-
-arguments = texts | st.sampled_from(
-    ['{"a": NaN}', '{"a": 1e999}', "[" * 5000, '{"a": {"b": [1]}}', "[1]", "{", ""]
-)
-tool_calls = st.builds(ToolCall, texts, arguments, texts)
-exit_codes, faults = st.none() | st.integers(-9, 255), st.sampled_from(["", "invalid", "refused"])
-tool_results = st.builds(ToolResult, texts, st.booleans(), exit_codes, st.booleans(), seconds, faults)
-token_counts = st.builds(TokenCounts, counts, counts, counts, counts)
-
-
-@st.composite
-def episodes(draw: st.DrawFn) -> Episode:
-    turns: list[EpisodeTurn] = []
-    num_segments = draw(st.integers(1, 3))
-    for segment_idx in range(num_segments):
-        for _ in range(draw(st.integers(0, 3))):
-            calls = tuple(draw(st.lists(tool_calls, max_size=3)))
-            results = tuple(draw(st.lists(tool_results, max_size=len(calls))))
-            said = (draw(ids), draw(completions()), calls, results, None, segment_idx)
-            took = (draw(st.booleans()), draw(seconds), draw(seconds), draw(token_counts))
-            turns.append(EpisodeTurn(*said, *took))
-    outcomes = st.dictionaries(texts, st.sampled_from(Outcome), max_size=3)
-    paid = st.sampled_from([(), ("t.py::paid",)])
-    specs = st.builds(ToolSpec, texts, st.just({"type": "object"}), texts)
-    return Episode(
-        task_id=draw(texts),
-        index=draw(counts),
-        step=draw(counts),
-        seed=draw(st.integers(0, 2**63)),
-        turns=tuple(turns),
-        first_messages=tuple(draw(texts) for _ in range(num_segments)),
-        tools=tuple(draw(st.lists(specs, max_size=2))),
-        stop_reason=draw(st.sampled_from(StopReason)),
-        score=draw(st.none() | st.builds(Score, outcomes, texts, seconds, paid, st.booleans())),
-        reward=draw(st.none() | st.floats(allow_nan=False, allow_infinity=False)),
-        seconds=draw(seconds),
-        grading_seconds=draw(seconds),
-        num_tries=draw(counts),
-        failure=draw(texts),
-    )
-
-
-@pytest.mark.long
-@settings(max_examples=60)
-@given(st.lists(episodes(), max_size=3))
-def test_what_is_stored_is_what_was_played(found: list[Episode]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "step.jsonl"
-        write_trajectories(path, found, model_name="tiny")
-        assert stored_episodes(path) == found
-        for line in path.read_text().splitlines():
-            assert atif_problems(line) == []
-        assert [each.name for each in Path(folder).iterdir()] == ["step.jsonl"]
 
 
 # ------------------------------------------------------------- the format, as its RFC has it
@@ -139,11 +58,9 @@ def atif_problems(line: str) -> list[str]:
     "spoil",
     [
         lambda row: row.update(schema_version="1"),
-        lambda row: row.update(reward=1),
         lambda row: row["steps"][0].update(metrics={}),
         lambda row: row["steps"][1].update(step_id=9),
         lambda row: row["steps"][1]["tool_calls"][0].update(arguments="text"),
-        lambda row: row["steps"][1]["observation"]["results"][0].update(source_call_id="x"),
         lambda row: row["steps"][1]["metrics"]["logprobs"].pop(),
         lambda row: row["steps"][1]["metrics"]["prompt_token_ids"].pop(),
         lambda row: row["final_metrics"].update(total_steps=1),
@@ -166,6 +83,18 @@ def test_the_conversations_of_an_episode_are_stored_as_they_were(tmp_path: Path)
     assert stored_episodes(tmp_path / "t.jsonl") == played
 
 
+@pytest.mark.parametrize("odd", ["\ud800", "\x00", '{"a": NaN}', '{"a": 1e999}', "[" * 5000, "[1]", "{", ""])
+def test_whatever_a_model_says_is_stored_and_read_back(odd: str, tmp_path: Path) -> None:
+    episode = real_episodes()[0]
+    first, *rest = (replace(turn, chat=None) for turn in episode.turns)
+    calls, results = (replace(first.calls[0], arguments=odd),), (replace(first.results[0], text=odd),)
+    said = replace(first.completion, text=odd)
+    turns = (replace(first, completion=said, calls=calls, results=results), *rest)
+    write_trajectories(tmp_path / "t.jsonl", [replace(episode, turns=turns)])
+    assert stored_episodes(tmp_path / "t.jsonl") == [replace(episode, turns=turns)]
+    assert atif_problems((tmp_path / "t.jsonl").read_text().rstrip("\n")) == []
+
+
 def test_a_line_has_what_other_tools_look_for() -> None:
     episode = real_episodes()[1]
     row = trajectory_row(episode, "run-1", "tiny")
@@ -186,17 +115,6 @@ def test_a_line_has_what_other_tools_look_for() -> None:
     users = [step["message"] for step in row["steps"] if step["source"] == "user"]
     assert users == list(episode.first_messages)
     assert row["final_metrics"]["extra"]["reward"] == 1.0
-
-
-def test_a_long_episode_takes_space_in_proportion_to_its_length(tmp_path: Path) -> None:
-    sizes = []
-    for num_turns in (20, 40, 80):
-        limits = AgentSection(max_turns=num_turns, max_context_tokens=10**6)
-        made = parts(ScriptedPolicy(lambda asked: ECHO), Lives())
-        found = asyncio.run(run_episodes(["a"], made, options=limits))
-        write_trajectories(tmp_path / "t.jsonl", found)
-        sizes.append((tmp_path / "t.jsonl").stat().st_size)
-    assert sizes[2] - sizes[1] == pytest.approx(2 * (sizes[1] - sizes[0]), rel=0.05)
 
 
 def test_a_number_that_is_none_leaves_the_old_file(tmp_path: Path) -> None:

@@ -162,10 +162,7 @@ class Classroom:
 
     def request(self, messages: Sequence[Message], tools: Sequence[Any], sample: int = 0) -> dict[str, Any]:
         """The body of a request: the likeliest answer, or at temperature 1 the one with the number ``sample``."""
-        body = {
-            "messages": [pairs.with_text(message) for message in messages],
-            "max_tokens": self.max_tokens,
-        }
+        body = {"messages": [*map(pairs.with_text, messages)], "max_tokens": self.max_tokens}
         offered = {"tools": list(tools)} if tools else {}
         return {**body, **offered, "temperature": float(sample > 0), "seed": sample, "stream": False}
 

@@ -286,7 +286,6 @@ RULES = {
 _is_any_hinted = _finder(*(row["hint"] for row in _TABLE["rules"]))
 _FOLDERS = {name: RULES[name] for name in ("home-folder", "windows-home")}  # most texts hold nothing else
 _is_secret_hinted = _finder(*(row["hint"] for row in _TABLE["rules"] if row["name"] not in _FOLDERS))
-_names_secret = RULES["assigned"][0]
 
 
 class Redactor:
@@ -301,7 +300,8 @@ class Redactor:
     def value(self, value: Any, key: str = "") -> Any:
         """A text, or JSON that stands at a key, without secrets and names; whatever names a secret reads as ``_KEY``."""
         if isinstance(value, str):
-            return self.text(f'_KEY="{value}"')[6:-1] if key and _names_secret(key) else self.text(value)
+            names_secret = key and RULES["assigned"][0](key)
+            return self.text(f'_KEY="{value}"')[6:-1] if names_secret else self.text(value)
         if isinstance(value, dict):
             return {self.text(name): self.value(each, name) for name, each in value.items()}
         return [self.value(each) for each in value] if isinstance(value, list) else value

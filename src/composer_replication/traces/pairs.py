@@ -1,7 +1,5 @@
 r"""Sessions as chats with our tools, the steps worth asking about, and the rows made of them: preference pairs and supervised ones.
 
-``tool_names.toml`` has the one table of what the tools of other agents are called here.
-
 A file of pairs has one JSON object a line, in the two shapes of TRL's preference data sets:
 
     {"prompt": "def f(x):\n", "chosen": "    return x\n", "rejected": "    pass\n"}
@@ -242,9 +240,8 @@ def objection_pairs(traces: Sequence[Trace]) -> Iterator[PairRow]:
     """An action that the user refused or stopped, against the next one that was let through."""
     for trace in traces:
         calling = [(idx, step) for idx, step in trace.agent_steps() if step.calls]
-        good = [
-            n for n, s in calling if s.results and not (s.num_errors or s.flags & (_REFUSED | NOT_LEARNED))
-        ]
+        done = [(idx, step) for idx, step in calling if step.results and not step.num_errors]
+        good = [idx for idx, step in done if not step.flags & (_REFUSED | NOT_LEARNED)]
         for idx in (idx for idx, step in calling if step.flags & _REFUSED):
             if (accepted := next((n for n in good if n > idx), None)) is not None:
                 sides = (recorded_answer(trace, accepted), recorded_answer(trace, idx))

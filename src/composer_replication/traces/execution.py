@@ -44,9 +44,7 @@ def commit_of(trace: Trace, repository: str, commit: str) -> str:
     where = f"file://{Path(repository).resolve()}" if repository else trace.repository
     if re.fullmatch(r"[\w.-]+/[\w.-]+", where):  # as rows of SWE-bench name it
         where = f"https://github.com/{where}"
-    is_known = repository or where.startswith(
-        ("https://", "ssh://", "git@")
-    )  # a folder is the user's to name
+    is_known = repository or where.startswith(("https://", "ssh://", "git@"))  # a folder is yours to name
     address = f"{'' if where.startswith('git@') else 'git+'}{where}@{commit or trace.commit}"
     return address if is_known and names_commit(address) else ""
 

@@ -45,7 +45,6 @@ FORMATS: Mapping[str, Callable[[Iterator[Any], Ledger, str], Iterator[Trace]]] =
     "atif": messages.read_atif,
     "claude-code": agent_files.read_claude_code,
     "codex": agent_files.read_codex,
-    "gemini-cli": agent_files.read_gemini,
     "openhands": agent_files.read_openhands,
     "swe-agent": partial(agent_files.read_documents, "swe-agent"),
     "mini-swe-agent": partial(agent_files.read_documents, "mini-swe-agent"),
@@ -54,10 +53,8 @@ FORMATS: Mapping[str, Callable[[Iterator[Any], Ledger, str], Iterator[Trace]]] =
     "otel-genai": messages.read_otel,
 }
 """Of each format what reads the conversations of its records; ``names.toml`` has by what a record is known."""
-_SHAPES = messages.NAMES["shapes"]
-_PLACES = {
-    place: place.split(".") for row in _SHAPES for place in (*row["has"], *row["lacks"], *row["texts"])
-}
+_NEEDED = [(shape, {*shape["has"], *shape["texts"]}) for shape in messages.NAMES["shapes"]]
+_PLACES = {place: place.split(".") for shape, needed in _NEEDED for place in (*needed, *shape["lacks"])}
 
 
 def _fits(row: Any) -> dict[str, str]:
@@ -68,8 +65,8 @@ def _fits(row: Any) -> dict[str, str]:
     known["code"] = agent_files.has_code_blocks((listed or chat)[:6]) or None
     seen = {place: found for place, keys in _PLACES.items() if (found := _found(known, keys)) is not None}
     fits: dict[str, str] = {}
-    for shape in _SHAPES:
-        is_near = seen.keys() >= {*shape["has"], *shape["texts"]} and seen.keys().isdisjoint(shape["lacks"])
+    for shape, needed in _NEEDED:
+        is_near = seen.keys() >= needed and seen.keys().isdisjoint(shape["lacks"])
         if is_near and all(seen[place] in texts for place, texts in shape["texts"].items()):
             place, otherwise = shape["version"]
             version = values.typed(str, _found(known, place.split("."))) or otherwise
@@ -286,7 +283,8 @@ RULES = {
 }
 """Patterns with what stands in place of their group 1, by name; the hint is looked for first, which takes a hundredth of the time."""
 _is_any_hinted = _finder(*(row["hint"] for row in _TABLE["rules"]))
-_names_secret = RULES["assigned"][0]
+_FOLDERS = {name: RULES[name] for name in ("home-folder", "windows-home")}  # most texts hold nothing else
+_is_secret_hinted = _finder(*(row["hint"] for row in _TABLE["rules"] if row["name"] not in _FOLDERS))
 
 
 class Redactor:
@@ -300,17 +298,19 @@ class Redactor:
 
     def value(self, value: Any, key: str = "") -> Any:
         """A text, or JSON that stands at a key, without secrets and names; whatever names a secret reads as ``_KEY``."""
+        if isinstance(value, str):
+            names_secret = key and RULES["assigned"][0](key)
+            return self.text(f'_KEY="{value}"')[6:-1] if names_secret else self.text(value)
         if isinstance(value, dict):
             return {self.text(name): self.value(each, name) for name, each in value.items()}
-        if isinstance(value, list):
-            return [self.value(each) for each in value]
-        if not isinstance(value, str):
-            return value
-        return self.text(f'_KEY="{value}"')[6:-1] if _names_secret(key) else self.text(value)
+        return [self.value(each) for each in value] if isinstance(value, list) else value
 
     def text(self, text: str) -> str:
         """The text without secrets and names; it holds no half of a pair of surrogates, for ``json_value`` reads none."""
-        for name, (is_hinted, pattern, placeholder) in RULES.items() if _is_any_hinted(text) else ():
+        if not _is_any_hinted(text):
+            return text
+        rules = RULES if _is_secret_hinted(text) else _FOLDERS
+        for name, (is_hinted, pattern, placeholder) in rules.items():
             if is_hinted(text):
                 text = pattern.sub(partial(self._replaced, name, placeholder), text)
         return text
@@ -318,11 +318,11 @@ class Redactor:
     def _replaced(self, name: str, placeholder: str, match: re.Match[str]) -> str:
         start, end = match.span(match.re.groups)
         value = match.string[start:end]
-        if _LEFT.fullmatch(value):
-            return match[0]
-        self.counts[name] += 1
-        if value not in self._known:
+        if (known := self._known.get(value)) is None:
+            if _LEFT.fullmatch(value):
+                return match[0]
             self._numbers[placeholder] += 1
-            self._known[value] = placeholder.format(self._numbers[placeholder])
-            self.values[self._known[value]] = value
-        return match.string[match.start() : start] + self._known[value] + match.string[end : match.end()]
+            self._known[value] = known = placeholder.format(self._numbers[placeholder])
+            self.values[known] = value
+        self.counts[name] += 1
+        return f"{match.string[match.start() : start]}{known}{match.string[end : match.end()]}"

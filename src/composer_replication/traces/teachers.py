@@ -28,7 +28,7 @@ from composer_replication.interfaces import Tokenizer
 from composer_replication.model_endpoint import Endpoint, failure_reason, open_endpoint
 from composer_replication.rollouts.tokens.pair_ids import PairRow, tokenised
 from composer_replication.traces import pairs
-from composer_replication.traces.json_values import at
+from composer_replication.traces.json_values import at, json_value
 from composer_replication.traces.pairs import ChosenStep, HeldoutRows, Message, Rows, without_heldout
 from composer_replication.traces.readers.messages import said_in
 
@@ -162,10 +162,7 @@ class Classroom:
 
     def request(self, messages: Sequence[Message], tools: Sequence[Any], sample: int = 0) -> dict[str, Any]:
         """The body of a request: the likeliest answer, or at temperature 1 the one with the number ``sample``."""
-        body = {
-            "messages": [pairs.with_text(message) for message in messages],
-            "max_tokens": self.max_tokens,
-        }
+        body = {"messages": [*map(pairs.with_text, messages)], "max_tokens": self.max_tokens}
         offered = {"tools": list(tools)} if tools else {}
         return {**body, **offered, "temperature": float(sample > 0), "seed": sample, "stream": False}
 
@@ -268,7 +265,7 @@ class Classroom:
             route = client.completions if "prompt" in request else client.chat.completions
             how = {"model": teacher.endpoint.model, "extra_headers": {"Idempotency-Key": key}}
             answer = await route.with_raw_response.create(**how, **request)
-        return json.loads(answer.http_response.content)
+        return json_value(answer.http_response.content)
 
 
 def replay_request(room: Classroom, step: ChosenStep) -> dict[str, Any]:

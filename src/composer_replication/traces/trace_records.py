@@ -10,7 +10,6 @@ from typing import Any, Literal
 from composer_replication.records import ToolCall
 
 Take = Callable[[Any], str | None]
-Source = Literal["system", "user", "agent"]
 FLAGS = ("denied", "interrupted", "synthetic", "copied", "compacted", "demo", "injected")
 """What a step may be besides a plain one: refused by the user, stopped by the user, written by the program and not by a
 model, repeated from another session, a summary that replaces what came before, an example, put in by the program."""
@@ -39,7 +38,7 @@ class TraceStep:
     forms of ``reasoning``, byte for byte.
     """
 
-    source: Source
+    source: Literal["system", "user", "agent"]
     text: str = ""
     parent: int = -1
     reasoning: str = ""

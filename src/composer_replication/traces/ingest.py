@@ -45,6 +45,7 @@ FORMATS: Mapping[str, Callable[[Iterator[Any], Ledger, str], Iterator[Trace]]] =
     "atif": messages.read_atif,
     "claude-code": agent_files.read_claude_code,
     "codex": agent_files.read_codex,
+    "gemini-cli": agent_files.read_gemini,
     "openhands": agent_files.read_openhands,
     "swe-agent": partial(agent_files.read_documents, "swe-agent"),
     "mini-swe-agent": partial(agent_files.read_documents, "mini-swe-agent"),

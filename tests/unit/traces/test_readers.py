@@ -105,6 +105,29 @@ def test_answers_against_a_count_of_their_ids(name: str) -> None:
     assert len(answers) == sum(count[0] for count in COUNTS[name]["counts"])
 
 
+def test_gemini_replaces_and_takes_back_messages(tmp_path: Path) -> None:
+    """A later line with an id is the newer state of that message; ``$rewindTo`` takes it and all after it back."""
+    source = (DATA / "gemini-cli" / "session-0.40.jsonl").read_text().splitlines()
+    said = [
+        {"id": name, "type": "gemini", "content": text} for name, text in (("a", "1"), ("b", "2"), ("a", "3"))
+    ]
+    lines = [*map(json.dumps, said), json.dumps({"$rewindTo": "b"})]
+    cancelled = json.loads(source[3])
+    cancelled |= {"id": "c"}
+    cancelled["toolCalls"][0] |= {"id": "second", "status": "cancelled"}
+    path = tmp_path / "session.jsonl"
+    path.write_text("\n".join([*source, *lines, json.dumps(cancelled)]))
+    traces, ledger = traces_of(path)
+    texts = [step.text for _, step in traces[0].agent_steps()]
+    assert texts == ["", "Hello! I listed the files.", "3", ""]
+    assert traces[0].steps[-1].flags == {"denied"}
+    assert traces[0].counts == (4, 2, 2, 1)
+    assert ledger.is_balanced
+    assert ledger.counts["kept: messages that were taken back"] == 1
+    path.write_text("\n".join([*source, json.dumps({"$rewindTo": "nobody"}), json.dumps(said[0])]))
+    assert [step.text for step in traces_of(path)[0][0].steps] == ["1"]
+
+
 def test_openhands_0_knows_its_prompt_its_exit_codes_and_parallel_calls(tmp_path: Path) -> None:
     (trace,), _ = traces_of(DATA / "openhands-v0" / "harbor-rfc-openhands-trajectory.json")
     assert trace.prompt_origin == "recorded"

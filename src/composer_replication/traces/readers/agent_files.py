@@ -1,4 +1,4 @@
-"""What coding agents write themselves: Claude Code, Codex, OpenHands, SWE-agent and mini-swe-agent.
+"""What coding agents write themselves: Claude Code, Codex, Gemini CLI, OpenHands, SWE-agent and mini-swe-agent.
 
 Claude Code spreads one answer over lines with one ``message.id``; the order is that of the file, never of the times. A sub-agent,
 of its own file, of side-chain or of progress records, is a trace of its own. Of Codex only response items become steps: events
@@ -134,6 +134,41 @@ def read_codex(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tr
 
     ledger.take(take, records)
     trace.prompt_origin = "rebuilt"  # the schemas of the tools are not in the file
+    yield trace
+
+
+def read_gemini(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
+    """The one conversation of a session: a document, or lines of which a later one with the same id is the newer state."""
+    trace, messages = Trace(name, "gemini-cli"), dict[str, Any]()
+
+    def take(record: dict[str, Any]) -> str:
+        trace.trace_id = text_at(record, "sessionId") or trace.trace_id
+        if (first := record.get("$rewindTo")) is not None:
+            ids = [*messages]  # an id that is not there takes everything back
+            for each in ids[ids.index(first) if first in ids else 0 :]:
+                del messages[each]
+            return "kept: messages that were taken back"
+        inner = items_at(record, "messages") or items_at(record, "$set", "messages")
+        messages.update({each["id"]: each for each in (inner or [record] * ("id" in record))})
+        return "kept: the document, or a state of a message"
+
+    def add(message: dict[str, Any]) -> None:
+        calls = items_at(message, "toolCalls")
+        if (kind := message.get("type")) not in ("user", "gemini"):
+            raise Dropped(f"a message of the kind {kind!r:.40}")
+        thoughts = [f"{each['subject']}: {each['description']}" for each in items_at(message, "thoughts")]
+        said = {"role": kind, "content": message.get("content"), "reasoning": thoughts, "tool_calls": calls}
+        step = chat.said_in(said)
+        for call in (call for call in calls if call.get("result")):
+            answers = [at(each, "functionResponse", "response") for each in items_at(call, "result")]
+            text = "\n".join(text_of(each) or text_at(each, "error") for each in answers)
+            failed = call.get("status") != "success"
+            step.results.append(StepResult(text_at(call, "id"), text, failed, chat.exit_code_in(text)))
+        step.flags |= {"denied"} if any(call.get("status") == "cancelled" for call in calls) else set()
+        trace.add(step, model=message.get("model"))
+
+    ledger.take(take, records)
+    ledger.take(add, messages.values(), are_inner=True)
     yield trace
 
 

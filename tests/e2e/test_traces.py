@@ -103,8 +103,9 @@ def played(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
             ("ingest", ["traces", "ingest", str(root / "episodes.jsonl"), "--out", str(folder)]),
             ("bind", ["traces", "bind", str(folder), "--tasks", str(store.root)]),
             ("replay", begin),
-            ("pairs", ["traces", "pairs", str(folder), "--out", str(root / "pairs.jsonl")]),
-            ("sft", ["traces", "sft", str(folder), "--out", str(root / "sft.jsonl")]),
+            ("pairs", ["traces", "pairs", str(folder), "--out", str(root / "pairs.parquet")]),
+            ("lines", ["traces", "pairs", str(folder), "--out", str(root / "pairs.jsonl")]),
+            ("sft", ["traces", "sft", str(folder), "--out", str(root / "sft.parquet")]),
             ("show", ["traces", "show", str(folder), "--out", str(root / "page.html")]),
         ):
             said[name] = run(words)
@@ -179,8 +180,9 @@ def test_the_same_command_again_pays_nothing_and_says_the_same(played: Played) -
         assert first[key] == again[key]
 
 
-def test_pairs_are_taken_by_our_channel_with_tools(played: Played) -> None:
-    rows = list(read_pair_rows(played.root / "pairs.jsonl").values())
+def test_pairs_are_taken_by_our_channel_with_tools_and_by_both_kinds_of_file(played: Played) -> None:
+    rows = list(read_pair_rows(played.root / "pairs.parquet").values())
+    assert rows == list(read_pair_rows(played.root / "pairs.jsonl").values())
     assert {row["source"] for row in rows} >= {"executed"}
     (executed,) = [row for row in rows if row["source"] == "executed" and "good" in row["evidence"]]
     assert executed["chosen"][0]["tool_calls"][0]["function"]["name"] == "bash"
@@ -217,12 +219,16 @@ def test_trl_takes_the_pairs_and_the_rows(played: Played) -> None:
         "max_length": 4096,
         "gradient_checkpointing": False,
     }
-    pairs = load_dataset("json", data_files=str(played.root / "pairs.jsonl"), split="train", cache_dir=cache)
+    pairs = load_dataset(
+        "parquet", data_files=str(played.root / "pairs.parquet"), split="train", cache_dir=cache
+    )
     dpo = DPOTrainer(folder, args=DPOConfig(**how), train_dataset=pairs, processing_class=tokenizer)
     said = tokenizer.decode(dpo.train_dataset[0]["chosen_ids"])
     assert "tool_call" in said
     assert dpo.train().training_loss > 0
-    rows = load_dataset("json", data_files=str(played.root / "sft.jsonl"), split="train", cache_dir=cache)
+    rows = load_dataset(
+        "parquet", data_files=str(played.root / "sft.parquet"), split="train", cache_dir=cache
+    )
     sft = SFTTrainer(folder, args=SFTConfig(**how), train_dataset=rows, processing_class=tokenizer)
     assert sft.train().training_loss > 0
 

@@ -308,7 +308,7 @@ def _written(
         problem = f"no {what.removesuffix('s')} was found; dropped: {dropped or 'nothing'}."
         fix = "composer-rl traces replay DIR --teacher … --tasks STORE executes branches first."
         raise NothingToDoError("CR0942", problem, where=str(args.folders[0]), fix=fix)
-    is_file = args.out.suffix == ".jsonl"
+    is_file = args.out.suffix in (".jsonl", ".parquet")
     path = args.out if is_file else args.out / f"{what}.jsonl"
     write_rows(path, rows)
     sources = dict(Counter(row.get("source", "passing attempts") for row in rows))

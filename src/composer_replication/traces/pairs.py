@@ -1,6 +1,6 @@
 r"""Sessions as chats with our tools, the steps worth asking about, and the rows made of them: preference pairs and supervised ones.
 
-A file of pairs has one JSON object a line, in the two shapes of TRL's preference data sets:
+A file of pairs has one JSON object a line, in the two shapes of TRL's preference data sets, or the same rows as Parquet:
 
     {"prompt": "def f(x):\n", "chosen": "    return x\n", "rejected": "    pass\n"}
     {"prompt": [{"role": "user", "content": "…"}], "chosen": [{"role": "assistant", "content": "…"}], "rejected": […]}
@@ -21,11 +21,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from composer_replication.errors import needs_extra
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.tokens.pair_ids import SIDES, PairRow, unusable_pair
 from composer_replication.rollouts.tools.tool_context import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
-from composer_replication.run_folder import write_atomic
 from composer_replication.traces.json_values import items_at, json_text, parsed, typed
 from composer_replication.traces.trace_records import NOT_LEARNED, Trace
 
@@ -311,9 +311,20 @@ def without_heldout(rows: list[PairRow], heldout: HeldoutRows, dropped: Counter[
     return [row for place, row in enumerate(rows) if place not in found]
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Lines of JSON, which ``datasets.load_dataset("json", …)`` reads with calls and their arguments as they are."""
-    write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Parquet or lines of JSON, by the name. Parquet keeps messages as JSON that ``datasets`` reads as objects."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix != ".parquet":
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        return
+    with needs_extra("traces", f"Parquet for {path.name}"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
+    for name in (name for name, value in rows[0].items() if isinstance(value, list)):
+        texts = [[json.dumps(each) for each in value] for value in columns[name]]
+        columns[name] = pa.array(texts, pa.list_(pa.string())).cast(pa.list_(pa.json_()))
+    pq.write_table(pa.table(columns), path)
 
 
 def read_pair_rows(path: Path) -> dict[str, PairRow]:
@@ -324,7 +335,8 @@ def read_pair_rows(path: Path) -> dict[str, PairRow]:
     where, rows = str(path), dict[str, PairRow]()
     try:
         # ``str.splitlines`` cuts at signs that JSON texts may hold, too
-        for number, line in enumerate(path.read_text("utf-8").split("\n"), start=1):
+        lines = _parquet_lines(path) if path.suffix == ".parquet" else path.read_text("utf-8").split("\n")
+        for number, line in enumerate(lines, start=1):
             where = f"{path}:{number}"
             rows |= {where: json.loads(line)} if line.strip() else {}
             if where in rows and (problem := _problem(rows[where])):
@@ -337,6 +349,17 @@ def read_pair_rows(path: Path) -> dict[str, PairRow]:
     if not any(row.get("weight", 1.0) for row in rows.values()):
         raise unusable_pair("every pair of the file weighs 0, so that nothing would be learned", str(path))
     return rows
+
+
+def _parquet_lines(path: Path) -> list[str]:
+    """The rows of a Parquet file, a JSON object each; messages stand in it as JSON of their own."""
+    with needs_extra("traces", f"Parquet for {path.name}"):
+        import pyarrow.parquet as pq
+    found = pq.read_table(path).to_pylist()
+    rows = [{key: value for key, value in row.items() if value is not None} for row in found]
+    for row in rows:
+        row |= {side: [*map(parsed, row[side])] for side in SIDES if isinstance(row.get(side), list)}
+    return [json.dumps(row, default=str) for row in rows]
 
 
 def _problem(row: Any) -> str:

@@ -9,10 +9,9 @@ import pytest
 from chat_templates import FAMILIES, TRL, Family, TemplateTokenizer, tokenizer_of, tool_messages
 
 from composer_replication.errors import InputError
-from composer_replication.interfaces import Tokenizer
 from composer_replication.records import Completion, StopReason, ToolCall, ToolResult
 from composer_replication.rollouts.hints.hint_prompts import hint_chat_prompt, insertion
-from composer_replication.rollouts.tokens.token_ledger import Chat, TokenLedger
+from composer_replication.rollouts.tokens.token_ledger import Chat, Tokenizer, TokenLedger
 from composer_replication.tasks.intake.cache import cache_folder
 
 pytestmark = pytest.mark.long  # importing transformers and TRL takes longer than the test

@@ -9,8 +9,9 @@ import copy
 import difflib
 import tomllib
 from collections.abc import Mapping
+from operator import eq
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -160,9 +161,6 @@ class RaySection(Section):
     resources: dict[str, Annotated[float, Field(ge=0.0)]] = {}
 
 
-OuterPrecision = Literal["fp32", "bf16", "int8", "int4"]
-
-
 class ReplicasSection(Section):
     """Several trainers of one run (DiLoCo), each with its share of the tasks; docs/replicas.md explains each key."""
 
@@ -171,7 +169,7 @@ class ReplicasSection(Section):
     sync_every: int = Field(100, ge=1)
     fragments: int = Field(1, ge=1)
     delay: int = Field(0, ge=0)
-    precision: OuterPrecision = "int8"
+    precision: Literal["fp32", "bf16", "int8", "int4"] = "int8"
     min_replicas: int = Field(1, ge=1)
     grace_seconds: float = Field(60.0, gt=0.0)
     deadline_seconds: float = Field(600.0, gt=0.0)
@@ -263,15 +261,15 @@ class RunConfig(Section):
         hints, replay, trainer = self.hints, self.replay, self.trainer
         takes_lora_off = hints and hints.teacher == "lora-off"
         lacks_pairs = trainer.beta_replay and not (replay and (replay.pairs or replay.sibling_pairs))
-        has_reward, has_length = self.reward != RewardSection(), "max_completion_length" in self.trl
+        has_reward = agent and self.reward != RewardSection()
+        has_length = agent and "max_completion_length" in self.trl
         return {
             'hints.teacher = "lora-off" needs [model.lora]': takes_lora_off and not self.model.lora,
             "[hints] does nothing while trainer.alpha_sdpo is 0": hints and not trainer.alpha_sdpo,
             "[replay] does nothing while trainer.beta_replay is 0": replay and not trainer.beta_replay,
             "trainer.beta_replay needs pairs to learn from: replay.pairs or replay.sibling_pairs": lacks_pairs,
-            "[reward] is about single answers; with [agent] use [agent.reward]": agent and has_reward,
-            "trl.max_completion_length is set by agent.max_context_tokens: take the key out": agent
-            and has_length,
+            "[reward] is about single answers; with [agent] use [agent.reward]": has_reward,
+            "trl.max_completion_length is set by agent.max_context_tokens: take the key out": has_length,
             "a [guard] needs a [heldout] table: the truth that it compares with": guard and not heldout,
             "an [evidence] table needs a [guard] and a [heldout] table beside it": evidence
             and not (guard and heldout),
@@ -286,6 +284,7 @@ def _data(name: str) -> dict[str, dict[str, Any]]:
 
 PRESETS: Final = _data("presets.toml")
 DEPARTED: Final = _data("departed_keys.toml")
+_SEE_KEYS = "see docs/recipe-keys.md for every key."
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -314,9 +313,9 @@ def parse_config(
         return RunConfig.model_validate(_without_departed(table))
     except ValidationError as error:
         key, sentence = _first_problem(error)
-    flag = next((name for name in overrides or {} if _is_within(key, name) or _is_within(name, key)), "")
-    fix = "see docs/recipe-keys.md for every key."
-    raise UsageError("CR0204", sentence, where=f"--set {flag}" if flag else where, fix=fix)
+    parts = key.split(".")  # a flag and a key are about the same where one lies within the other
+    flag = next((name for name in overrides or {} if all(map(eq, name.split("."), parts))), "")
+    raise UsageError("CR0204", sentence, where=f"--set {flag}" if flag else where, fix=_SEE_KEYS)
 
 
 def _without_departed(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -352,17 +351,12 @@ def dump_config(config: RunConfig) -> str:
 
 def _set(table: dict[str, Any], dotted: str, value: Any) -> None:
     *sections, key = dotted.split(".")
+    inner: Any = table
     for section in sections:
-        inner = table.setdefault(section, {})
+        inner = inner.setdefault(section, {})
         if not isinstance(inner, dict):
-            fix = "see docs/recipe-keys.md for every key."
-            raise UsageError("CR0204", f"{section} is not a table.", where=f"--set {dotted}", fix=fix)
-        table = inner
-    table[key] = value
-
-
-def _is_within(key: str, table: str) -> bool:
-    return f"{key}.".startswith(f"{table}.")
+            raise UsageError("CR0204", f"{section} is not a table.", where=f"--set {dotted}", fix=_SEE_KEYS)
+    inner[key] = value
 
 
 def _first_problem(error: ValidationError) -> tuple[str, str]:
@@ -384,12 +378,8 @@ def _first_problem(error: ValidationError) -> tuple[str, str]:
 
 def _known_keys(path: list[str]) -> list[str]:
     """The keys of the table at ``path``."""
-    kind: type[BaseModel] = RunConfig
+    kind: Any = RunConfig
     for part in path:
-        annotation = kind.model_fields[part].annotation if part in kind.model_fields else None
-        options = [annotation, *getattr(annotation, "__args__", ())]
-        inner = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
-        if inner is None:
-            break
-        kind = inner
+        kind = kind.model_fields[part].annotation
+        kind, *_ = get_args(kind) or (kind,)  # out of ``Section | None``
     return list(kind.model_fields)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from composer_replication.records import Completion, HintedTurn, Rollout
+from composer_replication.records import HintedTurn, Rollout
 
 
 @runtime_checkable
@@ -15,21 +15,6 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
-class TokenPolicy(Protocol):
-    """Something that continues token ids; many calls may wait at the same time on one event loop.
-
-    ``sample`` ends at an end-of-sequence token, which is the last of ``token_ids`` then (``FINISHED``), or at
-    ``max_new_tokens`` (``LENGTH``). The ids are those that were sampled: nobody decodes and encodes them again.
-
-    Raises:
-        SandboxFailure: the policy cannot be reached or broke, after its own retries; never for what it wrote.
-    """
-
-    async def sample(
-        self, prompt_ids: Sequence[int], *, max_new_tokens: int, temperature: float, seed: int
-    ) -> Completion: ...
 
 
 class GuardStatus(Protocol):
@@ -66,18 +51,6 @@ class HintGenerator(Protocol):
     """
 
     def hinted_turns(self, rollouts: Sequence[Rollout]) -> Sequence[Sequence[HintedTurn]]: ...
-
-
-class Tokenizer(Protocol):
-    """What is asked of a tokenizer; those of transformers fit, and their options. Its length is how many ids it has."""
-
-    def __len__(self) -> int: ...
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
-
-    def decode(self, token_ids: list[int], **options: bool) -> str: ...
-
-    def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> Any: ...
 
 
 class PromptSource(Stateful, Protocol):

@@ -1,18 +1,4 @@
-"""Where a run keeps what, and how it is written so that a crash loses nothing.
-
-    run.toml            the recipe as resolved
-    environment.json    versions, seeds, git revision, fingerprints of tasks and split
-    metrics.jsonl       one line a step
-    verdicts.jsonl      one line a guard update
-    evaluations.jsonl   every held-out score before it was judged, where [evidence] is set
-    checks.jsonl        what the trainer's checks said, where one spoke
-    bad_batches/        batches whose loss was not finite
-    outer_steps.jsonl   one line an outer step, where several replicas train
-    rollouts/           step-000001.jsonl …
-    checkpoints/        checkpoint-N, whole once its MANIFEST.json is there
-    model/              the trained model with its card, where the run came to its end unhalted
-    summary.json        what the verb printed
-    report.html         what a person reads
+"""Where a run keeps what (``RunFolder``), and how it is written so that a crash loses nothing.
 
 Standard library only; every JSON file carries ``schema_version``.
 """
@@ -40,12 +26,19 @@ class RunFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root = root.resolve()
-        self.recipe, self.environment = root / "run.toml", root / "environment.json"
-        self.metrics, self.verdicts = root / "metrics.jsonl", root / "verdicts.jsonl"
-        self.evaluations, self.checks = root / "evaluations.jsonl", root / "checks.jsonl"
-        self.outer_steps, self.bad_batches = root / "outer_steps.jsonl", root / "bad_batches"
-        self.rollouts, self.checkpoints = root / "rollouts", root / "checkpoints"
-        self.model, self.summary, self.report = root / "model", root / "summary.json", root / "report.html"
+        self.recipe = root / "run.toml"  # as resolved
+        self.environment = root / "environment.json"  # versions, seeds, git revision, fingerprints
+        self.metrics = root / "metrics.jsonl"  # one line a step
+        self.verdicts = root / "verdicts.jsonl"  # one line a guard update
+        self.evaluations = root / "evaluations.jsonl"  # scores before they were judged, with [evidence]
+        self.checks = root / "checks.jsonl"  # what the trainer's checks said, where one spoke
+        self.bad_batches = root / "bad_batches"  # whose loss was not finite
+        self.outer_steps = root / "outer_steps.jsonl"  # one line an outer step, where several replicas train
+        self.rollouts = root / "rollouts"  # step-000001.jsonl and so on
+        self.checkpoints = root / "checkpoints"  # checkpoint-N, whole once its MANIFEST.json is there
+        self.model = root / "model"  # trained, with its card, where the run came to its end unhalted
+        self.summary = root / "summary.json"  # what the verb printed
+        self.report = root / "report.html"  # what a person reads
 
     @property
     def is_occupied(self) -> bool:

@@ -61,8 +61,6 @@ PROTOCOLS = {
     "HintGenerator",
     "PromptSource",
     "Stateful",
-    "TokenPolicy",
-    "Tokenizer",
 }
 
 

@@ -16,7 +16,6 @@ from typing import Final
 
 import torch
 
-from composer_replication.config import OuterPrecision
 from composer_replication.replicas.replica_errors import damaged
 
 BLOCK: Final = 256
@@ -24,7 +23,7 @@ _WHOLE: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _LARGEST: Final = {"int8": 127, "int4": 7}
 
 
-def encode(values: torch.Tensor, precision: OuterPrecision) -> bytes:
+def encode(values: torch.Tensor, precision: str) -> bytes:
     """The bytes of a flat float32 tensor in the processor's memory."""
     if precision in _WHOLE:
         return _bytes(values.to(_WHOLE[precision]))
@@ -37,7 +36,7 @@ def encode(values: torch.Tensor, precision: OuterPrecision) -> bytes:
     return _bytes(scales) + _bytes(levels[: values.numel()])
 
 
-def decode(payload: bytes, num_values: int, precision: OuterPrecision) -> torch.Tensor:
+def decode(payload: bytes, num_values: int, precision: str) -> torch.Tensor:
     """The flat float32 tensor of ``num_values`` numbers; bytes of another length are refused (CR1107)."""
     wanted = num_bytes(num_values, precision)
     if len(payload) != wanted:
@@ -54,7 +53,7 @@ def decode(payload: bytes, num_values: int, precision: OuterPrecision) -> torch.
     return (levels.float().view(num_blocks, BLOCK) * scales[:, None]).flatten()[:num_values]
 
 
-def num_bytes(num_values: int, precision: OuterPrecision) -> int:
+def num_bytes(num_values: int, precision: str) -> int:
     """How long ``encode`` makes it."""
     if precision in _WHOLE:
         return num_values * _WHOLE[precision].itemsize

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from composer_replication.errors import InputError, UsageError
-from composer_replication.interfaces import Tokenizer
 from composer_replication.model_endpoint import Endpoint, failure_reason, open_endpoint
 from composer_replication.rollouts.tokens.pair_ids import PairRow, tokenised
+from composer_replication.rollouts.tokens.token_ledger import Tokenizer
 from composer_replication.traces import pairs
 from composer_replication.traces.json_values import at, json_value
 from composer_replication.traces.pairs import ChosenStep, HeldoutRows, Message, Rows, without_heldout

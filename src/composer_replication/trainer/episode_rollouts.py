@@ -14,7 +14,6 @@ from typing import Any
 
 from composer_replication.config import RunConfig
 from composer_replication.errors import UsageError
-from composer_replication.interfaces import TokenPolicy
 from composer_replication.model_endpoint import Endpoint
 from composer_replication.records import Completion, StopReason
 from composer_replication.rollouts.episodes import policies
@@ -84,7 +83,7 @@ class TrainedPolicy:
     @contextmanager
     def opened(
         self, num_running: Callable[[], int], model: AbstractContextManager[Any] | None = None
-    ) -> Iterator[TokenPolicy]:
+    ) -> Iterator[policies.TokenPolicy]:
         """The policy for a while; ``model`` gives the weights where this process samples, by default as they lie."""
         trainer, endpoint = self.trainer, self.endpoint
         uses_vllm = getattr(trainer.args, "use_vllm", False)  # which a stand-in for a trainer may not have

@@ -70,7 +70,7 @@ FAMILIES = (
 
 
 class TemplateTokenizer:
-    """Has what ``interfaces.Tokenizer`` asks for."""
+    """Has what ``token_ledger.Tokenizer`` asks for."""
 
     def __init__(self, family: Family) -> None:
         own, trl = FIXTURES / f"{family.name}.jinja", TRL / f"{family.name}.jinja"

@@ -24,14 +24,13 @@ from typing import Any
 
 from composer_replication.config import AgentSection
 from composer_replication.errors import InputError, SandboxFailure
-from composer_replication.interfaces import Tokenizer, TokenPolicy
 from composer_replication.records import Completion, StopReason, ToolCall, ToolResult, ToolSpec, Turn
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.environment.hosted_attempt import EnvironmentLease
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn, TokenCounts
-from composer_replication.rollouts.episodes.policies import BatchingPolicy, RefusedRequestError
+from composer_replication.rollouts.episodes.policies import BatchingPolicy, RefusedRequestError, TokenPolicy
 from composer_replication.rollouts.tokens.call_dialects import dialect_of, num_thinking_ids, read_completion
-from composer_replication.rollouts.tokens.token_ledger import Chat, TokenLedger
+from composer_replication.rollouts.tokens.token_ledger import Chat, Tokenizer, TokenLedger
 from composer_replication.rollouts.tools.tool_context import function_schema
 
 TURN_SECONDS = 600.0  # for an answer and its calls

@@ -13,12 +13,11 @@ from typing import Any
 
 from composer_replication.config import AgentSection
 from composer_replication.errors import SandboxFailure
-from composer_replication.interfaces import TokenPolicy
 from composer_replication.records import StopReason, Task, TaskOutcome
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, Judgement
 from composer_replication.rollouts.episodes.agent_loop import EpisodeParts, LedgerTalk, run_episodes
 from composer_replication.rollouts.episodes.episode import Episode
-from composer_replication.rollouts.episodes.policies import run_anywhere
+from composer_replication.rollouts.episodes.policies import TokenPolicy, run_anywhere
 from composer_replication.rollouts.episodes.shortcut_judge import ShortcutJudge
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.rollouts.heldout_evaluation import TaskSampler, derive_seed

@@ -15,14 +15,14 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
 from composer_replication.errors import MissingError, SandboxFailure, UsageError
-from composer_replication.interfaces import Tokenizer
 from composer_replication.model_endpoint import Endpoint, failure_reason, open_endpoint, openai_package
 from composer_replication.records import Completion, StopReason
+from composer_replication.rollouts.tokens.token_ledger import Tokenizer
 
 T = TypeVar("T")
 ANSWER_SECONDS = 600.0
@@ -35,6 +35,21 @@ _PASSING = {408, 409, 429}
 _Id = Annotated[int, Field(strict=True, ge=0, lt=2**31)]  # no tokenizer has more
 # above 0 by rounding alone; further down nothing fits into float32
 _Logp = Annotated[float, Field(strict=True, ge=-1e30, le=1e-2)]
+
+
+class TokenPolicy(Protocol):
+    """Something that continues token ids; many calls may wait at the same time on one event loop.
+
+    ``sample`` ends at an end-of-sequence token, which is the last of ``token_ids`` then (``FINISHED``), or at
+    ``max_new_tokens`` (``LENGTH``). The ids are those that were sampled: nobody decodes and encodes them again.
+
+    Raises:
+        SandboxFailure: the policy cannot be reached or broke, after its own retries; never for what it wrote.
+    """
+
+    async def sample(
+        self, prompt_ids: Sequence[int], *, max_new_tokens: int, temperature: float, seed: int
+    ) -> Completion: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from composer_replication.errors import InputError
-from composer_replication.interfaces import Tokenizer
-from composer_replication.rollouts.tokens.token_ledger import Chat, decode, encode, first_line, render
+from composer_replication.rollouts.tokens.token_ledger import (
+    Chat,
+    Tokenizer,
+    decode,
+    encode,
+    first_line,
+    render,
+)
 
 SEPARATORS = ("\n\n", "\n", " ", "")
 """Between a message and the hint merged into it: the first that leaves the ids around it as they were."""

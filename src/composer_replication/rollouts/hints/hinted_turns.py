@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from composer_replication.errors import InputError
-from composer_replication.interfaces import Tokenizer
 from composer_replication.records import HintedTurn, Rollout, StopReason, ToolResult
 from composer_replication.rollouts.episodes.episode import Episode, EpisodeTurn
 from composer_replication.rollouts.hints.hint_prompts import hint_chat_prompt, hint_code_prompt
+from composer_replication.rollouts.tokens.token_ledger import Tokenizer
 from composer_replication.tasks.syntax_trees import parse_syntax
 
 MAX_TURNS = 4

@@ -26,9 +26,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from composer_replication.errors import InputError
-from composer_replication.interfaces import Tokenizer
 from composer_replication.records import ToolCall, ToolSpec
-from composer_replication.rollouts.tokens.token_ledger import decode
+from composer_replication.rollouts.tokens.token_ledger import Tokenizer, decode
 from composer_replication.rollouts.tools.tool_context import function_schema
 
 OPENS, CLOSES = "<think>", "</think>"

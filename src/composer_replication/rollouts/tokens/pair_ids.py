@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from composer_replication.errors import InputError
-from composer_replication.interfaces import Tokenizer
 from composer_replication.records import PreferencePair
-from composer_replication.rollouts.tokens.token_ledger import Chat, render
+from composer_replication.rollouts.tokens.token_ledger import Chat, Tokenizer, render
 
 SIDES = ("prompt", "chosen", "rejected")
 PairRow = dict[str, Any]

@@ -24,16 +24,27 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from composer_replication.errors import InputError
-from composer_replication.interfaces import Tokenizer
 from composer_replication.records import Completion, StopReason, ToolCall, ToolResult
 
 Message = Mapping[str, Any]
 _MOST_END_IDS = 2  # an end-of-turn token and the line end behind it
 # How a template opens a turn may change once it is no longer the last one (it drops thoughts): from the last mark before it on.
 _OPENING = re.compile(r"(message\d+x)(?:(?!message\d).)*?(standin\d+x)", re.DOTALL)
+
+
+class Tokenizer(Protocol):
+    """What is asked of a tokenizer; those of transformers fit, and their options. Its length is how many ids it has."""
+
+    def __len__(self) -> int: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, token_ids: list[int], **options: bool) -> str: ...
+
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,7 +208,7 @@ def prepare(
             places={test: first.places[test] for test in sorted(green)},
             num_collected=len(first.collected),
             broken_files=tuple(sorted(set(first.collect_errors) - set(begun.bad))),
-            called=next((run.called for run in runs if run.called), None),
+            called=next((run.called for run in runs if run.called), frozenset() if with_calls else None),
             flaky=tuple(sorted(frozenset.union(*(run.passed for run in runs)) - green)),
             left_out=left_out,
             **asked,

@@ -118,8 +118,8 @@ def _change_row(function: _Function, name: str, node_id: str, draw: random.Rando
             ) as call
         ] if told.isascii() and "\\" not in told:  # else pytest would write it in another way  # fmt: skip
             given = [each.strip() for each in names.split(",")]
-            if name not in given or asked - {"self"} != set(given):
-                return False  # fixtures have a part in the id
+            if name not in given or asked - {"self"} != set(given) or len(cells) != len(given):
+                return False  # fixtures have a part in the id, and a star stands for several cells
             cell = cells[given.index(name)]
             cells[given.index(name)] = ast.Constant(_other(getattr(cell, "value", ""), draw))
             rows.elts = rows.elts[:1]

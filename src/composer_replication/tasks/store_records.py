@@ -94,7 +94,7 @@ class RepositoryRecord(StoredRecord):
     ``places`` maps each test that was green in every run to its function; ``num_collected`` counts all; ``flaky``
     are those that were green in some runs only, sorted, or None where an earlier version did not look for them;
     ``broken_files`` could not be collected from the start; ``called`` are the functions (file, first line) that were
-    called in it, or None where nobody knows, as in stores of earlier versions. ``commit`` is that of a git address, else empty. ``source`` is
+    called in it; none where nobody knows, or None where nobody asked, as in stores of earlier versions. ``commit`` is that of a git address, else empty. ``source`` is
     ``sdist:NAME==VERSION`` or the git address that it was fetched from, without the name of a user; empty for a folder
     or an archive. ``suite_seconds`` is how long a whole suite may run; records say it where it is not ``SUITE_SECONDS``.
     ``left_out`` are tests and files that end a run of the whole suite or were not reached in that time.
@@ -140,7 +140,7 @@ class RepositoryRecord(StoredRecord):
 
     def called_share(self, deletion: Deletion) -> float:
         """Which share of the lines that a deletion takes out of functions is in such that a test calls; 1 where nobody knows."""
-        if self.called is None or not deletion.bodies:
+        if not self.called or not deletion.bodies:
             return 1.0
         called = [cut for cut in deletion.bodies if (cut.path, cut.first_line) in self.called]
         num_called, num_lines = (sum(cut.num_body_lines for cut in own) for own in (called, deletion.bodies))

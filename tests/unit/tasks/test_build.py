@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -218,6 +219,19 @@ def test_a_store_whose_tree_an_earlier_version_chose_otherwise_is_measured_anew(
     store.put_repository(slug, replace(prepared.record, files=files))
     with pytest.raises(MeasuredAnew):
         repository.prepare(source, store, with_calls=False)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="sys.monitoring cannot be taken away")
+def test_a_suite_that_takes_the_recorder_of_calls_away_is_not_measured_again(
+    make_project: MakeProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tests = "import sys\n\nimport planted\n\n\ndef test_one():\n    sys.setprofile(None)\n    assert planted.one() == 11\n"
+    source = open_source(str(make_project({**PLANTED, "test_planted.py": tests})))
+    store = TaskStore.create(tmp_path / "out")
+    prepared = repository.prepare(source, store, with_calls=True)
+    assert {prepared.record.called_share(deletion) for deletion in prepared.deletions} == {1.0}
+    monkeypatch.setattr(repository, "lock_repository", lambda *_: pytest.fail("it is measured again"))
+    assert repository.prepare(source, store, with_calls=True).record == prepared.record
 
 
 def test_other_sources_do_not_replace_what_is_there(

@@ -259,6 +259,14 @@ def test_a_row_of_a_parametrised_test_has_another_value(
         assert all(f"FAILED {name} " in said for name in plan.contraries)
 
 
+def test_a_row_with_a_star_in_it_stays() -> None:
+    """Which cell is which argument's is not written there; grading once broke on it."""
+    text = b"@pytest.mark.parametrize('x, y, wanted', [(*A, 3)])\ndef test_p(x, y, wanted):\n    assert x + y == wanted\n"
+    copies = [Copy("t.py::test_p[1-2-3]", "contrary", 0)]
+    plan = make_plan({"t.py": text}, [], copies, random.Random(0), num_plain_files=0)
+    assert plan.files["t.py"].count(b"[(*A, 3)]") == 2
+
+
 def test_what_hypothesis_calls_has_no_double_and_no_value_behind_a_condition() -> None:
     """A copy under another name has other examples."""
     text = b"@given(integers())\ndef test_p(x):\n    if x == 7:\n        assert f(x) == 1\n    assert g(x)\n"

@@ -79,7 +79,7 @@ class Budget:
                 break
             whole.write(piece)
         if self.left_bytes < 0 or self.left_members < 0:
-            raise ValueError("it unpacks to too much data")
+            raise ValueError("it unpacks to too much data, or too many files")
         return whole.getvalue()
 
 

@@ -234,9 +234,9 @@ def refuse_second_copy(source: RepositorySource, environment: Environment) -> No
     for installed in environment.root.glob("lib/python*/site-packages"):
         for path in map(PurePosixPath, sorted(own)):
             for place in (path.with_suffix(""), *path.parents[:-1]):
-                is_module = place.name != "__init__" and any(
-                    (installed / place.parent).glob(f"{place.name}.*")
-                )
+                beside = (installed / place.parent).glob(f"{place.name}.*")
+                # Of ``ruamel.yaml`` the metadata, or a file ``.pth``, is called so as well.
+                is_module = place.name != "__init__" and any(one.suffix in (".py", ".so") for one in beside)
                 is_package = (installed / place / "__init__.py").exists()
                 if is_module or is_package or (str(place) in packages and (installed / place).is_dir()):
                     module = ".".join(place.parts)

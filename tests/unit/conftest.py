@@ -19,7 +19,6 @@ from composer_replication.tasks.store_records import RepositoryRecord, SecretRec
 TINY = Path(__file__).parents[2] / "recipes" / "tiny-cpu" / "project"
 REPOSITORY = "tinymath==1.0"
 SLUG = "tinymath-1.0"
-TEST_FILES = ("tests/test_numbers.py", "tests/test_text.py", "tests/test_vector.py")
 
 
 @dataclass(frozen=True)

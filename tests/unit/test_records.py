@@ -58,6 +58,7 @@ def test_only_passed_counts_as_passed() -> None:
     assert mixed.num_passed == 1
     assert mixed.pass_share == 1 / len(Outcome)
     assert not mixed.all_passed
+    assert (score().all_passed, score().pass_share) == (False, 0.0)  # nothing ran
 
 
 def test_an_error_outweighs_passed_tests() -> None:

@@ -99,6 +99,11 @@ def test_a_container_has_less_memory_than_its_machine(tmp_path: Path) -> None:
     assert doctor_verb.available_memory_bytes(tmp_path / "none", tmp_path / "none") is None
 
 
+def test_a_package_that_is_not_there_names_the_command_that_brings_it() -> None:
+    missing = doctor_verb.check_package("no-such-package-anywhere")
+    assert not missing.ok and missing.fix.startswith("pip install")
+
+
 def test_the_cache_shows_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "cache"))
     cache, disk = doctor_verb.check_cache()

@@ -325,6 +325,8 @@ def test_a_kl_path_that_is_off_is_said_with_its_reason(make_run: Any) -> None:
     rows = [json.loads(line) for line in (root / "verdicts.jsonl").read_text().splitlines()]
     (root / "verdicts.jsonl").write_text("".join(json.dumps({**row, "kl_path": note}) + "\n" for row in rows))
     assert f"so this rule could not fire. KL path: {note}." in page_of(root).text
+    (root / "run.toml").unlink()
+    assert page_of(root).text.count("The limit was not recorded.") >= 3
 
 
 def test_long_answers_are_cut_and_that_is_said(make_run: Any) -> None:
@@ -362,6 +364,24 @@ def test_what_the_time_went_into_is_said_by_part(make_run: Callable[..., Path]) 
     assert (
         "163,840 tokens of prompts and answers, 356 a second of its steps. At most 2.3 GB of memory" in text
     )
+    assert "all tests pass that are shown 0.25 0.86 +0.61 all tests pass that are shown or paid 0.2" in text
+    assert "hidden tests, never shown and never paid 0.30 0.30 0.00" in text
+    assert "It merged 1 time; in the last one, outer step 4, replicas 0 and 1 took part" in text
+
+
+def test_episodes_and_a_curriculum_say_what_their_figures_are_of(make_run: Callable[..., Path]) -> None:
+    root = add_parts(make_run(num_steps=3))
+    assert "curriculum" not in page_of(root).text
+    own = {"rollouts/policy_seconds": 6.0, "rollouts/tool_seconds": 1.0, "rollouts/grading_seconds": 3.0}
+    rows = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
+    for n, row in enumerate(rows):
+        counts = {"num_active": 9.0 - n, "num_retired": float(n), "mean_pass_rate": 0.25 * (n + 1)}
+        row.update(own | {f"curriculum/{name}": value for name, value in counts.items()})
+    (root / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = page_of(root).text
+    assert "the in-loop reward is theirs; at the end 7 were active and 2 retired" in text
+    assert "over all known tasks is 0.25 at first, and 0.75 at the end." in text
+    assert "own time 60% waited for the model, 10% went into tools and 30% into grading." in text
 
 
 def test_pairs_stand_with_where_their_labels_come_from(make_run: Callable[..., Path]) -> None:

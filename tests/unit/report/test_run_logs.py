@@ -309,3 +309,8 @@ def test_a_value_that_is_written_twice_counts_once(tmp_path: Path) -> None:
 def test_numbers_as_people_write_them(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_bytes(content)
     assert column(read_log(tmp_path / "log.csv"), "reward") == ([1, 2], [0.25, 31.5])
+
+
+def test_a_comma_that_may_group_thousands_makes_no_number(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("step;reward\n1;0,5\n2;1,234\n")
+    assert read_log(tmp_path / "log.csv").columns["reward"].num_bad == 1

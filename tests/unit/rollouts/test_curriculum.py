@@ -184,6 +184,15 @@ def test_a_solved_task_retires_and_keeps_a_small_share() -> None:
     assert chances["t01"] == pytest.approx(0.96 / 3)
 
 
+def test_retired_tasks_fill_a_generation_that_is_too_small_and_are_drawn_where_there_are_no_others() -> None:
+    curriculum = after(make(2), passes("t00", 30, of=30))
+    assert set(names(curriculum.chosen_rows(2))) == {"t00", "t01"}
+    after(curriculum, passes("t01", 30, of=30))
+    assert curriculum.figures()["curriculum/num_retired"] == 2.0
+    assert curriculum.probabilities() == {"t00": 0.5, "t01": 0.5}
+    assert len(curriculum.chosen_rows(2)) == 2
+
+
 def test_a_retired_task_that_fails_again_comes_back() -> None:
     curriculum = after(make(half_life=2.0), passes("t00", 40, of=40))
     for _ in range(12):  # what is known of it fades, which alone brings nothing back

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import cProfile
 import json
 from dataclasses import replace
 
@@ -301,6 +302,30 @@ DEEP = [
 def test_deep_texts_end(deep: str) -> None:
     report = inspect(bash(deep), bash(f"python -c '{deep}'"), after={PATH: deep})
     assert names(report) <= {"not-inspected"}
+
+
+LONG = {
+    "words": lambda n: (bash("cat" + " a" * n + "\nls -la" * n), {}),
+    "table": lambda n: (bash("ls"), solved(f"return {{{', '.join(f'{i}: {i}' for i in range(n))}}}[text]")),
+    "branches": lambda n: (
+        bash("ls"),
+        solved("".join(f"if text == {i}:\n    return {i}\n" for i in range(n))),
+    ),
+    "exits": lambda n: (bash("ls"), solved("import os\n" + "os._exit(0)\n" * n)),
+    "aliases": lambda n: (bash("ls"), solved("".join(f"a{i + 1} = a{i}\n" for i in range(n)))),
+    "files": lambda n: (bash("ls"), {f"tinyfmt/new{i}.py": f"import new{i + 1}\n" for i in range(n // 10)}),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_work_grows_with_the_episode_and_no_faster(name: str) -> None:
+    work = []
+    for size in (100, 100, 200):  # the first time patterns are compiled, which are kept
+        asked, after = LONG[name](size)
+        profile = cProfile.Profile()
+        profile.runcall(inspect, asked, after=after)
+        work.append(sum(entry.callcount for entry in profile.getstats()))
+    assert work[2] < 2.4 * work[1]
 
 
 def test_the_public_task_holds_no_secret(sized_store: TaskStore) -> None:

@@ -211,6 +211,12 @@ def test_an_edit_of_windows_lines_says_so() -> None:
     assert r"\r\n" in near_matches("a = 1\r\nb = 2\r\n", "a = 1\nb = 2\n")
 
 
+def test_near_matches_of_hostile_texts_end() -> None:
+    texts = ("a\n" * 30_000, "ab" * 9000, "\n" * 9000)
+    for text, wanted in zip(texts, ("ab\n" * 500, "ba" * 9000, "\n" * 90), strict=True):
+        assert len(near_matches(text, wanted)) < 20_000
+
+
 def test_list_files_hides_what_git_keeps_and_marks_folders() -> None:
     box = box_of()
     box.sandbox.files[".git/HEAD"] = b"ref"

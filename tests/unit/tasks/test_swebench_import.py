@@ -311,6 +311,12 @@ def test_lists_are_read_as_python_prints_them_and_names_in_any_case(told: object
         assert (instance.fail_to_pass, instance.pass_to_pass, unreadable) == (frozenset(TWO), frozenset(), {})
 
 
+def test_a_list_as_python_prints_it_may_have_quotes_in_its_names(tmp_path: Path) -> None:
+    names = ["tests/test_a.py::test_x[' ' \" \"]", "tests/test_a.py::test_y"]
+    ((instance,), _) = read_instances(write_rows(tmp_path / "set.jsonl", row(FAIL_TO_PASS=str(names))))
+    assert instance.fail_to_pass == frozenset(names)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -127,7 +127,8 @@ def _tests(value: Any) -> Any:
     with suppress(ValueError, RecursionError):
         return json.loads(value)
     with suppress(*UNPARSABLE, TypeError):
-        return value if _NO_COMMA.search(value) else ast.literal_eval(value.strip())
+        found = ast.literal_eval(value.strip())
+        return found if repr(found) == value.strip() or not _NO_COMMA.search(value) else value
     return value
 
 

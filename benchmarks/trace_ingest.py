@@ -24,8 +24,15 @@ from typing import Any
 
 from command_line import options
 
-from composer_replication.traces.ingest import FORMATS, find_units, ingest, read_unit
-from composer_replication.traces.json_values import read_records, text_of, trace_files
+from composer_replication.traces.ingest import (
+    FORMATS,
+    find_units,
+    ingest,
+    read_records,
+    read_unit,
+    trace_files,
+)
+from composer_replication.traces.json_values import text_of
 from composer_replication.traces.trace_records import Ledger
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "traces"

@@ -60,10 +60,17 @@ from composer_replication.run_folder import read_json, read_jsonl, rewrite_jsonl
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
 from composer_replication.traces import pairs as chats
-from composer_replication.traces.execution import Execution, execute, task_names
 from composer_replication.traces.ingest import read_traces
 from composer_replication.traces.pairs import ChosenStep, action, executed_pairs, sibling_pairs
-from composer_replication.traces.teachers import AnswerStore, Classroom, open_teacher, replay_steps
+from composer_replication.traces.replay import (
+    AnswerStore,
+    Classroom,
+    Execution,
+    execute,
+    open_teacher,
+    replay_steps,
+    task_names,
+)
 from composer_replication.traces.trace_records import Trace
 
 ARMS = ("executed", "random", "majority", "siblings")

@@ -60,10 +60,9 @@ from composer_replication.run_folder import read_json, read_jsonl, rewrite_jsonl
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.store import TaskStore
 from composer_replication.traces import pairs as chats
-from composer_replication.traces.execution import Execution, execute, task_names
+from composer_replication.traces import replay
 from composer_replication.traces.ingest import read_traces
 from composer_replication.traces.pairs import ChosenStep, action, executed_pairs, sibling_pairs
-from composer_replication.traces.teachers import AnswerStore, Classroom, open_teacher, replay_steps
 from composer_replication.traces.trace_records import Trace
 
 ARMS = ("executed", "random", "majority", "siblings")
@@ -210,18 +209,18 @@ def executed(
             threading.Thread(target=server.serve_forever, daemon=True).start()
             stack.callback(server.shutdown)
             url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-            teachers[name] = open_teacher(f"{name}={url}#{name}", {}, {})
-        store = AnswerStore(out / "answers.sqlite", max_dollars=1.0, max_tokens=10**8)
+            teachers[name] = replay.open_teacher(f"{name}={url}#{name}", {}, {})
+        store = replay.AnswerStore(out / "answers.sqlite", max_dollars=1.0, max_tokens=10**8)
         stack.callback(store.close)
-        room = Classroom(teachers, store, max_tokens=256)
+        room = replay.Classroom(teachers, store, max_tokens=256)
         for temperature in TEACHERS.values():  # all at once, before they are asked one by one
             shown = [excerpt_in(str(chats.prompt_of(step.trace, step.idx)[-1]["content"])) for step in chosen]
             author.bodies(shown, [1] * len(shown), temperature)
-        branchings = asyncio.run(replay_steps(chosen, room))
+        branchings = asyncio.run(replay.replay_steps(chosen, room))
         attempt = partial(FeatureDeletionEnv, grader, monitor="off")
-        how = Execution(attempt, task_names(grader), room, "cool", num_tries=3, horizon=0)
+        how = replay.Execution(attempt, replay.task_names(grader), room, "cool", num_tries=3, horizon=0)
         with ThreadPoolExecutor(8) as pool:  # with a horizon of 0 nobody is asked any more
-            return branchings, list(pool.map(lambda each: asyncio.run(execute(each, how)), branchings))
+            return branchings, list(pool.map(lambda each: asyncio.run(replay.execute(each, how)), branchings))
 
 
 def choose(

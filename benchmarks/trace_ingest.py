@@ -24,8 +24,8 @@ from typing import Any
 
 from command_line import options
 
-from composer_replication.traces.ingest import FORMATS, find_units, ingest, read_unit
-from composer_replication.traces.json_values import read_records, text_of, trace_files
+from composer_replication.traces import ingest
+from composer_replication.traces.json_values import text_of
 from composer_replication.traces.trace_records import Ledger
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "traces"
@@ -106,9 +106,11 @@ def read_by(reader: str, python: str, paths: list[Path]) -> dict[Path, Any]:
 
 def compared(reader: str, python: str, folder: Path) -> None:
     """Every file of a folder that both read, with what only one of them has or what they read otherwise."""
-    units = {unit.paths[0]: unit for path in trace_files(folder) for unit in find_units([path])[0]}
+    units = {
+        unit.paths[0]: unit for path in ingest.trace_files(folder) for unit in ingest.find_units([path])[0]
+    }
     for path, (num_theirs, calls, _) in read_by(reader, python, list(units)).items():
-        traces = FORMATS[units[path].kind](read_records(path, Ledger()), Ledger(), path.stem)
+        traces = ingest.FORMATS[units[path].kind](ingest.read_records(path, Ledger()), Ledger(), path.stem)
         steps = [step for trace in traces for _, step in trace.agent_steps()]
         texts = {result.call_id: result.text.strip() for step in steps for result in step.results}
         names = {call.call_id: call.name for step in steps for call in step.calls}
@@ -132,9 +134,10 @@ def main() -> None:
         (sessions := folder / "claude-code").mkdir()  # Harbor's converter is chosen by this name
         megabytes, num_steps = corpus(args.source, sessions, args.megabytes * 10**6) / 1e6, 0
         seconds: dict[Path, float] = {}
-        for number, unit in enumerate(find_units([sessions])[0]):  # a part each: emptying one takes long
+        # a part each: emptying one takes long
+        for number, unit in enumerate(ingest.find_units([sessions])[0]):
             started = time.process_time()
-            num_steps += sum(row.counts[0] for row in read_unit(unit, folder / f"{number}.part")[1])
+            num_steps += sum(row.counts[0] for row in ingest.read_unit(unit, folder / f"{number}.part")[1])
             seconds[unit.paths[0]] = time.process_time() - started
         started = time.process_time()
         for line in (line for path in seconds for line in path.open("rb")):
@@ -144,7 +147,7 @@ def main() -> None:
         print(f"one process, processor time: {megabytes / total:.0f} MB/s, {num_steps / total:.0f} answers/s")
         print(f"json.loads alone: {megabytes / parsing:.0f} MB/s; ours is {parsing / total:.2f} of that")
         started = time.monotonic()
-        result = ingest([sessions], folder / "out", num_processes=2)
+        result = ingest.ingest([sessions], folder / "out", num_processes=2)
         print(f"two processes, by the clock: {megabytes / (time.monotonic() - started):.0f} MB/s")
         for where, who in (("here", resource.RUSAGE_SELF), ("in a worker", resource.RUSAGE_CHILDREN)):
             print(f"peak {where}: {resource.getrusage(who).ru_maxrss / 1024:.0f} MiB")

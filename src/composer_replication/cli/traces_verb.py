@@ -20,7 +20,7 @@ from composer_replication.run_folder import read_jsonl, rewrite_jsonl, write_jso
 from composer_replication.traces.ingest import FORMATS, SECRETS_NAME, ingest, read_traces
 
 if TYPE_CHECKING:  # ``ingest`` runs where no sandbox does: what needs one is imported by the other verbs
-    from composer_replication.traces.teachers import Classroom
+    from composer_replication.traces.replay import Classroom
 Result = tuple[dict[str, object], int]
 REPLAY_NAME, VERDICTS_NAME, BINDINGS_NAME = "replay.jsonl", "verdicts.jsonl", "bindings.jsonl"
 _LEAST_GOLDEN_CHARACTERS = 20  # held-out code that is shorter is an idiom that anybody writes
@@ -44,7 +44,7 @@ def run_ingest(args: argparse.Namespace) -> Result:
 
 def run_bind(args: argparse.Namespace) -> Result:
     from composer_replication.tasks.intake.git_source import names_commit
-    from composer_replication.traces import execution
+    from composer_replication.traces import replay
 
     if args.commit and not names_commit(f"git+file:///.@{args.commit}"):
         problem, fix = "the commit is not named by its full id.", "git rev-parse HEAD"
@@ -52,7 +52,7 @@ def run_bind(args: argparse.Namespace) -> Result:
     traces, backend = _sessions(args), chosen_backend(args)
     with _graded(args, backend) as (grader, names), progress_bar(quiet=args.quiet) as report:
         how = (grader, names, backend, (args.repository, args.commit))
-        rows = [execution.proven(trace, *how) for trace in counted(traces, report, "sessions")]
+        rows = [replay.proven(trace, *how) for trace in counted(traces, report, "sessions")]
     rewrite_jsonl(args.folder / BINDINGS_NAME, rows)
     bound = [row for row in rows if not row["problem"]]
     problems = dict(Counter(row["problem"] for row in rows if row["problem"]))
@@ -76,7 +76,7 @@ def _graded(args: argparse.Namespace, backend: str) -> Iterator[tuple[Any, Mappi
     """A grader of the store of ``--tasks`` and the names of its tasks; nothing without the flag."""
     from composer_replication.rollouts.grading import Grader
     from composer_replication.tasks.store import TaskStore
-    from composer_replication.traces.execution import task_names
+    from composer_replication.traces.replay import task_names
 
     if args.tasks is None:
         yield None, {}
@@ -86,7 +86,7 @@ def _graded(args: argparse.Namespace, backend: str) -> Iterator[tuple[Any, Mappi
 
 
 def run_replay(args: argparse.Namespace) -> Result:
-    from composer_replication.traces.teachers import replay_request
+    from composer_replication.traces.replay import replay_request
 
     chosen = _chosen(args, takes_all=args.every_step or bool(args.first))
     room = _open_room(args, args.goes_on, args.first)
@@ -99,7 +99,7 @@ def run_replay(args: argparse.Namespace) -> Result:
 
 def run_distill(args: argparse.Namespace) -> Result:
     from composer_replication.config import ModelSection
-    from composer_replication.traces import pairs, teachers
+    from composer_replication.traces import pairs, replay
 
     refuse_unwritable(args.out.parent)
     with needs_extra("train", "the student's tokenizer"):
@@ -108,13 +108,13 @@ def run_distill(args: argparse.Namespace) -> Result:
         ModelSection(name=args.model), seed=0, needs_chat_template=True, has_weights=False
     )[1]
     chosen = _chosen(args, takes_all=args.every_step)
-    rows, dropped = teachers.scoring_rows(chosen, tokenizer, _heldout_rows(args))
+    rows, dropped = replay.scoring_rows(chosen, tokenizer, _heldout_rows(args))
     room = _open_room(args)
     with closing(room.store), progress_bar(quiet=args.quiet) as room.report:
-        cost = room.cost(map(teachers.scoring_request, rows))
+        cost = room.cost(map(replay.scoring_request, rows))
         if args.dry_run:
             return {**_NOTHING_SENT, **cost, "dropped": dropped}, 0
-        found = asyncio.run(teachers.scored_rows(rows, room, tokenizer))
+        found = asyncio.run(replay.scored_rows(rows, room, tokenizer))
         paid, code = _paid(room)
     if not found and not room.is_spent:
         problem = f"no teacher gave log-probabilities of the student's tokens: {_reasons(room)}; dropped: {dropped}."
@@ -148,10 +148,10 @@ def _sessions(args: argparse.Namespace) -> list[Any]:
 
 def _open_room(args: argparse.Namespace, *named: str) -> Classroom:
     """The teachers, of whom those that are ``named`` have to be some; an empty name is nobody's."""
-    from composer_replication.traces import teachers
+    from composer_replication.traces import replay
 
     keys, prices = dict(args.key), dict(args.price)
-    opened = [teachers.open_teacher(text, keys, prices, args.concurrent) for text in args.teacher]
+    opened = [replay.open_teacher(text, keys, prices, args.concurrent) for text in args.teacher]
     by_name = {teacher.name: teacher for teacher in opened}
     unknown = {*keys, *prices, *filter(None, named)} - by_name.keys()
     if unknown or len(by_name) < len(opened):
@@ -159,8 +159,8 @@ def _open_room(args: argparse.Namespace, *named: str) -> Classroom:
         fix = "--teacher NAME=URL#MODEL, each with a name of its own"
         raise UsageError("CR0206", problem, where="--teacher", fix=fix)
     limits = {"max_dollars": args.budget_usd, "max_tokens": args.max_tokens}
-    store = teachers.AnswerStore(args.folder / "answers.sqlite", **limits)
-    return teachers.Classroom(by_name, store, max_tokens=args.answer_tokens)
+    store = replay.AnswerStore(args.folder / "answers.sqlite", **limits)
+    return replay.Classroom(by_name, store, max_tokens=args.answer_tokens)
 
 
 def _reasons(room: Classroom) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def _paid(room: Classroom) -> Result:
 async def _replay(
     args: argparse.Namespace, room: Classroom, chosen: Sequence[Any], cost: Mapping[str, Any]
 ) -> Result:
-    from composer_replication.traces.teachers import replay_steps
+    from composer_replication.traces.replay import replay_steps
 
     with progress_bar(quiet=args.quiet) as room.report:
         steps = await replay_steps(chosen, room, args.first)
@@ -206,7 +206,7 @@ async def _execute(
     args: argparse.Namespace, room: Classroom, steps: Sequence[Any], report: Any
 ) -> dict[str, object]:
     from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-    from composer_replication.traces import execution
+    from composer_replication.traces import replay
 
     done: list[dict[str, Any]] = []
     failures: list[InputError | MissingError] = []
@@ -214,10 +214,10 @@ async def _execute(
         bound = [each for each in steps if each.trace.task_id in names]
         attempt = partial(FeatureDeletionEnv, grader, monitor="off")
         goes_on = args.goes_on or next(iter(room.teachers))
-        how = execution.Execution(attempt, names, room, goes_on, args.tries, args.horizon)
+        how = replay.Execution(attempt, names, room, goes_on, args.tries, args.horizon)
         for step in counted(bound, report, "executed"):
             try:
-                done.append(await execution.execute(step, how))
+                done.append(await replay.execute(step, how))
             except (InputError, MissingError) as error:  # of this task; the others go on
                 failures.append(error)
     if failures and len(failures) == len(bound):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fileinput
 import gc
 import itertools
+import json
 import re
 import tempfile
 import tomllib
@@ -34,6 +35,11 @@ try:
     import rensa
 except ImportError:  # without the extra ``traces``
     rensa = None
+MAX_LINE_BYTES = 64 * 1024**2
+MAX_DOCUMENT_BYTES = 256 * 1024**2  # of longer ones the pieces are damaged JSON, and counted as that
+_LINES = (".jsonl", ".ndjson")
+_SUFFIXES = (*_LINES, ".json", ".traj")
+_SPACES = re.compile(r"\s+")
 _NUM_PERMUTATIONS = 128
 THRESHOLD = 0.9  # share of five-word shingles in common from which two sessions are nearly the same
 _LEAST_WORDS = 50
@@ -102,11 +108,54 @@ class TraceSums(NamedTuple):
     redactor: Redactor
 
 
+def trace_files(path: Path) -> list[Path]:
+    """The file itself, or every file of a folder that may hold records, by name; links are not followed."""
+    if path.is_file():
+        return [path]
+    found = (each for each in path.rglob("*") if each.is_file() and not each.is_symlink())
+    return sorted(each for each in found if each.suffix in _SUFFIXES)
+
+
+def read_records(path: Path, ledger: Ledger) -> Iterator[Any]:
+    """The objects of a file in its order; each counts as one record of ``ledger``, and so does each damaged piece.
+
+    A line of two objects gives both; a document that is a list gives itself, whole.
+    """
+    is_lines = path.suffix in _LINES
+    kinds, what = (dict, "line") if is_lines else (dict | list, "document")
+    with path.open("rb", buffering=256 * 1024) as file:  # 8 KiB at a time take four times as long
+        lines = iter(partial(file.readline, MAX_LINE_BYTES), b"")
+        for piece in lines if is_lines else [file.read(MAX_DOCUMENT_BYTES)]:
+            try:
+                found: Any = [values.json_value(piece)]
+            except (ValueError, RecursionError):
+                found = _saved(piece.decode("utf-8", "replace").strip(), ledger)
+            for record in found:
+                if isinstance(record, kinds):
+                    ledger.num_records += 1
+                    yield record
+                else:
+                    ledger.dropped(f"a {what} that is no object")
+
+
+def _saved(text: str, ledger: Ledger) -> Iterator[Any]:
+    """The values of a line onto which several were written, up to what is damaged, which counts once."""
+    decoder, place = json.JSONDecoder(), 0
+    try:
+        while place < len(text):
+            between = _SPACES.match(text, place)
+            first = between.end() if between else place
+            _, place = decoder.raw_decode(text, first)
+            yield values.json_value(text[first:place].encode())
+    except (ValueError, RecursionError):
+        ledger.dropped("damaged JSON")
+
+
 def detect(path: Path, only: str = "") -> list[tuple[str, str]]:
     """The formats that a file fits, with its version; none where it cannot be read. ``only`` names the one that is looked for."""
     found: dict[str, str] = {}
     with suppress(OSError):
-        for row in itertools.islice(values.read_records(path, Ledger()), _NUM_HEAD):
+        for row in itertools.islice(read_records(path, Ledger()), _NUM_HEAD):
             known = {kind: version for kind, version in found.items() if version != "unknown"}
             found |= _fits(row) | known
     return [(kind, found[kind]) for kind in FORMATS if kind in found and only in ("", kind)]
@@ -126,7 +175,7 @@ def find_units(
         if not path.exists():
             problem = "there is no such file or folder."
             raise InputError("CR0942", problem, where=str(path), fix="ls ~/.claude/projects")
-        for file in values.trace_files(path):
+        for file in trace_files(path):
             fits = detect(file, only)
             if len(fits) > 1 and file == path:
                 problem = f"two formats fit a file: {' and '.join(map(' '.join, fits))}."
@@ -224,7 +273,7 @@ def read_traces(folder: Path) -> Iterator[Trace]:
 def read_unit(unit: TraceUnit, part: Path) -> tuple[Ledger, list[TraceSums]]:
     """Write a unit's traces into a part file, redacted, those without an answer left out; nothing that its files hold raises."""
     ledger, sums = Ledger(), []
-    records = (record for path in unit.paths for record in values.read_records(path, ledger))
+    records = (record for path in unit.paths for record in read_records(path, ledger))
     gc.disable()  # records have no cycles, and the search for some takes a tenth of the time
     with part.open("wb") as file:
         for trace in FORMATS[unit.kind](records, ledger, unit.paths[0].stem):

@@ -1,67 +1,13 @@
-"""Foreign JSON: records of files, of which what is damaged is counted and the rest goes on; values that may hold anything anywhere."""
+"""Values of foreign JSON, which may hold anything anywhere."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic_core import from_json, to_json
 
-from composer_replication.traces.trace_records import Ledger
-
-MAX_LINE_BYTES = 64 * 1024**2
-MAX_DOCUMENT_BYTES = 256 * 1024**2  # of longer ones the pieces are damaged JSON, and counted as that
-_LINES = (".jsonl", ".ndjson")
-_SUFFIXES = (*_LINES, ".json", ".traj")
-_SPACES = re.compile(r"\s+")
 _T = TypeVar("_T")
-
-
-def trace_files(path: Path) -> list[Path]:
-    """The file itself, or every file of a folder that may hold records, by name; links are not followed."""
-    if path.is_file():
-        return [path]
-    found = (each for each in path.rglob("*") if each.is_file() and not each.is_symlink())
-    return sorted(each for each in found if each.suffix in _SUFFIXES)
-
-
-def read_records(path: Path, ledger: Ledger) -> Iterator[Any]:
-    """The objects of a file in its order; each counts as one record of ``ledger``, and so does each damaged piece.
-
-    A line of two objects gives both; a document that is a list gives itself, whole.
-    """
-    is_lines = path.suffix in _LINES
-    kinds, what = (dict, "line") if is_lines else (dict | list, "document")
-    with path.open("rb", buffering=256 * 1024) as file:  # 8 KiB at a time take four times as long
-        lines = iter(partial(file.readline, MAX_LINE_BYTES), b"")
-        for piece in lines if is_lines else [file.read(MAX_DOCUMENT_BYTES)]:
-            try:
-                found: Any = [json_value(piece)]
-            except (ValueError, RecursionError):
-                found = _saved(piece.decode("utf-8", "replace").strip(), ledger)
-            for record in found:
-                if isinstance(record, kinds):
-                    ledger.num_records += 1
-                    yield record
-                else:
-                    ledger.dropped(f"a {what} that is no object")
-
-
-def _saved(text: str, ledger: Ledger) -> Iterator[Any]:
-    """The values of a line onto which several were written, up to what is damaged, which counts once."""
-    decoder, place = json.JSONDecoder(), 0
-    try:
-        while place < len(text):
-            between = _SPACES.match(text, place)
-            first = between.end() if between else place
-            _, place = decoder.raw_decode(text, first)
-            yield json_value(text[first:place].encode())
-    except (ValueError, RecursionError):
-        ledger.dropped("damaged JSON")
 
 
 def text_of(value: Any) -> str:

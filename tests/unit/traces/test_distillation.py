@@ -130,7 +130,7 @@ def test_the_budget_holds_and_held_out_tasks_are_not_written(
 ) -> None:
     from composer_replication.traces.ingest import read_traces
     from composer_replication.traces.pairs import chosen_steps
-    from composer_replication.traces.teachers import scoring_rows
+    from composer_replication.traces.replay import scoring_rows
 
     most = distill(capsys, folder, f"mine={url}#teacher", more=("--dry-run",))["most_tokens"]
     budget = int(0.36 * most)  # for a little more than one of three

@@ -20,7 +20,7 @@ from composer_replication.traces.ingest import Redactor, duplicates, ingest, min
 from composer_replication.traces.json_values import json_bytes, json_text
 from composer_replication.traces.pairs import our_call
 from composer_replication.traces.readers.messages import step_chain, trace_row
-from composer_replication.traces.teachers import AnswerStore
+from composer_replication.traces.replay import AnswerStore
 from composer_replication.traces.trace_records import StepResult, Trace, TraceStep
 
 DATA = Path(__file__).parents[2] / "data" / "traces"

@@ -17,7 +17,6 @@ from composer_replication.records import ToolCall
 from composer_replication.rollouts.tools.tool_context import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.tasks.difficulty import difference
-from composer_replication.traces.execution import Execution, decide, execute
 from composer_replication.traces.pairs import (
     ChosenStep,
     balanced,
@@ -26,6 +25,7 @@ from composer_replication.traces.pairs import (
     sft_rows,
     sibling_pairs,
 )
+from composer_replication.traces.replay import Execution, decide, execute
 from composer_replication.traces.trace_records import StepResult, Trace, TraceStep
 
 
@@ -96,7 +96,7 @@ def test_a_session_whose_task_is_damaged_is_counted_and_the_others_go_on(
     graded = nullcontext((None, {"damaged": "1", "whole": "2"}))
     monkeypatch.setattr(traces_verb, "_graded", lambda *_: graded)
     monkeypatch.setattr(traces_verb, "chosen_backend", lambda _: "")
-    monkeypatch.setattr("composer_replication.traces.execution.execute", execute)
+    monkeypatch.setattr("composer_replication.traces.replay.execute", execute)
     args, room = Namespace(folder=tmp_path, goes_on="t", tries=1, horizon=1), MagicMock()
     found = asyncio.run(traces_verb._execute(args, room, steps, None))
     assert (found["executed"], found["not_executed"]) == (1, {"CR0411: it is damaged.": 1})

@@ -13,8 +13,8 @@ import atif
 import pytest
 
 from composer_replication.errors import InputError
-from composer_replication.traces.ingest import FORMATS, Redactor, detect, find_units
-from composer_replication.traces.json_values import json_bytes, json_value, read_records
+from composer_replication.traces.ingest import FORMATS, Redactor, detect, find_units, read_records
+from composer_replication.traces.json_values import json_bytes, json_value
 from composer_replication.traces.readers.messages import read_atif, step_chain, trace_row
 from composer_replication.traces.trace_records import Ledger, Trace
 

@@ -22,7 +22,7 @@ from composer_replication.records import ToolCall
 from composer_replication.traces.ingest import TRACES_NAME
 from composer_replication.traces.pairs import ChosenStep, chosen_steps, prompt_of, tools_of
 from composer_replication.traces.readers.messages import trace_row
-from composer_replication.traces.teachers import (
+from composer_replication.traces.replay import (
     AnswerStore,
     Classroom,
     open_teacher,

@@ -13,8 +13,8 @@ import pytest
 
 from composer_replication.cli.main import main
 from composer_replication.records import ToolCall
-from composer_replication.traces.execution import commit_of, task_names
 from composer_replication.traces.pairs import our_call
+from composer_replication.traces.replay import commit_of, task_names
 from composer_replication.traces.trace_records import Trace
 
 CODEX = Path(__file__).parents[2] / "data" / "traces" / "codex" / "rollout-0.169.0.jsonl"

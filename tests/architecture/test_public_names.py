@@ -58,8 +58,6 @@ RECORDS = {
 PROTOCOLS = {
     "Guard",
     "GuardStatus",
-    "HintGenerator",
-    "PromptSource",
     "Stateful",
 }
 

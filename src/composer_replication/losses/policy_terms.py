@@ -1,6 +1,6 @@
-"""Terms that enter the policy gradient beside the reward: KL, effort, importance weights.
+"""Terms that enter the policy gradient beside the reward: KL, effort, importance weights; and what shows an odd batch.
 
-Letters: B rollouts, G rollouts of one prompt, T completion tokens. What stands where a mask is 0 is not read.
+Letters: B rollouts, G rollouts of one prompt, T completion tokens, P prompt tokens, K groups. What stands where a mask is 0 is not read.
 """
 
 from __future__ import annotations
@@ -151,6 +151,14 @@ def truncated_importance_weights(
     return weights_BT, metrics
 
 
+def sampler_distance(
+    train_logp_BT: torch.Tensor, sampler_logp_BT: torch.Tensor, mask_BT: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """|train_logp - sampler_logp| of each token, nats, 0 where unknown; and where it is known. No gradient."""
+    known_BT = mask_BT.bool() & ~torch.isnan(sampler_logp_BT)
+    return (train_logp_BT - sampler_logp_BT).abs().detach().where(known_BT, 0.0), known_BT
+
+
 def effective_share(weights_N: torch.Tensor) -> torch.Tensor:
     """(sum w)^2 / (N sum w^2), in float64: 1 where all are equal, 1 / N where one is all.
 
@@ -160,6 +168,28 @@ def effective_share(weights_N: torch.Tensor) -> torch.Tensor:
     if weights_N.numel() == 0:
         return weights_N.new_ones(())
     return weights_N.sum() ** 2 / (weights_N.numel() * (weights_N**2).sum()).clamp(min=1e-300)
+
+
+def equal_in_groups(values_B: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each group its highest value, and whether all are equal; NaN, for rows that nobody scored, does not count."""
+    highest_K = values_B.nan_to_num(nan=-torch.inf).view(-1, group_size).amax(-1)
+    lowest_K = values_B.nan_to_num(nan=torch.inf).view(-1, group_size).amin(-1)
+    return highest_K, (highest_K < lowest_K) | torch.isclose(highest_K, lowest_K)
+
+
+def rows_over_padding(
+    prompt_mask_BP: torch.Tensor, mask_BT: torch.Tensor, is_pad_BT: torch.Tensor
+) -> torch.Tensor:
+    """Rows (B,) whose mask has a hole, whose prompt mask has one, or which carry loss on trailing padding.
+
+    Completions are padded on the right and prompts on the left, so a completion's mask may only fall and a
+    prompt's only rise. One padding token at a row's end may have been sampled (it may be the end token), two cannot.
+    """
+    rises_B = (mask_BT[:, 1:] & ~mask_BT[:, :-1]).any(-1)
+    falls_B = (prompt_mask_BP[:, :-1] & ~prompt_mask_BP[:, 1:]).any(-1)
+    is_last_BT = mask_BT & ~torch.nn.functional.pad(mask_BT[:, 1:], (0, 1))
+    ends_in_pads_B = (is_last_BT[:, 1:] & is_pad_BT[:, 1:] & is_pad_BT[:, :-1]).any(-1)
+    return rises_B | falls_B | ends_in_pads_B
 
 
 def _ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:

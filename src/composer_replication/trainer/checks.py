@@ -21,7 +21,7 @@ from torch.nn import functional
 from transformers import TrainerCallback
 
 from composer_replication.errors import InputError
-from composer_replication.losses.policy_terms import effective_share
+from composer_replication.losses import policy_terms as losses
 from composer_replication.run_folder import RunFolder, append_jsonl
 from composer_replication.trainer.generation import loss_mask
 from composer_replication.trainer.metrics_log import json_row
@@ -42,7 +42,6 @@ MAX_TRUNCATED_SHARE = 0.1  # of tokens whose importance weight was cut
 TREND_STEPS, MIN_ENTROPY_SHARE, MIN_LENGTH_SHARE = 5, 0.05, 0.25
 NUM_ZERO_STEPS = 5  # in a row, in which a channel is exactly 0
 NUM_BAD_STEPS = 3  # in a row that are not finite, after which the run stops
-
 
 Figures = Mapping[str, float]  # of one micro-step
 # name of a check (and of what, where it speaks of several things), its sentence, the numbers
@@ -285,10 +284,12 @@ class ChecksThatSpeak(TrainerCallback):
         self.judgement.note_generation(**counts)
 
     def _words_on_drift(self, inputs: Any, logps: Tensor) -> str:
-        mine_BT, distance_BT, _ = _drift(inputs, logps, loss_mask(inputs).bool())
+        old_BT, sampled_BT = inputs.get("old_per_token_logps"), inputs["sampling_per_token_logps"]
+        mine_BT = logps if old_BT is None else old_BT
+        distance_BT, _ = losses.sampler_distance(mine_BT, sampled_BT, loss_mask(inputs))
         parts_BT = distance_BT.double() > MAX_TOKEN_DRIFT  # as the mean is compared
         position, row = parts_BT.T.nonzero()[0].tolist()  # of all rows the earliest position
-        mine, theirs = (each[row, position].item() for each in (mine_BT, inputs["sampling_per_token_logps"]))
+        mine, theirs = (each[row, position].item() for each in (mine_BT, sampled_BT))
         token = int(inputs["completion_ids"][row, position])
         text = str(self._trainer._tokenizer.decode([token]))[:40]  # noqa: SLF001 - TRL's only name
         turn = ""
@@ -361,6 +362,7 @@ def micro_step_figures(
     ``masks_truncated`` rows without any mask are meant, and are no fault.
     """
     completion_mask_BT, mask_BT = inputs["completion_mask"].bool(), loss_mask(inputs).bool()
+    prompt_mask_BP, is_pad_BT = inputs["prompt_mask"].bool(), inputs["completion_ids"] == pad_token_id
     advantages = inputs["advantages"]
     is_paid_B = (advantages != 0).reshape(advantages.size(0), -1).any(-1)
     is_empty_B = ~mask_BT.any(-1)
@@ -371,41 +373,19 @@ def micro_step_figures(
         "num_rows": torch.tensor(mask_BT.size(0)),
         "num_paid_rows": (is_paid_B & ~is_empty_B).sum(),
         "num_unpaid_rows": (is_paid_B & is_fault_B).sum(),
-        "num_rows_over_padding": _over_padding(inputs, completion_mask_BT, pad_token_id).sum(),
+        "num_rows_over_padding": losses.rows_over_padding(
+            prompt_mask_BP, completion_mask_BT, is_pad_BT
+        ).sum(),
     }
     if entropy_BT is not None:
         scalars["entropy_sum"] = (entropy_BT.detach() * mask_BT).sum()
     if (old_BT := inputs.get("old_per_token_logps")) is not None:
-        scalars["policy_effective_share"] = effective_share((policy_logp_BT - old_BT)[mask_BT].exp())
-    if inputs.get("sampling_per_token_logps") is not None:
-        _, distance_BT, known_BT = _drift(inputs, policy_logp_BT, mask_BT)
+        scalars["policy_effective_share"] = losses.effective_share((policy_logp_BT - old_BT)[mask_BT].exp())
+    if (sampled_BT := inputs.get("sampling_per_token_logps")) is not None:
+        mine_BT = policy_logp_BT if old_BT is None else old_BT
+        distance_BT, known_BT = losses.sampler_distance(mine_BT, sampled_BT, mask_BT)
         scalars |= {"drift_sum": distance_BT.double().sum(), "num_drift_tokens": known_BT.sum()}
         scalars["drift_max"] = functional.pad(distance_BT, (0, 1)).max()  # 0 where no row has a token
     scalars |= {f"channel/{name}": torch.as_tensor(value).detach().abs() for name, value in channels.items()}
     numbers = [value.double().reshape(()).to(mask_BT.device) for value in scalars.values()]
     return dict(zip(scalars, torch.stack(numbers).tolist(), strict=True))
-
-
-def _over_padding(inputs: Mapping[str, Any], mask_BT: Tensor, pad_token_id: int) -> Tensor:
-    """Rows (B,) whose mask has a hole, whose prompt mask has one, or which carry loss on trailing padding.
-
-    Completions are padded on the right and prompts on the left, so a completion's mask may only fall and a
-    prompt's only rise. One padding token at a row's end may have been sampled (it may be the end token), two cannot.
-    """
-    prompt_mask_BP: Tensor = inputs["prompt_mask"].bool()
-    rises_B = (mask_BT[:, 1:] & ~mask_BT[:, :-1]).any(-1)
-    falls_B = (prompt_mask_BP[:, :-1] & ~prompt_mask_BP[:, 1:]).any(-1)
-    is_pad_BT: Tensor = inputs["completion_ids"] == pad_token_id
-    is_last_BT = mask_BT & ~functional.pad(mask_BT[:, 1:], (0, 1))
-    ends_in_pads_B = (is_last_BT[:, 1:] & is_pad_BT[:, 1:] & is_pad_BT[:, :-1]).any(-1)
-    return rises_B | falls_B | ends_in_pads_B
-
-
-def _drift(
-    inputs: Mapping[str, Any], policy_logp_BT: Tensor, mask_BT: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The trainer's log-probabilities, how far the sampler's are from them, 0 where unknown, and where they are known."""
-    old_BT, sampled_BT = inputs.get("old_per_token_logps"), inputs["sampling_per_token_logps"]
-    mine_BT = policy_logp_BT.detach() if old_BT is None else old_BT
-    known_BT = mask_BT & ~torch.isnan(sampled_BT)
-    return mine_BT, torch.where(known_BT, (mine_BT - sampled_BT).abs(), 0.0), known_BT

@@ -23,13 +23,13 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from composer_replication.config import HintsSection, ReplaySection
 from composer_replication.errors import CollapseStopError
-from composer_replication.interfaces import Guard, HintGenerator, PromptSource, Stateful
+from composer_replication.interfaces import Guard, Stateful
 from composer_replication.records import PreferencePair
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer import checkpoints, preset_settings, processes
 from composer_replication.trainer.checks import ChecksThatSpeak
 from composer_replication.trainer.collator import refuse_odd_weight
-from composer_replication.trainer.generation import Generation, temporarily
+from composer_replication.trainer.generation import Generation, HintGenerator, PromptSource, temporarily
 from composer_replication.trainer.guard import GuardHook, HeldoutEval, raise_halt
 from composer_replication.trainer.loss_channels import ROW_REWARD, HintChannel, LossChannels, ReplayChannel
 from composer_replication.trainer.metrics_log import InterruptOnce, StepLines, cut_back

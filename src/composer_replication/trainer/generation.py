@@ -1,4 +1,4 @@
-"""What one generation knows of its rows, and under which names it travels with them.
+"""What one generation knows of its rows, under which names it travels with them, and who is asked for rows and hints.
 
 TRL shuffles and splits every tensor of a batch along its first dimension, which is therefore the row.
 
@@ -11,15 +11,44 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from composer_replication.interfaces import Stateful
+from composer_replication.records import HintedTurn, Rollout
 
 SEGMENT_STARTS = "segment_starts"
 """Under this name a rollout function returns, for each row, where in its completion the later conversations begin."""
 ROUTED_EXPERTS = "routed_experts"
 """Under this name a rollout function returns, for each row, an array (tokens, layers, K) of expert numbers, or None."""
+
+
+class PromptSource(Stateful, Protocol):
+    """Who gives at most ``num_rows`` fresh rows in the place of those ``without_signal``, whose groups had equal rewards.
+
+    The same state and the same calls give the same rows on every process; the state is in every checkpoint.
+
+    A chooser also has ``chosen_rows(num_rows)``, which begins a generation: exactly so many rows, no two of the same task;
+    ``fresh_rows`` gives others. Its ``take_outcomes()`` hands over the ``TaskOutcome``s of what was graded in this process,
+    ``learn(outcomes)`` gets those of all, and its ``figures()`` are for the log.
+    """
+
+    def fresh_rows(
+        self, num_rows: int, *, without_signal: Sequence[Mapping[str, Any]]
+    ) -> Sequence[Mapping[str, Any]]: ...
+
+
+class HintGenerator(Protocol):
+    """Finds the turns of rollouts that went wrong and puts a hint before each: a trainer's ``hint_source``.
+
+    ``hinted_turns`` answers row by row, in the order of the rollouts, with any number of turns. ``prompt_ids``,
+    ``completion_ids`` and ``sampled_logp`` are those of a turn of its rollout, id for id; ``hinted_prompt_ids`` are the same
+    prompt with the hint's ids put in at one place. What a source adds to a mapping ``counts`` is logged for each generation.
+    """
+
+    def hinted_turns(self, rollouts: Sequence[Rollout]) -> Sequence[Sequence[HintedTurn]]: ...
 
 
 @dataclass(slots=True)

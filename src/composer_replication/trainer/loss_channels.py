@@ -29,13 +29,13 @@ from transformers import TrainerCallback
 
 from composer_replication.config import DEPARTED, HintsSection, ReplaySection
 from composer_replication.errors import InputError
-from composer_replication.interfaces import HintGenerator
 from composer_replication.losses.chunked_head import logp_at, sampled_and_top_k_logp, sampled_logp
 from composer_replication.losses.divergence import support_divergence
 from composer_replication.losses.policy_terms import truncated_importance_weights
 from composer_replication.losses.preferences import preference_loss, sequence_logp
 from composer_replication.records import HintedTurn, PreferencePair
 from composer_replication.trainer import collator, model_modes
+from composer_replication.trainer.generation import HintGenerator
 from composer_replication.trainer.preset_settings import TrainerSettingError, nothing_to_learn
 from composer_replication.trainer.processes import gathered, num_processes, process_rank, together
 

@@ -112,10 +112,10 @@ class PolicyTerms:
         rewards_N, group_size = generation.totals(self._trainer.reward_weights), self._trainer.num_generations
         if rewards_N is None:
             return []
-        highest_K, is_dull_K = _alike(rewards_N, group_size)
+        highest_K, is_dull_K = losses.equal_in_groups(rewards_N, group_size)
         if generation.efforts_N is not None:
             priced_N = generation.efforts_N.masked_fill(rewards_N.isnan(), torch.nan)
-            is_dull_K &= (highest_K <= 0.0) | _alike(priced_N, group_size)[1]
+            is_dull_K &= (highest_K <= 0.0) | losses.equal_in_groups(priced_N, group_size)[1]
         return [*is_dull_K.tolist()]
 
     def _with_fresh_groups(
@@ -230,13 +230,6 @@ class PolicyTerms:
         both = torch.stack([total.float(), count.float()])
         sum_of_all, num_of_all = self._trainer.accelerator.reduce(both, reduction="sum").tolist()
         self._metrics[name].append(sum_of_all / max(num_of_all, 1.0))
-
-
-def _alike(values_N: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """For each group its highest value, and whether all are equal; NaN, for rows that nobody scored, does not count."""
-    highest_K = values_N.nan_to_num(nan=-torch.inf).view(-1, group_size).amax(-1)
-    lowest_K = values_N.nan_to_num(nan=torch.inf).view(-1, group_size).amin(-1)
-    return highest_K, (highest_K < lowest_K) | torch.isclose(highest_K, lowest_K)
 
 
 def merge_rows(

@@ -12,7 +12,6 @@ from hint_rollouts import cases, observe
 
 from composer_replication.config import RolloutsSection
 from composer_replication.errors import InputError
-from composer_replication.interfaces import HintGenerator
 from composer_replication.records import (
     Completion,
     Outcome,
@@ -36,6 +35,7 @@ from composer_replication.rollouts.single_turn import build_prompt, extract_answ
 from composer_replication.rollouts.tokens.token_ledger import Chat
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.store import TaskStore
+from composer_replication.trainer.generation import HintGenerator
 
 SMOLLM2 = tokenizer_of(FAMILIES[0])
 WRONG = "\n    return low\n\n\ndef mean"

@@ -22,14 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from composer_replication.errors import InputError
-from composer_replication.rollouts.tokens.token_ledger import (
-    Chat,
-    Tokenizer,
-    decode,
-    encode,
-    first_line,
-    render,
-)
+from composer_replication.rollouts.tokens.token_ledger import Chat, Tokenizer, decode, encode, render
 
 SEPARATORS = ("\n\n", "\n", " ", "")
 """Between a message and the hint merged into it: the first that leaves the ids around it as they were."""
@@ -64,7 +57,7 @@ def hint_chat_prompt(
     try:
         plain_text = render(tokenizer, chat, chat.messages)
     except Exception as error:  # a template is foreign code and may raise anything
-        problem = f"the chat template does not take the turn's own conversation: {first_line(error)}"
+        problem = f"the chat template does not take the turn's own conversation: {error!r}"
         raise _unfit(problem, "messages", _AS_RENDERED) from error
     plain_ids = encode(tokenizer, plain_text)
     refusals: list[str] = []
@@ -72,7 +65,7 @@ def hint_chat_prompt(
         try:
             hinted_text = render(tokenizer, chat, messages)
         except Exception as error:  # noqa: BLE001  a template may raise anything; told when no other place serves
-            refusals.append(f"{place}: {first_line(error)}")
+            refusals.append(f"{place}: {error!r}")
             continue
         if hinted_text.count(shown) <= plain_text.count(shown):
             refusals.append(f"{place}: the template does not show the hint as it is")

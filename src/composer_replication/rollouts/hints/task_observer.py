@@ -115,17 +115,10 @@ class TaskObserver:
         if score is None and rollout.reward is not None:
             score = self.grader.grade(known.task, answer, self.tests)
         chat = Chat([{"role": "user", "content": known.prompt}]) if is_chat else None
+        episode = Episode(rollout.task_id, index=0, step=rollout.step, seed=0)
+        turns, reason = (EpisodeTurn(last.prompt_ids, completion, chat=chat),), rollout.stop_reason
         return ObservedRollout(
-            Episode(
-                rollout.task_id,
-                index=0,
-                step=rollout.step,
-                seed=0,
-                turns=(EpisodeTurn(last.prompt_ids, completion, chat=chat),),
-                stop_reason=rollout.stop_reason,
-                score=score,
-                reward=rollout.reward,
-            ),
+            replace(episode, turns=turns, stop_reason=reason, score=score, reward=rollout.reward),
             answered_text=fill(broken, hole, answer) if answer.strip() else "",
             indent=marker_indent(broken, hole),
             failed_tests=known.failed_tests(score),

@@ -31,7 +31,7 @@ from composer_replication.tasks.test_run import (
 START_SECONDS = 120.0
 SECONDS_BETWEEN_RUNS = 15.0
 MAX_RUNS = 16
-"""In one sandbox; where their trees fill its disk, each is done alone."""
+"""In one sandbox: so many trees lie on the disk of this machine at a time, for each job."""
 
 
 def run_batch(

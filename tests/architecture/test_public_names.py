@@ -74,6 +74,7 @@ def classes_of(module_name: str) -> set[str]:
 def test_the_package_offers_exactly_these() -> None:
     assert set(composer_replication.__all__) == PUBLIC
     assert set(dir(composer_replication)) == PUBLIC
+    assert all(getattr(composer_replication, name) for name in PUBLIC)  # each is loaded when it is asked for
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

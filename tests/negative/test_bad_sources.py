@@ -116,6 +116,15 @@ def test_those_that_cannot_be_opened_beside_a_good_one_are_counted_and_named(
     assert set(result["unusable"]) == {str(without_tests), str(nameless)}
     assert result["unusable"][str(without_tests)].startswith("CR0419: ")
     assert result["unusable"][str(nameless)].startswith("CR0402: ")
+    before = TaskStore.open(tmp_path / "out").fingerprint
+    for bad, code in (
+        (without_tests, "CR0419"),
+        (nameless, "CR0402"),
+    ):  # alone, into the tasks of the build before
+        assert command("tasks", "build", bad, *words).error["code"] == code
+        after = TaskStore.open(tmp_path / "out")
+        after.verify()
+        assert (after.fingerprint, len(after.tasks())) == (before, 1)
 
 
 # --- suites that are red in the sandbox ----------------------------------------------------------

@@ -167,9 +167,11 @@ class BrokenHalf(Grader):
 
     def __init__(self, grader: Grader, fails: Callable[[GradeRequest], bool]) -> None:
         self.grader, self.fails, self.store = grader, fails, grader.store
+        self.run_again: set[str] = set()
 
     def grade_many(self, requests, *, on_done=None, afresh=False):  # type: ignore[no-untyped-def]
         scores = self.grader.grade_many(requests, on_done=on_done, afresh=afresh)
+        self.run_again |= {request.answer for request in requests if afresh}
         return [
             None if self.fails(request) else score for request, score in zip(requests, scores, strict=True)
         ]
@@ -209,6 +211,8 @@ def test_the_sentinel_neutralises_whatever_the_policy_wrote(
     is_out[0] = True
     with pytest.raises(SandboxFailure):
         evaluator()
+    assert broken.run_again == {golden}  # else an outage would be answered from memory
+    assert clamp.task_id not in {key[0] for key in grader._seen}  # nor is what was said meanwhile remembered
 
 
 # ---- canaries

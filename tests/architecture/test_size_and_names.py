@@ -12,24 +12,25 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "composer_replication"
 MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
-# Lines of *.py in each folder, of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
+# Lines of *.py in each folder (of the package itself: beside its folders), of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
-    "src": 52669,
+    "src": 51615,
+    "src/composer_replication": 1200,
     "src/composer_replication/cli": 3496,
     "src/composer_replication/engines": 696,
     "src/composer_replication/launch": 1300,
-    "src/composer_replication/losses": 863,
-    "src/composer_replication/replicas": 1400,
+    "src/composer_replication/losses": 893,
+    "src/composer_replication/replicas": 1399,
     "src/composer_replication/report": 2200,
-    "src/composer_replication/rollouts": 8483,
+    "src/composer_replication/rollouts": 8497,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 7500,
-    "src/composer_replication/tasks": 14897,
-    "src/composer_replication/traces": 2367,
+    "src/composer_replication/tasks": 14088,
+    "src/composer_replication/traces": 2336,
     "src/composer_replication/trainer": 5800,
     "src/composer_replication/cli/explanations": 434,
     "benchmarks": 5993,
-    "tests": 63470,
+    "tests": 57547,
 }
 BANNED = {"utils", "util", "common", "core", "helpers", "helper", "manager", "handler", "base", "misc"}
 
@@ -49,6 +50,8 @@ def folders_over(ceilings: Mapping[str, int], root: Path) -> list[str]:
     for name, ceiling in ceilings.items():
         folder = root / name
         count = num_lines(folder, "*.toml" if folder.name == "explanations" else "*.py")
+        if folder.name == "composer_replication":
+            count -= sum(num_lines(inner) for inner in folder.iterdir() if inner.is_dir())
         if count > ceiling:
             found.append(f"{name}: {count}, at most {ceiling}")
     package = root / "src" / "composer_replication"
@@ -104,6 +107,7 @@ def test_every_folder_keeps_its_ceiling() -> None:
 
 def test_a_line_too_many_and_a_folder_without_a_ceiling_are_named(tmp_path: Path) -> None:
     for place, number in (
+        ("src/composer_replication", 2),
         ("src/composer_replication/cli", 3),
         ("src/composer_replication/cli/explanations", 2),
         ("src/composer_replication/new", 1),
@@ -113,12 +117,14 @@ def test_a_line_too_many_and_a_folder_without_a_ceiling_are_named(tmp_path: Path
         (tmp_path / place / "__init__.py").write_text("X = 1\n" * number)
     (tmp_path / "src/composer_replication/cli/explanations/a.toml").write_text("a = 1\nb = 1\n")
     ceilings = {
-        "src": 6,
+        "src": 8,
+        "src/composer_replication": 1,
         "src/composer_replication/cli": 4,
         "src/composer_replication/cli/explanations": 1,
-        "tests": 5,
+        "tests": 57547,
     }
     assert folders_over(ceilings, tmp_path) == [
+        "src/composer_replication: 2, at most 1",
         "src/composer_replication/cli: 5, at most 4",
         "src/composer_replication/cli/explanations: 2, at most 1",
         "src/composer_replication/new: no ceiling",

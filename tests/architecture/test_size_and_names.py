@@ -90,6 +90,36 @@ def folders_without_answer(root: Path) -> list[str]:
     ]
 
 
+def siblings_reached(root: Path) -> list[str]:
+    """Parts of the trainer that another part reads from the trainer instead of being given it."""
+    own = ast.parse((SOURCE / "trainer" / "composer_trainer.py").read_text())
+    (trainer,) = (node for node in own.body if isinstance(node, ast.ClassDef))
+    parts = {"channels", "checks", "parts", "halted_at"}
+    for node in trainer.body:
+        if isinstance(node, ast.Assign) and "cached_property" in ast.unparse(node.value):
+            parts |= {ast.unparse(target) for target in node.targets}
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        # The trainer itself, and what saves all of it, by its own type.
+        if path.stem in ("composer_trainer", "checkpoints"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in parts:
+                owner = ast.unparse(node.value)
+                if owner.split(".")[-1] in ("trainer", "_trainer"):
+                    found.append(f"{path.name}: {owner}.{node.attr}")
+    return found
+
+
+def test_parts_are_given_their_siblings(tmp_path: Path) -> None:
+    assert siblings_reached(SOURCE / "trainer") == []
+    (tmp_path / "part.py").write_text(
+        "def f(self, trainer):\n    trainer.checks, self._trainer.guard_hook, trainer.args\n"
+    )
+    found = ["part.py: trainer.checks", "part.py: self._trainer.guard_hook"]
+    assert sorted(siblings_reached(tmp_path)) == sorted(found)
+
+
 @pytest.mark.parametrize("find", [long_files, long_functions, banned_names, folders_without_answer])
 def test_the_package_keeps_the_guide(find: object) -> None:
     assert callable(find)

@@ -84,7 +84,10 @@ def trained(folder: Path, preset: str) -> Any:
     tiny_model().save_pretrained(folder / "model")
     model = Qwen2ForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     model.generation_config.eos_token_id = ENDS
-    method, arguments = resolve_method(config), trl_arguments(config, RunFolder(folder / "run"))
+    method, arguments = (
+        resolve_method(config),
+        trl_arguments(config, resolve_method(config), RunFolder(folder / "run")),
+    )
 
     def reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
         return [reward_of(ids) for ids in completion_ids]

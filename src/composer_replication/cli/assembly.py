@@ -10,18 +10,12 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication import safety
-from composer_replication.cli.flags import (
-    check_cluster,
-    file_part,
-    launched_rank,
-    launched_size,
-    shards_weights,
-)
+from composer_replication.cli import flags
 from composer_replication.cli.machine_troubles import package_version
 from composer_replication.cli.task_division import RunTasks, read_split
 from composer_replication.cli.terminal import Report, note
@@ -60,20 +54,33 @@ READING_SECONDS = 7200.0  # that a held-out reading may take
 POOL_PER_SAMPLE = 10
 
 
-def check_recipe(config: RunConfig, recipe_folder: Path) -> tuple[Guard | None, Mapping[str, PairRow]]:
-    """What needs none of the training packages. The guard and the pairs that were made to check them are the run's own."""
-    checked = make_guard(config), pair_rows(config, recipe_folder)
+@dataclass
+class Checked:
+    """What was made to check a recipe, for its run."""
+
+    guard: Guard | None
+    pairs: Mapping[str, PairRow]
+    rule: rewards.RewardRule
+    cluster: ClusterOptions | None
+    arguments: Any = None  # this and the next two are of ``check_training``
+    method: Any = None
+    lora: Any = None
+
+
+def check_recipe(config: RunConfig, recipe_folder: Path) -> Checked:
+    """What needs none of the training packages."""
+    guard, pairs = make_guard(config), pair_rows(config, recipe_folder)
     check_agent(config)
-    rewards.load_reward_rule(config.reward.function)
+    rule, cluster = rewards.load_reward_rule(config.reward.function), None
     accept(config.sandbox.accept_no_isolation, where="sandbox.accept_no_isolation")
     if config.ray is None:
         choose_backend(config.sandbox.backend or None)
     else:
-        check_cluster(config.ray.address, "training on a Ray cluster")
-        cluster_options(config)
+        flags.check_cluster(config.ray.address, "training on a Ray cluster")
+        cluster = cluster_options(config)
     if config.heldout is not None and config.heldout.split:
         read_split((recipe_folder / config.heldout.split).resolve())
-    return checked
+    return Checked(guard, pairs, rule, cluster)
 
 
 def check_agent(config: RunConfig) -> None:
@@ -81,7 +88,7 @@ def check_agent(config: RunConfig) -> None:
     if config.agent is None:
         return
     trl, uses_vllm, is_server = config.trl, config.trl.get("use_vllm"), asks_trl_server(config)
-    if shards_weights() and not uses_vllm:
+    if flags.shards_weights() and not uses_vllm:
         raise preset_settings.spread_weights("agent")
     refused: dict[str, Any] = {"use_transformers_continuous_batching": False}
     if uses_vllm and not is_server:
@@ -111,15 +118,16 @@ def training_packages(purpose: str, *, quiet: bool) -> Iterator[None]:
         yield
 
 
-def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any]:
-    """What the training packages say: TRL's arguments and the method of the recipe."""
+def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any, Any]:
+    """What the training packages say: TRL's arguments, the method of the recipe, peft's configuration of adapters."""
     with needs_extra("train", "training"):
         from composer_replication.trainer.run_setup import lora_config, trl_arguments
 
-        lora_config(config.model.lora)
-    arguments, method = trl_arguments(config, folder), preset_settings.resolve_method(config)
+        lora = lora_config(config.model.lora)
+    method = preset_settings.resolve_method(config)
+    arguments = trl_arguments(config, method, folder)
     preset_settings.check_arguments(config, arguments, method.options)
-    return arguments, method
+    return arguments, method, lora
 
 
 def asks_trl_server(config: RunConfig) -> bool:
@@ -275,20 +283,21 @@ def cluster_options(config: RunConfig) -> ClusterOptions:
         num_cpus=resources.pop("CPU", 1.0),
         resources=resources,
         fits_nodes=True,
-        num_drivers=launched_size(),
+        num_drivers=flags.launched_size(),
         attempt=attempt_options(config),
         grader={"backend": config.sandbox.backend},
     )
 
 
-def open_actors(config: RunConfig, store: TaskStore) -> AbstractContextManager[RolloutCluster | None]:
+def open_actors(
+    config: RunConfig, options: ClusterOptions | None, store: TaskStore
+) -> AbstractContextManager[RolloutCluster | None]:
     """The actors that ``[ray]`` asks for, gone after the block; None without the table."""
-    if config.ray is None:
+    if config.ray is None or options is None:
         return nullcontext()
     from composer_replication.rollouts.cluster import open_cluster
 
-    options, plays_episodes = cluster_options(config), config.agent is not None
-    return open_cluster(config.ray.address, store, options, waits_for_all=plays_episodes)
+    return open_cluster(config.ray.address, store, options, waits_for_all=config.agent is not None)
 
 
 @dataclass(frozen=True)
@@ -303,6 +312,12 @@ class Attempts:
     tokenizer: Any
     model: Any = None
     cluster: RolloutCluster | None = None
+    rule: rewards.RewardRule = rewards.visible_tests_pass  # where single answers are trained on
+
+    @cached_property
+    def sampling(self) -> Any:
+        """How training, the guard and evaluations sample."""
+        return preset_settings.sampling_settings(self.config)
 
     @property
     def agent(self) -> AgentSection:
@@ -327,7 +342,7 @@ class Attempts:
             agent_loop.LedgerTalk(self.tokenizer, options, num_ids=num_ids),
             options,
             seed=self.config.seed,
-            temperature=float(self.config.trl.get("temperature", 1.0)),
+            temperature=float(self.sampling.temperature),
             judge=None if is_evaluation else open_judge(options.judge),
             listeners=listeners,
             keeps_trees=is_evaluation,
@@ -375,7 +390,7 @@ class Attempts:
 
             most = self.agent.max_concurrent
             names = {"session_id": folder.root.name, "model_name": config.model.name}
-            kept = trajectories.KeptEpisodes(folder.rollouts, part=file_part(), **names)
+            kept = trajectories.KeptEpisodes(folder.rollouts, part=flags.file_part(), **names)
             observer = ObservedEpisodes(self.grader.store)
             listeners: list[Listener] = [kept.keep]
             if curriculum is not None:
@@ -399,11 +414,11 @@ class Attempts:
         return rewards.FeatureDeletionReward(
             {task.task_id: task for task in tasks.train},
             self.grader,
-            rewards.load_reward_rule(config.reward.function),
+            self.rule,
             prompt_style=config.rollouts.prompt_style,
             tests=config.reward.tests,
             folder=folder.rollouts,
-            part=file_part(),
+            part=flags.file_part(),
             on_outcomes=None if curriculum is None else curriculum.note,
             end_token_ids=end_token_ids(self.model, self.tokenizer),
             shuffle_seed=config.seed if config.reward.is_shuffled else None,
@@ -413,7 +428,7 @@ class Attempts:
         """Fresh single answers of the model as it is now, asked as in training."""
         from composer_replication.trainer.policy import InProcessPolicy
 
-        sampling, options = preset_settings.sampling_settings(self.config), self.config.rollouts
+        sampling, options = self.sampling, self.config.rollouts
         as_chat = options.prompt_style == "chat"
         policy = InProcessPolicy(self.model, self.tokenizer, as_chat=as_chat, sampling=sampling)
         length, temperature = sampling.max_completion_length, float(sampling.temperature)
@@ -427,7 +442,7 @@ class Attempts:
 
         judge = self.evaluation_player(tasks, served)
         endpoint = None if served is None else served.endpoint
-        still = still_trainer(self.config, self.model, self.tokenizer)
+        still = still_trainer(self.sampling, self.model, self.tokenizer)
         return EpisodeSampler(judge, TrainedPolicy(self.agent.max_concurrent, endpoint, still))
 
 
@@ -460,8 +475,10 @@ def open_evaluator(
         pool = f"a pool of {len(tasks.heldout)} tasks for samples of {section.sample_size}"
         note(f"evidence: {pool} is small; its guarantee speaks of these tasks only")
     # Where weights are sharded every process evaluates, and an alarm in one would leave the others waiting.
-    evaluation = PatientEvaluation(evaluator, timeout_seconds=None if shards_weights() else READING_SECONDS)
-    if config.evidence is None or launched_rank():  # the process that evaluates keeps the journal
+    evaluation = PatientEvaluation(
+        evaluator, timeout_seconds=None if flags.shards_weights() else READING_SECONDS
+    )
+    if config.evidence is None or flags.launched_rank():  # the process that evaluates keeps the journal
         return evaluation, evaluation
     journal = safety.EvaluationJournal(folder.evaluations, run=f"{tasks.split.fingerprint}/{config.seed}")
     return evaluation, lambda: (reading := evaluation()) and journal.settled(reading)  # None: not due

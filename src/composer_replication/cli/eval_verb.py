@@ -11,7 +11,6 @@ from statistics import fmean
 from typing import Any
 
 from composer_replication.cli import assembly
-from composer_replication.cli.assembly import recipe_sha256
 from composer_replication.cli.flags import refuse_unwritable
 from composer_replication.cli.task_division import one_hole_tasks, stored_tasks
 from composer_replication.cli.terminal import columns, note, progress_bar
@@ -25,6 +24,7 @@ from composer_replication.safety import upper_confidence_gap
 from composer_replication.tasks import difficulty
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
 from composer_replication.tasks.store import TaskStore
+from composer_replication.trainer.preset_settings import SAMPLING
 
 _SINGLE_ANSWER = {"max_completion_length": 64, "temperature": 1.0}  # where no recipe says how
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         sampler: TaskSampler = attempts.episodes(tasks, served) if config.agent else attempts.answers()
         with sampler.reporting(stack.enter_context(progress_bar(quiet=args.quiet)), "eval"):
             results, dropped = sampler.sample(tasks, num_samples=args.samples, seed=args.seed)
-        measured_policy = _measured_policy(args, config, model) if args.update_difficulty else None
+        measured_policy = _measured_policy(args, attempts) if args.update_difficulty else None
     result = _result(results, dropped)
     if isinstance(sampler, EpisodeSampler):
         result |= {"rollouts": "episodes", "stop_reasons": dict(sampler.stop_reasons)}
@@ -88,20 +88,21 @@ def difficulty_of(policy: MeasuredPolicy, results: Sequence[TaskResult]) -> list
     return [Difficulty(r.task_id, policy, *_counts(r).values()) for r in results if r.visible]
 
 
-def _measured_policy(args: argparse.Namespace, config: RunConfig, model: Any) -> MeasuredPolicy:
+def _measured_policy(args: argparse.Namespace, attempts: assembly.Attempts) -> MeasuredPolicy:
     """The model by its weights, under a name without this machine's folders; other settings of episodes are another policy."""
     from composer_replication.trainer.model_modes import parameter_sha256
 
-    path = Path(args.model)
+    path, config, sampling = Path(args.model), attempts.config, attempts.sampling
     name = path.resolve().name if path.is_dir() else args.model
-    temperature = float(config.trl.get("temperature", 1.0))
     style: str = config.rollouts.prompt_style
-    context_lines = config.rollouts.context_lines
-    num_tokens = int(config.trl.get("max_completion_length", 256))
+    context_lines, num_tokens = config.rollouts.context_lines, int(sampling.max_completion_length)
     if config.agent is not None:
         settings = hashlib.sha256(config.agent.model_dump_json().encode()).hexdigest()[:12]
         style, context_lines, num_tokens = f"episodes {settings}", 0, config.agent.max_new_tokens
-    return MeasuredPolicy(name, parameter_sha256(model), temperature, style, context_lines, num_tokens)
+    filters = {name: getattr(sampling, name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
+    style += "".join(f" {name} {value}" for name, value in filters.items() if value != SAMPLING[name])
+    temperature, digest = float(sampling.temperature), parameter_sha256(attempts.model)
+    return MeasuredPolicy(name, digest, temperature, style, context_lines, num_tokens)
 
 
 def render(result: dict[str, Any]) -> str:
@@ -136,7 +137,7 @@ def _open_model(args: argparse.Namespace, config: RunConfig) -> tuple[Any, Any]:
 
     folder, has_weights = RunFolder(Path(args.model)), args.endpoint is None
     if folder.recipe.is_file() and has_weights:
-        refuse_foreign_checkpoints(folder.checkpoints, recipe_sha256(config))
+        refuse_foreign_checkpoints(folder.checkpoints, assembly.recipe_sha256(config))
         return load_checkpoint(config, folder)
     as_chat = config.agent is not None or config.rollouts.prompt_style == "chat"
     how = {"needs_chat_template": as_chat, "has_weights": has_weights}

@@ -88,10 +88,6 @@ def run_report(args: argparse.Namespace) -> tuple[Result, int]:
     return {"report": str(write_report(args.run_path))}, 0
 
 
-def render_report(result: Result) -> str:
-    return f"Report: {result['report']}"
-
-
 def run_bench(args: argparse.Namespace) -> tuple[Result, int]:
     with needs_extra("bench", "the guard's benchmark"):
         from composer_replication.report.guard_bench import SEED, run_guard_bench

@@ -134,13 +134,13 @@ class Replica:
         """Compare with the others' run, and tie the trainer to it; ``identity`` is what every replica must share."""
         from composer_replication.replicas.outer_step import OuterState
         from composer_replication.replicas.replica_loop import ReplicaLoop
-        from composer_replication.trainer.metrics_log import ReplicaCallback
+        from composer_replication.trainer.guard import ReplicaCallback
 
         self.rounds.records.agree(identity)
         state = OuterState(trainer.model, self.options)
         keep = partial(append_jsonl, folder.outer_steps)
         loop = ReplicaLoop(self.rounds, state, self.options, on_merge=keep)
-        trainer.add_callback(ReplicaCallback(trainer, loop, identity))
+        trainer.add_callback(ReplicaCallback(trainer.guard_hook, trainer.interrupt, loop, identity))
 
 
 @contextmanager

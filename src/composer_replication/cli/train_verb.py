@@ -78,24 +78,24 @@ def run_recipe(
             raise UsageError("CR0231", problem, where=str(folder.root), fix=fix)
         refuse_unwritable(out)
     with ExitStack() as stack:
-        checked: dict[str, Any] = {}
+        checked = None
         if not folder.summary.is_file():  # the cheap things first
-            checked["guard"], checked["pairs"] = check_recipe(config, recipe_folder)
+            checked = check_recipe(config, recipe_folder)
             tell("loading torch, transformers and trl")
             stack.enter_context(training_packages("training", quiet=is_quiet))
-            checked["arguments"], checked["method"] = check_training(config, folder)
-        checked["replica"] = stack.enter_context(open_replica(config, replica))
+            checked.arguments, checked.method, checked.lora = check_training(config, folder)
+        own = stack.enter_context(open_replica(config, replica))
         if is_first:
             stack.enter_context(folder.locked())
             _keep_recipe(config, folder)
-        if folder.summary.is_file():  # since before, or since the lock is ours
+        if checked is None or folder.summary.is_file():  # since before, or since the lock is ours
             tell("this run is finished; here is its summary.")
             summary = read_json(folder.summary)
             del summary["schema_version"]
             return summary, HALTED_EXIT_CODE if summary.get("verdict") == "halted" else 0
         from composer_replication.cli.training_run import TrainingRun
 
-        return TrainingRun(config, recipe_folder, folder, is_quiet, **checked).go()
+        return TrainingRun(config, recipe_folder, folder, is_quiet, checked, own).go()
 
 
 def _keep_recipe(config: RunConfig, folder: RunFolder) -> None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from composer_replication import __version__
 from composer_replication.cli import assembly
-from composer_replication.cli.assembly import recipe_sha256
 from composer_replication.cli.flags import launched_rank
 from composer_replication.cli.replicas_verb import Replica
 from composer_replication.cli.task_division import RunTasks, divide_tasks
@@ -25,7 +24,6 @@ from composer_replication.report import read_run, write_model_card, write_report
 from composer_replication.rollouts import heldout_evaluation as truth
 from composer_replication.rollouts.patient_evaluation import PatientEvaluation
 from composer_replication.rollouts.single_turn import is_finished
-from composer_replication.rollouts.tokens.pair_ids import PairRow
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl, write_json
 from composer_replication.tasks.store import TaskStore
 from composer_replication.trainer import checkpoints, model_loading, model_modes, processes, run_setup
@@ -50,10 +48,7 @@ class TrainingRun:
     recipe_folder: Path
     folder: RunFolder
     quiet: bool
-    guard: Any
-    pairs: Mapping[str, PairRow]
-    arguments: Any
-    method: settings.ResolvedMethod
+    checked: assembly.Checked
     replica: Replica | None
     store: TaskStore = field(init=False)
     tasks: RunTasks = field(init=False)
@@ -72,7 +67,7 @@ class TrainingRun:
     def go(self) -> tuple[dict[str, object], int]:
         """Tasks, parts, measure, train, measure, write; returns the summary and the exit code."""
         config, folder, started = self.config, self.folder, time.monotonic()
-        checkpoints.refuse_foreign_checkpoints(folder.checkpoints, recipe_sha256(config))
+        checkpoints.refuse_foreign_checkpoints(folder.checkpoints, assembly.recipe_sha256(config))
         processes.gathered(None)  # until the first process holds the folder
         self.tell("tasks: building and proving them in the sandbox")
         with progress_bar(quiet=self.quiet) as report:
@@ -80,7 +75,7 @@ class TrainingRun:
         tasks = divide_tasks(config, self.store, self.recipe_folder, self.tell)
         self.tasks = tasks if self.replica is None else self.replica.share_of(tasks, config.seed)
         self.tell(f"tasks: {len(self.tasks.train)} to train on, {len(self.tasks.heldout)} held out")
-        with assembly.open_actors(config, self.store) as cluster, ExitStack() as stack:
+        with assembly.open_actors(config, self.checked.cluster, self.store) as cluster, ExitStack() as stack:
             if cluster is not None:
                 self.tell(f"ray: {cluster.options.num_actors} actors attempt and grade tasks")
             self._open_parts(cluster)
@@ -99,12 +94,12 @@ class TrainingRun:
     def _open_parts(self, cluster: RolloutCluster | None = None) -> None:
         """Everything that trains: grader, model, curriculum, attempts, evaluation, trainer, in this order."""
         config, folder, store, tasks = self.config, self.folder, self.store, self.tasks
-        arguments, method, replica = self.arguments, self.method, self.replica
+        checked, replica, arguments = self.checked, self.replica, self.checked.arguments
         rows = assembly.training_rows(config, store, tasks.train)
         grader = assembly.open_grader(config, store, folder.root, cluster=cluster)
         if launched_rank() == 0:
             self._keep_split()
-            assembly.write_environment(folder, config, tasks, grader, self.pairs)
+            assembly.write_environment(folder, config, tasks, grader, self.checked.pairs)
         run_setup.limit_cpu_threads(config)
         arguments.seed += replica.number if replica else 0  # of sampling alone
         settings.refuse_few_prompts(arguments, arguments.num_generations, len(rows))
@@ -112,37 +107,41 @@ class TrainingRun:
         model, tokenizer = self._load_model(rows)
         model_sha = model_modes.parameter_sha256(model) if replica is not None else ""
         curriculum = assembly.open_curriculum(config, store, rows, model)
-        attempts = assembly.Attempts(config, grader, tokenizer, model, cluster)
+        attempts = assembly.Attempts(config, grader, tokenizer, model, cluster, checked.rule)
         reward, rollouts, hint_source, self.sampler = attempts.for_training(folder, tasks, curriculum)
         self.evaluator, evaluate = assembly.open_evaluator(config, folder, self.sampler, tasks)
         with settings.refusals("[trl], [model.lora]"):
             trainer = self.trainer = ComposerReplicationTrainer(
                 model=model,
                 processing_class=tokenizer,
-                reward_funcs=[reward, *settings.overlong_punishment(method, arguments)],
+                reward_funcs=[reward, *settings.overlong_punishment(checked.method, arguments)],
                 rollout_func=rollouts,
                 args=arguments,
                 train_dataset=run_setup.training_dataset(rows),
-                peft_config=run_setup.lora_config(config.model.lora),
-                heldout_guard=self.guard,
+                peft_config=checked.lora,
+                heldout_guard=checked.guard,
                 heldout_eval_fn=evaluate,
                 alpha_sdpo=config.trainer.alpha_sdpo,
                 hints=config.hints,
                 hint_source=hint_source,
                 beta_replay=config.trainer.beta_replay,
                 replay=config.replay,
-                replay_pairs=assembly.open_pairs(self.pairs, tokenizer, model),
+                replay_pairs=assembly.open_pairs(checked.pairs, tokenizer, model),
                 prefix_sharing=config.trainer.prefix_sharing,
-                policy_options=method.options,
+                policy_options=checked.method.options,
                 prompt_source=curriculum,
                 is_finished=None if self.is_chat else is_finished,
                 run_folder=folder,
                 stateful={"heldout_evaluator": self.evaluator} if self.evaluator else {},
                 split_fingerprint=tasks.split_fingerprint,
-                run_identity=recipe_sha256(config),
+                run_identity=assembly.recipe_sha256(config),
             )
         if replica is not None:
-            identity = {"version": __version__, "recipe": recipe_sha256(config), "tasks": store.fingerprint}
+            identity = {
+                "version": __version__,
+                "recipe": assembly.recipe_sha256(config),
+                "tasks": store.fingerprint,
+            }
             identity |= {"split": tasks.split_fingerprint, "model": model_sha}
             replica.attach(trainer, folder, identity)
         if trainer.channels is not None:
@@ -161,7 +160,7 @@ class TrainingRun:
 
     def _load_model(self, rows: Sequence[dict[str, Any]]) -> tuple[Any, Any]:
         """Model and tokenizer; refuses prompts that leave no room for an answer (CR0705)."""
-        config, arguments = self.config, self.arguments
+        config, arguments = self.config, self.checked.arguments
         wanted = {"needs_chat_template": self.is_chat, "needs_reference": arguments.beta != 0.0}
         model, tokenizer = model_loading.load_model(config.model, seed=config.seed, **wanted)
         if config.agent is None:

@@ -22,7 +22,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import send_to_device
@@ -37,6 +37,9 @@ from composer_replication.trainer.loss_channels import read_channels
 from composer_replication.trainer.metrics_log import InLoopSignals
 from composer_replication.trainer.preset_settings import TrainerSettingError
 from composer_replication.trainer.processes import num_processes, process_rank
+
+if TYPE_CHECKING:
+    from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 
 MANIFEST_NAME = "MANIFEST.json"
 STATE_NAME = "composer_state.json"
@@ -182,7 +185,7 @@ def _usable(name: str, checkpoint: Path) -> Iterator[None]:
 class OwnState:
     """What a ``ComposerReplicationTrainer`` keeps in a checkpoint beside transformers' files."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: ComposerReplicationTrainer) -> None:
         self._trainer = trainer
         self.num_permutations_to_skip = 0
         """Of the training data, before a resumed run draws its own."""
@@ -264,12 +267,8 @@ class OwnState:
 
     def _parts(self) -> dict[str, Stateful | None]:
         trainer = self._trainer
-        return {
-            "guard": trainer.heldout_guard,
-            "in_loop_signals": trainer.step_lines.signals,
-            "checks": None if trainer.checks is None else trainer.checks.judgement,
-            "prompt_source": trainer.prompt_source,
-        }
+        own = {"in_loop_signals": trainer.step_lines.signals, "checks": trainer.checks}
+        return {"guard": trainer.heldout_guard, **own, "prompt_source": trainer.prompt_source}
 
     def _num_epochs_done(self) -> int:
         """How many permutations the sampler has used up, by transformers' own count of epochs."""

@@ -23,12 +23,11 @@ from transformers import TrainerCallback
 from composer_replication.errors import InputError
 from composer_replication.losses import policy_terms as losses
 from composer_replication.run_folder import RunFolder, append_jsonl
-from composer_replication.trainer.generation import loss_mask
-from composer_replication.trainer.metrics_log import json_row
+from composer_replication.trainer.generation import Generation, loss_mask
+from composer_replication.trainer.metrics_log import StepLines, json_row
 from composer_replication.trainer.processes import gathered, num_processes, process_rank
 
 logger = logging.getLogger(__name__)
-
 
 # Mean distance of sampling and training log-probability, nats. Engines in bf16 differ by 0.01 to 0.02; a wrong temperature,
 # template or off-by-one gives tenths or more.
@@ -211,8 +210,8 @@ class ChecksThatSpeak(TrainerCallback):
     ``findings`` were said since ``begin``; ``judgement`` is the memory of the checks, which a checkpoint keeps.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Any, lines: StepLines) -> None:
+        self._trainer, self._lines = trainer, lines
         self._step_tensors: tuple[Tensor, Tensor | None] | None = None
         self.begin()
 
@@ -264,12 +263,10 @@ class ChecksThatSpeak(TrainerCallback):
         if grad_norm is not None and not has_scaler and not math.isfinite(float(grad_norm)):
             self._note_bad("the gradient")
 
-    def note_importance(self, *, truncated_share: float, effective_share: float) -> None:
-        self._figures += [{"truncated_share": truncated_share, "sampling_effective_share": effective_share}]
-
-    def after_generation(self, output: Mapping[str, Any], num_dull: float, num_groups: float) -> None:
-        """Count groups; ``num_*`` are over all processes."""
-        arguments = self._trainer.args
+    def after_generation(self, generation: Generation) -> None:
+        """Count groups over all processes, and keep what is known of importance weights. A collective call."""
+        self._figures += generation.importance
+        arguments, output = self._trainer.args, generation.batch
         mask_BT = output["completion_mask"].bool()
         length_B = mask_BT.sum(-1)
         last_B = output["completion_ids"].gather(1, (length_B - 1).clamp(min=0)[:, None])[:, 0]
@@ -280,8 +277,18 @@ class ChecksThatSpeak(TrainerCallback):
         is_whole = is_cut_B.numel() % arguments.num_generations == 0
         groups_KG = is_cut_B.view(-1, arguments.num_generations if is_whole else is_cut_B.numel())
         share = sum(gathered(float(groups_KG.all(-1).float().mean()))) / num_processes()
-        counts = {"num_groups": num_groups, "num_dull": num_dull, "num_truncated": share * num_groups}
-        self.judgement.note_generation(**counts)
+        num_groups = float(len(generation.is_dull_G))
+        counts = {"num_groups": num_groups, "num_truncated": share * num_groups}
+        self.judgement.note_generation(num_dull=float(sum(generation.is_dull_G)), **counts)
+
+    def extra_loss(self, model: Any, inputs: Mapping[str, Any]) -> None:
+        """None: checks change no gradient."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.judgement.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.judgement.load_state_dict(state)
 
     def _words_on_drift(self, inputs: Any, logps: Tensor) -> str:
         old_BT, sampled_BT = inputs.get("old_per_token_logps"), inputs["sampling_per_token_logps"]
@@ -340,7 +347,7 @@ class ChecksThatSpeak(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         num_bad = self.judgement.num_bad_in_a_row
         if num_bad >= NUM_BAD_STEPS:
-            self._trainer.step_lines.finish_broken(state.global_step)
+            self._lines.finish_broken(state.global_step)
             words = f"{num_bad} steps in a row had a loss or gradient that is not finite; none was taken."
             fix = "look at the batches there; lower trl.learning_rate, and train in float32 or bf16 instead of fp16."
             raise InputError("CR0770", words, where=str(self._bad_batches), fix=fix)

@@ -10,7 +10,7 @@ Letters: N rows, S columns of prompt and completion, M ids that carry loss, P pa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from numbers import Real
@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from composer_replication.errors import ComposerError, InputError
 from composer_replication.records import Completion, HintedTurn, PreferencePair, Rollout, StopReason, Turn
 from composer_replication.rollouts.hints.hint_prompts import insertion
-from composer_replication.trainer.generation import SEGMENT_STARTS, loss_mask
+from composer_replication.trainer.generation import SEGMENT_STARTS, Generation, loss_mask
 
 PASS_REWARD = 1.0
 """A row of a group passes from this reward on."""
@@ -144,13 +144,7 @@ def num_positions(model: Any) -> int | None:
 
 
 def rollouts_of(
-    rows: Sequence[Mapping[str, Any]],
-    batch: Batch,
-    rewards: Sequence[float | None],
-    tokenizer: Any,
-    *,
-    step: int,
-    eos_token_ids: Collection[int],
+    generation: Generation, tokenizer: Any, *, step: int, eos_token_ids: Collection[int]
 ) -> list[Rollout]:
     """One rollout a row; a run of sampled ids between tool output is a turn.
 
@@ -158,6 +152,7 @@ def rollouts_of(
     ``task_id`` is the row's column of that name, else its prompt; ``token_logp`` the sampler's. A row whose mask TRL has
     emptied (an answer cut off) has no turn.
     """
+    rows, batch, rewards = generation.rows, generation.batch, generation.own_rewards()
     prompts, is_sampled_BT = _kept(batch["prompt_ids"], batch["prompt_mask"]), loss_mask(batch)
     known_logps = (batch.get(f"{of}_per_token_logps") for of in ("sampling", "old"))
     logps_BT = next((logps for logps in known_logps if logps is not None), None)

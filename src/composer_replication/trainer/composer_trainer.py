@@ -29,19 +29,14 @@ from composer_replication.run_folder import RunFolder
 from composer_replication.trainer import checkpoints, preset_settings, processes
 from composer_replication.trainer.checks import ChecksThatSpeak
 from composer_replication.trainer.collator import refuse_odd_weight
-from composer_replication.trainer.generation import Generation, HintGenerator, PromptSource, temporarily
+from composer_replication.trainer.generation import Generation, HintGenerator, Part, PromptSource, temporarily
 from composer_replication.trainer.guard import GuardHook, HeldoutEval, raise_halt
-from composer_replication.trainer.loss_channels import ROW_REWARD, HintChannel, LossChannels, ReplayChannel
-from composer_replication.trainer.metrics_log import InterruptOnce, StepLines, cut_back
+from composer_replication.trainer.loss_channels import HintChannel, LossChannels, ReplayChannel
+from composer_replication.trainer.metrics_log import StepLines, cut_back
 from composer_replication.trainer.model_modes import weights_are_sharded
 from composer_replication.trainer.packed_rows import SharedPrompts
 from composer_replication.trainer.policy import load_weights, sampling_for_step
-from composer_replication.trainer.policy_terms import (
-    PolicyTerms,
-    chosen_inputs,
-    learn_outcomes,
-    without_lone_punishments,
-)
+from composer_replication.trainer.policy_terms import PolicyTerms, learn_outcomes, without_lone_punishments
 from composer_replication.trainer.rollout_columns import CheckedRollouts, counting_load, replaying
 
 logger = logging.getLogger(__name__)
@@ -135,7 +130,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         arguments = kwargs.get("args", args[2] if len(args) > 2 else None)
         preset_settings.check_policy_options(policy_options, arguments)
         if checks:
-            self.checks = ChecksThatSpeak(self)
+            self.checks = ChecksThatSpeak(self, self.step_lines)
         for name, weight in {"alpha_sdpo": alpha_sdpo, "beta_replay": beta_replay}.items():
             refuse_odd_weight(weight, f"trainer.{name}", error=preset_settings.TrainerSettingError)
         distils = HintChannel(self, hints or HintsSection(), hint_source) if alpha_sdpo else None
@@ -149,12 +144,20 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     # ---- parts: made when first asked for, as an instance without its constructor asks too -----------------
 
-    guard_hook = cached_property(GuardHook)
+    interrupt = cached_property(lambda _: processes.InterruptOnce())
+    step_lines = cached_property(
+        lambda self: StepLines(self, self.interrupt, is_halted=lambda: self.halted_at is not None)
+    )
     policy_terms = cached_property(PolicyTerms)
-    own_state = cached_property(checkpoints.OwnState)
-    step_lines = cached_property(StepLines)
+    guard_hook = cached_property(lambda self: GuardHook(self, self.step_lines, self.channels))
     shared_prompts = cached_property(SharedPrompts)
-    interrupt = cached_property(lambda _trainer: InterruptOnce())
+    own_state = cached_property(checkpoints.OwnState)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """In the order in which they see a generation and add to the loss; the policy's own terms come before all of them."""
+        found: tuple[Part | None, ...] = (self.checks, *(self.channels.all if self.channels else ()))
+        return tuple(part for part in found if part is not None)
 
     @property
     def halted_at(self) -> int | None:
@@ -194,12 +197,12 @@ class ComposerReplicationTrainer(GRPOTrainer):
     def _compute_sdpo_loss(self, model: Any, inputs: Any) -> Any:
         if self.channels is None or self.channels.hints is None:
             raise preset_settings.nothing_to_learn("alpha_sdpo")
-        return self.channels.hints.loss(model, inputs)
+        return self.channels.hints.extra_loss(model, inputs)
 
     def _compute_trace_replay_loss(self, model: Any, inputs: Any) -> Any:
         if self.channels is None or self.channels.replay is None:
             raise preset_settings.nothing_to_learn("beta_replay")
-        return self.channels.replay.loss(model, inputs)
+        return self.channels.replay.extra_loss(model, inputs)
 
     # ---- log-probabilities and sampling -----------------------------------------------------
 
@@ -247,29 +250,22 @@ class ComposerReplicationTrainer(GRPOTrainer):
         return logps
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        """As TRL's, in training with the policy's own terms and what the channels that are on need of each row."""
-        if self.model.training:
-            inputs = chosen_inputs(self.prompt_source, inputs, self.num_generations, self._metrics["train"])
-            with self.step_lines.timing("generation"):
-                batch = self.policy_terms.apply(self._one_generation, inputs)
-        else:
-            batch, _ = self._one_generation(inputs)
-        if self.channels is not None and ROW_REWARD in batch:
-            self.channels.after_generation(inputs, batch)
-        return batch
+        """As TRL's, in training with the policy's own terms and what the parts put beside them."""
+        if not self.model.training:
+            return self._one_generation(inputs).batch
+        with self.step_lines.timing("generation"):
+            generation = self.policy_terms.apply(self._one_generation, inputs)
+        for part in self.parts:
+            part.after_generation(generation)
+        return generation.batch
 
-    def _one_generation(self, rows: Any) -> tuple[dict[str, Any], Generation]:
+    def _one_generation(self, rows: Any) -> Generation:
         """TRL's batch of one generation, and what is known of it."""
         generation = Generation(rows)
         with temporarily(self, generation=generation), sampling_for_step(self.state.global_step + 1):
-            batch: dict[str, Any] = super()._generate_and_score_completions(rows)
-        generation.travel_with(batch)
+            generation.take(super()._generate_and_score_completions(rows), self.reward_weights)
         learn_outcomes(self.prompt_source, is_training=self.model.training)
-        totals_N = generation.totals(self.reward_weights)
-        if self.channels is not None and not self._in_evaluation and totals_N is not None:
-            own_B = totals_N[processes.process_rank() * len(rows) :][: len(rows)]
-            batch[ROW_REWARD] = own_B.to(self.accelerator.device)
-        return batch, generation
+        return generation
 
     def _generate(self, prompts: Any) -> Any:
         """As TRL's; which ids were sampled is remembered before TRL empties any mask."""
@@ -441,10 +437,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if self.rollout_func is not None and not isinstance(self.rollout_func, CheckedRollouts):
             self.rollout_func = CheckedRollouts(self.rollout_func)
         self.policy_terms.check_settings()
-        if len(set(processes.gathered(self.heldout_guard is None))) > 1:  # they would wait for ever
-            words = "some processes have a guard and some have none."
-            fix = "construct the trainer alike on every process."
-            raise preset_settings.TrainerSettingError("CR0710", words, where="heldout_guard", fix=fix)
         if self.heldout_guard is not None and not self.args.logging_steps > 0:
             words = "logging_steps is the guard's cadence and must be above 0."
             fix = "set trl.logging_steps = 1."

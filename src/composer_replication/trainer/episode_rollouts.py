@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from composer_replication.config import RunConfig
 from composer_replication.errors import UsageError
 from composer_replication.model_endpoint import Endpoint
 from composer_replication.records import Completion, StopReason
@@ -27,7 +26,7 @@ from composer_replication.trainer.policy import (
     load_weights,
     server_endpoint,
 )
-from composer_replication.trainer.preset_settings import sampling_settings, spread_weights
+from composer_replication.trainer.preset_settings import spread_weights
 from composer_replication.trainer.processes import process_rank
 
 
@@ -103,13 +102,11 @@ class TrainedPolicy:
                 yield policy
 
 
-def still_trainer(config: RunConfig, model: Any, tokenizer: Any) -> Any:
-    """What ``TrainedPolicy`` reads of a trainer, for a model that nobody trains now.
-    Its ``args`` are the recipe's filters of sampling, TRL's defaults for the others.
-    """
+def still_trainer(sampling: Any, model: Any, tokenizer: Any) -> Any:
+    """What ``TrainedPolicy`` reads of a trainer, for a model that nobody trains now; ``sampling`` is of ``sampling_settings``."""
     return SimpleNamespace(
         model=model,
-        args=sampling_settings(config),
+        args=sampling,
         processing_class=tokenizer,
         eos_token_ids=end_token_ids(model, tokenizer),
         state=SimpleNamespace(global_step=0),

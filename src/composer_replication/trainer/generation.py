@@ -1,16 +1,17 @@
-"""What one generation knows of its rows, under which names it travels with them, and who is asked for rows and hints.
+"""What a generation knows of its rows, and how that travels; what a part of the trainer is; who is asked for rows and hints.
 
 TRL shuffles and splits every tensor of a batch along its first dimension, which is therefore the row.
 
-Letters: B rows of this process, N of all processes, F reward functions, S later conversations of a row, W columns of prompt
-and completion, L routers, K experts a token.
+Letters: B rows of this process, N of all processes, G groups of all processes, F reward functions, S later conversations of a
+row, T completion tokens, W columns of prompt and completion, L routers, K experts a token.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -18,11 +19,14 @@ from torch import Tensor
 
 from composer_replication.interfaces import Stateful
 from composer_replication.records import HintedTurn, Rollout
+from composer_replication.trainer.processes import process_rank
 
 SEGMENT_STARTS = "segment_starts"
 """Under this name a rollout function returns, for each row, where in its completion the later conversations begin."""
 ROUTED_EXPERTS = "routed_experts"
 """Under this name a rollout function returns, for each row, an array (tokens, layers, K) of expert numbers, or None."""
+ROW_REWARD = "row_reward"
+"""Under this name a batch has each row's weighted reward (B,), NaN where nothing scored it."""
 
 
 class PromptSource(Stateful, Protocol):
@@ -51,6 +55,19 @@ class HintGenerator(Protocol):
     def hinted_turns(self, rollouts: Sequence[Rollout]) -> Sequence[Sequence[HintedTurn]]: ...
 
 
+class Part(Stateful, Protocol):
+    """What sees each generation that is trained on, adds to the loss, or both: ``ComposerReplicationTrainer.parts`` is their order.
+
+    ``after_generation`` sees all rows of this process; what it puts into the batch arrives in the micro-batches. ``extra_loss``
+    is a micro-batch's share of the part's loss, a scalar before its weight; None where the part has none. A part reads TRL's
+    names and the trainer's arguments from its trainer; another part that it needs is an argument of its constructor.
+    """
+
+    def after_generation(self, generation: Generation) -> None: ...
+
+    def extra_loss(self, model: Any, inputs: Mapping[str, Any]) -> Tensor | None: ...
+
+
 @dataclass(slots=True)
 class Generation:
     """One generation, or the part of it that a micro-batch carries."""
@@ -62,6 +79,14 @@ class Generation:
     efforts_N: Tensor | None = None  # the weighted price of effort, where there is one
     starts_BS: Tensor | None = None  # columns at which later conversations begin, filled up with 0
     routing_BWLK: Tensor | None = None  # the experts that sampled each token, -1 for unknown
+    batch: dict[str, Any] = field(default_factory=dict)  # what TRL made of it, by TRL's names
+    is_dull_G: list[bool] = field(default_factory=list)  # all rewards of the group are equal
+    importance: list[dict[str, float]] = field(default_factory=list)  # how far sampler and trainer are apart
+
+    def own_rewards(self) -> list[float | None]:
+        """The weighted reward of each row of the batch, None where nobody scored it."""
+        rewards = self.batch[ROW_REWARD].tolist()
+        return [None if math.isnan(reward) else reward for reward in rewards]
 
     def totals(self, weights_F: Tensor) -> Tensor | None:
         """The weighted reward of each row of all processes, NaN where nobody scored it; None before rewards are known."""
@@ -76,10 +101,13 @@ class Generation:
         """What a batch carries of the one that it is of."""
         return cls(starts_BS=batch.get(SEGMENT_STARTS), routing_BWLK=batch.get(ROUTED_EXPERTS))
 
-    def travel_with(self, batch: dict[str, Any]) -> None:
-        """Put beside TRL's tensors what ``of_batch`` finds again."""
+    def take(self, batch: dict[str, Any], weights_F: Tensor) -> None:
+        """Keep TRL's batch, with what ``of_batch`` finds again and each row's reward by the functions' weights."""
         columns = {SEGMENT_STARTS: self.starts_BS, ROUTED_EXPERTS: self.routing_BWLK}
-        batch.update({name: column for name, column in columns.items() if column is not None})
+        if (totals_N := self.totals(weights_F)) is not None:
+            own_B = totals_N[process_rank() * len(self.rows) :][: len(self.rows)]
+            columns[ROW_REWARD] = own_B.to(batch["completion_ids"].device)
+        self.batch = batch | {name: column for name, column in columns.items() if column is not None}
 
 
 def loss_mask(batch: Mapping[str, Any]) -> Tensor:

@@ -1,6 +1,7 @@
 """The guard: one fold of it, and the hook that folds it inside the training loop.
 
-The fold is shared with the callback for other trainers (``guard_callback``). Of its trainer the hook reads the keyword
+The fold is shared with the callback for other trainers (``guard_callback``); another replica's halt comes in by
+``ReplicaCallback``. Of its trainer the hook reads the keyword
 attributes, ``state.global_step``, ``args.logging_steps``, ``control``, ``_metrics`` and ``log``, and nothing else of TRL's.
 """
 
@@ -13,9 +14,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
+from transformers import TrainerCallback
 
 from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.interfaces import Guard, GuardStatus
@@ -23,9 +25,13 @@ from composer_replication.losses.policy_terms import k1_per_rollout
 from composer_replication.records import HeldoutReading
 from composer_replication.run_folder import append_jsonl
 from composer_replication.trainer.generation import Generation, loss_mask
-from composer_replication.trainer.metrics_log import InLoopSignals, json_row
-from composer_replication.trainer.model_modes import WeightCopy
-from composer_replication.trainer.processes import from_first, gathered, once, process_rank
+from composer_replication.trainer.metrics_log import InLoopSignals, StepLines, json_row
+from composer_replication.trainer.processes import InterruptOnce, from_first, gathered, once, process_rank
+
+if TYPE_CHECKING:
+    from composer_replication.replicas.replica_loop import ReplicaLoop
+    from composer_replication.replicas.run_records import RunEnd
+    from composer_replication.trainer.loss_channels import LossChannels
 
 logger = logging.getLogger(__name__)
 
@@ -172,8 +178,8 @@ class GuardHook:
     kl_path_off_reason: str | None = None  # why the guard gets no KL
     _kl_path_is_chosen = False
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Any, lines: StepLines, channels: LossChannels | None) -> None:
+        self._trainer, self._lines, self._channels = trainer, lines, channels
 
     def begin(self) -> None:
         self.halted_at = self.last_round_idx = self.gate_step = None
@@ -203,7 +209,7 @@ class GuardHook:
         guard = trainer.heldout_guard
         if guard is None:
             return
-        signals = trainer.step_lines.signals
+        signals = self._lines.signals
         signals.read(trainer._metrics.get("train", {}))  # noqa: SLF001 - TRL's only name
         reward, is_new = from_first((signals.reward, signals.is_reward_new))
         if reward is None:
@@ -251,11 +257,10 @@ class GuardHook:
     def _write_verdict(self, verdict: dict[str, Any], fields: Mapping[str, float]) -> None:
         """Keep the verdict: here, and in the run folder where this process writes one."""
         self.last_verdict = verdict
-        lines = self._trainer.step_lines
-        if lines.folder is not None:
-            append_jsonl(lines.folder.verdicts, json_row(verdict))
+        if self._lines.folder is not None:
+            append_jsonl(self._lines.folder.verdicts, json_row(verdict))
         halted = {"halted": True} if verdict["fire"] else {}
-        lines.noted |= {**fields, "killswitch/round_idx": verdict["round_idx"], **halted}
+        self._lines.noted |= {**fields, "killswitch/round_idx": verdict["round_idx"], **halted}
 
     def choose_kl_path(self) -> None:
         """Decide, once, where the guard's KL comes from, and say why where it comes from nowhere."""
@@ -263,9 +268,9 @@ class GuardHook:
         if trainer.heldout_guard is not None and not self._kl_path_is_chosen:
             self.kl_path, reason = kl_path_of(
                 trainer.model,
-                beta=trainer.beta or trainer.policy_terms.kl_beta,
+                beta=trainer.args.beta,
                 sync_ref_model=bool(trainer.args.sync_ref_model),
-                has_first_weights=bool(trainer.channels and trainer.channels.channel_of_first_weights),
+                has_first_weights=bool(self._channels and self._channels.channel_of_first_weights),
             )
             self.kl_path_off_reason, self._kl_path_is_chosen = reason or None, True
             if reason and process_rank() == 0:
@@ -299,5 +304,43 @@ class GuardHook:
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
         if self.kl_path is KlPath.ADAPTER_OFF:
             return cast("AbstractContextManager[None]", model.disable_adapter())
-        first: WeightCopy = self._trainer.channels.channel_of_first_weights.weights
-        return first.in_place_of(model)
+        keeps = self._channels and self._channels.channel_of_first_weights
+        assert keeps and keeps.weights  # as ``kl_path`` says
+        return keeps.weights.in_place_of(model)
+
+
+class ReplicaCallback(TrainerCallback):
+    """Calls the loop of this replica, and turns what it says into a stop of the trainer.
+    ``identity`` is what every replica of the run must share, by name.
+    """
+
+    def __init__(
+        self, guard: GuardHook, interrupt: InterruptOnce, loop: ReplicaLoop, identity: Mapping[str, str]
+    ) -> None:
+        self._guard, self._interrupt, self._loop, self._identity = guard, interrupt, loop, identity
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        at = {"step": state.global_step, "tokens": int(state.num_input_tokens_seen)}
+        self._follow(self._loop.begin(self._identity, max_steps=state.max_steps, **at), control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._follow(self._loop.after_step(state.global_step, int(state.num_input_tokens_seen)), control)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A halt of this replica is told to all; a finished run takes its last merges."""
+        if self._interrupt.is_requested:
+            self._loop.close()
+        elif (own := self._own_reason()) is None:
+            self._follow(self._loop.finish(), control)
+        else:
+            self._follow(self._loop.halt(own), control)
+
+    def _own_reason(self) -> str | None:
+        """What this replica's guard halted the run for; None where it did not."""
+        return None if self._guard.halted_at is None else (self._guard.last_verdict or {}).get("reason", "")
+
+    def _follow(self, end: RunEnd | None, control: Any) -> None:
+        if end is not None:
+            control.should_training_stop = True
+            if end.kind == "halted" and end.reason != self._own_reason():
+                self._guard.halt_for(end.reason, end.replica)

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from composer_replication.errors import InputError
 from composer_replication.interfaces import Guard, GuardStatus, Stateful
 from composer_replication.records import HeldoutReading
-from composer_replication.run_folder import append_jsonl
+from composer_replication.run_folder import RunFolder, append_jsonl
 from composer_replication.trainer.guard import Fold, HeldoutEval, fold, raise_halt, refuse_foreign_split
 from composer_replication.trainer.metrics_log import finite, json_row, keep_rows
 from composer_replication.trainer.model_modes import evaluation_mode, weights_are_sharded
@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 STATE_KEY = "composer_replication.held_out_guard"
 """Where the guard's state stands in ``stateful_callbacks`` of ``trainer_state.json``. Not the name of the
 class: with ``restore_callback_states_from_checkpoint`` transformers would make a new one of it."""
-VERDICTS_NAME = "verdicts.jsonl"
 
 
 class HeldOutGuardCallback(TrainerCallback):
@@ -91,7 +90,7 @@ class HeldOutGuardCallback(TrainerCallback):
         if self.guard.should_halt():
             raise_halt(self.guard)
         if process_rank() == 0:  # a resumed run writes later rows again, one that begins anew all
-            keep_rows(Path(args.output_dir) / VERDICTS_NAME, "round_idx", state.global_step or -1)
+            keep_rows(RunFolder(Path(args.output_dir)).verdicts, "round_idx", state.global_step or -1)
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Any = None, model: Any = None, **kwargs: Any
@@ -162,7 +161,7 @@ class HeldOutGuardCallback(TrainerCallback):
         kl_path = "off (no row has had a finite KL)" if is_off else f"logged as {self.kl_key}"
         self.last_verdict = {**folded.verdict, "kl_path": kl_path}
         if process_rank() == 0:
-            append_jsonl(Path(args.output_dir) / VERDICTS_NAME, json_row(self.last_verdict))
+            append_jsonl(RunFolder(Path(args.output_dir)).verdicts, json_row(self.last_verdict))
 
     def _state(self) -> dict[str, Any]:
         evaluator: object = self.heldout_eval_fn

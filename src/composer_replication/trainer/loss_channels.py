@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,13 +34,11 @@ from composer_replication.losses.policy_terms import truncated_importance_weight
 from composer_replication.losses.preferences import preference_loss, sequence_logp
 from composer_replication.records import HintedTurn, PreferencePair
 from composer_replication.trainer import collator, model_modes
-from composer_replication.trainer.generation import HintGenerator
+from composer_replication.trainer.generation import Generation, HintGenerator
 from composer_replication.trainer.preset_settings import TrainerSettingError, nothing_to_learn
 from composer_replication.trainer.processes import gathered, num_processes, process_rank, together
 
 STATE_FILE = "loss_channels.pt"
-ROW_REWARD = "row_reward"
-"""Under this name a batch has each row's weighted reward (B,), NaN where nothing scored it."""
 HINTED_TURNS, SIBLING_PAIRS = "hinted_turns", "sibling_pairs"
 """Under these names a batch has a list with the records of each row, which TRL shuffles and splits as it does tensors."""
 TOP_K, EMA_RATE = 100, 0.05
@@ -77,19 +74,24 @@ class LossChannel:
     weights: model_modes.WeightCopy | None = None  # the teacher's, or the first ones, where needed
     weights_name = ""  # of that copy in a checkpoint
     keeps_first_weights = False  # the copy stays as the weights are before the first step
+    saved: Mapping[str, Any] | None = None  # of the checkpoint that the run goes on from
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
-    def begin(self, saved: Mapping[str, Any] | None) -> None:
-        """Set the channel to the run's start, or to what ``state_dict`` gave in the run that saved it."""
+    def begin(self) -> None:
+        """Set the channel to the run's start, or to the checkpoint's state."""
         self.weights = model_modes.WeightCopy(self.model)
-        if saved is not None:
-            self.weights.load(saved[self.weights_name])
+        if self.saved is not None:
+            self.weights.load(self.saved[self.weights_name])
 
     def state_dict(self) -> dict[str, Any]:
         """A collective call where weights are spread over processes."""
         return {self.weights_name: None if self.weights is None else self.weights.tensors()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Waits for ``begin``, when the weights lie where they are trained."""
+        self.saved = state
 
     @property
     def _step(self) -> int:
@@ -190,19 +192,19 @@ class HintChannel(LossChannel):
         self.settings, self.source = settings, source
         self.keeps_first_weights = settings.teacher == "frozen"
 
-    def begin(self, saved: Mapping[str, Any] | None) -> None:
+    def begin(self) -> None:
         if self.settings.teacher != "lora-off":
-            super().begin(saved)
+            super().begin()
 
-    def after_generation(self, rows: Any, batch: dict[str, Any], rewards: Sequence[float | None]) -> None:
+    def after_generation(self, generation: Generation) -> None:
         tokenizer, ends = self._trainer._tokenizer, self._trainer.eos_token_ids  # noqa: SLF001 - TRL's only name
-        rollouts = collator.rollouts_of(rows, batch, rewards, tokenizer, step=self._step, eos_token_ids=ends)
+        rollouts = collator.rollouts_of(generation, tokenizer, step=self._step, eos_token_ids=ends)
         source, before, model = self.source, Counter(getattr(self.source, "counts", {})), self.model
         matched = partial(collator.matched_turns, rollouts=rollouts, model=model)
         turns, num_too_long = together(lambda: matched(source.hinted_turns(rollouts)))
-        batch[HINTED_TURNS] = turns
+        generation.batch[HINTED_TURNS] = turns
         num_tokens = sum(len(turn.completion_ids) for of_row in turns for turn in of_row)
-        batch["hint_num_tokens"] = self._gathered_sum(num_tokens)
+        generation.batch["hint_num_tokens"] = self._gathered_sum(num_tokens)
         self._note("sdpo", {"turns_left_out": float(num_too_long)})
         counted, total = Counter(getattr(source, "counts", {})), Counter[str]()
         counted.subtract(before)
@@ -210,7 +212,7 @@ class HintChannel(LossChannel):
             total.update(added)
         self._note("hint_source", {name: float(number) for name, number in total.items()})
 
-    def loss(self, model: Any, inputs: Any) -> Tensor:
+    def extra_loss(self, model: Any, inputs: Mapping[str, Any]) -> Tensor:
         """Mean over all hinted tokens of the optimizer step of weight times divergence; this micro-batch's part."""
         own, pad_id = [turn for turns in inputs.get(HINTED_TURNS, ()) for turn in turns], self._pad_id
         self._note("sdpo", {"turns": float(len(own))})
@@ -284,21 +286,21 @@ class ReplayChannel(LossChannel):
         self.keeps_first_weights = settings.sibling_pairs and settings.kind != "simpo"
         self._beta = _BETAS[settings.kind]
 
-    def begin(self, saved: Mapping[str, Any] | None) -> None:
+    def begin(self) -> None:
         self._newest_part = (-1, 0)
         if self.keeps_first_weights:
-            super().begin(saved)
-        self.reference_P2 = None if saved is None else saved["reference"]
+            super().begin()
+        self.reference_P2 = None if self.saved is None else self.saved["reference"]
         if self.reference_P2 is None and self.records and self.settings.kind != "simpo":
             self.reference_P2 = self._logps_of(self.records)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "reference": self.reference_P2}
 
-    def after_generation(self, rows: Any, batch: dict[str, Any], rewards: Sequence[float | None]) -> None:
+    def after_generation(self, generation: Generation) -> None:
         if not self.settings.sibling_pairs:
             return
-        of_row = collator.sibling_pairs(batch, rewards)
+        batch, of_row = generation.batch, collator.sibling_pairs(generation.batch, generation.own_rewards())
         batch["sibling_total"] = self._gathered_sum(float(sum(map(len, of_row))))
         own = [pair for pairs in of_row for pair in pairs]
         num_pairs = max(gathered(len(own))) if self._trainer.has_sharded_weights else len(own)
@@ -309,7 +311,7 @@ class ReplayChannel(LossChannel):
             of_row = [[replace(pair, reference=tuple(next(logps))) for pair in pairs] for pairs in of_row]
         batch[SIBLING_PAIRS] = of_row
 
-    def loss(self, model: Any, inputs: Any) -> Tensor:
+    def extra_loss(self, model: Any, inputs: Mapping[str, Any]) -> Tensor:
         """Weighted mean over all pairs of the optimizer step of the preference loss; this micro-batch's part."""
         of_step, share = self._drawn()
         drawn = [idx for idx in share if self.records[idx].weight > 0]
@@ -362,17 +364,16 @@ class ReplayChannel(LossChannel):
 
 
 class LossChannels(TrainerCallback):
-    """A ``HintChannel`` and a ``ReplayChannel`` as one part of the trainer; one whose weight is 0 is None."""
+    """What a ``HintChannel`` and a ``ReplayChannel`` do together: start, follow steps, be saved. One whose weight is 0 is None."""
 
     def __init__(self, trainer: Any, hints: HintChannel | None, replay: ReplayChannel | None) -> None:
         self._trainer, self.hints, self.replay = trainer, hints, replay
         both: tuple[HintChannel | ReplayChannel | None, ...] = (hints, replay)
-        self._channels = [channel for channel in both if channel is not None]
-        self.saved: dict[str, Any] | None = None  # of the checkpoint that the run goes on from
+        self.all = tuple(channel for channel in both if channel is not None)
 
     def check_model(self) -> None:
         """Refuse a model that the channels cannot train, or not on these records."""
-        model = self._channels[0].model
+        model = self.all[0].model
         problem = model_modes.states_problem(model)
         needs_adapter = self.hints is not None and self.hints.settings.teacher == "lora-off"
         if needs_adapter and not hasattr(model, "disable_adapter"):
@@ -387,29 +388,24 @@ class LossChannels(TrainerCallback):
 
     def begin(self) -> None:
         """Set both channels to the run's start, or to the checkpoint's state. Errors as ``check_model``."""
-        saved, self.saved = self.saved, None
         self.check_model()
-        for channel in self._channels:
-            channel.begin(saved)
+        for channel in self.all:
+            channel.begin()
+            channel.saved = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The teacher that is an average follows the policy; a checkpoint of the step is written after it."""
         if self.hints is not None and self.hints.settings.teacher == "ema" and self.hints.weights is not None:
             self.hints.weights.move_towards(self.hints.model, EMA_RATE)
 
-    def after_generation(self, rows: Any, batch: dict[str, Any]) -> None:
-        rewards = [None if math.isnan(reward) else reward for reward in batch[ROW_REWARD].tolist()]
-        for channel in self._channels:
-            channel.after_generation(rows, batch, rewards)
-
     @property
     def channel_of_first_weights(self) -> LossChannel | None:
         """The channel whose ``weights`` are those before the first step, if one keeps them."""
-        return next((channel for channel in self._channels if channel.keeps_first_weights), None)
+        return next((channel for channel in self.all if channel.keeps_first_weights), None)
 
     def write(self, checkpoint: Path) -> None:
         state: dict[str, Any] = {"fingerprint": self.fingerprint()}
-        for channel in self._channels:
+        for channel in self.all:
             state |= channel.state_dict()
         if process_rank() == 0:
             torch.save(state, checkpoint / STATE_FILE)
@@ -417,7 +413,7 @@ class LossChannels(TrainerCallback):
     def fingerprint(self) -> str:
         """Of both tables (also keys that have left: older checkpoints know them), records and the seed of their order."""
         digest = hashlib.sha256(str(self._trainer.args.seed).encode())
-        for channel in self._channels:
+        for channel in self.all:
             records = [asdict(record) for record in channel.records]
             settings = {**DEPARTED[channel.table], **channel.settings.model_dump()}
             digest.update(json.dumps([channel.table, settings, records], sort_keys=True).encode())
@@ -425,14 +421,13 @@ class LossChannels(TrainerCallback):
 
 
 def read_channels(channels: LossChannels | None, checkpoint: Path) -> None:
-    """What the channels kept waits for ``begin``. A run goes on with the channels that it began with (CR0884)."""
-    path, saved = checkpoint / STATE_FILE, None
+    """Give the channels what they kept. A run goes on with the channels that it began with (CR0884)."""
+    path, saved = checkpoint / STATE_FILE, dict[str, Any]()
     if path.is_file():
         saved = torch.load(path, map_location=lambda storage, _tag: storage, weights_only=True)
-    found = None if saved is None else saved["fingerprint"]
-    if found != (None if channels is None else channels.fingerprint()):
+    if saved.get("fingerprint") != (None if channels is None else channels.fingerprint()):
         words = "the checkpoint belongs to another run: its loss channels, or what they learn from, are not this trainer's."
         fix = "resume with the same weights, hints, pairs, tables and seed, or start a new run."
         raise InputError("CR0884", words, where=str(checkpoint), fix=fix)
-    if channels is not None:
-        channels.saved = saved
+    for channel in () if channels is None else channels.all:
+        channel.load_state_dict(saved)

@@ -1,36 +1,28 @@
-"""``metrics.jsonl``: exactly one line a global step; ``verdicts.jsonl``: one a guard update; and how a run stops after a step.
+"""``metrics.jsonl``: exactly one line a global step; ``verdicts.jsonl``: one a guard update.
 
 Line ``step`` = 1..N is about the N-th optimizer step. A fold at ``state.global_step`` k happens while step k + 1 is computed,
 so its verdict stands in line k + 1, whose reward it judged, with ``killswitch/round_idx`` k.
-A run stops after the step at hand where its guard, a person (``InterruptOnce``) or another replica (``ReplicaCallback``) asks.
+A run stops after the step at hand where its guard, a person or another replica asks.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import signal
-import sys
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TrainerCallback
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, append_jsonl, read_jsonl, rewrite_jsonl
-from composer_replication.trainer.processes import gathered, num_processes
-
-if TYPE_CHECKING:
-    from composer_replication.replicas.replica_loop import ReplicaLoop
-    from composer_replication.replicas.run_records import RunEnd
+from composer_replication.trainer.processes import InterruptOnce
 
 _ROLLOUT_FILE = re.compile(r"(?:step|episodes|findings)-(\d+)(?:-process-\d+)?\.jsonl")
 
@@ -121,8 +113,8 @@ def finite(value: Any) -> float | None:
 class StepLines(TrainerCallback):
     """Makes a line of TRL's row of each step, and ends the run where that was asked for."""
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Any, interrupt: InterruptOnce, is_halted: Callable[[], bool]) -> None:
+        self._trainer, self._interrupt, self._is_halted = trainer, interrupt, is_halted
         self.folder: RunFolder | None = None  # where this process writes, if anywhere
         self.signals = InLoopSignals()
         self.begin(has_run_folder=False)
@@ -159,7 +151,7 @@ class StepLines(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Ask for TRL's row; stop where the guard or a person asked for it."""
         control.should_log = control.should_log or self._has_run_folder
-        if self._trainer.interrupt.is_agreed() or self._trainer.halted_at is not None:
+        if self._interrupt.is_agreed() or self._is_halted():
             control.should_save = control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -168,79 +160,3 @@ class StepLines(TrainerCallback):
             row = {"reward": self.signals.reward, **logs, "reward_is_new": "reward" in logs, **self._seconds}
             self.finish_step(state.global_step, row | {"step_seconds": time.monotonic() - self._step_began})
             self._seconds.clear()
-
-
-class InterruptOnce:
-    """Inside, Ctrl-C, or a scheduler's order to end, asks for a checkpoint at the end of the step.
-
-    A second Ctrl-C stops at once. Further orders to end (SIGTERM) change nothing: schedulers and launchers send several.
-    Nothing is installed outside the main thread or under another program's handler. With several processes only the order to
-    end is heard: each of them gets a Ctrl-C twice, which leaves the last whole checkpoint.
-    """
-
-    def __init__(self) -> None:
-        self.is_requested = False
-        self._taken: list[signal.Signals] = []
-
-    def __enter__(self) -> InterruptOnce:
-        self.is_requested, self._taken = False, []
-        if threading.current_thread() is not threading.main_thread():
-            return self
-        heard = [signal.SIGTERM] if num_processes() > 1 else [signal.SIGINT, signal.SIGTERM]
-        self._taken = [n for n in heard if signal.getsignal(n) is signal.default_int_handler]
-        for number in self._taken:
-            signal.signal(number, self._ask)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number in self._taken:
-            signal.signal(number, signal.default_int_handler)
-
-    def is_agreed(self) -> bool:
-        """Whether any process was asked to end: all stop at the same step. A collective call."""
-        self.is_requested = any(gathered(self.is_requested))
-        return self.is_requested
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if not self.is_requested:
-            again = " Ctrl-C again stops at once." if number == signal.SIGINT else ""
-            sys.stderr.write(f"\nInterrupted: finishing this step and saving it.{again}\n")
-        self.is_requested = True
-        if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-class ReplicaCallback(TrainerCallback):
-    """Calls the loop of this replica, and turns what it says into a stop of the trainer.
-    ``identity`` is what every replica of the run must share, by name.
-    """
-
-    def __init__(self, trainer: Any, loop: ReplicaLoop, identity: Mapping[str, str]) -> None:
-        self._trainer, self._loop, self._identity = trainer, loop, identity
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        at = {"step": state.global_step, "tokens": int(state.num_input_tokens_seen)}
-        self._follow(self._loop.begin(self._identity, max_steps=state.max_steps, **at), control)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._follow(self._loop.after_step(state.global_step, int(state.num_input_tokens_seen)), control)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A halt of this replica is told to all; a finished run takes its last merges."""
-        if self._trainer.interrupt.is_requested:
-            self._loop.close()
-        elif (own := self._own_reason()) is None:
-            self._follow(self._loop.finish(), control)
-        else:
-            self._follow(self._loop.halt(own), control)
-
-    def _own_reason(self) -> str | None:
-        """What this replica's guard halted the run for; None where it did not."""
-        verdict = self._trainer.guard_hook.last_verdict or {}
-        return None if self._trainer.halted_at is None else str(verdict.get("reason", ""))
-
-    def _follow(self, end: RunEnd | None, control: Any) -> None:
-        if end is not None:
-            control.should_training_stop = True
-            if end.kind == "halted" and end.reason != self._own_reason():
-                self._trainer.guard_hook.halt_for(end.reason, end.replica)

@@ -224,12 +224,8 @@ def _structure(model: nn.Module) -> Iterator[str]:
     for argument in ("past_key_values", "logits_to_keep"):
         if not accepts(model, argument):
             yield f"the forward of {name} takes no {argument}."
-    if getattr(config.get_text_config(), "use_bidirectional_attention", None) in (True, "all"):
-        yield f"{name} attends in both directions, so a prompt's states depend on the completion."
     if _adapter_has(model, "is_prompt_learning"):
         yield VIRTUAL_TOKENS
-    if _adapter_has(model, "alora_invocation_tokens"):
-        yield "an activated LoRA changes weights at an invocation token inside the sequence."
 
 
 def _cache_layers(model: nn.Module) -> Iterator[str]:

@@ -61,8 +61,6 @@ class SampledRow:
 
 
 Generators = torch.Generator | Sequence[torch.Generator] | None
-
-
 _NO_FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
 
 

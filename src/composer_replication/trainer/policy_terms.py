@@ -27,8 +27,7 @@ from composer_replication.trainer import preset_settings
 from composer_replication.trainer.generation import ROUTED_EXPERTS, Generation, loss_mask, temporarily
 from composer_replication.trainer.processes import from_first, gathered, num_processes, process_rank
 
-Batch = dict[str, Any]
-Generate = Callable[[Any], tuple[Batch, Generation]]
+Generate = Callable[[Any], Generation]
 PUNISHMENT = "soft_overlong_punishment_reward"  # TRL's name of DAPO's: it gives every row a number, whatever became of it
 EFFORT_SCALE, EFFORT_CURVATURE = 1e-3, 2.0
 """k and q of ``effort_cost``, which stays below 1 / k with them: no saving of effort outweighs a passed test in ``composer``."""
@@ -69,24 +68,23 @@ class PolicyTerms:
             fix = "pass a PromptSource, or set trainer.dynamic_sampling_rounds = 0."
             where = "ComposerReplicationTrainer(prompt_source=)"
             raise preset_settings.TrainerSettingError("CR0760", words, where=where, fix=fix)
-        group_size = trainer.num_generations
-        preset_settings.refuse_split_groups(trainer.args, group_size, num_processes=num_processes())
+        preset_settings.refuse_split_groups(trainer.args, num_processes=num_processes())
 
-    def apply(self, generate: Generate, inputs: Any) -> Batch:
-        """TRL's generation with our terms; rows of ``inputs`` whose group was replaced become the fresh ones."""
-        batch, generation = self._with_terms(generate, inputs)
-        is_dull_K = self.dull_groups(generation)
-        if self._trainer.policy_options.dynamic_sampling_rounds:
-            batch, is_dull_K = self._with_fresh_groups(generate, inputs, batch, is_dull_K)
-        if self._trainer.checks is not None:
-            self._trainer.checks.after_generation(batch, float(sum(is_dull_K)), float(len(is_dull_K)))
-        return batch
+    def apply(self, generate: Generate, inputs: Any) -> Generation:
+        """TRL's generation with our terms, of the prompt source's rows where it chooses; its rows are then what was trained on."""
+        trainer = self._trainer
+        inputs = chosen_inputs(trainer.prompt_source, inputs, trainer.num_generations, self._metrics)
+        generation = self._with_terms(generate, inputs)
+        if trainer.policy_options.dynamic_sampling_rounds:
+            self._replace_dull_groups(generate, inputs, generation)
+        return generation
 
-    def _with_terms(self, generate: Generate, inputs: Any) -> tuple[Batch, Generation]:
+    def _with_terms(self, generate: Generate, inputs: Any) -> Generation:
         trainer, options = self._trainer, self._trainer.policy_options
         # With a beta TRL computes the reference's part.
         with temporarily(trainer, beta=trainer.beta or self.kl_beta):
-            batch, generation = generate(inputs)
+            generation = generate(inputs)
+        batch = generation.batch
         sampled_BT, old_BT = batch.get("sampling_per_token_logps"), batch.get("old_per_token_logps")
         has_sampler = trainer.rollout_func is not None and not trainer.use_vllm and sampled_BT is not None
         corrects = has_sampler and options.importance_clip > 0
@@ -97,13 +95,14 @@ class PolicyTerms:
             more["batch_size"] = trainer.args.per_device_train_batch_size
             with disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs):
                 old_BT = trainer.logps_of(batch, Generation.of_batch(batch), **more)
-        if options.has_reward_terms:
-            self._fold_reward_terms(batch, generation, old_BT)
+        if options.kl_in_reward or options.effort_weight != 0.0:
+            self._fold_reward_terms(generation, old_BT)
         if sampled_BT is not None and old_BT is not None:
-            self._weigh_by_importance(batch, old_BT, sampled_BT, corrects=corrects)
-        return batch, generation
+            self._weigh_by_importance(generation, old_BT, sampled_BT, corrects=corrects)
+        generation.is_dull_G = self._dull_groups(generation)
+        return generation
 
-    def dull_groups(self, generation: Generation) -> list[bool]:
+    def _dull_groups(self, generation: Generation) -> list[bool]:
         """For each group, over all processes, whether its rewards are all equal.
 
         A group that has earned something (a reward above 0) and differs in its price of effort teaches that price. The KL in
@@ -118,11 +117,10 @@ class PolicyTerms:
             is_dull_K &= (highest_K <= 0.0) | losses.equal_in_groups(priced_N, group_size)[1]
         return [*is_dull_K.tolist()]
 
-    def _with_fresh_groups(
-        self, generate: Generate, inputs: Any, batch: Batch, is_dull_K: list[bool]
-    ) -> tuple[Batch, list[bool]]:
-        """Replace dull groups, at most ``dynamic_sampling_rounds`` times; a fresh group that is dull too is dropped."""
+    def _replace_dull_groups(self, generate: Generate, inputs: Any, generation: Generation) -> None:
+        """At most ``dynamic_sampling_rounds`` times; a fresh group that is dull too is dropped."""
         trainer, group = self._trainer, self._trainer.num_generations
+        batch, is_dull_K = generation.batch, generation.is_dull_G
         num_rounds, num_dull, num_local = 0, sum(is_dull_K), len(inputs) // group
         first = process_rank() * num_local  # of this process's groups among those of all
         while any(is_dull_K) and num_rounds < trainer.policy_options.dynamic_sampling_rounds:
@@ -132,11 +130,13 @@ class PolicyTerms:
                 break
             num_rounds += 1
             fresh = [dict(row) for row in rows for _ in range(group)]
-            newer, is_bad_K = self._on_the_side(generate, fresh)
-            good = [n for n in range(len(rows)) if not is_bad_K[process_rank() * len(rows) + n]]
+            newer = self._on_the_side(generate, fresh)
+            generation.importance += newer.importance
+            good = [n for n in range(len(rows)) if not newer.is_dull_G[process_rank() * len(rows) + n]]
             pairs = list(zip(dull_here, good, strict=False))
             places = [(k * group + i, n * group + i) for k, n in pairs for i in range(group)]
-            batch = merge_rows(batch, newer, places, pad_token_id=trainer._tokenizer.pad_token_id)  # noqa: SLF001 - TRL's only name
+            pad_id = trainer._tokenizer.pad_token_id  # noqa: SLF001 - TRL's only name
+            batch = generation.batch = merge_rows(batch, newer.batch, places, pad_token_id=pad_id)
             for old, new in places:
                 inputs[old] = fresh[new]
             for k in chain.from_iterable(gathered([first + k for k, _ in pairs])):
@@ -145,7 +145,6 @@ class PolicyTerms:
         counts = {"replaced_groups": num_dull - sum(is_dull_K), "rounds": num_rounds}
         for name, count in (counts | {"groups_without_signal": sum(is_dull_K)}).items():
             self._metrics[f"dynamic_sampling/{name}"].append(float(count))
-        return batch, is_dull_K
 
     def _fresh_rows(
         self, dull_by_process: list[list[dict[str, Any]]], num_rounds: int
@@ -163,21 +162,21 @@ class PolicyTerms:
         each = min(each, len(rows) // len(dull_by_process))
         return rows[process_rank() * each : (process_rank() + 1) * each]
 
-    def _on_the_side(self, generate: Generate, fresh: list[dict[str, Any]]) -> tuple[Batch, list[bool]]:
-        """A generation whose numbers stay out of the log, and which of its groups are dull.
+    def _on_the_side(self, generate: Generate, fresh: list[dict[str, Any]]) -> Generation:
+        """A generation whose numbers stay out of the log.
 
         The logged reward is that of prompts nobody chose: a batch that was filled up with groups of mixed success has a mean
         near one half whatever the policy does.
         """
         kept, aside = self._metrics, defaultdict[str, list[float]](list)
         with temporarily(self._trainer, _metrics={**self._trainer._metrics, "train": aside}):  # noqa: SLF001 - TRL's only name
-            newer, generation = self._with_terms(generate, fresh)
+            newer = self._with_terms(generate, fresh)
         kept["num_tokens"] = aside["num_tokens"]
-        return newer, self.dull_groups(generation)
+        return newer
 
-    def _fold_reward_terms(self, batch: Batch, generation: Generation, old_BT: Tensor | None) -> None:
+    def _fold_reward_terms(self, generation: Generation, old_BT: Tensor | None) -> None:
         """``A_i <- A_i - (P_i - mean_j P_j)`` with ``P = beta K + weight C``; rows nobody scored keep advantage 0."""
-        trainer, mask_BT = self._trainer, loss_mask(batch)
+        trainer, batch, mask_BT = self._trainer, generation.batch, loss_mask(generation.batch)
         gather = trainer.accelerator.gather
         penalty_B = torch.zeros(mask_BT.size(0), dtype=torch.float32, device=mask_BT.device)
         if self.kl_beta != 0.0 and old_BT is not None:
@@ -206,21 +205,21 @@ class PolicyTerms:
         batch["advantages"] = advantage_N[start : start + mask_BT.size(0)]
 
     def _weigh_by_importance(
-        self, batch: Batch, old_BT: Tensor, sampled_BT: Tensor, *, corrects: bool
+        self, generation: Generation, old_BT: Tensor, sampled_BT: Tensor, *, corrects: bool
     ) -> None:
         """Log how far sampler and trainer are apart; with a rollout function weigh each token by the ratio.
 
         The weight is not negative, so that times the advantage it is what it is times the token's loss.
         """
-        trainer, of_vllm = self._trainer, self._trainer.args.vllm_importance_sampling_clip_max
+        trainer, batch = self._trainer, generation.batch
+        of_vllm = trainer.args.vllm_importance_sampling_clip_max
         clip = trainer.policy_options.importance_clip if corrects else of_vllm
         given, clip = (old_BT, sampled_BT, loss_mask(batch)), math.inf if clip is None else clip
         ratio_BT, figures = losses.truncated_importance_weights(*given, clip=clip)
         truncated, effective = float(figures.masked_share), float(figures.effective_sample_share)
         self._metrics["sampling/truncated_share"].append(truncated)
         self._metrics["sampling/effective_sample_size"].append(effective)
-        if trainer.checks is not None:
-            trainer.checks.note_importance(truncated_share=truncated, effective_share=effective)
+        generation.importance.append({"truncated_share": truncated, "sampling_effective_share": effective})
         if corrects and trainer.loss_type == "vespo":  # it reads the ratio itself
             batch["importance_sampling_ratio"] = ratio_BT
         elif corrects:

@@ -46,11 +46,6 @@ class PolicyOptions:
     dynamic_sampling_rounds: int = 0
     importance_clip: float = 0.0
 
-    @property
-    def has_reward_terms(self) -> bool:
-        """Something is folded into the reward."""
-        return self.kl_in_reward or self.effort_weight != 0.0
-
 
 class ResolvedMethod(NamedTuple):
     """What a recipe's method comes to: keys of ``GRPOConfig``, the recipe's over the preset's, and what is ours.
@@ -77,6 +72,8 @@ def resolve_method(config: RunConfig) -> ResolvedMethod:
             fix = f"take {key} out, or take trainer.preset out and write the method's keys yourself."
             raise contradiction(words, where=key, fix=fix)
     tables: dict[str, dict[str, Any]] = {"trl": {}, "trainer": {"importance_clip": IMPORTANCE_CLIP}}
+    if config.agent is not None:  # all that follows the first prompt of an episode is its completion
+        tables["trl"]["max_completion_length"] = config.agent.max_context_tokens
     for key, value in (preset | given).items():
         table, _, rest = key.partition(".")
         tables[table][rest] = value
@@ -89,15 +86,15 @@ def _scaling(value: Any) -> Any:
     return {True: "group", False: "none"}[value] if isinstance(value, bool) else value
 
 
+SAMPLING: dict[str, Any] = {"temperature": 1.0, "max_completion_length": 512}
+SAMPLING |= {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+"""How TRL samples where nothing is set; a test compares them with its arguments."""
+
+
 def sampling_settings(config: RunConfig) -> SimpleNamespace:
     """How a recipe's answers are sampled: of TRL's arguments those that say so, its defaults for what is not set."""
-    from trl import GRPOConfig
-
-    names = ("temperature", "max_completion_length", "top_p", "top_k", "min_p", "repetition_penalty")
     given = resolve_method(config).trl
-    if config.agent is not None:  # all that follows the first prompt of an episode is its completion
-        given["max_completion_length"] = config.agent.max_context_tokens
-    return SimpleNamespace(**{name: given.get(name, getattr(GRPOConfig, name)) for name in names})
+    return SimpleNamespace(**{name: given.get(name, default) for name, default in SAMPLING.items()})
 
 
 def overlong_punishment(method: ResolvedMethod, args: Any) -> list[Callable[..., Any]]:
@@ -120,7 +117,7 @@ def check_policy_options(options: PolicyOptions, args: Any) -> None:
     A term in the reward is exact only while advantages are not divided by a standard deviation, and a KL in the reward of
     weight 0, which is TRL's own default, would hold the policy to nothing. ``args`` is TRL's ``GRPOConfig``, or None.
     """
-    if not options.has_reward_terms:
+    if not options.kl_in_reward and options.effort_weight == 0.0:
         return
     term = "kl_in_reward" if options.kl_in_reward else "effort_weight"
     is_scaled = _scaling(getattr(args, "scale_rewards", "group")) != "none"
@@ -148,8 +145,7 @@ def check_arguments(config: RunConfig, arguments: Any, options: PolicyOptions) -
     has_stop_rule = config.agent is None and config.rollouts.prompt_style == "completion"
     refuse_masked_stops(arguments, stops_rows=has_stop_rule and config.trainer.prefix_sharing)
     if options.dynamic_sampling_rounds:
-        num_processes = arguments.world_size
-        refuse_split_groups(arguments, arguments.num_generations, num_processes=num_processes)
+        refuse_split_groups(arguments, num_processes=arguments.world_size)
 
 
 _TOKENS = {"thinking_token": 1.0, "tool_call_token": 1.0, "tool_output_token": 0.1, "final_token": 1.0}
@@ -269,12 +265,12 @@ def refuse_few_prompts(arguments: Any, num_generations: int, num_prompts: int) -
         raise contradiction(words, where=where, fix=fix)
 
 
-def refuse_split_groups(arguments: Any, num_generations: int, *, num_processes: int) -> None:
+def refuse_split_groups(arguments: Any, *, num_processes: int) -> None:
     """Dynamic sampling replaces groups, each within one process."""
     num_rows = arguments.per_device_train_batch_size * arguments.steps_per_generation
-    if num_processes > 1 and num_rows % num_generations:
+    if num_processes > 1 and num_rows % arguments.num_generations:
         words = "dynamic sampling needs whole groups on each process, and "
-        words += f"{num_rows} rows are not a multiple of {num_generations} generations"
+        words += f"{num_rows} rows are not a multiple of {arguments.num_generations} generations"
         fix = "make their product with steps_per_generation a multiple of num_generations."
         where = "trl.per_device_train_batch_size, trl.num_generations"
         raise contradiction(words, where=where, fix=fix)

@@ -1,4 +1,4 @@
-"""Several trainer processes that must decide the same: small exchanges over torch.distributed.
+"""Several trainer processes that must decide the same, when to stop among it: small exchanges over torch.distributed.
 
 The rank comes from torch.distributed alone, so that these work before an accelerator exists.
 In a lone process each of them is a plain call.
@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import atexit
 import pickle
+import signal
+import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import TypeVar, cast
 
 import torch.distributed as dist
@@ -113,3 +117,43 @@ def _runs(name: str, thread: Path) -> bool:
         own_name, _, state = rest.rpartition(") ")
         return own_name.startswith(name) and not state.startswith("S")
     return False
+
+
+class InterruptOnce:
+    """Inside, Ctrl-C, or a scheduler's order to end, asks for a checkpoint at the end of the step.
+
+    A second Ctrl-C stops at once. Further orders to end (SIGTERM) change nothing: schedulers and launchers send several.
+    Nothing is installed outside the main thread or under another program's handler. With several processes only the order to
+    end is heard: each of them gets a Ctrl-C twice, which leaves the last whole checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self.is_requested = False
+        self._taken: list[signal.Signals] = []
+
+    def __enter__(self) -> InterruptOnce:
+        self.is_requested, self._taken = False, []
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        heard = [signal.SIGTERM] if num_processes() > 1 else [signal.SIGINT, signal.SIGTERM]
+        self._taken = [n for n in heard if signal.getsignal(n) is signal.default_int_handler]
+        for number in self._taken:
+            signal.signal(number, self._ask)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number in self._taken:
+            signal.signal(number, signal.default_int_handler)
+
+    def is_agreed(self) -> bool:
+        """Whether any process was asked to end: all stop at the same step. A collective call."""
+        self.is_requested = any(gathered(self.is_requested))
+        return self.is_requested
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if not self.is_requested:
+            again = " Ctrl-C again stops at once." if number == signal.SIGINT else ""
+            sys.stderr.write(f"\nInterrupted: finishing this step and saving it.{again}\n")
+        self.is_requested = True
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -28,7 +28,7 @@ from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.collator import num_positions
 from composer_replication.trainer.episode_rollouts import EpisodeRollouts
 from composer_replication.trainer.policy import chat_prompt_ids
-from composer_replication.trainer.preset_settings import refusals, refuse_bad_values, refused, resolve_method
+from composer_replication.trainer.preset_settings import ResolvedMethod, refusals, refuse_bad_values, refused
 from composer_replication.trainer.processes import process_rank
 
 OWN_KEYS = frozenset(
@@ -39,8 +39,8 @@ OWN_KEYS = frozenset(
 """Keys of ``GRPOConfig`` that a recipe may not set, as well as those that begin with hub_."""
 
 
-def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
-    """TRL's ``GRPOConfig`` from ``[trl]`` over ``trainer.preset``, with what a run folder needs set by us.
+def trl_arguments(config: RunConfig, method: ResolvedMethod, folder: RunFolder) -> GRPOConfig:
+    """TRL's ``GRPOConfig`` of the recipe's method, with what a run folder needs set by us.
 
     Defaults that differ from TRL's: one log row a step, no second progress bar, float32 arithmetic unless ``bf16`` is asked
     for, the CPU where there is no GPU, two checkpoints kept, and where vLLM samples importance weights cut by token at 2.0
@@ -61,11 +61,8 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
             words, fix = f"the nearest known key is {near}", f"write {near}, or take the key out."
             raise refused(f"unknown key {where}; {words}", where=where, fix=fix)
     refuse_bad_values(config.trl)
-    method = resolve_method(config)
     given: dict[str, Any] = {"logging_steps": 1, "disable_tqdm": True, "bf16": False, "save_total_limit": 2}
     given["use_cpu"] = not torch.cuda.is_available()
-    if config.agent is not None:  # all that follows the first prompt of an episode is its completion
-        given["max_completion_length"] = config.agent.max_context_tokens
     if "vllm_importance_sampling_mode" not in method.trl:
         given["vllm_importance_sampling_mode"] = "token_truncate"
         given["vllm_importance_sampling_clip_max"] = 2.0
@@ -78,8 +75,7 @@ def trl_arguments(config: RunConfig, folder: RunFolder) -> GRPOConfig:
 
 def _trackers(named: str | Sequence[str]) -> list[str]:
     names = [name for name in ([named] if isinstance(named, str) else named) if name != "none"]
-    where = "trl.report_to"
-    with refusals(where):
+    with refusals(where := "trl.report_to"):
         get_reporting_integration_callbacks(names)  # type: ignore[no-untyped-call]  # knows which there are
     installed: list[str] = get_available_reporting_integrations()  # type: ignore[no-untyped-call]
     if missing := [name for name in names if name not in installed]:
@@ -89,15 +85,15 @@ def _trackers(named: str | Sequence[str]) -> list[str]:
     return names
 
 
+def training_dataset(rows: Sequence[dict[str, Any]]) -> Dataset:
+    """The rows (prompt, task_id) as the data set that TRL samples prompts from."""
+    return Dataset.from_list(list(rows))
+
+
 def limit_cpu_threads(config: RunConfig) -> None:
     """Use ``trainer.cpu_threads`` threads for the model's arithmetic in this process."""
     if config.trainer.cpu_threads:
         torch.set_num_threads(config.trainer.cpu_threads)
-
-
-def training_dataset(rows: Sequence[dict[str, Any]]) -> Dataset:
-    """The rows (prompt, task_id) as the data set that TRL samples prompts from."""
-    return Dataset.from_list(list(rows))
 
 
 def lora_config(section: LoraSection | None) -> Any:
@@ -117,8 +113,8 @@ def refuse_long_prompts(
     model: Any,
     tokenizer: Any,
     *,
-    max_new_tokens: int | None,
-    engine_limit: int | None = None,
+    max_new_tokens: int,
+    engine_limit: int | None,
 ) -> None:
     """Stop before the first step when a prompt (with its template) and its answer exceed the model's positions (CR0705).
     ``engine_limit`` is what another engine holds, if one samples.
@@ -128,7 +124,7 @@ def refuse_long_prompts(
         prompt = row["prompt"]
         is_text = isinstance(prompt, str)
         ids = tokenizer(text=prompt)["input_ids"] if is_text else chat_prompt_ids(tokenizer, prompt)
-        length = len(ids) + (max_new_tokens or 0)
+        length = len(ids) + max_new_tokens
         if limit is not None and length > limit:
             words = f"prompt and answer take {length} tokens; the model has {limit} positions."
             fix = "lower rollouts.context_lines or trl.max_completion_length, or leave the task out."

@@ -87,7 +87,7 @@ def test_prompts_are_counted_as_the_model_reads_them() -> None:
         assert f"take {longest} tokens; the model has {longest - 1} positions" in caught.value.message
     model.config.max_position_embeddings = 6
     with pytest.raises(InputError, match="has 6 positions"):
-        refuse_long_prompts(plain, model, tokenizer, max_new_tokens=3)
+        refuse_long_prompts(plain, model, tokenizer, max_new_tokens=3, engine_limit=None)
 
 
 def test_a_template_that_raises() -> None:
@@ -95,7 +95,7 @@ def test_a_template_that_raises() -> None:
     tokenizer.chat_template = "{{ raise_exception('only system messages') }}"
     rows = [{"prompt": [{"role": "user", "content": "x"}], "task_id": "one"}]
     with pytest.raises(InputError, match=r"CR0810.*does not take the conversation: only system messages"):
-        refuse_long_prompts(rows, model, tokenizer, max_new_tokens=4)
+        refuse_long_prompts(rows, model, tokenizer, max_new_tokens=4, engine_limit=None)
     with pytest.raises(InputError, match="CR0810"):
         InProcessPolicy(model, tokenizer, as_chat=True).prompt_ids("x")
 

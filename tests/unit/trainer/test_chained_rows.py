@@ -16,7 +16,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from composer_replication.records import Rollout
 from composer_replication.trainer.collator import rollouts_of, sibling_pairs
-from composer_replication.trainer.generation import SEGMENT_STARTS, Generation, temporarily
+from composer_replication.trainer.generation import ROW_REWARD, SEGMENT_STARTS, Generation, temporarily
 from composer_replication.trainer.packed_rows import shared_prefix_logps
 
 Conversation = tuple[list[int], list[int]]  # prompt, completion
@@ -204,10 +204,9 @@ def test_a_run_that_hides_its_chains_is_told_so(tmp_path: Path) -> None:
 
 
 def test_turns_of_a_row_begin_with_their_own_conversation() -> None:
-    batch = batch_of(ROWS)
-    found = rollouts_of(
-        [{"prompt": "p"}] * 4, dict(batch), [1.0] * 4, tiny_tokenizer(), step=1, eos_token_ids=()
-    )
+    batch = {**batch_of(ROWS), ROW_REWARD: torch.ones(4)}
+    generation = Generation([{"prompt": "p"}] * 4, batch=batch)
+    found = rollouts_of(generation, tiny_tokenizer(), step=1, eos_token_ids=())
     assert [turns_of(rollout) for rollout in found] == [
         [(tuple(prompt), tuple(answer)) for prompt, answer in chain] for chain in ROWS
     ]

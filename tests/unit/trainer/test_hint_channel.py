@@ -210,6 +210,7 @@ def test_a_source_sees_the_rows_as_they_were_sampled_and_its_turns_are_trained_o
 
 def test_tool_output_between_turns_is_in_no_turn(make_trainer: Callable[..., Any]) -> None:
     from composer_replication.trainer.collator import rollouts_of
+    from composer_replication.trainer.generation import ROW_REWARD, Generation
 
     trainer = make_trainer()
     batch = {
@@ -219,9 +220,9 @@ def test_tool_output_between_turns_is_in_no_turn(make_trainer: Callable[..., Any
         "completion_mask": torch.tensor([[1, 1, 1, 1, 1, 1, 1, 0]]),
         "tool_mask": torch.tensor([[1, 1, 0, 0, 0, 1, 1, 1]]),
     }
-    (rollout,) = rollouts_of(
-        [{"task_id": "t"}], batch, [0.5], trainer._tokenizer, eos_token_ids=(41, 43), step=3
-    )
+    batch[ROW_REWARD] = torch.tensor([0.5])
+    generation = Generation([{"task_id": "t"}], batch=batch)
+    (rollout,) = rollouts_of(generation, trainer._tokenizer, eos_token_ids=(41, 43), step=3)
     assert [t.completion.stop_reason for t in rollout.turns] == [StopReason.FINISHED] * 2
     assert [(t.prompt_ids, t.completion.token_ids) for t in rollout.turns] == [
         ((5, 6), (40, 41)),

@@ -17,11 +17,12 @@ from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, append_jsonl, read_jsonl
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.metrics_log import StepLines, cut_back, json_row
+from composer_replication.trainer.processes import InterruptOnce
 from composer_replication.trainer.run_setup import ProgressLines
 
 
 def lines_in(folder: Path) -> Any:
-    lines = StepLines(None)
+    lines = StepLines(None, InterruptOnce(), is_halted=lambda: False)
     lines.folder = RunFolder(folder)
     return lines
 

@@ -134,7 +134,7 @@ def test_a_group_that_earned_alike_with_other_efforts_has_a_signal(
         **UNSCALED,
     )
     counted: list[float] = []
-    trainer.checks.after_generation = lambda output, *counts: counted.append(counts[0])
+    trainer.checks.after_generation = lambda generation: counted.append(sum(generation.is_dull_G))
     trainer.train()
     (line,) = read_jsonl(trainer.run_folder.metrics)
     assert line["dynamic_sampling/rounds"] == num_dull
@@ -180,7 +180,7 @@ def test_the_overlong_punishment_scores_no_row_that_nobody_scored(
         )
         trainer.model.train()
         terms, dull = trainer.policy_terms, []
-        terms.dull_groups = lambda known, judge=terms.dull_groups, dull=dull: (
+        terms._dull_groups = lambda known, judge=terms._dull_groups, dull=dull: (
             dull.append(judge(known)) or dull[-1]
         )
         output = trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))

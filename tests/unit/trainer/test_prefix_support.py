@@ -66,18 +66,11 @@ STRUCTURE: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
         lambda: with_config(layer_types=["chunked_attention"] * 2, attention_chunk_size=8),
         "chunked",
     ),
-    "bidirectional": (lambda: with_config(use_bidirectional_attention=True), "both directions"),
     "dynamic rope": (lambda: llama(rope_parameters=DYNAMIC), "type dynamic"),
     "long rope": (lambda: llama(rope_parameters=LONG), "type longrope"),
     "prompt tuning": (
         lambda: get_peft_model(llama(), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)),
         "virtual tokens",
-    ),
-    "activated adapter": (
-        lambda: get_peft_model(
-            llama(), LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], alora_invocation_tokens=[3])
-        ),
-        "invocation token",
     ),
 }
 MODE: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {

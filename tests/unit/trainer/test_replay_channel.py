@@ -16,6 +16,7 @@ from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 from composer_replication.config import ReplaySection
 from composer_replication.records import PreferencePair
 from composer_replication.trainer.collator import collate_pairs, sibling_pairs
+from composer_replication.trainer.generation import ROW_REWARD, Generation
 from composer_replication.trainer.loss_channels import records_of_step
 
 PAIRS = (
@@ -83,7 +84,8 @@ def with_siblings(trainer: Any) -> dict[str, Any]:
         "completion_mask": mask,
         "tool_mask": torch.tensor([[1, 1, 0, 1, 1]] * 8),
     }
-    trainer.channels.replay.after_generation([], batch, [1.0, 0.0, 1.0, 0.0] * 2)
+    batch[ROW_REWARD] = torch.tensor([1.0, 0.0, 1.0, 0.0] * 2)
+    trainer.channels.replay.after_generation(Generation(batch=batch))
     return batch
 
 
@@ -110,7 +112,8 @@ def test_siblings_equal_the_same_pairs_given_by_hand(ready: Callable[..., Any]) 
     trainer = ready(replay=settings, replay_pairs=None)
     batch = with_siblings(trainer)
     batch["tool_mask"] = torch.ones_like(batch["tool_mask"])
-    trainer.channels.replay.after_generation([], batch, [1.0, 0.0, 1.0, 0.0] * 2)
+    batch[ROW_REWARD] = torch.tensor([1.0, 0.0, 1.0, 0.0] * 2)
+    trainer.channels.replay.after_generation(Generation(batch=batch))
     loss = trainer._compute_trace_replay_loss(trainer.model, batch)
     rows = [
         row[kept.bool()].tolist()

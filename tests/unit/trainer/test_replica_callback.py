@@ -8,7 +8,7 @@ from typing import Any
 
 from composer_replication.replicas.run_records import RunEnd
 from composer_replication.run_folder import RunFolder
-from composer_replication.trainer.metrics_log import ReplicaCallback
+from composer_replication.trainer.guard import ReplicaCallback
 
 
 class EndingLoop:
@@ -40,7 +40,7 @@ class EndingLoop:
 def test_a_halt_of_another_replica_is_written_as_ones_own(make_trainer: Any, tmp_path: Path) -> None:
     trainer = make_trainer(max_steps=5, run_folder=RunFolder(tmp_path / "run"))
     loop = EndingLoop(RunEnd("halted", 1, 3, "the gap is too wide"))
-    trainer.add_callback(ReplicaCallback(trainer, loop, {}))
+    trainer.add_callback(ReplicaCallback(trainer.guard_hook, trainer.interrupt, loop, {}))
     trainer.train()
     assert trainer.state.global_step == trainer.halted_at == 2
     rows = [json.loads(line) for line in (tmp_path / "run" / "verdicts.jsonl").read_text().splitlines()]
@@ -54,7 +54,7 @@ def test_a_halt_of_another_replica_is_written_as_ones_own(make_trainer: Any, tmp
 def test_a_finished_run_stops_without_a_verdict(make_trainer: Any, tmp_path: Path) -> None:
     trainer = make_trainer(max_steps=5, run_folder=RunFolder(tmp_path / "run"))
     loop = EndingLoop(RunEnd("finished", 1, 3))
-    trainer.add_callback(ReplicaCallback(trainer, loop, {}))
+    trainer.add_callback(ReplicaCallback(trainer.guard_hook, trainer.interrupt, loop, {}))
     trainer.train()
     assert trainer.state.global_step == 2
     assert trainer.halted_at is None

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -73,9 +74,9 @@ def test_train_refuses_it_before_tasks_and_model(tmp_path: Path, monkeypatch: py
     def reach(*_: Any) -> NoReturn:
         raise Reached
 
-    monkeypatch.setattr(train_verb, "check_recipe", lambda *_: (None, {}))
+    monkeypatch.setattr(train_verb, "check_recipe", lambda *_: SimpleNamespace())
     monkeypatch.setattr(train_verb, "training_packages", lambda *_, **__: nullcontext())
-    monkeypatch.setattr(train_verb, "check_training", lambda *_: (None, None))
+    monkeypatch.setattr(train_verb, "check_training", lambda *_: (None, None, None))
     monkeypatch.setattr(training_run.assembly, "open_tasks", reach)
     folder, config = RunFolder(tmp_path / "run"), load_config(RECIPE)
     train_verb._keep_recipe(config, folder)

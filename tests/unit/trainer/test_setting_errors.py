@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import re
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from trl.trainer import grpo_trainer
 
 from composer_replication.cli import training_run
 from composer_replication.cli.assembly import check_training
 from composer_replication.config import RunConfig, load_config
 from composer_replication.errors import UsageError
+from composer_replication.rollouts.rewards import visible_tests_pass
 from composer_replication.run_folder import RunFolder
+from composer_replication.trainer import preset_settings
 from composer_replication.trainer.preset_settings import calm_libraries, refusals, refuse_split_groups
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
@@ -37,11 +42,26 @@ def test_a_stop_rule_and_masked_truncation(tmp_path: Path, masks: dict[str, Any]
 
 
 def test_groups_that_lie_across_processes() -> None:
-    arguments = SimpleNamespace(per_device_train_batch_size=6, steps_per_generation=1)
-    refuse_split_groups(arguments, 4, num_processes=1)
-    refuse_split_groups(arguments, 3, num_processes=2)
+    of_three, of_four = (
+        SimpleNamespace(per_device_train_batch_size=6, steps_per_generation=1, num_generations=number)
+        for number in (3, 4)
+    )
+    refuse_split_groups(of_four, num_processes=1)
+    refuse_split_groups(of_three, num_processes=2)
     with pytest.raises(UsageError, match=r"CR0760.*6 rows are not a multiple of 4"):
-        refuse_split_groups(arguments, 4, num_processes=2)
+        refuse_split_groups(of_four, num_processes=2)
+
+
+def test_what_is_copied_of_trl_is_what_trl_has() -> None:
+    """Its defaults of sampling, and the words that its loss compares ``loss_type`` and the level of the ratio with."""
+    from trl import GRPOConfig
+
+    assert {name: getattr(GRPOConfig, name) for name in preset_settings.SAMPLING} == preset_settings.SAMPLING
+    source = inspect.getsource(grpo_trainer)
+    for field in ("loss_type", "importance_sampling_level"):
+        compared = re.findall(rf"self\.{field} (?:==|!=|in|not in) (\[[^]]*\]|\"[a-z_]+\")", source)
+        known = set(get_args(preset_settings._KINDS[field]))
+        assert {word for found in compared for word in re.findall(r'"([a-z_]+)"', found)} == known, field
 
 
 def test_the_tasks_are_counted_before_the_model_is_loaded(
@@ -58,8 +78,8 @@ def test_the_tasks_are_counted_before_the_model_is_loaded(
         monkeypatch.setattr(parts, name, lambda *_, **__: SimpleNamespace())
     config: RunConfig = load_config(RECIPE, {"trl.per_device_train_batch_size": 128})
     folder = RunFolder(tmp_path)
-    checked: Any = (None, {}, *check_training(config, folder), None)
-    run = training_run.TrainingRun(config, RECIPE.parent, folder, True, *checked)
+    checked = parts.Checked(None, {}, visible_tests_pass, None, *check_training(config, folder))
+    run = training_run.TrainingRun(config, RECIPE.parent, folder, True, checked, None)
     run.store, run.tasks = parts, SimpleNamespace(train=(), split=None)  # type: ignore[assignment]
     with pytest.raises(UsageError, match="CR0760"):
         run._open_parts()

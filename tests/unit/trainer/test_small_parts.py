@@ -18,11 +18,12 @@ from peft import LoraConfig, get_peft_model
 from tiny_trainer import lora, tiny_model
 from trl import GRPOTrainer
 
-from composer_replication.trainer import metrics_log
+from composer_replication.trainer import processes as exchanges
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.guard import KlPath, kl_path_of
-from composer_replication.trainer.metrics_log import InLoopSignals, InterruptOnce
+from composer_replication.trainer.metrics_log import InLoopSignals
 from composer_replication.trainer.model_modes import evaluation_mode, parameter_sha256
+from composer_replication.trainer.processes import InterruptOnce
 
 # ---- signals
 
@@ -190,11 +191,11 @@ def test_orders_to_end_are_one_request_however_often_they_come(
     for number in (signal.SIGINT, signal.SIGTERM):
         before = signal.signal(number, signal.default_int_handler)
         request.addfinalizer(lambda number=number, before=before: signal.signal(number, before))
-    monkeypatch.setattr(metrics_log, "num_processes", lambda: processes)
+    monkeypatch.setattr(exchanges, "num_processes", lambda: processes)
     with InterruptOnce() as interrupt:  # one process that was asked ends all
-        monkeypatch.setattr(metrics_log, "gathered", lambda value: [value, True])
+        monkeypatch.setattr(exchanges, "gathered", lambda value: [value, True])
         assert interrupt.is_agreed() and interrupt.is_requested
-    monkeypatch.setattr(metrics_log, "gathered", lambda value: [value] * processes)
+    monkeypatch.setattr(exchanges, "gathered", lambda value: [value] * processes)
     with InterruptOnce() as interrupt:
         assert not interrupt.is_agreed()
         for _ in range(3):

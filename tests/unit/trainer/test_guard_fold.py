@@ -24,8 +24,6 @@ from composer_replication.safety import CombinedGuard, EvidenceGuard, HeldOutGua
 NOT_ASKED = "the evaluation must not be asked here"
 HONEST = ((1.0, 1.0), (0.0, 0.0)) * 16
 HACKED = ((1.0, 0.0),) * 32
-IDENTITY = {"round_idx", "fire", "reason", "split_fingerprint", "kl_path"}
-AVERAGES = ("in_loop_ema", "heldout_ema", "kl_ema", "proxy_real_gap")
 
 
 def reading(idx: int = 1, pairs: Any = HONEST, split: str = "split-a") -> HeldoutReading:
@@ -46,39 +44,47 @@ def evidence_guard() -> CombinedGuard:
 
 @dataclass(frozen=True)
 class Case:
-    """Steps as (reward, what the evaluation answers); ``raises`` at the last of them."""
+    """Steps as (reward, what the evaluation answers); ``raises`` at the last of them, a guard that fires does so too."""
 
     name: str
     steps: Sequence[tuple[Any, Any]]
     guard: Callable[[], Any] = slow_guard
     kl: Any = None
     raises: tuple[type[Exception], str] | None = None
-    is_halted: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_halted(self) -> bool:
+        return "strict" in self.settings or self.raises in (GAP, KL, EVIDENCE)
 
 
 ODD_REWARDS = (math.nan, math.inf, -math.inf, None, "0.5", True, torch.tensor([0.5, 0.6]))
+NUMBERS = (float, torch.tensor, np.float32, np.array)
 JUMP = [(0.5, 0.25), (1.0, 0.25)]
 GAP = (CollapseStopError, "Hacking Gap")
+KL = (CollapseStopError, "kl_to_init")
+EVIDENCE = (CollapseStopError, "visible scores exceed")
+FOREIGN = (InputError, "CR0884.*split-b.*split-a")
+SPLIT_A = {"split_fingerprint": "split-a"}
 CASES = [
     Case("each step", [(0.5, 0.25), (0.75, 0.5), (0.25, 0.75)]),
     Case("every tenth step", [(0.5, NOT_ASKED if step % 10 else 0.25) for step in range(35)], settings={"every": 10}),
     Case("with a KL", JUMP, kl=0.0625),
     Case("a KL that is not finite is none", JUMP, kl=math.nan),
-    Case("a KL above the limit", [(0.5, 0.25)] * 3, kl=0.5, raises=(CollapseStopError, "kl_to_init"), is_halted=True),
-    *(Case(f"a number as {kind.__name__}", [(kind(0.5), 0.25)], kl=kind(0.0625)) for kind in (float, torch.tensor, np.float32, np.array)),
+    Case("a KL above the limit", [(0.5, 0.25)] * 3, kl=0.5, raises=KL),
+    *(Case(f"numbers by {kind.__name__}", [(kind(0.5), 0.25)], kl=kind(0.0625)) for kind in NUMBERS),
     *(Case(f"no finite reward: {odd}", [(odd, NOT_ASKED), (0.5, 0.25)]) for odd in ODD_REWARDS),
     Case("not due at the second step", [(0.5, 0.25), (0.5, None), (0.75, 0.5)]),
-    Case("a fall of the truth halts", JUMP, quick_guard, raises=GAP, is_halted=True),
-    Case("a halt without strict", JUMP, quick_guard, is_halted=True, settings={"strict": False}),
+    Case("a jump of the reward alone halts", JUMP, quick_guard, raises=GAP),
+    Case("a halt without strict", JUMP, quick_guard, settings={"strict": False}),
     Case("an evaluation that fails", [(0.5, 0.25), (0.75, OSError("no grader"))], raises=(OSError, "no grader")),
     Case("a score that is not finite", [(0.5, math.nan)], raises=(ValueError, "heldout_score")),
-    Case("a reading", [(0.5, reading())], settings={"split_fingerprint": "split-a"}),
-    Case("a reading of an unknown split", [(0.5, reading(split=""))], settings={"split_fingerprint": "split-a"}),
+    Case("a reading", [(0.5, reading())], settings=SPLIT_A),
+    Case("a reading of an unknown split", [(0.5, reading(split=""))], settings=SPLIT_A),
     Case("a reading where the run knows no split", [(0.5, reading())]),
-    Case("a reading of another split", [(0.5, reading(split="split-b"))], raises=(InputError, "CR0884.*split-b.*split-a"), settings={"split_fingerprint": "split-a"}),
+    Case("a reading of another split", [(0.5, reading(split="split-b"))], raises=FOREIGN, settings=SPLIT_A),
     Case("readings for the evidence", [(0.5, reading(1)), (0.5, None), (0.5, reading(2))], evidence_guard),
-    Case("evidence of hacking", [(0.5, reading(1, HACKED))], evidence_guard, raises=(CollapseStopError, "visible scores exceed"), is_halted=True),
+    Case("evidence of hacking", [(0.5, reading(1, HACKED))], evidence_guard, raises=EVIDENCE),
 ]  # fmt: skip
 
 Steps = type[HookSteps] | type[CallbackSteps]

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trainer"))
 
 import torch
-from tiny_trainer import HintEveryTurn, KillAt, build_trainer, share_of_low_bytes
+from tiny_trainer import KillAt, build_trainer, share_of_low_bytes
 
 from composer_replication.config import HintsSection, ReplaySection
-from composer_replication.records import PreferencePair, TaskOutcome
+from composer_replication.records import HintedTurn, PreferencePair, Rollout, TaskOutcome
 from composer_replication.rollouts.curriculum import Curriculum
 from composer_replication.rollouts.rewards import shuffled_rewards
 from composer_replication.run_folder import RunFolder
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.preset_settings import PolicyOptions
+
+
+class HintEveryTurn:
+    """A hint of two ids before every prompt."""
+
+    def hinted_turns(self, rollouts: Sequence[Rollout]) -> list[list[HintedTurn]]:
+        return [
+            [HintedTurn(t.prompt_ids, (90, 91, *t.prompt_ids), t.completion.token_ids) for t in rollout.turns]
+            for rollout in rollouts
+        ]
 
 
 def loss_channels() -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Write into ``docs/recipe-keys.md``, below what each table is for, its keys in ``config.py``: type, default and range.
+"""Write into the table of ``docs/recipe-keys.md`` what ``config.py`` says of each key: type, default and range.
+
+What a key does is written on the page itself. A key that is new there gets a row without it, at its place.
 
 python scripts/write_recipe_keys.py            write the page
 python scripts/write_recipe_keys.py --check    only say whether it is up to date
@@ -18,29 +20,30 @@ from composer_replication.config import RunConfig, Section
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "recipe-keys.md"
 BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-KEYS = re.compile(r"(?m)^(## .+)\n((?:(?!## |\*\*Keys).*\n)*)\*\*Keys:\*\*.*$")
-"""The heading of a table, what is said of it, and the line of its keys."""
+ROW = re.compile(r"(?m)^\| (\**`[^|]*`\**) \|[^|]*\| ?(.*?) ?\|\n")
+"""The name of a key, or of a table between two stars, and what it does."""
 
 
 def page_text(page: str) -> str:
-    """The page with the lines of keys as they are now; a table that it does not have is added at its end."""
-    tables = dict(_tables("", RunConfig))
-    page = KEYS.sub(lambda found: f"{found[1]}\n{found[2]}{tables.pop(found[1], 'gone')}", page)
-    return page + "".join(f"\n{heading}\n\n{keys}\n" for heading, keys in tables.items())
+    """The page with a row for each table and each key that there is now."""
+    meanings = dict(ROW.findall(page))
+    rows = [f"| {name} | {facts} | {meanings.get(name, '')} |\n" for name, facts in _rows("", RunConfig)]
+    before, *_, after = ROW.sub("\0", page).split("\0")
+    return f"{before}{''.join(rows)}{after}"
 
 
-def _tables(name: str, kind: type[Section]) -> Iterator[tuple[str, str]]:
-    """Heading and line of keys of a table and of those in it."""
+def _rows(name: str, kind: type[Section]) -> Iterator[tuple[str, str]]:
+    """Names and facts of a table's keys, and then of the tables in it."""
     inner = {key: _section_of(field.annotation) for key, field in kind.model_fields.items()}
-    keys = [
-        f"`{key}` ({', '.join(filter(None, (_type_text(field.annotation), _default_text(field), _range_text(field))))})"
-        for key, field in kind.model_fields.items()
-        if inner[key] is None and key != "trl"
-    ]
-    yield f"## `[{name}]`" if name else "## Top level", f"**Keys:** {' · '.join(keys) or 'none'}"
+    if name:
+        yield f"**`[{name}]`**", ""
+    for key, field in kind.model_fields.items():
+        if inner[key] is None and key != "trl":
+            facts = filter(None, (_type_text(field.annotation), _default_text(field), _range_text(field)))
+            yield f"`{name}.{key}`".replace("`.", "`"), ", ".join(facts)
     for key, section in inner.items():
         if section is not None:
-            yield from _tables(f"{name}.{key}".removeprefix("."), section)
+            yield from _rows(f"{name}.{key}".removeprefix("."), section)
 
 
 def _section_of(annotation: Any) -> type[Section] | None:
@@ -59,7 +62,7 @@ def _type_text(annotation: Any) -> str:
     if origin is list:
         return f"list of {_type_text(inner[0])}"
     if origin is dict:
-        return f"table of {_type_text(inner[1])}"
+        return "table" if inner[1] is Any else f"table of {_type_text(inner[1])}"
     names = {str: "string", int: "integer", float: "number", bool: "true or false"}
     return names.get(annotation, str(annotation))
 

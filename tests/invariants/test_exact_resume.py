@@ -17,7 +17,6 @@ import pytest
 from agentic_runs import without_times
 from finished import finished
 
-from composer_replication.errors import InputError
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer.checkpoints import newest_whole_checkpoint, write_manifest
 
@@ -134,16 +133,3 @@ def test_what_a_checkpoint_holds_is_needed(
     resumed = run_or_resume(tmp_path / "resumed", settings)
     assert (resumed["sha256"] == whole["sha256"]) is (lost == "")
     assert ("no state of the prompt source" in caplog.text) is (lost == "prompt_source")
-
-
-@pytest.mark.parametrize("lost", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_a_checkpoint_without_one_of_its_files_is_refused(tmp_path: Path, uninterrupted, lost: str) -> None:
-    unbroken, _ = uninterrupted(PLAIN)
-    folders = unbroken.checkpoints.glob("checkpoint-*")
-    middle = sorted(folders, key=lambda folder: int(folder.name.removeprefix("checkpoint-")))[-2]
-    checkpoint = tmp_path / "resumed" / "checkpoints" / middle.name
-    shutil.copytree(middle, checkpoint)
-    (checkpoint / lost).unlink()
-    write_manifest(checkpoint)
-    with pytest.raises(InputError, match="CR0706"):
-        run_or_resume(tmp_path / "resumed", PLAIN)

@@ -41,14 +41,6 @@ def train(command: Command, recipe: Path, *flags: str, fails: bool = True) -> An
     return command("train", recipe, "--out", recipe.parent / "run", *flags, fails=fails)
 
 
-def test_a_guard_without_a_split_begins_no_run(command: Command, recipe: Path) -> None:
-    recipe.write_text(f"{recipe.read_text()}[guard]\n")
-    answer = train(command, recipe)
-    assert (answer.exit_code, answer.error["code"]) == (2, "CR0204")
-    assert "a [guard] needs a [heldout] table" in answer.error["message"]
-    assert not (recipe.parent / "run").exists()
-
-
 def test_a_split_that_is_not_there(command: Command, recipe: Path, own_store: TaskStore) -> None:
     answer = train(command, recipe, "--set", "heldout.split=mine.json")
     assert (answer.exit_code, answer.error["code"]) == (4, "CR0504")

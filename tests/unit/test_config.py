@@ -68,6 +68,12 @@ def test_the_smallest_recipe_is_plain_grpo_without_channels() -> None:
         ({"guard": {}}, "a [guard] needs a [heldout] table"),
         ({"heldout": {}, "evidence": EVIDENCE}, "needs a [guard] and a [heldout] table"),
         ({"heldout": {}, "guard": {}, "evidence": EVIDENCE}, "needs heldout.sample_size"),
+        ({"heldout": {"split": "a", "fraction": 0.3}}, "give split alone, without repositories and fraction"),
+        ({"heldout": {"split": "a", "repositories": ["b"]}}, "give split alone, without repositories and"),
+        (
+            {"ray": {"address": "auto", "resources": {"jail": -1.0}}},
+            "ray.resources.jail: Input should be greater",
+        ),
         ({"hints": {"top_k": 20}, **SDPO}, "the key hints.top_k has left: take the line out."),
         ({"heldout": {"has_sentinel": True}}, "the key heldout.has_sentinel has left"),
         ({"evidence": {"alpha": 0.05}}, "the key evidence.alpha has left: take the line out"),

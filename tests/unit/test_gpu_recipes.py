@@ -14,7 +14,6 @@ from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu
 
 from composer_replication.cli.assembly import check_recipe, check_training
 from composer_replication.config import load_config
-from composer_replication.errors import UsageError
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.preset_settings import resolve_method
 from composer_replication.trainer.run_setup import trl_arguments
@@ -54,12 +53,6 @@ def test_vllm_reaches_trl(name: str, overrides: dict[str, Any], tmp_path: Path) 
     assert built.vllm_max_model_length > built.max_completion_length
     assert (built.loss_type, built.scale_rewards) == ("dr_grpo", "none")
     assert (built.bf16, built.gradient_checkpointing) == (True, True)
-
-
-def test_another_engine_of_vllm_is_refused_before_the_run(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        arguments("one-gpu", tmp_path, {"trl.vllm_mod": "colocate"})
-    assert caught.value.code == "CR0211"
 
 
 @pytest.mark.parametrize(

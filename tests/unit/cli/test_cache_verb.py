@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from composer_replication.cli.main import main
 from composer_replication.sandbox import process_folder
 
+Answer = Callable[..., tuple[int, dict[str, Any]]]
 STORE = "task-stores/0123456789abcdef/objects/file"
 
 
@@ -26,22 +27,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
-    code = main([*words, "--json", "--quiet"])
-    value: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return code, value
-
-
-def test_prune(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prune(cache: Path, answer: Answer) -> None:
     expected = {
         "folder": str(cache),
         "freed_bytes": 1500,
         "paths": [str((cache / STORE).parents[1])],
         "in_use": False,
     }
-    assert call(capsys, "cache", "prune", "--dry-run") == (0, {**expected, "dry_run": True})
+    assert answer("cache", "prune", "--dry-run") == (0, {**expected, "dry_run": True})
     assert (cache / STORE).is_file()
-    assert call(capsys, "cache", "prune") == (0, {**expected, "dry_run": False})
+    assert answer("cache", "prune") == (0, {**expected, "dry_run": False})
     assert not (cache / STORE).exists()
     assert (cache / "models" / "mine").is_dir()
 
@@ -54,10 +49,8 @@ def test_what_a_person_reads(cache: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "in use      False" in lines
 
 
-def test_a_cache_that_is_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cache_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Answer) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("COMPOSER_RL_CACHE", str(tmp_path / "file"))
-    code, value = call(capsys, "cache", "prune")
+    code, value = answer("cache", "prune")
     assert (code, value["error"]["code"]) == (2, "CR0209")

@@ -10,7 +10,6 @@ from composer_replication.cli.assembly import MANY_GRADINGS, attempt_options, cl
 from composer_replication.cli.flags import file_part, launched_rank, launched_size, shards_weights
 from composer_replication.cli.main import main
 from composer_replication.config import RunConfig, parse_config
-from composer_replication.errors import UsageError
 
 
 def recipe(**tables: Any) -> RunConfig:
@@ -36,11 +35,6 @@ def test_actors_have_the_sandboxes_and_reward_of_the_recipe() -> None:
 def test_how_many_actors_there_are(tables: dict[str, Any], num_actors: int) -> None:
     options = cluster_options(recipe(**tables))
     assert (options.num_actors, options.fits_nodes) == (num_actors, True)
-
-
-def test_a_share_of_a_resource_that_cannot_be() -> None:
-    with pytest.raises(UsageError, match=r"ray\.resources"):
-        recipe(ray={"address": "auto", "resources": {"jail": -1.0}})
 
 
 def test_an_actor_takes_the_resources_of_the_table() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from composer_replication.cli.eval_verb import _result, difficulty_of, render
-from composer_replication.cli.main import main
 from composer_replication.rollouts.heldout_evaluation import TaskResult
 from composer_replication.safety import upper_confidence_gap
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
@@ -48,13 +46,11 @@ def test_difficulty_counts_full_passes_only() -> None:
     ]
 
 
-def test_a_run_and_a_recipe_are_not_both_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_and_a_recipe_are_not_both_taken(tmp_path: Path, answer: Callable[..., Any]) -> None:
     (tmp_path / "run.toml").touch()
-    words = ["eval", str(tmp_path), "--tasks", str(tmp_path), "--recipe", "r.toml", "--json"]
-    assert main(words) == 2
-    error = json.loads(capsys.readouterr().out)["error"]
-    assert error["code"] == "CR0206"
-    assert "this run has a recipe of its own" in error["message"]
+    code, result = answer("eval", tmp_path, "--tasks", tmp_path, "--recipe", "r.toml")
+    assert (code, result["error"]["code"]) == (2, "CR0206")
+    assert "this run has a recipe of its own" in result["error"]["message"]
 
 
 # ---- ``eval --update-difficulty`` to its end: what a person reads afterwards with ``tasks show``
@@ -65,24 +61,18 @@ PINS = ("tinymath/numbers.py::clamp", "tinymath/text.py::initials")
 
 @pytest.mark.long
 def test_measured_pass_rates_are_kept_with_the_tasks(
-    build_tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    build_tiny: Callable[..., Path], tmp_path: Path, answer: Callable[..., Any]
 ) -> None:
     folder = build_tiny(tmp_path / "tasks", PINS)
 
-    def run(*words: str) -> Any:
-        assert main([*words, "--quiet", "--json"]) == 0
-        return json.loads(capsys.readouterr().out)
-
-    def measure() -> Any:
-        words = ("eval", "tiny-random", "--tasks", str(folder), "--samples", "2")
-        return run(*words, "--update-difficulty")
-
+    measuring = ("eval", "tiny-random", "--tasks", folder, "--samples", "2", "--update-difficulty")
     before = TaskStore.open(folder).fingerprint
-    measure()
-    first = measure()  # the same seed replaces
+    answer(*measuring)
+    code, first = answer(*measuring)  # the same seed replaces
+    assert code == 0
     assert list((folder / "difficulty").iterdir()) == [Path(first["difficulty"])]
     for row in first["by_task"]:
-        (measured,) = run("tasks", "show", str(folder), row["task_id"])["tasks"][0]["difficulty"]
+        (measured,) = answer("tasks", "show", folder, row["task_id"])[1]["tasks"][0]["difficulty"]
         assert (measured["policy"]["name"], measured["num_samples"]) == ("tiny-random", 2)
         assert row["visible"] == measured["num_passed"] == 0  # random letters are no function
         assert measured["num_hidden_passed"] == row["hidden"]

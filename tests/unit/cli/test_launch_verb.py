@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from composer_replication.cli.main import build_parser, main
 from composer_replication.launch import local
 
+Answer = Callable[..., tuple[int, dict[str, Any]]]
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "run.toml"
 KUBERAY = ("--to", "kuberay", "--option", "image=i")
 LOCAL = ("launch", str(RECIPE), "--to", "local")
@@ -22,12 +23,6 @@ LOCAL = ("launch", str(RECIPE), "--to", "local")
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
-    capsys.readouterr()
-    code = main([*words, "--json"])
-    return code, json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -62,37 +57,33 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[s
     ],
 )
 def test_what_is_refused_before_anything_is_written(
-    words: tuple[str, ...], code: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], code: str, said: str, tmp_path: Path, answer: Answer
 ) -> None:
-    exit_code, result = answer(capsys, "launch", str(RECIPE), *words)
+    exit_code, result = answer("launch", str(RECIPE), *words)
     assert (exit_code, result["error"]["code"]) == (2, code)
     assert said in " ".join(result["error"].values())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_recipe_that_is_not_there_too_large_or_with_tasks_elsewhere(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert answer(capsys, "launch", "none.toml", "--to", "local")[1]["error"]["code"] == "CR0201"
+def test_a_recipe_that_is_not_there_too_large_or_with_tasks_elsewhere(tmp_path: Path, answer: Answer) -> None:
+    assert answer("launch", "none.toml", "--to", "local")[1]["error"]["code"] == "CR0201"
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     recipe = folder / "run.toml"
     recipe.write_text(RECIPE.read_text().replace('"project"', '"../project"'))
     (tmp_path / "project").mkdir()
     on_ray = ("launch", str(recipe), "--to", "ray", "--option", "address=http://x", "--option", "run=/x")
-    assert "outside the recipe's folder" in answer(capsys, *on_ray)[1]["error"]["message"]
-    assert (
-        answer(capsys, "launch", str(recipe), "--to", "slurm", "--dry-run")[0] == 0
-    )  # shared storage has both
+    assert "outside the recipe's folder" in answer(*on_ray)[1]["error"]["message"]
+    assert answer("launch", str(recipe), "--to", "slurm", "--dry-run")[0] == 0  # shared storage has both
     (folder / "large").write_bytes(bytes(900_001))
-    assert "more than 900000 bytes" in answer(capsys, *on_ray)[1]["error"]["message"]
+    assert "more than 900000 bytes" in answer(*on_ray)[1]["error"]["message"]
 
 
 def test_a_client_that_is_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Answer
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    exit_code, result = answer(capsys, "launch", str(RECIPE), "--to", "slurm")
+    exit_code, result = answer("launch", str(RECIPE), "--to", "slurm")
     assert (exit_code, result["error"]["code"]) == (3, "CR0440")
     assert not list(tmp_path.rglob("job.json"))
 
@@ -110,7 +101,7 @@ CLIENTS = {
 @pytest.mark.parametrize("target", CLIENTS)
 def test_what_the_client_refuses_is_submitted_nowhere(
     target: str, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    answer: Answer,
 ) -> None:  # fmt: skip
     """The program is a stand-in; real ones are met in tests/e2e and tests/interop."""
     name, options, job_id, calls = CLIENTS[target]
@@ -124,7 +115,7 @@ def test_what_the_client_refuses_is_submitted_nowhere(
     (tmp_path / "bin" / name).write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\n{answers}\n')
     (tmp_path / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")
-    exit_code, result = answer(capsys, "launch", str(RECIPE), "--to", target, *options)
+    exit_code, result = answer("launch", str(RECIPE), "--to", target, *options)
     file = str(tmp_path / "jobs" / "tiny-cpu" / "manifests.yaml")
     called = (tmp_path / "calls").read_text().replace(file, "FILE").splitlines()
     if is_refused:
@@ -145,12 +136,12 @@ def test_what_the_client_refuses_is_submitted_nowhere(
 )  # fmt: skip
 def test_a_missing_extra_is_named(
     target: str, options: tuple[str, ...], package: str, extra: str,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Answer,
 ) -> None:  # fmt: skip
     for name in (package, *(name for name in sys.modules if name.startswith(f"{package}."))):
         monkeypatch.setitem(sys.modules, name, None)
     given = [part for one in options for part in ("--option", one)]
-    exit_code, result = answer(capsys, "launch", str(RECIPE), "--to", target, *given)
+    exit_code, result = answer("launch", str(RECIPE), "--to", target, *given)
     assert (exit_code, result["error"]["code"]) == (3, "CR0101")
     assert package in result["error"]["message"]
     assert result["error"]["fix"] == f"pip install 'composer-replication[{extra}]'"
@@ -159,37 +150,35 @@ def test_a_missing_extra_is_named(
 
 @pytest.mark.parametrize("target", ["local", "slurm"])
 def test_a_secret_that_is_not_set_here(
-    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Answer
 ) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    exit_code, result = answer(capsys, "launch", str(RECIPE), "--to", target, "--secret", "HF_TOKEN")
+    exit_code, result = answer("launch", str(RECIPE), "--to", target, "--secret", "HF_TOKEN")
     assert (exit_code, result["error"]["code"]) == (2, "CR0930")
     assert result["error"]["fix"] == "export HF_TOKEN first."
     assert not list(tmp_path.rglob("job.json"))
 
 
-def test_a_job_that_was_never_launched(capsys: pytest.CaptureFixture[str]) -> None:
-    exit_code, result = answer(capsys, "launch", "status", "nothing")
+def test_a_job_that_was_never_launched(answer: Answer) -> None:
+    exit_code, result = answer("launch", "status", "nothing")
     assert (exit_code, result["error"]["code"]) == (4, "CR0930")
-    assert answer(capsys, "launch", "status")[1]["error"]["code"] == "CR0206"
+    assert answer("launch", "status")[1]["error"]["code"] == "CR0206"
 
 
-def test_options_of_a_file_and_of_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_of_a_file_and_of_the_command_line(tmp_path: Path, answer: Answer) -> None:
     (tmp_path / "cluster.toml").write_text('[slurm]\npartition = "gpu"\ncpus = 7\n')
     words = ("launch", str(RECIPE), "--to", "slurm", "--dry-run", "--options", "cluster.toml")
-    script = answer(capsys, *words, "--option", "cpus=9")[1]["files"]["job.sbatch"]
+    script = answer(*words, "--option", "cpus=9")[1]["files"]["job.sbatch"]
     assert "--partition=gpu" in script
     assert "--cpus-per-task=9" in script
     assert not (tmp_path / "jobs").exists()
-    assert answer(capsys, *words, "--out", "shown")[1]["state"] == "rendered"
+    assert answer(*words, "--out", "shown")[1]["state"] == "rendered"
     assert (tmp_path / "shown" / "job.sbatch").is_file()
     assert (tmp_path / "shown" / "recipe" / "run.toml").read_bytes() == RECIPE.read_bytes()
 
 
-def test_replicas_of_this_machine_start_and_go_on(capsys: pytest.CaptureFixture[str]) -> None:
-    script = answer(capsys, *LOCAL, "--replicas", "2", "--dry-run")[1]["files"]["run.sh"]
+def test_replicas_of_this_machine_start_and_go_on(answer: Answer) -> None:
+    script = answer(*LOCAL, "--replicas", "2", "--dry-run")[1]["files"]["run.sh"]
     words = shlex.split(next(line for line in script.splitlines() if "replicas start" in line))
     options = build_parser(only="replicas").parse_args(words[3:-1])
     assert (options.local, options.resume, options.recipe, words[-1]) == (2, True, RECIPE, "&")
@@ -208,10 +197,10 @@ def program(tmp_path: Path, text: str) -> str:
     return f"python={path}"
 
 
-def state(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+def state(answer: Answer) -> tuple[int, dict[str, Any]]:
     deadline = time.monotonic() + 60
     while True:
-        code, result = answer(capsys, "launch", "status", "tiny-cpu")
+        code, result = answer("launch", "status", "tiny-cpu")
         if result["state"] != "running" or time.monotonic() > deadline:
             return code, result
         time.sleep(0.2)
@@ -221,30 +210,28 @@ def state(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
     ("ends", "state_of", "code"), [(0, "succeeded", 0), (5, "halted", 5), (1, "failed", 4)]
 )
 def test_a_local_job_ends_with_the_exit_code_of_its_run(
-    ends: int, state_of: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ends: int, state_of: str, code: int, tmp_path: Path, answer: Answer
 ) -> None:
     option = program(tmp_path, f"import os; print('given', os.environ['GIVEN']); raise SystemExit({ends})")
-    assert answer(capsys, *LOCAL, "--option", option, "--env", "GIVEN=a b")[0] == 0
-    exit_code, result = state(capsys)
+    assert answer(*LOCAL, "--option", option, "--env", "GIVEN=a b")[0] == 0
+    exit_code, result = state(answer)
     assert (exit_code, result["state"], result["exit_code"]) == (code, state_of, ends)
-    assert answer(capsys, "launch", "logs", "tiny-cpu")[1]["logs"] == "given a b\n"
-    assert answer(capsys, *LOCAL, "--option", option)[1]["error"]["code"] == "CR0231"
+    assert answer("launch", "logs", "tiny-cpu")[1]["logs"] == "given a b\n"
+    assert answer(*LOCAL, "--option", option)[1]["error"]["code"] == "CR0231"
 
 
-def test_a_local_job_that_is_stopped_hears_it_itself(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_local_job_that_is_stopped_hears_it_itself(tmp_path: Path, answer: Answer) -> None:
     text = (
         "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(130)))\n"
         "print('ready', flush=True)\ntime.sleep(100)"
     )
-    answer(capsys, *LOCAL, "--option", program(tmp_path, text))
-    while "ready" not in answer(capsys, "launch", "logs", "tiny-cpu")[1]["logs"]:
+    answer(*LOCAL, "--option", program(tmp_path, text))
+    while "ready" not in answer("launch", "logs", "tiny-cpu")[1]["logs"]:
         time.sleep(0.1)
-    assert answer(capsys, "launch", "status", "tiny-cpu")[1]["state"] == "running"
-    answer(capsys, "launch", "stop", "tiny-cpu")
-    assert state(capsys)[1]["state"] == "stopped"
-    assert "saved" in answer(capsys, "launch", "logs", "tiny-cpu")[1]["logs"]
+    assert answer("launch", "status", "tiny-cpu")[1]["state"] == "running"
+    answer("launch", "stop", "tiny-cpu")
+    assert state(answer)[1]["state"] == "stopped"
+    assert "saved" in answer("launch", "logs", "tiny-cpu")[1]["logs"]
 
 
 def test_a_local_job_that_ends_while_it_is_looked_at_has_not_failed(

@@ -122,11 +122,6 @@ def test_a_tree_that_is_not_there(tmp_path: Path) -> None:
         sandbox_verb.run_exec(parse("exec", "--tree", str(tmp_path / "absent"), "--", "ls"))
 
 
-def test_an_unknown_backend() -> None:
-    with pytest.raises(UsageError):
-        sandbox_verb.run_selftest(parse("selftest", "--backend", "bubblewrp"))
-
-
 def test_a_backend_that_does_not_work_here_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("composer_replication.sandbox.bwrap_program.find_bwrap", lambda: None)
     with pytest.raises(MissingError, match=r"CR0301.*bwrap is not installed"):
@@ -162,8 +157,6 @@ def test_guards_have_names_that_a_reader_can_rely_on() -> None:
 
 
 def test_no_isolation_is_said_in_the_result(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="CR0340"):
-        sandbox_verb.run_exec(parse("exec", "--backend", "none", "--", "true"))
     try:
         words = ("exec", "--backend", "none", "--i-accept-no-isolation", "--tree", str(tmp_path))
         result, code = sandbox_verb.run_exec(parse(*words, "--", "echo", "on"))
@@ -187,5 +180,3 @@ def test_one_guard_may_be_given_up_by_name(monkeypatch: pytest.MonkeyPatch) -> N
     text = sandbox_verb.render_selftest(result)
     assert "FAIL disk: why" in text
     assert "does NOT hold, as was accepted" in text
-    with pytest.raises(UsageError, match="CR0340"):
-        sandbox_verb.run_selftest(parse("selftest", "--i-accept-no-isolation", "dsik"))

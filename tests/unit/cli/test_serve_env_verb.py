@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import socket
 import sys
@@ -11,14 +10,16 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from composer_replication.cli.main import main
 from composer_replication.errors import UsageError
 from composer_replication.rollouts.environment.hosted_attempt import listen, url_of
 from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks.store import TaskStore
+
+Answer = Callable[..., tuple[int, dict[str, Any]]]
 
 
 @pytest.fixture
@@ -31,29 +32,26 @@ def store(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFact
     return build_tiny(tmp_path_factory.mktemp("served") / "tasks", ("tinymath/numbers.py::sign",))
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+def refusal(answer: Answer, *words: str) -> tuple[int, str, str]:
     """Exit code, error code, and the next step."""
-    code = main(["serve-env", *words, "--json"])
-    said = capsys.readouterr()
-    error = json.loads(said.out)["error"]
-    assert error["message"].count("\n") == 0 and "Traceback" not in said.err
-    return code, error["code"], error["fix"]
+    code, result = answer("serve-env", *words)
+    return code, result["error"]["code"], result["error"]["fix"]
 
 
-def test_a_store_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, error, fix = refusal(capsys, str(tmp_path / "gone"), "--port", "0")
+def test_a_store_that_is_not_there(tmp_path: Path, answer: Answer) -> None:
+    code, error, fix = refusal(answer, str(tmp_path / "gone"), "--port", "0")
     assert (code, error) == (4, "CR0411") and fix
 
 
-def test_a_store_without_tasks(empty_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, error, fix = refusal(capsys, str(empty_store), "--port", "0")
+def test_a_store_without_tasks(empty_store: Path, answer: Answer) -> None:
+    code, error, fix = refusal(answer, str(empty_store), "--port", "0")
     assert (code, error) == (6, "CR0604") and "tasks build" in fix
 
 
-def test_a_port_that_is_taken(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_taken(store: Path, answer: Answer) -> None:
     with listen("127.0.0.1", 0) as taken:
         port = str(taken.getsockname()[1])
-        code, error, fix = refusal(capsys, str(store), "--port", port)
+        code, error, fix = refusal(answer, str(store), "--port", port)
     assert (code, error) == (2, "CR0850") and "--port 0" in fix
 
 
@@ -80,26 +78,24 @@ def test_an_address_that_cannot_be_taken(host: str, port: int) -> None:
     ],
 )
 def test_numbers_and_names_that_make_no_sense(
-    store: Path, words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+    store: Path, words: list[str], expected: str, answer: Answer
 ) -> None:
-    code, error, _ = refusal(capsys, str(store), "--port", "0", *words)
+    code, error, _ = refusal(answer, str(store), "--port", "0", *words)
     assert (code, error) == (2, expected)
 
 
-def test_without_a_port(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refusal(capsys, str(store))[:2] == (2, "CR0206")
+def test_without_a_port(store: Path, answer: Answer) -> None:
+    assert refusal(answer, str(store))[:2] == (2, "CR0206")
 
 
-def test_the_extra_is_named_where_the_library_is_missing(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_extra_is_named_where_the_library_is_missing(store: Path, answer: Answer) -> None:
     assert importlib.util.find_spec("openenv") is None, "the pinned set has no place for it"
-    code, error, fix = refusal(capsys, str(store), "--port", "0")
+    code, error, fix = refusal(answer, str(store), "--port", "0")
     assert (code, error) == (3, "CR0101") and fix == "pip install 'composer-replication[openenv]'"
 
 
 def test_ended_by_a_signal_it_stops_gradings(
-    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: Path, monkeypatch: pytest.MonkeyPatch, answer: Answer
 ) -> None:
     stopped = []
     real = Grader.stop_runs
@@ -108,8 +104,8 @@ def test_ended_by_a_signal_it_stops_gradings(
     library = SimpleNamespace(serve=lambda *_, **__: ("SIGTERM", Counter()))
     name = "composer_replication.rollouts.environment.openenv_server"
     monkeypatch.setitem(sys.modules, name, library)  # type: ignore[arg-type]
-    assert main(["serve-env", str(store), "--port", "0", "--json"]) == 0
-    assert len(stopped) == 1 and json.loads(capsys.readouterr().out)["signal"] == "SIGTERM"
+    code, result = answer("serve-env", store, "--port", "0")
+    assert (code, len(stopped), result["signal"]) == (0, 1, "SIGTERM")
 
 
 def test_port_0_is_a_free_one() -> None:

@@ -97,12 +97,6 @@ def test_a_named_split_lies_beside_the_recipe(store: TaskStore, tmp_path: Path) 
     assert tasks.split.fingerprint == other.fingerprint != drawn(store).fingerprint
 
 
-@pytest.mark.parametrize("more", [{"fraction": 0.3}, {"repositories": ["tinymath"]}])
-def test_a_named_split_stands_alone(store: TaskStore, more: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="give split alone, without repositories and fraction"):
-        recipe(store, split="split.json", **more)
-
-
 def set_row(**values: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda state: {**state, "train": [{**state["train"][0], **values}, *state["train"][1:]]}
 

@@ -7,11 +7,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from composer_replication.cli.tasks_verb import render_show, run_show, run_stats
 from composer_replication.cli.terminal import columns
-from composer_replication.errors import InputError
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy, record_difficulty
 from composer_replication.tasks.instructions.written_instructions import WrittenInstruction
 from composer_replication.tasks.intake.licences import Licence
@@ -88,14 +85,6 @@ def test_difficulty_is_shown(sized_store: TaskStore) -> None:
     text = " ".join(render_task(shown).split())
     assert "policy name small, " in text
     assert "num_samples 10, num_passed 8, num_hidden_passed 5, pass_rate 0.8, ci95 0.49" in text
-
-
-def test_a_damaged_measurement_is_named(sized_store: TaskStore) -> None:
-    path = sized_store.root / "difficulty" / "x.json"
-    path.parent.mkdir()
-    path.write_text("{}")
-    with pytest.raises(InputError, match="CR0411"):
-        run_show(asked(sized_store, "t-class-body"))
 
 
 def test_counts(sized_store: TaskStore) -> None:

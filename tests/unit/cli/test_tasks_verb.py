@@ -16,7 +16,7 @@ import pytest
 
 from composer_replication.cli import tasks_verb
 from composer_replication.cli.main import build_parser, main, rendered
-from composer_replication.errors import InputError, NothingToDoError, UsageError
+from composer_replication.errors import NothingToDoError, UsageError
 from composer_replication.tasks.build import BuildSummary
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import packed_path, read_content, sandbox_in_force, write_file
@@ -144,11 +144,6 @@ def test_the_golden_patch_is_shown_when_asked_for(folder: Path, tmp_path: Path) 
     assert apply(tree, patch) != 0  # it fits the broken tree alone
 
 
-def test_show_of_an_unknown_task(folder: Path) -> None:
-    with pytest.raises(InputError, match="CR0412"):
-        call("show", str(folder), "nothing")
-
-
 def test_export(folder: Path, tmp_path: Path) -> None:
     task_id = call("show", str(folder))[0]["tasks"][0]["task_id"]
     result, code, text = call("export", str(folder), task_id, "--out", str(tmp_path / "tree"))
@@ -237,13 +232,6 @@ def test_nothing_valid_is_6_with_reasons_and_a_summary(tmp_path: Path) -> None:
         call("build", str(project), "--out", str(tmp_path / "out"), "--quiet")
     assert caught.value.exit_code == 6
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["rejected"] == {"stub-passes": 1}
-
-
-@pytest.mark.parametrize("verb", ["show", "stats", "validate", "leakscan"])
-def test_no_store_is_4(tmp_path: Path, verb: str) -> None:
-    with pytest.raises(InputError, match="CR0411") as caught:
-        call(verb, str(tmp_path))
-    assert caught.value.exit_code == 4
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from pathlib import Path
 
 import pytest
 
@@ -65,16 +66,23 @@ def test_a_rule_is_found_by_its_dotted_path() -> None:
 
 
 @pytest.mark.parametrize(
-    "dotted",
+    ("dotted", "words"),
     [
-        "nothing.here:rule",
-        "composer_replication.rollouts.rewards:absent",
-        "composer_replication.rollouts.rewards",
-        ":x",
+        ("nothing.here:rule", "No module named 'nothing'"),
+        ("composer_replication.rollouts.rewards:absent", ""),
+        ("composer_replication.rollouts.rewards", ""),
+        (":x", ""),
+        ("reward_raises:x", "cannot be imported: RuntimeError: not today"),
+        ("reward_works:two", r"does not take \(text, answer, score\)"),
     ],
 )
-def test_a_rule_that_cannot_be_imported_is_one_sentence(dotted: str) -> None:
-    with pytest.raises(UsageError, match="CR0210"):
+def test_a_rule_that_cannot_be_used_is_one_sentence(
+    dotted: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "reward_raises.py").write_text("raise RuntimeError('not today')\n")
+    (tmp_path / "reward_works.py").write_text("def two(text, answer):\n    return 1.0\n")
+    with pytest.raises(UsageError, match=f"CR0210: .*{words}"):
         rewards.load_reward_rule(dotted)
 
 

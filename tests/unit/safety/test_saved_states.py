@@ -61,26 +61,3 @@ def test_the_journal_is_read_and_continued(tmp_path: Path) -> None:
     assert second.pairs == ((0.1, 0.3),)
     journal.settled(HeldoutReading(3, 1.0, ((1.0, 1.0),), (), "split", 0.1))
     assert len(EvaluationJournal(path, run="split/7").evaluations) == 3
-
-
-# --- real runs, folded again ---
-
-
-RECORDED = Path(__file__).parents[2] / "golden" / "recorded_runs"
-
-
-def rows(name: str, file: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (RECORDED / name / file).read_text().splitlines()]
-
-
-def folded(guard: HeldOutGuard, name: str) -> list[Any]:
-    lines = [line for line in rows(name, "metrics.jsonl") if "killswitch/round_idx" in line]
-    return [
-        guard.update(
-            line["killswitch/round_idx"],
-            in_loop_reward=line["reward"],
-            heldout_score=line["heldout/score"],
-            kl_to_init=line["killswitch/kl_to_init"],
-        )
-        for line in lines
-    ]

@@ -17,6 +17,7 @@ from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer import checkpoints
 from composer_replication.trainer.checkpoints import (
     MANIFEST_NAME,
+    check_is_resumable,
     check_manifest,
     choose_checkpoint,
     newest_whole_checkpoint,
@@ -109,6 +110,24 @@ def test_a_half_written_checkpoint_cannot_be_named(tmp_path: Path) -> None:
     partial = make_checkpoint(tmp_path, 4, is_whole=False)
     with pytest.raises(InputError, match=r"CR0706.*half-written"):
         choose_checkpoint(str(partial), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("lost", "what"),
+    [("optimizer.pt", "optimizer"), ("scheduler.pt", "scheduler"), ("rng_state.pth", "random numbers")],
+)
+def test_what_an_exact_resume_needs_has_to_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str, what: str
+) -> None:
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        (tmp_path / name).touch()
+    check_is_resumable(tmp_path)
+    (tmp_path / lost).unlink()
+    with pytest.raises(InputError, match=f"CR0706.*lacks the state of {what}:"):
+        check_is_resumable(tmp_path)
+    monkeypatch.setattr(checkpoints, "num_processes", lambda: 2)  # of the other one nothing is there
+    with pytest.raises(InputError, match="random numbers:"):
+        check_is_resumable(tmp_path)
 
 
 def test_a_checkpoint_of_another_version_is_named(tmp_path: Path) -> None:

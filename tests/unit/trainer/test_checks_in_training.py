@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tiny_trainer import HintEveryTurn, shifted_rollouts
 from transformers import TrainerCallback
 
 from composer_replication.errors import InputError
-from composer_replication.records import HintedTurn, PreferencePair, Rollout
+from composer_replication.records import PreferencePair
 from composer_replication.report import read_run
 from composer_replication.run_folder import RunFolder, read_jsonl
 from composer_replication.trainer import checks
@@ -62,23 +63,6 @@ def test_an_honest_run_is_silent(make: MakeTrainer) -> None:
     assert min(line["checks/effective_sample_size"] for line in lines) > 0.99
 
 
-def shifted_rollouts(shift: float, token: int) -> Callable[[Any, Any], dict[str, Any]]:
-    """Rollouts whose engine disagrees by ``shift`` nats from one token on."""
-
-    def roll_out(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        ids = [list(trainer.processing_class(text=prompt)["input_ids"]) for prompt in prompts]
-        answers = [[70 + 3 * n, 80, 90 + n, 100] for n in range(len(prompts))]
-        logprobs = []
-        with torch.no_grad():
-            for prompt, answer in zip(ids, answers, strict=True):
-                table = trainer.model(torch.tensor([[*prompt, *answer]])).logits[0].log_softmax(-1)
-                own = [table[len(prompt) - 1 + t, token_id].item() for t, token_id in enumerate(answer)]
-                logprobs.append([value + shift * (t >= token) for t, value in enumerate(own)])
-        return {"prompt_ids": ids, "completion_ids": answers, "logprobs": logprobs}
-
-    return roll_out
-
-
 def test_token_drift_names_the_token(make: MakeTrainer) -> None:
     trainer = make(max_steps=2, rollout_func=shifted_rollouts(0.3, 2))
     trainer.train()
@@ -91,20 +75,13 @@ def test_token_drift_names_the_token(make: MakeTrainer) -> None:
     assert dict(row) == finding.row()
 
 
-class Silent:
-    """A hint source that has nothing to say."""
-
-    def hinted_turns(self, rollouts: Sequence[Rollout]) -> list[tuple[HintedTurn, ...]]:
-        return [() for _ in rollouts]
-
-
 @pytest.mark.usefixtures("soon")
 def test_a_weighted_channel_that_gets_nothing(make: MakeTrainer) -> None:
     """Two channels that are told apart by their values alone: one is exactly 0, the other is not."""
     trainer = make(
         max_steps=4,
         alpha_sdpo=0.5,
-        hint_source=Silent(),
+        hint_source=HintEveryTurn(until=-math.inf),
         beta_replay=0.5,
         replay_pairs=[PreferencePair((5, 6), (7, 8), (9,))],
         **ENDS_EARLY,

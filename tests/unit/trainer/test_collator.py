@@ -130,9 +130,10 @@ def test_the_rows_log_probabilities_win_where_they_are_known() -> None:
         (replace(hinted(), weight=-1.0), "CR0722"),
         (replace(hinted(), weight=float("nan")), "CR0722"),
         (hinted(logps=(-1.0,)), "CR0751"),
+        (replace(hinted(), completion_ids=(*ANSWER, 1)), "CR0751"),  # not what was sampled
     ],
 )
-def test_turns_that_cannot_be_weighed_are_refused(turn: HintedTurn, code: str) -> None:
+def test_turns_that_cannot_be_weighed_or_were_not_sampled_are_refused(turn: HintedTurn, code: str) -> None:
     with pytest.raises(InputError) as caught:
         matched_turns([[turn]], [rollout(())])
     assert (caught.value.code, caught.value.where) == (code, "row 0")

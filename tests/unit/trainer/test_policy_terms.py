@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_trainer import shifted_rollouts
 from trl.rewards import get_soft_overlong_punishment
 
 from composer_replication.config import ReplaySection
@@ -225,26 +226,6 @@ def test_the_guard_reads_the_kl_that_is_in_the_reward(make_trainer: MakeTrainer,
     assert verdicts[3]["kl_ema"] == pytest.approx(kls[3])
 
 
-def other_sampler(shift: float) -> Callable[[Any, Any], dict[str, Any]]:
-    """A rollout function whose engine thought each token ``shift`` nats less likely than the trainer does."""
-
-    def roll_out(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        prompt_ids = [list(trainer.processing_class(text=prompt)["input_ids"]) for prompt in prompts]
-        answers = [
-            [(3 + 7 * row + 5 * t) % 250 + 3 for t in range(3 + row % 3)] for row in range(len(prompts))
-        ]
-        logprobs = []
-        with torch.no_grad():
-            for prompt, answer in zip(prompt_ids, answers, strict=True):
-                logits = trainer.model(torch.tensor([[*prompt, *answer]])).logits[0].double()
-                table = logits.log_softmax(-1)
-                places = range(len(prompt) - 1, len(prompt) + len(answer) - 1)
-                logprobs.append([table[p, i].item() - shift for p, i in zip(places, answer, strict=True)])
-        return {"prompt_ids": prompt_ids, "completion_ids": answers, "logprobs": logprobs}
-
-    return roll_out
-
-
 def test_each_token_is_weighed_by_its_cut_ratio(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """All ratios of a run are equal here, so the gradient is that of plain training times the weight."""
 
@@ -252,7 +233,7 @@ def test_each_token_is_weighed_by_its_cut_ratio(make_trainer: MakeTrainer, tmp_p
         trainer = make_trainer(
             max_steps=1,
             reward=lambda completions, **kwargs: [float(number % 4) for number in range(len(completions))],
-            rollout_func=other_sampler(shift),
+            rollout_func=shifted_rollouts(-shift),
             policy_options=PolicyOptions(importance_clip=clip),
             run_folder=RunFolder(tmp_path / name),
             output_dir=tmp_path / name / "checkpoints",
@@ -273,7 +254,7 @@ def test_each_token_is_weighed_by_its_cut_ratio(make_trainer: MakeTrainer, tmp_p
 
 
 def test_an_empty_completion_is_one_sentence(make_trainer: MakeTrainer) -> None:
-    honest = other_sampler(0.0)
+    honest = shifted_rollouts(0.0)
 
     def empty(prompts: list[str], trainer: Any) -> dict[str, Any]:
         output = honest(prompts, trainer)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_trainer import tiny_model, tiny_tokenizer
+from tiny_trainer import HintEveryTurn, tiny_model, tiny_tokenizer
 
 from composer_replication.cli.assembly import open_pairs, pair_rows
 from composer_replication.config import parse_config
@@ -58,17 +58,15 @@ def test_a_file_of_pairs_is_named_with_its_line(tmp_path: Path) -> None:
     assert pairs is not None and len(pairs) == 2
 
 
-class HintsOfLength:
-    """Hints every turn of every row, the first row's at length."""
+class HintsOfLength(HintEveryTurn):
+    """The first row's hint is this long one."""
 
     def __init__(self, hint: tuple[int, ...]) -> None:
+        super().__init__()
         self.hint = hint
 
     def hinted_turns(self, rollouts: Sequence[Rollout]) -> list[list[HintedTurn]]:
-        made = [
-            [HintedTurn(t.prompt_ids, (9, *t.prompt_ids), t.completion.token_ids) for t in rollout.turns]
-            for rollout in rollouts
-        ]
+        made = super().hinted_turns(rollouts)
         made[0] = [replace(turn, hinted_prompt_ids=(*self.hint, *turn.prompt_ids)) for turn in made[0]]
         return made
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from full_vocabulary import assert_same_gradients, expected_pair_loss, gradients, moved, plain_copy, sharpened
+from full_vocabulary import assert_same_gradients, expected_pair_loss, gradients
 from hypothesis import given
 from hypothesis import strategies as st
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
@@ -28,21 +28,8 @@ PAIRS = (
 
 
 @pytest.fixture
-def ready(make_trainer: Callable[..., Any]) -> Callable[..., Any]:
-    """A float64 trainer whose reference has spoken and whose policy has moved since."""
-
-    def make(*, micro_steps: int = 1, **settings: Any) -> Any:
-        trainer = make_trainer(**{"beta_replay": 1.0, "replay_pairs": PAIRS, **settings})
-        trainer.model.double()
-        sharpened(trainer.model)
-        trainer.reference = plain_copy(trainer.model)
-        trainer.channels.begin()
-        moved(trainer.model)
-        trainer.model.train()
-        trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = micro_steps
-        return trainer
-
-    return make
+def ready(moved_trainer: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda **settings: moved_trainer(**{"beta_replay": 1.0, "replay_pairs": PAIRS, **settings})
 
 
 @pytest.mark.parametrize(
@@ -62,7 +49,7 @@ def test_value_and_gradient_equal_plain_formulas_in_float64(
     loss.backward()
     found = gradients(trainer.model)
     trainer.model.zero_grad()
-    expected = expected_pair_loss(trainer.model, trainer.reference, PAIRS, settings, beta)
+    expected = expected_pair_loss(trainer.model, trainer.of_start, PAIRS, settings, beta)
     expected.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert_same_gradients(found, gradients(trainer.model), tolerance=1e-5)
@@ -121,7 +108,7 @@ def test_siblings_equal_the_same_pairs_given_by_hand(ready: Callable[..., Any]) 
     ]
     prompts = [(5, 6, 7)] * 4 + [(8, 9)] * 4
     pairs = [PreferencePair(prompts[c], tuple(rows[c]), tuple(rows[c + 1])) for c in (0, 2, 4, 6)]
-    expected = expected_pair_loss(trainer.model, trainer.reference, pairs, settings, 5.0)
+    expected = expected_pair_loss(trainer.model, trainer.of_start, pairs, settings, 5.0)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 

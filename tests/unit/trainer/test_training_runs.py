@@ -17,7 +17,7 @@ from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer import checkpoints
-from composer_replication.trainer.checkpoints import STATE_NAME, check_is_resumable, newest_whole_checkpoint
+from composer_replication.trainer.checkpoints import STATE_NAME, newest_whole_checkpoint
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.preset_settings import TrainerSettingError
 
@@ -364,9 +364,7 @@ def saved_run(make_trainer: MakeTrainer, **settings: Any) -> Any:
     return trainer
 
 
-def test_extra_states_and_the_guard_are_restored(
-    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_extra_states_and_the_guard_are_restored(make_trainer: MakeTrainer) -> None:
     counter, guard = Counter(), patient_guard()
     counter.count = 7
     settings: dict[str, Any] = {"heldout_eval_fn": lambda: 0.5, "split_fingerprint": "split-a"}
@@ -377,9 +375,6 @@ def test_extra_states_and_the_guard_are_restored(
     assert fresh.count == 7
     assert fresh_guard.last_status is not None
     assert fresh_guard.last_status.num_updates == 3
-    monkeypatch.setattr(checkpoints, "num_processes", lambda: 2)
-    with pytest.raises(InputError, match="lacks the state of random numbers:"):  # those of the other process
-        check_is_resumable(tmp_path / "checkpoints" / "checkpoint-2")
 
 
 def test_a_reward_that_is_in_no_row_yet_is_in_the_checkpoint(make_trainer: MakeTrainer) -> None:
@@ -398,20 +393,17 @@ def test_another_runs_checkpoint_is_refused(make_trainer: MakeTrainer) -> None:
         "stateful": {"counter": Counter()},
         "heldout_guard": patient_guard(),
         "heldout_eval_fn": lambda: 0.5,
-        "split_fingerprint": "split-a",
     }
     saved_run(make_trainer, **settings)
-    changes: tuple[tuple[dict[str, Any], str, str], ...] = (
-        ({"split_fingerprint": "split-b"}, "CR0884", "split-a.*split-b"),
-        ({"stateful": {}}, "CR0884", "extra states"),
-        ({"stateful": {"counter": Counter(), "other": Counter()}}, "CR0884", "extra states"),
-        ({"heldout_guard": None, "heldout_eval_fn": None}, "CR0884", "under a guard"),
+    changes: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"stateful": {}}, "extra states"),
+        ({"stateful": {"counter": Counter(), "other": Counter()}}, "extra states"),
+        ({"heldout_guard": None, "heldout_eval_fn": None}, "under a guard"),
     )
-    for changed, code, words in changes:
+    for changed, words in changes:
         other = make_trainer(**{**settings, **changed})
-        with pytest.raises((InputError, TrainerSettingError), match=words) as caught:
+        with pytest.raises((InputError, TrainerSettingError), match=f"CR0884.*{words}"):
             other.train(resume_from_checkpoint=True)
-        assert caught.value.code == code
 
 
 def test_a_checkpoint_of_weights_alone_is_not_trained_on(make_trainer: MakeTrainer, tmp_path: Path) -> None:

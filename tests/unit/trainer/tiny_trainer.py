@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from composer_replication.records import HintedTurn, Rollout
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 
 PROMPTS = ("def add(a, b):", "def twice(x):", "def first(s):", "def size(c):")
@@ -33,6 +35,44 @@ class KillAt(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == self.step - 1:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class HintEveryTurn:
+    """Hints of three ids after the first prompt id, for every turn of a row whose reward is below ``until``."""
+
+    def __init__(self, until: float = math.inf) -> None:
+        self.until = until
+        self.seen: list[Rollout] = []
+
+    def hinted_turns(self, rollouts: Sequence[Rollout]) -> list[list[HintedTurn]]:
+        self.seen = list(rollouts)
+        return [
+            [
+                HintedTurn(
+                    t.prompt_ids, (*t.prompt_ids[:1], 90, 91, 92, *t.prompt_ids[1:]), t.completion.token_ids
+                )
+                for t in rollout.turns
+                if rollout.reward is not None and rollout.reward < self.until
+            ]
+            for rollout in rollouts
+        ]
+
+
+def shifted_rollouts(shift: float, token: int = 0) -> Callable[[Any, Any], dict[str, Any]]:
+    """Rollouts whose engine thinks each token from that one on ``shift`` nats likelier than the trainer does."""
+
+    def roll_out(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        ids = [list(trainer.processing_class(text=prompt)["input_ids"]) for prompt in prompts]
+        answers = [[70 + 3 * n, 80, 90 + n, 100] for n in range(len(prompts))]
+        logprobs = []
+        with torch.no_grad():
+            for prompt, answer in zip(ids, answers, strict=True):
+                table = trainer.model(torch.tensor([[*prompt, *answer]])).logits[0].double().log_softmax(-1)
+                own = [table[len(prompt) - 1 + t, token_id].item() for t, token_id in enumerate(answer)]
+                logprobs.append([value + shift * (t >= token) for t, value in enumerate(own)])
+        return {"prompt_ids": ids, "completion_ids": answers, "logprobs": logprobs}
+
+    return roll_out
 
 
 def tiny_tokenizer() -> Any:

@@ -1,6 +1,6 @@
 """Search everything that a sandbox of a task can see for its golden code.
 
-A program inside a real sandbox around the rollout's tree (``inside_search``) walks the whole visible file system and asks
+A program inside a real sandbox around the rollout's tree (``leak_search``) walks the whole visible file system and asks
 git; it is told the deleted lines, and must find none of them. That nothing is reached by a network is the self-test's to show.
 ``leaks_in_tree`` and ``installed_copies`` search the bytes of a tree and of installed sources, outside, as gates of each
 candidate.
@@ -13,6 +13,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -134,7 +135,7 @@ def search_inside(
         "asks_git": not roots,
     }
     done, records = run_program(
-        "leaks.inside_search", tree_files, environment, options,
+        "leaks.leak_search", tree_files, environment, options,
         backend=backend, limits=_INSIDE_LIMITS, timeout_seconds=_INSIDE_SECONDS,
     )  # fmt: skip
     if records:
@@ -171,45 +172,37 @@ def leaks_in_tree(store: TaskStore, task: Task) -> list[Leak]:
 def installed_copies(store: TaskStore, task: Task) -> list[Leak]:
     """The installed Python files that hold a run of the task's deleted lines, by the rule of ``leak_search``.
 
-    Each folder is read once a process; its files are searched only if one of them has a distinctive line.
+    Each folder is read once a process, and a file is searched if it has a distinctive line.
     """
     search = Search(targets_of(store, task))
     checks = set(map(_line_check, search.places))
-    lines = [line.encode() for line in search.places]
     shown = base_interpreter()
-    masked = tuple(map(str, shown.masked))
     leaks: set[Leak] = set()
     for folder in (store.environment(task).root, *shown.read_only):
         with _read_lock:  # threads that want the same folder wait for the one that reads it
-            paths, checks_below = _below(str(folder), masked)
-        for path in () if checks.isdisjoint(checks_below) else paths:
-            data = _read(path)
-            if any(line in data for line in lines):
-                leaks |= search.search_bytes(path, data, in_tree=False)
+            below = _below(str(folder), tuple(map(str, shown.masked)))
+        for path, found in below.items():
+            if not checks.isdisjoint(found):
+                leaks |= search.search_bytes(path, Path(path).read_bytes(), in_tree=False)
     return sorted(leaks)
 
 
 @cache
-def _below(root: str, masked: tuple[str, ...]) -> tuple[list[str], frozenset[int]]:
-    """The Python files below a folder, which does not change while it is in use, and check sums of all their lines."""
-    found = []
+def _below(root: str, masked: tuple[str, ...]) -> dict[str, frozenset[int]]:
+    """The Python files below a folder, which does not change while it is in use, with check sums of their lines."""
+    checks = {}
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = sorted(name for name in subfolders if os.path.join(folder, name) not in masked)
-        found += [os.path.join(folder, name) for name in sorted(names) if name.endswith(".py")]
-    lines = (line for path in found for line in _read(path).decode("utf-8", "replace").splitlines())
-    return found, frozenset(map(_line_check, lines))
+        for path in (os.path.join(folder, name) for name in names if name.endswith(".py")):
+            with suppress(OSError):  # what cannot be read cannot leak
+                lines = Path(path).read_bytes().decode("utf-8", "replace").splitlines()
+                checks[path] = frozenset(map(_line_check, lines))
+    return checks
 
 
 def _line_check(line: str) -> int:
     """The same for a line with and without marks around it."""
     return hash(line.strip().strip(MARKS))
-
-
-def _read(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError:  # what cannot be read cannot leak
-        return b""
 
 
 # --- What the search is told: lines of what was deleted.

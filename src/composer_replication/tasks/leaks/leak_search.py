@@ -1,6 +1,6 @@
 """Search files for golden code that is told as plain lines.
 
-Standard library only: the same text runs outside and, given as source to ``inside_search``, inside a jail.
+Standard library only: the same text runs outside and, started by ``pytest_runner.hand_over`` with ``main``, inside a jail.
 
 Inside the tree one distinctive line is enough. Outside (standard library, other people's packages) short lines repeat by
 nature: there a run of lines that follow one another as around the hole, with a distinctive one among them, must have
@@ -12,9 +12,13 @@ from __future__ import annotations
 
 import os
 import posixpath
+import shutil
 import stat
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import astuple, dataclass
+from typing import Any
 
 from composer_replication.tasks.intake.packed_forms import Form, forms_of
 
@@ -148,3 +152,48 @@ def _channel(form: Form, *, in_tree: bool) -> str:
         return "git"
     is_installed = "site-packages" in parts or "dist-packages" in parts
     return form.kind or ("installed" if is_installed else "copy" if in_tree else "visible-copy")
+
+
+# --- Inside a jail. No code of the tree is run.
+
+
+def main(request: Mapping[str, Any], send: Callable[..., None]) -> None:
+    """Search what the request names, from the folder of the tree; the answer is one record."""
+    search = Search([Target(*fields) for fields in request["targets"]])
+    tree = os.getcwd()
+    leaks, failed_checks = _ask_git(search, tree) if request["asks_git"] else (set[Leak](), list[str]())
+    for root in folders_of(request["roots"], tree):
+        leaks |= search.search_folder(root, tree=tree, skip=["/proc", "/sys", *request["skip"]])
+    found, not_searched = sorted(map(astuple, leaks)), search.not_searched[:100]
+    send(
+        "searched",
+        leaks=found,
+        num_files=search.num_files,
+        not_searched=not_searched,
+        failed_checks=failed_checks,
+    )
+
+
+def _ask_git(search: Search, tree: str) -> tuple[set[Leak], list[str]]:
+    """What a history at or above the tree tells: every object of it, whatever names it."""
+    if shutil.which("git") is None:
+        return set(), []
+    words = ["git", "-c", "safe.directory=*", "-C", tree, "cat-file", "--batch-all-objects", "--batch"]
+    done = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode == 0:
+        return search.search_bytes(".git/objects", done.stdout, in_tree=True), []
+    has_history = os.path.exists(os.path.join(tree, ".git"))
+    return set(), ["git cat-file: no answer"] if has_history else []
+
+
+def folders_of(roots: Sequence[str], tree: str) -> list[str]:
+    """The real folders behind some paths, none inside another; the tree where the root is closed, as without namespaces."""
+    try:
+        os.listdir("/")
+    except OSError:
+        roots = [tree if root == "/" else root for root in roots]
+    found: set[str] = set()
+    for root in roots:
+        with suppress(OSError):  # a link that may not be read; its folder is named, too
+            found.add(os.path.join(os.path.realpath(root), ""))
+    return [one for one in sorted(found) if not any(map(one.startswith, found - {one}))]

@@ -14,7 +14,7 @@ import pytest
 from composer_replication.sandbox import choose_backend
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.leaks import leak_scan, leak_search
+from composer_replication.tasks.leaks import leak_scan
 from composer_replication.tasks.leaks.leak_scan import targets_of
 from composer_replication.tasks.store import TaskStore
 
@@ -83,18 +83,6 @@ def test_without_namespaces_what_lies_in_the_tree_is_found(search_inside: Inside
     assert (clean.leaks, clean.failed) == (set(), [])
     found = search_inside("t-module-body", golden=(TEXT,), backend="sandlock")
     assert found.leaks == {("copy", TEXT)}
-
-
-def test_a_link_that_may_not_be_read_is_passed_over_for_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ``/lib`` on a machine without namespaces: the real folder stands beside it, and is searched once."""
-
-    def closed(path: str) -> str:
-        if path == "/lib":
-            raise PermissionError(13, "Permission denied", path)
-        return path
-
-    monkeypatch.setattr(os.path, "realpath", closed)
-    assert leak_search.folders_of(["/lib", "/usr/lib"], "/tree") == ["/usr/lib/"]
 
 
 class TestGit:

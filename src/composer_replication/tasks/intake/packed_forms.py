@@ -48,19 +48,18 @@ class Form:
     problem: str = ""
 
 
-def forms_of(path: str, data: bytes) -> Iterator[Form]:
+def forms_of(
+    path: str, data: bytes, *, kind: str = "", depth: int = 0, budget: Budget | None = None
+) -> Iterator[Form]:
     """The bytes as they are, then every form found in them, wrappings within wrappings included."""
-    budget = Budget()
-    waiting = [(Form(path, "", data), 0)]
-    while waiting:
-        form, depth = waiting.pop()
-        yield form
-        for reader in (_members, _encoded) if depth < MAX_DEPTH else ():
-            try:
-                for name, kind, content in reader(form.path, form.data, budget):
-                    waiting.append((Form(name, form.kind or kind, content), depth + 1))
-            except BROKEN as error:  # what looked like an archive to one reader hides nothing from the other
-                yield Form(form.path, form.kind, b"", f"{type(error).__name__}: {error}"[:200])
+    yield Form(path, kind, data)
+    budget = budget or Budget()
+    for reader in (_members, _encoded) if depth < MAX_DEPTH else ():
+        try:
+            for name, found, content in reader(path, data, budget):
+                yield from forms_of(name, content, kind=kind or found, depth=depth + 1, budget=budget)
+        except BROKEN as error:  # what looked like an archive to one reader hides nothing from the other
+            yield Form(path, kind, b"", f"{type(error).__name__}: {error}"[:200])
 
 
 class Budget:

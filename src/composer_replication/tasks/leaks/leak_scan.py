@@ -2,8 +2,7 @@
 
 A program inside a real sandbox around the rollout's tree (``leak_search``) walks the whole visible file system and asks
 git; it is told the deleted lines, and must find none of them. That nothing is reached by a network is the self-test's to show.
-``leaks_in_tree`` and ``installed_copies`` search the bytes of a tree and of installed sources, outside, as gates of each
-candidate.
+``leaks_of`` searches the bytes of a tree and of installed sources, outside, as a gate of each candidate.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import keyword
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from functools import cache, lru_cache, partial
@@ -26,7 +25,7 @@ from composer_replication.sandbox import base_interpreter, choose_backend, requi
 from composer_replication.sandbox.supervised_run import interruptible_pool
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.leaks.leak_search import MARKS, Leak, Search, Target
+from composer_replication.tasks.leaks.leak_search import Leak, Search, Target
 from composer_replication.tasks.leaks.shown_code import distinctive_lines
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import last_words
@@ -105,11 +104,7 @@ def scan_store(
     return ScanSummary(
         tasks=len(tasks),
         leaks=tuple(sorted({Leak(*leak) for answer in answers for leak in answer["leaks"]})),
-        without_distinctive_lines=tuple(
-            task_id
-            for task_id, own in targets.items()
-            if not any(is_distinctive for target in own for _, is_distinctive in target.window)
-        ),
+        without_distinctive_lines=tuple(name for name, own in targets.items() if not Search(own).lines),
         files_searched=sum(answer["num_files"] for answer in answers),
         not_searched=together("not_searched"),
         failed_checks=together("failed_checks"),
@@ -130,7 +125,7 @@ def search_inside(
     mounted = _system_paths(environment) | _with_real([environment.root])
     options = {
         "targets": list(map(astuple, targets)),
-        "roots": list(roots or ["/"]),
+        "roots": list(roots or [".", "/"]),  # the root is closed without namespaces
         "skip": [] if roots else sorted(mounted),
         "asks_git": not roots,
     }
@@ -140,13 +135,8 @@ def search_inside(
     )  # fmt: skip
     if records:
         return records[0]
-    problem = ": it ran too long" if done.timed_out else last_words(done)
-    raise SandboxFailure(
-        "CR0302",
-        f"the search inside the sandbox did not end{problem}.",
-        where=targets[0].task_id if targets else "",
-        fix="composer-rl sandbox selftest, then the same command again",
-    )
+    problem = f"the search inside the sandbox did not end{last_words(done)}."
+    raise SandboxFailure("CR0302", problem, fix="composer-rl sandbox selftest, then the same command again")
 
 
 def _system_paths(environment: Environment) -> set[str]:
@@ -159,26 +149,21 @@ def _with_real(paths: Iterable[Path]) -> set[str]:
     return {str(one) for path in paths for one in (path, path.resolve())}
 
 
-# --- The gates of each candidate, outside a sandbox: nothing is run.
+# --- The gate of each candidate, outside a sandbox: nothing is run.
 
 
-def leaks_in_tree(store: TaskStore, task: Task) -> list[Leak]:
-    """What the tree of a task, as a rollout sees it, tells of the deleted code."""
-    search = Search(targets_of(store, task))
-    files = store.files(task, "rollout").items()
-    return sorted(leak for name, data in files for leak in search.search_bytes(name, data, in_tree=True))
+def leaks_of(store: TaskStore, task: Task) -> list[Leak]:
+    """What tells the deleted code of a task: its tree, as a rollout sees it, or else installed Python files.
 
-
-def installed_copies(store: TaskStore, task: Task) -> list[Leak]:
-    """The installed Python files that hold a run of the task's deleted lines, by the rule of ``leak_search``.
-
-    Each folder is read once a process, and a file is searched if it has a distinctive line.
+    Each folder of those is read once a process, and a file is searched if it has a distinctive line.
     """
     search = Search(targets_of(store, task))
-    checks = set(map(_line_check, search.places))
-    shown = base_interpreter()
     leaks: set[Leak] = set()
-    for folder in (store.environment(task).root, *shown.read_only):
+    for name, data in store.files(task, "rollout").items():
+        leaks |= search.search_bytes(name, data, in_tree=True)
+    checks = set(map(hash, search.lines))
+    shown = base_interpreter()
+    for folder in () if leaks else (store.environment(task).root, *shown.read_only):
         with _read_lock:  # threads that want the same folder wait for the one that reads it
             below = _below(str(folder), tuple(map(str, shown.masked)))
         for path, found in below.items():
@@ -196,18 +181,14 @@ def _below(root: str, masked: tuple[str, ...]) -> dict[str, frozenset[int]]:
         for path in (os.path.join(folder, name) for name in names if name.endswith(".py")):
             with suppress(OSError):  # what cannot be read cannot leak
                 lines = Path(path).read_bytes().decode("utf-8", "replace").splitlines()
-                checks[path] = frozenset(map(_line_check, lines))
+                checks[path] = frozenset(hash(line.strip()) for line in lines)
     return checks
-
-
-def _line_check(line: str) -> int:
-    """The same for a line with and without marks around it."""
-    return hash(line.strip().strip(MARKS))
 
 
 # --- What the search is told: lines of what was deleted.
 
 NUM_LINES_AROUND = 6
+MIN_RUN_CHARACTERS = 60
 
 
 def targets_of(store: TaskStore, task: Task) -> list[Target]:
@@ -237,9 +218,22 @@ def targets_of(store: TaskStore, task: Task) -> list[Target]:
         }
         above, gone, below = (list(filter(None, map(str.strip, part.splitlines()))) for part in parts)
         window = [*above[-NUM_LINES_AROUND:], *gone, *below[:NUM_LINES_AROUND]]
-        marked = tuple((line, line in distinctive) for line in window)
-        found.append(Target(task.task_id, marked, path))
+        found.append(
+            Target(task.task_id, tuple(sorted(distinctive)), tuple(_runs(window, distinctive)), path)
+        )
     return found
+
+
+def _runs(window: Sequence[str], distinctive: Collection[str]) -> Iterator[tuple[str, str]]:
+    """From each line on the shortest stretch of enough characters with a distinctive line in it, behind that line."""
+    for start in range(len(window)):
+        num_characters, told = 0, ""
+        for end, line in enumerate(window[start:], start + 1):
+            num_characters += len(line)
+            told = told or (line if line in distinctive else "")
+            if told and num_characters >= MIN_RUN_CHARACTERS:
+                yield told, "\n".join(window[start:end])
+                break
 
 
 @lru_cache(maxsize=1024)

@@ -58,12 +58,9 @@ def _finder(*, wheels: bool) -> Any:
     # It warns about each index without the package, with its address; our own sentence follows.
     logging.getLogger("unearth").setLevel(logging.ERROR)
     settings = index_settings()
-    indexes = [
-        settings.get("index-url", "https://pypi.org/simple"),
-        *settings.get("extra-index-url", "").split(),
-    ]
-    if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
-        indexes = []
+    plain, more = settings.get("index-url", "https://pypi.org/simple"), settings.get("extra-index-url", "")
+    has_none = settings.get("no-index", "").lower() in ("1", "true", "yes", "on")
+    indexes = [] if has_none else [plain, *more.split()]
     links = [link for link in settings.get("find-links", "").split() if "://" in link or Path(link).exists()]
     hosts = settings.get("trusted-host", "").split()
     context = ssl.create_default_context(cafile=settings.get("cert"))

@@ -11,7 +11,7 @@ import keyword
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from functools import cache, lru_cache, partial
@@ -81,7 +81,7 @@ def scan_store(
     walks: dict[tuple[str, ...], tuple[list[Target], Environment]] = {}
     for task in tasks:
         environment = store.environment(task)
-        for folders in (_system_paths(environment), _with_real([environment.root])):
+        for folders in _shown(environment):
             walks.setdefault(tuple(sorted(folders)), ([], environment))[0].extend(targets[task.task_id])
 
     def search_task(task: Task) -> dict[str, Any]:
@@ -122,11 +122,10 @@ def search_inside(
     """Search from inside a fresh sandbox: the folders ``roots``; or, without any, the tree, its git and whatever is not
     mounted read-only.
     """
-    mounted = _system_paths(environment) | _with_real([environment.root])
     options = {
         "targets": list(map(astuple, targets)),
         "roots": list(roots or [".", "/"]),  # the root is closed without namespaces
-        "skip": [] if roots else sorted(mounted),
+        "skip": [] if roots else sorted(set[str]().union(*_shown(environment))),
         "asks_git": not roots,
     }
     done, records = run_program(
@@ -139,14 +138,11 @@ def search_inside(
     raise SandboxFailure("CR0302", problem, fix="composer-rl sandbox selftest, then the same command again")
 
 
-def _system_paths(environment: Environment) -> set[str]:
-    """What a sandbox shows read-only besides the environment itself."""
+def _shown(environment: Environment) -> tuple[set[str], set[str]]:
+    """What a sandbox shows read-only: of system and interpreter, and the environment itself; by real names, too."""
+    own = {str(environment.root), str(environment.root.resolve())}
     paths = (*environment.read_only, *system_folders().read_only, *base_interpreter().read_only)
-    return _with_real(path for path in paths if path != environment.root)
-
-
-def _with_real(paths: Iterable[Path]) -> set[str]:
-    return {str(one) for path in paths for one in (path, path.resolve())}
+    return {str(one) for path in paths for one in (path, path.resolve())} - own, own
 
 
 # --- The gate of each candidate, outside a sandbox: nothing is run.

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from composer_replication.tasks.intake.packed_forms import Form, forms_of
+from composer_replication.tasks.intake.packed_forms import forms_of
 
 MAX_FILE_BYTES = 64 * 1024**2
 MARKS, END_MARKS = "+-<>#|*%\"',.:0123456789 \t", "\"',| \t"
@@ -69,14 +69,16 @@ class Search:
         """The leaks of one file; ``path`` is reported and tells repositories and packages."""
         self.num_files += 1
         found: set[Leak] = set()
-        for form in forms_of(path, data):
-            if form.problem:
-                self.not_searched.append(f"{form.path} ({form.problem})")
-            channel, by_line = _channel(form, in_tree=in_tree), self._lines_found(form.data, in_tree=in_tree)
-            found |= {Leak(task_id, channel, form.path) for task_id in by_line}
-            if in_tree and form.path.endswith((".pyc", ".pyo")):
-                compiled = self.by_module.get(_stem(form.path), ())
-                found |= {Leak(task_id, form.kind or "pyc", form.path) for task_id in compiled}
+        for name, kind, content in forms_of(path, data, self.not_searched):
+            channel, by_line = (
+                _channel(name, kind, in_tree=in_tree),
+                self._lines_found(content, in_tree=in_tree),
+            )
+            found |= {Leak(task_id, channel, name) for task_id in by_line}
+            if in_tree and name.endswith((".pyc", ".pyo")):
+                found |= {
+                    Leak(task_id, kind or "pyc", name) for task_id in self.by_module.get(_stem(name), ())
+                }
         return found
 
     def _lines_found(self, data: bytes, *, in_tree: bool) -> set[str]:
@@ -129,12 +131,12 @@ def _stem(path: str) -> str:
     return posixpath.basename(path).partition(".")[0]
 
 
-def _channel(form: Form, *, in_tree: bool) -> str:
-    parts = form.path.partition("!")[0].split("/")
+def _channel(path: str, kind: str, *, in_tree: bool) -> str:
+    parts = path.partition("!")[0].split("/")
     if ".git" in parts:
         return "git"
     is_installed = "site-packages" in parts or "dist-packages" in parts
-    return form.kind or ("installed" if is_installed else "copy" if in_tree else "visible-copy")
+    return kind or ("installed" if is_installed else "copy" if in_tree else "visible-copy")
 
 
 # --- Inside a jail. No code of the tree is run.

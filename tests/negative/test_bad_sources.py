@@ -112,13 +112,13 @@ def test_those_that_cannot_be_opened_beside_a_good_one_are_counted_and_named(
     answer = command("tasks", "build", without_tests, nameless, good, *words, fails=False)
     result = json.loads(answer.out)
     assert (answer.exit_code, result["tasks"]) == (0, 1)
-    assert (result["rejected"]["CR0419"], result["rejected"]["CR0402"]) == (1, 1)
-    assert set(result["unusable"]) == {str(without_tests), str(nameless)}
-    assert result["unusable"][str(without_tests)].startswith("CR0419: ")
+    assert (result["rejected"]["red-baseline"], result["rejected"]["CR0402"]) == (1, 1)
+    (no_tests,) = set(result["unusable"].values()) - {result["unusable"][str(nameless)]}
+    assert no_tests.startswith("red-baseline: no test is collected, looked for by ")
     assert result["unusable"][str(nameless)].startswith("CR0402: ")
     before = TaskStore.open(tmp_path / "out").fingerprint
     for bad, code in (
-        (without_tests, "CR0419"),
+        (without_tests, "CR0231"),  # it can be opened, so this would be another build
         (nameless, "CR0402"),
     ):  # alone, into the tasks of the build before
         assert command("tasks", "build", bad, *words).error["code"] == code

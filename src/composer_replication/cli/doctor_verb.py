@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.cli.machine_troubles import package_version
-from composer_replication.cli.terminal import note, progress_bar
+from composer_replication.cli.terminal import note
 from composer_replication.errors import ComposerError, MissingError, UsageError
 from composer_replication.records import Check
 
@@ -219,8 +219,7 @@ def run_prune(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         problem = f"the cache folder cannot be made: {error.strerror}."
         fix = f"set {CACHE_VARIABLE} to a folder that you may write, or unset it."
         raise UsageError("CR0209", problem, where=str(error.filename or CACHE_VARIABLE), fix=fix) from error
-    with progress_bar(quiet=args.quiet) as report:
-        removed, is_in_use = prune(folder, progress=report, is_dry_run=args.dry_run)
+    removed, is_in_use = prune(folder, is_dry_run=args.dry_run)
     return {
         "folder": str(folder),
         "freed_bytes": sum(removed.values()),

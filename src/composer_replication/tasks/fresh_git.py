@@ -31,33 +31,24 @@ _CONFIG = """\
 _FILE, _FOLDER = b"100644", b"40000"
 
 
-def git_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The files of a ``.git`` whose only commit is the tree of ``files``, by path.
+def with_git(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """A tree as an agent has it: the files, which have no ``.git``, and one whose only commit they are.
 
     The working tree is clean by it: ``git status`` says nothing until something is changed.
-
-    Raises:
-        ValueError: the files have a ``.git`` of their own.
     """
-    if any(path.split("/")[0] == ".git" for path in files):
-        raise ValueError("the tree has a .git of its own")
     objects: _Objects = {}
     blobs = {path.encode(): _add(objects, b"blob", data) for path, data in sorted(files.items())}
     tree = _add_tree(objects, blobs)
     message = f"tree {tree.hex()}\nauthor {AUTHOR}\ncommitter {AUTHOR}\n\n{MESSAGE}"
     commit = _add(objects, b"commit", message.encode())
     return {
+        **files,
         ".git/HEAD": f"ref: {BRANCH}\n".encode(),
         ".git/config": _CONFIG.encode(),
         f".git/{BRANCH}": commit.hex().encode() + b"\n",
         ".git/index": _index(blobs),
         **{f".git/objects/{name.hex()[:2]}/{name.hex()[2:]}": data for name, data in objects.items()},
     }
-
-
-def with_git(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """A tree as an agent has it: the files, and ``git_files`` of them."""
-    return {**files, **git_files(files)}
 
 
 _Objects = dict[bytes, bytes]

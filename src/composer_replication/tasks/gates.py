@@ -34,7 +34,7 @@ from composer_replication.tasks.instructions.written_instructions import (
 )
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.tree_rules import is_test_path
-from composer_replication.tasks.leaks.leak_scan import installed_copies, leaks_in_tree
+from composer_replication.tasks.leaks.leak_scan import leaks_of
 from composer_replication.tasks.leaks.shown_code import copied_share
 from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS, Deletion
@@ -377,7 +377,7 @@ def check_fair(
 
 def check_secrecy(store: TaskStore, task: Task) -> None:
     """Search the tree of a task, installed sources, its instruction and what a model wrote of it for its golden code."""
-    if leaks := leaks_in_tree(store, task) or installed_copies(store, task):
+    if leaks := leaks_of(store, task):
         # As it is imported: where this machine keeps its packages is nobody's business.
         place = re.split(r"/(?:site-packages|lib/python[0-9.]+|lib)/", leaks[0].path, maxsplit=1)[-1]
         raise GateFailed("leak", f"{place} tells the code ({leaks[0].channel})")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -110,20 +107,6 @@ def test_all_that_a_living_process_may_use_stays_until_it_is_killed(
     assert pruned[1]
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert freed(prune(cache)) == 63
-
-
-def test_first_calls_of_several_threads_do_not_stand_in_the_way(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def slow(descriptor: int, how: int) -> None:
-        time.sleep(0.05)
-        flock(descriptor, how)
-
-    flock = fcntl.flock
-    monkeypatch.setattr(cache_module.fcntl, "flock", slow)
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda _: cache_module.cache_folder(), range(4)))
     assert freed(prune(cache)) == 63
 
 

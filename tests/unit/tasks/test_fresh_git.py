@@ -6,10 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from composer_replication.records import Task
-from composer_replication.tasks.fresh_git import AUTHOR, MESSAGE, git_files, with_git
+from composer_replication.tasks.fresh_git import AUTHOR, MESSAGE, with_git
 from composer_replication.tasks.planning.edits import write_files
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.swebench.swebench_files import Instance
@@ -54,7 +52,7 @@ def test_git_agrees_with_every_byte(tmp_path: Path) -> None:
 
 
 def test_it_is_one_commit_without_history_hooks_or_names_of_the_machine(tmp_path: Path) -> None:
-    found = git_files(FILES)
+    found = {path: data for path, data in with_git(FILES).items() if path not in FILES}
     assert {path for path in found if "/objects/" not in path} == {
         ".git/HEAD", ".git/config", ".git/index", ".git/refs/heads/main",
     }  # fmt: skip
@@ -69,8 +67,8 @@ def test_it_is_one_commit_without_history_hooks_or_names_of_the_machine(tmp_path
 
 def test_the_same_files_give_the_same_bytes() -> None:
     """By value too: a change of any byte here changes the tree of every rollout."""
-    assert git_files(FILES) == git_files(dict(reversed(FILES.items())))
-    assert git_files({"a.py": b"x = 1\n"})[".git/refs/heads/main"] == KNOWN_COMMIT
+    assert with_git(FILES) == with_git(dict(reversed(FILES.items())))
+    assert with_git({"a.py": b"x = 1\n"})[".git/refs/heads/main"] == KNOWN_COMMIT
 
 
 KNOWN_COMMIT = b"13583bbe1060fadd8ecdf2ad8415e14d5bb56f84\n"
@@ -89,11 +87,6 @@ def test_an_agent_can_work_with_it(tmp_path: Path) -> None:
     git(tmp_path, "checkout", "-q", "HEAD~1", "--", ".")
     assert (tmp_path / "same.py").read_bytes() == FILES["same.py"]
     assert not (tmp_path / ".git" / "logs").exists()
-
-
-def test_a_tree_with_its_own_history_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"a \.git of its own"):
-        git_files({"a.py": b"", ".git/HEAD": b""})
 
 
 def test_only_the_tree_of_a_rollout_has_it(make_store, sized_tasks, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

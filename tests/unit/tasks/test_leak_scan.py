@@ -150,10 +150,7 @@ def test_no_answer_is_no_clean_result(
 
 def test_distinctive_lines_are_counted_by_hand(tiny_store: TaskStore) -> None:
     """Of ``sign``, ``return -1`` has no name in it: it could stand anywhere."""
-    counts = {
-        task.symbol: sum(flag for _, flag in targets_of(tiny_store, task)[0].window)
-        for task in tiny_store.tasks()
-    }
+    counts = {task.symbol: len(targets_of(tiny_store, task)[0].lines) for task in tiny_store.tasks()}
     assert counts == {"clamp": 3, "sign": 2, "initials": 1, "Vector.length": 1}
 
 

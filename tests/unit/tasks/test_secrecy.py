@@ -15,7 +15,7 @@ from composer_replication.sandbox.host_paths import HostPaths
 from composer_replication.tasks import gates
 from composer_replication.tasks.gates import check_secrecy
 from composer_replication.tasks.leaks import leak_scan
-from composer_replication.tasks.leaks.leak_scan import installed_copies, targets_of
+from composer_replication.tasks.leaks.leak_scan import leaks_of, targets_of
 from composer_replication.tasks.leaks.leak_search import Leak, Search
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import GateFailed
@@ -29,7 +29,7 @@ def clamp(tiny_store: TaskStore) -> Task:
 
 def test_a_clean_task_passes(tiny_store: TaskStore) -> None:
     for task in tiny_store.tasks():
-        assert gates.leaks_in_tree(tiny_store, task) == []
+        assert leaks_of(tiny_store, task) == []
         check_secrecy(tiny_store, task)  # raises nothing
 
 
@@ -93,7 +93,7 @@ def golden_file(store: TaskStore, task: Task) -> str:
 
 def test_a_copy_in_a_package_is_found(tiny_store: TaskStore, clamp: Task, plant: Plant) -> None:
     path = plant(golden_file(tiny_store, clamp))
-    assert {leak.path for leak in installed_copies(tiny_store, clamp)} == {str(path)}
+    assert {leak.path for leak in leaks_of(tiny_store, clamp)} == {str(path)}
     with pytest.raises(GateFailed, match=r"leak: package/module\.py tells the code"):
         check_secrecy(tiny_store, clamp)
 
@@ -111,7 +111,7 @@ def test_what_is_no_copy(tiny_store: TaskStore, clamp: Task, plant: Plant, how: 
     masked.parent.mkdir()
     for place in (masked, path.with_suffix(".txt")):
         place.write_text(golden_file(tiny_store, clamp))
-    assert installed_copies(tiny_store, clamp) == []
+    assert leaks_of(tiny_store, clamp) == []
     check_secrecy(tiny_store, clamp)  # raises nothing
 
 

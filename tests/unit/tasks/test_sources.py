@@ -133,34 +133,10 @@ def without(name: str) -> dict[str, bytes]:
     return {path: data for path, data in GOOD.items() if path != name}
 
 
-@pytest.mark.parametrize(
-    ("files", "code"),
-    [
-        (without("pyproject.toml"), "CR0402"),
-        ({"pyproject.toml": b"", "README.md": b""}, "CR0402"),
-        (without("tests/test_thing.py"), "CR0419"),
-        ({**GOOD, "tests/test_thing.py": b"x = 1\n"}, "CR0419"),
-    ],
-)
-def test_an_unusable_project_is_one_sentence(tmp_path: Path, files: dict[str, bytes], code: str) -> None:
-    with pytest.raises(InputError, match=code):
+@pytest.mark.parametrize("files", [without("pyproject.toml"), {"pyproject.toml": b"", "README.md": b""}])
+def test_an_unusable_project_is_one_sentence(tmp_path: Path, files: dict[str, bytes]) -> None:
+    with pytest.raises(InputError, match="CR0402"):
         open_source(str(write_tree(tmp_path / "thing", files)))
-
-
-def test_tests_in_another_place_are_told_where_they_are_looked_for(tmp_path: Path) -> None:
-    spec = b"import thing\n\n\ndef test_f():\n    assert thing.f() == 1\n"
-    root = write_tree(tmp_path / "thing", {**without("tests/test_thing.py"), "spec/thing_spec.py": spec})
-    words = r"CR0419.*test_\*\.py, \*_test\.py.*folder tests, test or testing"
-    with pytest.raises(InputError, match=words) as caught:
-        open_source(str(root))
-    assert "archive" not in caught.value.message
-    write_tree(
-        root, {"tox.ini": "[testenv]\ncommands = python -m unittest discover -s spec -p '*_spec.py'\n"}
-    )
-    assert "spec/thing_spec.py" in open_source(str(root)).files
-    (root / "tox.ini").unlink()
-    (root / "spec/thing_spec.py").rename(root / "tests/thing_spec.py")
-    assert "tests/thing_spec.py" in open_source(str(root)).files
 
 
 def tar_with(path: Path, kind: bytes, target: str = "") -> Path:
@@ -182,7 +158,7 @@ def zip_with_link(path: Path) -> Path:
     return path
 
 
-CLIMBING = ("../evil.py", "/etc/evil.py", "a/../../evil.py", "..\\evil.py")
+CLIMBING = ("../evil.py", "/etc/evil.py", "a/../../evil.py")
 
 
 @pytest.mark.parametrize(
@@ -217,21 +193,21 @@ def test_links_and_devices_of_an_archive_are_not_read(tmp_path: Path, pack: Call
 
 
 @pytest.mark.parametrize(
-    ("limit", "value", "packed", "in_folder"),
+    ("limit", "value", "packed"),
     [
-        ("MAX_MEMBERS", 3, "unpacks to too much", "more than 3 of its files"),
-        ("MAX_MEMBER_BYTES", 20, "larger than", "is larger than"),
-        ("MAX_TOTAL_BYTES", 50, "(unpacks to|its files are larger)", "its files are larger than"),
+        ("MAX_MEMBERS", 3, "unpacks to too much"),
+        ("MAX_MEMBER_BYTES", 20, "a task tree has at most"),
+        ("MAX_TOTAL_BYTES", 50, "(unpacks to too much|a task tree has at most)"),
     ],
 )
 @pytest.mark.parametrize("name", ["thing.tar.gz", "thing.zip", "thing"])
 def test_what_is_too_large_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, packed: str, in_folder: str, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, packed: str, name: str
 ) -> None:  # fmt: skip
     pack: Pack = {"thing.tar.gz": tar_of, "thing.zip": zip_of, "thing": write_tree}[name]
     path = pack(tmp_path / name, GOOD)
     monkeypatch.setattr(archives, limit, value)
-    words = in_folder if name == "thing" else packed
+    words = "a task tree has at most" if name == "thing" else packed
     with pytest.raises(InputError, match=f"CR0402.*{words}"):
         open_source(str(path))
 

@@ -6,17 +6,14 @@ because such an archive is hostile.
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import io
-import lzma
 import os
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from composer_replication.errors import InputError
 from composer_replication.tasks.intake.packed_forms import BROKEN, Budget, members_of
@@ -25,10 +22,7 @@ from composer_replication.tasks.intake.tree_rules import is_system_file, skips_f
 MAX_MEMBERS = 50_000
 MAX_TOTAL_BYTES = 512 * 1024**2
 MAX_MEMBER_BYTES = 64 * 1024**2
-ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
-_OPENERS: dict[str, Callable[..., Any]] = {
-    ".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".tar": open
-}  # fmt: skip
+ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar", ".zip")
 
 
 def refusal(where: str, problem: str) -> InputError:
@@ -52,16 +46,14 @@ class Listing:
             InputError: too many, too large, or unreadable (CR0402).
         """
         chosen = dict(self.files) if names is None else {name: self.files[name] for name in names}
-        sizes = [
-            (one.stat().st_size if isinstance(one, Path) else len(one), name) for name, one in chosen.items()
-        ]
-        size, name = max(sizes, default=(0, ""))
-        if size > MAX_MEMBER_BYTES:
-            raise refusal(self.where, f"{name[:80]!r} is larger than {MAX_MEMBER_BYTES // 1024**2} MiB")
-        if len(chosen) > MAX_MEMBERS:
-            raise refusal(self.where, f"more than {MAX_MEMBERS} of its files belong to a task tree")
-        if sum(size for size, _ in sizes) > MAX_TOTAL_BYTES:
-            raise refusal(self.where, f"its files are larger than {MAX_TOTAL_BYTES // 1024**2} MiB")
+        sizes = [one.stat().st_size if isinstance(one, Path) else len(one) for one in chosen.values()]
+        is_large = max(sizes, default=0) > MAX_MEMBER_BYTES or sum(sizes) > MAX_TOTAL_BYTES
+        if is_large or len(sizes) > MAX_MEMBERS:
+            each, whole = MAX_MEMBER_BYTES // 1024**2, MAX_TOTAL_BYTES // 1024**2
+            problem = (
+                f"a task tree has at most {MAX_MEMBERS} files, each of {each} MiB, together of {whole} MiB"
+            )
+            raise refusal(self.where, problem)
         return {name: one.read_bytes() if isinstance(one, Path) else one for name, one in chosen.items()}
 
 
@@ -79,30 +71,28 @@ def list_folder(root: Path) -> Listing:
     return listing
 
 
-def list_archive(path: Path, of_git: str = "") -> Listing:
+def list_archive(path: Path, where: str = "") -> Listing:
     """The files of an archive (``ARCHIVE_SUFFIXES``), all of them in memory; links, devices and pipes are not read.
 
-    ``of_git`` is the address of a repository whose archive git wrote here: its paths begin at the top. Of a foreign one a
-    single top folder is stripped, beside which what a system added counts as not there.
+    A single top folder is stripped; what a system added counts as not there. ``where`` is what errors name in place of the path.
 
     Raises:
         InputError: unreadable, a path out of the archive, too many members or bytes (CR0402).
     """
-    listing = Listing(of_git or str(path), {}, set())
+    listing = Listing(where or str(path), {}, set())
     try:
         for name, data in members_of(_opened(path), Budget(MAX_TOTAL_BYTES, MAX_MEMBERS)):
             pure = PurePosixPath(name)
-            climbs = pure.is_absolute() or ".." in pure.parts or (not of_git and "\\" in name)
-            if climbs or "\0" in name:
+            if pure.is_absolute() or ".." in pure.parts or "\0" in name:
                 raise ValueError(f"member {name[:80]!r} leaves the archive")
             if data is None:
                 listing.links.add(str(pure))
-            elif of_git or not is_system_file(pure):
+            elif not is_system_file(pure):
                 listing.files[str(pure)] = data
-    except (*BROKEN, lzma.LZMAError) as error:
+    except BROKEN as error:
         raise refusal(listing.where, str(error).rstrip(".") or type(error).__name__) from error
     tops = {name.partition("/")[0] for name in listing.files}
-    if of_git or len(tops) != 1 or not all("/" in name for name in listing.files):
+    if len(tops) != 1 or not all("/" in name for name in listing.files):
         return listing
     top = f"{tops.pop()}/"
     stripped = {name.removeprefix(top): file for name, file in listing.files.items()}
@@ -113,6 +103,6 @@ def _opened(path: Path) -> zipfile.ZipFile | tarfile.TarFile:
     """An archive to read from; a tar is unpacked into memory first, so that its headers may lead anywhere."""
     if path.name.lower().endswith(".zip"):
         return zipfile.ZipFile(path)
-    with _OPENERS[path.suffix.lower()](path, "rb") as stream:
+    with path.open("rb") if path.suffix.lower() == ".tar" else gzip.open(path) as stream:
         whole = Budget(MAX_TOTAL_BYTES + MAX_MEMBERS * 1024).take(stream)  # with the headers
     return tarfile.open(fileobj=io.BytesIO(whole), mode="r:")

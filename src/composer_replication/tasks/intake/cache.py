@@ -10,8 +10,9 @@ import re
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 import platformdirs
@@ -32,23 +33,16 @@ def cache_folder() -> Path:
     folder = Path(override).expanduser() if override else Path(platformdirs.user_cache_dir("composer-rl"))
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.resolve()
-    _held(folder)
+    _held(folder, os.getpid())
     return folder
 
 
-_held_here: dict[tuple[int, Path], int] = {}
-_holding = threading.Lock()
-
-
-def _held(folder: Path) -> int:
+@cache
+def _held(folder: Path, _process: int) -> int:
     """A descriptor with a shared lock on a folder, which dies with this process; a forked one takes a lock of its own."""
-    own = (os.getpid(), folder)
-    with _holding:
-        if own not in _held_here:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-            _held_here[own] = descriptor
-        return _held_here[own]
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
 
 
 @contextmanager
@@ -107,61 +101,40 @@ _ENTRIES = {
     "environments": r"[0-9a-f]{24}-[0-9a-f]{8}",
     "models": r".+-[0-9a-f]{16}|\.unpack-\w+",
     "resolutions": r"[0-9a-f]{64}\.json",
-    "git": r"[0-9a-f]{16}-([0-9a-f]{40}|[0-9a-f]{64})|fetch-\w+",
+    "git": r"[0-9a-f]{16}-[0-9a-f]{40,64}|fetch-\w+",
     "sdists": _RELEASE,
     "wheels": _RELEASE,
 }
 """By folder of the cache the names that this package gives to entries; everything else in it stays."""
 
 
-def prune(
-    folder: Path,
-    *,
-    is_dry_run: bool = False,
-    progress: Callable[[int, int, str], None] | None = None,
-) -> tuple[dict[Path, int], bool]:
+def prune(folder: Path, *, is_dry_run: bool = False) -> tuple[dict[Path, int], bool]:
     """Remove what can be fetched or made again, and scratch folders whose process is gone.
 
     The answer is what was removed (or would be) with its size in bytes, and whether another process uses the cache: then
-    all of it stays, and none begins to use it meanwhile. An entry is renamed before it is
-    removed, so that nobody ever sees half of it; an interrupted removal is finished by the next call. No link is followed.
-
-    Args:
-        folder: the cache.
-        is_dry_run: find out, remove nothing.
-        progress: told (done, total, path).
+    all of it stays, and none begins to use it meanwhile. An entry is renamed before it is removed, so that nobody ever
+    sees half of it; an interrupted removal is finished by the next call. No link is followed.
+    ``is_dry_run``: find out, remove nothing.
     """
     removed: dict[Path, int] = {}
-    with _alone(folder) as is_alone:
-        shelves = [folder / kind for kind in _ENTRIES if not (folder / kind).is_symlink()] if is_alone else []
-        found = [path for shelf in shelves for path in sorted(shelf.glob("*")) if _is_ours(path)]
-        for done, path in enumerate(found, start=1):
-            removed[path] = tree_bytes(path)
-            if not is_dry_run:
-                _remove(path)
-            if progress is not None:
-                progress(done, len(found), path.name)
+    lock, is_in_use = _held(folder.resolve(), os.getpid()), False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        is_in_use = True
+    shelves = [] if is_in_use else [folder / kind for kind in _ENTRIES if not (folder / kind).is_symlink()]
+    for path in [path for shelf in shelves for path in sorted(shelf.glob("*")) if _is_ours(path)]:
+        removed[path] = tree_bytes(path)
+        if not is_dry_run:
+            doomed = path.with_name(f"{_DOOMED}{path.name.removeprefix(_DOOMED)}")
+            path.rename(doomed)
+            doomed.unlink() if doomed.is_file() else shutil.rmtree(doomed)
+    fcntl.flock(lock, fcntl.LOCK_SH)
     for path in abandoned_folders():
         num_bytes = tree_bytes(path)
         if is_dry_run or remove_abandoned(path):
             removed[path] = num_bytes
-    return removed, not is_alone
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[bool]:
-    """Whether no other process uses the cache; none begins to until the end of the block."""
-    descriptor = _held(folder.resolve())
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return removed, is_in_use
 
 
 def tree_bytes(path: Path) -> int:
@@ -181,12 +154,3 @@ def _is_ours(path: Path) -> bool:
     is_called = path.name.startswith(_DOOMED) or re.fullmatch(_ENTRIES[kind], path.name) is not None
     is_whole = kind not in ("sdists", "wheels") or (path / "SHA256").is_file()
     return is_called and is_whole and not path.is_symlink()
-
-
-def _remove(path: Path) -> None:
-    doomed = path if path.name.startswith(_DOOMED) else path.with_name(f"{_DOOMED}{path.name}")
-    path.rename(doomed)
-    if doomed.is_file():
-        doomed.unlink()
-    else:
-        shutil.rmtree(doomed)

@@ -32,7 +32,6 @@ _WORDS = {
 """What metadata and classifiers (after the last `` :: ``) write for the common permissive licences; the last three are families."""
 _FILLERS = frozenset("the license licence version software".split())
 """Words that are not looked at in what is written there."""
-_LONGEST_NAME = 200  # some write the whole text of the licence where its name belongs
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,14 @@ def read_licence(files: Mapping[str, bytes], metadata: Mapping[str, bytes] | Non
     """The licence that a repository's ``metadata`` (by path) declares, and the names of the licence files at its top."""
     names = sorted(name for name in files if is_licence_text(PurePosixPath(name)) and files[name].strip())
     file = ", ".join(names)
-    claims = read_claims(metadata or {})
+    read = ProjectFiles(metadata or {})
+    fields = read.strings("project.license", "project.license.text")
+    classifiers = (line.strip() for text in read.strings("project.classifiers") for line in text.splitlines())
+    meant = set(
+        filter(None, map(_meant, (*fields, *(one for one in classifiers if one.startswith("License ::")))))
+    )
+    # The name of a family (BSD) counts only where no licence of that family is named.
+    claims = sorted(one for one in meant if not any(other.startswith(f"{one}-") for other in meant))
     if len(claims) != 1 or not (spdx := _expression(claims[0])):
         note = f"look at {file}" if file else "no licence file"
         said = f"; the metadata says {' and '.join(claims)}" if claims else ""
@@ -86,22 +92,10 @@ def read_licence(files: Mapping[str, bytes], metadata: Mapping[str, bytes] | Non
     return Licence(spdx, file, "metadata", False if is_permissive(spdx) else None, note)
 
 
-def read_claims(metadata: Mapping[str, bytes]) -> list[str]:
-    """What the metadata declares, each once: SPDX ids, or its own words where they are those of no permissive licence.
-
-    The name of a family (BSD) counts only where no licence of that family is named.
-    """
-    read = ProjectFiles(metadata)
-    fields = read.strings("project.license", "project.license.text")
-    classifiers = (line.strip() for text in read.strings("project.classifiers") for line in text.splitlines())
-    fields += [line for line in classifiers if line.startswith("License ::")]
-    claims = set(filter(None, map(_meant, fields)))
-    return sorted(one for one in claims if not any(other.startswith(f"{one}-") for other in claims))
-
-
 def _meant(text: str) -> str:
+    """An SPDX id or expression, or the words themselves where they are those of no permissive licence."""
     words = text.strip().rpartition(" :: ")[2].strip()
-    if "\n" in words or len(words) > _LONGEST_NAME or words == "OSI Approved":
+    if "\n" in words or words == "OSI Approved":  # some write the whole text where the name belongs
         return ""
     parts = (part.strip(".,") for part in re.split(r"[\s()/,]+", words.lower()))
     known = _WORDS.get(" ".join(part for part in parts if part and part not in _FILLERS))

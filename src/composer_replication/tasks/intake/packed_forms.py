@@ -15,7 +15,6 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import IO
 
 MAX_DEPTH = 4
@@ -34,33 +33,30 @@ BROKEN = (
 """What the readers of archives raise for a damaged one, or for one with a password."""
 
 
-@dataclass(frozen=True)
-class Form:
-    """One reading of a file: ``kind`` says how the outermost wrapping was taken off.
+def forms_of(
+    path: str,
+    data: bytes,
+    problems: list[str],
+    *,
+    kind: str = "",
+    depth: int = 0,
+    budget: Budget | None = None,
+) -> Iterator[tuple[str, str, bytes]]:
+    """The bytes as they are, then every form found in them, wrappings within wrappings included: (path, kind, bytes).
 
-    ``path`` goes on into archives (``a.zip!/b.py``). ``problem`` is not empty where
-    something could not be unpacked, so that it is counted and not passed over.
+    The path goes on into archives (``a.zip!/b.py``), the kind says how the outermost wrapping was taken off. What could not
+    be unpacked is told in ``problems``, so that it is counted and not passed over.
     """
-
-    path: str
-    kind: str
-    data: bytes
-    problem: str = ""
-
-
-def forms_of(path: str, data: bytes) -> Iterator[Form]:
-    """The bytes as they are, then every form found in them, wrappings within wrappings included."""
-    budget = Budget()
-    waiting = [(Form(path, "", data), 0)]
-    while waiting:
-        form, depth = waiting.pop()
-        yield form
-        for reader in (_members, _encoded) if depth < MAX_DEPTH else ():
-            try:
-                for name, kind, content in reader(form.path, form.data, budget):
-                    waiting.append((Form(name, form.kind or kind, content), depth + 1))
-            except BROKEN as error:  # what looked like an archive to one reader hides nothing from the other
-                yield Form(form.path, form.kind, b"", f"{type(error).__name__}: {error}"[:200])
+    yield path, kind, data
+    budget = budget or Budget()
+    for reader in (_members, _encoded) if depth < MAX_DEPTH else ():
+        try:
+            for name, found, content in reader(path, data, budget):
+                yield from forms_of(
+                    name, content, problems, kind=kind or found, depth=depth + 1, budget=budget
+                )
+        except BROKEN as error:  # what looked like an archive to one reader hides nothing from the other
+            problems.append(f"{path} ({type(error).__name__}: {error})"[:300])
 
 
 class Budget:

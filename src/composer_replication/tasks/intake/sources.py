@@ -25,13 +25,12 @@ from composer_replication.tasks.intake.project_files import (
     find_projects,
     import_folders,
 )
-from composer_replication.tasks.intake.tree_rules import PYTEST_FILES, TreeRules, is_test_path
+from composer_replication.tasks.intake.tree_rules import TreeRules
 from composer_replication.tasks.intake.version_files import version_files
 
 NOT_FETCHED = ("CR0407", "CR0408")
 """Codes of an index that cannot be reached or lacks a package."""
 _PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9._+!-]*)")
-_NAMES_TESTS = re.compile(rb"""python_files|\bunittest[\s"',]+discover\b""")
 _NO_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _SHORT_ID = 12
 _SHOWN_CHARACTERS = 200
@@ -71,8 +70,8 @@ def open_source(source: str) -> RepositorySource:
             ``git+https://HOST/OWNER/REPO@REF`` (also ssh, file, ``git@HOST:…``; HEAD without a REF).
 
     Raises:
-        InputError: no such path, no SOURCE, no Python project, hostile or too large (CR0402); no tests (CR0419); not in
-            the index, or a repository or commit that git cannot reach (CR0407, CR0408).
+        InputError: no such path, no SOURCE, no Python project, hostile or too large (CR0402); not in the index, or a
+            repository or commit that git cannot fetch (CR0407, CR0408).
         MissingError: a git address, and no git (CR0440).
     """
     if git_source.is_git_source(source):
@@ -89,10 +88,9 @@ def open_source(source: str) -> RepositorySource:
         return _read(source, archives.list_folder(path), path.resolve().name)
     if os.path.isfile(path) and path.name.lower().endswith(archives.ARCHIVE_SUFFIXES):
         return _read_archive(source, path)
-    problem = "is neither a folder nor an archive" if os.path.exists(path) else "cannot be found or reached"
+    problem = "the source is empty, cannot be reached, or is neither a folder nor an archive."
     kinds = f"give a folder, an archive ({', '.join(archives.ARCHIVE_SUFFIXES)}), sdist:NAME==VERSION or git+URL@REF."
-    problem = problem if source.strip() else "is empty"
-    raise InputError("CR0402", f"the source {problem}.", where=source[:_SHOWN_CHARACTERS], fix=kinds)
+    raise InputError("CR0402", problem, where=source[:_SHOWN_CHARACTERS], fix=kinds)
 
 
 def _read_archive(source: str, path: Path) -> RepositorySource:
@@ -155,33 +153,14 @@ def _read(source: str, listing: archives.Listing, fallback: str, commit: str = "
     sha256 = sha256_of("\n".join(f"{sha256_of(data)} {name}" for name, data in found.items()).encode())
     files = {name: data for name, data in found.items() if name in in_tree | named}
     metadata = {name: data for name, data in found.items() if name in about}
-    _check_use(source, files, metadata)
-    projects = find_projects(found)
-    files |= _written_by_builds(projects, found, fallback, commit)
-    name, version = _safe(projects[0].name or fallback), projects[0].version or commit[:_SHORT_ID]
-    return RepositorySource(source, name, version, sha256, files, metadata, commit, left_out)
-
-
-def _check_use(source: str, files: Mapping[str, bytes], metadata: Mapping[str, bytes]) -> None:
-    """Refuse what is no Python project, or has no tests."""
     has_code = any(name.endswith(".py") for name in files)
     if not has_code or metadata.keys().isdisjoint((*PROJECT_FILES, "PKG-INFO")):
         problem = "this is no Python project: no pyproject.toml, setup.cfg or setup.py with Python sources."
         raise InputError("CR0402", problem, where=source, fix="give the folder that holds pyproject.toml.")
-    # Where the names of tests are told, to pytest or to unittest, the first run shows whether there are any.
-    places = (*PYTEST_FILES, "setup.py", "noxfile.py")
-    names_its_files = any(_NAMES_TESTS.search(files.get(name, b"")) for name in places)
-    tests = [data for name, data in files.items() if is_test_path(name)]
-    # A repository may call its tests otherwise (``python_functions``, pytest-describe): then what they assert tells.
-    marks = ([b"def test"], [b"TestCase"], [b"def ", b"assert"])
-    has_tests = any(all(word in data for word in mark) for data in tests for mark in marks)
-    if not (names_its_files or has_tests):
-        problem = (
-            "the project has no tests: no file test_*.py, *_test.py, test.py or tests.py, and none below a folder tests, test or testing, "
-            "holds a test function or a TestCase (examples in docstrings hide nothing)."
-        )
-        fix = "give a checkout of the repository, for many archives leave tests out, or move the tests to tests/."
-        raise InputError("CR0419", problem, where=source, fix=fix)
+    projects = find_projects(found)
+    files |= _written_by_builds(projects, found, fallback, commit)
+    name, version = _safe(projects[0].name or fallback), projects[0].version or commit[:_SHORT_ID]
+    return RepositorySource(source, name, version, sha256, files, metadata, commit, left_out)
 
 
 def _written_by_builds(
@@ -199,18 +178,18 @@ def _written_by_builds(
         # The name of the folder is cut at its first hyphen by who looks it up.
         folder = f"{_safe(project.name or fallback).replace('-', '_')}-{version}.dist-info"
         points = project.entry_points
-        written: dict[str, str] = {}
         if project.name:
-            written["METADATA"] = f"Metadata-Version: 2.1\nName: {project.name}\nVersion: {version}\n"
+            told = f"Metadata-Version: 2.1\nName: {project.name}\nVersion: {version}\n"
+            made[f"{folder}/METADATA"] = told.encode()
         if project.name and points:
-            written["entry_points.txt"] = "\n".join(
+            told = "\n".join(
                 f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points[group].items())
                 for group in sorted(points)
             )
+            made[f"{folder}/entry_points.txt"] = told.encode()
         roots = import_folders(projects, files) if project is projects[0] else []
         if roots and roots != tree_rules.usual_folders(files):
-            written[tree_rules.FOLDERS_FILE] = "".join(f"{root}\n" for root in roots)
-        made |= {f"{folder}/{name}": text.encode() for name, text in written.items()}
+            made[f"{folder}/{tree_rules.FOLDERS_FILE}"] = "".join(f"{root}\n" for root in roots).encode()
     return made
 
 

@@ -8,16 +8,18 @@ archives, notebooks, documentation. What a tree records of its places of import 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 _OUT_FOLDERS = frozenset("__pycache__ node_modules htmlcov site-packages CVS __MACOSX".split())
-_OUT_UNLESS_PACKAGE = frozenset("venv env virtualenv eggs parts wheels wheelhouse".split())
-"""Environments, and what buildout and pip leave behind; also words that packages are called by."""
 _OUT_TOP_FOLDERS = frozenset("doc docs build dist site notebooks _build typings".split())
-_OUT_TOP_UNLESS_PACKAGE = frozenset("examples benchmarks bench target out tools".split())
+_NAMED_TOP_FOLDERS = frozenset("examples benchmarks bench target out tools".split())
+"""Out unless a test names what lies in it, or it is a package."""
+_ENVIRONMENTS = frozenset("venv env virtualenv".split())
+"""At the top and out unless it is a package; what any environment has installed lies in ``site-packages``."""
+_NEVER_MISSED = _OUT_TOP_FOLDERS | _ENVIRONMENTS
 _OUT_FOLDER_SUFFIXES = (".egg-info", ".dist-info", ".egg")
 _BYTECODE_SUFFIXES = (".pyc", ".pyo")
 _OUT_SUFFIXES = frozenset(
@@ -27,10 +29,6 @@ _OUT_SUFFIXES = frozenset(
 """The search for leaks looks into zip, tar and gzip, which may be data."""
 _IN_TESTS_SUFFIXES = frozenset({".lock", ".log"})
 """Of texts that tests read; elsewhere they are what a tool left."""
-_TOOL_DOTFILES = ".coverage* .testmon* .noseids .lock* .*.sw? .*_history .fuse_hidden* .nfs*".split()
-"""In which tools keep what they saw; other files of tests that begin with a dot are settings that tests read."""
-_SYSTEM_NAMES = ("._*", ".DS_Store")
-"""What macOS puts beside the files of an archive; ``._a.py`` is no Python."""
 _QUOTED = re.compile(rb"""['"]([^'"\n\\]{2,200})['"]""")
 _SOURCE_SUFFIXES = (".py", ".pyi")
 PYTEST_FILES = tuple(
@@ -63,8 +61,8 @@ def skips_folder(name: str) -> bool:
 
 
 def is_system_file(path: PurePosixPath) -> bool:
-    """Whether the system that packed an archive added the file: no person put it into the repository."""
-    return path.parts[:1] == ("__MACOSX",) or _fits(path.name, _SYSTEM_NAMES)
+    """Whether macOS put the file beside those of an archive: ``._a.py`` is no Python."""
+    return path.parts[:1] == ("__MACOSX",) or path.name.startswith("._") or path.name == ".DS_Store"
 
 
 def _fits(name: str, patterns: Iterable[str]) -> bool:
@@ -101,20 +99,20 @@ def folders_of_tests(tests: Collection[str], files: Collection[str]) -> frozense
     At least half of the modules in such a folder are tests, none of them has its own test beside it, it is no package,
     and none lies directly in it. ``tests`` are the paths of files that hold tests, ``files`` all of the repository.
     """
-    paths = [PurePosixPath(path) for path in files]
-    packages = [path.parent for path in paths if path.name == "__init__.py"]
+    stems: dict[PurePosixPath, set[str]] = {}
+    for path in map(PurePosixPath, files):
+        if path.suffix == ".py":
+            stems.setdefault(path.parent, set()).add(path.stem)
+    packages = {folder for folder, own in stems.items() if "__init__" in own}
     others = {PurePosixPath(), *packages, *(one.parent for one in packages)}
-    stems: dict[PurePosixPath, set[str]] = {PurePosixPath(path).parent: set() for path in tests}
-    for path in paths:
-        if path.suffix == ".py" and path.parent in stems:
-            stems[path.parent].add(path.stem)
 
     def are_tests(own: set[str]) -> bool:
         plain = {stem for stem in own if not is_test_path(f"{stem}.py")}
         is_tested = any(f"test_{stem}" in own or f"{stem}_test" in own for stem in plain)
         return not is_tested and 2 * len(plain) <= len(own)
 
-    return frozenset(str(folder) for folder, own in stems.items() if folder not in others and are_tests(own))
+    folders = {PurePosixPath(path).parent for path in tests} - others
+    return frozenset(str(folder) for folder in folders if are_tests(stems[folder]))
 
 
 def is_subject_path(path: str) -> bool:
@@ -132,20 +130,17 @@ class TreeRules:
     def __init__(self, names: Iterable[str]) -> None:
         self.names = frozenset(names)
         paths = [PurePosixPath(name) for name in self.names]
-        top = PurePosixPath()
-        self._packages = {path.parent for path in paths if path.name == "__init__.py"} - {top}
-        self._with_sources = {path.parent for path in paths if path.suffix == ".py"} - {top}
+        self._packages = {path.parent for path in paths if path.name == "__init__.py"} - {PurePosixPath()}
         # Folders whose data may be that of a package, namespace packages (no ``__init__.py``) too.
-        usual = set(map(PurePosixPath, ("src", "lib", "python")))
-        self._with_modules = self._packages | self._with_sources | usual
-        # The folder of a project may be an environment, too.
-        self._environments = {path.parent for path in paths if path.name == "pyvenv.cfg"} - {top}
+        usual = map(PurePosixPath, ("src", "lib", "python"))
+        self._with_modules = {*usual, *(path.parent for path in paths if path.suffix == ".py")} - {
+            PurePosixPath()
+        }
         self._of_tests = folders_of_tests([name for name in self.names if is_test_path(name)], self.names)
-        self._known: dict[tuple[str, ...], bool] = {(): True}
 
     def belongs(self, path: PurePosixPath) -> bool:
         """Whether a file belongs to a task tree."""
-        if is_system_file(path) or not self._are_kept(path.parts[:-1]):
+        if is_system_file(path) or self._stay_out(path.parts[:-1]):
             return False
         in_tests, suffix = self._in_tests(path), path.suffix.lower()
         if suffix in _OUT_SUFFIXES and not (in_tests and suffix in _IN_TESTS_SUFFIXES):
@@ -153,31 +148,20 @@ class TreeRules:
         if path.suffix in _SOURCE_SUFFIXES or path.name in PYTEST_FILES:
             return True
         if path.name.startswith("."):
-            return in_tests and not _fits(path.name, _TOOL_DOTFILES)
+            return in_tests  # settings that tests read
         if len(path.parts) == 1:
             return is_licence_text(path) or _fits(path.name, _TOP_TEXTS)
-        return self._is_data(path)
+        return in_tests or not self._with_modules.isdisjoint(path.parents)
 
     def _in_tests(self, path: PurePosixPath) -> bool:
         return in_test_folder(path) or not self._of_tests.isdisjoint(map(str, path.parents))
 
-    def _is_data(self, path: PurePosixPath) -> bool:
-        return self._in_tests(path) or not self._with_modules.isdisjoint(path.parents)
-
-    def _are_kept(self, parts: tuple[str, ...]) -> bool:
-        """Whether a folder may hold files of the tree."""
-        if parts not in self._known:
-            self._known[parts] = self._are_kept(parts[:-1]) and self._is_kept(PurePosixPath(*parts))
-        return self._known[parts]
-
-    def _is_kept(self, folder: PurePosixPath) -> bool:
-        is_package = folder in self._packages
-        if skips_folder(folder.name) or folder in self._environments:
-            return False
-        if len(folder.parts) == 1 and folder.name in _OUT_TOP_FOLDERS | _OUT_TOP_UNLESS_PACKAGE:
-            return is_package and folder.name not in _OUT_TOP_FOLDERS
-        is_portion = folder.parent in self._packages and folder in self._with_sources
-        return folder.name not in _OUT_UNLESS_PACKAGE or is_package or is_portion or in_test_folder(folder)
+    def _stay_out(self, folders: Sequence[str], *, is_named: bool = False) -> bool:
+        """Whether all files in a folder stay out; ``is_named``: a test names them."""
+        top = folders[0] if folders else ""
+        is_package = PurePosixPath(top) in self._packages
+        may_stay_out = top in _ENVIRONMENTS or (top in _NAMED_TOP_FOLDERS and not is_named)
+        return top in _OUT_TOP_FOLDERS or (may_stay_out and not is_package) or any(map(skips_folder, folders))
 
     def named_data(self, found: Mapping[str, bytes]) -> frozenset[str]:
         """Files outside of packages and folders of tests whose own name, or whose folder's, stands in a string of a test.
@@ -187,10 +171,9 @@ class TreeRules:
         words = _quoted_words(data for path, data in found.items() if is_test_path(path))
 
         def is_named(path: PurePosixPath) -> bool:
-            is_optional = bool(path.parts[1:]) and path.parts[0] in _OUT_TOP_UNLESS_PACKAGE
-            is_kept = self._are_kept(path.parts[:-1]) or (is_optional and self._are_kept(path.parts[1:-1]))
             is_plain = path.suffix.lower() not in _OUT_SUFFIXES and not path.name.startswith(".")
-            return is_kept and is_plain and not words.isdisjoint(path.parts)
+            is_told = is_plain and not words.isdisjoint(path.parts)
+            return is_told and not self._stay_out(path.parts[:-1], is_named=True)
 
         return frozenset(name for name in self.names.difference(found) if is_named(PurePosixPath(name)))
 
@@ -206,9 +189,8 @@ class TreeRules:
             is_likely = is_near or path.suffix in _SOURCE_SUFFIXES or (is_link and not path.suffix)
             folders = path.parts if is_link else path.parts[:-1]  # a link may stand for a folder
             is_made = any(map(skips_folder, folders)) or path.suffix.lower() in _BYTECODE_SUFFIXES
-            is_foreign = is_system_file(path) or not self._environments.isdisjoint(path.parents)
-            is_asked = is_likely or path.name in words
-            if is_asked and not (is_made or is_foreign) and _OUT_TOP_FOLDERS.isdisjoint(folders[:1]):
+            is_foreign = is_system_file(path) or not _NEVER_MISSED.isdisjoint(folders[:1])
+            if (is_likely or path.name in words) and not (is_made or is_foreign):
                 ranked.append((not is_likely, f"{name} (a link)" if is_link else name))
         return tuple(name for _, name in sorted(ranked))
 

@@ -1,9 +1,8 @@
 """Search everything that a sandbox of a task can see for its golden code.
 
-A program inside a real sandbox around the rollout's tree (``inside_search``) walks the whole visible file system and asks
+A program inside a real sandbox around the rollout's tree (``leak_search``) walks the whole visible file system and asks
 git; it is told the deleted lines, and must find none of them. That nothing is reached by a network is the self-test's to show.
-``leaks_in_tree`` and ``installed_copies`` search the bytes of a tree and of installed sources, outside, as gates of each
-candidate.
+``leaks_of`` searches the bytes of a tree and of installed sources, outside, as a gate of each candidate.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import keyword
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from composer_replication.sandbox import base_interpreter, choose_backend, requi
 from composer_replication.sandbox.supervised_run import interruptible_pool
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.leaks.leak_search import MARKS, Leak, Search, Target
+from composer_replication.tasks.leaks.leak_search import Leak, Search, Target
 from composer_replication.tasks.leaks.shown_code import distinctive_lines
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import last_words
@@ -81,7 +81,7 @@ def scan_store(
     walks: dict[tuple[str, ...], tuple[list[Target], Environment]] = {}
     for task in tasks:
         environment = store.environment(task)
-        for folders in (_system_paths(environment), _with_real([environment.root])):
+        for folders in _shown(environment):
             walks.setdefault(tuple(sorted(folders)), ([], environment))[0].extend(targets[task.task_id])
 
     def search_task(task: Task) -> dict[str, Any]:
@@ -104,11 +104,7 @@ def scan_store(
     return ScanSummary(
         tasks=len(tasks),
         leaks=tuple(sorted({Leak(*leak) for answer in answers for leak in answer["leaks"]})),
-        without_distinctive_lines=tuple(
-            task_id
-            for task_id, own in targets.items()
-            if not any(is_distinctive for target in own for _, is_distinctive in target.window)
-        ),
+        without_distinctive_lines=tuple(name for name, own in targets.items() if not Search(own).lines),
         files_searched=sum(answer["num_files"] for answer in answers),
         not_searched=together("not_searched"),
         failed_checks=together("failed_checks"),
@@ -126,95 +122,69 @@ def search_inside(
     """Search from inside a fresh sandbox: the folders ``roots``; or, without any, the tree, its git and whatever is not
     mounted read-only.
     """
-    mounted = _system_paths(environment) | _with_real([environment.root])
     options = {
         "targets": list(map(astuple, targets)),
-        "roots": list(roots or ["/"]),
-        "skip": [] if roots else sorted(mounted),
+        "roots": list(roots or [".", "/"]),  # the root is closed without namespaces
+        "skip": [] if roots else sorted(set[str]().union(*_shown(environment))),
         "asks_git": not roots,
     }
     done, records = run_program(
-        "leaks.inside_search", tree_files, environment, options,
+        "leaks.leak_search", tree_files, environment, options,
         backend=backend, limits=_INSIDE_LIMITS, timeout_seconds=_INSIDE_SECONDS,
     )  # fmt: skip
     if records:
         return records[0]
-    problem = ": it ran too long" if done.timed_out else last_words(done)
-    raise SandboxFailure(
-        "CR0302",
-        f"the search inside the sandbox did not end{problem}.",
-        where=targets[0].task_id if targets else "",
-        fix="composer-rl sandbox selftest, then the same command again",
-    )
+    problem = f"the search inside the sandbox did not end{last_words(done)}."
+    raise SandboxFailure("CR0302", problem, fix="composer-rl sandbox selftest, then the same command again")
 
 
-def _system_paths(environment: Environment) -> set[str]:
-    """What a sandbox shows read-only besides the environment itself."""
+def _shown(environment: Environment) -> tuple[set[str], set[str]]:
+    """What a sandbox shows read-only: of system and interpreter, and the environment itself; by real names, too."""
+    own = {str(environment.root), str(environment.root.resolve())}
     paths = (*environment.read_only, *system_folders().read_only, *base_interpreter().read_only)
-    return _with_real(path for path in paths if path != environment.root)
+    return {str(one) for path in paths for one in (path, path.resolve())} - own, own
 
 
-def _with_real(paths: Iterable[Path]) -> set[str]:
-    return {str(one) for path in paths for one in (path, path.resolve())}
+# --- The gate of each candidate, outside a sandbox: nothing is run.
 
 
-# --- The gates of each candidate, outside a sandbox: nothing is run.
+def leaks_of(store: TaskStore, task: Task) -> list[Leak]:
+    """What tells the deleted code of a task: its tree, as a rollout sees it, or else installed Python files.
 
-
-def leaks_in_tree(store: TaskStore, task: Task) -> list[Leak]:
-    """What the tree of a task, as a rollout sees it, tells of the deleted code."""
-    search = Search(targets_of(store, task))
-    files = store.files(task, "rollout").items()
-    return sorted(leak for name, data in files for leak in search.search_bytes(name, data, in_tree=True))
-
-
-def installed_copies(store: TaskStore, task: Task) -> list[Leak]:
-    """The installed Python files that hold a run of the task's deleted lines, by the rule of ``leak_search``.
-
-    Each folder is read once a process; its files are searched only if one of them has a distinctive line.
+    Each folder of those is read once a process, and a file is searched if it has a distinctive line.
     """
     search = Search(targets_of(store, task))
-    checks = set(map(_line_check, search.places))
-    lines = [line.encode() for line in search.places]
-    shown = base_interpreter()
-    masked = tuple(map(str, shown.masked))
     leaks: set[Leak] = set()
-    for folder in (store.environment(task).root, *shown.read_only):
+    for name, data in store.files(task, "rollout").items():
+        leaks |= search.search_bytes(name, data, in_tree=True)
+    checks = set(map(hash, search.lines))
+    shown = base_interpreter()
+    for folder in () if leaks else (store.environment(task).root, *shown.read_only):
         with _read_lock:  # threads that want the same folder wait for the one that reads it
-            paths, checks_below = _below(str(folder), masked)
-        for path in () if checks.isdisjoint(checks_below) else paths:
-            data = _read(path)
-            if any(line in data for line in lines):
-                leaks |= search.search_bytes(path, data, in_tree=False)
+            below = _below(str(folder), tuple(map(str, shown.masked)))
+        for path, found in below.items():
+            if not checks.isdisjoint(found):
+                leaks |= search.search_bytes(path, Path(path).read_bytes(), in_tree=False)
     return sorted(leaks)
 
 
 @cache
-def _below(root: str, masked: tuple[str, ...]) -> tuple[list[str], frozenset[int]]:
-    """The Python files below a folder, which does not change while it is in use, and check sums of all their lines."""
-    found = []
+def _below(root: str, masked: tuple[str, ...]) -> dict[str, frozenset[int]]:
+    """The Python files below a folder, which does not change while it is in use, with check sums of their lines."""
+    checks = {}
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = sorted(name for name in subfolders if os.path.join(folder, name) not in masked)
-        found += [os.path.join(folder, name) for name in sorted(names) if name.endswith(".py")]
-    lines = (line for path in found for line in _read(path).decode("utf-8", "replace").splitlines())
-    return found, frozenset(map(_line_check, lines))
-
-
-def _line_check(line: str) -> int:
-    """The same for a line with and without marks around it."""
-    return hash(line.strip().strip(MARKS))
-
-
-def _read(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError:  # what cannot be read cannot leak
-        return b""
+        for path in (os.path.join(folder, name) for name in names if name.endswith(".py")):
+            with suppress(OSError):  # what cannot be read cannot leak
+                lines = Path(path).read_bytes().decode("utf-8", "replace").splitlines()
+                checks[path] = frozenset(hash(line.strip()) for line in lines)
+    return checks
 
 
 # --- What the search is told: lines of what was deleted.
 
 NUM_LINES_AROUND = 6
+MIN_RUN_CHARACTERS = 60
 
 
 def targets_of(store: TaskStore, task: Task) -> list[Target]:
@@ -244,9 +214,22 @@ def targets_of(store: TaskStore, task: Task) -> list[Target]:
         }
         above, gone, below = (list(filter(None, map(str.strip, part.splitlines()))) for part in parts)
         window = [*above[-NUM_LINES_AROUND:], *gone, *below[:NUM_LINES_AROUND]]
-        marked = tuple((line, line in distinctive) for line in window)
-        found.append(Target(task.task_id, marked, path))
+        found.append(
+            Target(task.task_id, tuple(sorted(distinctive)), tuple(_runs(window, distinctive)), path)
+        )
     return found
+
+
+def _runs(window: Sequence[str], distinctive: Collection[str]) -> Iterator[tuple[str, str]]:
+    """From each line on the shortest stretch of enough characters with a distinctive line in it, behind that line."""
+    for start in range(len(window)):
+        num_characters, told = 0, ""
+        for end, line in enumerate(window[start:], start + 1):
+            num_characters += len(line)
+            told = told or (line if line in distinctive else "")
+            if told and num_characters >= MIN_RUN_CHARACTERS:
+                yield told, "\n".join(window[start:end])
+                break
 
 
 @lru_cache(maxsize=1024)

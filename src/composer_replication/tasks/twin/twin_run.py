@@ -174,7 +174,7 @@ _PACKAGE = "composer_replication.tasks"
 _PROGRAMS = {
     "twin.twin_recorder": ("twin.call_pickle", "running.suite_plugin"),
     "twin.twin_player": ("twin.canonical_encoding", "twin.call_pickle", "twin.call_mutation"),
-    "leaks.inside_search": ("intake.packed_forms", "leaks.leak_search"),
+    "leaks.leak_search": ("intake.packed_forms",),
 }
 """What each program needs beside itself."""
 

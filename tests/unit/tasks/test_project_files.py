@@ -11,7 +11,7 @@ from packaging.specifiers import SpecifierSet
 from small_trees import write_tree
 
 from composer_replication.rollouts.candidate_tree import TreeRule
-from composer_replication.tasks.intake.parsed_files import ProjectFiles, poetry_ranges
+from composer_replication.tasks.intake.parsed_files import ProjectFiles, bounds_of, fits_python
 from composer_replication.tasks.intake.project_files import find_projects, import_folders
 from composer_replication.tasks.intake.sources import RepositorySource, open_source
 from composer_replication.tasks.intake.tree_rules import folders_of_tree, recorded_folders
@@ -35,17 +35,19 @@ def encoded(files: Mapping[str, str]) -> dict[str, bytes]:
         ("1.2", "==1.2"),
         ("*", ""),
         (">=1,<2", ">=1,<2"),
-        ("^3.7 || ^4.0", ">=4.0,<5"),
         ("nonsense ^^", ""),
     ],
 )
 def test_a_range_of_poetry_keeps_its_upper_bound(text: str, bounds: str) -> None:
-    assert poetry_ranges(text)[-1] == SpecifierSet(bounds)
+    versions = "0 0.0.3 0.0.4 0.2.3 0.2.9 0.3 1 1.1 1.2 1.2.1 1.3 1.5.1 1.9 2 3 4".split()
+    assert [*SpecifierSet(bounds_of(text)).filter(versions)] == [*SpecifierSet(bounds).filter(versions)]
 
 
-def test_of_alternative_pythons_the_one_that_runs_counts() -> None:
-    files = encoded({"pyproject.toml": '[tool.poetry.dependencies]\npython = "^3.8 || ^2.7"'})
-    assert find_projects(files)[0].requires_python == "<4,>=3.8"
+@pytest.mark.parametrize(
+    ("text", "fits"), [("^3.8 || ^2.7", True), ("^2.7", False), (">=3.8", True), ("odd", True)]
+)
+def test_of_alternative_pythons_the_one_that_runs_counts(text: str, fits: bool) -> None:
+    assert fits_python(text) == fits
 
 
 SOURCE = {"code/pkg/__init__.py": "", "tests/test_a.py": ""}

@@ -63,7 +63,7 @@ name = "thing"
 python = "^3.8"
 alpha = "^1.2"
 beta = {version = ">=2", optional = true}
-gamma = {version = "~3.1"}
+gamma = {version = "~2 || ~3.1"}
 [tool.poetry.group.test.dependencies]
 delta = "*"
 """
@@ -85,8 +85,13 @@ ENDS_THE_PROCESS = "import os\nos._exit(9)\nsetup(install_requires=compute() + [
     ("name", "text", "more", "wanted"),
     [
         ("pyproject.toml", GROUPS, "", {"alpha>=1", "beta", "gamma[extra]<3", "delta"}),
-        ("pyproject.toml", POETRY, "", {"alpha<2,>=1.2", "gamma<3.2,>=3.1", "delta"}),
-        ("pyproject.toml", MARKERS, MARKED, {"odd<2,>=1", "new<2,>=1", "both<3,>=2", "tomli>=1", "pinned"}),
+        ("pyproject.toml", POETRY, "", {"alpha==1.*,>=1.2", "gamma==3.1.*,>=3.1", "delta"}),
+        (
+            "pyproject.toml",
+            MARKERS,
+            MARKED,
+            {"odd==1.*,>=1", "new==1.*,>=1", "both==2.*,>=2", "tomli>=1", "pinned"},
+        ),
         ("pyproject.toml", INCLUDES_ITSELF, "", {"a"}),
         ("setup.py", ENDS_THE_PROCESS, "", {"x", "y"}),  # it is read and not run
     ],

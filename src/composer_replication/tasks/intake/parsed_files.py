@@ -18,7 +18,6 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from email.parser import Parser
 from functools import cached_property
-from itertools import islice
 from typing import Any
 from urllib.parse import unquote
 
@@ -26,14 +25,12 @@ from packaging.markers import InvalidMarker, Marker, UndefinedComparison
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from composer_replication.tasks.syntax_trees import parsed
 
 TEXT_SUFFIXES = (".txt", ".in")
 _MOST_INCLUDED, _LONGEST_LINE = 20, 2_000
 """Files that one requirement file includes, and characters of a requirement: a hostile one may nest or count without end."""
-_FINDERS = ("find_packages", "find_namespace_packages")
 _EXTRA = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
 
 
@@ -101,20 +98,18 @@ class ProjectFiles:
 
     @cached_property
     def setup(self) -> dict[str, Any]:
-        return _setup_arguments(self.text("setup.py"))
+        return _SetupFile(self.text("setup.py")).arguments()
 
     @cached_property
     def declared(self) -> tuple[dict[str, Any], ...]:
         """What ``PKG-INFO``, ``pyproject.toml``, Poetry, ``setup.cfg`` and ``setup.py`` say, each in tables as the second has them."""
         config = parse_ini(self.text("setup.cfg"))
-        told: dict[str, Any] = {**config.get("metadata", {}), **config.get("options", {})}
-        told = {key.replace("-", "_"): value for key, value in told.items()}
-        for key in ("packages.find", "extras_require", "entry_points"):
-            told[key.partition(".")[0]] = config.get(f"options.{key}")
-        told["versioneer"] = config.get("versioneer")
-        poetry = _of_poetry(self.table("tool.poetry"))
-        told_by_setup = map(_of_setuptools, (told, self.setup))
-        return _of_package_info(self.text("PKG-INFO")), self.toml, poetry, *told_by_setup
+        given = {**config.get("metadata", {}), **config.get("options", {})}
+        told: dict[str, Any] = {key.replace("-", "_"): value for key, value in given.items()}
+        told |= {key: config.get(f"options.{key}") for key in ("extras_require", "entry_points")}
+        told |= {"packages": config.get("options.packages.find"), "versioneer": config.get("versioneer")}
+        poetry, info = _of_poetry(self.table("tool.poetry")), _of_package_info(self.text("PKG-INFO"))
+        return info, self.toml, poetry, _of_setuptools(told), _of_setuptools(self.setup)
 
     def table(self, path: str) -> dict[str, Any]:
         """A table of ``pyproject.toml``."""
@@ -170,18 +165,16 @@ def _of_setuptools(said: Mapping[str, Any]) -> dict[str, Any]:
 def _of_package_info(text: str) -> dict[str, Any]:
     """The header of ``PKG-INFO``, what an archive of sources says of itself."""
     said = Parser().parsestr(text, headersonly=True)
-    groups: dict[str, list[str]] = {"": []}
-    for line in said.get_all("Requires-Dist", []):
-        for extra in ("", *dict.fromkeys(_EXTRA.findall(line))):
-            groups.setdefault(extra, []).append(line)
+    lines = said.get_all("Requires-Dist", [])
+    extras = _EXTRA.findall("\n".join(lines))
     project = {
         "name": said["Name"],
         "version": said["Version"],
         "license": [said["License-Expression"], said["License"]],
         "classifiers": said.get_all("Classifier"),
         "requires-python": said["Requires-Python"],
-        "dependencies": groups.pop(""),
-        "optional-dependencies": groups,
+        "dependencies": lines,
+        "optional-dependencies": {extra: [line for line in lines if extra in line] for extra in extras},
     }
     return {"project": project}
 
@@ -196,11 +189,9 @@ def _of_poetry(poetry: Mapping[str, Any]) -> dict[str, Any]:
         wanted = set(map(canonicalize_name, texts(names)))
         of_extra = {name: given for name, given in own.items() if canonicalize_name(name) in wanted}
         groups[extra] = groups.get(extra, {}) | of_extra
-    pythons = [one for text in texts(own.get("python")) for one in poetry_ranges(text)]
-    pythons.sort(key=fits_python, reverse=True)  # the first one is looked at
     project = {
         **{key: poetry.get(key) for key in ("name", "version", "license", "classifiers")},
-        "requires-python": list(map(str, pythons)),
+        "requires-python": own.get("python"),
         "dependencies": poetry_lines(own, with_optional=False),
         "optional-dependencies": {name: poetry_lines(group, name) for name, group in groups.items()},
         "entry-points": {"console_scripts": poetry.get("scripts"), **inner_table(poetry, "plugins")},
@@ -217,84 +208,82 @@ def _named(value: object) -> list[str]:
 
 # --- What a setup.py hands to setup.
 
-_MOST_ASSIGNMENTS, _MOST = 2_000, 20_000
-"""Of a file; and of the characters of a text, or the parts of a list or table, which a hostile file may double line by line."""
+_MOST_ASSIGNMENTS = 200
+"""To one name; a hostile file may have it grow line by line."""
 
 
-def _setup_arguments(text: str) -> dict[str, Any]:
-    """The arguments of ``setup``: strings, lists of strings, tables of these; None where only running would tell."""
-    tree = parsed(text)
-    nodes = list(ast.walk(tree)) if tree else []
-    assignments = [node for node in nodes if isinstance(node, ast.Assign | ast.AnnAssign)]
-    assignments.sort(key=lambda node: node.lineno)
-    known: dict[str, Any] = {}
-    # Twice, as a function may name what is given below it.
-    for node in 2 * assignments[:_MOST_ASSIGNMENTS]:
-        match node.targets[0] if isinstance(node, ast.Assign) else node.target, node.value:
-            case ast.Name(name), ast.expr() as value:
-                known[name] = _value(value, known)
-            case ast.Subscript(ast.Name(name) as table, ast.Constant(str()) as key), ast.expr() as value:
-                known[name] = _value(ast.Dict([None, key], [table, value]), known)  # {**table, key: value}
-    calls = [node for node in nodes if isinstance(node, ast.Call) and _called(node) == "setup"]
-    return _table([(word.arg, word.value) for call in calls for word in call.keywords], known)
+class _SetupFile:
+    """A ``setup.py`` as text: strings, lists of strings and tables of these; None where only running would tell."""
 
+    def __init__(self, text: str) -> None:
+        tree = parsed(text)
+        nodes = list(ast.walk(tree)) if tree else []
+        self._known: dict[str, Any] = {}
+        self._given: dict[str, list[ast.expr]] = {}
+        self._calls = [
+            (None, node) for node in nodes if isinstance(node, ast.Call) and _called(node) == "setup"
+        ]
+        for node in sorted(nodes, key=lambda node: getattr(node, "lineno", 0)):
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    self._given.setdefault(name, []).append(value)
+                case ast.Assign(
+                    targets=[ast.Subscript(value=ast.Name(id=name) as table, slice=key)], value=value
+                ):
+                    more = ast.Dict([None, key], [table, value])  # {**table, key: value}
+                    self._given.setdefault(name, []).append(more)
 
-def _table(items: Iterable[tuple[str | None, ast.expr]], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys with their values; what stands without a key is a table itself (``**more``)."""
-    found: dict[str, Any] = {}
-    for key, node in items:
-        value = _value(node, known)
-        found |= inner_table(value) if key is None else {key: value}
-    return found
+    def arguments(self) -> dict[str, Any]:
+        """All that is handed to ``setup``."""
+        try:
+            return self._table(self._calls)
+        except RecursionError:  # a sum of thousands, or as many tables in each other
+            return {}
 
+    def _named(self, name: str) -> Any:
+        if name not in self._known:
+            self._known[name] = None
+            for node in self._given.get(name, [])[:_MOST_ASSIGNMENTS]:
+                self._known[name] = self._value(node)  # which may be built of what it was before
+        return self._known[name]
 
-def _value(node: ast.expr | None, known: Mapping[str, Any]) -> Any:
-    """A string, the strings of a list, or a table of these; None is what only running would tell."""
-    found: Any = None
-    try:
+    def _value(self, node: ast.AST) -> Any:
+        found: Any = None
         match node:
             case ast.Constant(value=str() as text):
                 found = text
             case ast.Name(id=name):
-                found = known.get(name)
-            case ast.Starred(value=part):
-                found = _value(part, known)
-            case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
-                inner = (text for part in parts for text in texts(_value(part, known)))
-                found = list(islice(inner, _MOST + 1))
-            case ast.BinOp(left=left, op=ast.Add(), right=right):
-                found = _sum(_value(left, known), _value(right, known))
+                found = self._named(name)
+            case ast.List() | ast.Tuple() | ast.Set() | ast.Starred() | ast.BinOp(op=ast.Add()):
+                # Each once: a list that is added to itself stays as it is. What is known of a sum is better than nothing.
+                parts = map(self._value, ast.iter_child_nodes(node))
+                found = list(dict.fromkeys(text for part in parts for text in texts(part)))
             case ast.Dict(keys=keys, values=values):
-                names = (None if key is None else str(_value(key, known)) for key in keys)
-                found = _table(zip(names, values, strict=True), known)
+                names = (None if key is None else str(self._value(key)) for key in keys)
+                found = self._table(zip(names, values, strict=True))
             case ast.Subscript(value=table, slice=ast.Constant(value=str() as key)):
-                found = inner_table(_value(table, known)).get(key)
-            case ast.Call(func=ast.Name(id="dict"), keywords=words):
-                found = _table(((word.arg, word.value) for word in words), known)
-            case ast.Call(args=args, keywords=words) if _called(node) in _FINDERS:
+                found = inner_table(self._value(table)).get(key)
+            case ast.Call(keywords=words) if _called(node) in ("dict", "setup"):
+                found = self._table((word.arg, word.value) for word in words)
+            case ast.Call(args=args, keywords=words) if _called(node) in (
+                "find_packages",
+                "find_namespace_packages",
+            ):
                 where = [*args, *(word.value for word in words if word.arg == "where")]
-                found = {"where": _value(where[0], known)} if where else None
-        # What is too large is unknown as a whole: the beginning of a text may name another requirement.
-        return found if _size(found) <= _MOST else None
-    except RecursionError:  # a sum of thousands, or as many tables in each other
-        return None
+                found = {"where": self._value(where[0])} if where else None
+        return found
 
-
-def _size(value: Any) -> int:
-    if isinstance(value, dict):
-        return 1 + sum(map(_size, value.values()))
-    return len(value) if isinstance(value, list | str) else 1
-
-
-def _sum(*sides: Any) -> Any:
-    """Two texts in one; of two lists what is known of either, which is better than nothing."""
-    if any(isinstance(side, list) for side in sides):
-        return [text for side in sides if isinstance(side, list) for text in side]
-    return "".join(sides) if all(isinstance(side, str) for side in sides) else None
+    def _table(self, items: Iterable[tuple[str | None, ast.expr]]) -> dict[str, Any]:
+        """Keys with their values; what stands without a key is a table itself (``**more``)."""
+        found: dict[str, Any] = {}
+        for key, node in items:
+            value = self._value(node)
+            found |= inner_table(value) if key is None else {key: value}
+        return found
 
 
 def _called(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return getattr(call.func, "attr", "") or getattr(call.func, "id", "")
 
 
 # --- Requirements as the ecosystem writes them: PEP 508, lines of requirement files, Poetry's tables.
@@ -304,14 +293,15 @@ IN_TREE = "tree:"
 _NO_PART = re.compile(r"(^|\s)#.*|\s--?(hash|global-option|config-settings?|install-option|no-binary|C)\b.*")
 """Of a line: comments, and options behind a requirement."""
 _INCLUDED = re.compile(r"-(?:r|-requirement)[\s=]*(.+)")
-_EDITABLE = re.compile(r"-(?:e|-editable)[\s=]*(.+)")
+_LINE = re.compile(r"""(-(?:e|-editable)[\s=]*)?['"]?(.+?)/?(\[[\w., -]+\])?['"]?\s*(;.*)?""")
+"""The parts of a line that is none of PEP 508: is it editable, address, extras, marker."""
 _ADDRESS = re.compile(r"([\w+]+:|\.{1,2}(/|$)|/|git@|\.\[)|.*/|\S+\.(whl|zip|tar\.gz)$")
 _ELSEWHERE = re.compile(r"[\w+]+:|git@|/|~|.*\.(whl|zip|tar\.gz)$")
 _NAME = re.compile(r"(?:.*[#&]egg=|(?:[^#]*/)?\.*)(\w(?:(?!-\d|\.git|\.tar|\.zip)[\w.-])*)")
 """What an address seems to lead to; only the folder or the archive tells for certain."""
-_EXTRAS = re.compile(r"\[([\w., -]+)\]\s*$")
-_LOCAL_FILE = re.compile(r"file:(?://(?:localhost)?)?(/?\.{1,2}(?:/.*)?|[^/].*)")
-_ROOT = re.compile(r"\$\{PROJECT_ROOT\}|\{toxinidir\}|\{tox_root\}|\{root:uri\}|\{root:parent:uri\}|\{here\}")
+_ROOT = re.compile(
+    r"(?:file:/*)?(?:\$\{PROJECT_ROOT\}|\{toxinidir\}|\{tox_root\}|\{root:uri\}|\{root:parent:uri\}|\{here\})"
+)
 
 
 def _parsed(text: str) -> Requirement | None:
@@ -332,18 +322,14 @@ def holds(marker: Marker | str | None, extra: str = "") -> bool:
 
 def _requirement_of(line: str, folder: str, extra: str) -> Requirement | None:
     """What a line asks for here, if anything; ``folder`` is that of the project, which paths are relative to."""
-    editable = _EDITABLE.fullmatch(line)
-    line = editable[1].strip("'\"") if editable else line
-    requirement = None if editable else _parsed(line)
-    if requirement is None and (editable or _ADDRESS.match(line)) and not line.startswith("-"):
-        address, _, marker = line.partition(";")
-        extras = _EXTRAS.search(address)
-        address = _EXTRAS.sub("", address).strip().rstrip("/")
-        name = _NAME.match(address)
-        text = f"{name[1].rstrip('.-') if name else 'unnamed'}{extras[0] if extras else ''}"
-        requirement = _parsed(f"{text};{marker}" if marker.strip() else text)
-        if requirement is not None:
-            requirement.url = address
+    requirement = _parsed(line)
+    if requirement is None and (found := _LINE.fullmatch(line)):
+        editable, address, extras, marker = found.groups(default="")
+        if not address.startswith("-") and (editable or _ADDRESS.match(address)):
+            name = _NAME.match(address)
+            requirement = _parsed(f"{name[1].rstrip('.-') if name else 'unnamed'}{extras}{marker}")
+            if requirement is not None:
+                requirement.url = address
     if requirement is None or not holds(requirement.marker, extra):
         return None
     requirement.url = requirement.url and bound_to(requirement.url, folder)
@@ -353,13 +339,11 @@ def _requirement_of(line: str, folder: str, extra: str) -> Requirement | None:
 
 def bound_to(address: str, folder: str) -> str:
     """``tree:FOLDER`` for a path inside the repository, else the address itself."""
-    text = _ROOT.sub(".", address).partition("#")[0]
-    local = _LOCAL_FILE.fullmatch(text)
-    text = local[1].lstrip("/") if local else text
-    path = posixpath.normpath(posixpath.join(folder, unquote(text)))
-    if _ELSEWHERE.match(text) or path.startswith(".."):
+    path = unquote(address.partition("#")[0].removeprefix("file:"))
+    inside = posixpath.normpath(posixpath.join(folder, path))
+    if _ELSEWHERE.match(path) or inside.startswith(".."):
         return address
-    return f"{IN_TREE}{'' if path == '.' else path}"
+    return f"{IN_TREE}{'' if inside == '.' else inside}"
 
 
 def table_address(value: Mapping[str, Any]) -> str:
@@ -371,58 +355,41 @@ def table_address(value: Mapping[str, Any]) -> str:
 
 
 def poetry_lines(table: Mapping[str, Any], extra: str = "", *, with_optional: bool = True) -> list[str]:
-    """What Poetry's table of dependencies asks for here, as lines in PEP 508; ``python`` is none of them."""
+    """What Poetry's table of dependencies asks for here, as lines in PEP 508; ``python`` is none of them.
+
+    Of alternative ranges (``||``), which PEP 508 has not, the last one is asked for.
+    """
     found = []
     for name, given in table.items():
         for one in given if isinstance(given, list) else [given]:
             value = one if isinstance(one, Mapping) else {"version": one}
-            pythons = poetry_ranges(str(value.get("python", "")))
-            fits = any(map(fits_python, pythons)) and holds(str(value.get("markers", "")), extra)
+            fits = fits_python(str(value.get("python", ""))) and holds(str(value.get("markers", "")), extra)
             is_here = fits and value.get("platform", sys.platform) == sys.platform
-            is_left_out = canonicalize_name(name) == "python" or (value.get("optional") and not with_optional)
-            if is_here and not is_left_out:
-                extras, address = value.get("extras"), table_address(value)
-                asked = f"{name}[{','.join(map(str, extras))}]" if isinstance(extras, list) else name
-                version = poetry_ranges(str(value.get("version", "")))[-1]
-                found.append(f"{asked} @ {address}" if address else f"{asked}{version}")
+            if is_here and name.lower() != "python" and (with_optional or not value.get("optional")):
+                extras, address = ",".join(texts(value.get("extras"))), table_address(value)
+                version = bounds_of(str(value.get("version", "")).rpartition("|")[2])
+                found.append(f"{name}[{extras}]{f' @ {address}' if address else version}")
     return found
 
 
-def fits_python(versions: SpecifierSet | str) -> bool:
-    """Whether a range of Pythons has the one that runs; one that cannot be read has."""
+def fits_python(text: str) -> bool:
+    """Whether a range of Pythons has the one that runs, in one of its alternatives (``||``); what cannot be read has it."""
     try:
-        return SpecifierSet(str(versions)).contains(platform.python_version(), prereleases=True)
+        ranges = map(SpecifierSet, map(bounds_of, re.split(r"\|\|?", text)))
+        return any(one.contains(platform.python_version(), prereleases=True) for one in ranges)
     except ValueError:
         return True
 
 
-def poetry_ranges(text: str) -> list[SpecifierSet]:
-    """The alternatives (``||``) of Poetry's range, each as a set of bounds, its upper one kept: ``^1.2`` is ``>=1.2,<2``.
-
-    A set of bounds has no "or", so of a dependency the last one is asked for. Nothing for what cannot be read.
-    """
-    return [_bounds(part) for part in re.split(r"\|\|?", text)]
-
-
-def _bounds(text: str) -> SpecifierSet:
-    """One alternative of a range."""
-    bounds: list[str] = []
-    try:
-        for operator, version in re.findall(r"([\^~<>=!]*)\s*v?(\d[\w.*+!-]*)", text):
-            lowest = version.removesuffix(".*")
-            release = Version(lowest).release
-            if operator in ("^", "^="):
-                place = next((at for at, number in enumerate(release) if number), len(release) - 1)
-            elif operator == "~":
-                place = min(1, len(release) - 1)
-            elif operator in ("", "=", "==") and lowest != version:
-                place = len(release) - 1
-            else:
-                bounds.append(f"{'==' if operator in ('', '=') else operator}{version}")
-                continue
-            # The version after all that are equal up to that place: of 1.2.3 and place 1 it is 1.3.
-            above = ".".join(map(str, (*release[:place], release[place] + 1)))
-            bounds += [f">={lowest}", f"<{above}"]
-        return SpecifierSet(",".join(bounds))
-    except ValueError:  # no version, or one of thousands of digits
-        return SpecifierSet()
+def bounds_of(text: str) -> str:
+    """A range as Poetry writes it, its upper bound kept: ``^1.2`` is ``>=1.2,==1.*``."""
+    bounds = []
+    for operator, version in re.findall(r"([\^~<>=!]*)\s*v?(\d[\w.*+!-]*)", text):
+        parts = version.split(".")
+        first = next((at for at, part in enumerate(parts) if part.strip("0")), len(parts) - 1)
+        if operator in ("^", "~"):
+            kept = parts[:2] if operator == "~" else parts[: first + 1]
+            bounds += [f">={version}", f"=={'.'.join(kept)}.*"]
+        else:
+            bounds.append(f"{'==' if operator in ('', '=') else operator}{version}")
+    return ",".join(bounds)

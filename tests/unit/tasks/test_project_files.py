@@ -11,11 +11,16 @@ from packaging.specifiers import SpecifierSet
 from small_trees import write_tree
 
 from composer_replication.rollouts.candidate_tree import TreeRule
-from composer_replication.tasks.intake.parsed_files import ProjectFiles, bounds_of, fits_python
-from composer_replication.tasks.intake.project_files import find_projects, import_folders
+from composer_replication.tasks.intake.project_files import (
+    Project,
+    bounds_of,
+    find_projects,
+    fits_python,
+    import_folders,
+    version_files,
+)
 from composer_replication.tasks.intake.sources import RepositorySource, open_source
 from composer_replication.tasks.intake.tree_rules import folders_of_tree, recorded_folders
-from composer_replication.tasks.intake.version_files import version_files
 from composer_replication.tasks.planning.symbol_graph import SymbolGraph
 
 
@@ -60,9 +65,11 @@ SETUPTOOLS = "from setuptools import setup, find_packages\n"
         {"pyproject.toml": '[tool.setuptools]\npackage-dir = {"" = "code"}'},
         {"pyproject.toml": '[tool.setuptools.packages.find]\nwhere = ["code"]'},
         {"setup.cfg": "[options]\npackage_dir =\n    =code\n"},
-        {"setup.cfg": "[options.packages.find]\nwhere = code\n"},
         {"setup.py": SETUPTOOLS + "setup(package_dir={'': 'code'})"},
-        {"setup.py": SETUPTOOLS + "HERE = 'code'\nsetup(packages=find_packages(where=HERE))"},
+        {
+            "setup.py": SETUPTOOLS
+            + "HERE = 'code'\nsetup(package_dir={'': HERE}, packages=find_packages(HERE))"
+        },
         {"pyproject.toml": '[tool.poetry]\npackages = [{include = "pkg", from = "code"}]'},
         {"pyproject.toml": '[tool.hatch.build.targets.wheel]\npackages = ["code/pkg"]'},
         {"pyproject.toml": '[tool.hatch.build.targets.wheel]\nsources = ["code"]'},
@@ -88,12 +95,11 @@ def test_members_of_a_workspace_and_projects_by_path_are_sources() -> None:
     files = encoded(
         {
             "pyproject.toml": '[project]\nname = "top"\ndependencies = ["one", "two"]\n[tool.uv.workspace]\nmembers = ["packages/*"]\n'
-            'exclude = ["packages/old"]\n[tool.uv.sources]\none = {workspace = true}\ntwo = {path = "libs/two"}\n',
+            '[tool.uv.sources]\none = {workspace = true}\ntwo = {path = "libs/two"}\n',
             "packages/one/pyproject.toml": '[project]\nname = "one"\ndependencies = ["alpha"]',
             "packages/one/src/one/__init__.py": "",
             "packages/three/pyproject.toml": '[project]\nname = "three"',
             "packages/three/three.py": "",
-            "packages/old/pyproject.toml": "",
             "libs/two/two.py": "",
         }
     )
@@ -157,7 +163,7 @@ def test_an_entry_point_cannot_bring_lines_of_its_own() -> None:
     ],
 )
 def test_a_version_file_of_a_build_is_written_with_version_0(files: Mapping[str, str]) -> None:
-    read = ProjectFiles(encoded({"README": "", "pkg/__init__.py": "", **files}))
+    read = Project(encoded({"README": "", "pkg/__init__.py": "", **files}))
     made = version_files(read, "0")
     assert list(made) == ["pkg/_version.py"]
     names: dict[str, object] = {}
@@ -168,13 +174,13 @@ def test_a_version_file_of_a_build_is_written_with_version_0(files: Mapping[str,
 def test_a_version_file_that_is_there_stays_and_none_lies_outside() -> None:
     table = '[tool.setuptools_scm]\nversion_file = "other/_version.py"\nwrite_to = "other"\n[tool.pdm.version]\nwrite_to = "../x.py"'
     files = encoded({"other/_version.py": "", "pyproject.toml": table})
-    assert version_files(ProjectFiles(files), "1.2") == {}
+    assert version_files(Project(files), "1.2") == {}
     table = '[tool.pdm.version]\nwrite_to = "pkg/VERSION"'
     text = encoded(
         {"src/pkg/__init__.py": "", "pyproject.toml": table, "src/hook.py": "", "hatch_build.py": ""}
     )
     text["pyproject.toml"] += b'\n[tool.hatch.build.hooks.custom]\npath = "hatch_build.py"\nfile = ""\n'
-    assert version_files(ProjectFiles(text), "1.2") == {"src/pkg/VERSION": b"1.2\n"}
+    assert version_files(Project(text), "1.2") == {"src/pkg/VERSION": b"1.2\n"}
 
 
 def test_a_template_without_an_end_is_filled_at_once() -> None:
@@ -182,7 +188,7 @@ def test_a_template_without_an_end_is_filled_at_once() -> None:
         f'[tool.setuptools_scm]\nversion_file = "pkg/v.txt"\nversion_file_template = "{{{"a" * 300_000}"\n'
     )
     files = encoded({"pkg/__init__.py": "", "pyproject.toml": table})
-    assert version_files(ProjectFiles(files), "1.2") == {"pkg/v.txt": b"{" + b"a" * 300_000}
+    assert version_files(Project(files), "1.2") == {"pkg/v.txt": b"{" + b"a" * 300_000}
 
 
 @pytest.mark.parametrize("build_file", ["meson.build", "pkg/meson.build"])
@@ -190,7 +196,7 @@ def test_a_template_of_meson_is_filled_where_it_is_imported_from(build_file: str
     template = "version.py.in" if build_file.startswith("pkg") else "pkg/version.py.in"
     call = f"configure_file(input: '{template}', output: 'version.py', configuration: conf)"
     files = encoded({build_file: call, "pkg/version.py.in": 'short = "@VERSION@"\n'})
-    assert version_files(ProjectFiles(files), "1.2")["pkg/version.py"] == b'short = "1.2"\n'
+    assert version_files(Project(files), "1.2")["pkg/version.py"] == b'short = "1.2"\n'
 
 
 def test_lines_of_requirement_files_are_read_as_pip_reads_them() -> None:
@@ -202,7 +208,7 @@ def test_lines_of_requirement_files_are_read_as_pip_reads_them() -> None:
             "  --hash=sha256:00\n--index-url https://x\nq @ file:///abs/x\nfile:./libs/k\nplain\n",
         }
     )
-    found = ProjectFiles(files).lines("-r reqs/a.txt")
+    found = Project(files).lines("-r reqs/a.txt")
     assert {one.name: one.url or str(one.specifier) for one in found} == {
         "x": "tree:libs/x",
         "Bar": "git+https://h/o/foo.git@v1#egg=Bar",

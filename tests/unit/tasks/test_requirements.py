@@ -235,7 +235,7 @@ def test_what_lies_in_the_tree_is_used_from_there(line: str) -> None:
             "setup.py": "settings.update(install_requires=read('reqs/base.txt'), tests_require=read('reqs/tests.txt'))\nsetup(**settings)",
             "reqs/base.txt": "alpha>=1\n",
         },
-        {"setup.py": "extras = {'a': ['alpha>=1']}\nextras['test'] = extras['a'] + ['gamma']\nsetup(extras_require=extras)"},
+        {"setup.py": "extras = {'a': ['alpha>=1']}\nextras['test'] = ['alpha>=1'] + ['gamma']\nsetup(extras_require=extras)"},
         {"setup.py": "setup(requires=['alpha>=1'], extras_require={':python_version < \"3\"': ['old'], 'docs': ['sphinx']})"},
     ],
 )  # fmt: skip
@@ -373,6 +373,16 @@ def test_the_runner_is_as_old_as_declared_and_the_package_stays_out_of_its_own_e
     assert asked == list(PYTESTS[1:])
 
 
+def test_a_range_of_poetry_is_no_pin_of_the_runner() -> None:
+    found = read(
+        {
+            "pyproject.toml": '[tool.poetry.group.dev.dependencies]\npytest = "^7"\nalpha = "^1.2"\nbeta = "1.2"'
+        }
+    )
+    assert [version for version in PYTESTS if found.pytest.contains(version)] == ["7.4.4"]
+    assert texts(found) == {"alpha==1.*,>=1.2", "beta"}
+
+
 def test_the_environment_with_the_most_green_tests_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,7 +393,7 @@ def test_the_environment_with_the_most_green_tests_is_kept(
     }  # fmt: skip
     patches = {
         "lock_repository": lambda _, missing, __: EnvironmentLock(" ".join(sorted(missing)), (WHEEL,), WHEEL),
-        "open_environment": lambda lock, backend: SimpleNamespace(names=frozenset(), fingerprint=lock.python),
+        "open_environment": lambda lock, backend: SimpleNamespace(fingerprint=lock.python),
         "refuse_second_copy": lambda *_: None,
         "run_suite": lambda bench, **_: (reports[bench.environment.fingerprint], {}),
     }

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 from pydantic import Field, StrictBool, TypeAdapter
 
-from composer_replication.tasks.intake.parsed_files import ProjectFiles
+from composer_replication.tasks.intake.project_files import Project
 from composer_replication.tasks.intake.tree_rules import is_licence_text
 
 _PERMISSIVE = frozenset(
@@ -91,7 +91,7 @@ def read_claims(metadata: Mapping[str, bytes]) -> list[str]:
 
     The name of a family (BSD) counts only where no licence of that family is named.
     """
-    read = ProjectFiles(metadata)
+    read = Project(metadata)
     fields = read.strings("project.license", "project.license.text")
     classifiers = (line.strip() for text in read.strings("project.classifiers") for line in text.splitlines())
     fields += [line for line in classifiers if line.startswith("License ::")]

@@ -78,17 +78,15 @@ def pytest_settings(read: Callable[[str], bytes | None]) -> tuple[str, dict[str,
     """
     for folder, name in product(("", "tests/", "test/"), PYTEST_FILES):
         data = read(folder + name)
-        found = None if data is None else _settings_in(name, data)
-        if found is not None:
-            return folder + name, found
+        if data is not None:
+            is_toml = name.endswith(".toml")
+            tables = parse_toml(data) if is_toml else parse_ini(data.decode("utf-8", "replace"))
+            places = _PLACES.get(name, ("pytest",))
+            found = next((options for place in places if (options := inner_table(tables, place))), {})
+            # A file of pytest's own counts even where it says nothing.
+            if found or (tables and name.lstrip(".").startswith("pytest.")):
+                return folder + name, found
     return "", {}
-
-
-def _settings_in(name: str, data: bytes) -> dict[str, Any] | None:
-    tables = parse_toml(data) if name.endswith(".toml") else parse_ini(data.decode("utf-8", "replace"))
-    places = _PLACES.get(name, ("pytest",))
-    found = next((options for place in places if (options := inner_table(tables, place))), {})
-    return found if found or (tables and name.lstrip(".").startswith("pytest.")) else None
 
 
 def _words(added: object) -> list[str]:

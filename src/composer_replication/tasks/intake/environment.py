@@ -166,8 +166,7 @@ def _resolve(requirements: Sequence[Requirement], repository: str, pytest: str) 
         # It may be absent, broken or of an older format.
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             known = EnvironmentLock.from_json(json.loads(answer.read_text()))
-            is_whole = all(sha256_of_file(wheel_path(wheel)) == wheel.sha256 for wheel in known.wheels)
-            if is_whole:
+            if all(sha256_of_file(wheel_path(wheel)) == wheel.sha256 for wheel in known.wheels):
                 return known
         wheels = sorted(_download(wanted, repository, pins), key=lambda wheel: wheel.name)
         lock = EnvironmentLock(PYTHON, tuple(wheels), installer)
@@ -178,16 +177,13 @@ def _resolve(requirements: Sequence[Requirement], repository: str, pytest: str) 
 def _download(wanted: Sequence[str], repository: str, pins: Mapping[str, str]) -> list[LockedWheel]:
     """Let pip resolve and fetch; no PATH, so that no version control program can be started."""
     with tempfile.TemporaryDirectory(prefix="wheels-", dir=process_folder()) as folder:
-        constraints = Path(folder) / "constraints.txt"
-        constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
         known = Path(folder) / "known"  # one folder, however many wheels were ever fetched
         known.mkdir()
         for path in (cache_folder() / "wheels").glob("*/*.whl"):
             (known / path.name).symlink_to(path)
         command = [
             *index.pip_command(), "--disable-pip-version-check", "--no-input", "download", "--quiet", "--only-binary=:all:",
-            "--dest", f"{folder}/wheels", "--constraint", str(constraints),
-            f"--find-links={known}", f"pytest=={pins['pytest']}", *wanted,
+            "--dest", f"{folder}/wheels", f"--find-links={known}", *(f"{name}=={version}" for name, version in pins.items()), *wanted,
         ]  # fmt: skip
         environment = {**os.environ, "PATH": folder}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

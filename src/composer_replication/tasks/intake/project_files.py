@@ -310,11 +310,9 @@ def _of_package_info(text: str) -> dict[str, Any]:
     lines = said.get_all("Requires-Dist", [])
     extras = _EXTRA.findall("\n".join(lines))
     project = {
-        "name": said["Name"],
-        "version": said["Version"],
+        **{key: said[key] for key in ("name", "version", "requires-python")},
         "license": [said["License-Expression"], said["License"]],
         "classifiers": said.get_all("Classifier"),
-        "requires-python": said["Requires-Python"],
         "dependencies": lines,
         "optional-dependencies": {extra: [line for line in lines if extra in line] for extra in extras},
     }
@@ -600,7 +598,7 @@ _VERSION_TABLES = (
 """Below ``tool``: where a tool names its file by one of the keys below, with a template by one of the others."""
 _FILE_KEYS = ("version_file", "write_to", "version-file", "file", "path", "versionfile_source")
 _TEMPLATES = ("version_file_template", "write_to_template", "write_template", "template")
-_PLACE = re.compile(r"\{(\w*+)[^{}]*+\}|\$\{\w++\}|@\w++@")
+_PLACE = re.compile(r"\{(\w*+)(?:[!:.][^{}]*+)?\}|\$\{\w++\}|@\w++@")
 _OF_MESON = re.compile(r"\boutput\s*:\s*\[?\s*'(\w*version\w*\.py)'")
 
 
@@ -608,19 +606,14 @@ def version_files(project: Project, version: str) -> dict[str, bytes]:
     """The missing files by path, for all tools that the project's files name; they say ``version``."""
     folders = {posixpath.dirname(path) for path in project.files}  # so that none lies outside
     numbers = (*map(int, re.findall(r"\d+", version.partition("+")[0])[:3]),)
-    found: dict[str, bytes] = {}
+    values, found = {"version_tuple": str(numbers)}, dict[str, bytes]()
     for declared, template in _version_places(project):
         path = project.path(declared)
-        is_free = (
-            ".." not in declared
-            and path != "."
-            and not any(f"{one}/".startswith(f"{path}/") for one in project.files)
-        )
-        if is_free and declared.isprintable() and posixpath.dirname(path) in folders:
+        is_taken = path == "." or any(f"{one}/".startswith(f"{path}/") for one in project.files)
+        is_inside = ".." not in declared and posixpath.dirname(path) in folders
+        if is_inside and not is_taken and declared.isprintable():
             is_python = path.endswith(".py")
-            text = _PLACE.sub(
-                lambda match: str(numbers) if match[1] == "version_tuple" else version, template
-            )
+            text = _PLACE.sub(lambda place: values.get(place[1], version), template)
             if not text or (is_python and parsed(text) is None):
                 text = _PYTHON.format(version=version, tuple=numbers) if is_python else f"{version}\n"
             found.setdefault(path, text.encode())

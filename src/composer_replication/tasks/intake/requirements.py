@@ -47,14 +47,13 @@ _DEV_GROUPS = frozenset({"dev", "develop", "development", "devel", "default"})
 _OF_TESTS = re.compile(r"(^|[^a-z])(unit|py)?test(s|ing)?([^a-z]|$)")
 """Names of groups, extras and files of requirements that are for tests."""
 _TOOLING = re.compile(
-    r"(sphinx.*|furo|coverage|coveralls|codecov.*|tox.*|nox|mypy.*|types-.*|pyright|basedpyright|pyre.*|ruff|black|flake8.*"
-    r"|pylint.*|isort|pycodestyle|pyflakes|pydocstyle|bandit|pre-commit|build|twine|wheel|setuptools.*|hatch.*|flit.*|poetry.*"
-    r"|invoke|nox-.*|docformatter|pep8.*|check-manifest|ipython|ipdb|jupyter.*|notebook|mkdocs.*|pdoc.*|bump.*|zest.*|towncrier"
-    r"|asv|myst.*|recommonmark|readme-renderer|docutils|codespell|vulture|safety|interrogate|commitizen|pip|pip-tools|uv"
-    r"|auditwheel|cibuildwheel|rope|restructuredtext.*|doc8|yapf|autopep8|pyupgrade|virtualenv|cython|towncrier|gitpython"
-    r"|pytest-(cov|xdist|randomly|random-order|sugar|html|flake.*|black.*|isort|ruff|mypy.*|pylint|pycodestyle|codestyle|pep8.*"
-    r"|rerunfailures|github.*|clarity|pretty|instafail|codspeed|parallel|watch.*|testmon|profiling|reportlog|icdiff|checkdocs"
-    r"|enabler|runner|cover))"
+    r"(sphinx.*|furo|coverage|coveralls|codecov.*|(tox|nox|mypy|types-|pyre|flake8|hatch|flit|poetry|jupyter|setuptools|pdoc|bump).*"
+    r"|pyright|basedpyright|ruff|black|pylint.*|isort|pycodestyle|pyflakes|pydocstyle|bandit|pre-commit|build|twine|wheel|invoke"
+    r"|docformatter|pep8.*|check-manifest|ipython|ipdb|notebook|mkdocs.*|zest.*|towncrier|asv|myst.*|recommonmark|readme-renderer"
+    r"|docutils|codespell|vulture|safety|interrogate|commitizen|pip|pip-tools|uv|auditwheel|cibuildwheel|rope|restructuredtext.*"
+    r"|doc8|yapf|autopep8|pyupgrade|virtualenv|cython|gitpython|pytest-(cov|xdist|randomly|random-order|sugar|html|flake.*|black.*"
+    r"|isort|ruff|mypy.*|pylint|pycodestyle|codestyle|pep8.*|rerunfailures|github.*|clarity|pretty|instafail|codspeed|parallel"
+    r"|watch.*|testmon|profiling|reportlog|icdiff|checkdocs|enabler|runner|cover))"
 )
 _KNOWN_NAMES = {
     "PIL": "pillow", "bs4": "beautifulsoup4", "dateutil": "python-dateutil", "jwt": "pyjwt", "markdown_it": "markdown-it-py",
@@ -121,18 +120,17 @@ class Requirements:
         known.specifier &= requirement.specifier
         known.extras |= requirement.extras
 
-    def take(self, module: str) -> bool:
-        """Want what is declared under the name of a module, or its name of the short list; what is bound is refused."""
-        names = _names_of(module)
+    def take(self, module: str) -> None:
+        """Want what is declared under the name of a module, or its name of the short list, else a well-known library.
+
+        What is bound is refused.
+        """
+        names = (canonicalize_name(module), _KNOWN_NAMES.get(module, ""))
         self.refused += [name for name in names if name in self.bound]
-        declared = next((name for name in names if name in self.declared), None)
-        if declared is not None:
-            self.merge(self.wanted, self.declared[declared])
-        return declared is not None
-
-
-def _names_of(module: str) -> tuple[str, ...]:
-    return canonicalize_name(module), _KNOWN_NAMES.get(module, "")
+        declared = [self.declared[name] for name in names if name in self.declared]
+        known = [_WELL_KNOWN[name] for name in names if name in _WELL_KNOWN and name not in self.required]
+        for requirement in (*declared, *map(Requirement, known))[:1]:
+            self.merge(self.wanted, requirement)
 
 
 def _without_pins(requirement: Requirement) -> Requirement:
@@ -161,9 +159,7 @@ def read_requirements(source: RepositorySource, missing: Collection[str] = ()) -
     known_here = sys.stdlib_module_names | tree_rules.own_modules(files)
     imported = [imported_modules(data) for name, data in files.items() if is_test_path(name)]
     for module in sorted({*missing}.union(*imported) - known_here):
-        if not found.take(module):
-            for known in (_WELL_KNOWN.keys() & _names_of(module)) - found.required.keys():
-                found.wanted.setdefault(known, Requirement(_WELL_KNOWN[known]))
+        found.take(module)
     for name, requirement in found.declared.items():
         if name.startswith("pytest-") and not _TOOLING.fullmatch(name):
             found.wanted.setdefault(name, requirement)

@@ -368,7 +368,7 @@ def test_the_runner_is_as_old_as_declared_and_the_package_stays_out_of_its_own_e
 
     monkeypatch.setattr(requirements, "resolve", resolve)
     source = source_of(tmp_path / "caller", CALLER_FILES)
-    assert lock_repository(source).names == {"pytest"}
+    assert [wheel.name for wheel in lock_repository(source).wheels] == ["pytest"]
     lock_repository(source, newer_than_needed=PYTESTS[1])
     assert asked == list(PYTESTS[1:])
 

@@ -47,7 +47,6 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 """The minor version that wheels and environments are made for."""
 INSTALLER = ("pip", "26.2")
 """Installs the wheels inside the sandbox; not part of the environment."""
-_NAMES = re.compile(r"[a-z0-9][a-z0-9.-]*[a-z0-9]|[a-z]")
 
 
 class Refused(Exception):
@@ -93,10 +92,6 @@ class EnvironmentLock:
     def fingerprint(self) -> str:
         return sha256_of(json.dumps(self.to_json(), sort_keys=True).encode())
 
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(wheel.name for wheel in self.wheels)
-
     def to_json(self) -> dict[str, Any]:
         wheels = [list(astuple(wheel)) for wheel in self.wheels]
         return {"python": self.python, "wheels": wheels, "installer": list(astuple(self.installer))}
@@ -139,8 +134,8 @@ def resolve(
         try:
             return _resolve([*requirements, *rest], repository, pytest)
         except UnusableRepository as error:
-            named = _NAMES.findall(error.detail.lower().replace("_", "-"))
-            left = [one for one in rest if canonicalize_name(one.name) not in named]
+            said = error.detail.lower().replace("_", "-")
+            left = [one for one in rest if canonicalize_name(one.name) not in said]
             if not any(one.specifier for one in rest):
                 rest = left if len(left) < len(rest) else []
             for one in rest:

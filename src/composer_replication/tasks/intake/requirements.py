@@ -172,14 +172,11 @@ def read_requirements(source: RepositorySource, missing: Collection[str] = ()) -
 
 def imported_modules(data: bytes) -> set[str]:
     """Top-level names of all modules that a source file imports."""
-    names: set[str] = set()
     tree = parsed(data)
-    for node in () if tree is None else ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names.add(node.module.partition(".")[0])
-    return names
+    nodes = list(ast.walk(tree)) if tree else []
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    return {name.partition(".")[0] for name in names}
 
 
 def modules_missing(said: Iterable[str]) -> frozenset[str]:

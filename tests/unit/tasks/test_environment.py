@@ -51,10 +51,6 @@ def test_the_toolchain_needs_no_network(own_cache: Path) -> None:
     assert EnvironmentLock.from_json(json.loads(json.dumps(lock.to_json()))) == lock
 
 
-def names_of(lock: EnvironmentLock) -> set[str]:
-    return {wheel.name for wheel in lock.wheels}
-
-
 def tiny_wheel(folder: Path, name: str, requires: str = "") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
@@ -77,7 +73,7 @@ def test_dependencies_are_resolved_locked_and_remembered(
     tiny_wheel(links, "tinydeeper")
     monkeypatch.setenv("PIP_FIND_LINKS", str(links))
     lock = resolve([Requirement("tinydep")], "x")
-    assert names_of(lock) == {*TOOLCHAIN, "tinydep", "tinydeeper"}
+    assert {wheel.name for wheel in lock.wheels} == {*TOOLCHAIN, "tinydep", "tinydeeper"}
     shutil.rmtree(links)
     monkeypatch.setattr(environment_module.index, "pip_command", lambda: ["/no/such/program"])
     assert resolve([Requirement("tinydep")], "x") == lock
@@ -179,7 +175,12 @@ def test_what_is_only_wanted_is_dropped_where_it_is_not_to_be_had(
     monkeypatch.setenv("PIP_FIND_LINKS", str(links))
     wanted = [Requirement(text) for text in ("fine==1.0", "newer>=2", "nowhere")]
     lock = resolve([Requirement("needed")], "x", wanted)
-    assert names_of(lock) == {*TOOLCHAIN, "needed", "newer", "fine"}  # a range goes before a requirement does
+    assert {wheel.name for wheel in lock.wheels} == {
+        *TOOLCHAIN,
+        "needed",
+        "newer",
+        "fine",
+    }  # a range goes first
     with pytest.raises(UnusableRepository) as caught:
         resolve([Requirement("missing")], "x", wanted)
     assert (caught.value.reason, "missing" in caught.value.detail) == ("dependency-without-wheel", True)
@@ -198,5 +199,5 @@ def test_pip_is_told_of_one_folder_however_many_wheels_the_cache_holds(
         return run(command, **options)
 
     monkeypatch.setattr(environment_module.subprocess, "run", noted)
-    assert "tiny7" in names_of(resolve([Requirement("tiny7")], "x"))
+    assert "tiny7" in {wheel.name for wheel in resolve([Requirement("tiny7")], "x").wheels}
     assert sum(word.startswith("--find-links") for word in commands[-1]) == 1

@@ -48,15 +48,11 @@ def test_a_range_of_poetry_keeps_its_upper_bound(text: str, bounds: str) -> None
     assert [*SpecifierSet(bounds_of(text)).filter(versions)] == [*SpecifierSet(bounds).filter(versions)]
 
 
-@pytest.mark.parametrize(
-    ("text", "fits"), [("^3.8 || ^2.7", True), ("^2.7", False), (">=3.8", True), ("odd", True)]
-)
-def test_of_alternative_pythons_the_one_that_runs_counts(text: str, fits: bool) -> None:
-    assert fits_python(text) == fits
+def test_of_alternative_pythons_the_one_that_runs_counts() -> None:
+    assert list(map(fits_python, ["^3.8 || ^2.7", "^2.7", ">=3.8", "odd"])) == [True, False, True, True]
 
 
 SOURCE = {"code/pkg/__init__.py": "", "tests/test_a.py": ""}
-SETUPTOOLS = "from setuptools import setup, find_packages\n"
 
 
 @pytest.mark.parametrize(
@@ -65,11 +61,8 @@ SETUPTOOLS = "from setuptools import setup, find_packages\n"
         {"pyproject.toml": '[tool.setuptools]\npackage-dir = {"" = "code"}'},
         {"pyproject.toml": '[tool.setuptools.packages.find]\nwhere = ["code"]'},
         {"setup.cfg": "[options]\npackage_dir =\n    =code\n"},
-        {"setup.py": SETUPTOOLS + "setup(package_dir={'': 'code'})"},
-        {
-            "setup.py": SETUPTOOLS
-            + "HERE = 'code'\nsetup(package_dir={'': HERE}, packages=find_packages(HERE))"
-        },
+        {"setup.py": "setup(package_dir={'': 'code'})"},
+        {"setup.py": "HERE = 'code'\nsetup(package_dir={'': HERE}, packages=find_packages(HERE))"},
         {"pyproject.toml": '[tool.poetry]\npackages = [{include = "pkg", from = "code"}]'},
         {"pyproject.toml": '[tool.hatch.build.targets.wheel]\npackages = ["code/pkg"]'},
         {"pyproject.toml": '[tool.hatch.build.targets.wheel]\nsources = ["code"]'},
@@ -111,12 +104,8 @@ def test_members_of_a_workspace_and_projects_by_path_are_sources() -> None:
 
 @pytest.mark.parametrize("table", ["rye.workspace", "hatch.envs.default.workspace"])
 def test_members_are_found_whichever_tool_names_them(table: str) -> None:
-    top = f'[project]\nname = "top"\n[tool.{table}]\nmembers = ["packages/*"]\n'
-    member = {
-        "packages/one/pyproject.toml": '[project]\nname = "one"',
-        "packages/one/src/one/__init__.py": "",
-    }
-    files = encoded({"pyproject.toml": top, **member})
+    top = f'[tool.{table}]\nmembers = ["packages/*"]\n'
+    files = encoded({"pyproject.toml": top, "packages/one/setup.py": "", "packages/one/src/one.py": ""})
     assert import_folders(find_projects(files), files) == ["packages/one/src", "."]
 
 
@@ -234,13 +223,6 @@ def test_lines_of_requirement_files_are_read_as_pip_reads_them() -> None:
         "d = {}\n" + "d = {'a': d}\n" * 1200 + "setup(entry_points=d)\n",
         "d = {}\n" + "d = {'a': d, 'b': d}\n" * 60 + "setup(entry_points=d, use_scm_version=d)\n",
         "points = {}\npoints[1] = ['a=b:c']\nsetup(name='x', entry_points=points, extras_require=points)\n",
-    ],
-    ids=[
-        "a chain that is too deep",
-        "what doubles line by line",
-        "deep tables",
-        "doubled tables",
-        "a group that is no text",
     ],
 )
 def test_a_setup_file_that_only_running_would_tell_is_opened(tmp_path: Path, setup: str) -> None:

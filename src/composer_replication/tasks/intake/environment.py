@@ -268,6 +268,7 @@ def _make(
     shutil.rmtree(root, ignore_errors=True)
     wheels = root / ".wheels"
     wheels.mkdir(parents=True)
+    cache.refuse_when_full(root)
     root.chmod(
         0o755
     )  # whatever umask is in force, a jail with a user id of its own must be able to read the files

@@ -67,7 +67,7 @@ _RUNNER = re.compile(
     r"pytest.*\b(has no attribute|unexpected keyword|Removed|no longer)|(cannot import|has no attribute).*pytest"
 )
 """How a suite shows that it was written for an earlier pytest."""
-_WELL_KNOWN = {
+_WELL_KNOWN: dict[str, str] = {
     canonicalize_name(Requirement(text).name): text
     for text in "attrs freezegun hypothesis mock python-dateutil pytz pyyaml setuptools<81 six whatever".split()
 }

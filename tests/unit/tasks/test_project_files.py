@@ -165,9 +165,7 @@ def test_a_version_file_that_is_there_stays_and_none_lies_outside() -> None:
     files = encoded({"other/_version.py": "", "pyproject.toml": table})
     assert version_files(Project(files), "1.2") == {}
     table = '[tool.pdm.version]\nwrite_to = "pkg/VERSION"'
-    text = encoded(
-        {"src/pkg/__init__.py": "", "pyproject.toml": table, "src/hook.py": "", "hatch_build.py": ""}
-    )
+    text = encoded({"src/pkg/__init__.py": "", "pyproject.toml": table, "hatch_build.py": ""})
     text["pyproject.toml"] += b'\n[tool.hatch.build.hooks.custom]\npath = "hatch_build.py"\nfile = ""\n'
     assert version_files(Project(text), "1.2") == {"src/pkg/VERSION": b"1.2\n"}
 

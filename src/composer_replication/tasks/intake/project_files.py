@@ -21,6 +21,7 @@ from contextlib import suppress
 from email.parser import Parser
 from functools import cached_property
 from itertools import product
+from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
@@ -171,7 +172,7 @@ class Project:
     def _lines(self, text: str, folder: str, seen: set[str]) -> Iterator[str]:
         """The lines of a requirement file in ``folder``, and of those that it includes but for ``seen``."""
         for raw in "\n".join(text.splitlines()).replace("\\\n", "").splitlines():
-            line = _ROOT.sub(".", _NO_PART.sub("", raw)).strip()
+            line = " ".join(_ROOT.sub(".", _NO_PART.sub("", raw)).split())
             included = _INCLUDED.fullmatch(line)
             path = posixpath.normpath(posixpath.join(folder, included[1].strip("'\""))) if included else ""
             if not path:
@@ -308,13 +309,16 @@ def _of_package_info(text: str) -> dict[str, Any]:
     """The header of ``PKG-INFO``, what an archive of sources says of itself."""
     said = Parser().parsestr(text, headersonly=True)
     lines = said.get_all("Requires-Dist", [])
-    extras = _EXTRA.findall("\n".join(lines))
+    extras: dict[str, list[str]] = {}
+    for line in lines:
+        for extra in _EXTRA.findall(line):
+            extras.setdefault(extra, []).append(line)
     project = {
         **{key: said[key] for key in ("name", "version", "requires-python")},
         "license": [said["License-Expression"], said["License"]],
         "classifiers": said.get_all("Classifier"),
         "dependencies": lines,
-        "optional-dependencies": {extra: [line for line in lines if extra in line] for extra in extras},
+        "optional-dependencies": extras,
     }
     return {"project": project}
 
@@ -346,8 +350,8 @@ def _named(value: object) -> list[str]:
 
 # --- What a setup.py hands to setup: strings, lists of strings, tables of these; None where only running would tell.
 
-_MOST_STEPS, _MOST_TEXTS = 2_000, 20_000
-"""Assignments and calls of a file, and texts of a list, which a hostile file may have grow line by line."""
+_MOST_STEPS, _MOST = 2_000, 5_000
+"""Assignments and calls of a file; texts of a list or of all lists in a table, which a hostile file may double line by line."""
 
 
 def _setup_arguments(text: str) -> dict[str, Any]:
@@ -360,8 +364,7 @@ def _setup_arguments(text: str) -> dict[str, Any]:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 known[name] = _value(value, known)
             case ast.Assign(targets=[ast.Subscript(value=ast.Name(id=name), slice=key)], value=value):
-                more = {str(_value(key, known)): _value(value, known)}
-                known[name] = inner_table(known.get(name)) | more
+                known[name] = _value(ast.Dict([None, key], [ast.Name(name), value]), known)
             case ast.Call(func=ast.Name(id="setup") | ast.Attribute(attr="setup")):
                 calls.append(node)
     return inner_table(_value(ast.Dict([None] * len(calls), calls), known))
@@ -381,12 +384,17 @@ def _value(node: ast.AST, known: Mapping[str, Any]) -> Any:
             ):  # what is known of a sum of lists is better than nothing; texts are not added
                 parts = [part for part in parts if isinstance(part, list)]
             # Each once: a list that is added to itself stays as it is.
-            found = list(dict.fromkeys(text for part in parts for text in texts(part)))[:_MOST_TEXTS]
+            found = list(dict.fromkeys(text for part in parts for text in texts(part)))[:_MOST]
         case ast.Dict(keys=keys, values=values):
             found = {}
             for key, value in zip(keys, values, strict=True):
                 given = _value(value, known)
-                found |= inner_table(given) if key is None else {str(_value(key, known)): given}
+                if key is None:
+                    found |= inner_table(given)
+                else:  # a table in a table has none itself
+                    is_deep = isinstance(given, dict) and any(isinstance(one, dict) for one in given.values())
+                    found[str(_value(key, known))] = None if is_deep else given
+            found = found if sum(len(one) for one in found.values() if one) <= _MOST else None
         case ast.Call(func=ast.Name(id="setup" | "dict") | ast.Attribute(attr="setup"), keywords=words):
             keys = [ast.Constant(word.arg) if word.arg else None for word in words]
             found = _value(ast.Dict(keys, [word.value for word in words]), known)
@@ -604,14 +612,13 @@ _OF_MESON = re.compile(r"\boutput\s*:\s*\[?\s*'(\w*version\w*\.py)'")
 
 def version_files(project: Project, version: str) -> dict[str, bytes]:
     """The missing files by path, for all tools that the project's files name; they say ``version``."""
-    folders = {posixpath.dirname(path) for path in project.files}  # so that none lies outside
+    folders = {str(one) for path in project.files for one in PurePosixPath(path).parents}
     numbers = (*map(int, re.findall(r"\d+", version.partition("+")[0])[:3]),)
     values, found = {"version_tuple": str(numbers)}, dict[str, bytes]()
     for declared, template in _version_places(project):
         path = project.path(declared)
-        is_taken = path == "." or any(f"{one}/".startswith(f"{path}/") for one in project.files)
-        is_inside = ".." not in declared and posixpath.dirname(path) in folders
-        if is_inside and not is_taken and declared.isprintable():
+        is_inside = ".." not in declared and (posixpath.dirname(path) or ".") in folders
+        if is_inside and path not in folders and path not in project.files and declared.isprintable():
             is_python = path.endswith(".py")
             text = _PLACE.sub(lambda place: values.get(place[1], version), template)
             if not text or (is_python and parsed(text) is None):

@@ -200,7 +200,7 @@ def prepare(
         try:
             runs, left_out = _three_runs(begun, workers, with_calls=with_calls, jobs=jobs)
         except UnusableRepository as error:
-            raise explain(error, source, bench.environment.names) from error
+            raise explain(error, source) from error
         first, green = runs[0], frozenset.intersection(*(run.passed for run in runs))
         record = RepositoryRecord(
             repository=source.repository,
@@ -271,7 +271,7 @@ def _with_what_is_missing(
         try:
             first, bad = workers.call(run_suite, bench, with_calls=with_calls, seconds=suite_seconds)
         except UnusableRepository as error:
-            problem = problem or explain(error, source, environment.names)
+            problem = problem or explain(error, source)
             said = [error.detail]
         else:
             if best is None or len(first.passed) > len(best.report.passed):

@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from composer_replication.tasks.intake.parsed_files import inner_table, parse_ini, parse_toml, texts
+from composer_replication.tasks.intake.project_files import inner_table, parse_ini, parse_toml, texts
 from composer_replication.tasks.intake.tree_rules import PYTEST_FILES
 
 OVERRIDES = tuple(
@@ -42,6 +42,7 @@ _FLAG = re.compile(
 """Kept, and without a value: the next word is something else."""
 _TAKES_WORD = frozenset("pmkoWrcn")
 _KEPT_SHORT = frozenset("pmko")
+_PLACES = {"pyproject.toml": ("tool.pytest.ini_options", "tool.pytest"), "setup.cfg": ("tool:pytest",)}
 _USUAL = ("test_*.py", "*_test.py")
 _PATTERN = re.compile(
     r"\bunittest[\s\"',]+discover\b[^\n;&|]{0,500}?(?:-p|--pattern)[ =\"',]+([\w*?\[\].-]+)"
@@ -63,13 +64,10 @@ def suite_arguments(tree: Path) -> list[str]:
 def names_tried(files: Mapping[str, bytes]) -> str:
     """The names by which pytest looked for tests in files of a tree, for a sentence."""
     _, settings = pytest_settings(files.get)
-    widened = [word.partition("=")[2] for word in _unittest_files(files.get, files)]
-    tried = {
-        "files": settings.get("python_files") or (widened or [" ".join(_USUAL)])[0],
-        "functions": settings.get("python_functions") or "test*",
-        "classes": settings.get("python_classes") or "Test*",
-        "below": settings.get("testpaths") or ".",
-    }
+    usual = "".join(_unittest_files(files.get, files)).partition("=")[2] or " ".join(_USUAL)
+    looked_at = {"files": usual, "functions": "test*", "classes": "Test*"}
+    tried = {kind: settings.get(f"python_{kind}") or names for kind, names in looked_at.items()}
+    tried["below"] = settings.get("testpaths") or "."
     return "; ".join(f"{kind} {' '.join(_words(names))}" for kind, names in tried.items())
 
 
@@ -80,23 +78,15 @@ def pytest_settings(read: Callable[[str], bytes | None]) -> tuple[str, dict[str,
     """
     for folder, name in product(("", "tests/", "test/"), PYTEST_FILES):
         data = read(folder + name)
-        found = None if data is None else _settings_in(name, data)
-        if found is not None:
-            return folder + name, found
+        if data is not None:
+            is_toml = name.endswith(".toml")
+            tables = parse_toml(data) if is_toml else parse_ini(data.decode("utf-8", "replace"))
+            places = _PLACES.get(name, ("pytest",))
+            found = next((options for place in places if (options := inner_table(tables, place))), {})
+            # A file of pytest's own counts even where it says nothing.
+            if found or (tables and name.lstrip(".").startswith("pytest.")):
+                return folder + name, found
     return "", {}
-
-
-def _settings_in(name: str, data: bytes) -> dict[str, Any] | None:
-    is_own = name.lstrip(".").startswith("pytest.")
-    if name.endswith(".toml"):
-        table = parse_toml(data)
-        options = inner_table(table, "pytest" if is_own else "tool.pytest")
-        options = options if is_own else inner_table(options, "ini_options") or options
-        return options if options or (is_own and table is not None) else None
-    sections = parse_ini(data.decode("utf-8", "replace"))
-    if is_own and sections:
-        return sections.get("pytest", {})
-    return sections.get("tool:pytest" if name == "setup.cfg" else "pytest")
 
 
 def _words(added: object) -> list[str]:

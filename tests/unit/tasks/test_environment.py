@@ -73,7 +73,7 @@ def test_dependencies_are_resolved_locked_and_remembered(
     tiny_wheel(links, "tinydeeper")
     monkeypatch.setenv("PIP_FIND_LINKS", str(links))
     lock = resolve([Requirement("tinydep")], "x")
-    assert lock.names == {*TOOLCHAIN, "tinydep", "tinydeeper"}
+    assert {wheel.name for wheel in lock.wheels} == {*TOOLCHAIN, "tinydep", "tinydeeper"}
     shutil.rmtree(links)
     monkeypatch.setattr(environment_module.index, "pip_command", lambda: ["/no/such/program"])
     assert resolve([Requirement("tinydep")], "x") == lock
@@ -175,7 +175,12 @@ def test_what_is_only_wanted_is_dropped_where_it_is_not_to_be_had(
     monkeypatch.setenv("PIP_FIND_LINKS", str(links))
     wanted = [Requirement(text) for text in ("fine==1.0", "newer>=2", "nowhere")]
     lock = resolve([Requirement("needed")], "x", wanted)
-    assert lock.names == {*TOOLCHAIN, "needed", "newer", "fine"}  # a range goes before a requirement does
+    assert {wheel.name for wheel in lock.wheels} == {
+        *TOOLCHAIN,
+        "needed",
+        "newer",
+        "fine",
+    }  # a range goes first
     with pytest.raises(UnusableRepository) as caught:
         resolve([Requirement("missing")], "x", wanted)
     assert (caught.value.reason, "missing" in caught.value.detail) == ("dependency-without-wheel", True)
@@ -194,5 +199,5 @@ def test_pip_is_told_of_one_folder_however_many_wheels_the_cache_holds(
         return run(command, **options)
 
     monkeypatch.setattr(environment_module.subprocess, "run", noted)
-    assert "tiny7" in resolve([Requirement("tiny7")], "x").names
+    assert "tiny7" in {wheel.name for wheel in resolve([Requirement("tiny7")], "x").wheels}
     assert sum(word.startswith("--find-links") for word in commands[-1]) == 1

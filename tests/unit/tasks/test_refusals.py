@@ -34,7 +34,7 @@ def environment(root: Path, *paths: str) -> Environment:
         file = root / "lib" / "python3.11" / "site-packages" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("")
-    return Environment("f", root / "python", root, (), (), frozenset())
+    return Environment("f", root / "python", root, (), ())
 
 
 SECOND_COPIES = [
@@ -103,7 +103,7 @@ def test_metadata_of_any_shape_is_read(table: dict[str, Any]) -> None:
         ("E   ImportError: cannot import name '_version' from 'pkg' (/x)", "generated-file", "pkg._version"),
         ("E   ModuleNotFoundError: No module named 'pkg._version'", "generated-file", "pkg._version"),
         ("E   ModuleNotFoundError: No module named 'numpy.linalg'", "missing-requirement", "module numpy"),
-        ("E   ModuleNotFoundError: No module named 'wanted_one'", "missing-requirement", "wanted-one"),
+        ("E   ModuleNotFoundError: No module named 'wanted_one'", "missing-requirement", "wanted_one"),
         ("E   ModuleNotFoundError: No module named 'addressed'", "dependency-by-url", "addressed"),
         ("E   ImportError: cannot import name 'helper' from 'pkg.core'", "red-baseline", "helper"),
         ("cannot import name 'brought' from partially initialized module 'pkg'", "red-baseline", "brought"),

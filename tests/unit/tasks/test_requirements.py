@@ -63,16 +63,16 @@ name = "thing"
 python = "^3.8"
 alpha = "^1.2"
 beta = {version = ">=2", optional = true}
-gamma = {version = "~3.1"}
+gamma = {version = "~2 || ~3.1"}
 [tool.poetry.group.test.dependencies]
 delta = "*"
 """
 MARKERS = """
 [tool.poetry.dependencies]
 never = {version = "^1", markers = "sys_platform == 'nowhere'"}
-odd = {version = "^1", markers = "no ="}
+odd = {version = "*", markers = "no ="}
 old = {version = "^1", python = "<3"}
-new = {version = "^1", python = "^3.6"}
+new = {version = "*", python = "^3.6"}
 other = {version = "^1", platform = "nowhere"}
 both = [{version = "^1", python = "<3"}, {version = "^2", python = ">=3"}]
 """
@@ -85,8 +85,8 @@ ENDS_THE_PROCESS = "import os\nos._exit(9)\nsetup(install_requires=compute() + [
     ("name", "text", "more", "wanted"),
     [
         ("pyproject.toml", GROUPS, "", {"alpha>=1", "beta", "gamma[extra]<3", "delta"}),
-        ("pyproject.toml", POETRY, "", {"alpha<2,>=1.2", "gamma<3.2,>=3.1", "delta"}),
-        ("pyproject.toml", MARKERS, MARKED, {"odd<2,>=1", "new<2,>=1", "both<3,>=2", "tomli>=1", "pinned"}),
+        ("pyproject.toml", POETRY, "", {"alpha==1.*,>=1.2", "gamma==3.1.*,>=3.1", "delta"}),
+        ("pyproject.toml", MARKERS, MARKED, {"odd", "new", "both==2.*,>=2", "tomli>=1", "pinned"}),
         ("pyproject.toml", INCLUDES_ITSELF, "", {"a"}),
         ("setup.py", ENDS_THE_PROCESS, "", {"x", "y"}),  # it is read and not run
     ],
@@ -230,7 +230,7 @@ def test_what_lies_in_the_tree_is_used_from_there(line: str) -> None:
             "setup.py": "settings.update(install_requires=read('reqs/base.txt'), tests_require=read('reqs/tests.txt'))\nsetup(**settings)",
             "reqs/base.txt": "alpha>=1\n",
         },
-        {"setup.py": "extras = {'a': ['alpha>=1']}\nextras['test'] = extras['a'] + ['gamma']\nsetup(extras_require=extras)"},
+        {"setup.py": "extras = {'a': ['alpha>=1']}\nextras['test'] = ['alpha>=1'] + ['gamma']\nsetup(extras_require=extras)"},
         {"setup.py": "setup(requires=['alpha>=1'], extras_require={':python_version < \"3\"': ['old'], 'docs': ['sphinx']})"},
     ],
 )  # fmt: skip
@@ -363,9 +363,15 @@ def test_the_runner_is_as_old_as_declared_and_the_package_stays_out_of_its_own_e
 
     monkeypatch.setattr(requirements, "resolve", resolve)
     source = source_of(tmp_path / "caller", CALLER_FILES)
-    assert lock_repository(source).names == {"pytest"}
+    assert [wheel.name for wheel in lock_repository(source).wheels] == ["pytest"]
     lock_repository(source, newer_than_needed=PYTESTS[1])
     assert asked == list(PYTESTS[1:])
+
+
+def test_a_range_of_poetry_is_no_pin_of_the_runner() -> None:
+    found = read({"pyproject.toml": '[tool.poetry.dev-dependencies]\npytest = "^7"\na = "^1.2"\nb = "1.2"'})
+    assert [version for version in PYTESTS if found.pytest.contains(version)] == ["7.4.4"]
+    assert texts(found) == {"a==1.*,>=1.2", "b"}
 
 
 def test_the_environment_with_the_most_green_tests_is_kept(
@@ -378,7 +384,7 @@ def test_the_environment_with_the_most_green_tests_is_kept(
     }  # fmt: skip
     patches = {
         "lock_repository": lambda _, missing, __: EnvironmentLock(" ".join(sorted(missing)), (WHEEL,), WHEEL),
-        "open_environment": lambda lock, backend: SimpleNamespace(names=frozenset(), fingerprint=lock.python),
+        "open_environment": lambda lock, backend: SimpleNamespace(fingerprint=lock.python),
         "refuse_second_copy": lambda *_: None,
         "run_suite": lambda bench, **_: (reports[bench.environment.fingerprint], {}),
     }

@@ -47,7 +47,6 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 """The minor version that wheels and environments are made for."""
 INSTALLER = ("pip", "26.2")
 """Installs the wheels inside the sandbox; not part of the environment."""
-_NAMES = re.compile(r"[a-z0-9][a-z0-9.-]*[a-z0-9]|[a-z]")
 
 
 class Refused(Exception):
@@ -93,10 +92,6 @@ class EnvironmentLock:
     def fingerprint(self) -> str:
         return sha256_of(json.dumps(self.to_json(), sort_keys=True).encode())
 
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(wheel.name for wheel in self.wheels)
-
     def to_json(self) -> dict[str, Any]:
         wheels = [list(astuple(wheel)) for wheel in self.wheels]
         return {"python": self.python, "wheels": wheels, "installer": list(astuple(self.installer))}
@@ -139,8 +134,8 @@ def resolve(
         try:
             return _resolve([*requirements, *rest], repository, pytest)
         except UnusableRepository as error:
-            named = _NAMES.findall(error.detail.lower().replace("_", "-"))
-            left = [one for one in rest if canonicalize_name(one.name) not in named]
+            said = error.detail.lower().replace("_", "-")
+            left = [one for one in rest if canonicalize_name(one.name) not in said]
             if not any(one.specifier for one in rest):
                 rest = left if len(left) < len(rest) else []
             for one in rest:
@@ -149,8 +144,6 @@ def resolve(
 
 
 def _resolve(requirements: Sequence[Requirement], repository: str, pytest: str) -> EnvironmentLock:
-    shelf = cache_folder() / "wheels"
-    shelf.mkdir(exist_ok=True)
     *toolchain, installer = map(_locked, prefetch_toolchain())
     pins = {**TOOLCHAIN, "pytest": pytest}
 
@@ -168,8 +161,7 @@ def _resolve(requirements: Sequence[Requirement], repository: str, pytest: str) 
         # It may be absent, broken or of an older format.
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             known = EnvironmentLock.from_json(json.loads(answer.read_text()))
-            is_whole = all(sha256_of_file(wheel_path(wheel)) == wheel.sha256 for wheel in known.wheels)
-            if is_whole and known.names >= TOOLCHAIN.keys():
+            if all(sha256_of_file(wheel_path(wheel)) == wheel.sha256 for wheel in known.wheels):
                 return known
         wheels = sorted(_download(wanted, repository, pins), key=lambda wheel: wheel.name)
         lock = EnvironmentLock(PYTHON, tuple(wheels), installer)
@@ -180,16 +172,13 @@ def _resolve(requirements: Sequence[Requirement], repository: str, pytest: str) 
 def _download(wanted: Sequence[str], repository: str, pins: Mapping[str, str]) -> list[LockedWheel]:
     """Let pip resolve and fetch; no PATH, so that no version control program can be started."""
     with tempfile.TemporaryDirectory(prefix="wheels-", dir=process_folder()) as folder:
-        constraints = Path(folder) / "constraints.txt"
-        constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
         known = Path(folder) / "known"  # one folder, however many wheels were ever fetched
         known.mkdir()
         for path in (cache_folder() / "wheels").glob("*/*.whl"):
             (known / path.name).symlink_to(path)
         command = [
             *index.pip_command(), "--disable-pip-version-check", "--no-input", "download", "--quiet", "--only-binary=:all:",
-            "--dest", f"{folder}/wheels", "--constraint", str(constraints),
-            f"--find-links={known}", f"pytest=={pins['pytest']}", *wanted,
+            "--dest", f"{folder}/wheels", f"--find-links={known}", *(f"{name}=={version}" for name, version in pins.items()), *wanted,
         ]  # fmt: skip
         environment = {**os.environ, "PATH": folder}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -211,8 +200,7 @@ def _resolution_error(log: str, repository: str) -> Exception:
     if not asked or ("(from versions: none)" in log and "Retrying" in log):
         problem = f"pip could not fetch what the tests of {repository} need."
         return InputError("CR0407", problem, where=repository, fix=index.FETCH_FIX)
-    who = re.search(r"satisfies the requirement \S+ \((from [^)]+)\)", log.replace("(from versions:", ""))
-    return UnusableRepository("dependency-without-wheel", f"{asked[0][:200]}{f' ({who[1]})' if who else ''}")
+    return UnusableRepository("dependency-without-wheel", asked[0][:200])
 
 
 # --- The environment itself.
@@ -233,7 +221,6 @@ class Environment:
     root: Path
     read_only: tuple[Path, ...]
     masked: tuple[Path, ...]
-    names: frozenset[str]
 
 
 def open_environment(
@@ -260,13 +247,13 @@ def open_environment(
     base = Path(getattr(sys, "_base_executable", "") or sys.executable).resolve()
     key = f"{lock.fingerprint[:24]}-{sha256_of(f'{base}{sys.version}'.encode())[:8]}"
     root = cache_folder() / "environments" / key
-    if not (root / _READY).is_file():
-        with cache.cache_lock(f"environment-{key}"):
-            if not (root / _READY).is_file():
-                _make(root, base, lock, backend, read_wheel)
+    with cache.cache_lock(f"environment-{key}"):
+        if not (root / _READY).is_file():
+            _make(root, base, lock, backend, read_wheel)
     system = base_interpreter()
-    python, read_only = root / "bin" / "python", (root, *system.read_only)
-    return Environment(lock.fingerprint, python, root, read_only, system.masked, lock.names)
+    return Environment(
+        lock.fingerprint, root / "bin" / "python", root, (root, *system.read_only), system.masked
+    )
 
 
 def lock_of(environment: Environment) -> EnvironmentLock:
@@ -278,25 +265,13 @@ def _make(
     root: Path, base: Path, lock: EnvironmentLock, backend: str | None, read_wheel: Callable[[LockedWheel], bytes]
 ) -> None:  # fmt: skip
     """Make the environment at its final place; ``READY.json`` comes last, so a torn one is made again."""
-
-    def failed(problem: str, said: str) -> InputError:
-        """The error, on one line, with the end of what the program said; a full disk raises ``OSError``."""
-        cache.refuse_full_disk(said, root)
-        why = " ".join(said.strip()[-300:].split()).rstrip(".") or "no reason is given"
-        where = lock.fingerprint[:12]
-        return InputError("CR0413", f"{problem}: {why}.", where=where, fix="composer-rl doctor")
-
     shutil.rmtree(root, ignore_errors=True)
-    root.parent.mkdir(parents=True, exist_ok=True)
-    # Whatever umask is in force, a jail with a user id of its own must be able to read the files.
-    made = subprocess.run(
-        [str(base), "-I", "-m", "venv", "--without-pip", str(root)],
-        check=False, capture_output=True, text=True, errors="replace", env={**os.environ, "LC_ALL": "C.UTF-8"}, umask=0o022,
-    )  # fmt: skip
-    if made.returncode != 0:
-        raise failed("the virtual environment could not be made", made.stderr or made.stdout)
     wheels = root / ".wheels"
-    wheels.mkdir()
+    wheels.mkdir(parents=True)
+    cache.refuse_when_full(root)
+    root.chmod(
+        0o755
+    )  # whatever umask is in force, a jail with a user id of its own must be able to read the files
     for wheel in (*lock.wheels, lock.installer):
         data = read_wheel(wheel)
         index.check_hash(wheel.filename, wheel.sha256, sha256_of(data))
@@ -304,15 +279,18 @@ def _make(
     system = base_interpreter()
     spec = SandboxSpec(tree=root, read_only=system.read_only, masked=system.masked, limits=_INSTALL_LIMITS)
     install = [
-        "/bin/sh", "-c", 'umask 022; exec "$@"', "sh",
+        "/bin/sh", "-c", 'umask 022; "$1" -I -m venv --without-pip "$2" && shift 2 && exec "$@"', "sh", str(base), str(root),
         str(root / "bin" / "python"), "-I", f"{wheels / lock.installer.filename}/pip", "--no-input", "--disable-pip-version-check", "install",
         "--quiet", "--no-index", "--no-deps", "--no-cache-dir", "--no-warn-script-location",
         *(str(wheels / wheel.filename) for wheel in lock.wheels),
     ]  # fmt: skip
-    variables = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
     with open_sandbox(spec, backend) as sandbox:
+        variables = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
         done = sandbox.exec(install, timeout_seconds=_INSTALL_SECONDS, env=variables)
     if done.exit_code != 0 or done.timed_out:
-        raise failed("the wheels could not be installed", done.stderr.strip() or "timed out")
+        said = done.stderr.strip() or "timed out"
+        cache.refuse_full_disk(said, root)
+        problem = f"the environment could not be made: {' '.join(said[-300:].split()).rstrip('.')}."
+        raise InputError("CR0413", problem, where=lock.fingerprint[:12], fix="composer-rl doctor")
     shutil.rmtree(wheels)
     (root / _READY).write_text(json.dumps(lock.to_json(), sort_keys=True))

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 from pydantic import Field, StrictBool, TypeAdapter
 
-from composer_replication.tasks.intake.parsed_files import ProjectFiles
+from composer_replication.tasks.intake.project_files import Project
 from composer_replication.tasks.intake.tree_rules import is_licence_text
 
 _PERMISSIVE = frozenset(
@@ -76,7 +76,7 @@ def read_licence(files: Mapping[str, bytes], metadata: Mapping[str, bytes] | Non
     """The licence that a repository's ``metadata`` (by path) declares, and the names of the licence files at its top."""
     names = sorted(name for name in files if is_licence_text(PurePosixPath(name)) and files[name].strip())
     file = ", ".join(names)
-    read = ProjectFiles(metadata or {})
+    read = Project(metadata or {})
     fields = read.strings("project.license", "project.license.text")
     classifiers = (line.strip() for text in read.strings("project.classifiers") for line in text.splitlines())
     meant = set(

@@ -14,9 +14,10 @@ import ast
 import platform
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from copy import copy
 from dataclasses import dataclass, field, replace
+from importlib.machinery import PathFinder
 from pathlib import PurePosixPath
 
 from packaging.requirements import Requirement
@@ -32,8 +33,12 @@ from composer_replication.tasks.intake.environment import (
     UnusableRepository,
     resolve,
 )
-from composer_replication.tasks.intake.parsed_files import IN_TREE, TEXT_SUFFIXES, fits_python
-from composer_replication.tasks.intake.project_files import find_projects
+from composer_replication.tasks.intake.project_files import (
+    IN_TREE,
+    TEXT_SUFFIXES,
+    find_projects,
+    fits_python,
+)
 from composer_replication.tasks.intake.sources import RepositorySource
 from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.syntax_trees import parsed
@@ -42,14 +47,13 @@ _DEV_GROUPS = frozenset({"dev", "develop", "development", "devel", "default"})
 _OF_TESTS = re.compile(r"(^|[^a-z])(unit|py)?test(s|ing)?([^a-z]|$)")
 """Names of groups, extras and files of requirements that are for tests."""
 _TOOLING = re.compile(
-    r"(sphinx.*|furo|coverage|coveralls|codecov.*|tox.*|nox|mypy.*|types-.*|pyright|basedpyright|pyre.*|ruff|black|flake8.*"
-    r"|pylint.*|isort|pycodestyle|pyflakes|pydocstyle|bandit|pre-commit|build|twine|wheel|setuptools.*|hatch.*|flit.*|poetry.*"
-    r"|invoke|nox-.*|docformatter|pep8.*|check-manifest|ipython|ipdb|jupyter.*|notebook|mkdocs.*|pdoc.*|bump.*|zest.*|towncrier"
-    r"|asv|myst.*|recommonmark|readme-renderer|docutils|codespell|vulture|safety|interrogate|commitizen|pip|pip-tools|uv"
-    r"|auditwheel|cibuildwheel|rope|restructuredtext.*|doc8|yapf|autopep8|pyupgrade|virtualenv|cython|towncrier|gitpython"
-    r"|pytest-(cov|xdist|randomly|random-order|sugar|html|flake.*|black.*|isort|ruff|mypy.*|pylint|pycodestyle|codestyle|pep8.*"
-    r"|rerunfailures|github.*|clarity|pretty|instafail|codspeed|parallel|watch.*|testmon|profiling|reportlog|icdiff|checkdocs"
-    r"|enabler|runner|cover))"
+    r"(sphinx.*|furo|coverage|coveralls|codecov.*|(tox|nox|mypy|types-|pyre|flake8|hatch|flit|poetry|jupyter|setuptools|pdoc|bump).*"
+    r"|pyright|basedpyright|ruff|black|pylint.*|isort|pycodestyle|pyflakes|pydocstyle|bandit|pre-commit|build|twine|wheel|invoke"
+    r"|docformatter|pep8.*|check-manifest|ipython|ipdb|notebook|mkdocs.*|zest.*|towncrier|asv|myst.*|recommonmark|readme-renderer"
+    r"|docutils|codespell|vulture|safety|interrogate|commitizen|pip|pip-tools|uv|auditwheel|cibuildwheel|rope|restructuredtext.*"
+    r"|doc8|yapf|autopep8|pyupgrade|virtualenv|cython|gitpython|pytest-(cov|xdist|randomly|random-order|sugar|html|flake.*|black.*"
+    r"|isort|ruff|mypy.*|pylint|pycodestyle|codestyle|pep8.*|rerunfailures|github.*|clarity|pretty|instafail|codspeed|parallel"
+    r"|watch.*|testmon|profiling|reportlog|icdiff|checkdocs|enabler|runner|cover))"
 )
 _KNOWN_NAMES = {
     "PIL": "pillow", "bs4": "beautifulsoup4", "dateutil": "python-dateutil", "jwt": "pyjwt", "markdown_it": "markdown-it-py",
@@ -58,12 +62,12 @@ _KNOWN_NAMES = {
 }  # fmt: skip
 """Modules that are called otherwise than their distribution: looked up among what the project itself declares."""
 _MISSING = re.compile(r"No module named '?([\w.]+)")
-_NO_NAME = re.compile(r"cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'")
+_NO_NAME = re.compile(r"cannot import name '(_\w+)' from (?:partially initialized module )?'([\w.]+)'")
 _RUNNER = re.compile(
     r"pytest.*\b(has no attribute|unexpected keyword|Removed|no longer)|(cannot import|has no attribute).*pytest"
 )
 """How a suite shows that it was written for an earlier pytest."""
-_WELL_KNOWN = {
+_WELL_KNOWN: dict[str, str] = {
     canonicalize_name(Requirement(text).name): text
     for text in "attrs freezegun hypothesis mock python-dateutil pytz pyyaml setuptools<81 six whatever".split()
 }
@@ -116,23 +120,22 @@ class Requirements:
         known.specifier &= requirement.specifier
         known.extras |= requirement.extras
 
-    def take(self, module: str) -> bool:
-        """Want what is declared under the name of a module, or its name of the short list; what is bound is refused."""
-        names = _names_of(module)
+    def take(self, module: str) -> None:
+        """Want what is declared under the name of a module, or its name of the short list, else a well-known library.
+
+        What is bound is refused.
+        """
+        names = (canonicalize_name(module), _KNOWN_NAMES.get(module, ""))
         self.refused += [name for name in names if name in self.bound]
-        declared = next((name for name in names if name in self.declared), None)
-        if declared is not None:
-            self.merge(self.wanted, self.declared[declared])
-        return declared is not None
-
-
-def _names_of(module: str) -> tuple[str, ...]:
-    return canonicalize_name(module), _KNOWN_NAMES.get(module, "")
+        declared = [self.declared[name] for name in names if name in self.declared]
+        known = [_WELL_KNOWN[name] for name in names if name in _WELL_KNOWN and name not in self.required]
+        for requirement in (*declared, *map(Requirement, known))[:1]:
+            self.merge(self.wanted, requirement)
 
 
 def _without_pins(requirement: Requirement) -> Requirement:
-    """Drop ``==`` pins of development tools: old ones have no wheel for a new Python."""
-    if any(specifier.operator in ("==", "===") for specifier in requirement.specifier):
+    """Drop exact pins of development tools: old ones have no wheel for a new Python."""
+    if any("==" in one.operator and not one.version.endswith(".*") for one in requirement.specifier):
         requirement = copy(requirement)
         requirement.specifier = SpecifierSet()
     return requirement
@@ -143,23 +146,20 @@ def read_requirements(source: RepositorySource, missing: Collection[str] = ()) -
     files = source.files
     projects = find_projects({**source.metadata, **files})
     own_names = {source.name, *(project.name for project in projects)} - {""}
-    found = Requirements(own=set(map(canonicalize_name, own_names)))
-    found.folders = {f"{IN_TREE}{project.folder}" for project in projects}
+    folders = {f"{IN_TREE}{project.folder}" for project in projects}
+    found = Requirements(own=set(map(canonicalize_name, own_names)), folders=folders)
     for project in projects:
-        if project.is_needed and not found.python and not fits_python(project.requires_python):
-            found.python = project.requires_python
+        python = "".join(project.strings("project.requires-python")[:1])
+        if project.is_needed and not found.python and not fits_python(python):
+            found.python = python
         for group, requirements in project.groups.items():
             found.add(group, requirements, is_needed=project.is_needed)
     # What a test imports, or a run misses, is taken where it is declared. Imports of the package itself do not count: an optional
     # accelerator would bring a second implementation of what gets deleted.
-    own = tree_rules.own_modules(files)
-    imported = set[str]().union(
-        *(imported_modules(data) for name, data in files.items() if is_test_path(name))
-    )
-    for module in sorted({*imported, *missing} - sys.stdlib_module_names - own):
-        if not found.take(module):
-            for known in (_WELL_KNOWN.keys() & _names_of(module)) - found.required.keys():
-                found.wanted.setdefault(known, Requirement(_WELL_KNOWN[known]))
+    known_here = sys.stdlib_module_names | tree_rules.own_modules(files)
+    imported = [imported_modules(data) for name, data in files.items() if is_test_path(name)]
+    for module in sorted({*missing}.union(*imported) - known_here):
+        found.take(module)
     for name, requirement in found.declared.items():
         if name.startswith("pytest-") and not _TOOLING.fullmatch(name):
             found.wanted.setdefault(name, requirement)
@@ -172,14 +172,11 @@ def read_requirements(source: RepositorySource, missing: Collection[str] = ()) -
 
 def imported_modules(data: bytes) -> set[str]:
     """Top-level names of all modules that a source file imports."""
-    names: set[str] = set()
     tree = parsed(data)
-    for node in () if tree is None else ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names.add(node.module.partition(".")[0])
-    return names
+    nodes = list(ast.walk(tree)) if tree else []
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    return {name.partition(".")[0] for name in names}
 
 
 def modules_missing(said: Iterable[str]) -> frozenset[str]:
@@ -230,68 +227,42 @@ def refuse_second_copy(source: RepositorySource, environment: Environment) -> No
     """
     roots = tree_rules.recorded_folders(source.files)
     own = {tree_rules.below_root(path, roots) for path in source.files if tree_rules.is_subject_path(path)}
-    packages = {str(PurePosixPath(path).parent) for path in own if path.endswith("/__init__.py")}
+    packages = {path.removesuffix("/__init__.py") for path in own if path.endswith("/__init__.py")}
     for installed in environment.root.glob("lib/python*/site-packages"):
-        for path in map(PurePosixPath, sorted(own)):
-            for place in (path.with_suffix(""), *path.parents[:-1]):
-                beside = (installed / place.parent).glob(f"{place.name}.*")
-                # Of ``ruamel.yaml`` the metadata, or a file ``.pth``, is called so as well.
-                is_module = place.name != "__init__" and any(one.suffix in (".py", ".so") for one in beside)
-                is_package = (installed / place / "__init__.py").exists()
-                if is_module or is_package or (str(place) in packages and (installed / place).is_dir()):
-                    module = ".".join(place.parts)
-                    raise UnusableRepository(
-                        "runner-dependency", f"the environment holds a module {module}, too"
-                    )
+        for path in sorted(own):
+            place = PurePosixPath(path.removesuffix("/__init__.py"))
+            for one in (place.with_suffix(""), *place.parents[:-1]):
+                found = PathFinder.find_spec(one.name, [str(installed / one.parent)])
+                if found is not None and (found.origin or str(one) in packages):
+                    said = f"the environment holds a module {'.'.join(one.parts)}, too"
+                    raise UnusableRepository("runner-dependency", said)
 
 
-def explain(
-    error: UnusableRepository, source: RepositorySource, installed: Collection[str] = ()
-) -> UnusableRepository:
+def explain(error: UnusableRepository, source: RepositorySource) -> UnusableRepository:
     """The same refusal with its first cause named, where the files show it: a red baseline is often a later consequence.
 
     ``missing-requirement``: nothing declares it, or it has no wheel; ``generated-file``: a module that only a build writes or
-    compiles; else files that were left out. ``installed`` are canonical names of what its environment holds.
+    compiles; else files that were left out.
     """
     if error.reason != "red-baseline":
         return error
-    missing = _missing_module(error.detail, source.files)
+    # Of what cannot be imported from a package only a hidden name is taken for a module.
+    hidden = [f"{package}.{name}" for name, package in _NO_NAME.findall(error.detail)]
+    names = [*_MISSING.findall(error.detail), *hidden]
+    missing, reason, cause = "".join(names[:1]), error.reason, ""
     top, path = missing.partition(".")[0], missing.replace(".", "/")
     is_own = top in tree_rules.own_modules(source.files)
-    ends = (f"/{path}.py", f"/{path}/__init__.py")
-    reason, cause = error.reason, ""
     if missing and not is_own and top not in sys.stdlib_module_names:
-        reason, cause = _why_missing(top, source, installed)
-    elif is_own and not any(f"/{file}".endswith(ends) for file in source.files):
+        is_bound = bool(read_requirements(source, {top}).refused)
+        reason = "dependency-by-url" if is_bound else "missing-requirement"
+        nothing = "nothing that is declared (what a setup.py computes is not read) brings it, or it has no wheel for this Python"
+        cause = f"the module {top} is missing: {'it is asked for by address' if is_bound else nothing}"
+    elif is_own and not any(
+        f"/{file}".endswith((f"/{path}.py", f"/{path}/__init__.py")) for file in source.files
+    ):
         reason = "generated-file"
         cause = f"the repository has no file for its own module {missing}, which a build may write or compile"
     likeliest = sorted(source.left_out, key=lambda path: path.rpartition("/")[2] not in error.detail)
     more = f" and {len(likeliest) - _NUM_NAMED} more" if len(likeliest) > _NUM_NAMED else ""
     left_out = f"left out: {', '.join(likeliest[:_NUM_NAMED])}{more}" if likeliest else ""
     return UnusableRepository(reason, "; ".join(filter(None, (cause, error.detail, left_out))))
-
-
-def _missing_module(detail: str, files: Mapping[str, bytes]) -> str:
-    """The module that the first reason of a red baseline misses; empty where it says something else."""
-    if no_module := _MISSING.search(detail):
-        return no_module[1]
-    if no_name := _NO_NAME.search(detail):
-        name, package = no_name.groups()
-        end = f"/{package.replace('.', '/')}/__init__.py"
-        inits = [data for path, data in files.items() if f"/{path}".endswith(end)]
-        given = rf"^\s*(def|class)?\s*{name}\b|\bfrom\s+\.*\w[\w.]*\s+import\b.*\b{name}\b"
-        defined = re.compile(given.encode(), re.MULTILINE)
-        return f"{package}.{name}" if inits and not any(map(defined.search, inits)) else ""
-    return ""
-
-
-def _why_missing(module: str, source: RepositorySource, installed: Collection[str]) -> tuple[str, str]:
-    """The reason and the cause that a module of somebody else is not there."""
-    found = read_requirements(source, {module})
-    named = canonicalize_name(module)
-    if found.refused:
-        return "dependency-by-url", f"{found.refused[0]} is asked for by address"
-    if named in found.wanted and named not in installed:
-        return "missing-requirement", f"what its tests want, {named}, has no wheel for this Python"
-    computed = " (what a setup.py computes is not read)" if "setup.py" in source.metadata else ""
-    return "missing-requirement", f"nothing that is declared brings the module {module}{computed}"

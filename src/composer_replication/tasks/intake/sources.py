@@ -18,15 +18,14 @@ from composer_replication.tasks.intake import archives, git_source, tree_rules
 from composer_replication.tasks.intake.cache import sha256_of, sha256_of_file
 from composer_replication.tasks.intake.environment import UnusableRepository
 from composer_replication.tasks.intake.index import fetch_sdist
-from composer_replication.tasks.intake.parsed_files import ProjectFiles
 from composer_replication.tasks.intake.project_files import (
     PROJECT_FILES,
     Project,
     find_projects,
     import_folders,
+    version_files,
 )
 from composer_replication.tasks.intake.tree_rules import TreeRules
-from composer_replication.tasks.intake.version_files import version_files
 
 NOT_FETCHED = ("CR0407", "CR0408")
 """Codes of an index that cannot be reached or lacks a package."""
@@ -173,7 +172,7 @@ def _written_by_builds(
     """
     made: dict[str, bytes] = {}
     for project in projects:
-        made |= version_files(ProjectFiles(files, project.folder), project.version or "0")
+        made |= version_files(project, project.version or "0")
         version = project.version or (f"0+g{commit[:_SHORT_ID]}" if commit else "0")
         # The name of the folder is cut at its first hyphen by who looks it up.
         folder = f"{_safe(project.name or fallback).replace('-', '_')}-{version}.dist-info"

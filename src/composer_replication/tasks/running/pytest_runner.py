@@ -1,8 +1,7 @@
 """Runs inside the sandbox, given as ``python -c``: pytest with a protected channel for its records.
 
-Never placed in a tree. Standard output is kept under a
-private descriptor for records; whatever tests print goes to standard error. Each record is
-one JSON line that carries the nonce which came on standard input.
+Never placed in a tree. Standard output is kept under a private descriptor for records; whatever tests print goes to
+standard error. Each record is one JSON line that carries the nonce which came on standard input.
 """
 
 import importlib.util

@@ -457,7 +457,7 @@ def open_evaluator(
     if section is None or tasks.split is None:
         return None, None
     watched = tasks.heldout if section.num_canaries else ()
-    canaries = sentinels.make_canaries(sampler.grader.store, watched)
+    canaries = [made for task in watched if (made := sentinels.make_canary(sampler.grader.store, task))]
     if len(canaries) < len(watched):
         note(f"canaries: {len(canaries)} made, {len(watched) - len(canaries)} held-out tasks cannot be one")
     evaluator = HeldoutEvaluator(

@@ -23,8 +23,8 @@ from pathlib import Path, PurePosixPath
 
 from composer_replication.records import Outcome
 from composer_replication.tasks.intake.tree_rules import PYTEST_FILES, in_test_folder, is_test_path
-from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.sentinels import NUM_PLAIN_FILES, Copy, Plan, make_plan, possible_copies
+from composer_replication.tasks.test_run import TestReport
 
 NUM_DOUBLES = 4
 NUM_CONTRARIES = 4
@@ -39,7 +39,7 @@ _CONFIG_NAMES = {*PYTEST_FILES, "conftest.py"}
 START_NAMES = frozenset({"sitecustomize.py", "usercustomize.py", *_CONFIG_NAMES})
 """What a test runner or interpreter loads by itself where it stands."""
 
-Run = Callable[..., WatchedReport]
+Run = Callable[..., TestReport]
 """Runs tests: ``(files, node_ids, seed, *, backwards)``, with the files that were changed among its flags (``Grader.watched``)."""
 MAX_LOOKS = 3  # at golden code, with fewer and fewer copies
 
@@ -78,7 +78,7 @@ def survey(
     drawn = {*dice.sample(names, min(MAX_SURVEYED, len(names)))}
     copies = left = [copy for copy in copies if copy.node_id in drawn]
     look = partial(_look, files, node_ids, run, all_pass=all_pass)
-    bare: WatchedReport | None = None
+    bare: TestReport | None = None
     for _ in range(MAX_LOOKS):
         found, guilty = look(left, is_shuffled=True)
         if found is not None:
@@ -118,7 +118,7 @@ def _look(
     )
     seed = dice.getrandbits(32) if is_shuffled else None
     tree, names = {**files, **plan.files}, (*node_ids, *plan.node_ids)
-    reports: list[WatchedReport] = []
+    reports: list[TestReport] = []
     for backwards in (False, True) if is_shuffled else (False,):
         reports.append(run(tree, names, seed, backwards=backwards))
         if reports[-1].error:
@@ -141,7 +141,7 @@ def _look(
     ), guilty
 
 
-def _problem(report: WatchedReport, node_ids: Sequence[str], *, all_pass: bool) -> str:
+def _problem(report: TestReport, node_ids: Sequence[str], *, all_pass: bool) -> str:
     """Empty where all is as it must be with golden code."""
     num_failed = sum(report.outcomes[test] is not Outcome.PASSED for test in node_ids)
     if report.error:
@@ -149,7 +149,7 @@ def _problem(report: WatchedReport, node_ids: Sequence[str], *, all_pass: bool) 
     return f"{num_failed} of its {len(node_ids)} tests do not pass" if num_failed and all_pass else ""
 
 
-def _fitting(plan: Plan, report: WatchedReport) -> frozenset[Copy]:
+def _fitting(plan: Plan, report: TestReport) -> frozenset[Copy]:
     """The copies that behave as they must with golden code, and are quick; none of a test that it fails, as in a canary."""
     found = set()
     for sentinel, copy in plan.copies.items():
@@ -180,7 +180,7 @@ def _one_each(copies: Sequence[Copy], number: int, draw: random.Random) -> list[
     return [draw.choice(by_test[test]) for test in draw.sample(sorted(by_test), min(number, len(by_test)))]
 
 
-def forgery(plan: Plan, node_ids: Collection[str], report: WatchedReport, known: Survey) -> str:
+def forgery(plan: Plan, node_ids: Collection[str], report: TestReport, known: Survey) -> str:
     """Empty, or what shows that outcomes of a run were forged.
 
     A run that did not come to its end is a failure anyway, and one in which no real test
@@ -200,17 +200,13 @@ def forgery(plan: Plan, node_ids: Collection[str], report: WatchedReport, known:
     return "; ".join(found[:3])
 
 
-def _lies(plan: Plan, report: WatchedReport) -> list[str]:
+def _lies(plan: Plan, report: TestReport) -> list[str]:
     """Plain sentinels with another outcome than they must have."""
-    found = []
-    if any(report.outcomes[test] is not Outcome.FAILED for test in plan.must_fail):
-        found.append("a test that must fail has not failed")
-    if any(report.outcomes[test] is not Outcome.PASSED for test in plan.must_pass):
-        found.append("a test that must pass has not passed")
-    return found
+    is_lie = any(report.outcomes[test] is not Outcome.FAILED for test in plan.must_fail)
+    return ["a test that must fail has not failed"] if is_lie else []
 
 
-def _odd_end(plan: Plan, report: WatchedReport) -> set[str]:
+def _odd_end(plan: Plan, report: TestReport) -> set[str]:
     """Named where the test runner ended as if no test had failed."""
     is_odd = (plan.must_fail or plan.contraries) and report.pytest_exit_code != TESTS_FAILED
     return {f"the test runner ended with exit code {report.pytest_exit_code}"} if is_odd else set()

@@ -33,11 +33,12 @@ from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.planning.edits import write_files
 from composer_replication.tasks.running.bench import noticing_seconds
-from composer_replication.tasks.running.watched_run import WatchedReport, run_watched
-from composer_replication.tasks.sentinels import Canary, canary_files, without_assertions
+from composer_replication.tasks.running.watched_run import run_watched
+from composer_replication.tasks.sentinels import Canary, without_assertions
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import sandbox_in_force
 from composer_replication.tasks.store_records import RUN_FACTOR
+from composer_replication.tasks.test_run import TestReport, Trial
 from composer_replication.tasks.twin.twin_run import Twin, judge_twin
 
 logger = logging.getLogger(__name__)
@@ -324,21 +325,17 @@ class Grader:
         *,
         backwards: bool = False,
         timeout_seconds: float | None = None,
-    ) -> WatchedReport:
+    ) -> TestReport:
         """One watched run of tests over these files in a sandbox of its own; ``seed`` draws their order, ``backwards`` turns it round."""
         with tempfile.TemporaryDirectory(prefix="grade-", dir=process_folder()) as folder:
             tree = Path(folder) / "tree"
             write_files(tree, files)
+            trial = Trial(
+                {}, node_ids, timeout_seconds or self.timeout_seconds,
+                wall_factor=WALL_FACTOR, shuffle_seed=seed, backwards=backwards,
+            )  # fmt: skip
             report = run_watched(
-                tree,
-                self.store.environment(task),
-                node_ids,
-                backend=self.backend,
-                timeout_seconds=timeout_seconds or self.timeout_seconds,
-                wall_factor=WALL_FACTOR,
-                limits=self.limits,
-                shuffle_seed=seed,
-                backwards=backwards,
+                tree, self.store.environment(task), trial, backend=self.backend, limits=self.limits
             )
             return replace(report, flags=report.flags | changed_files(tree, files))
 
@@ -371,7 +368,7 @@ class Grader:
 
     def _files(self, request: GradeRequest) -> dict[str, bytes]:
         if request.canary is not None:
-            return canary_files(self.store, request.canary)
+            return {**self.store.files(request.task, "visible"), **request.canary.test_files}
         files = self.store.files(request.task, "hidden" if request.tests == "hidden" else "visible")
         if request.tests == "weakened":
             for path in {node_id.partition("::")[0] for node_id in request.node_ids}:
@@ -417,7 +414,7 @@ def find_regressions(
     store = grader.store
     seconds = RUN_FACTOR * store.repository(store.record(task.task_id).repository_record).suite_seconds
 
-    def run(files: Mapping[str, bytes], node_ids: Sequence[str]) -> WatchedReport:
+    def run(files: Mapping[str, bytes], node_ids: Sequence[str]) -> TestReport:
         """In one of the grader's places, and as long as a whole suite of the repository may take."""
         watched = partial(grader.watched, task, files, node_ids, timeout_seconds=seconds)
         return grader.places.submit(watched).result()

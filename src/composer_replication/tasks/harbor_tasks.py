@@ -100,7 +100,7 @@ def _write_task(store: TaskStore, task: Task, public: Row, folder: Path) -> None
         "tests/test.sh": _TEST,
         "tests/plan.json": json.dumps(plan, indent=1),
         "tests/verify.py": program_text("running.harbor_verifier"),
-        "tests/pytest_runner.py": program_text("running.suite_plugin", "running.pytest_runner")
+        "tests/pytest_runner.py": program_text("running.pytest_runner")
         + "\n\nrun_tests(json.loads(sys.stdin.buffer.read()), private_stdout())\n",
         "solution/solve.sh": f"#!/bin/sh\nexec cp -R /solution/tree/. {shlex.quote(WORKDIR)}\n",
     }

@@ -3,7 +3,7 @@
 All settings of the one file that pytest would choose hold as they stand (``python_files``, ``asyncio_mode``,
 ``pythonpath``, ``testpaths`` …). Of the options in ``addopts`` those are kept that a suite may need; reports,
 coverage, parallel runs, limits of time and strictness are ours to choose. What pytest cannot take because its plugin
-is not installed is dropped inside the sandbox (``suite_plugin``).
+is not installed is dropped inside the sandbox (``pytest_runner``).
 """
 
 from __future__ import annotations

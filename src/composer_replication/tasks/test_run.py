@@ -11,7 +11,7 @@ import json
 import signal
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
 from importlib.resources import files
@@ -31,7 +31,6 @@ _OVER_CPU = (-signal.SIGXCPU, 128 + signal.SIGXCPU)
 import_roots = folders_of_tree
 """Where the package under test is imported from, relative to the tree."""
 NOTHING_COLLECTED = "nothing was collected"
-_NAME = 400
 _RECORD_BYTES = 64 * 1024**2
 VARIABLES = {
     "PATH": "/usr/bin:/bin",
@@ -72,6 +71,9 @@ class TestReport:
     failed to the first line of theirs; ``skips`` has the same of what was skipped, files too. ``running`` is the test or file in which a run broke off and ``broke`` how, else both
     are empty. ``done`` are the outcomes that were known by then.
     ``cpu_seconds`` is the processor time that the run says it used: to be believed of golden code alone.
+    Of a watched run (``running/watched_run.py``) alone: ``flags``, what was seen that honest tests seldom do, by name;
+    ``test_seconds``, how long each test took, in processor time, or an eighth of the time by the clock where that is
+    more; and ``pytest_exit_code``.
     """
 
     __test__ = False  # the name starts with Test; pytest must not collect it
@@ -90,6 +92,9 @@ class TestReport:
     broke: str = field(default="", compare=False)
     done: Mapping[str, Outcome] = field(default_factory=dict, compare=False)
     ended: Ended = field(default=Ended.BY_ITSELF, compare=False)
+    flags: frozenset[str] = frozenset()
+    test_seconds: Mapping[str, float] = field(default_factory=dict)
+    pytest_exit_code: int = -1
 
     @property
     def passed(self) -> frozenset[str]:
@@ -163,7 +168,8 @@ def run_inside(
     more_variables: Mapping[str, str] = MappingProxyType({}),
     is_ours: bool = True,
 ) -> ExecResult:
-    """Start a program (its text, then its arguments) over a tree in a fresh sandbox."""
+    """Start a program (its text, then its arguments) over a tree in a fresh sandbox; its records are kept up to 64 MiB."""
+    limits = replace(limits, output_bytes=max(limits.output_bytes, _RECORD_BYTES))
     spec = SandboxSpec(tree=tree, read_only=environment.read_only, masked=environment.masked, limits=limits)
     with open_sandbox(spec, backend) as sandbox:
         result = sandbox.exec(
@@ -180,11 +186,6 @@ def run_inside(
 def variables(environment: Environment) -> dict[str, str]:
     """The variables of a run."""
     return {**VARIABLES, "PATH": f"{environment.root}/bin:{VARIABLES['PATH']}"}
-
-
-def record_bytes(limits: Limits) -> int:
-    """How much of each stream of a run is kept."""
-    return max(limits.output_bytes, _RECORD_BYTES)
 
 
 @cache
@@ -204,26 +205,29 @@ def judge(result: ExecResult, records: Sequence[dict[str, Any]], trial: Trial) -
     by_event: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
         by_event[record["event"]].append(record)
+    said: dict[str, Any] = {"collected": (), "outcomes": {}}
     try:
-        said, disorder = _said(by_event)
-    except (KeyError, TypeError, ValueError, IndexError):
-        said, disorder = {"collected": (), "outcomes": {}}, "a record is malformed"
+        said, disorder = _said(by_event), ""
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        disorder = f"a record is malformed: {error}"
     collected, outcomes = said["collected"], said["outcomes"]
     limit = broken_off(result, trial.seconds)
     problems = (
+        (limit, limit),
         (by_event["forked"], "a test forks, and both processes go on"),
         (not records or records[-1]["event"] != "end", "the run ended without its closing record"),
         (len(by_event["end"]) != 1, "the run has more than one closing record"),
         (result.truncated, "the records are cut off"),
+        (disorder, disorder),
+        (not by_event["collected"], NOTHING_COLLECTED),
     )
-    problem = limit or next((text for is_so, text in problems if is_so), disorder)
-    if not problem and trial.node_ids is not None:
-        problem = compare_ids(trial.node_ids, collected, outcomes, is_partial=trial.stop_at_first_failure)
-    elif not problem and not trial.stop_at_first_failure and set(outcomes) != set(collected):
-        problem = "not every collected test ran"
+    wanted = collected if trial.node_ids is None else trial.node_ids
+    problem = next((text for is_so, text in problems if is_so), "") or compare_ids(
+        wanted, collected, outcomes, is_partial=trial.stop_at_first_failure
+    )
     if not problem:
         return TestReport(**said, error="", seconds=result.seconds)
-    running, broke = ("", "") if disorder and disorder != NOTHING_COLLECTED else _where(by_event, result)
+    running, broke = ("", "") if disorder else _where(by_event, result)
     ended = Ended.EMPTY if problem == NOTHING_COLLECTED else Ended.BY_ITSELF
     if limit:
         ended = Ended.TIME if _has_run_out(result) else Ended.LIMIT
@@ -233,47 +237,35 @@ def judge(result: ExecResult, records: Sequence[dict[str, Any]], trial: Trial) -
         seconds=result.seconds,
         running=running,
         broke=broke,
-        done={} if disorder else outcomes,
+        done=outcomes,
         ended=ended,
     )
 
 
-def _said(by_event: Mapping[str, list[dict[str, Any]]]) -> tuple[dict[str, Any], str]:
-    """The fields of a report that the records say; and empty, or what is out of order."""
-    disorder = "" if by_event["collected"] else NOTHING_COLLECTED
-    ids = [tuple(map(str, record["ids"])) for record in by_event["collected"]]
-    collected = ids[0] if ids else ()
-    if len(ids) > 1:
-        disorder = "tests were collected twice"
-    elif len(set(collected)) != len(collected):
-        disorder = "two tests have the same node id"
-    known, outcomes = set(collected), {}
-    for record in by_event["test"]:
-        node_id = str(record["id"])
-        if node_id in outcomes or node_id not in known:
-            disorder = f"a second or unknown result for {node_id}"
-        outcomes[node_id] = Outcome(record["outcome"])
-    places = by_event["collected"][0]["places"] if ids else ()
+def _said(by_event: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """The fields of a report that the records say; ValueError where they contradict each other."""
+    asked = by_event["collected"] or [{"ids": (), "places": ()}]
+    collected = tuple(map(str, asked[0]["ids"]))
+    if len(asked) > 1 or len(set(collected)) != len(collected):
+        raise ValueError("a test or all of them were collected twice")
+    outcomes = {str(record["id"]): Outcome(record["outcome"]) for record in by_event["test"]}
+    if len(outcomes) != len(by_event["test"]) or not outcomes.keys() <= {*collected}:
+        raise ValueError("a test has a second result, or was not collected")
     end = by_event["end"][-1] if by_event["end"] else {}
-    said = {
+    called = end.get("called")
+    return {
         "collected": collected,
         "outcomes": outcomes,
         "places": {
             node_id: (str(path), int(line), str(name))
-            for node_id, (path, line, name) in zip(collected, places, strict=False)
+            for node_id, (path, line, name) in zip(collected, asked[0]["places"], strict=False)
         },
         "collect_errors": {str(one["id"]): str(one["text"]) for one in by_event["collect_error"]},
         "skips": {str(one["id"]): str(one["text"]) for one in by_event["skip"]},
         "why": {str(one["id"]): str(one["why"]) for one in by_event["test"] if one.get("why")},
-        "called": None if end.get("called") is None else functions_of(end["called"]),
+        "called": None if called is None else frozenset((str(path), int(line)) for path, line in called),
         "cpu_seconds": float(end.get("cpu_seconds", 0.0)),
     }
-    return said, disorder
-
-
-def functions_of(rows: Iterable[Sequence[Any]]) -> frozenset[tuple[str, int]]:
-    """Functions (file, first line) from their form in JSON."""
-    return frozenset((str(path), int(line)) for path, line in rows)
 
 
 def _where(by_event: Mapping[str, list[dict[str, Any]]], result: ExecResult) -> tuple[str, str]:
@@ -294,7 +286,7 @@ def _where(by_event: Mapping[str, list[dict[str, Any]]], result: ExecResult) -> 
         done = {record["id"] for record in tests}
         waiting = (test for test in by_event["collected"][0]["ids"] if test not in done)
         running, how = next(waiting, ""), f"it ends the process{says}"
-    running = str(running or "")[:_NAME]
+    running = str(running or "")[:400]
     if result.timed_out:  # empty where the time of all of it was over: no fault of the test that was running
         return running, result.stopped
     return running, how if running else ""
@@ -340,7 +332,7 @@ def compare_ids(
     *,
     is_partial: bool = False,
 ) -> str:
-    """Empty where exactly the wanted tests were collected and ran; else what differs."""
+    """Empty where exactly the wanted tests were collected, and all of them or a part ran; else what differs."""
     missing = sorted(set(node_ids) - set(collected))
     if missing or len(set(node_ids)) != len(collected):
         return f"the tests are not the stored ones: {missing[0] if missing else 'there are more'}"

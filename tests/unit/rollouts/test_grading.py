@@ -13,8 +13,9 @@ from composer_replication.records import Check, Outcome, SandboxSpec, Task
 from composer_replication.rollouts import grading
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.sandbox import LocalSandbox, choose_backend, selftest
-from composer_replication.tasks.running.watched_run import WatchedReport, run_watched
+from composer_replication.tasks.running.watched_run import run_watched
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.test_run import TestReport, Trial
 from composer_replication.tasks.twin.twin_run import TwinScore
 
 
@@ -43,9 +44,9 @@ def test_an_endless_answer_is_stopped_by_what_golden_code_needs(
 ) -> None:
     allowed = []
 
-    def noted(*args: Any, timeout_seconds: float, **keywords: Any) -> WatchedReport:
-        allowed.append(timeout_seconds)
-        return run_watched(*args, timeout_seconds=timeout_seconds, **keywords)
+    def noted(tree: Path, environment: Any, trial: Trial, **keywords: Any) -> TestReport:
+        allowed.append(trial.seconds)
+        return run_watched(tree, environment, trial, **keywords)
 
     monkeypatch.setattr(grading, "run_watched", noted)
     monkeypatch.setattr(Grader, "timeout_seconds", 500.0)

@@ -11,8 +11,8 @@ import pytest
 from composer_replication.records import Outcome, Task
 from composer_replication.rollouts import grading
 from composer_replication.rollouts.grading import Grader, GradeRequest, Regressions, find_regressions
-from composer_replication.tasks.running.watched_run import WatchedReport
 from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.test_run import TestReport
 from composer_replication.tasks.twin.twin_run import TwinScore
 
 
@@ -98,10 +98,10 @@ def test_the_tests_that_are_drawn_depend_on_seed_task_and_tree_alone(
     """The sandbox is left out: what is asked for is looked at."""
     asked: list[tuple[str, ...]] = []
 
-    def watched(task: Task, files: object, node_ids: tuple[str, ...], **_: object) -> WatchedReport:
+    def watched(task: Task, files: object, node_ids: tuple[str, ...], **_: object) -> TestReport:
         asked.append(tuple(node_ids))
         outcomes = dict.fromkeys(node_ids, Outcome.PASSED)
-        return WatchedReport(outcomes, error="", flags=frozenset(), seconds=0.0)
+        return TestReport(outcomes, (), error="", seconds=0.0)
 
     monkeypatch.setattr(grader, "watched", watched)
     trees = [{**golden, "notes.txt": b"%d" % number} for number in range(12)]
@@ -125,7 +125,7 @@ def test_no_more_tests_run_at_a_time_than_the_grader_has_places(
 ) -> None:
     grader, lock, num_running, most = Grader(store, num_jobs=1), threading.Lock(), 0, 0
 
-    def watched(task: Task, files: object, node_ids: tuple[str, ...], **_: object) -> WatchedReport:
+    def watched(task: Task, files: object, node_ids: tuple[str, ...], **_: object) -> TestReport:
         nonlocal num_running, most
         with lock:
             num_running += 1
@@ -134,7 +134,7 @@ def test_no_more_tests_run_at_a_time_than_the_grader_has_places(
         with lock:
             num_running -= 1
         outcomes = dict.fromkeys(node_ids, Outcome.PASSED)
-        return WatchedReport(outcomes, error="", flags=frozenset(), seconds=0.0)
+        return TestReport(outcomes, (), error="", seconds=0.0)
 
     monkeypatch.setattr(grader, "watched", watched)
     try:
@@ -177,7 +177,7 @@ def test_tests_that_do_not_pass_with_the_original_code_cannot_be_broken(
     test = clamp.tests.pass_to_pass[0]
 
     outcomes = dict.fromkeys(clamp.tests.pass_to_pass, Outcome.PASSED) | {test: Outcome.FAILED}
-    report = WatchedReport(outcomes, error="", flags=frozenset(), seconds=0.0)
+    report = TestReport(outcomes, (), error="", seconds=0.0)
     monkeypatch.setattr(grader, "watched", lambda *_, **__: report)
     found = find_regressions(grader, clamp, {})
     assert found == Regressions((), len(clamp.tests.pass_to_pass) - 1)
@@ -189,7 +189,7 @@ def test_a_run_of_the_original_code_with_an_error_is_tried_again(
 ) -> None:
     grader, tests = Grader(store), clamp.tests.pass_to_pass
     outcomes = dict.fromkeys(tests, Outcome.PASSED)
-    good = WatchedReport(outcomes, error="", flags=frozenset(), seconds=0.0)
+    good = TestReport(outcomes, (), error="", seconds=0.0)
     reports = [replace(good, error="too slow today")] * 2 + [good] * 3
     monkeypatch.setattr(grader, "watched", lambda *_, **__: reports.pop(0))
     assert find_regressions(grader, clamp, {}) is None

@@ -9,12 +9,7 @@ import pytest
 
 from composer_replication.records import TestSplit
 from composer_replication.tasks.planning.body_cuts import fill
-from composer_replication.tasks.sentinels import (
-    Canary,
-    canary_files,
-    make_canaries,
-    make_canary,
-)
+from composer_replication.tasks.sentinels import Canary, make_canary
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import bench_of
 from composer_replication.tasks.test_run import Trial
@@ -26,12 +21,12 @@ Made = Mapping[str, Canary]
 def made(tiny_store: TaskStore) -> Made:
     """Of a task whose test has parameters, and of one whose tests are methods; by symbol."""
     tasks = [task for task in tiny_store.tasks() if task.symbol in ("sign", "initials")]
-    return {canary.task.symbol: canary for canary in make_canaries(tiny_store, tasks)}
+    return {task.symbol: canary for task in tasks if (canary := make_canary(tiny_store, task))}
 
 
 def run(store: TaskStore, canary: Canary, answer: str) -> set[str]:
     """The tests of the canary that pass with an answer."""
-    files, path = canary_files(store, canary), canary.task.hole.path
+    files, path = {**store.files(canary.task, "visible"), **canary.test_files}, canary.task.hole.path
     files[path] = fill(store.broken_text(canary.task), canary.task.hole, answer).encode()
     (report,) = bench_of(store, canary.task).run_all([Trial(files, canary.node_ids)])
     return set() if report.error else set(report.passed)

@@ -17,7 +17,8 @@ from small_trees import write_tree
 from composer_replication.records import ExecResult, Outcome
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.running import watched_run
-from composer_replication.tasks.running.watched_run import WatchedReport, judge_watched, run_watched
+from composer_replication.tasks.running.watched_run import judge_watched, run_watched
+from composer_replication.tasks.test_run import TestReport, Trial
 
 RUNNER = runpy.run_path(str(Path(watched_run.__file__).with_name("watched_runner.py")))
 KEY = "0123456789abcdef" * 4
@@ -39,10 +40,10 @@ def story_of(node_id: str, outcome: str = "passed") -> list[list[str]]:
     how = "returned" if outcome == "passed" else "raised"
     return [
         ["start", node_id],
-        ["report", node_id, "setup", "passed", ""],
+        ["report", node_id, ""],
         ["call", node_id, how],
-        ["report", node_id, "call", outcome, ""],
-        ["report", node_id, "teardown", "passed", ""],
+        ["report", node_id, outcome],
+        ["report", node_id, ""],
         ["finish", node_id, "0.25"],
     ]
 
@@ -52,12 +53,12 @@ END = ["end", "1", "0.5"]
 GOOD = [COLLECTED, *story_of(IDS[0]), *story_of(IDS[1], "failed"), END]
 
 
-def judged(records: Sequence[Sequence[str]] | str, **changes: object) -> WatchedReport:
+def judged(records: Sequence[Sequence[str]] | str, **changes: object) -> TestReport:
     values: dict[str, object] = {
         "exit_code": 0, "stdout": records if isinstance(records, str) else signed(records), "stderr": "words\n",
         "truncated": False, "timed_out": False, "out_of_memory": False, "seconds": 1.0,
     }  # fmt: skip
-    return judge_watched(ExecResult(**{**values, **changes}), KEY, IDS, timeout_seconds=5.0)  # type: ignore[arg-type]
+    return judge_watched(ExecResult(**{**values, **changes}), KEY, Trial({}, IDS, 5.0))  # type: ignore[arg-type]
 
 
 def test_a_good_run_is_read() -> None:
@@ -100,20 +101,21 @@ A, B = story_of(IDS[0]), story_of(IDS[1])
     ("records", "changes", "words"),
     [
         ([*GOOD, ["flag", "x"]], {}, "closing record"),
-        ([*GOOD, END], {}, "follow the closing one"),
+        ([*GOOD, END], {}, "out of order: end"),
         ([COLLECTED, *A, END], {}, "not every test ran"),
-        ([COLLECTED, *B, *A, END], {}, "out of turn"),
-        ([COLLECTED, *A, *A, END], {}, "out of turn"),
+        ([COLLECTED, *B, *A, END], {}, "out of order: start"),
+        ([COLLECTED, *A, *A, END], {}, "out of order: start"),
         ([COLLECTED, *A, *B[:-1], END], {}, "has no end"),
-        ([COLLECTED, A[0], *B, END], {}, "out of turn"),
-        ([COLLECTED, *A, ["report", IDS[0], "call", "passed", ""], *B, END], {}, "not running"),
-        ([COLLECTED, COLLECTED, *A, *B, END], {}, "collected twice"),
-        ([["collected", "fff", *IDS, IDS[0]], *A, *B, END], {}, "same node id"),
+        ([COLLECTED, A[0], *B, END], {}, "out of order: start"),
+        ([COLLECTED, *A, ["report", IDS[0], "passed"], *B, END], {}, "out of order: report"),
+        ([COLLECTED, COLLECTED, *A, *B, END], {}, "out of order: collected"),
+        ([["collected", "fff", *IDS, IDS[0]], *A, *B, END], {}, "out of order: collected"),
         ([["collected", "f", IDS[0]], *A, END], {}, "not the stored ones"),
         ([["collected", "fff", *IDS, "x"], *A, *B, *story_of("x"), END], {}, "not the stored ones"),
-        ([["end", "0", "0.1"]], {}, "nothing was collected"),
-        ([COLLECTED, ["start"], END], {}, "malformed"),
-        ([*GOOD[:-1], ["end", "one", "0.1"]], {}, "malformed"),
+        ([["end", "0", "0.1"]], {}, "not the stored ones"),
+        ([COLLECTED, ["start"], END], {}, "out of order: start"),
+        ([*GOOD[:-1], ["end", "one", "0.1"]], {}, "invalid literal"),
+        ([*GOOD[:-1], ["end"]], {}, "not enough values"),
         (GOOD, {"exit_code": 1}, "after its closing record"),
         (GOOD, {"exit_code": 137}, "after its closing record"),
         (GOOD, {"timed_out": True}, "ran longer than 5 s"),
@@ -133,16 +135,15 @@ def test_what_is_out_of_order_fails_the_run(
     ("story", "outcome", "flags"),
     [
         (story_of(IDS[1], "failed"), "failed", set()),
-        ([B[0], ["report", IDS[1], "setup", "failed", ""], B[4], B[5]], "error", set()),
-        ([B[0], ["report", IDS[1], "setup", "skipped", ""], B[4], B[5]], "skipped", set()),
-        ([*B[:3], ["report", IDS[1], "call", "passed", "xfail"], *B[4:]], "skipped", set()),
-        ([*B[:4], ["report", IDS[1], "teardown", "failed", ""], B[5]], "error", set()),
+        ([B[0], ["report", IDS[1], "error"], B[4], B[5]], "error", set()),
+        ([B[0], ["report", IDS[1], "skipped"], B[4], B[5]], "skipped", set()),
+        ([*B[:3], ["report", IDS[1], "skipped"], *B[4:]], "skipped", set()),
+        ([*B[:4], ["report", IDS[1], "error"], B[5]], "error", set()),
         ([B[0], B[1], B[4], B[5]], "missing", set()),
         ([*B[:2], ["call", IDS[1], "raised"], *B[3:]], "passed", {"did not return"}),
         ([*B[:2], *B[3:]], "passed", {"did not return"}),
         ([*B[:3], B[2], *B[3:]], "passed", {"did not return"}),
-        ([*B[:4], B[3], *B[4:]], "passed", {"three steps"}),
-        ([*B[:3], ["report", IDS[1], "call", "failed", ""], B[3], *B[4:]], "failed", {"three steps"}),
+        ([*B[:3], ["report", IDS[1], "failed"], B[3], *B[4:]], "failed", set()),
     ],
 )
 def test_what_became_of_one_test(story: list[list[str]], outcome: str, flags: set[str]) -> None:
@@ -167,17 +168,10 @@ def run_tree(
     ids: Sequence[str],
     *,
     backwards: bool = False,
-) -> WatchedReport:
+) -> TestReport:
     write_tree(folder, files)
-    return run_watched(
-        folder,
-        environment,
-        ids,
-        timeout_seconds=30.0,
-        wall_factor=10.0,
-        shuffle_seed=7,
-        backwards=backwards,
-    )
+    trial = Trial({}, ids, 30.0, wall_factor=10.0, shuffle_seed=7, backwards=backwards)
+    return run_watched(folder, environment, trial)
 
 
 def test_a_real_run_of_honest_code(tmp_path: Path, environment: Environment) -> None:
@@ -218,7 +212,7 @@ def test_an_order_and_the_same_backwards(tmp_path: Path, environment: Environmen
         ),
         (
             "import _pytest.runner as r\nr.show_test_item.__code__ = (lambda item: None).__code__\n",
-            "code of the test runner replaced",
+            "code of a function replaced",
         ),
         ("answer.__code__ = (lambda: 42).__code__\n", "code of a function replaced"),
         (
@@ -264,7 +258,7 @@ def test_what_is_done_in_the_process_is_flagged(
 # --- processes and paths into them ---
 
 
-def odd(report: WatchedReport) -> list[str]:
+def odd(report: TestReport) -> list[str]:
     """The flags without what pytest's own plugin for old paths exchanges for the time of a run."""
     return [flag for flag in report.flags if not flag.startswith("_pytest.")]
 
@@ -282,8 +276,8 @@ gc.unfreeze()
 send = next(f for f in gc.get_objects() if getattr(f, "__qualname__", "") == "open_transcript.<locals>.send"
             and hasattr(f, "__closure__"))
 name = me.f_locals["item"].nodeid
-for record in [("call", name, "returned"), ("report", name, "call", "passed", ""),
-               ("report", name, "teardown", "passed", ""), ("finish", name, "0.001"), ("end", "0", "0.1")]:
+for record in [("call", name, "returned"), ("report", name, "passed"), ("report", name, ""),
+               ("finish", name, "0.001"), ("end", "0", "0.1")]:
     send(record)
 os._exit(0)
 """

@@ -286,7 +286,7 @@ def run_tests(box: Toolbox) -> ToolResult:
     notes, tests = _restore(box), box.tests
     request = (tests.options, _ARGUMENTS, tests.import_roots, tests.node_ids)
     done = box.sandbox.exec(
-        ["python3", "-P", "-B", "-c", f"{program_text('running.suite_plugin')}\n{_TESTS_PROGRAM}"],
+        ["python3", "-P", "-B", "-c", f"{program_text('running.pytest_runner')}\n{_TESTS_PROGRAM}"],
         timeout_seconds=TEST_SECONDS,
         stdin=json.dumps(request).encode(),
         env=box.environment_variables,

@@ -5,6 +5,7 @@ Not imported by the package and never placed in a tree. Code of a tree runs in t
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import select
@@ -15,24 +16,14 @@ import time
 
 PATIENCE_SECONDS = 10.0
 LOOK_SECONDS = 0.25
+IDLE_TICKS = 10
+"""What a run that waits may need of the processor, in all the time that it waits: waking up and looking at a clock."""
 END_SECONDS = 0.004
 """How often it is asked whether a run has ended."""
-PLACES_OF_ALL = ("/tmp", "/dev/shm")
 SLOW_IMPORTS = ("pytest", "hypothesis", "numpy")
-"""What takes long to import, and bears a fork."""
-STAGE = "run"
-"""What the folder of a run is called while the run lasts: so all of them see their tree at one path."""
+"""What takes long to import, and bears a fork: imported once, for all runs."""
 COMPILED = "compiled"
-"""The folder beside it in which a run finds what one before it compiled, of the same path, size and time of change."""
-
-
-def preload():
-    """Import the test runner and what is slow, which no run then does."""
-    import importlib
-
-    for name in SLOW_IMPORTS:
-        with contextlib.suppress(Exception):  # not installed, or it fails again and is seen in the run
-            importlib.import_module(name)
+"""The folder beside all trees, in which a run finds what one before it compiled, of the same path, size and time of change."""
 
 
 def hand_on(heard, output):
@@ -46,11 +37,9 @@ def hand_on(heard, output):
 def attend(pid, heard, output, timeout_seconds, idle_seconds):
     """See a run to its end: its exit code; or None where the patience with it was over first, and why.
 
-    It has its time by the clock, and ``idle_seconds`` in which nothing of it does anything, or wants to: these do not
-    depend on how busy the machine is.
+    It has its time by the clock, and ``idle_seconds`` in which all of it together hardly computes and says nothing.
     """
-    ticks: int | None = None
-    is_open = True
+    ticks, is_open = 0, True
     begun = active = looked = time.monotonic()
     while True:
         found, status = os.waitpid(pid, os.WNOHANG)
@@ -60,10 +49,9 @@ def attend(pid, heard, output, timeout_seconds, idle_seconds):
         if now - begun >= timeout_seconds:
             return None, ""  # the time of all of it: no fault of the test that is at work
         if now - looked >= LOOK_SECONDS:
-            before, ticks, looked = ticks, ticks_used(orphans(os.getpid())), now
-            # One tick, of a hundred in a second, is what waking up and looking at a clock may need.
-            if before is None or ticks is None or not 0 <= ticks - before <= 1:
-                active = now
+            used, looked = ticks_used(below(os.getpid())), now
+            if used is None or not 0 <= used - ticks < IDLE_TICKS:
+                ticks, active = used or 0, now
             if now - active >= idle_seconds:
                 return None, f"it waited {idle_seconds:g} s for something that did not come"
         if select.select([heard] if is_open else [], [], [], END_SECONDS)[0]:
@@ -77,7 +65,7 @@ def end_all(group):
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
             os.killpg(group, signal.SIGKILL)
-        alive = orphans(os.getpid())
+        alive = below(os.getpid())
         for pid in alive:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -91,60 +79,35 @@ def end_all(group):
 
 def names_in(place):
     """What a folder holds; nothing where it cannot be read."""
-    try:
+    with contextlib.suppress(OSError):
         return os.listdir(place)
-    except OSError:
-        return []
-
-
-def stat_of(place):
-    """State and the fields behind it of a process or thread; what is gone has none."""
-    try:
-        with open(f"{place}/stat", encoding="utf-8", errors="replace") as handle:
-            return handle.read().rpartition(")")[2].split()
-    except OSError:
-        return []
+    return []
 
 
 def ticks_used(pids):
-    """Processor time of all threads of these processes; None if one runs or would, or where there is none."""
+    """Processor time of these processes, in hundredths of a second; None if there is none."""
     ticks = 0
     for pid in pids:
-        for thread in names_in(f"/proc/{pid}/task"):
-            fields = stat_of(f"/proc/{pid}/task/{thread}")
-            if not fields or fields[0] in "RD":
-                return None
-            ticks += int(fields[11]) + int(fields[12])
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", errors="replace") as handle:
+            ticks += sum(map(int, handle.read().rpartition(")")[2].split()[11:13]))
     return ticks if pids else None
 
 
-def orphans(root):
-    """Living processes below one; none where there is no ``/proc``."""
-    children: dict[int, list[tuple[int, str]]] = {}
-    for name in names_in("/proc"):
-        fields = stat_of(f"/proc/{name}") if name.isdigit() else []
-        if fields:
-            children.setdefault(int(fields[1]), []).append((int(name), fields[0]))
-    found, queue = [], [root]
-    while queue:
-        for pid, state in children.get(queue.pop(), []):
-            queue.append(pid)
-            if state not in "ZX":
-                found.append(pid)
-    return found
+def below(pid):
+    """Processes that descend from one and were not waited for; none where there is no ``/proc``."""
+    found: list[int] = []
+    for thread in names_in(f"/proc/{pid}/task"):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as handle:
+            found += map(int, handle.read().split())
+    return [*found, *(each for child in found for each in below(child))]
 
 
 def is_private(place):
-    """Whether a folder was made for this sandbox alone: ours, and closed to all others.
-
-    The host's ``/tmp`` is open to all. Nothing in it is ever touched, whatever it may be that
-    runs this program.
-    """
-    try:
+    """Whether a folder is ours and closed to all others, as the host's ``/tmp`` is not: that is never touched."""
+    with contextlib.suppress(OSError):
         info = os.stat(place)
-    except OSError:
-        return False
-    return info.st_uid == os.geteuid() and not info.st_mode & 0o077
+        return info.st_uid == os.geteuid() and not info.st_mode & 0o077
+    return False
 
 
 def remove(path):
@@ -159,26 +122,6 @@ def remove(path):
                 if not os.path.islink(os.path.join(folder, name)):
                     os.chmod(os.path.join(folder, name), 0o700)
     shutil.rmtree(path, ignore_errors=True)
-
-
-def adopt_orphans():
-    """Become the parent of whatever leaves its session, so that it can be found."""
-    with contextlib.suppress(ImportError, OSError, AttributeError):
-        import ctypes
-
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-
-
-def become_run(folder, not_ours, *, is_alone):
-    """Be what a lone runner is: its folder, and no descriptor that is not its own."""
-    os.chdir(folder)
-    if "PWD" in os.environ:
-        os.environ["PWD"] = folder
-    if not is_alone:
-        os.setsid()
-        sys.pycache_prefix, sys.dont_write_bytecode = os.path.abspath(f"../../{COMPILED}"), False
-    for descriptor in not_ours:
-        os.close(descriptor)
 
 
 def how_it_ended(pid, heard, output, *limits):
@@ -210,15 +153,24 @@ def serve():
     nonce, is_alone = orders["nonce"], len(orders["runs"]) == 1
     send = make_send(output, nonce)  # type: ignore[name-defined]  # noqa: F821  of pytest_runner
     if not is_alone:
-        preload()
+        for name in SLOW_IMPORTS:
+            with contextlib.suppress(Exception):  # not installed, or it fails again and is seen in the run
+                importlib.import_module(name)
         os.mkdir(COMPILED)
     gc.collect()
     gc.freeze()
-    adopt_orphans()
+    with contextlib.suppress(ImportError, OSError, AttributeError):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(
+            36, 1, 0, 0, 0
+        )  # PR_SET_CHILD_SUBREAPER: what leaves its session becomes our child
     root = os.getcwd()
-    stage = os.path.join(root, STAGE)
+    stage = os.path.join(
+        root, "run"
+    )  # the folder of each run while it lasts: so all see their tree at one path
     closed = (root, stage) if is_private(root) else ()
-    places = {root, *PLACES_OF_ALL, os.environ["HOME"], os.environ["TMPDIR"]}
+    places = {root, "/tmp", "/dev/shm", os.environ["HOME"], os.environ["TMPDIR"]}
     before = {place: set(names_in(place)) for place in places if is_private(place)}
     for number, order in enumerate(orders["runs"]):
         try:
@@ -231,7 +183,14 @@ def serve():
         heard, said = os.pipe()
         pid = os.fork()
         if pid == 0:
-            become_run(os.path.join(stage, "tree"), (heard, output), is_alone=is_alone)
+            os.chdir(os.path.join(stage, "tree"))
+            if "PWD" in os.environ:
+                os.environ["PWD"] = os.getcwd()
+            if not is_alone:
+                os.setsid()
+                sys.pycache_prefix, sys.dont_write_bytecode = os.path.join(root, COMPILED), False
+            os.close(heard)
+            os.close(output)
             return run_tests(order["request"], said)  # type: ignore[name-defined]  # noqa: F821  of pytest_runner
         os.close(said)
         limits = order["timeout_seconds"], orders["idle_seconds"]

@@ -22,7 +22,6 @@ from composer_replication.tasks.test_run import (
     judge,
     program_text,
     read_records,
-    record_bytes,
     run_inside,
 )
 
@@ -85,8 +84,7 @@ def _run_part(
 ) -> list[TestReport]:
     """Reports of the first runs, up to one that the batch has no answer for; one that is alone has one in any case."""
     own_nonce, *nonces = (secrets.token_hex(16) for _ in range(len(runs) + 1))
-    names = ("running.suite_plugin", "running.pytest_runner", "running.call_recorder", "running.batch_server")
-    program = program_text(*names) + "\n\nserve()\n"
+    program = program_text("running.pytest_runner", "running.batch_server") + "\n\nserve()\n"
     orders: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="batch-", dir=process_folder()) as folder:
         root = Path(folder) / "trees"
@@ -109,7 +107,7 @@ def _run_part(
             [program],
             json.dumps(order).encode(),
             backend=backend,
-            limits=replace(limits, output_bytes=record_bytes(limits), num_processes=limits.num_processes + 1),
+            limits=replace(limits, num_processes=limits.num_processes + 1),
             timeout_seconds=START_SECONDS + sum(run.wall_seconds + SECONDS_BETWEEN_RUNS for run in runs),
         )
     ends: list[dict[str, Any]] = []

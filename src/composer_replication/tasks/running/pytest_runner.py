@@ -1,10 +1,10 @@
 """Runs inside the sandbox, given as ``python -c``: pytest with a protected channel for its records.
 
-Not imported by the package and never placed in a tree. Standard output is kept under a
-private descriptor for records; whatever tests print goes to standard error. Each record is
-one JSON line that carries the nonce which came on standard input.
+Never placed in a tree. Standard output is kept under a private descriptor for records; whatever tests print goes to
+standard error. Each record is one JSON line that carries the nonce which came on standard input.
 """
 
+import importlib.util
 import json
 import math
 import os
@@ -68,7 +68,7 @@ def first_line_of(text):
 def state_of(report, before):
     """What became of a test by this phase; ``before`` is what the phases so far say."""
     worst = ("", "passed", "skipped", "failed", "error")
-    state = "passed" if report.when == "call" else ""
+    state = "passed" if report.when == "call" and report.outcome == "passed" else ""
     if report.failed:
         state = "failed" if report.when == "call" and before != "error" else "error"
     elif report.skipped or hasattr(report, "wasxfail"):
@@ -156,7 +156,7 @@ def prepare(request, root):
 
     sys.path[:0] = roots
     os.environ["PYTHONPATH"] = os.pathsep.join(roots)
-    request["options"] = importable_plugins(request["options"], root)  # type: ignore[name-defined]  # noqa: F821  of suite_plugin
+    request["options"] = importable_plugins(request["options"], root)
     return [
         *request["options"],
         *request["arguments"],
@@ -178,8 +178,8 @@ def run_tests(request, descriptor):
     arguments = prepare(request, root)
     import pytest
 
-    calls = CallRecorder(root) if request["calls"] else None  # type: ignore[name-defined]  # noqa: F821  of call_recorder
-    suite = make_suite(request["options"], request["left_out"])  # type: ignore[name-defined]  # noqa: F821  of suite_plugin
+    calls = CallRecorder(root) if request["calls"] else None
+    suite = make_suite(request["options"], request["left_out"])
     code = int(pytest.main(arguments, plugins=[Recorder(send, request, root), suite]))
     called = calls.called() if calls else None
     send("end", exit_code=code, cpu_seconds=processor_seconds(), called=called)
@@ -195,3 +195,161 @@ def hand_over():
         module = sys.modules[name] = types.ModuleType(name)
         exec(compile(source, name, "exec"), module.__dict__)
     sys.modules[request["program"]].main(request, send)
+
+
+# --- A plugin of pytest that lets a suite run although tools around it are not installed.
+# What measures or speeds up a suite (coverage, parallel runs, reports) is left out of every environment. Its options,
+# fixtures and hooks may still be named by the repository; none of that must end the run.
+
+
+def importable_plugins(options, root):
+    """The options without ``-p NAME`` where nothing is called so: a tool that was left out."""
+    import importlib.metadata
+
+    from _pytest.config import builtin_plugins
+
+    known = {entry.name for entry in importlib.metadata.entry_points(group="pytest11")} | set(builtin_plugins)
+
+    def is_there(name):
+        top = name.partition(".")[0]
+        return name.startswith("no:") or not known.isdisjoint({name, top}) or _is_module(top, root)
+
+    return [option for option in options if not option.startswith("-p") or is_there(option[2:])]
+
+
+def _is_module(top, root):
+    """Whether a module of that name can be imported, or lies in the tree, to which ``pythonpath`` may lead."""
+    try:
+        if importlib.util.find_spec(top) is not None:
+            return True
+    except (ImportError, ValueError, AttributeError):
+        return False
+    return any(top in folders or f"{top}.py" in files for _, folders, files in os.walk(root))
+
+
+class Benchmark:
+    """What stands in for the fixture of pytest-benchmark and pytest-codspeed: calls the function once."""
+
+    enabled, disabled, group, stats = False, True, None, None
+
+    def __init__(self, request):
+        self.name = self.fullname = request.node.name
+        self.extra_info = {}
+
+    def __call__(self, function, *args, **kwargs):
+        return function(*args, **kwargs)
+
+    def pedantic(self, target, args=(), kwargs=None, setup=None, **_options):
+        made = setup() if setup is not None else None
+        args, kwargs = made if made is not None else (args, kwargs)
+        return target(*args, **(kwargs or {}))
+
+
+STAND_INS = {
+    "worker_id": ("session", lambda: "master"),
+    "testrun_uid": ("session", lambda: "composer-rl"),
+    "cov": ("function", lambda: None),
+    "no_cover": ("function", lambda: None),
+    "extra": ("function", list),
+    "extras": ("function", list),
+    "json_metadata": ("function", dict),
+}
+"""Fixtures of tools that are left out, with their scope and what gives their value."""
+
+
+def make_suite(options, left_out=()):
+    """The plugin; ``options`` are the repository's own, and those that nothing installed knows are taken back.
+
+    ``left_out`` are ids of tests that are not run, and files that are not imported.
+    """
+    import pytest
+
+    root, left_out = os.getcwd(), set(left_out)
+
+    class Suite:
+        def pytest_addhooks(self, pluginmanager):
+            # A conftest.py may have hooks for a tool that was left out.
+            pluginmanager.check_pending = lambda: None
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_load_initial_conftests(self, args, parser):
+            """Now that plugins and conftest.py files have named theirs."""
+            for option in options:
+                flag = option.partition("=")[0]
+                if option in args and not is_known(parser, option):
+                    place = args.index(option)
+                    args[place : place + 1] = [flag] if flag != option and is_known(parser, flag) else []
+
+        def pytest_internalerror(self, excrepr):
+            # Where a hook of the repository's ended it, nothing else prints why.
+            sys.stderr.write(f"{str(excrepr).strip()}\n")
+
+        def pytest_ignore_collect(self, collection_path):
+            return True if left_out and os.path.relpath(collection_path, root) in left_out else None
+
+        def pytest_collection_modifyitems(self, items):
+            items[:] = [item for item in items if item.nodeid not in left_out]
+
+        @pytest.fixture
+        def benchmark(self, request):
+            return Benchmark(request)
+
+    def stand_in(name, scope, make):
+        return pytest.fixture(scope=scope, name=name)(lambda _self: make())
+
+    # Whoever brings the real ones is registered later, and wins.
+    for name, (scope, make) in STAND_INS.items():
+        setattr(Suite, name, stand_in(name, scope, make))
+    return Suite()
+
+
+def is_known(parser, option):
+    """Whether pytest, a plugin or a conftest.py takes an option in this form."""
+    try:
+        return not parser.parse_known_and_unknown_args([option])[1]
+    except (Exception, SystemExit):  # a value that it does not take
+        return False
+
+
+# --- Which functions of the tree are called while the suite runs.
+
+TOOL = 4  # no debugger, coverage or profiler uses this number of sys.monitoring
+
+
+class CallRecorder:
+    """Notes what is called from now on, in all threads of this process."""
+
+    def __init__(self, root):
+        self.prefix = root + os.sep
+        self.codes = {}  # by identity, for to hash one is slow
+        self.profiler = None
+        if monitoring := getattr(sys, "monitoring", None):  # of Python 3.12
+            monitoring.use_tool_id(TOOL, "composer-rl")
+            start = monitoring.events.PY_START
+            monitoring.register_callback(TOOL, start, lambda code, _: self.add(code) or monitoring.DISABLE)
+            monitoring.set_events(TOOL, start)
+            return
+        import _lsprof
+        import threading
+
+        threading.setprofile(lambda frame, event, _: self.add(frame.f_code) if event == "call" else None)
+        self.profiler = _lsprof.Profiler(builtins=False, subcalls=False)
+        self.profiler.enable()
+
+    def add(self, code):
+        self.codes[id(code)] = code
+
+    def called(self):
+        """File and first line of each function; None where a test took the profiler away, and nobody knows."""
+        if self.profiler is not None:
+            if id(sys.getprofile()) != id(self.profiler):
+                return None
+            self.profiler.disable()
+            for entry in self.profiler.getstats():
+                if not isinstance(entry.code, str):
+                    self.add(entry.code)
+        ours = [code for code in self.codes.values() if code.co_filename.startswith(self.prefix)]
+        places = {
+            (code.co_filename.removeprefix(self.prefix), code.co_firstlineno, code.co_name) for code in ours
+        }
+        return sorted(place[:2] for place in places if place[2] != "<module>")

@@ -14,7 +14,7 @@ import os
 import sys
 import types
 
-from composer_replication.tasks.running.suite_plugin import importable_plugins, make_suite
+from composer_replication.tasks.running.pytest_runner import importable_plugins, make_suite
 from composer_replication.tasks.twin.call_pickle import load_cloudpickle, make_dumps
 
 ASYNC_FLAGS = 0x80 | 0x200  # coroutines and asynchronous generators: no call to replay

@@ -172,7 +172,7 @@ _OWN_LIMITS = Limits(memory_bytes=4 * 1024**3)
 _OUTPUT_BYTES = 512 * 1024**2
 _PACKAGE = "composer_replication.tasks"
 _PROGRAMS = {
-    "twin.twin_recorder": ("twin.call_pickle", "running.suite_plugin"),
+    "twin.twin_recorder": ("twin.call_pickle", "running.pytest_runner"),
     "twin.twin_player": ("twin.canonical_encoding", "twin.call_pickle", "twin.call_mutation"),
     "leaks.leak_search": ("intake.packed_forms",),
 }

@@ -334,8 +334,7 @@ class Build:
     started: float
     unusable: dict[str, UnusableRepository] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
-    slugs: set[str] = field(default_factory=set)
-    reasons: dict[str, str] = field(default_factory=dict)
+    ready: dict[str, PreparedRepository] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.journal = Journal(self.store.root / "journal.jsonl")
@@ -367,9 +366,8 @@ class Build:
         found = zip(opened, self._each(prepared, opened, "repositories"), strict=True)
         ones = {source.source: one for source, one in found}
         self.unusable |= {name: one for name, one in ones.items() if isinstance(one, UnusableRepository)}
-        ready = {name: one for name, one in ones.items() if isinstance(one, PreparedRepository)}
-        self.reasons = {one.record.repository: one.first_reason for one in ready.values()}
-        return ready
+        self.ready = {name: one for name, one in ones.items() if isinstance(one, PreparedRepository)}
+        return self.ready
 
     def _check_repositories(self, opened: Sequence[RepositorySource]) -> None:
         for one, other in combinations(opened, 2):
@@ -377,9 +375,8 @@ class Build:
                 problem = f"{one.source} and {other.source} are both the repository {other.repository}."
                 fix = "name one of them; the other can be built into a folder of its own."
                 raise UsageError("CR0206", problem, fix=fix)
-        self.slugs = {slug_of(source.repository) for source in opened}
         present = {self.store.record(task_id).repository_record for task_id in self.store.task_ids()}
-        if other_slugs := present - self.slugs:
+        if other_slugs := present - {slug_of(source.repository) for source in opened}:
             missing = "".join(f"; {source} cannot be used: {why}" for source, why in self.unusable.items())
             problem = (
                 f"the folder holds tasks of {min(other_slugs)}, which is not among the sources{missing}."
@@ -492,9 +489,8 @@ class Build:
     def finish(self) -> None:
         """Leave exactly what was asked for, no task beyond the cut or of an earlier setting, and note that nothing is left."""
         keep = {f"{kind}/{one.task_id}.json" for one in self.decisions for kind in ("tasks", "secrets")}
-        for slug in self.slugs:
-            if self.store.has_record(f"repositories/{slug}.json"):
-                keep |= {f"repositories/{slug}.json", f"locks/{self.store.repository(slug).environment}.json"}
+        for one in self.ready.values():
+            keep |= {f"repositories/{one.slug}.json", f"locks/{one.record.environment}.json"}
         self.store.drop_records(keep)
         self.journal.keep(self.decisions)
         self.store.settle()
@@ -609,6 +605,7 @@ def summary_of(run: Build) -> BuildSummary:
     examples = {one.reason: f"{one.pin}: {one.detail}" for one in reversed(refused) if one.detail}
     examples |= {error.reason: f"{source}: {error.detail}" for source, error in run.unusable.items()}
     records = {record.repository: record for record in store.repositories()}
+    reasons = {one.record.repository: one.first_reason for one in run.ready.values()}
     return BuildSummary(
         folder=store.root,
         tasks=len(store.task_ids()),
@@ -623,7 +620,6 @@ def summary_of(run: Build) -> BuildSummary:
         licences={name: record.licence for name, record in records.items()},
         flaky={name: record.flaky for name, record in records.items()},
         unused_tests={
-            name: {**unused_tests(record), "first_reason": run.reasons.get(name, "")}
-            for name, record in records.items()
+            name: {**unused_tests(record), "first_reason": reasons[name]} for name, record in records.items()
         },
     )

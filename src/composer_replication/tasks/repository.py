@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -170,6 +170,7 @@ def prepare(
             runs, left_out = _three_runs(begun, workers, jobs)
         except UnusableRepository as error:
             raise explain(error, source, bench.environment.names) from error
+        passed = frozenset.union(*(run.passed for run in runs))
         green = frozenset.intersection(*(run.passed for run in runs))
         record = RepositoryRecord(
             repository=source.repository,
@@ -178,7 +179,7 @@ def prepare(
             num_collected=len(first.collected),
             broken_files=tuple(sorted(set(first.collect_errors) - set(bad))),
             called=next((run.called for run in runs if run.called), frozenset()),
-            flaky=tuple(sorted(frozenset.union(*(run.passed for run in runs)) - green)),
+            flaky=tuple(sorted(passed - green)),
             left_out=left_out,
             **asked,
         )
@@ -186,7 +187,7 @@ def prepare(
         for data in source.files.values():
             store.put_blob(data)
         store.put_repository(slug, record)
-        first_reason = _first_reason(runs)
+        first_reason = _first_reason(first, passed)
     bench = replace(bench, left_out=record.left_out)
     return PreparedRepository(slug, record, bench, find_deletions(source.files, sizes), first_reason)
 
@@ -270,18 +271,18 @@ def _refuse_red(first: TestReport, green: frozenset[str], what: str) -> None:
     """Refuse a repository most of whose tests say nothing."""
     num_run = sum(outcome != "skipped" for outcome in first.outcomes.values())
     if not green or len(green) < MIN_GREEN_SHARE * num_run:
-        said = {**first.collect_errors, **first.why} or first.skips
-        texts = [f"; the first says: {place}: {text}"[:300] for place, text in said.items()]
-        told = f"{len(green)} of {num_run} tests are {what}{''.join(texts[:1])}"
+        reason = _first_reason(first, green)
+        told = f"{len(green)} of {num_run} tests are {what}" + (
+            f"; the first says: {reason}" if reason else ""
+        )
         raise UnusableRepository("red-baseline", told)
 
 
-def _first_reason(runs: Sequence[TestReport]) -> str:
-    """Why the first file cannot be collected, or the first test is green in no run, as ``PLACE: TEXT``."""
-    first, passed = runs[0], frozenset[str]().union(*(run.passed for run in runs))
-    red = [test for test in first.why if test not in passed]
-    said = {**first.collect_errors, **{test: first.why[test] for test in red}}
-    return next((f"{place}: {text.removeprefix('E ').strip()}"[:300] for place, text in said.items()), "")
+def _first_reason(first: TestReport, passed: frozenset[str]) -> str:
+    """Why the first file cannot be collected, or the first of the other tests fails or is skipped, as ``PLACE: TEXT``."""
+    said = {**first.collect_errors, **{test: why for test, why in first.why.items() if test not in passed}}
+    texts = (said or first.skips).items()
+    return next((f"{place}: {text.removeprefix('E ').strip()}"[:300] for place, text in texts), "")
 
 
 def unused_tests(record: RepositoryRecord) -> dict[str, Any]:

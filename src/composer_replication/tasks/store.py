@@ -351,12 +351,8 @@ class TaskStore:
 
     def put_task(self, record: TaskRecord, secret: SecretRecord) -> None:
         """Keep both records of a task, new or instead of earlier ones."""
-        self._put_records(
-            {
-                f"secrets/{record.task_id}.json": secret.to_json(),
-                f"tasks/{record.task_id}.json": record.to_json(),
-            }
-        )
+        both = {"secrets": secret.to_json(), "tasks": record.to_json()}
+        self._put_records({f"{kind}/{record.task_id}.json": value for kind, value in both.items()})
 
     def _named_blobs(self) -> set[str]:
         """The sha256 of every content that a record names; each of them is read."""

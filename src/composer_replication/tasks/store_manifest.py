@@ -150,7 +150,8 @@ def read_manifest(folder: Path) -> Manifest:
 def _records_in(folder: Path) -> dict[str, str]:
     """The sha256 of every record that lies in the folders of a store."""
     paths = [path for kind in FOLDERS for path in (folder / kind).glob(f"*.json{SUFFIX}")]
-    return {f"{path.parent.name}/{path.stem}": sha256_of(read_content(path)) for path in paths}
+    there = (path for path in paths if path.exists())  # a process that builds takes some out meanwhile
+    return {f"{path.parent.name}/{path.stem}": sha256_of(read_content(path)) for path in there}
 
 
 def is_settled(folder: Path) -> bool:

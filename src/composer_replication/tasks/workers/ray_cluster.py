@@ -188,10 +188,10 @@ class _BenchParts(NamedTuple):
 
     def made(self, backend: str | None) -> Bench:
         """The bench on this machine; its environment is made first where it is absent."""
-        wheels = cache(lambda: ray.get(self.wheels))
+        read = cache(lambda: ray.get(self.wheels))
         try:
             environment = open_environment(
-                self.lock, backend=backend, read_wheel=lambda wheel: wheels()[wheel.sha256]
+                self.lock, backend=backend, read_wheel=lambda one: read()[one.sha256]
             )
         except InputError as error:
             raise unfit_node("cannot be used", error) from error

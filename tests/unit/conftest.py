@@ -89,8 +89,11 @@ def put_hand_task(store: TaskStore, files: Mapping[str, bytes], task: HandTask) 
         visible=task.visible,
         environment="e" * 64,
         num_body_lines=9,
+        statement="",
+        instance_id="",
+        strength=None,
     )
-    store.put_task(record, SecretRecord(task.task_id, task.hidden, ()))
+    store.put_task(record, SecretRecord(task.task_id, task.hidden, (), None))
 
 
 @pytest.fixture(scope="session")
@@ -114,9 +117,9 @@ def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
                 places,
                 len(places),
                 (),
-                None,
                 (),
                 Licence(None, "", "", None),
+                "",
             ),
         )
         for task in tasks:

@@ -26,13 +26,13 @@ from composer_replication.run_folder import RunFolder, read_jsonl, write_json
 from composer_replication.safety import HeldoutSplit
 from composer_replication.tasks.build import BuildSummary, build_tasks, restricted_licences
 from composer_replication.tasks.difficulty import read_difficulty
+from composer_replication.tasks.gates import golden_patch
 from composer_replication.tasks.harbor_tasks import write_harbor_tasks
 from composer_replication.tasks.instructions import writing, written_instructions
 from composer_replication.tasks.leaks.leak_scan import scan_store
-from composer_replication.tasks.repository import read_unused, slug_of
+from composer_replication.tasks.repository import unused_tests
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_manifest import NAME, read_manifest
-from composer_replication.tasks.subject import golden_patch
+from composer_replication.tasks.store_manifest import is_settled
 from composer_replication.tasks.swebench.swebench_files import write_instances
 from composer_replication.tasks.swebench.swebench_import import import_swebench
 from composer_replication.tasks.validate import validate_store
@@ -125,8 +125,7 @@ def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
     with progress_bar(quiet=args.quiet) as report:
         settings = {name: getattr(args, name) for name in ("repeat", "jobs", "backend")}
         summary = validate_store(args.folder, progress=report, **settings)
-    names = {"proved_by": list(map(str, summary.proved_by)), "validated_in": str(summary.validated_in)}
-    return {**asdict(summary), **names, **given_up()}, _NOT_PASSED if summary.failed else 0
+    return {**asdict(summary), **given_up()}, _NOT_PASSED if summary.failed else 0
 
 
 def run_leakscan(args: argparse.Namespace) -> tuple[Result, int]:
@@ -193,7 +192,7 @@ def _counts(store: TaskStore, tasks: Sequence[Task]) -> Result:
         return dict(sorted(Counter(str(getattr(task, name)) for task in tasks).items()))
 
     return {
-        "proved_by": [str(sandbox) for sandbox in store.proved_by],
+        "proved_by": list(store.proved_by),
         "by_repo": by("repository"),
         "by_granularity": by("granularity"),
         "by_removal": by("removal"),
@@ -232,17 +231,14 @@ def run_stats(args: argparse.Namespace) -> tuple[Result, int]:
         **_counts(store, tasks),
         "licences": {name: licence.to_json() for name, licence in licences.items()},
         "restricted_licences": restricted_licences(licences),
-        "flaky": {name: None if r.flaky is None else list(r.flaky) for name, r in repositories.items()},
-        "unused_tests": {
-            name: read_unused(store.root, slug_of(name), one) for name, one in repositories.items()
-        },
+        "flaky": {name: list(record.flaky) for name, record in repositories.items()},
+        "unused_tests": {name: unused_tests(record) for name, record in repositories.items()},
     }, 0
 
 
 def unfinished(folder: Path) -> str:
-    """One sentence for a build that was cut off, with what finishes it; empty where it came to its end, or nobody noted it."""
-    mark = read_manifest(folder).build if (folder / NAME).is_file() else None
-    if mark is None or mark.is_complete:
+    """One sentence for a build that was cut off, with what finishes it; empty where it came to its end."""
+    if is_settled(folder):
         return ""
     again = "to finish it: the same composer-rl tasks command that began it, once more"
     return f"The build of this store was cut off, its tasks are whole but not all there; {again}"

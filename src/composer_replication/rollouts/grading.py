@@ -298,7 +298,7 @@ class Grader:
                 found: Made = self._golden[key]
                 return found
             self._golden_failed[key] = (num_asked + 1, problem)
-        proved = " or ".join(map(str, self.store.proved_by)) or "a sandbox that it does not name"
+        proved = " or ".join(self.store.proved_by) or "a sandbox that it does not name"
         error = SandboxFailure(
             "CR0494",
             f"the original code of {task_id} does not pass here, in {sandbox_in_force(self.backend)}: {problem}; "

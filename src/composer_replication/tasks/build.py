@@ -2,58 +2,241 @@
 
 from __future__ import annotations
 
+import difflib
+import hashlib
 import json
 import math
 import re
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field, replace
-from functools import cached_property
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, astuple, dataclass, field, replace
+from itertools import combinations, product, zip_longest
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from composer_replication.errors import InputError, NothingToDoError, UsageError
-from composer_replication.run_folder import RunFolder
+from composer_replication.run_folder import RunFolder, append_jsonl, read_jsonl, rewrite_jsonl
 from composer_replication.sandbox import choose_backend, require_selftest, runs_interrupted
 from composer_replication.sandbox.supervised_run import interruptible_pool
-from composer_replication.tasks.build_state import (
-    Candidate,
-    Decision,
-    Instance,
-    Journal,
-    Progress,
-    Settings,
-    drawn,
-    in_turn,
-    pinned,
-)
-from composer_replication.tasks.gates import check_secrecy, judge_deletion
+from composer_replication.tasks.gates import GateFailed, Subject, check_secrecy, judge_deletion
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.environment import UnusableRepository
 from composer_replication.tasks.intake.licences import Licence
 from composer_replication.tasks.intake.sources import NOT_FETCHED, RepositorySource, open_sources
-from composer_replication.tasks.planning.body_cuts import Deletion
+from composer_replication.tasks.planning.body_cuts import Deletion, Granularity, Removal
 from composer_replication.tasks.planning.edits import edited_files
 from composer_replication.tasks.repository import (
     MAX_SUITE_SECONDS,
     PreparedRepository,
     prepare,
-    read_unused,
     slug_of,
+    unused_tests,
 )
-from composer_replication.tasks.store import TaskStore, refuse_other_content
-from composer_replication.tasks.store_manifest import ProvingSandbox, sandbox_in_force
-from composer_replication.tasks.store_records import SecretRecord, TaskRecord
-from composer_replication.tasks.subject import GateFailed, Subject
+from composer_replication.tasks.store import TaskStore
+from composer_replication.tasks.store_manifest import sandbox_in_force, unsettle
+from composer_replication.tasks.store_records import SUITE_SECONDS, SecretRecord, TaskRecord
 from composer_replication.tasks.truth import add_truth
 from composer_replication.tasks.workers import Workers, open_workers
 
+GATES_VERSION = 17
+"""Raised when the gates judge otherwise, so that older answers are not taken over."""
+_HOW_TO_NAME = "write PATH::NAME, or PATH::NAME@SIZE/WAY: SIZE one of function, class, module, feature, WAY body or whole."
+
+Item = TypeVar("Item")
+Progress = Callable[[int, int, str], None]
+"""Called with (done, total, what is done now) from the calling thread; a new stretch of work begins with fewer done."""
 _CUT_ONLY = "a file that is not UTF-8, begins with a byte order mark or does not parse cannot be cut"
 MIN_CALLED_SHARE = 0.5
 """Of the deleted lines: where tests call less, who writes one function of five passes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a build was asked for.
+
+    Args:
+        symbols: for a source, the functions to delete (``path/inside/tree.py::Qualified.name``);
+            a source without an entry gives all its candidates, in an order drawn by ``seed``.
+        granularities: what is deleted; the sizes take turns.
+        removals: how much of it; see ``body_cuts``.
+        with_truth: record what the deleted functions do, as further hidden tests (``twin``), refuse
+            tasks that have neither these nor hidden tests, and measure how strong both are.
+        max_tasks: stop after so many tasks.
+        seed: draws candidates and hidden tests.
+        hidden_share: share of a task's test functions that are held back, in [0, 1).
+        suite_seconds: how long by the clock one run of a repository's whole suite may take; above 0, at most a day.
+    """
+
+    symbols: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    granularities: Sequence[Granularity] = ("function",)
+    removals: Sequence[Removal] = ("body",)
+    with_truth: bool = False
+    max_tasks: int | None = None
+    seed: int = 0
+    hidden_share: float = 0.5
+    suite_seconds: float = SUITE_SECONDS
+
+    def sizes(self, source: str) -> tuple[tuple[str, str], ...]:
+        """The (granularity, removal) pairs to plan for a source: those that its pins name, or without pins all that are asked for."""
+        pins = self.symbols.get(source)
+        if not pins:
+            return tuple(product(self.granularities, self.removals))
+        named = (pin.rpartition("@")[2].split("/") if "@" in pin else ("function", "body") for pin in pins)
+        return tuple(dict.fromkeys((size[0], size[-1]) for size in named))
+
+
+# --- A candidate, and what a foreign task set says of one that it brings along.
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One row of a SWE-bench set; ``repo`` is ``OWNER/NAME`` or ``NAME``."""
+
+    instance_id: str
+    repo: str
+    base_commit: str
+    patch: str
+    test_patch: str
+    fail_to_pass: frozenset[str]
+    pass_to_pass: frozenset[str]
+    problem_statement: str
+
+    def check(self, subject: Subject) -> None:
+        """The tests that it says fail must all fail, those that it says pass must not."""
+        failing, detail = set(subject.own_tests), ""
+        if broken := self.pass_to_pass & failing:  # which ones stays unsaid: they may be hidden
+            detail = f"{len(broken)} tests should pass without the patch and fail"
+        if passing := sorted(self.fail_to_pass - failing):
+            detail = f"{len(passing)} tests should fail without the patch and do not ({passing[0]})"
+        if detail:
+            raise GateFailed("other-tests-fail", detail)
+
+    def digest(self, deletion: Deletion) -> str:
+        """A hash of everything in it, and in the deletion that it asks for, that a decision depends on."""
+        tests = [sorted(self.fail_to_pass), sorted(self.pass_to_pass)]
+        stated = [*tests, self.problem_statement, self.instance_id]
+        edits = [astuple(edit) for edit in deletion.edits]
+        return sha256_of(json.dumps([edits, deletion.removed_files, stated]).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One deletion to be judged as ``settings`` want it; ``instance`` is what a foreign task set says of it."""
+
+    repository: PreparedRepository
+    deletion: Deletion
+    settings: Settings
+    is_pinned: bool
+    instance: Instance | None = None
+
+    @property
+    def key(self) -> str:
+        """A hash of everything that the decision depends on."""
+        asked, record = self.settings, self.repository.record
+        parts = [GATES_VERSION, record.baseline_sha256, record.suite_seconds, self.deletion.pin]
+        parts += [asked.hidden_share, asked.seed, asked.with_truth]
+        parts += [self.instance.digest(self.deletion)] if self.instance else []
+        return sha256_of(json.dumps(parts).encode())[:32]
+
+    def decided(self, **said: str) -> Decision:
+        """That it is a task (``task_id``), or why it is none (``reason``, ``detail``)."""
+        name = self.deletion.pin if self.instance is None else self.instance.instance_id
+        return Decision(self.key, self.repository.record.repository, name, **said)
+
+
+# --- In which order the candidates of a repository are tried.
+
+
+def drawn(repository: PreparedRepository, seed: int) -> list[Deletion]:
+    """All candidates in an order drawn by the seed; sizes and ways take turns.
+
+    Of features those come first that delete functions in several files: nothing smaller asks for that, and they
+    are rare.
+    """
+
+    def rank(deletion: Deletion) -> tuple[bool, str]:
+        is_in_one_file = len({cut.path for cut in deletion.bodies}) < 2
+        drawn_place = hashlib.sha256(f"{seed}/{repository.slug}/{deletion.pin}".encode()).hexdigest()
+        return deletion.granularity == "feature" and is_in_one_file, drawn_place
+
+    of_size: dict[tuple[str, str], list[Deletion]] = {}
+    for one in sorted(repository.deletions, key=rank):
+        of_size.setdefault((one.granularity, one.removal), []).append(one)
+    return in_turn(of_size[key] for key in sorted(of_size))
+
+
+def in_turn(columns: Iterable[Sequence[Item]]) -> list[Item]:
+    """The first of each column, then the second of each, and so on."""
+    return [item for row in zip_longest(*columns) for item in row if item is not None]
+
+
+def pinned(repository: PreparedRepository, pins: Sequence[str]) -> list[Deletion]:
+    """The candidates that pins name, in their order."""
+    chosen = []
+    for pin in pins:
+        deletion = repository.by_pin(pin)
+        if deletion is None:
+            near = difflib.get_close_matches(pin, [d.pin for d in repository.deletions], n=1, cutoff=0.0)
+            problem = f"{repository.record.repository} has no {pin!r} that can be deleted."
+            fix = f"the nearest is {near[0]}." if near else _HOW_TO_NAME
+            raise InputError("CR0402", problem, where=pin, fix=fix)
+        chosen.append(deletion)
+    return chosen
+
+
+# --- What was decided about each candidate, kept so that a build that was cut off goes on.
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One candidate: its task, or the gate that it did not pass. ``key`` covers all that it depends on."""
+
+    key: str
+    repository: str
+    pin: str
+    task_id: str = ""
+    reason: str = ""
+    detail: str = ""
+
+    @property
+    def is_valid(self) -> bool:
+        return bool(self.task_id)
+
+
+class Journal:
+    """Decisions by key in one JSONL file; appended as they fall, sorted at the end.
+
+    Where a line cannot be read, all candidates are judged again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._decisions: dict[str, Decision] = {}
+        with suppress(InputError, ValueError, TypeError, RecursionError):
+            self._decisions = {one.key: one for one in (Decision(**row) for row in read_jsonl(path))}
+        if path.is_file():  # a crash can leave half a line, to which nothing may be appended
+            self.keep(self._decisions.values())
+
+    def find(self, key: str) -> Decision | None:
+        return self._decisions.get(key)
+
+    def add(self, decision: Decision) -> None:
+        with self._lock:
+            self._decisions[decision.key] = decision
+            append_jsonl(self._path, asdict(decision))
+
+    def keep(self, decisions: Iterable[Decision]) -> None:
+        """Replace the whole file by these decisions, in an order that does not depend on time."""
+        ordered = sorted(decisions, key=lambda one: (one.repository, one.pin, one.key))
+        rewrite_jsonl(self._path, map(asdict, ordered))
+
+
+# --- A build, from sources to a store.
 
 
 def build_tasks(
@@ -82,12 +265,9 @@ def build_tasks(
         settings: what is deleted, how many tasks, the seed: the fields of ``Settings``.
 
     Raises:
-        UsageError: the folder is in use (CR0203), is something else (CR0231), holds other
-            repositories (CR0231), or the arguments do not fit together (CR0206).
-        InputError: no source is usable (CR0402 to CR0408), a pin is not in its source (CR0402), or the
-            store of an earlier build is damaged (CR0411).
-        MissingError: the cluster cannot be joined (CR0101, CR0490), or a node cannot
-            do such work (CR0491).
+        UsageError: the folder is in use (CR0203) or of something else (CR0231), or arguments do not fit together (CR0206).
+        InputError: no source is usable, a pin is not in its source (CR0402 to CR0408), or the store is damaged (CR0411).
+        MissingError: the cluster cannot be joined (CR0101, CR0490), or a node cannot do such work (CR0491).
     """
     asked = Settings(**settings)
     check_arguments(sources, asked, jobs)
@@ -112,11 +292,11 @@ def open_build(
 ) -> Iterator[Build]:
     """Hold the folder while candidates are decided; at the end it has exactly what was asked for."""
     started = time.monotonic()
-    refuse_other_content(out)  # before the lock, which is a file: a refused folder stays as it was
     if ray_address is None:
         require_selftest(choose_backend(backend), progress=progress)
+    TaskStore.create(out)  # before the lock, which is a file: a refused folder stays as it was
     with RunFolder(out).locked():
-        store = TaskStore.create(out, backend=backend)
+        store = TaskStore.open(out, backend=backend)
         store.verify()  # what lies there already is taken over unread
         told = progress or (lambda _done, _total, _what: None)
         with open_workers(ray_address, store) as workers, interruptible_pool(jobs, "tasks-build") as pool:
@@ -129,21 +309,16 @@ def check_arguments(sources: Sequence[str], settings: Settings, jobs: int) -> No
     """Refuse arguments of a build that do not fit together (CR0206), before anything is fetched."""
     unknown = sorted(set(settings.symbols) - set(sources))
     share, seconds, most = settings.hidden_share, settings.suite_seconds, settings.max_tasks
-    problems = (
-        (not sources, "no source is given"),
-        (len(set(sources)) != len(sources), "a source is given twice"),
-        (unknown, f"symbols names {''.join(unknown[:1])}, which is not among the sources"),
-        (not 0.0 <= share < 1.0, f"the hidden share {share} is not in [0, 1)"),
-        (jobs < 1 or (most is not None and most < 1), "jobs and max_tasks must be at least 1"),
-        (
-            not 0.0 < seconds <= MAX_SUITE_SECONDS,
-            f"suite_seconds {seconds:g} is not above 0 and at most {MAX_SUITE_SECONDS:g}",
-        ),
-    )
-    for is_so, problem in problems:
-        if is_so:
-            fix = "composer-rl tasks build --help, or tasks import --help"
-            raise UsageError("CR0206", f"{problem}.", fix=fix)
+    problems = {
+        "no source is given": not sources,
+        "a source is given twice": len(set(sources)) != len(sources),
+        f"symbols names {''.join(unknown[:1])}, which is not among the sources": unknown,
+        f"the hidden share {share} is not in [0, 1)": not 0.0 <= share < 1.0,
+        "jobs and max_tasks must be at least 1": jobs < 1 or (most is not None and most < 1),
+        f"suite_seconds {seconds:g} is not above 0 and at most a day": not 0.0 < seconds <= MAX_SUITE_SECONDS,
+    }
+    if found := [problem for problem, is_so in problems.items() if is_so]:
+        raise UsageError("CR0206", f"{found[0]}.", fix="composer-rl tasks build --help")
 
 
 @dataclass
@@ -159,7 +334,7 @@ class Build:
     started: float
     unusable: dict[str, UnusableRepository] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
-    slugs: set[str] = field(default_factory=set)
+    ready: dict[str, PreparedRepository] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.journal = Journal(self.store.root / "journal.jsonl")
@@ -169,7 +344,7 @@ class Build:
     def prepare_all(self, opened: Sequence[RepositorySource]) -> dict[str, PreparedRepository]:
         """Prepare every repository; one that cannot be used is noted and left out."""
         self._check_repositories(opened)
-        self.store.mark_build(is_complete=False)
+        unsettle(self.store.root)
 
         def prepared(source: RepositorySource) -> PreparedRepository | UnusableRepository:
             try:
@@ -178,7 +353,6 @@ class Build:
                     self.store,
                     workers=self.workers,
                     sizes=self.settings.sizes(source.source),
-                    with_calls=not self.settings.symbols.get(source.source),
                     jobs=max(1, self.jobs // len(opened)),
                     suite_seconds=self.settings.suite_seconds,
                 )
@@ -189,25 +363,20 @@ class Build:
                     raise
                 return UnusableRepository(error.code, error.message)
 
-        ready: dict[str, PreparedRepository] = {}
-        for source, one in zip(opened, self._each(prepared, opened, "repositories"), strict=True):
-            if isinstance(one, PreparedRepository):
-                ready[source.source] = one
-            else:
-                self.unusable[source.source] = one
-        return ready
+        found = zip(opened, self._each(prepared, opened, "repositories"), strict=True)
+        ones = {source.source: one for source, one in found}
+        self.unusable |= {name: one for name, one in ones.items() if isinstance(one, UnusableRepository)}
+        self.ready = {name: one for name, one in ones.items() if isinstance(one, PreparedRepository)}
+        return self.ready
 
     def _check_repositories(self, opened: Sequence[RepositorySource]) -> None:
-        first: dict[str, RepositorySource] = {}
-        for source in opened:
-            other = first.setdefault(slug_of(source.repository), source)
-            if other is not source:
-                problem = f"{other.source} and {source.source} are both the repository {source.repository}."
+        for one, other in combinations(opened, 2):
+            if slug_of(one.repository) == slug_of(other.repository):
+                problem = f"{one.source} and {other.source} are both the repository {other.repository}."
                 fix = "name one of them; the other can be built into a folder of its own."
                 raise UsageError("CR0206", problem, fix=fix)
-        self.slugs = set(first)
         present = {self.store.record(task_id).repository_record for task_id in self.store.task_ids()}
-        if other_slugs := present - self.slugs:
+        if other_slugs := present - {slug_of(source.repository) for source in opened}:
             missing = "".join(f"; {source} cannot be used: {why}" for source, why in self.unusable.items())
             problem = (
                 f"the folder holds tasks of {min(other_slugs)}, which is not among the sources{missing}."
@@ -222,31 +391,17 @@ class Build:
         """
         columns: list[list[Candidate]] = []
         for source, repository in ready.items():
-            if pins := self.settings.symbols.get(source):
-                named = pinned(repository, pins)
-                columns.append([self.candidate(repository, one, is_pinned=True) for one in named])
-                continue
-            helps_tests = repository.record.helps_tests
-            if all(helps_tests(one.path) for one in repository.deletions):
+            pins, helps_tests = self.settings.symbols.get(source), repository.record.helps_tests
+            if pins:
+                found = pinned(repository, pins)
+            else:
+                found = [one for one in drawn(repository, self.settings.seed) if not helps_tests(one.path)]
+            if not found:
                 sizes = ", ".join(f"{size}/{way}" for size, way in self.settings.sizes(source))
                 detail = f"no source file outside the folders of tests holds anything of the sizes {sizes}; {_CUT_ONLY}"
                 self.unusable[source] = UnusableRepository("nothing-to-delete", detail)
-            found = drawn(repository, self.settings.seed)
-            columns.append([self.candidate(repository, one) for one in found if not helps_tests(one.path)])
+            columns.append([Candidate(repository, one, self.settings, bool(pins)) for one in found])
         return in_turn(columns)
-
-    def candidate(
-        self,
-        repository: PreparedRepository,
-        deletion: Deletion,
-        *,
-        is_pinned: bool = False,
-        instance: Instance | None = None,
-    ) -> Candidate:
-        """A deletion to be judged under the settings of this build."""
-        pin = deletion.pin if instance is None else f"{deletion.pin}/{instance.digest(deletion)}"
-        key = self.settings.decision_key(repository.record, pin)
-        return Candidate(repository, deletion, is_pinned, key, instance)
 
     # --- decisions
 
@@ -278,7 +433,10 @@ class Build:
             return earlier
         share = 1.0 if candidate.is_pinned else candidate.repository.record.called_share(candidate.deletion)
         if share < MIN_CALLED_SHARE:
-            return candidate.decided(reason="mostly-untested" if share else "untested")
+            return candidate.decided(
+                reason="mostly-untested" if share else "untested",
+                detail=f"tests call {share:.0%} of its lines",
+            )
         try:
             decision = candidate.decided(task_id=self._judge(candidate))
         except GateFailed as error:
@@ -299,7 +457,7 @@ class Build:
         )
         if candidate.instance is not None:
             candidate.instance.check(subject)
-        self.store.note_proof(self._sandbox)
+        self.store.note_proof(self.workers.call(sandbox_in_force, self.store.backend))
         record, secret = records_of(candidate, subject)
         self.store.put_task(record, secret)
         try:
@@ -308,10 +466,6 @@ class Build:
             self.store.drop_task(record.task_id)
             raise
         return record.task_id
-
-    @cached_property
-    def _sandbox(self) -> ProvingSandbox:
-        return self.workers.call(sandbox_in_force, self.store.backend)
 
     def _add_truth(self, candidates: Sequence[Candidate]) -> int:
         """Give each task a truth that is not in its reward; how many were refused, because there is none."""
@@ -335,12 +489,11 @@ class Build:
     def finish(self) -> None:
         """Leave exactly what was asked for, no task beyond the cut or of an earlier setting, and note that nothing is left."""
         keep = {f"{kind}/{one.task_id}.json" for one in self.decisions for kind in ("tasks", "secrets")}
-        for slug in self.slugs:
-            if self.store.has_record(f"repositories/{slug}.json"):
-                keep |= {f"repositories/{slug}.json", f"locks/{self.store.repository(slug).environment}.json"}
+        for one in self.ready.values():
+            keep |= {f"repositories/{one.slug}.json", f"locks/{one.record.environment}.json"}
         self.store.drop_records(keep)
         self.journal.keep(self.decisions)
-        self.store.mark_build(is_complete=True)
+        self.store.settle()
 
 
 # --- What a store keeps of a candidate that passed all gates.
@@ -370,10 +523,11 @@ def records_of(candidate: Candidate, subject: Subject) -> tuple[TaskRecord, Secr
         num_body_lines=sum(bool(line.strip()) for line in golden.splitlines()),
         statement="" if instance is None else instance.problem_statement,
         instance_id="" if instance is None else instance.instance_id,
+        strength=None,
         paid_tests=tests.paid,
         shown_edits=changes.shown_edits,
     )
-    return record, SecretRecord(task_id, tests.hidden, subject.withheld)
+    return record, SecretRecord(task_id, tests.hidden, subject.withheld, None)
 
 
 def make_task_id(slug: str, deletion: Deletion, original: Mapping[str, bytes]) -> str:
@@ -422,23 +576,15 @@ class BuildSummary:
     unused_tests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def require_tasks(self) -> None:
-        """Raise when there is nothing to train on.
-
-        Raises:
-            InputError: no repository could be used (CR0419).
-            NothingToDoError: no candidate passed the gates (CR0418).
-        """
+        """Raise when there is nothing to train on: no repository could be used (CR0419), no candidate passed (CR0418)."""
         if self.tasks:
             return
         counts = "; ".join(
-            f"{reason} {count}" + (f" ({self.examples[reason]})" if reason in self.examples else "")
-            for reason, count in self.rejected.items()
+            f"{reason} {count} ({self.examples.get(reason, '')})" for reason, count in self.rejected.items()
         )
         where = str(self.folder)
         if self.candidates == 0:
-            fix = "give a repository whose own tests pass here: a folder, an archive or sdist:NAME==VERSION."
-            if set(self.rejected) == {"nothing-to-delete"}:
-                fix = "add --granularity all --removal all, or give another repository."
+            fix = "give a repository whose own tests pass here, or add --granularity all --removal all."
             raise InputError("CR0419", f"no repository can be used: {counts}.", where=where, fix=fix)
         problem = f"none of {self.candidates} candidates is a task: {counts}."
         fix = "give more repositories, or pin other functions."
@@ -459,6 +605,7 @@ def summary_of(run: Build) -> BuildSummary:
     examples = {one.reason: f"{one.pin}: {one.detail}" for one in reversed(refused) if one.detail}
     examples |= {error.reason: f"{source}: {error.detail}" for source, error in run.unusable.items()}
     records = {record.repository: record for record in store.repositories()}
+    reasons = {one.record.repository: one.first_reason for one in run.ready.values()}
     return BuildSummary(
         folder=store.root,
         tasks=len(store.task_ids()),
@@ -471,6 +618,8 @@ def summary_of(run: Build) -> BuildSummary:
         examples=examples,
         unusable={source: str(error) for source, error in sorted(run.unusable.items())},
         licences={name: record.licence for name, record in records.items()},
-        flaky={name: record.flaky or () for name, record in records.items()},
-        unused_tests={name: read_unused(store.root, slug_of(name), one) for name, one in records.items()},
+        flaky={name: record.flaky for name, record in records.items()},
+        unused_tests={
+            name: {**unused_tests(record), "first_reason": reasons[name]} for name, record in records.items()
+        },
     )

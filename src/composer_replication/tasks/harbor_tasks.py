@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 import tomli_w
 
 from composer_replication.records import Task
-from composer_replication.tasks.build_state import Progress
+from composer_replication.tasks.build import Progress
 from composer_replication.tasks.intake.tree_rules import PYTEST_FILES, in_test_folder, is_test_path
 from composer_replication.tasks.planning.edits import write_files
 from composer_replication.tasks.store import TaskStore

@@ -18,7 +18,6 @@ the store is ever mounted into a sandbox; trees are written out file by file.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import json
 import shlex
@@ -30,6 +29,7 @@ from typing import Any, Self, TypeVar
 from composer_replication.errors import InputError, NothingToDoError, UsageError
 from composer_replication.records import Task, TaskContent
 from composer_replication.run_folder import SCHEMA_VERSION, TORN_WRITE
+from composer_replication.tasks import store_manifest
 from composer_replication.tasks.fresh_git import with_git
 from composer_replication.tasks.intake.cache import put_file, sha256_of, tree_bytes
 from composer_replication.tasks.intake.environment import (
@@ -41,26 +41,6 @@ from composer_replication.tasks.intake.environment import (
 )
 from composer_replication.tasks.intake.tree_rules import is_test_path
 from composer_replication.tasks.planning.edits import View, view_files, write_files
-from composer_replication.tasks.store_manifest import (
-    FOLDERS,
-    MAX_BYTES,
-    NAME,
-    SUFFIX,
-    UNSETTLED,
-    BuildMark,
-    Manifest,
-    ProvingSandbox,
-    compress,
-    damaged,
-    find_blob,
-    fingerprint_of,
-    packed_path,
-    read_content,
-    read_manifest,
-    unsettle,
-    write_file,
-    write_manifest,
-)
 from composer_replication.tasks.store_records import RepositoryRecord, SecretRecord, TaskRecord
 from composer_replication.tasks.test_functions import function_texts
 from composer_replication.tasks.twin.twin_run import Twin, read_twin
@@ -77,7 +57,7 @@ class TaskStore:
     contradiction: the records are those that lie there then, and a file that nothing names is swept.
     """
 
-    def __init__(self, root: Path, manifest: Manifest, backend: str | None) -> None:
+    def __init__(self, root: Path, manifest: store_manifest.Manifest, backend: str | None) -> None:
         self.root = root.resolve()
         self.backend = backend
         self._objects = self.root / "objects"
@@ -89,77 +69,69 @@ class TaskStore:
 
     @classmethod
     def create(cls, path: Path, *, backend: str | None = None) -> Self:
-        """A store to write to: a new one, or the one that an earlier build left; errors are those of ``refuse_other_content``."""
-        refuse_other_content(path)
-        if not (path / NAME).exists():
-            write_manifest(path, Manifest({}))
+        """A store to write to: a new one, or the one that an earlier build left.
+
+        A folder of anything else (CR0231), and a store that is damaged or of another version (CR0411), stay as they were.
+        """
+        if not (path / store_manifest.NAME).exists():
+            items = path.iterdir() if path.is_dir() else ()
+            if any(item.name != "LOCK" and not TORN_WRITE.fullmatch(item.name) for item in items):
+                problem, fix = "the folder is not empty and not a task store.", "choose another --out DIR."
+                raise UsageError("CR0231", problem, where=str(path), fix=fix)
+            store_manifest.write_manifest(path, store_manifest.Manifest({}))
         return cls.open(path, backend=backend)
 
     @classmethod
     def open(cls, path: Path, *, backend: str | None = None) -> Self:
-        """A store to read; ``backend`` is the sandbox in which environments are installed when absent.
-
-        Raises:
-            InputError: not a task store, or damaged or of another version (CR0411).
-        """
-        return cls(Path(path), read_manifest(Path(path)), backend)
+        """A store to read (else CR0411); ``backend`` is the sandbox in which environments are installed when absent."""
+        return cls(Path(path), store_manifest.read_manifest(Path(path)), backend)
 
     @property
-    def build(self) -> BuildMark | None:
-        """Whether its build came to its end; None where that was not noted, as by earlier versions."""
-        return self._manifest.build
-
-    def mark_build(self, *, is_complete: bool) -> None:
-        """Note that a build begins, or that it came to its end."""
-        with self._lock:
-            self._manifest.build = BuildMark(is_complete)
-            self._write_manifest()
-
-    @property
-    def proved_by(self) -> tuple[ProvingSandbox, ...]:
-        """The sandboxes in which its builds judged; none where that was not noted, as by earlier versions."""
+    def proved_by(self) -> tuple[str, ...]:
+        """The sandboxes in which its builds judged."""
         return self._manifest.proved_by
 
-    def note_proof(self, sandbox: ProvingSandbox) -> None:
+    def note_proof(self, sandbox: str) -> None:
         """Note that a build judges in this sandbox. The fingerprint does not cover it: it says what the tasks are."""
         with self._lock:
             if sandbox not in self.proved_by:
                 self._manifest.proved_by = tuple(sorted({*self.proved_by, sandbox}))
-                self._write_manifest()
+                store_manifest.write_manifest(self.root, self._manifest)
 
     @property
     def fingerprint(self) -> str:
         """sha256 over the names and hashes of all records."""
         with self._lock:
-            return fingerprint_of(self._records)
+            return store_manifest.fingerprint_of(self._records)
 
     def read_record(self, name: str, from_json: Callable[[Mapping[str, Any]], Record]) -> Record:
         """What ``from_json`` makes of a record; kept, so that it is read once."""
         with self._lock:
             parsed = self._parsed.setdefault(name, {})
             if from_json not in parsed:
-                path, wanted = packed_path(self.root / name), self._records.get(name)
-                data = read_content(path)
+                path, wanted = store_manifest.packed_path(self.root / name), self._records.get(name)
+                data = store_manifest.read_content(path)
                 if sha256_of(data) != wanted:
-                    raise damaged(path, f"its sha256 is {sha256_of(data)}, the manifest says {wanted}")
+                    raise store_manifest.damaged(
+                        path, f"its sha256 is {sha256_of(data)}, the manifest says {wanted}"
+                    )
                 try:
                     parsed[from_json] = from_json(json.loads(data))
                 except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
                     detail = f"the record cannot be read, {type(error).__name__}: {error}"
-                    raise damaged(path, detail) from error
+                    raise store_manifest.damaged(path, detail) from error
             record: Record = parsed[from_json]
             return record
 
     def has_record(self, name: str) -> bool:
-        with self._lock:
-            return name in self._records
+        return name in self._records
 
     def blob(self, digest: str) -> bytes:
         """The bytes with that sha256."""
-        path = find_blob(self._objects, digest) or self._objects / digest[:2] / digest
-        data = read_content(path)
+        path = store_manifest.find_blob(self._objects, digest) or self._objects / digest[:2] / digest
+        data = store_manifest.read_content(path)
         if sha256_of(data) != digest:
-            raise damaged(path, f"its sha256 is {sha256_of(data)}")
+            raise store_manifest.damaged(path, f"its sha256 is {sha256_of(data)}")
         return data
 
     def wheel(self, wheel: LockedWheel) -> bytes:
@@ -169,7 +141,9 @@ class TaskStore:
 
     def num_bytes(self) -> int:
         """Size of everything that belongs to the store."""
-        return sum(tree_bytes(self.root / name) for name in ("objects", *FOLDERS, NAME))
+        return sum(
+            tree_bytes(self.root / name) for name in ("objects", *store_manifest.FOLDERS, store_manifest.NAME)
+        )
 
     def put_blob(self, data: bytes, *, is_packed: bool = False) -> str:
         """Keep some bytes once; their sha256.
@@ -177,10 +151,10 @@ class TaskStore:
         What ``is_packed`` is compressed already (a wheel) and kept as it is; so is what is larger than ``MAX_BYTES``.
         """
         digest = sha256_of(data)
-        is_packed = is_packed or len(data) > MAX_BYTES
-        if find_blob(self._objects, digest) is None:
-            path = self._objects / digest[:2] / (digest if is_packed else digest + SUFFIX)
-            put_file(path, data if is_packed else compress(data))
+        is_packed = is_packed or len(data) > store_manifest.MAX_BYTES
+        if store_manifest.find_blob(self._objects, digest) is None:
+            path = self._objects / digest[:2] / (digest if is_packed else digest + store_manifest.SUFFIX)
+            put_file(path, data if is_packed else store_manifest.compress(data))
         return digest
 
     def put_record(self, name: str, value: Mapping[str, Any]) -> None:
@@ -199,25 +173,22 @@ class TaskStore:
                 return
             self._drop(set(rows))
             for name in sorted(rows):  # the secret before the task, which counts once it is there
-                write_file(self.root / name, rows[name].encode())
+                store_manifest.write_file(self.root / name, rows[name].encode())
             self._records |= digests
 
     def _drop(self, names: set[str]) -> None:
         """Forget records, a task before its secret, so that a crash leaves no task without one."""
-        unsettle(self.root)
+        store_manifest.unsettle(self.root)
         for name in sorted(names & self._records.keys(), reverse=True):
-            packed_path(self.root / name).unlink(missing_ok=True)
+            store_manifest.packed_path(self.root / name).unlink(missing_ok=True)
             del self._records[name]
             self._parsed.pop(name, None)
 
     def settle(self) -> None:
         """Write the manifest with all changes; whoever has written many records calls it at the end."""
         with self._lock:
-            if (self.root / UNSETTLED).exists():
-                self._write_manifest()
-
-    def _write_manifest(self) -> None:
-        write_manifest(self.root, self._manifest)
+            store_manifest.write_manifest(self.root, self._manifest)
+            (self.root / store_manifest.UNSETTLED).unlink(missing_ok=True)
 
     def _stems(self, kind: str) -> list[str]:
         """The names of all records of a kind, sorted, without folder and suffix."""
@@ -232,11 +203,7 @@ class TaskStore:
         return self._stems("tasks")
 
     def require_task_ids(self) -> list[str]:
-        """As ``task_ids``, for whoever would call an empty store whole.
-
-        Raises:
-            NothingToDoError: there is none (CR0604).
-        """
+        """As ``task_ids``, for whoever would call an empty store whole: NothingToDoError (CR0604)."""
         found = self.task_ids()
         if not found:
             fix = f"composer-rl tasks build SOURCE --out {shlex.quote(str(self.root))}"
@@ -248,11 +215,7 @@ class TaskStore:
         return [self.get(task_id) for task_id in self.task_ids()]
 
     def get(self, task_id: str) -> Task:
-        """One task.
-
-        Raises:
-            InputError: no such task, the nearest id is named (CR0412); damaged (CR0411).
-        """
+        """One task; where there is none of this id, the error names the nearest (CR0412)."""
         if not self.has_record(f"tasks/{task_id}.json"):
             ids = self.task_ids()
             near = difflib.get_close_matches(task_id, ids, n=1, cutoff=0.0)
@@ -294,8 +257,8 @@ class TaskStore:
         """A file of a task's repository as it was. Never to be shown to a policy."""
         files = self.repository(record.repository_record).files
         if path not in files:
-            where = packed_path(self.root / f"tasks/{record.task_id}.json")
-            raise damaged(where, f"{path} is not in its repository")
+            where = store_manifest.packed_path(self.root / f"tasks/{record.task_id}.json")
+            raise store_manifest.damaged(where, f"{path} is not in its repository")
         return self.blob(files[path])
 
     def twins(self, task: Task) -> dict[str, Twin]:
@@ -335,8 +298,8 @@ class TaskStore:
         try:
             return view_files(self.repository_files(record.repository_record), record.changes, view)
         except ValueError as error:
-            where = packed_path(self.root / f"tasks/{task.task_id}.json")
-            raise damaged(where, f"its edits do not fit: {error}") from error
+            where = store_manifest.packed_path(self.root / f"tasks/{task.task_id}.json")
+            raise store_manifest.damaged(where, f"its edits do not fit: {error}") from error
 
     def repository_files(self, slug: str) -> dict[str, bytes]:
         """All original files of a repository by path."""
@@ -355,8 +318,7 @@ class TaskStore:
     def environment_of(self, fingerprint: str) -> Environment:
         """An environment, installed from the store's own wheels if absent; who reads records meanwhile does not wait.
 
-        Raises:
-            InputError: it does not fit this machine (CR0413), or is damaged (CR0408, CR0411).
+        InputError where it does not fit this machine (CR0413), or is damaged (CR0408, CR0411).
         """
         if fingerprint not in self._environments:
             self._environments[fingerprint] = open_environment(
@@ -383,18 +345,14 @@ class TaskStore:
     def put_repository(self, slug: str, record: RepositoryRecord) -> None:
         """Keep a repository; what grows with its tests goes into a blob, which is compressed."""
         value = record.to_json()
-        baseline = {name: value.pop(name) for name in _BASELINE}
+        baseline = {name: value.pop(name, ()) for name in _BASELINE}
         digest = self.put_blob(json.dumps(baseline, sort_keys=True, separators=(",", ":")).encode())
         self.put_record(f"repositories/{slug}.json", {**value, "baseline": digest})
 
     def put_task(self, record: TaskRecord, secret: SecretRecord) -> None:
         """Keep both records of a task, new or instead of earlier ones."""
-        self._put_records(
-            {
-                f"secrets/{record.task_id}.json": secret.to_json(),
-                f"tasks/{record.task_id}.json": record.to_json(),
-            }
-        )
+        both = {"secrets": secret.to_json(), "tasks": record.to_json()}
+        self._put_records({f"{kind}/{record.task_id}.json": value for kind, value in both.items()})
 
     def _named_blobs(self) -> set[str]:
         """The sha256 of every content that a record names; each of them is read."""
@@ -423,31 +381,8 @@ class TaskStore:
                 {name for name in self._records if name.replace("instructions/", "tasks/") not in keep}
             )
             named = self._named_blobs() | self._records.keys()
-            records = (path for folder in FOLDERS for path in (self.root / folder).glob("*"))
+            records = (path for folder in store_manifest.FOLDERS for path in (self.root / folder).glob("*"))
             for path in [path for path in (*self._objects.glob("??/*"), *records) if path.is_file()]:
-                name = path.name.removesuffix(SUFFIX)
+                name = path.name.removesuffix(store_manifest.SUFFIX)
                 if name not in named and f"{path.parent.name}/{name}" not in named:
                     path.unlink()
-            for folder in self._objects.glob("??"):
-                with contextlib.suppress(OSError):  # it is not empty
-                    folder.rmdir()
-
-
-def refuse_other_content(path: Path) -> None:
-    """Refuse a folder in which no store can be made or gone on with; nothing is written.
-
-    Raises:
-        UsageError: the folder holds something else (CR0231).
-        InputError: the manifest in it is damaged or of another version (CR0411).
-    """
-    if (path / NAME).exists():
-        read_manifest(path)
-    elif path.is_dir() and any(
-        item.name != "LOCK" and not TORN_WRITE.fullmatch(item.name) for item in path.iterdir()
-    ):
-        raise UsageError(
-            "CR0231",
-            "the folder is not empty and not a task store.",
-            where=str(path),
-            fix="choose another --out DIR.",
-        )

@@ -1,7 +1,8 @@
 """The manifest of a store: which records and files belong to it, under one fingerprint.
 
-It is written when a build begins and ends. Meanwhile a file ``unsettled`` lies beside it, and the records are those that are in
-the folders: each is written whole or not at all, so what a build writes grows with its tasks and not with their square.
+It is written at the end of a build. Meanwhile, and after a build that was cut off, a file ``unsettled`` lies beside it, and the
+records are those that are in the folders: each is written whole or not at all, so what a build writes grows with its tasks and
+not with their square.
 
 Records are kept compressed by zstd in ``NAME.zst``; blobs, which are named by the hash of their content, are so or as they
 are. The manifest has the hashes of the records' content, not of what lies on disk: a library that compresses otherwise
@@ -16,10 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import zstandard
-from pydantic import TypeAdapter
+from pydantic import BeforeValidator, TypeAdapter
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import SCHEMA_VERSION, write_atomic
@@ -38,18 +39,11 @@ MAX_BYTES = MAX_MEMBER_BYTES
 
 def compress(data: bytes) -> bytes:
     """One zstd frame that says its size; no dictionary, no checksum, one thread: equal bytes give equal bytes."""
-    compressor = zstandard.ZstdCompressor(
-        level=LEVEL, write_checksum=False, write_content_size=True, write_dict_id=False, threads=0
-    )
-    return compressor.compress(data)
+    return zstandard.ZstdCompressor(level=LEVEL).compress(data)
 
 
 def decompress(data: bytes, *, max_bytes: int = MAX_BYTES) -> bytes:
-    """What was compressed.
-
-    Raises:
-        ValueError: not one whole zstd frame that says its size, or more than ``max_bytes``.
-    """
+    """What was compressed; ValueError where it is not one whole zstd frame that says its size, or of more than ``max_bytes``."""
     try:
         size = zstandard.frame_content_size(data)
         if size < 0:
@@ -78,11 +72,7 @@ def find_blob(folder: Path, digest: str) -> Path | None:
 
 
 def read_content(path: Path) -> bytes:
-    """The content of a file of the store, unpacked.
-
-    Raises:
-        InputError: missing, or not what the store writes (CR0411).
-    """
+    """The content of a file of the store, unpacked; InputError where it is missing or not what a store writes (CR0411)."""
     if not path.is_file():  # reading a pipe or a device would not end
         raise damaged(path, "it is missing or no regular file" if path.exists() else "it is missing")
     try:
@@ -96,50 +86,33 @@ def read_content(path: Path) -> bytes:
 
 STORE_VERSION = 6
 """Raised when records or files are laid out otherwise."""
-READABLE_VERSIONS = (3, 4, 5, STORE_VERSION)
-"""Version 5 told which test calls what, before it every visible test was shown. A store of any other version is built again."""
+READABLE_VERSIONS = (5, STORE_VERSION)
+"""Version 5 told which test calls what. A store of any other version is built again."""
 NAME = "manifest.json"
 FOLDERS = ("instructions", "locks", "repositories", "tasks", "secrets")
 UNSETTLED = "unsettled"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ProvingSandbox:
-    """What a test may notice of a sandbox: backend, Python and system."""
-
-    backend: str
-    python: str
-    platform: str
-
-    def __str__(self) -> str:
-        return f"{self.backend} (Python {self.python}, {self.platform})"
+_SANDBOX = "{backend} (Python {python}, {platform})"
+"""What a test may notice of a sandbox. Earlier stores keep the three apart."""
 
 
 @cache
-def sandbox_in_force(backend: str | None) -> ProvingSandbox:
+def sandbox_in_force(backend: str | None) -> str:
     """The sandbox that a backend gives here; None for the best of this machine."""
-    system = f"{platform.system()} {platform.machine()}"
-    return ProvingSandbox(name_of(choose_backend(backend)), platform.python_version(), system)
+    name, system = name_of(choose_backend(backend)), f"{platform.system()} {platform.machine()}"
+    return _SANDBOX.format(backend=name, python=platform.python_version(), platform=system)
 
 
-@dataclass(frozen=True, slots=True)
-class BuildMark:
-    """Whether the build of a store came to its end."""
-
-    is_complete: bool
+Sandbox = Annotated[str, BeforeValidator(lambda one: one if isinstance(one, str) else _SANDBOX.format(**one))]
 
 
 @dataclass(slots=True)
 class Manifest:
-    """The sha256 of every record.
-
-    ``build`` is None where none was marked; ``proved_by`` are the sandboxes in which its builds judged. Stores of
-    earlier versions have neither.
-    """
+    """The sha256 of every record, and the sandboxes in which its builds judged (``proved_by``)."""
 
     records: dict[str, str]
-    build: BuildMark | None = None
-    proved_by: tuple[ProvingSandbox, ...] = ()
+    proved_by: tuple[Sandbox, ...] = ()
 
 
 _FORM = TypeAdapter(Manifest)
@@ -149,8 +122,7 @@ _BUILD = "composer-rl tasks build SOURCE --out {}"
 def read_manifest(folder: Path) -> Manifest:
     """What the manifest of a store says; while records are written, those that lie in its folders.
 
-    Raises:
-        InputError: there is none (CR0411), or it is damaged or of another version (CR0411).
+    InputError where there is none, or it is damaged or of another version (CR0411).
     """
     path = folder / NAME
     if not path.is_file():
@@ -159,50 +131,42 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         value = json.loads(path.read_text())
         # Before anything else: a newer version may hold whatever it likes.
-        for kind, said, readable in (
-            ("schema", value.get("schema_version"), (SCHEMA_VERSION,)),
-            ("store", value.get("store_version", 1), READABLE_VERSIONS),
-        ):
-            if said not in readable:
-                is_newer = type(said) is int and said > readable[-1]
-                again = f"build it again into a new folder: {_BUILD.format('NEW_DIR')}"
-                upgrade = "upgrade this program: pip install --upgrade composer-replication"
-                raise InputError(
-                    "CR0411",
-                    f"the {kind} version of the task store is {said}, this program reads {', '.join(map(str, readable))}.",
-                    where=str(path),
-                    fix=upgrade if is_newer else again,
-                )
+        if (version := value.get("store_version", 1)) not in READABLE_VERSIONS:
+            known = ", ".join(map(str, READABLE_VERSIONS))
+            problem = f"the version of the task store is {version}, this program reads {known}."
+            again = f"build it again into a new folder: {_BUILD.format('NEW_DIR')}"
+            fix = f"pip install --upgrade composer-replication where it is newer, or {again}"
+            raise InputError("CR0411", problem, where=str(path), fix=fix)
         manifest = _FORM.validate_python(value)
-    except (ValueError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise damaged(path, "it cannot be read") from error
     if value.get("fingerprint") != fingerprint_of(manifest.records):
         raise damaged(path, "its fingerprint does not cover its records")
-    if (folder / UNSETTLED).exists():
+    if not is_settled(folder):
         manifest.records = _records_in(folder)
     return manifest
 
 
 def _records_in(folder: Path) -> dict[str, str]:
     """The sha256 of every record that lies in the folders of a store."""
-    found: dict[str, str] = {}
-    for path in (path for kind in FOLDERS for path in (folder / kind).glob(f"*.json{SUFFIX}")):
-        try:
-            found[f"{path.parent.name}/{path.stem}"] = sha256_of(read_content(path))
-        except InputError:
-            if path.exists():  # else the process that builds took it out meanwhile
-                raise
-    return found
+    paths = [path for kind in FOLDERS for path in (folder / kind).glob(f"*.json{SUFFIX}")]
+    there = (path for path in paths if path.exists())  # a process that builds takes some out meanwhile
+    return {f"{path.parent.name}/{path.stem}": sha256_of(read_content(path)) for path in there}
+
+
+def is_settled(folder: Path) -> bool:
+    """Whether the last build came to its end."""
+    return not (folder / UNSETTLED).exists()
 
 
 def unsettle(folder: Path) -> None:
     """Note that records are about to change: the manifest does not name every change then."""
-    if not (folder / UNSETTLED).exists():
+    if is_settled(folder):
         write_atomic(folder / UNSETTLED, "")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Replace the manifest, whole or not at all, which names all changes then; the fingerprint covers the records alone."""
+    """Replace the manifest, whole or not at all; the fingerprint covers the records alone."""
     value: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "store_version": STORE_VERSION,
@@ -210,7 +174,6 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         **_FORM.dump_python(manifest, exclude_defaults=True),
     }
     write_atomic(folder / NAME, json.dumps(value, indent=1, sort_keys=True) + "\n")
-    (folder / UNSETTLED).unlink(missing_ok=True)
 
 
 def fingerprint_of(records: Mapping[str, str]) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import astuple, dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass, fields
+from functools import cache, cached_property
 from pathlib import PurePosixPath
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
@@ -27,11 +27,7 @@ RUN_FACTOR = 6
 
 
 def inner_path(text: str) -> str:
-    """A path of a record, refused when it would leave the tree: a store may come from anywhere.
-
-    Raises:
-        ValueError: absolute, climbing, or empty.
-    """
+    """A path of a record; ValueError where it would leave the tree: a store may come from anywhere."""
     path = PurePosixPath(text)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in text:
         raise ValueError(f"the path {text[:80]!r} leaves the tree")
@@ -49,36 +45,24 @@ def _edit(row: Any) -> Edit:
 EditRow = Annotated[Edit, PlainValidator(_edit), PlainSerializer(lambda edit: list(astuple(edit)))]
 
 
-_FORMS: dict[type[StoredRecord], TypeAdapter[Any]] = {}
-
-
-def _form(kind: type[StoredRecord]) -> TypeAdapter[Any]:
-    if kind not in _FORMS:
-        _FORMS[kind] = TypeAdapter(kind)
-    return _FORMS[kind]
+_form: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 class StoredRecord:
     """A dataclass with a form in JSON.
 
-    A field of ``_younger`` is left out where it has the value given there, so that records of earlier versions keep
+    A field with a default is younger than others, and left out where it has that value: records of earlier versions keep
     their hashes.
     """
 
-    _younger: ClassVar[Mapping[str, Any]] = {}
-
     def to_json(self) -> dict[str, Any]:
         value: dict[str, Any] = _form(type(self)).dump_python(self, by_alias=True)
-        silent = {name for name, usual in self._younger.items() if getattr(self, name) == usual}
-        return {name: each for name, each in value.items() if name not in silent}
+        usual = {one.name for one in fields(self) if one.default == getattr(self, one.name)}  # type: ignore[arg-type]
+        return {name: each for name, each in value.items() if name not in usual}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """The record, checked: a store may come from anywhere.
-
-        Raises:
-            ValueError, TypeError: something is missing, or is not what ``to_json`` writes.
-        """
+        """The record; ValueError where something is missing, or is not what ``to_json`` writes."""
         try:
             record: Self = _form(cls).validate_python(value)
         except ValidationError as error:
@@ -92,15 +76,14 @@ class RepositoryRecord(StoredRecord):
     """One repository: its files by hash, and what its whole suite did in the baseline runs.
 
     ``places`` maps each test that was green in every run to its function; ``num_collected`` counts all; ``flaky``
-    are those that were green in some runs only, sorted, or None where an earlier version did not look for them;
-    ``broken_files`` could not be collected from the start; ``called`` are the functions (file, first line) that were
-    called in it; none where nobody knows, or None where nobody asked, as in stores of earlier versions. ``commit`` is that of a git address, else empty. ``source`` is
+    are those that were green in some runs only, sorted; ``broken_files`` could not be collected from the start; ``called``
+    are the functions (file, first line) that were called in it; none where nobody knows, or None in stores of version 5,
+    where nobody asked. ``commit`` is that of a git address, else empty. ``source`` is
     ``sdist:NAME==VERSION`` or the git address that it was fetched from, without the name of a user; empty for a folder
     or an archive. ``suite_seconds`` is how long a whole suite may run; records say it where it is not ``SUITE_SECONDS``.
     ``left_out`` are tests and files that end a run of the whole suite or were not reached in that time.
     """
 
-    _younger: ClassVar[Mapping[str, Any]] = {"source": "", "suite_seconds": SUITE_SECONDS, "left_out": ()}
     repository: str
     source_sha256: str
     environment: str
@@ -108,12 +91,12 @@ class RepositoryRecord(StoredRecord):
     places: Mapping[str, Place]
     num_collected: int
     broken_files: tuple[str, ...]
-    called: Annotated[
-        frozenset[tuple[str, int]] | None, PlainSerializer(lambda own: None if own is None else sorted(own))
-    ]
-    flaky: tuple[str, ...] | None
+    flaky: tuple[str, ...]
     licence: Licence
-    commit: str = ""
+    commit: str
+    called: Annotated[frozenset[tuple[str, int]] | None, PlainSerializer(lambda own: sorted(own or ()))] = (
+        None
+    )
     suite_seconds: float = SUITE_SECONDS
     source: str = ""
     left_out: tuple[str, ...] = ()
@@ -146,16 +129,6 @@ class RepositoryRecord(StoredRecord):
         num_called, num_lines = (sum(cut.num_body_lines for cut in own) for own in (called, deletion.bodies))
         return num_called / num_lines
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        return super().from_json({"flaky": None, "called": None, **value})
-
-
-def _figures(value: Mapping[str, int] | None) -> Mapping[str, int] | None:
-    if value is not None and not {"mutants", "killed_visible", "killed_all"} <= value.keys():
-        raise ValueError("a figure is missing")
-    return value
-
 
 @dataclass(frozen=True)
 class TaskRecord(StoredRecord):
@@ -172,7 +145,6 @@ class TaskRecord(StoredRecord):
     by the visible tests (``killed_visible``) and by all (``killed_all``), or None where nobody measured.
     """
 
-    _younger: ClassVar[Mapping[str, Any]] = {"paid_tests": (), "shown_edits": None}
     task_id: str
     repository: str
     repository_record: str
@@ -188,9 +160,9 @@ class TaskRecord(StoredRecord):
     visible: tuple[str, ...]
     environment: str
     num_body_lines: int
-    statement: str = ""
-    instance_id: str = ""
-    strength: Annotated[Mapping[str, int] | None, AfterValidator(_figures)] = None
+    statement: str
+    instance_id: str
+    strength: Mapping[str, int] | None
     paid_tests: tuple[str, ...] = ()
     shown_edits: tuple[EditRow, ...] | None = None
 
@@ -198,12 +170,12 @@ class TaskRecord(StoredRecord):
     def changes(self) -> Changes:
         return Changes(self.edits, self.removed_files, self.test_edits, self.visible_edits, self.shown_edits)
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        record = super().from_json(value)
-        if not set(record.paid_tests) <= set(record.visible):
+    def __post_init__(self) -> None:
+        if not set(self.paid_tests) <= set(self.visible):
             raise ValueError("a paid test is not among the visible ones")
-        return record
+        figures = {"mutants", "killed_visible", "killed_all"}
+        if self.strength is not None and not figures <= self.strength.keys():
+            raise ValueError("a figure of strength is missing")
 
     def to_task(self, secret: SecretRecord, repository: RepositoryRecord) -> Task:
         out = {*self.visible, *secret.hidden, *secret.withheld}
@@ -236,4 +208,4 @@ class SecretRecord(StoredRecord):
     task_id: str
     hidden: tuple[str, ...]
     withheld: tuple[str, ...]
-    twins: Mapping[str, str] | None = None
+    twins: Mapping[str, str] | None

@@ -10,15 +10,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from composer_replication.tasks.build_state import Candidate
+from composer_replication.tasks.gates import Subject, subject_of
 from composer_replication.tasks.planning.body_cuts import BodyCut, Deletion
 from composer_replication.tasks.planning.edits import Lines, view_files
 from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.running.bench import Bench, noticing_seconds
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.subject import Subject, subject_of
 from composer_replication.tasks.syntax_trees import (
     Definition,
     Function,
@@ -32,6 +31,9 @@ from composer_replication.tasks.twin.build_twins import TwinSearch, build_twins
 from composer_replication.tasks.twin.twin_run import Twin, judge_twins, twin_bytes
 from composer_replication.tasks.workers import Workers
 
+if TYPE_CHECKING:
+    from composer_replication.tasks.build import Candidate
+
 # --- Recorded behaviour.
 
 SAME_BEFORE = "the code before the patch does the same"
@@ -39,7 +41,7 @@ UNNAMED = "nothing that stays in the tree says what it is called"
 NO_TRUTH = "no-truth"
 """Neither a hidden test nor recorded behaviour, and it was looked for both."""
 
-Tasks = Mapping[str, Candidate]
+Tasks = Mapping[str, "Candidate"]
 """By task id, what the tasks of a store were made of that passed the gates."""
 
 

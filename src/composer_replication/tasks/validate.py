@@ -11,19 +11,12 @@ from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.sandbox import choose_backend, require_selftest
 from composer_replication.sandbox.supervised_run import interruptible_pool
-from composer_replication.tasks.build_state import Progress
-from composer_replication.tasks.gates import (
-    STUBS,
-    check_fair,
-    check_no_copy,
-    check_restores,
-    check_secrecy,
-    prove,
-)
+from composer_replication.tasks import gates
+from composer_replication.tasks.build import Progress
+from composer_replication.tasks.gates import GateFailed, Subject
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_manifest import ProvingSandbox, sandbox_in_force
-from composer_replication.tasks.subject import GateFailed, Subject, bench_of, subject_of
+from composer_replication.tasks.store_manifest import sandbox_in_force
 from composer_replication.tasks.test_functions import words_of
 from composer_replication.tasks.truth import NO_TRUTH
 from composer_replication.tasks.twin import twin_run
@@ -51,8 +44,8 @@ class ValidationSummary:
     tasks: int
     passed: int
     failed: tuple[ValidationFailure, ...]
-    validated_in: ProvingSandbox
-    proved_by: tuple[ProvingSandbox, ...] = ()
+    validated_in: str
+    proved_by: tuple[str, ...] = ()
 
 
 def validate_store(
@@ -77,9 +70,7 @@ def validate_store(
         backend: sandbox backend; None for the best of this machine.
         progress: told after each task that is tried with (done, total, task id).
 
-    Raises:
-        NothingToDoError: the store is empty (CR0604).
-        InputError: not a store, or its manifest is damaged (CR0411).
+    NothingToDoError where the store is empty (CR0604), InputError where its manifest is damaged (CR0411).
     """
     store = TaskStore.open(path, backend=backend)
     task_ids = store.require_task_ids()
@@ -104,7 +95,7 @@ def validate_task(store: TaskStore, task_id: str, repeat: int = 1) -> Validation
     """The first failure of a task, if there is one."""
     try:
         task = store.get(task_id)
-        _check(store, task, bench_of(store, task), repeat)
+        _check(store, task, gates.bench_of(store, task), repeat)
     except GateFailed as error:
         return ValidationFailure(task_id, error.reason, error.detail)
     except InputError as error:
@@ -113,20 +104,20 @@ def validate_task(store: TaskStore, task_id: str, repeat: int = 1) -> Validation
 
 
 def _check(store: TaskStore, task: Task, bench: Bench, repeat: int) -> None:
-    subject, record, original = subject_of(store, task), store.record(task.task_id), bench.original
+    subject, record, original = gates.subject_of(store, task), store.record(task.task_id), bench.original
     repository, twins = store.repository(record.repository_record), store.twins(task)
     # Figures of strength are the last thing that a build gives a task: it has looked for a truth before.
     if record.strength is not None and not task.has_hidden_tests:
         told = "neither a hidden test nor recorded behaviour, and its build kept one of them"
         raise GateFailed(NO_TRUTH, told)
-    check_restores(subject, original)
-    check_no_copy(subject, original)
+    gates.check_restores(subject, original)
+    gates.check_no_copy(subject, original)
     own = [twins[pin] for pin in sorted(twins)]
     names = [(twin.path, twin.symbol) for twin in own]
-    check_fair(subject, repository, original, names, words_of(f"{task.path} {task.symbol}"))
-    check_secrecy(store, task)
+    gates.check_fair(subject, repository, original, names, words_of(f"{task.path} {task.symbol}"))
+    gates.check_secrecy(store, task)
     for number in range(repeat):
-        prove(subject, repository, bench, stubs=() if number else STUBS)
+        gates.prove(subject, repository, bench, stubs=() if number else gates.STUBS)
         _check_twins(subject, own, bench)
     # No constant and no table of the recorded calls passes recorded behaviour; which function stays unsaid.
     jobs = [twin_run.Job(twin, twin_run.CONSTANTS) for twin in own]

@@ -102,7 +102,7 @@ def test_show_and_stats(folder: Path) -> None:
     assert row["task_id"] in text
     assert "return low" not in json.dumps(shown)
     (proved,) = shown["proved_by"]
-    assert proved == str(sandbox_in_force(None))
+    assert proved == sandbox_in_force(None)
     assert f"proven in {proved}" in text.splitlines()
     stats, code, text = call("stats", str(folder))
     assert (code, stats["tasks"], stats["by_granularity"], stats["hidden"]) == (0, 2, {"function": 2}, 2)
@@ -178,7 +178,7 @@ def test_split(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_validate(folder: Path) -> None:
     result, code, text = call("validate", str(folder), "--repeat", "1", "--quiet")
-    here = str(sandbox_in_force(None))
+    here = sandbox_in_force(None)
     counts = {"tasks": 2, "passed": 2, "failed": []}
     assert (result, code) == ({**counts, "proved_by": [here], "validated_in": here}, 0)
     assert plain(text)[:2] == ["tasks 2", "passed 2"]

@@ -22,12 +22,11 @@ from composer_replication.records import Check, SandboxSpec
 from composer_replication.run_folder import read_jsonl
 from composer_replication.sandbox import LocalSandbox
 from composer_replication.tasks import build, repository
-from composer_replication.tasks.build import Build, BuildSummary, build_tasks
-from composer_replication.tasks.build_state import Decision, Journal, Settings
+from composer_replication.tasks.build import Build, BuildSummary, Decision, Journal, Settings, build_tasks
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.leaks.leak_scan import scan_store
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_manifest import BuildMark
+from composer_replication.tasks.store_manifest import is_settled
 from composer_replication.tasks.validate import validate_store
 
 PYPROJECT = '[project]\nname = "planted"\nversion = "1.0"\n'
@@ -38,8 +37,6 @@ PLANTED = {
     "test_planted.py": "import planted\n\n\ndef test_one():\n    assert planted.one() == 11\n\n\ndef test_two():\n    assert planted.two() == 22\n"
     "\n\ndef test_zero():\n    assert not planted.zero()\n\n\ndef test_nothing():\n    pass\n",
 }
-
-CUT_OFF = "The build of this store was cut off"
 
 
 class Spy:
@@ -142,7 +139,7 @@ def test_a_build_that_was_cut_off_says_so_and_goes_on_to_the_same_bytes(
         build_tasks([source], torn, jobs=1, progress=stop)
     store = TaskStore.open(torn)
     store.verify()
-    assert (len(store.task_ids()), store.build) == (1, BuildMark(is_complete=False))
+    assert (len(store.task_ids()), is_settled(torn)) == (1, False)
     assert main(["tasks", "stats", str(torn), "--json"]) == 0
     assert "the same composer-rl tasks command" in json.loads(capsys.readouterr().out)["unfinished"]
     with (torn / "journal.jsonl").open("a") as journal:
@@ -151,7 +148,7 @@ def test_a_build_that_was_cut_off_says_so_and_goes_on_to_the_same_bytes(
     build_tasks([source], torn, jobs=1)
     assert set(spy.judged).isdisjoint(done)
     assert contents(torn) == contents(whole.folder)
-    assert json.loads((torn / "manifest.json").read_text())["build"] == {"is_complete": True}
+    assert is_settled(torn)
     assert main(["tasks", "stats", str(torn), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["unfinished"] == ""
 
@@ -209,16 +206,16 @@ def test_a_store_whose_tree_an_earlier_version_chose_otherwise_is_measured_anew(
     store = TaskStore.open(Path(shutil.copytree(tiny_store.root, tmp_path / "out")))
     source = open_source(str(tiny_project))
     slug = repository.slug_of(source.repository)
-    prepared = repository.prepare(source, store, with_calls=False)  # the same files: nothing is measured
+    prepared = repository.prepare(source, store)  # the same files: nothing is measured
     with pytest.raises(
         MeasuredAnew
     ):  # what was not reached in the time is left out, so another time gives other tests
-        repository.prepare(source, store, with_calls=False, suite_seconds=60.0)
+        repository.prepare(source, store, suite_seconds=60.0)
     files = dict(prepared.record.files)
     files.popitem()
     store.put_repository(slug, replace(prepared.record, files=files))
     with pytest.raises(MeasuredAnew):
-        repository.prepare(source, store, with_calls=False)
+        repository.prepare(source, store)
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="sys.monitoring cannot be taken away")
@@ -228,10 +225,10 @@ def test_a_suite_that_takes_the_recorder_of_calls_away_is_not_measured_again(
     tests = "import sys\n\nimport planted\n\n\ndef test_one():\n    sys.setprofile(None)\n    assert planted.one() == 11\n"
     source = open_source(str(make_project({**PLANTED, "test_planted.py": tests})))
     store = TaskStore.create(tmp_path / "out")
-    prepared = repository.prepare(source, store, with_calls=True)
+    prepared = repository.prepare(source, store)
     assert {prepared.record.called_share(deletion) for deletion in prepared.deletions} == {1.0}
     monkeypatch.setattr(repository, "lock_repository", lambda *_: pytest.fail("it is measured again"))
-    assert repository.prepare(source, store, with_calls=True).record == prepared.record
+    assert repository.prepare(source, store).record == prepared.record
 
 
 def test_other_sources_do_not_replace_what_is_there(
@@ -347,26 +344,6 @@ def test_nothing_of_a_repository_runs_before(
     with pytest.raises(SandboxFailure, match=r"CR0306.*the sandbox open does not hold: network"):
         use(tiny_project, tiny_store.root, tmp_path / "out")
     assert not (tmp_path / "out" / "journal.jsonl").exists()
-
-
-# --- the mark of a build that was cut off, and the journal from which one goes on ---
-
-
-@pytest.mark.parametrize(
-    "mark", [None, {"is_complete": False, "command": "composer-rl tasks build x --out y"}]
-)
-def test_the_mark_of_an_earlier_version_is_read(
-    tiny_store: TaskStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], mark: dict[str, object] | None
-) -> None:
-    """None at all, or one with a command."""
-    copy = shutil.copytree(tiny_store.root, tmp_path / "copy")
-    manifest = json.loads((copy / "manifest.json").read_text())
-    assert manifest.pop("build")["is_complete"]
-    (copy / "manifest.json").write_text(json.dumps({**manifest, **({"build": mark} if mark else {})}))
-    build = TaskStore.open(copy).build
-    assert build is None if mark is None else build is not None and not build.is_complete
-    assert main(["tasks", "stats", str(copy)]) == 0
-    assert (CUT_OFF in "".join(capsys.readouterr())) is (mark is not None)
 
 
 # --- the journal: appended while a build goes on, sorted when it is done ---

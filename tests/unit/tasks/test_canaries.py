@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from composer_replication.records import TestSplit
+from composer_replication.tasks.gates import bench_of
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.sentinels import Canary, make_canary
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.subject import bench_of
 from composer_replication.tasks.test_run import Trial
 
 Made = Mapping[str, Canary]

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from composer_replication.errors import InputError
-from composer_replication.tasks.build_state import drawn, pinned
+from composer_replication.tasks.build import drawn, pinned
 from composer_replication.tasks.intake.licences import Licence
 from composer_replication.tasks.planning.candidates import find_deletions
 from composer_replication.tasks.repository import PreparedRepository
@@ -30,7 +30,7 @@ FILES = {
 RECORD = RepositoryRecord.from_json(
     {
         "repository": "pkg==1", "source_sha256": "", "environment": "", "files": {}, "places": {}, "num_collected": 0,
-        "broken_files": [], "called": None, "licence": Licence("MIT", "LICENSE", "file", is_copyleft=False, note="").to_json(), "commit": "",
+        "broken_files": [], "flaky": [], "licence": Licence("MIT", "LICENSE", "file", is_copyleft=False, note="").to_json(), "commit": "",
     }
 )  # fmt: skip
 

@@ -11,14 +11,20 @@ import pytest
 from small_trees import write_tree
 
 from composer_replication.records import Edit, TestSplit
-from composer_replication.tasks.gates import check_restores, judge_deletion, prove, suite_trial
+from composer_replication.tasks.gates import (
+    GateFailed,
+    Subject,
+    check_restores,
+    judge_deletion,
+    prove,
+    suite_trial,
+)
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.leaks.shown_code import copied_share
 from composer_replication.tasks.repository import PreparedRepository, prepare
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RepositoryRecord
-from composer_replication.tasks.subject import GateFailed, Subject
 
 PACKAGE = """
 STATE = []
@@ -138,7 +144,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> PreparedRepository:
     }
     write_tree(root / "project", files)
     source = open_source(str(root / "project"))
-    return prepare(source, TaskStore.create(root / "store"), with_calls=True)
+    return prepare(source, TaskStore.create(root / "store"))
 
 
 def judge(planted: PreparedRepository, name: str, seed: int = 0) -> Subject:
@@ -238,7 +244,7 @@ def test_a_function_behind_everything_is_no_task(
             "test_one.py": "import one\n\n\ndef test_a():\n    assert one.one() == 1\n\n\ndef test_b():\n    assert one.one() < 2\n",
         }
     )
-    prepared = prepare(open_source(str(root)), TaskStore.create(tmp_path / "store"), with_calls=False)
+    prepared = prepare(open_source(str(root)), TaskStore.create(tmp_path / "store"))
     deletion = prepared.by_pin("one.py::one")
     assert deletion is not None
     with pytest.raises(GateFailed, match="breaks-everything"):

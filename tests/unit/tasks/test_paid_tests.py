@@ -16,13 +16,13 @@ from composer_replication.rollouts.hints.hinted_turns import ObservedRollout, fi
 from composer_replication.rollouts.hints.task_observer import known_tasks
 from composer_replication.rollouts.monitor import public_task
 from composer_replication.tasks import gates
+from composer_replication.tasks.gates import GateFailed, Parting, Subject
 from composer_replication.tasks.planning.edits import Changes
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import TaskRecord
-from composer_replication.tasks.subject import GateFailed, Parting, Subject
 from composer_replication.tasks.swebench.swebench_files import rows_of
 from composer_replication.tasks.test_functions import function_texts
-from composer_replication.tasks.test_run import TestReport
+from composer_replication.tasks.test_run import TestReport, Trial
 
 SOURCE = "def area(x):\n    if x < 0:\n        raise ValueError('no area is negative')\n    return x * x\n"
 NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -130,20 +130,30 @@ def test_what_stays_in_the_tree_is_refused() -> None:
 @pytest.mark.parametrize("side", ["visible", "paid", "hidden"])
 def test_no_constant_passes_all_tests_of_a_side(side: str) -> None:
     subject = drawn()
-    gates.refuse_stubs(subject, {"None": frozenset(subject.tests.shown)})
-    with pytest.raises(GateFailed, match=f"stub-passes: the {side} tests"):
-        gates.refuse_stubs(subject, {"None": frozenset(subject.sides[side])})
+    assert gates.passing_stub(subject, {"None": frozenset(subject.tests.shown)}) is None
+    refused = gates.passing_stub(subject, {"None": frozenset(subject.sides[side])})
+    assert str(refused).startswith(f"stub-passes: the {side} tests")
 
 
-def test_a_draw_that_a_constant_passes_is_drawn_again_and_at_last_none() -> None:
+def test_a_draw_that_a_constant_passes_is_drawn_again_and_at_last_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     files, repository, unsplit = prepared(TESTS)
     parting = Parting(unsplit, repository, files, seed=0, given=GIVEN)
     whole = parting.hide(repository.green, share=0.0, salt="p")
-    first = parting.pay(whole, salt="p/paid/0")
-    found = gates.draw_paid(whole, {"None": frozenset(first.tests.paid)}, parting, "p")
+    first, second = (parting.pay(whole, salt=f"p/paid/{number}") for number in range(2))
+
+    def drawn_with(*passed: str) -> list[Subject]:
+        stubs = {"None": frozenset(passed)}
+        return list(gates.draws(parting, repository.green, stubs, hidden_share=0.0, pin="p"))
+
+    found, without = drawn_with(*first.tests.paid)
     assert found.tests.paid and found.tests.paid != first.tests.paid
-    passed = {"None": frozenset(whole.tests.visible)}
-    assert gates.draw_paid(whole, passed, parting, "p") == whole
+    assert without == whole
+    monkeypatch.setattr(gates, "NUM_PAID_DRAWS", 2)
+    assert drawn_with(*first.tests.paid, *second.tests.paid) == [whole]
+    with pytest.raises(GateFailed, match="stub-passes: the visible tests"):
+        drawn_with(*whole.tests.visible)
 
 
 def test_a_paid_test_that_fails_with_the_code_is_refused_without_its_name() -> None:
@@ -153,13 +163,11 @@ def test_a_paid_test_that_fails_with_the_code_is_refused_without_its_name() -> N
         outcomes = {test: Outcome.FAILED if test == failing else Outcome.PASSED for test in tests}
         return TestReport(outcomes, tests, "", 0.1, cpu_seconds=0.1)
 
-    bench: Any = SimpleNamespace(test_seconds=20.0)
     shown, visible, paid = subject.tests.shown, subject.tests.visible, subject.tests.paid
-    broken = report(shown, shown[0])
-    reports = {"broken": broken, "visible": report(shown), "paid": report(visible)}
-    gates.judge_split(subject, bench, reports)
+    trials = {"visible": Trial({}, shown), "paid": Trial({}, visible)}
+    gates.check_golden(trials, {"visible": report(shown), "paid": report(visible)}, 20.0)
     with pytest.raises(GateFailed, match="golden-fails") as caught:
-        gates.judge_split(subject, bench, {**reports, "paid": report(visible, paid[0])})
+        gates.check_golden(trials, {"visible": report(shown), "paid": report(visible, paid[0])}, 20.0)
     assert subject.tests.paid[0] not in str(caught.value)
 
 
@@ -260,16 +268,13 @@ PLACES = {
 UNSPLIT = Subject(Changes((Edit("m.py", 0, len(UNFAIR_SOURCE), ""),), (), (), ()), (), True)
 
 
-def test_a_draw_that_can_hide_nothing_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gates, "refuse_stubs", lambda *_: None)
+def test_a_draw_that_can_hide_nothing_is_not_the_last() -> None:
     repository: Any = SimpleNamespace(places=PLACES, green=frozenset(PLACES))
     parting = Parting(UNSPLIT, repository, UNFAIR_FILES, seed=0, given=frozenset())
     with_an_empty_first_draw = 0
     for pin in map(str, range(8)):
         first = parting.hide(frozenset(PLACES), share=0.5, salt=f"{pin}/0")
         with_an_empty_first_draw += not first.tests.hidden
-        found = gates.first_proven_draw(
-            parting, frozenset(PLACES), {}, lambda subject: subject, hidden_share=0.5, pin=pin
-        )
+        found = next(gates.draws(parting, frozenset(PLACES), {}, hidden_share=0.5, pin=pin))
         assert found.tests.hidden, pin
     assert 0 < with_an_empty_first_draw < 8

@@ -13,12 +13,11 @@ from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.sandbox.host_paths import HostPaths
 from composer_replication.tasks import gates
-from composer_replication.tasks.gates import check_secrecy
+from composer_replication.tasks.gates import GateFailed, check_secrecy
 from composer_replication.tasks.leaks import leak_scan
 from composer_replication.tasks.leaks.leak_scan import leaks_of, targets_of
 from composer_replication.tasks.leaks.leak_search import Leak, Search
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.subject import GateFailed
 
 
 @pytest.fixture

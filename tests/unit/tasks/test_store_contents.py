@@ -171,22 +171,6 @@ def test_while_it_is_written_a_store_is_what_lies_in_its_folders(store: TaskStor
     assert TaskStore.open(store.root).record("t-class-body").strength is None
 
 
-def test_a_store_can_be_opened_while_another_process_takes_a_task_out(
-    store: TaskStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store_manifest.unsettle(store.root)
-    real = store_manifest.read_content
-
-    def read_content(path: Path) -> bytes:
-        if path.name.startswith("t-class-body"):
-            path.unlink()
-        return real(path)
-
-    monkeypatch.setattr(store_manifest, "read_content", read_content)
-    seen = TaskStore.open(store.root)
-    assert seen.task_ids() == ["t-feature-body", "t-function-body"]
-
-
 def test_an_update_that_changes_nothing_writes_nothing(
     store: TaskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,11 +16,11 @@ from small_trees import commit_all, write_tree
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import read_jsonl
+from composer_replication.tasks.gates import GateFailed
 from composer_replication.tasks.instructions.writing import write_instruction
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.patches import make_patch
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.subject import GateFailed
 from composer_replication.tasks.swebench import swebench_import
 from composer_replication.tasks.swebench.swebench_files import (
     KEYS,

@@ -15,12 +15,12 @@ import pytest
 from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.tasks import gates
+from composer_replication.tasks.gates import bench_of
 from composer_replication.tasks.instructions.written_instructions import WrittenInstruction
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import find_blob, read_content, write_file
-from composer_replication.tasks.subject import bench_of
 from composer_replication.tasks.twin.build_twins import build_twins
 from composer_replication.tasks.twin.twin_run import Job, Twin, play, twin_bytes
 from composer_replication.tasks.validate import ValidationFailure, validate_store

@@ -22,7 +22,7 @@ from composer_replication.rollouts.environment.feature_deletion_env import Featu
 from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.tasks.intake.cache import cache_folder, cache_lock, put_file, sha256_of
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_manifest import FOLDERS, NAME, damaged
+from composer_replication.tasks.store_manifest import FOLDERS, NAME, UNSETTLED, damaged
 from composer_replication.tasks.workers.ray_cluster import (
     NodeNeeds,
     check_node,
@@ -35,8 +35,8 @@ Files = list[tuple[str, bytes]]
 
 def files_of(store: TaskStore) -> Files:
     """What a store is made of again on another machine: all of it, and not written to meanwhile."""
-    store.settle()  # the manifest alone says what the copy has
-    found = (path for name in ("objects", *FOLDERS) for path in sorted((store.root / name).rglob("*")))
+    names = ("objects", *FOLDERS, UNSETTLED)
+    found = (path for name in names for path in (store.root / name, *sorted((store.root / name).rglob("*"))))
     paths = (*(path for path in found if path.is_file()), store.root / NAME)
     return [(path.relative_to(store.root).as_posix(), path.read_bytes()) for path in paths]
 

@@ -33,11 +33,10 @@ from composer_replication.rollouts.grading import Grader, GradeRequest
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.workers.ray_cluster import (
     NUM_RETRIES,
-    first_sentence,
     interruption,
-    is_of_ray,
     needs_of,
-    plain_cause,
+    one_line,
+    raise_of_work,
     wait_for,
 )
 
@@ -102,12 +101,10 @@ class RolloutCluster:
             return wait_for(getattr(actor, method).remote(*asked), self.check)
         except (RayError, ConnectionError) as error:
             self.check()
-            cause = plain_cause(error)
-            if not is_of_ray(cause):
-                raise cause from error
+            cause = raise_of_work(error)
             raise SandboxFailure(
                 "CR0491",
-                f"the worker of an attempt or a grading was lost: {first_sentence(str(cause))}.",
+                f"the worker of an attempt or a grading was lost: {one_line(str(cause))}.",
                 where=self._replace(actor),
                 fix="ray status shows the cluster, and the logs of that node why; the attempt is begun again.",
             ) from cause
@@ -168,10 +165,12 @@ class RolloutCluster:
                 try:
                     self._places[actor] = ray.get(done)
                 except (RayError, ConnectionError) as error:
-                    cause = plain_cause(error)
-                    if not is_of_ray(cause):
-                        # a sandbox's failure was tried again by Ray already: now it is the user's to know
-                        raise (_final(cause) if isinstance(cause, SandboxFailure) else cause) from error
+                    try:
+                        raise_of_work(error)
+                    except (
+                        SandboxFailure
+                    ) as cause:  # Ray tried it again already: now it is the user's to know
+                        raise _final(cause) from error
                     self._start()
                 else:
                     self._free.put(actor)

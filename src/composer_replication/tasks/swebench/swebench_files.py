@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from composer_replication.errors import InputError, needs_extra
 from composer_replication.records import Task
 from composer_replication.run_folder import write_atomic
-from composer_replication.tasks.build_state import Instance, Progress
+from composer_replication.tasks.build import Instance, Progress
 from composer_replication.tasks.instructions.writing import plain_instruction
 from composer_replication.tasks.instructions.written_instructions import written_instruction
 from composer_replication.tasks.intake.cache import sha256_of

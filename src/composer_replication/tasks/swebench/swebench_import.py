@@ -17,8 +17,18 @@ from typing import Any
 
 from composer_replication.errors import InputError, UsageError
 from composer_replication.records import Edit
-from composer_replication.tasks.build import BuildSummary, check_arguments, open_build, summary_of
-from composer_replication.tasks.build_state import Decision, Instance, Progress, Settings
+from composer_replication.tasks.build import (
+    BuildSummary,
+    Candidate,
+    Decision,
+    Instance,
+    Progress,
+    Settings,
+    check_arguments,
+    open_build,
+    summary_of,
+)
+from composer_replication.tasks.gates import GateFailed
 from composer_replication.tasks.intake.archives import ARCHIVE_SUFFIXES
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.sources import RepositorySource, open_source
@@ -32,7 +42,6 @@ from composer_replication.tasks.leaks.shown_code import shows_any, spans_of
 from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.planning.body_cuts import BodyCut, Deletion, find_body_cuts
 from composer_replication.tasks.planning.edits import edited_files, line_edits
-from composer_replication.tasks.subject import GateFailed
 from composer_replication.tasks.swebench.swebench_files import read_instances, tree_sha256
 
 REMOTE = "git+https://github.com/{repo}@{commit}"
@@ -82,13 +91,13 @@ def import_swebench(
     instances, unreadable = read_instances(path)
     opened, proposals, refused = _propose_all(instances, repositories, progress)
     refused += [_refusal(row, "", row[0], "unreadable-row", row[1]) for row in unreadable.items()]
-    # Of a source that has pins nobody notes what its tests call; this one names no size, so nothing is planned.
+    # A pin that names no size: nothing is planned.
     asked = replace(asked, symbols={source.source: ("given@",) for source in opened})
     with open_build(out, asked, jobs=jobs, backend=backend, progress=progress) as run:
         ready = run.prepare_all(opened) if opened else {}
         run.decide(
             [
-                run.candidate(ready[source], deletion, is_pinned=True, instance=instance)
+                Candidate(ready[source], deletion, asked, True, instance)
                 for source, instance, deletion in proposals
                 if source in ready
             ]

@@ -31,17 +31,15 @@ from composer_replication.sandbox import choose_backend, require_selftest
 from composer_replication.sandbox.supervised_run import is_interrupted
 from composer_replication.tasks.intake.environment import (
     EnvironmentLock,
-    LockedWheel,
     lock_of,
     open_environment,
 )
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.store_records import RepositoryRecord
 from composer_replication.tasks.twin.twin_run import pickler_fingerprint
 from composer_replication.tasks.workers import Params, Result, Workers
 
-_ADDRESS = re.compile(r"(?:ray://)?(?P<host>\[[0-9a-fA-F:]+\]|[\w.-]+):(?P<port>\d{1,5})")
+_HOST = re.compile(r"\[[0-9a-fA-F:]+\]|[\w.-]+")
 _ANSWER_SECONDS = 5.0
 
 
@@ -54,10 +52,8 @@ def joined(address: str) -> Iterator[None]:
             ``HOST:PORT`` of its head for one that this machine is a node of, ``ray://HOST:PORT`` of
             its client server for any other (needs ``ray[client]``).
 
-    Raises:
-        UsageError: no such form of address, or this program has joined a cluster already (CR0490).
-        MissingError: nothing answers there, or not as Ray does (CR0490); it runs another
-            version of Ray or Python (CR0490).
+    UsageError where this is no form of address, or this program has joined a cluster already; MissingError where nothing
+    answers there, or not as Ray does, or with another version of Ray or Python (all CR0490).
     """
     check_address(address)
     on_sigterm = signal.getsignal(signal.SIGTERM)
@@ -68,8 +64,8 @@ def joined(address: str) -> Iterator[None]:
         except Exception as error:
             raise _refusal(address, error) from error
         finally:
-            if on_sigterm is not None and threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own in the place of what we do then
+            with suppress(ValueError, TypeError):  # outside the main thread Ray puts no handler of its own
+                signal.signal(signal.SIGTERM, on_sigterm)
         yield
     finally:
         with _silence():
@@ -83,39 +79,30 @@ def check_address(address: str) -> None:
         raise UsageError("CR0490", "this program has joined a Ray cluster already.", where=address, fix=fix)
     if address == "auto":  # only Ray knows where it is
         return
-    match = _ADDRESS.fullmatch(address)
-    if match is None or not 0 < int(match["port"]) < 1 << 16:
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         problem = f"{address!r} is no address of a Ray cluster."
         fix = "--ray auto, --ray HOST:PORT or --ray ray://HOST:PORT"
         raise UsageError("CR0490", problem, where="--ray", fix=fix)
-    place = (match["host"].strip("[]"), int(match["port"]))
     try:
-        socket.create_connection(place, timeout=_ANSWER_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
     except OSError as error:
         raise _refusal(address, error) from error
 
 
 def _refusal(address: str, error: Exception) -> ComposerError:
-    """One sentence for what Ray says in many."""
-    text = f"{error}\n{error.__cause__ or ''}".strip()
-    if "ersion mismatch" in text or "versions don't match" in text:
-        found = re.findall(r"(Ray|Python): ([\w.+-]+)", text)
-        what = ", ".join(f"{name} {version}" for name, version in found[:4])
-        reason = f"it runs another version of Ray or Python{f' ({what})' if what else ''}"
-        fix = f"use Ray {ray.__version__} and this Python on every node, or those of the cluster here."
-    elif "uthentica" in text:
-        reason = "it wants a token, which is missing here or another one"
-        fix = "RAY_AUTH_MODE=token, with the cluster's token in RAY_AUTH_TOKEN or ~/.ray/auth_token"
-    else:
-        reason = first_sentence(text) or type(error).__name__
-        fix = "ray status on the head tells whether it runs; ray start --head starts one."
-    return MissingError("CR0490", f"the Ray cluster cannot be joined: {reason}.", where=address, fix=fix)
+    """Ray's own words, and all that they may mean."""
+    text = f"{error} {error.__cause__ or ''}"
+    is_of_token = "uthentica" in text  # it says that in a traceback
+    said = "it wants a token, which is missing here or another one" if is_of_token else one_line(text)
+    fix = f"ray status on the head tells whether it runs; it needs Ray {ray.__version__}, this Python, and its RAY_AUTH_TOKEN here."
+    problem = f"the Ray cluster cannot be joined: {said or type(error).__name__}."
+    return MissingError("CR0490", problem, where=address, fix=fix)
 
 
-def first_sentence(text: str) -> str:
-    """What Ray says first, without its full stop and at most 200 characters of it."""
-    line = (text.strip().splitlines() or [""])[0]
-    return re.split(r"\.\s", line)[0].rstrip(".")[:200]
+def one_line(text: str) -> str:
+    """What Ray says, without its traceback and its full stop, and at most 300 characters of it."""
+    return " ".join(text.partition("Traceback")[0].split())[:300].rstrip(". ")
 
 
 @contextmanager
@@ -138,22 +125,21 @@ NUM_RETRIES = 2
 """After a dead worker, a lost node or a broken sandbox; what the work itself answers is final."""
 _WAIT_SECONDS = 1.0
 INSTALL = f"pip install 'composer-replication[ray]=={__version__}' there, then composer-rl doctor."
-NodeNeeds = tuple[str | None, str, str]
-"""Sandbox backend, version of this program, fingerprint of cloudpickle."""
+NodeNeeds = tuple[str | None, str]
+"""Sandbox backend, and the programs that must be the same there."""
 
 
 def needs_of(backend: str | None) -> NodeNeeds:
     """What a node must have in common with this process."""
-    return backend, __version__, pickler_fingerprint()
+    return backend, f"composer-replication {__version__} with cloudpickle {pickler_fingerprint()}"
 
 
 @cache
-def check_node(backend: str | None, version: str, pickler: str) -> None:
+def check_node(backend: str | None, programs: str) -> None:
     """Refuse a node that would give other bytes, or whose sandbox does not hold; tried once a worker."""
-    if version != __version__:
-        raise unfit_node(f"has composer-replication {__version__} and not {version}")
-    if pickler != pickler_fingerprint():
-        raise unfit_node("has another version of cloudpickle")
+    _, own = needs_of(backend)
+    if own != programs:
+        raise unfit_node(f"has {own} and not {programs}")
     try:
         require_selftest(choose_backend(backend))
     except MissingError as error:
@@ -174,19 +160,15 @@ def wait_for(reference: Any, look: Callable[[], None]) -> Any:
     return ray.get(reference)
 
 
-def plain_cause(error: Exception) -> Exception:
-    """What the work raised, a node without this program in one sentence, or the error of Ray's itself."""
+def raise_of_work(error: Exception) -> Exception:
+    """Raise what the work raised; Ray's own error, where nothing is known of the work: its process or its node is gone."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, RuntimeError) and "failed to import on the worker" in str(cause):
-        return MissingError(
-            "CR0491", "a node of the cluster cannot import composer-replication.", where="--ray", fix=INSTALL
-        )
+        problem = "a node of the cluster cannot import composer-replication."
+        raise MissingError("CR0491", problem, where="--ray", fix=INSTALL) from error
+    if isinstance(cause, Exception) and not isinstance(cause, RayError | ConnectionError):
+        raise cause from error
     return cause if isinstance(cause, Exception) else error
-
-
-def is_of_ray(error: Exception) -> bool:
-    """Whether nothing is known of the work: its process, its node or the way to it is gone."""
-    return isinstance(error, RayError | ConnectionError)
 
 
 def interruption() -> SandboxFailure:
@@ -198,92 +180,73 @@ def interruption() -> SandboxFailure:
 
 
 class _BenchParts(NamedTuple):
-    """What a bench is made of again on another machine: all but its environment; wheels are references."""
+    """What a bench is made of again on another machine: itself without its environment, and a reference to wheels by hash."""
 
     bench: Bench
     lock: EnvironmentLock
-    wheels: dict[str, Any]
+    wheels: Any
+
+    def made(self, backend: str | None) -> Bench:
+        """The bench on this machine; its environment is made first where it is absent."""
+        read = cache(lambda: ray.get(self.wheels))
+        try:
+            environment = open_environment(
+                self.lock, backend=backend, read_wheel=lambda one: read()[one.sha256]
+            )
+        except InputError as error:
+            raise unfit_node("cannot be used", error) from error
+        return replace(self.bench, environment=environment, backend=backend)
 
 
 class RayPool(Workers):
     """Work on a Ray cluster, which this process has ``joined``, for the time of one build; safe to use from several threads."""
 
     def __init__(self, store: TaskStore) -> None:
-        self._node_needs = needs_of(store.backend)
+        self._store, self._needs = store, needs_of(store.backend)
         self._lock = threading.Lock()
-        self._sent: dict[int, tuple[object, Any]] = {}  # with the value, so that its id stays taken
-        self._sent_wheel = cache(lambda wheel: ray.put(store.wheel(wheel)))
+        self._sent: dict[int, tuple[Bench, Any]] = {}  # with the bench, so that its id stays taken
         self._remote = ray.remote(do_work).options(
             num_cpus=1, max_retries=NUM_RETRIES, retry_exceptions=[SandboxFailure], name="composer-rl work"
         )
 
     def call(self, work: Callable[Params, Result], *args: Params.args, **options: Params.kwargs) -> Result:
-        """Have work done by the cluster, and wait for it; a ``Bench`` or a ``RepositoryRecord`` is sent once.
+        """Have work done by the cluster, and wait for it; a ``Bench`` is sent once.
 
-        ``work`` is a function of a module that every node has.
-
-        Raises:
-            Exception: what ``work`` raised, after one try.
-            SandboxFailure: the sandbox broke every time or Ray lost the worker every time (CR0491), or the work was
-                interrupted (CR0302).
-            MissingError: a node cannot do such work (CR0491).
+        ``work`` is a function of a module that every node has. What it raises is raised after one try; SandboxFailure where
+        the sandbox broke or Ray lost the worker every time (CR0491), or the work was interrupted (CR0302): its worker is
+        killed, and its sandboxes die with it. MissingError where a node cannot do such work (CR0491).
         """
-        reference = self._remote.remote(self._node_needs, work, options, *map(self._send, args))
+        reference = self._remote.remote(self._needs, work, options, *map(self._send, args))
+
+        def look() -> None:
+            if is_interrupted():
+                with suppress(Exception):  # it ended in this moment: nothing to kill
+                    ray.cancel(reference, force=True)
+                raise interruption()
+
         try:
-            result: Result = wait_for(reference, lambda: self._look(reference))
+            result: Result = wait_for(reference, look)
         except (RayError, ConnectionError) as error:
-            raise _told(error) from error
+            said = one_line(str(raise_of_work(error)))
+            problem = f"Ray gave up a piece of work, after up to {NUM_RETRIES + 1} tries: {said}."
+            fix = "the same command again goes on where it stopped; ray status shows the cluster."
+            raise SandboxFailure("CR0491", problem, where="--ray", fix=fix) from error
         return result
 
-    def _look(self, reference: Any) -> None:
-        """Raise where work is given up; after an interruption its worker is killed, and its sandboxes die with it."""
-        if is_interrupted():
-            with suppress(Exception):  # it ended in this moment: nothing to kill
-                ray.cancel(reference, force=True)
-            raise interruption()
-
     def _send(self, value: object) -> object:
-        """A reference in place of what is large and given again and again; Ray puts the value back."""
-        if not isinstance(value, Bench | RepositoryRecord):
+        """A reference in place of a bench, which is large and given again and again; Ray puts its parts back."""
+        if not isinstance(value, Bench):
             return value
         with self._lock:
             if id(value) not in self._sent:
-                whole = self._parts(value) if isinstance(value, Bench) else value
-                self._sent[id(value)] = (value, ray.put(whole))
+                lock = lock_of(value.environment)
+                wheels = {one.sha256: self._store.wheel(one) for one in (*lock.wheels, lock.installer)}
+                bare = replace(value, original=dict(value.original), environment=None)  # type: ignore[arg-type]
+                self._sent[id(value)] = value, ray.put(_BenchParts(bare, lock, ray.put(wheels)))
             return self._sent[id(value)][1]
 
-    def _parts(self, bench: Bench) -> _BenchParts:
-        lock = lock_of(bench.environment)
-        wheels = {wheel.sha256: self._sent_wheel(wheel) for wheel in (*lock.wheels, lock.installer)}
-        bare = replace(bench, original=dict(bench.original), environment=None)  # type: ignore[arg-type]
-        return _BenchParts(bare, lock, wheels)
 
-
-def do_work(node_needs: NodeNeeds, work: Callable[..., Any], options: dict[str, Any], *args: Any) -> Any:
+def do_work(needs: NodeNeeds, work: Callable[..., Any], options: dict[str, Any], *args: Any) -> Any:
     """Do one piece of work; runs in a worker."""
-    check_node(*node_needs)
-    backend = node_needs[0]
-    return work(*[_bench(arg, backend) if isinstance(arg, _BenchParts) else arg for arg in args], **options)
-
-
-def _bench(parts: _BenchParts, backend: str | None) -> Bench:
-    """The bench on this machine; its environment is made first where it is absent."""
-
-    def read_wheel(wheel: LockedWheel) -> bytes:
-        return bytes(ray.get(parts.wheels[wheel.sha256]))
-
-    try:
-        environment = open_environment(parts.lock, backend=backend, read_wheel=read_wheel)
-    except InputError as error:
-        raise unfit_node("cannot be used", error) from error
-    return replace(parts.bench, environment=environment, backend=backend)
-
-
-def _told(error: Exception) -> Exception:
-    """What a waiting thread is told in place of an error of Ray's."""
-    cause = plain_cause(error)
-    if not is_of_ray(cause):
-        return cause
-    said = f"Ray gave up a piece of work, after up to {NUM_RETRIES + 1} tries: {first_sentence(str(cause))}."
-    fix = "the same command again goes on where it stopped; ray status shows the cluster."
-    return SandboxFailure("CR0491", said, where="--ray", fix=fix)
+    check_node(*needs)
+    return work(*[arg.made(needs[0]) if isinstance(arg, _BenchParts) else arg for arg in args], **options)

@@ -174,7 +174,7 @@ def _row(store: TaskStore, task: Task) -> Result:
 
 def _details(store: TaskStore, task: Task) -> Result:
     """What is looked up for one task only."""
-    measured = read_difficulty(store.root, only=[task.task_id])
+    measured = read_difficulty(store.root)
     written = written_instructions.written_instruction(store, task.task_id)
     records = (store.record(task.task_id), store.secret(task.task_id))
     strength = next((found for record in records if (found := getattr(record, "strength", None))), None)

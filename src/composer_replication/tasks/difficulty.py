@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -125,19 +125,16 @@ class _File:
 _FORM = TypeAdapter(_File)
 
 
-def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty]) -> Path | None:
-    """Write what one evaluation measured; the file, or None when it measured nothing.
+def record_difficulty(store_root: Path, seed: int, measured: Sequence[Difficulty]) -> Path | None:
+    """Write what one evaluation of one policy measured; the file, or None when it measured nothing.
 
-    A ValueError for records of two policies; an InputError where the file that is there is damaged (CR0411).
+    An InputError where the file that is there is damaged (CR0411).
     """
-    records = list(measured)
-    if not records:
+    rows = {one.task_id: _Row(one.num_samples, one.num_passed, one.num_hidden_passed) for one in measured}
+    if not rows:
         return None
-    policy = records[0].policy
-    if any(record.policy != policy for record in records):
-        raise ValueError("one evaluation asks one policy")
+    policy = measured[0].policy
     path = store_root / FOLDER / policy.file_name
-    rows = {one.task_id: _Row(one.num_samples, one.num_passed, one.num_hidden_passed) for one in records}
     with cache_lock(f"difficulty-{sha256_of(str(path.resolve()).encode())[:16]}"):
         kept = _read(path).evaluations if path.is_file() else {}
         kept[seed] = {**kept.get(seed, {}), **rows}
@@ -146,17 +143,14 @@ def record_difficulty(store_root: Path, seed: int, measured: Iterable[Difficulty
     return path
 
 
-def read_difficulty(
-    store_root: Path, *, only: Collection[str] | None = None
-) -> dict[str, tuple[Difficulty, ...]]:
-    """By task id (all, or ``only``), what each policy does on it, seeds added up, in the order of files."""
+def read_difficulty(store_root: Path) -> dict[str, tuple[Difficulty, ...]]:
+    """By task id, what each policy does on it, seeds added up, in the order of files."""
     found: dict[str, tuple[Difficulty, ...]] = {}
     for path in sorted((store_root / FOLDER).glob("*.json")):
         measured = _read(path)
         by_task: dict[str, list[_Row]] = {}
         for task_id, row in (item for rows in measured.evaluations.values() for item in rows.items()):
-            if only is None or task_id in only:
-                by_task.setdefault(task_id, []).append(row)
+            by_task.setdefault(task_id, []).append(row)
         for task_id, rows in sorted(by_task.items()):
             samples, passed = sum(row.num_samples for row in rows), sum(row.num_passed for row in rows)
             hidden = [row.num_hidden_passed for row in rows if row.num_hidden_passed is not None]
@@ -170,10 +164,9 @@ def _read(path: Path) -> _File:
     try:
         return _FORM.validate_python(read_json(path))
     except (InputError, ValueError, OSError) as error:
-        detail = error.message if isinstance(error, InputError) else f"{error}"
         raise InputError(
             "CR0411",
-            f"the measured pass rates cannot be read: {' '.join(detail.split()).rstrip('.')}.",
+            f"the measured pass rates cannot be read: {' '.join(str(error).split()).rstrip('.')}.",
             where=str(path),
             fix="delete that file, then composer-rl eval MODEL --tasks DIR --update-difficulty",
         ) from error

@@ -13,6 +13,7 @@ import builtins
 import hashlib
 import re
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import PurePosixPath
@@ -25,7 +26,6 @@ from composer_replication.tasks.syntax_trees import Function, docstring_of, firs
 Place = tuple[str, int, str]
 """File, first line (of the first decorator) and name of a test function."""
 _Key = tuple[int, str]
-_Table = ast.Assign | ast.AnnAssign
 
 # --- One file of tests.
 
@@ -40,18 +40,8 @@ class _TestFile:
             (line, node.name): node for node in _functions(module) for line in (first_line(node), node.lineno)
         }
         self.tables = _tables(module)
-        self.uses: dict[str, list[frozenset[int]]] = {}
-        """For each name, the functions and tables around each place where it is used."""
-        known = set(map(id, (*self.functions.values(), *self.tables.values())))
-        pending: list[tuple[ast.AST, frozenset[int]]] = [(module, frozenset())]
-        while pending:
-            node, around = pending.pop()
-            if id(node) in known:
-                around |= {id(node)}
-            if isinstance(node, ast.Name | ast.Attribute):
-                name = node.id if isinstance(node, ast.Name) else node.attr
-                self.uses.setdefault(name, []).append(around)
-            pending += [(child, around) for child in ast.iter_child_nodes(node)]
+        self.uses = {part: _uses(part) for part in (module, *self.functions.values(), *self.tables.values())}
+        """How often names are used in the file, and in each function and table."""
 
     def source(self, node: Function) -> str:
         """All lines of a function."""
@@ -63,21 +53,18 @@ class _TestFile:
         node = self.functions.get(target)
         if node is None:
             return False
-        gone = {id(self.functions[key]) for key in (target, *others)}
-        return not any(gone.isdisjoint(around) for around in self.uses.get(node.name, ()))
+        return self._is_used_only_in({self.functions[key] for key in (target, *others)}, node.name)
 
-    def orphaned(self, gone: set[int]) -> list[_Table]:
-        """The tables that only functions that are ``gone`` use, and such tables."""
-        left, found = dict(self.tables), list[_Table]()
-        while unused := [
-            name
-            for name, node in left.items()
-            if len(self.uses[name]) > 1  # the first is its own
-            and all(not around.isdisjoint(gone | {id(node)}) for around in self.uses[name])
-        ]:
-            found += [left.pop(name) for name in unused]
-            gone = gone.union(map(id, found))
-        return found
+    def with_orphans(self, gone: set[ast.stmt]) -> set[ast.stmt]:
+        """Functions that are ``gone``, and the tables that only they and such tables use."""
+        for name, node in self.tables.items():
+            is_used = self.uses[self.module][name] > 1  # the first is its own
+            if node not in gone and is_used and self._is_used_only_in({*gone, node}, name):
+                return self.with_orphans({*gone, node})
+        return gone
+
+    def _is_used_only_in(self, gone: set[ast.stmt], name: str) -> bool:
+        return self.uses[self.module][name] == sum(self.uses[node][name] for node in gone)
 
 
 @lru_cache(maxsize=64)
@@ -96,9 +83,14 @@ def _functions(parent: ast.AST | None) -> Iterator[Function]:
                 yield from _functions(node)
 
 
-def _tables(module: ast.Module) -> dict[str, _Table]:
+def _uses(part: ast.AST) -> Counter[str]:
+    names = (node for node in ast.walk(part) if isinstance(node, ast.Name | ast.Attribute))
+    return Counter(node.id if isinstance(node, ast.Name) else node.attr for node in names)
+
+
+def _tables(module: ast.Module) -> dict[str, ast.stmt]:
     """The lists, tuples, sets and dictionaries that a file gives a name at its top."""
-    found: dict[str, _Table] = {}
+    found: dict[str, ast.stmt] = {}
     for node in module.body:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
@@ -117,9 +109,8 @@ def remove_functions(text: str, targets: Iterable[_Key]) -> str | None:
     file, keys = _test_file(text), set(targets)
     if file is None or not all(file.can_go(key, keys & file.functions.keys()) for key in keys):
         return None
-    chosen = {id(file.functions[key]): file.functions[key] for key in keys}
     cut = FileCut("", file.lines, file.module)
-    for node in [*chosen.values(), *file.orphaned(set(chosen))]:
+    for node in file.with_orphans({file.functions[key] for key in keys}):
         cut.take_statement(node)
     edits = cut.edits()
     return None if edits is None else edited_text(text, edits)
@@ -173,12 +164,10 @@ def hold_back(
         file, others = _test_file(texts[path]), [one[1:] for one in out if one[0] == path]
         if file is not None and file.can_go((line, name), others):
             out.append(place)
-    files: dict[str, str] = {}
-    for path in sorted({place[0] for place in out}):
-        own = [place[1:] for place in out if place[0] == path]
-        shorter = remove_functions(texts[path], own)
-        if shorter is not None:  # a file that does not parse without its functions keeps them all
-            files[path] = shorter
+    own = {path: [place[1:] for place in out if place[0] == path] for path in sorted({one[0] for one in out})}
+    shorter = {path: remove_functions(texts[path], keys) for path, keys in own.items()}
+    # A file that does not parse without its functions keeps them all.
+    files = {path: text for path, text in shorter.items() if text is not None}
     return frozenset(place for place in out if place[0] in files and place not in gone), files
 
 
@@ -214,8 +203,13 @@ def known_words(tree: Mapping[str, bytes], given: Collection[str] = ()) -> froze
 
 def deleted_words(changes: Changes, original: Mapping[str, bytes]) -> frozenset[str]:
     """Everything that could be a name in what a deletion takes out."""
+    return words_of("\n".join(_deleted(changes, original)))
+
+
+def _deleted(changes: Changes, original: Mapping[str, bytes]) -> list[str]:
+    """What a deletion takes out: spans of whole lines as a rule, and files."""
     spans = [original[edit.path].decode()[edit.start : edit.end] for edit in changes.edits]
-    return words_of("\n".join(spans)).union(*(_words_in(original[path]) for path in changes.removed_files))
+    return [*spans, *(_text(original[path]) for path in changes.removed_files)]
 
 
 def places_to_show(
@@ -305,18 +299,7 @@ Texts = frozenset[tuple[str, ...]]
 
 def deleted_texts(changes: Changes, original: Mapping[str, bytes]) -> Texts:
     """The texts of what a deletion takes out, docstrings aside."""
-    lines: dict[str, set[int]] = {}
-    for edit in changes.edits:
-        text = original[edit.path].decode()
-        first, last = (text.count("\n", 0, place) + 1 for place in (edit.start, edit.end))
-        lines.setdefault(edit.path, set()).update(range(first, last + 1))
-    said = (
-        value
-        for path in {*lines, *changes.removed_files}
-        for line, value in _constants(_text(original[path]))
-        if path in changes.removed_files or line in lines[path]
-    )
-    return frozenset().union(*map(_runs_in, said))
+    return frozenset().union(*(_runs(part.lstrip("\r\n")) for part in _deleted(changes, original)))
 
 
 def _texts_asked_for(
@@ -334,20 +317,10 @@ def _texts_asked_for(
 
 @lru_cache(maxsize=4096)
 def _runs(source: str) -> Texts:
-    """Of all string constants of a function."""
-    return frozenset().union(*(_runs_in(value) for _, value in _constants(source)))
-
-
-def _runs_in(text: str) -> Texts:
-    words = [word.lower() for word in _LETTERS.findall(text)]
-    runs = {tuple(words[at : at + _RUN]) for at in range(len(words) - _RUN + 1)}
-    return frozenset(runs.union((word,) for word in words if len(word) >= _LONG_WORD))
-
-
-@lru_cache(maxsize=1024)
-def _constants(source: str) -> tuple[tuple[int, str], ...]:
-    """The line and the value of each string of a file, or of a function cut out of a class, that is no docstring."""
+    """Of all strings of a file, or of a function cut out of a class, that are no docstrings."""
     nodes = list(_nodes(source))
     alone = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-    strings = (node for node in nodes if isinstance(node, ast.Constant) and id(node) not in alone)
-    return tuple((node.lineno, node.value) for node in strings if isinstance(node.value, str))
+    strings = (node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in alone)
+    said = [_LETTERS.findall(text.lower()) for text in strings if isinstance(text, str)]
+    runs = {tuple(words[at : at + _RUN]) for words in said for at in range(len(words) - _RUN + 1)}
+    return frozenset(runs.union((word,) for words in said for word in words if len(word) >= _LONG_WORD))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from composer_replication.tasks.gates import Subject, subject_of
 from composer_replication.tasks.planning.body_cuts import BodyCut, Deletion
 from composer_replication.tasks.planning.edits import Lines, view_files
-from composer_replication.tasks.repository import PreparedRepository
 from composer_replication.tasks.running.bench import Bench, noticing_seconds
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.syntax_trees import (
@@ -27,8 +25,7 @@ from composer_replication.tasks.syntax_trees import (
 )
 from composer_replication.tasks.test_functions import is_named, words_of
 from composer_replication.tasks.test_run import Trial
-from composer_replication.tasks.twin.build_twins import TwinSearch, build_twins
-from composer_replication.tasks.twin.twin_run import Twin, judge_twins, twin_bytes
+from composer_replication.tasks.twin.twin_run import Twin, TwinSearch, build_twins, judge_twins, twin_bytes
 from composer_replication.tasks.workers import Workers
 
 if TYPE_CHECKING:
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
 # --- Recorded behaviour.
 
 SAME_BEFORE = "the code before the patch does the same"
-UNNAMED = "nothing that stays in the tree says what it is called"
 NO_TRUTH = "no-truth"
 """Neither a hidden test nor recorded behaviour, and it was looked for both."""
 
@@ -52,37 +48,27 @@ def _attach_twins(store: TaskStore, tasks: Tasks, seed: int, workers: Workers) -
     tests nor a twin: they are about to be refused, with the reason that is given here. A task of a foreign set has code
     where ours have a hole, so it keeps only twins that its broken tree fails.
     """
-    repository = _repository_of(tasks)
+    bench = next(iter(tasks.values())).repository.bench
     fair = {task_id: _known_cuts(store, task_id, one) for task_id, one in tasks.items()}
     waiting = [task_id for task_id in tasks if store.secret(task_id).twins is None]
     cuts = {cut.pin: cut for task_id in waiting for cut in fair[task_id]}
     # Of all tasks, not of those that wait: a build that was killed here must go on to the same twins.
     eager = {cut.pin for task_id in tasks if not store.secret(task_id).hidden for cut in fair[task_id]}
-    found = workers.call(
-        build_twins, repository.bench, [cuts[pin] for pin in sorted(cuts)], seed=seed, eager=eager
-    )
+    found = workers.call(build_twins, bench, [cuts[pin] for pin in sorted(cuts)], seed=seed, eager=eager)
     digests = {pin: store.put_blob(twin_bytes(twin), is_packed=True) for pin, twin in found.twins.items()}
     for task_id in waiting:
-        pins = [cut.pin for cut in fair[task_id]]
-        for cut in twin_cuts(tasks[task_id].deletion):
-            if cut.pin not in pins:
-                found.without.setdefault(cut.pin, UNNAMED)
-        own = {pin: digests[pin] for pin in pins if pin in digests}
+        own = {cut.pin: digests[cut.pin] for cut in fair[task_id] if cut.pin in digests}
         record, secret = store.record(task_id), store.secret(task_id)
         if own and record.instance_id:
-            broken = view_files(repository.bench.original, record.changes, "hidden")
+            broken = view_files(bench.original, record.changes, "hidden")
             twins = [found.twins[pin] for pin in own]
-            for pin in workers.call(_passed_by, broken, twins, repository.bench):
+            for pin in workers.call(_passed_by, broken, twins, bench):
                 del own[pin]
                 found.without.setdefault(pin, SAME_BEFORE)
         if own or secret.hidden:
             # Figures that were measured without the twins are measured again.
             store.put_task(replace(record, strength=None), replace(secret, twins=own))
-    return replace(found, twins={})
-
-
-def _repository_of(tasks: Tasks) -> PreparedRepository:
-    return next(iter(tasks.values())).repository
+    return found
 
 
 def _passed_by(files: Mapping[str, bytes], twins: Sequence[Twin], bench: Bench) -> list[str]:
@@ -116,11 +102,9 @@ def _known_cuts(store: TaskStore, task_id: str, candidate: Candidate) -> list[Bo
 # deleted. Docstrings stay: deleting one changes nothing (DeMillo, Lipton, Sayward, Hints on test data selection, 1978).
 # Some faults change nothing either, so no suite kills all.
 
-_COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+_OPERATORS: dict[type[ast.AST], type[Any]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
-}  # fmt: skip
-_OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.And: ast.Or, ast.Or: ast.And,
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Div,
     ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr,
     ast.BitXor: ast.BitOr, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
@@ -180,16 +164,13 @@ def _faults_of(node: ast.AST) -> Iterator[str]:
             yield "return None"
         case ast.Expr(value=value) if not isinstance(value, ast.Constant):
             yield "pass"
-        case ast.AugAssign(op=operator) if type(operator) in _OPERATORS:
-            yield _text(node, op=_OPERATORS[type(operator)]())
-        case ast.BinOp(op=operator) if type(operator) in _OPERATORS:
-            yield f"({_text(node, op=_OPERATORS[type(operator)]())})"
+        case ast.AugAssign(op=one) | ast.BinOp(op=one) | ast.BoolOp(op=one) if type(one) in _OPERATORS:
+            text = _with(node, op=_OPERATORS[type(one)]())
+            yield text if isinstance(node, ast.AugAssign) else f"({text})"
         case ast.Compare(ops=operators):
             for place, compared in enumerate(operators):
-                others = [*operators[:place], _COMPARISONS[type(compared)](), *operators[place + 1 :]]
-                yield f"({_text(node, ops=others)})"
-        case ast.BoolOp(op=joined):
-            yield f"({_text(node, op=ast.Or() if isinstance(joined, ast.And) else ast.And())})"
+                others = [*operators[:place], _OPERATORS[type(compared)](), *operators[place + 1 :]]
+                yield f"({_with(node, ops=others)})"
         case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
             yield f"({ast.unparse(operand)})"
         case ast.Constant(value=bool() | int() | float() | str() as value):
@@ -197,12 +178,9 @@ def _faults_of(node: ast.AST) -> Iterator[str]:
             yield repr(not value if isinstance(value, bool) else other)
 
 
-def _text(node: ast.AST, **changed: object) -> str:
+def _with(node: ast.AST, **changed: object) -> str:
     """The text of a node with other fields."""
-    other = copy.copy(node)
-    for name, value in changed.items():
-        setattr(other, name, value)
-    return ast.unparse(other)
+    return ast.unparse(type(node)(**{**vars(node), **changed}))
 
 
 # --- Measure how strong the tests of tasks are, and keep the figures with them.
@@ -214,65 +192,39 @@ MAX_LOOKED_AT = 6 * MAX_MUTANTS
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class TrueTask:
-    """A task whose tests and twins are tried on other code; ``cuts`` are its deleted functions, ``twins`` are by pin."""
+class _Fault:
+    """One faulty body of one function of a task; ``file`` is the text of its file with it, ``twin`` knows the right one."""
 
     task_id: str
     subject: Subject
-    cuts: tuple[BodyCut, ...]
-    twins: Mapping[str, Twin]
-
-    def tests(self, view: str) -> tuple[str, ...]:
-        return self.subject.tests.hidden if view == "hidden" else self.subject.tests.visible
-
-
-def _trial_of(store: TaskStore, task_id: str, candidate: Candidate) -> TrueTask:
-    stored = store.get(task_id)
-    return TrueTask(task_id, subject_of(store, stored), candidate.deletion.bodies, store.twins(stored))
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Fault:
-    """One faulty body of one function of a task; ``file`` is the text of its file with it."""
-
-    trial: TrueTask
-    cut: BodyCut
+    twin: Twin | None
+    path: str
     file: str
 
 
 def _attach_strength(store: TaskStore, tasks: Tasks, seed: int, workers: Workers) -> None:
     """Keep with some tasks of one repository how strong their tests are."""
-    trials = [_trial_of(store, task_id, one) for task_id, one in tasks.items()]
-    found = workers.call(count_noticed, trials, _repository_of(tasks).bench, seed)
-    for task_id, figures in zip(tasks, found, strict=True):
+    faults = [fault for task_id, one in tasks.items() for fault in _draw(store, task_id, one, seed)]
+    counts = workers.call(count_noticed, faults, next(iter(tasks.values())).repository.bench)
+    for task_id in tasks:
+        figures = {name: count[task_id] for name, count in counts.items()}
         store.put_task(replace(store.record(task_id), strength=figures), store.secret(task_id))
 
 
-def count_noticed(trials: Sequence[TrueTask], bench: Bench, seed: int) -> list[dict[str, int]]:
-    """How many faults, put into the golden code one at a time, the tests notice.
-
-    ``mutants`` were tried; visible tests alone notice ``killed_visible`` of them, with hidden tests and recorded behaviour
-    ``killed_all`` are noticed. Hidden tests are asked only about faults that no visible test notices, and recorded
-    behaviour only about those that are left then.
-    """
-    faults = [fault for trial in trials for fault in _draw(trial, bench, seed)]
-    seen = _noticed_by_tests(faults, "visible", bench)
-    killed = seen | _noticed_by_tests([fault for fault in faults if fault not in seen], "hidden", bench)
-    killed |= _noticed_by_twins([fault for fault in faults if fault not in killed], bench)
-    named = {"mutants": faults, "killed_visible": seen, "killed_all": killed}
-    counts = {name: Counter(fault.trial.task_id for fault in some) for name, some in named.items()}
-    return [{name: count[trial.task_id] for name, count in counts.items()} for trial in trials]
-
-
-def _draw(trial: TrueTask, bench: Bench, seed: int) -> list[_Fault]:
+def _draw(store: TaskStore, task_id: str, candidate: Candidate, seed: int) -> list[_Fault]:
     """Faults of a task's functions, as many as are tried; of very many functions some are looked at."""
-    draw = random.Random(f"{seed}/{trial.task_id}")  # noqa: S311  a sample, not a secret
+    original, cuts, task = candidate.repository.bench.original, candidate.deletion.bodies, store.get(task_id)
+    subject, twins = subject_of(store, task), store.twins(task)
+    draw = random.Random(f"{seed}/{task_id}")  # noqa: S311  a sample, not a secret
     found: dict[int, list[_Fault]] = {}
-    for number in draw.sample(range(len(trial.cuts)), len(trial.cuts)):
-        cut = trial.cuts[number]
-        text = bench.original[cut.path].decode()
-        bodies = mutants_of(text, cut, max_mutants=MAX_MUTANTS)
-        found[number] = [_Fault(trial, cut, f"{text[: cut.start]}{body}{text[cut.end :]}") for body in bodies]
+    for number in draw.sample(range(len(cuts)), len(cuts)):
+        cut = cuts[number]
+        text = original[cut.path].decode()
+        files = [
+            f"{text[: cut.start]}{body}{text[cut.end :]}"
+            for body in mutants_of(text, cut, max_mutants=MAX_MUTANTS)
+        ]
+        found[number] = [_Fault(task_id, subject, twins.get(cut.pin), cut.path, file) for file in files]
         if sum(map(len, found.values())) >= MAX_LOOKED_AT:
             break
     faults = [fault for number in sorted(found) for fault in found[number]]
@@ -280,37 +232,47 @@ def _draw(trial: TrueTask, bench: Bench, seed: int) -> list[_Fault]:
     return [faults[number] for number in sorted(chosen)]
 
 
+def count_noticed(faults: Sequence[_Fault], bench: Bench) -> dict[str, Counter[str]]:
+    """How many faults, put into the golden code one at a time, are noticed, by task.
+
+    ``mutants`` were tried; visible tests alone notice ``killed_visible`` of them, with hidden tests and recorded behaviour
+    ``killed_all`` are noticed. Hidden tests are asked only about faults that no visible test notices, and recorded
+    behaviour only about those that are left then.
+    """
+    seen = _noticed_by_tests(faults, "visible", bench)
+    killed = seen | _noticed_by_tests([fault for fault in faults if fault not in seen], "hidden", bench)
+    killed |= _noticed_by_twins([fault for fault in faults if fault not in killed], bench)
+    named = {"mutants": faults, "killed_visible": seen, "killed_all": killed}
+    return {name: Counter(fault.task_id for fault in some) for name, some in named.items()}
+
+
 def _noticed_by_tests(faults: Sequence[_Fault], view: str, bench: Bench) -> set[_Fault]:
     """The faults with which one of the task's tests of that view fails.
 
     How long the tests may take with a fault follows from what they take without one: so they are run first.
     """
-    asked = [fault for fault in faults if fault.trial.tests(view)]
+    subjects = dict.fromkeys(fault.subject for fault in faults)
     golden = {
-        one: Trial(one.subject.golden(bench.original, view), one.tests(view))
-        for one in dict.fromkeys(fault.trial for fault in asked)
+        one: Trial(one.golden(bench.original, view), one.sides[view]) for one in subjects if view in one.sides
     }
     alone = zip(golden, bench.run_all(list(golden.values())), strict=True)
     seconds = {one: noticing_seconds(report.cpu_seconds, bench.test_seconds) for one, report in alone}
-    runs = [
-        replace(
-            golden[fault.trial], stop_at_first_failure=True, seconds=seconds[fault.trial],
-            files={**golden[fault.trial].files, fault.cut.path: fault.file.encode()},
-        )
-        for fault in asked
-    ]  # fmt: skip
-    reports = zip(asked, bench.run_all(runs), strict=True)
-    return {fault for fault, report in reports if not report.all_passed(fault.trial.tests(view))}
+    runs = {}
+    for fault in faults:
+        if trial := golden.get(one := fault.subject):
+            files = {**trial.files, fault.path: fault.file.encode()}
+            runs[fault] = replace(trial, files=files, seconds=seconds[one], stop_at_first_failure=True)
+    reports = zip(runs.items(), bench.run_all(list(runs.values())), strict=True)
+    return {fault for (fault, run), report in reports if not report.all_passed(run.node_ids or ())}
 
 
 def _noticed_by_twins(faults: Sequence[_Fault], bench: Bench) -> set[_Fault]:
     """The faults that do something else than the golden code did, among those of functions whose behaviour is recorded."""
-    asked = [fault for fault in faults if fault.cut.pin in fault.trial.twins]
+    asked = {fault: fault.twin for fault in faults if fault.twin}
     # All jobs work in one tree, so each writes the files anew in which another has its fault.
-    whole = {fault.cut.path: bench.original[fault.cut.path].decode() for fault in asked}
-    twins = [fault.trial.twins[fault.cut.pin] for fault in asked]
-    overlays = [{**whole, fault.cut.path: fault.file} for fault in asked]
-    scores = zip(asked, judge_twins(bench, twins, overlays), strict=True)
+    whole = {fault.path: bench.original[fault.path].decode() for fault in asked}
+    overlays = [{**whole, fault.path: fault.file} for fault in asked]
+    scores = zip(asked, judge_twins(bench, list(asked.values()), overlays), strict=True)
     return {fault for fault, score in scores if not score.passed}
 
 
@@ -363,5 +325,5 @@ def _by_repository(tasks: Tasks) -> list[Tasks]:
 
 def _why_refused(deletion: Deletion, search: TwinSearch) -> str:
     reasons = sorted({search.without[cut.pin] for cut in twin_cuts(deletion) if cut.pin in search.without})
-    why = "; ".join(reasons) or "no function of it can be recorded alone"
+    why = "; ".join(reasons) or "no function of it can be recorded alone under a name that stays in the tree"
     return f"no test function can be hidden, and the behaviour cannot be recorded: {why}"

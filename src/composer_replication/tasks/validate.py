@@ -20,7 +20,7 @@ from composer_replication.tasks.store_manifest import sandbox_in_force
 from composer_replication.tasks.test_functions import words_of
 from composer_replication.tasks.truth import NO_TRUTH
 from composer_replication.tasks.twin import twin_run
-from composer_replication.tasks.twin.twin_run import Twin, judge_twins, play_apart
+from composer_replication.tasks.twin.twin_run import Twin, judge_twins, play
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def _check(store: TaskStore, task: Task, bench: Bench, repeat: int) -> None:
         _check_twins(subject, own, bench)
     # No constant and no table of the recorded calls passes recorded behaviour; which function stays unsaid.
     jobs = [twin_run.Job(twin, twin_run.CONSTANTS) for twin in own]
-    for twin, report in zip(own, play_apart(bench, jobs), strict=True):
+    for twin, report in zip(own, play(bench, jobs), strict=True):
         if report.error:
             raise GateFailed("truth-unknown", f"recorded behaviour could not be judged: {report.error}")
         solver = twin_run.solver_that_passes(twin, report)

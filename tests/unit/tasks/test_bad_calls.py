@@ -11,8 +11,7 @@ import pytest
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
 from composer_replication.tasks.running.bench import Bench
-from composer_replication.tasks.twin.build_twins import build_twins
-from composer_replication.tasks.twin.twin_run import Twin, judge_twin
+from composer_replication.tasks.twin.twin_run import Twin, build_twins, judge_twin
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
-from composer_replication.tasks.twin import build_twins
+from composer_replication.tasks.twin import twin_run
 from composer_replication.tasks.twin.twin_run import TABLE, JobReport, Twin, Vector, solver_that_passes
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def test_verdicts_of_constants_and_of_the_table(drawn: tuple[list[str], list[str
     """In a tree in which each constant answers with its own text."""
     recorded, mutated = drawn
     twin, enough = twin_of(recorded, mutated), math.ceil(0.95 * len(mutated))
-    report = JobReport(dict.fromkeys(range(len(twin.vectors)), " ".join(STUB_EXPRESSIONS)), error="")
+    report = JobReport("", digests=[" ".join(STUB_EXPRESSIONS)] * len(twin.vectors))
     passing = [text for text in STUB_EXPRESSIONS if set(recorded) == {text} and mutated.count(text) >= enough]
     table = [TABLE] if mutated.count("None") >= enough else []
     assert solver_that_passes(twin, report) == [*passing, *table, ""][0]
@@ -39,21 +39,21 @@ def test_verdicts_of_constants_and_of_the_table(drawn: tuple[list[str], list[str
 
 def test_a_call_that_cannot_be_made_again_agrees_with_no_constant() -> None:
     twin = twin_of(["None"] * 2, ["None"] * 12)
-    texts = dict.fromkeys(range(14), " ".join(STUB_EXPRESSIONS))
-    assert solver_that_passes(twin, JobReport(texts, error="")) == "None"
+    texts = [" ".join(STUB_EXPRESSIONS)] * 14
+    assert solver_that_passes(twin, JobReport("", digests=texts)) == "None"
     for bad in ("", "None"):
-        assert solver_that_passes(twin, JobReport({**texts, 1: bad}, error="")) == TABLE
+        assert solver_that_passes(twin, JobReport("", digests=[texts[0], bad, *texts[2:]])) == TABLE
     assert solver_that_passes(twin, JobReport()) == ""
 
 
 def test_a_run_that_broke_gives_no_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     no_bench: Any = None
     twin = twin_of(["None"] * 6, ["None"] * 12)
-    texts = dict.fromkeys(range(18), " ".join(STUB_EXPRESSIONS))
+    texts = [" ".join(STUB_EXPRESSIONS)] * 18
     found = []
-    for report in (JobReport(texts, error="late"), JobReport(texts, error="")):
-        monkeypatch.setattr(build_twins, "play_apart", lambda *_, report=report, **__: [report])
-        build = build_twins._Build(no_bench, 0, ())
-        assert build.without_weak([twin]) == []
+    for report in (JobReport("late", digests=texts), JobReport("", digests=texts)):
+        monkeypatch.setattr(twin_run, "play", lambda *_, report=report, **__: [report])
+        build = twin_run._Build(no_bench, 0, ())
+        assert build.sift([twin_run.Job(twin, twin_run.CONSTANTS)], twin_run.strong) == []
         found.append(build.without)
     assert found == [{"pin": "late"}, {"pin": "a stub passes"}]

@@ -181,8 +181,8 @@ def test_where_recording_fails_tasks_with_hidden_tests_stay(tmp_path: Path) -> N
     program = """
 import sys
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.twin import build_twins
-build_twins.record_calls = lambda *_, **__: ({}, "the recording did not end")
+from composer_replication.tasks.twin import twin_run
+twin_run.record_calls = lambda *_, **__: ({}, "the recording did not end")
 summary = build_tasks([sys.argv[1]], sys.argv[2], with_truth=True, jobs=1)
 assert dict(summary.rejected) == {"no-truth": 2}, summary
 """

@@ -21,8 +21,7 @@ from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import find_blob, read_content, write_file
-from composer_replication.tasks.twin.build_twins import build_twins
-from composer_replication.tasks.twin.twin_run import Job, Twin, play, twin_bytes
+from composer_replication.tasks.twin.twin_run import Job, Twin, build_twins, play, twin_bytes
 from composer_replication.tasks.validate import ValidationFailure, validate_store
 
 
@@ -233,9 +232,10 @@ def one_call_changed(_store: TaskStore, twin: Twin) -> Twin:
 def calls_that_give_zero(store: TaskStore, twin: Twin) -> Twin:
     """Of all calls of clamp those that give 0 are left, so ``return 0`` does what was recorded."""
     (task,) = store.tasks()
-    job = Job(twin, {"mode": "constants", "constants": ["0"]})
-    ((report,), _) = play(store.files(task, "golden"), store.environment(task), [job], timeout_seconds=60)
-    zero = [vector for index, vector in enumerate(twin.vectors) if report.digests.get(index) == vector.digest]
+    job = Job(twin, {"constants": ["0"]})
+    (report,) = play(replace(bench_of(store, task), original=store.files(task, "golden")), [job])
+    both = zip(twin.vectors, report.digests, strict=True)
+    zero = [vector for vector, digest in both if digest == vector.digest]
     assert 2 <= len(zero) < len(twin.vectors)
     return replace(twin, recorded=tuple(zero[:1]), mutated=tuple(zero[1:]))
 

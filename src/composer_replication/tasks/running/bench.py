@@ -40,35 +40,23 @@ def run_batch(
     backend: str | None = None,
     limits: Limits | None = None,
 ) -> list[TestReport]:
-    """Do runs one after the other, each in a tree of its own, and report on each as ``run_alone`` would.
+    """Do runs of one repository one after the other, each in a tree of its own, and report on each as ``run_alone`` would.
 
-    One interpreter imports the test runner and what is slow to import; each run is forked off it. No module of a tree is ever shared, only the compiled
-    code of files with the same path and bytes. A run that takes the batch down is done by ``run_alone`` instead.
+    One interpreter imports the test runner and what is slow to import; each run is forked off it, and its time counts from
+    there. No module of a tree is ever shared, only the compiled code of files with the same path and bytes. A run that takes
+    the batch down is done alone. ``limits`` are of one run; one process more is allowed for the batch itself.
 
-    A run's time counts from its fork, without the start of the interpreter. **Not isolated**: a run may
-    read the memory of the batch, nonces too, change the trees of later runs, and signal the processes of
-    the batch; where the sandbox has no ``/proc`` (sandlock), a daemon that left its session lives on until
-    the batch ends. Each run leads a session. So use it for golden and stub code of one repository, never for a policy's answers.
-
-    Args:
-        runs: of one repository; their order is the order of the reports.
-        environment: where the test runner lives.
-        backend: sandbox backend by name or dotted path; None for the best of this machine.
-        limits: of one run; one process more is allowed for the batch itself.
-
-    Raises:
-        OSError: the disk of this machine is full.
+    **Not isolated**: a run may read the memory of the batch, nonces too, change the trees of later runs, and signal the
+    processes of the batch; where the sandbox has no ``/proc`` (sandlock), a daemon that left its session lives on until
+    the batch ends. So use it for golden and stub code of one repository, never for a policy's answers.
     """
-    chosen = limits or Limits()
-    reports: list[TestReport] = []
-    for first in range(0, len(runs), MAX_RUNS):
-        waiting = list(runs[first : first + MAX_RUNS])
-        while waiting:
-            found = _run_part(waiting, environment, backend, chosen)
-            reports += found
-            waiting = waiting[len(found) :]
-            if waiting:  # the next one took the batch down
-                reports += _run_part([waiting.pop(0)], environment, backend, chosen)
+    chosen, reports = limits or Limits(), list[TestReport]()
+    while len(reports) < len(runs):
+        part = runs[len(reports) : len(reports) + MAX_RUNS]
+        found = _run_part(part, environment, backend, chosen)
+        reports += found
+        if len(found) < len(part):  # the next one took the batch down
+            reports += _run_part([part[len(found)]], environment, backend, chosen)
     return reports
 
 
@@ -96,11 +84,7 @@ def _run_part(
             for path, data in run.files.items() if len(runs) > 1 else ():
                 os.utime(tree / path, (_time_of(data),) * 2)  # what a run compiles is found again by it
             orders.append({"timeout_seconds": run.wall_seconds, "request": run.request(tree, nonce)})
-        order = {
-            "nonce": own_nonce,
-            "idle_seconds": IDLE_SECONDS,
-            "runs": orders,
-        }
+        order = {"nonce": own_nonce, "idle_seconds": IDLE_SECONDS, "runs": orders}
         result = run_inside(
             root,
             environment,
@@ -170,17 +154,14 @@ class Bench:
 
     def run_all(self, trials: Sequence[Trial]) -> list[TestReport]:
         """Reports in the order of the trials."""
-        return run_batch([self._of(trial) for trial in trials], self.environment, backend=self.backend)
-
-    def _of(self, trial: Trial) -> Trial:
-        usual = self.suite_seconds if trial.node_ids is None else self.test_seconds
-        seconds = trial.seconds or usual
-        return replace(
-            trial,
-            seconds=seconds,
-            wall_factor=WALL_FACTOR * usual / seconds,  # less of it is no less patience with a busy machine
-            left_out=self.left_out if trial.node_ids is None else (),
-        )
+        runs = []
+        for trial in trials:
+            usual = self.suite_seconds if trial.node_ids is None else self.test_seconds
+            seconds = trial.seconds or usual
+            factor = WALL_FACTOR * usual / seconds  # less of it is no less patience with a busy machine
+            left_out = self.left_out if trial.node_ids is None else ()
+            runs.append(replace(trial, seconds=seconds, wall_factor=factor, left_out=left_out))
+        return run_batch(runs, self.environment, backend=self.backend)
 
 
 def noticing_seconds(golden_seconds: float, most: float) -> float:

@@ -15,34 +15,19 @@ MODULE = "composer_call_pickle"
 """The name under which pickles refer to cloudpickle's functions."""
 
 
-class TooLarge(Exception):
-    """The pickle is larger than allowed."""
-
-
-class NotPortable(Exception):
-    """The pickle holds something of this process, such as a path of its tree."""
-
-
-def load_cloudpickle(source):
-    """Make cloudpickle from its text; classes get no numbers, which it would draw at random."""
-    module: Any = types.ModuleType(MODULE)
-    sys.modules[MODULE] = module
-    exec(compile(source, MODULE, "exec"), module.__dict__)
-    module._get_or_create_tracker_id = lambda _class: None
-    return module
-
-
-def make_dumps(module, root, max_bytes):
+def make_dumps(root, max_bytes):
     """A function that pickles by cloudpickle, without paths and up to ``max_bytes``.
 
-    It raises ``TooLarge``, ``NotPortable``, or what the value's own pickling raises.
+    It raises a ValueError, or what the value's own pickling raises.
     """
+    module: Any = sys.modules[MODULE]
+    module._get_or_create_tracker_id = lambda _class: None  # it would draw numbers of classes at random
     home = os.fsencode(root)
 
     def reduce_code(code):
         return module._code_reduce(code.replace(co_filename="<recorded>"))
 
-    class Pickler(module.Pickler):  # type: ignore[misc, name-defined]
+    class Pickler(module.Pickler):  # type: ignore[misc]
         # A class attribute: the pickler reads it while it is made.
         dispatch_table = collections.ChainMap({types.CodeType: reduce_code}, module.Pickler.dispatch_table)  # noqa: RUF012
 
@@ -55,7 +40,7 @@ def make_dumps(module, root, max_bytes):
     class Bounded(io.BytesIO):
         def write(self, data):
             if self.tell() + len(data) > max_bytes:
-                raise TooLarge
+                raise ValueError("too large")
             return super().write(data)
 
     def dumps(value):
@@ -63,7 +48,7 @@ def make_dumps(module, root, max_bytes):
             Pickler(file, protocol=4).dump(value)
             data = file.getvalue()
         if home in data:
-            raise NotPortable
+            raise ValueError("it holds a path of this process")
         return data
 
     return dumps

@@ -18,6 +18,7 @@ other objects        type name and what ``__reduce_ex__(2)`` gives
 import collections
 import copyreg
 import hashlib
+import itertools
 import types
 
 MAX_ITERATED = 300
@@ -71,11 +72,7 @@ def encode(value, *, is_result=True, pickled=None):
     encoded by its name and told apart by what ``pickled`` makes of it, as two lambdas are. Raises
     ``OpaqueValue`` where there is no canonical form, and whatever an iterator, ``__reduce_ex__`` or ``pickled`` raises.
     """
-    encoder = _Encoder(is_result=is_result, pickled=pickled)
-    try:
-        return encoder.encode(value)
-    finally:
-        Work.num_nodes += encoder.num_nodes
+    return _Encoder(is_result=is_result, pickled=pickled).encode(value)
 
 
 def digest(encoded):
@@ -92,11 +89,11 @@ class _Encoder:
         self.is_result = is_result
         self.pickled = pickled
         self.path = []
-        self.num_nodes = 0
+        self.most = Work.num_nodes + MAX_NODES
 
     def encode(self, value):
-        self.num_nodes += 1
-        if self.num_nodes > MAX_NODES or len(self.path) > MAX_DEPTH:
+        Work.num_nodes += 1
+        if Work.num_nodes > self.most or len(self.path) > MAX_DEPTH:
             raise OpaqueValue("too large")
         kind = type(value)
         if kind in _SCALARS or kind is memoryview:
@@ -131,21 +128,14 @@ class _Encoder:
         if issubclass(kind, BaseException):
             return node("exception", repr(kind.__name__))
         if hasattr(kind, "__next__"):
-            return self._encode_iterator(value)
+            items = [self.encode(item) for item in itertools.islice(value, MAX_ITERATED)]
+            return node("iterator", *items, *([repr("...")] if len(items) == MAX_ITERATED else []))
         return self._encode_object(value, kind)
 
     def _pairs(self, pairs, kind):
         """Entries of a mapping; only in an ``OrderedDict`` their order counts."""
         texts = [_tuple([self.encode(key), self.encode(value)]) for key, value in list(pairs)]
         return texts if issubclass(kind, collections.OrderedDict) else sorted(texts)
-
-    def _encode_iterator(self, value):
-        items = []
-        for item in value:
-            items.append(self.encode(item))
-            if len(items) == MAX_ITERATED:
-                return node("iterator", *items, repr("..."))
-        return node("iterator", *items)
 
     def _encode_function(self, value):
         if self.is_result:

@@ -3,13 +3,14 @@
 Not imported by the package and never placed in a tree. Inputs come on standard input,
 canonical digests go out; what they ought to be is never here. Each job runs in a child
 process of its own that imports the tree itself, so no job sees the state of another. A call
-that hangs or crashes costs itself: another child goes on behind it (``run_to_the_end``). Every
-digest is written before the next call begins.
+that hangs or crashes costs itself: another child begins anew and leaves it out (``run_job``).
 """
 
 import ast
 import base64
+import collections
 import contextlib
+import gc
 import importlib
 import itertools
 import math
@@ -20,24 +21,20 @@ import random
 import resource
 import signal
 import sys
-import time
-import traceback
 import types
-from typing import Any
 
-from composer_replication.tasks.twin.call_mutation import CallPool
-from composer_replication.tasks.twin.call_pickle import MODULE as PICKLER
-from composer_replication.tasks.twin.call_pickle import load_cloudpickle, make_dumps
+from composer_replication.tasks.twin.call_pickle import make_dumps
 from composer_replication.tasks.twin.canonical_encoding import OpaqueValue, Work, digest, encode, node
 
-# A limit is processor time, which a busy machine hardly changes; for what sleeps, so many times as much.
 WALL_FACTOR = 20
-FEW = 10  # mutated calls without which a function gets no twin
-# Encoded while recorded calls are made again, and as much while they are mutated, about two seconds each: a function
-# that has few of a kind by then has enough; for mutated calls one that has not gets three times as much.
+"""A limit is processor time, which a busy machine hardly changes; a call that sleeps may take so many times as long."""
+MAX_MUTATED_BYTES = 120_000
+FEW = 10
+"""Mutated calls without which a function gets no twin."""
 MAX_NODES = 1_000_000
-LOST = ("lost", "")  # an earlier child died of this call
-NOT_STABLE = (MemoryError, RecursionError)  # they depend on what else the process holds
+"""Encoded while recorded calls are made again, about two seconds; three times as much while they are mutated."""
+NOTHING = (False, "")
+"""Of a call that cannot be loaded, made or compared."""
 
 
 def module_name(path, roots):
@@ -46,183 +43,284 @@ def module_name(path, roots):
     return path.removeprefix(prefix).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def find_function(path, symbol, module_name):
-    """The innermost function behind a qualified name: decorators and descriptors are taken off."""
-    value = importlib.import_module(module_name)
+def find_function(symbol, module_name):
+    """The function that a module defines under a qualified name, whatever it is wrapped in; else what has that name."""
+    value = module = importlib.import_module(module_name)
     for part in symbol.split("."):
         value = vars(value)[part]
-    todo: list[Any] = [value]
-    seen: set[int] = set()
-    while todo:
-        found = todo.pop(0)
-        if id(found) in seen or len(seen) > 200:
-            continue
-        seen.add(id(found))
-        if isinstance(found, types.FunctionType):
-            code = found.__code__
-            if code.co_qualname == symbol and code.co_filename.endswith("/" + path):
-                return found
-            for cell in found.__closure__ or ():
-                with contextlib.suppress(ValueError):  # not filled yet
-                    todo.append(cell.cell_contents)
-        for name in ("__wrapped__", "__func__", "fget", "func", "_partial", "_func"):
-            inner = getattr(found, "__dict__", {}).get(name)
-            inner = getattr(found, name, None) if inner is None and not isinstance(found, type) else inner
-            if callable(inner):
-                todo.append(inner)
-    if not callable(value):
-        raise LookupError(symbol)  # noqa: TRY004  what the tree holds is no argument of ours
-    return value
+    functions = [found for found in gc.get_objects() if type(found) is types.FunctionType]
+    own = [one for one in functions if one.__globals__ is vars(module) and one.__code__.co_qualname == symbol]
+    if not own and not callable(value):
+        raise LookupError(symbol)
+    return min(own, key=lambda one: one.__code__.co_firstlineno, default=value)
 
 
 class Job:
     """One function, one task: replay, mutate or constants."""
 
-    def __init__(self, request, number, send, steps):
-        self.request, self.number, self.send, self.steps = request, number, send, steps
-        self.job = request["jobs"][number]
-        self.twin = request["twins"][self.job["twin"]]
-        self.blobs = [base64.b64decode(blob) for blob in self.twin["blobs"]]
-        self.constants = [ast.literal_eval(text) for text in self.job.get("constants", ())]
+    def __init__(self, request, job, steps):
+        self.roots, self.job, self.steps = request["import_roots"], job, steps
+        self.blobs = [base64.b64decode(blob) for blob in job["blobs"]]
+        self.constants = [ast.literal_eval(text) for text in job.get("constants", ())]
         # Whoever changes the modules in the process changes nothing here.
         self.encode, self.digest, self.loads = encode, digest, pickle.loads
 
-    def run(self):
+    def told(self):
+        """What is told of it: all that it found, or why it failed as a whole."""
+        try:
+            return self._run()
+        except BaseException as error:
+            return {"error": f"{type(error).__name__}: {error}"[:300]}
+
+    def _run(self):
         for path, text in self.job.get("overlay", {}).items():
             with open(path, "w", encoding="utf-8", newline="") as file:
                 file.write(text)
-        self.dumps = make_dumps(sys.modules[PICKLER], os.getcwd(), self.request["max_bytes"])
-        try:
-            module = module_name(self.twin["path"], self.request["import_roots"])
-            self.function = find_function(self.twin["path"], self.twin["symbol"], module)
-        except BaseException as error:
-            problem = f"{type(error).__name__}: {error}"[:300]
-            self.send("done", job=self.number, line=0, error=problem, seconds=0)
-            return
-        line = getattr(getattr(self.function, "__code__", None), "co_firstlineno", 0)
-        started = time.process_time()
-        # What is mutated is told at the end alone: of a child that dies before, the next one knows nothing and begins anew.
-        found = self._mutate() if self.job["mode"] == "mutate" else self._replay()
-        seconds = time.process_time() - started
-        self.send("done", job=self.number, line=line, error="", seconds=seconds, **found)
+        self.dumps = make_dumps(os.getcwd(), MAX_MUTATED_BYTES)
+        self.function = find_function(self.job["symbol"], module_name(self.job["path"], self.roots))
+        return {"error": "", **(self._mutate() if "wanted" in self.job else self._replay())}
 
     def _replay(self):
+        digests = [""] * len(self.blobs)
         order = range(len(self.blobs))
-        begin = max(self.steps.fatal, default=-1) + 1  # earlier children have told what stands before
-        self.steps.now[0] = begin - 1
-        for index in list(reversed(order) if self.job.get("backwards") else order)[begin:]:
-            _, digest = self.outcome(self.blobs[index])
-            self.send("vector", job=self.number, index=index, digest=digest)
-        return {}
+        for index in reversed(order) if self.job.get("backwards") else order:
+            _, digests[index] = self.outcome(self.blobs[index])
+        return {"digests": digests}
 
     def outcome(self, blob):
-        """``(kind, digest)`` of what it returns (ret) or raises (exc); any other kind says why there is no digest."""
-        return self.steps.limited(self._outcome, blob) or LOST
+        """Whether a call returns, and the digest of what it returns or raises; ``NOTHING`` where there is none."""
+        return self.steps.limited(self._outcome, blob) or NOTHING
 
     def _outcome(self, blob):
         try:
             args, kwargs = self.loads(blob)
         except BaseException:
-            return ("unloadable", "")
+            return NOTHING
         try:
             if self.constants:  # in the place of the function; a digest for each, in one text
                 given = self.encode((args, kwargs), is_result=False)
                 digests = [self.digest(node("ret", self.encode(one), given)) for one in self.constants]
-                return ("ret", " ".join(digests))
+                return True, " ".join(digests)
             result = self.encode(self.function(*args, **kwargs))
-            return ("ret", self.digest(node("ret", result, self.encode((args, kwargs), is_result=False))))
-        except OpaqueValue:
-            return ("opaque", "")
-        except NOT_STABLE:
-            return ("unstable", "")
+            return True, self.digest(node("ret", result, self.encode((args, kwargs), is_result=False)))
+        except (
+            OpaqueValue,
+            MemoryError,
+            RecursionError,
+        ):  # the last two depend on what else the process holds
+            return NOTHING
         except BaseException as error:
-            return ("exc", self.digest(node("exc", repr(type(error).__name__))))
-
-    def _in_time(self, work):
-        """What some work gives; None where it is left out or raises."""
-        with contextlib.suppress(Exception):
-            return self.steps.limited(work)
-        return None
+            return False, self.digest(node("exc", repr(type(error).__name__)))
 
     def _input_digest(self, blob):
         """What tells this input from others; None for one that cannot be told."""
-        return self._in_time(
-            lambda: self.digest(self.encode(self.loads(blob), is_result=False, pickled=self.dumps))
-        )
+        with contextlib.suppress(Exception):
+            return self.steps.limited(
+                lambda: self.digest(self.encode(self.loads(blob), is_result=False, pickled=self.dumps))
+            )
+        return None
 
     def _mutate(self):
         """Outcome and input of each recorded call, and the mutated calls with theirs."""
-        recorded: list[list[str]] = []
+        digests: list[str] = []
+        inputs: list[str | None] = []
         usable: list[bytes] = []
         for blob in self.blobs:
-            if Work.num_nodes > MAX_NODES and len(usable) >= FEW:
+            if Work.num_nodes > MAX_NODES:
                 break
-            _, digest = self.outcome(blob)
-            recorded.append([digest, self._input_digest(blob)])
-            if digest:
-                usable.append(blob)
-        Work.num_nodes = 0  # what is mutated has a budget of its own
-        seen = {known for _, known in recorded}
-        groups: dict[str, list[bytes]] = {}
-        kept: list[bytes] = []
+            digests.append(self.outcome(blob)[1])
+            inputs.append(self._input_digest(blob))
+            usable += [blob] if digests[-1] else []
+        seen, kept = set(inputs), dict[bytes, str]()
         draw = random.Random(self.job["seed"])  # noqa: S311  a sample, not a secret
         # A function of one small number has few neighbours: where they are too few, theirs are tried too.
         for wanted in (4 * self.job["wanted"], 2 * FEW, 2 * FEW):
-            if usable and len(kept) < FEW and not self.steps.is_enough:
-                pool = CallPool([*usable, *kept], self.loads)
-                self._add_mutated(pool, draw, (seen, groups, kept), wanted)
+            if usable and len(kept) < FEW:
+                self._add_mutated(CallPool([*usable, *kept], self.loads), draw, seen, kept, wanted)
         # One call of each outcome in turn, so that common outcomes do not crowd out rare ones.
-        rows = [[(blob, digest) for blob in blobs] for digest, blobs in groups.items()]
-        in_turn = [call for turn in itertools.zip_longest(*rows) for call in turn if call is not None]
-        chosen = in_turn[: self.job["wanted"]]
-        vectors = [[base64.b64encode(blob).decode(), digest] for blob, digest in chosen]
-        return {"recorded": recorded, "mutated": vectors}
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for blob, outcome in kept.items():
+            groups.setdefault(outcome, []).append((base64.b64encode(blob).decode(), outcome))
+        in_turn = [call for turn in itertools.zip_longest(*groups.values()) for call in filter(None, turn)]
+        return {"digests": digests, "inputs": inputs, "mutated": in_turn[: self.job["wanted"]]}
 
-    def _add_mutated(self, pool, draw, found, wanted):
-        seen, groups, kept = found
-
+    def _add_mutated(self, pool, draw, seen, kept, wanted):
         def change():
             call = pool.mutated(draw)
             return None if call is None else self.dumps(call)
 
         for _ in range(self.job["tries"]):
-            is_spent = Work.num_nodes > (MAX_NODES if len(kept) >= FEW else 3 * MAX_NODES)
-            if self.steps.is_enough or is_spent or len(kept) >= wanted:
+            if Work.num_nodes > 4 * MAX_NODES or len(kept) >= wanted:
                 return
-            blob = self._in_time(change)
+            blob = None
+            with contextlib.suppress(Exception):
+                blob = self.steps.limited(change)
             known = None if blob is None else self._input_digest(blob)
             if known is None or known in seen:
                 continue
             seen.add(known)
-            kind, digest = self.outcome(blob)
-            if kind == "ret":
-                kept.append(blob)
-                groups.setdefault(digest, []).append(blob)
+            is_return, digest = self.outcome(blob)
+            if is_return:
+                kept[blob] = digest
 
 
-def run_job(request, number, send):
-    """Run a job in a child process, and say so when it took too long."""
+# --- Recorded calls are changed a little, so that a table of them does not answer.
+# Everything is drawn from one seeded generator, in one order, so the same calls and seed give the same changes.
 
-    def work(steps):
-        try:
-            Job(request, number, send, steps).run()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
+OTHER_VALUE_SHARE = 0.3
+"""How often an argument is replaced by another recorded value of the same parameter."""
+_TEXTS = ("é", "ß", "漢", " ", "_", "-", "A", "z", "0", ".", "'", "\n")
 
-    is_retold = request["jobs"][number]["mode"] == "mutate"
-    if run_to_the_end(work, request["job_seconds"], request["call_seconds"], is_retold=is_retold):
-        problem = f"the calls ran longer than {request['job_seconds']:g} s"
-        send("done", job=number, line=0, error=problem, seconds=0)
+
+class CallPool:
+    """Recorded calls, loaded afresh whenever one of their values is used."""
+
+    def __init__(self, blobs, loads):
+        self.blobs = blobs
+        self.loads = loads
+        self.places = collections.defaultdict(list)
+        for number, blob in enumerate(blobs):
+            args, kwargs = loads(blob)
+            for place in [*range(len(args)), *kwargs]:
+                self.places[place].append(number)
+
+    def mutated(self, draw):
+        """A recorded call with one or two arguments changed; None when nothing can be changed."""
+        args, kwargs = self.loads(self.blobs[draw.randrange(len(self.blobs))])
+        args, kwargs = list(args), dict(kwargs)
+        places = [*range(len(args)), *kwargs]
+        if not places:
+            return None
+        is_changed = False
+        for place in draw.sample(places, min(len(places), draw.choice((1, 1, 2)))):
+            holder = args if isinstance(place, int) else kwargs
+            is_changed |= self._change(holder, place, draw)
+        return (tuple(args), kwargs) if is_changed else None
+
+    def _change(self, holder, place, draw):
+        value = holder[place]
+        if draw.random() < OTHER_VALUE_SHARE or type(value) not in _MUTATORS:  # objects are only exchanged
+            numbers = self.places[place]
+            if len(numbers) < 2:
+                return False
+            args, kwargs = self.loads(self.blobs[draw.choice(numbers)])
+            holder[place] = args[place] if isinstance(place, int) else kwargs[place]
+            return True
+        holder[place] = mutate(value, draw)
+        return True
+
+
+def mutate(value, draw, depth=0):
+    """A value of the same type that is a little different; others come back as they are."""
+    mutator = _MUTATORS.get(type(value))
+    return value if mutator is None or depth > 4 else mutator(value, draw, depth)
+
+
+def _text(value, draw, _depth):
+    if not value:
+        return draw.choice(_TEXTS)
+    cut, other = draw.randrange(len(value)), draw.randrange(len(value) + 1)
+    low, high = min(cut, other), max(cut, other)
+    return draw.choice(
+        (
+            value[:cut] + value[cut + 1 :],
+            value[low:high],
+            value[:other] + draw.choice(_TEXTS) + value[other:],
+            value[::-1],
+            value.swapcase(),
+            value.title(),
+            value[:other] + value[low:high] + value[other:],
+            value[other:] + value[:other],
+            value + value,
+        )
+    )
+
+
+def _bytes(value, draw, _depth):
+    cut = draw.randrange(len(value) + 1)
+    changed = draw.choice((value[cut:], value[:cut], value[:cut] + b"a" + value[cut:], bytes(value[::-1])))
+    return type(value)(changed)
+
+
+def _list(value, draw, depth):
+    items = list(value)
+    if not items:
+        return [draw.choice((0, 1, "a", None))]
+    place = draw.randrange(len(items))
+    way = draw.randrange(6)
+    if way == 0:
+        del items[place]
+    elif way == 1:
+        items.insert(draw.randrange(len(items) + 1), items[place])
+    elif way == 2:
+        items.reverse()
+    elif way == 3:
+        draw.shuffle(items)
+    elif way == 4:
+        items.insert(place, mutate(items[place], draw, depth + 1))
+    else:
+        items[place] = mutate(items[place], draw, depth + 1)
+    return items
+
+
+def _mapping(value, draw, depth):
+    # Not type(value)(...): an empty one keeps a default factory, too.
+    changed = value.copy()
+    keys = list(changed)
+    if not keys:
+        changed[draw.choice((0, 1, "a"))] = draw.choice((0, 1, "a"))
+        return changed
+    key = draw.choice(keys)
+    way = draw.randrange(4)
+    if way == 0:
+        del changed[key]
+    elif way == 1:
+        changed[mutate(key, draw, depth + 1)] = changed[key]
+    elif way == 2:
+        changed[draw.choice(keys)] = changed[key]
+    else:
+        changed[key] = mutate(changed[key], draw, depth + 1)
+    return changed
+
+
+def _set(value, draw, depth):
+    # Sorted by type and text: the order of a set is not the same in every process.
+    items = sorted(value, key=lambda item: (type(item).__name__, repr(item)))
+    return type(value)(_list(items, draw, depth))
+
+
+_MUTATORS = {
+    bool: lambda value, _draw, _depth: not value,
+    int: lambda value, draw, _depth: draw.choice((value + 1, value - 1, 0, -value, 2 * value)),
+    float: lambda value, draw, _depth: draw.choice(
+        (value + 1.0, value - 0.5, 0.0, -value, 2.0 * value, value / 3.0)
+    ),
+    complex: lambda value, draw, _depth: draw.choice((value + 1, value * 2, -value, value.conjugate())),
+    str: _text,
+    bytes: _bytes,
+    bytearray: _bytes,
+    list: _list,
+    tuple: lambda value, draw, depth: tuple(_list(value, draw, depth)) if value else value,
+    collections.deque: lambda value, draw, depth: collections.deque(_list(value, draw, depth), value.maxlen),
+    dict: _mapping,
+    collections.OrderedDict: _mapping,
+    collections.defaultdict: _mapping,
+    collections.Counter: _mapping,
+    set: _set,
+    frozenset: _set,
+    type(iter([])): lambda value, draw, depth: iter(_list(value, draw, depth)),
+    type(iter(())): lambda value, draw, depth: iter(_list(value, draw, depth)),
+}
 
 
 # --- One bad call costs itself alone.
 # A call may hang or die inside C code, or catch whatever is raised to stop it. So each step has timers of the kernel, whose
-# signals end the process. How far it came lies in memory that parent and child share, and another child leaves out the step
-# of which an earlier one died.
+# signals end the process. How far it came lies in memory that parent and child share, and another child begins anew and
+# leaves out the step of which an earlier one died.
 
 LOADING, DONE = -1, -2
-MAX_LOST = 11  # calls that took their process along; past the 5 % of 200 that may be wrong
+MAX_LOST = 11
+"""Calls that took their process along; past the 5 % of 200 that may be wrong, so no more are made."""
 
 
 class Steps:
@@ -235,15 +333,11 @@ class Steps:
         self.fatal, self.seconds = fatal, seconds
         self.set_timer = signal.setitimer  # what a tree makes of it later changes nothing here
 
-    @property
-    def is_enough(self):
-        """Whether so many calls were lost that no more are made."""
-        return len(self.fatal) >= MAX_LOST and self.now[0] >= self.fatal[-1]
-
     def limited(self, work, *arguments):
         """What the next step gives; None for one that is left out."""
         self.now[0] += 1
-        if self.now[0] in self.fatal:
+        is_enough = len(self.fatal) >= MAX_LOST and self.now[0] > max(self.fatal)
+        if is_enough or self.now[0] in self.fatal:
             return None
         self._limit(self.seconds)
         try:
@@ -256,44 +350,33 @@ class Steps:
         self.set_timer(signal.ITIMER_REAL, WALL_FACTOR * seconds)
 
 
-def run_to_the_end(work, cpu_seconds, step_seconds, *, is_retold):
-    """Do ``work(steps)`` in children, one after the other until one comes to the end; whether they ran too long.
+def run_job(request, number, send):
+    """Do a job in children, one after the other until one comes to the end and tells of all.
 
-    The limits are processor time of all children together and of one step, which by the clock may take ``WALL_FACTOR``
-    times as long. With ``is_retold`` each child begins at the beginning, so that after the last death one more can tell of
+    The limits are processor time of all children together and of one step. After the last death one more child can tell of
     what there was until then.
     """
     fatal: list[int] = []
-    latest = _used_by_children() + cpu_seconds
-    deadline = time.monotonic() + WALL_FACTOR * cpu_seconds
-    while len(fatal) < MAX_LOST + is_retold:
-        steps = Steps(fatal, step_seconds)
-        _run_child(work, steps, latest - _used_by_children(), deadline)
+    latest = _used_by_children() + request["job_seconds"]
+    while len(fatal) <= MAX_LOST:
+        steps = Steps(fatal, request["call_seconds"])
+        child = os.fork()
+        if child == 0:
+            try:
+                os.setsid()
+                lower_limit(resource.RLIMIT_CPU, math.ceil(latest - _used_by_children()))
+                send("done", job=number, **Job(request, request["jobs"][number], steps).told())
+                steps.now[0] = DONE
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
         now = steps.now[0]
-        if now != DONE and (_used_by_children() >= latest or time.monotonic() > deadline):
-            return True
+        if now != DONE and _used_by_children() >= latest:
+            send("done", job=number, error=f"the calls ran longer than {request['job_seconds']:g} s")
+            return
         if now < 0 or now in fatal:
-            break
+            return
         fatal.append(now)
-    return False
-
-
-def _run_child(work, steps, cpu_seconds, deadline):
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setsid()
-            lower_limit(resource.RLIMIT_CPU, math.ceil(cpu_seconds))
-            work(steps)
-            steps.now[0] = DONE
-        finally:
-            os._exit(0)
-    wait = 0.001
-    while os.waitpid(child, os.WNOHANG) == (0, 0):
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)  # the next turn waits for it
-        time.sleep(wait)
-        wait = min(0.02, wait * 1.5)
 
 
 def lower_limit(kind, most):
@@ -311,10 +394,8 @@ def _used_by_children():
 def main(request, send):
     """Do the jobs of a request."""
     root = os.getcwd()
-    load_cloudpickle(request["cloudpickle"])
     sys.path[:0] = [os.path.normpath(os.path.join(root, path)) for path in request["import_roots"]]
     # Below what the sandbox may use: past that limit the run of all is over, past this one a call is.
-    lower_limit(resource.RLIMIT_AS, request["address_bytes"])
     lower_limit(resource.RLIMIT_DATA, request["memory_bytes"])
     send("ready")
     for number in range(len(request["jobs"])):

@@ -15,9 +15,9 @@ import sys
 import types
 
 from composer_replication.tasks.running.pytest_runner import importable_plugins, make_suite
-from composer_replication.tasks.twin.call_pickle import load_cloudpickle, make_dumps
+from composer_replication.tasks.twin.call_pickle import MODULE, make_dumps
 
-ASYNC_FLAGS = 0x80 | 0x200  # coroutines and asynchronous generators: no call to replay
+MAX_CALLS, MAX_CALL_BYTES = 150, 30_000
 MAX_ATTEMPTS = 1000  # of one function; a hot one must not make the suite slow
 
 
@@ -27,7 +27,6 @@ class Target:
     def __init__(self, code):
         self.blobs = {}  # in the order of the calls
         self.num_attempts = 0
-        self.is_async = bool(code.co_flags & ASYNC_FLAGS)
         # A generator is resumed many times; only its first RESUME is a call.
         self.first_resume = next(
             (step.offset for step in dis.get_instructions(code) if step.opname == "RESUME"), -1
@@ -39,36 +38,32 @@ class Target:
         function = next((f for f in gc.get_referrers(code) if isinstance(f, types.FunctionType)), None)
         defaults = (function and function.__defaults__) or ()
         self.defaults = dict(zip(self.positional[count - len(defaults) :], defaults, strict=True))
-        self.keyword_defaults = dict((function and function.__kwdefaults__) or {})
+        self.defaults |= (function and function.__kwdefaults__) or {}
 
     def arguments(self, values):
         """Positional and keyword arguments of a call, without trailing ones that are the default itself."""
-        more = values[self.more] if self.more else ()
-        args = [values[name] for name in self.positional]
-        names = list(self.positional)
-        while not more and names and names[-1] in self.defaults and args[-1] is self.defaults[names[-1]]:
-            names.pop()
-            args.pop()
-        kwargs = {
-            name: values[name]
-            for name in self.keywords
-            if name not in self.keyword_defaults or values[name] is not self.keyword_defaults[name]
-        }
+
+        def is_given(name):
+            return name not in self.defaults or values[name] is not self.defaults[name]
+
+        more, positional = values[self.more] if self.more else (), list(self.positional)
+        while positional and not more and not is_given(positional[-1]):
+            positional.pop()
+        kwargs = {name: values[name] for name in self.keywords if is_given(name)}
         kwargs.update(values[self.named] if self.named else {})
-        return (*args, *more), kwargs
+        return (*(values[name] for name in positional), *more), kwargs
 
 
 class Recorder:
     """The profile hook, and a plugin of pytest that sets it while a test runs."""
 
-    def __init__(self, request, root, pickler):
+    def __init__(self, request, root):
         import pytest
 
         # All our temporary folders are below one, whose name is drawn at random; nothing is there when a call is made again.
         ours = os.path.basename(request["ours"])
-        self.pickler, self.dumps = pickler, make_dumps(pickler, ours, request["max_bytes"])
+        self.pickler, self.dumps = sys.modules[MODULE], make_dumps(ours, MAX_CALL_BYTES)
         self.by_value = {os.path.join(root, path) for path in request["by_value"]}
-        self.max_calls = request["max_calls"]
         self.wanted = {
             (os.path.join(root, path), line): number for number, (path, line) in enumerate(request["targets"])
         }
@@ -89,9 +84,9 @@ class Recorder:
                 target = self.targets.setdefault(number, Target(code))
             known = self.by_code[id(code)] = (code, target)
         target = known[1]
-        if target is None or target.is_async or frame.f_lasti != target.first_resume:
+        if target is None or frame.f_lasti != target.first_resume:
             return
-        if target.num_attempts < MAX_ATTEMPTS and len(target.blobs) < self.max_calls:
+        if target.num_attempts < MAX_ATTEMPTS and len(target.blobs) < MAX_CALLS:
             target.num_attempts += 1
             # Whatever a value raises when it is pickled, this call is not kept.
             with contextlib.suppress(Exception):
@@ -113,15 +108,13 @@ class Recorder:
 def main(request, send):
     """Run the suite, and send the calls."""
     root = os.getcwd()
-    # Before a module of the tree can take the place of one that it needs.
-    pickler = load_cloudpickle(request["cloudpickle"])
     roots = [os.path.normpath(os.path.join(root, path)) for path in request["import_roots"]]
     sys.path[:0] = roots
     os.environ["PYTHONPATH"] = os.pathsep.join(roots)
 
     import pytest
 
-    recorder = Recorder(request, root, pickler)
+    recorder = Recorder(request, root)
     options = importable_plugins(request["suite"], root)
     plugins = [recorder, make_suite(options, request["left_out"])]
     code = pytest.main([*options, *request["arguments"], f"--rootdir={root}"], plugins=plugins)

@@ -108,7 +108,7 @@ else:
 '''
 
 NO_CANDIDATES = '''from abc import abstractmethod
-from typing import Protocol, overload
+from typing import overload
 
 
 @overload
@@ -118,11 +118,6 @@ def f(x: int) -> int: ...
 @overload
 def f(x: str) -> str:
     """Doc."""
-
-
-class Shape(Protocol):
-    def area(self) -> int:
-        return 1
 
 
 class Abstract:

@@ -2,7 +2,7 @@
 
 Where bodies were taken out, a text lists the functions with signature and docstring, as the broken files have them.
 Where code is gone altogether, it says what else the files define. Both name the tests that have to pass and show their
-source, with the imports that moved into them. Neither golden code nor a hidden test is a source of a text, and the
+source, with their imports of what is gone. Neither golden code nor a hidden test is a source of a text, and the
 finished text is searched for every deleted span before anybody sees it.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -122,7 +123,7 @@ MAX_LINE_CHARS = 400
 Places = Sequence[tuple[str, Surroundings]]
 """The surroundings of each hole with its path; none where code is gone altogether."""
 Sources = Sequence[tuple[str, str]]
-"""Path and source of each visible test function: where code is gone altogether it imports what is missing."""
+"""Path and source of each visible test function."""
 
 
 def write_instruction(store: TaskStore, task: Task) -> str:
@@ -140,29 +141,30 @@ def plain_instruction(store: TaskStore, task: Task) -> str | None:
     The source of a visible test, or a docstring, that holds the very lines that were deleted is left out. What a foreign
     task set says in its own words stands in the place of ours.
     """
-    spans = golden_spans(store, task)
-    statement = store.record(task.task_id).statement.strip()
+    spans, statement = golden_spans(store, task), store.record(task.task_id).statement.strip()
     tree = store.files(task, "rollout")
     changed = sorted({task.path, *(hole.path for hole in task.holes)} - set(task.removed_files))
     files = {path: tree[path].decode("utf-8", "replace") for path in changed if path in tree}
     holes = () if task.removal == "whole" else task.holes
     found = [(hole.path, look_around(files[hole.path], hole)) for hole in holes]
-    bare = [(path, replace(place, docstring="")) for path, place in found]
     places = [
-        without if shows_any(one[1].docstring, spans) else one
-        for one, without in zip(found, bare, strict=True)
+        (path, replace(place, docstring="") if shows_any(place.docstring, spans) else place)
+        for path, place in found
     ]
     sources = [source for source in shown_sources(store, task) if not shows_any(source[1], spans)]
-    for own, tests in ((places, sources), (places, []), (bare, [])):
-        text = instruction_text(task, own, files, tests, statement)
-        if not shows_any(text, spans):
-            return text
-    return None
+    text = instruction_text(task, places, files, sources, statement)
+    return None if shows_any(text, spans) else text
 
 
 def shown_sources(store: TaskStore, task: Task) -> Sources:
-    """The visible test functions that are found in the tree of a rollout."""
-    return [found for found in sources_of_tests(store, task, task.tests.shown, "rollout") if found[1]]
+    """The visible test functions that are found in the tree of a rollout; the first of each file with the imports that fail
+    without the code.
+    """
+    imports: dict[str, str] = defaultdict(str)
+    for edit in store.record(task.task_id).test_edits:
+        imports[edit.path] += f"{edit.text}\n\n\n" if edit.text.startswith("try:") else ""
+    found = sources_of_tests(store, task, task.tests.shown, "rollout")
+    return [(path, imports.pop(path, "") + source) for path, source in found if source]
 
 
 def sources_of_tests(
@@ -170,8 +172,7 @@ def sources_of_tests(
 ) -> Iterator[tuple[str, str]]:
     """Path and source of each test function of some tests, as a view of the task has it; empty where it is not found.
 
-    A file may have lost other tests above it. A function that the runner places elsewhere is found by its name, where only
-    one has that name.
+    A file may have lost other tests above it.
     """
     record, tree = store.record(task.task_id), store.files(task, view)
     repository = store.repository(record.repository_record)
@@ -181,8 +182,7 @@ def sources_of_tests(
         original = store.blob(repository.files[path]).decode("utf-8", "replace") if own else ""
         line = shifted_line(original, own, first) if own else first
         texts = function_texts(tree.get(path, b"").decode("utf-8", "replace"))
-        named = {text for (_, other), text in texts.items() if other == name}
-        yield path, texts.get((line, name), named.pop() if len(named) == 1 else "")
+        yield path, texts.get((line, name), "")
 
 
 def instruction_text(

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from composer_replication.tasks.intake.tree_rules import is_subject_path, recorded_folders
-from composer_replication.tasks.planning.source_file import ImportedName, SourceFile, Use, read_source
+from composer_replication.tasks.planning.source_file import ImportedName, SourceFile, read_source
 
 Name = tuple[str, str]
 """A dotted module and a name in it: of its top level, or ``Class.method``."""
-Alias = tuple[SourceFile, ImportedName]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +20,15 @@ class Reach:
     """
 
     names: frozenset[Name]
-    aliases: tuple[Alias, ...]
+    aliases: tuple[ImportedName, ...]
 
 
 class SymbolGraph:
     """All Python files that can be read, and how their names hang together.
 
     ``files`` are by path, ``sources`` those that are no tests, ``subjects`` those whose definitions may be taken out.
-    ``importers`` has every
-    ``from module import name``, and ``import module`` with the name None; ``uses`` each occurrence of an identifier in ``sources``.
+    ``importers`` has every ``from module import name``, and ``import module`` with the name None; ``users`` has for each
+    identifier the definitions in ``sources`` where it occurs.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
@@ -41,18 +39,18 @@ class SymbolGraph:
         self.sources = [file for file in self.files.values() if not file.is_test]
         self.subjects = [file for file in self.sources if is_subject_path(file.path)]
         self.by_module: dict[str, list[SourceFile]] = defaultdict(list)
-        self.importers: dict[tuple[str, str | None], list[Alias]] = defaultdict(list)
-        self._targets: dict[str, list[Alias]] = defaultdict(list)
-        self.uses: dict[str, list[tuple[SourceFile, Use]]] = defaultdict(list)
+        self.importers: dict[tuple[str, str | None], list[ImportedName]] = defaultdict(list)
+        self._targets: dict[str, list[ImportedName]] = defaultdict(list)
+        self.users: dict[str, set[Name]] = defaultdict(set)
         for file in self.files.values():
             self.by_module[file.module].append(file)
             for imported in file.imports:
-                self.importers[imported.target, imported.name].append((file, imported))
-                self._targets[imported.target].append((file, imported))
+                self.importers[imported.target, imported.name].append(imported)
+                self._targets[imported.target].append(imported)
         for file in self.sources:
-            for identifier, uses in file.uses.items():
-                self.uses[identifier] += [(file, use) for use in uses]
-        self._exported = {(file.module, name) for file in self.files.values() for name in file.exported}
+            for identifier, holders in file.uses.items():
+                self.users[identifier] |= {(file.module, holder) for holder in holders}
+        self.exported = {(file.module, name) for file in self.files.values() for name in file.exported}
 
     def files_of(self, module: str) -> list[SourceFile]:
         """The files with that module name; none of a module of others."""
@@ -66,14 +64,14 @@ class SymbolGraph:
     def reach(self, names: Iterable[Name], modules: Iterable[str] = ()) -> Reach:
         """Follow imports, re-exports and star imports from some names, and from modules that go altogether."""
         pending = list(names)
-        aliases: set[Alias] = set()
+        aliases: set[ImportedName] = set()
         found: set[Name] = set()
 
-        def arrive(arriving: Iterable[Alias]) -> None:
-            for file, imported in arriving:
-                aliases.add((file, imported))
+        def arrive(arriving: Iterable[ImportedName]) -> None:
+            for imported in arriving:
+                aliases.add(imported)
                 if imported.is_module_level and imported.name != "*" and not imported.is_plain:
-                    pending.append((file.module, imported.bound))
+                    pending.append((imported.file.module, imported.bound))
 
         for module in modules:
             parent, _, last = module.rpartition(".")
@@ -84,22 +82,14 @@ class SymbolGraph:
             if name not in found:
                 found.add(name)
                 arrive(self.importers.get(name, ()))
-                for file, imported in self.importers.get((name[0], "*"), ()):
-                    if imported.is_module_level and self.star_exports(*name):
-                        pending.append((file.module, name[1]))
+                stars = self.importers.get((name[0], "*"), ()) if self.star_exports(*name) else ()
+                pending += [(star.file.module, name[1]) for star in stars if star.is_module_level]
 
-        def place(alias: Alias) -> tuple[str, int, int, int]:
-            file, imported = alias
-            return file.path, imported.statement.lineno, imported.statement.col_offset, imported.index
+        def place(imported: ImportedName) -> tuple[str, int, int, int]:
+            statement = imported.statement
+            return imported.file.path, statement.lineno, statement.col_offset, imported.index
 
         return Reach(frozenset(found), tuple(sorted(aliases, key=place)))
-
-    def is_own_api(self, name: Name) -> bool:
-        """Whether a name is offered by itself: in an ``__all__``, or re-exported by a package."""
-        names = self.reach([name]).names
-        elsewhere = [file for module, _ in names if module != name[0] for file in self.files_of(module)]
-        is_re_exported = any(file.is_package and not file.is_test for file in elsewhere)
-        return is_re_exported or not names.isdisjoint(self._exported)
 
 
 # --- What only a public symbol needs: the helpers, transitively and across files, that nobody else names.
@@ -107,7 +97,7 @@ class SymbolGraph:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What goes together: names (functions, classes, constants, methods) and whole modules."""
+    """What goes together: names (functions, classes, methods) and whole modules."""
 
     names: frozenset[Name] = frozenset()
     modules: frozenset[str] = frozenset()
@@ -116,25 +106,28 @@ class Selection:
 class Needs:
     """Who names whom, by identifier and conservatively: a doubt counts as a use.
 
-    A helper's users are the definitions that hold its identifier as a name or an attribute; module level is a user of its
-    own. A plain name in a file that cannot see the helper is another thing of the same name and no
-    use. Imports and ``__all__`` entries vanish with the helper and do not
-    count; tests are no users. A helper that an ``__all__`` or a package offers is somebody's API and stays out; methods
-    are no helpers.
+    A helper's users are the definitions that hold its identifier as a name or an attribute, in whatever file; module level
+    is a user of its own. Imports and ``__all__`` entries vanish with the helper and do not count; tests are no users. A
+    helper that an ``__all__`` or a package offers is somebody's API and stays out; methods are no helpers.
     """
 
     def __init__(self, graph: SymbolGraph) -> None:
-        self._graph = graph
-        tops = {
-            (file.module, name)
-            for file in graph.subjects
-            for name in (*file.definitions, *file.assignments)
-            if "." not in name and (name in file.definitions or file.constant(name) is not None)
-        }
-        self._users = {name: self._users_of_name(name) for name in tops if not graph.is_own_api(name)}
+        self._users: dict[Name, set[Name]] = {}
         self._needs: dict[Name, set[Name]] = defaultdict(set)
-        for name, own in self._users.items():
-            for holder in {holder for user in own for holder in _holders(user)} - {name}:
+        tops = {
+            (file.module, name) for file in graph.subjects for name in file.definitions if "." not in name
+        }
+        for name in tops:
+            reach = graph.reach([name])
+            elsewhere = [file for module, _ in reach.names - {name} for file in graph.files_of(module)]
+            is_re_exported = any(file.is_package and not file.is_test for file in elsewhere)
+            if is_re_exported or not reach.names.isdisjoint(graph.exported):
+                continue
+            users = {user for _, bound in reach.names for user in graph.users.get(bound, ())}
+            inner = (one for one in reach.aliases if not (one.is_module_level or one.file.is_test))
+            users.update((one.file.module, "") for one in inner)
+            self._users[name] = users - {name}
+            for holder in {holder for user in self._users[name] for holder in _holders(user)} - {name}:
                 self._needs[holder].add(name)
 
     def of_name(self, root: Name) -> Selection:
@@ -147,38 +140,16 @@ class Needs:
         return Selection(names, frozenset({module}))
 
     def _closure(self, root: Name) -> set[Name]:
-        inside = self._reachable(root, self._users.keys())
-        while outside := {
-            name
-            for name in inside - {root}
-            if any(inside.isdisjoint(_holders(user)) for user in self._users[name])
-        }:
-            inside -= outside
-        return self._reachable(root, inside)
-
-    def _reachable(self, root: Name, among: AbstractSet[Name]) -> set[Name]:
-        found, pending = {root}, [root]
+        inside, pending = {root}, [root]
         while pending:
-            needed = (self._needs.get(pending.pop(), set()) & among) - found
-            found |= needed
-            pending += needed
-        return found
-
-    def _users_of_name(self, name: Name) -> set[Name]:
-        reach = self._graph.reach([name])
-        users = {
-            (file.module, use.unit)
-            for identifier in {bound for _, bound in reach.names}
-            for file, use in self._graph.uses.get(identifier, ())
-            if not use.is_name or (file.module, identifier) in reach.names
-        }
-        for file, imported in reach.aliases:
-            if not (imported.is_module_level or file.is_test):
-                users.add((file.module, ""))
-        return users - {name}
+            for helper in self._needs.get(pending.pop(), set()) - inside:
+                if not any(inside.isdisjoint(_holders(user)) for user in self._users[helper]):
+                    inside.add(helper)
+                    pending.append(helper)
+        return inside
 
 
 def _holders(user: Name) -> set[Name]:
     """A definition, the class around it and its module."""
-    module, unit = user
-    return {user, (module, unit.partition(".")[0]), (module, "*")}
+    module, holder = user
+    return {user, (module, holder.partition(".")[0]), (module, "*")}

@@ -158,8 +158,6 @@ def test_the_plan_of_a_small_package():
             "src/pkg/areas.py::area@feature/body",
             "src/pkg/areas.py::area@feature/whole",
             "src/pkg/rounding.py::nearest@feature/whole",
-            "src/pkg/areas.py::pkg.areas@feature/body",  # nobody else needs the other module
-            "src/pkg/areas.py::pkg.areas@feature/whole",
         ]
     )
     # `nearest` and `_half_up` are all that their module holds: their bodies are the module's, said once.

@@ -97,7 +97,7 @@ class SymbolGraph:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What goes together: names (functions, classes, methods) and whole modules."""
+    """What goes together: names (functions, classes, methods), or whole modules."""
 
     names: frozenset[Name] = frozenset()
     modules: frozenset[str] = frozenset()
@@ -130,23 +130,15 @@ class Needs:
             for holder in {holder for user in self._users[name] for holder in _holders(user)} - {name}:
                 self._needs[holder].add(name)
 
-    def of_name(self, root: Name) -> Selection:
+    def of_name(self, root: Name) -> frozenset[Name]:
         """The feature of a function, class or method."""
-        return Selection(frozenset(self._closure(root)))
-
-    def of_module(self, module: str) -> Selection:
-        """A module, and what only it needs from other files."""
-        names = frozenset(name for name in self._closure((module, "*")) if name[0] != module)
-        return Selection(names, frozenset({module}))
-
-    def _closure(self, root: Name) -> set[Name]:
         inside, pending = {root}, [root]
         while pending:
             for helper in self._needs.get(pending.pop(), set()) - inside:
                 if not any(inside.isdisjoint(_holders(user)) for user in self._users[helper]):
                     inside.add(helper)
                     pending.append(helper)
-        return inside
+        return frozenset(inside)
 
 
 def _holders(user: Name) -> set[Name]:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from composer_replication.records import Edit
-from composer_replication.tasks.planning.edits import Lines, edited_text
+from composer_replication.tasks.planning.edits import Changes, Lines, edited_text
 from composer_replication.tasks.planning.source_file import ImportStatement, Items, SourceFile
 from composer_replication.tasks.planning.symbol_graph import Reach, Selection, SymbolGraph
 from composer_replication.tasks.syntax_trees import Definition, blocks_of, first_line, parsed
@@ -164,11 +164,8 @@ def _import_of(statement: ImportStatement, indices: Iterable[int]) -> str:
 
 # --- Take the definitions themselves out of the source files.
 
-WholeRemoval = tuple[tuple[Edit, ...], tuple[str, ...], tuple[Edit, ...]]
-"""All edits of source files, the files that go altogether, and the edits of imports in tests."""
 
-
-def remove_whole(graph: SymbolGraph, selection: Selection) -> WholeRemoval | None:
+def remove_whole(graph: SymbolGraph, selection: Selection) -> Changes | None:
     """None when a file could not be cut cleanly. Whether what remains can be imported is shown by the run of its tests."""
     gone_files = [file for module in selection.modules for file in graph.files_of(module)]
     removed = tuple(sorted(file.path for file in gone_files))
@@ -185,7 +182,7 @@ def remove_whole(graph: SymbolGraph, selection: Selection) -> WholeRemoval | Non
         if own is None:
             return None
         edits += own
-    return tuple(edits), removed, open_imports(reach)
+    return Changes(tuple(edits), removed, open_imports(reach))
 
 
 def _cuts_of(graph: SymbolGraph, selection: Selection, reach: Reach, removed: Sequence[str]) -> list[FileCut]:

@@ -122,9 +122,6 @@ def f(x: str) -> str:
 
 class Abstract:
     @abstractmethod
-    def a(self):
-        return 1
-
     def b(self):
         pass
 

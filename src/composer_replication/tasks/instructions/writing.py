@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
@@ -23,7 +23,14 @@ from composer_replication.tasks.leaks.shown_code import golden_spans, shows_any
 from composer_replication.tasks.planning.body_cuts import MARKER_STATEMENT
 from composer_replication.tasks.planning.edits import Lines, View, shifted_line
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.syntax_trees import Definition, Function, docstring_of, first_line, parsed
+from composer_replication.tasks.syntax_trees import (
+    Definition,
+    Function,
+    definitions_in,
+    docstring_of,
+    first_line,
+    parsed,
+)
 from composer_replication.tasks.test_functions import function_texts
 
 # --- What the broken files say around a hole.
@@ -56,8 +63,9 @@ def look_around(broken_text: str, hole: Hole) -> Surroundings:
     lines = Lines(broken_text)
     line = line_of(broken_text, hole)
     module = _tree(broken_text) or ast.Module([], [])
-    chain = list(_chain(module, line))
-    function = next((node for node in reversed(chain) if isinstance(node, Function)), None)
+    around = [one for one in definitions_in(module.body) if one[1].lineno <= line <= (one[1].end_lineno or 0)]
+    name, function = around[-1] if around and isinstance(around[-1][1], Function) else ("", None)
+    chain = [node for _, node in around]
     owner = next((node for node in reversed(chain) if isinstance(node, ast.ClassDef)), None)
     begin = lines.starts[(line if function is None else first_line(function)) - 1]
     cut = end = max(hole.start, begin)
@@ -68,20 +76,11 @@ def look_around(broken_text: str, hole: Hole) -> Surroundings:
         line=line,
         header=broken_text[begin:cut].rstrip(),
         docstring=broken_text[cut:end].rstrip(),
-        name="" if function is None else ".".join(node.name for node in chain),
+        name=name,
         owner="" if owner is None else owner.name,
         siblings=() if owner is None else _names(owner.body, chain),
         neighbours=_names(module.body, chain),
     )
-
-
-def _chain(node: ast.AST, line: int) -> Iterator[Definition]:
-    """The definitions around a line, from the outside in."""
-    for child in ast.iter_child_nodes(node):
-        if getattr(child, "lineno", 0) <= line <= (getattr(child, "end_lineno", None) or 0):
-            if isinstance(child, Definition):
-                yield child
-            yield from _chain(child, line)
 
 
 def _names(body: Sequence[ast.stmt], chain: Sequence[ast.AST]) -> tuple[str, ...]:
@@ -111,7 +110,6 @@ def first_broken_line(store: TaskStore, task: Task) -> int | None:
 MAX_FUNCTIONS = 20
 MAX_DOCSTRING_LINES = 12
 """Of each docstring where there are several functions; the tree has them in full."""
-MAX_FILES = 10
 MAX_NAMES = 20
 """Names of tests or neighbours in one list; a prompt is short and the tree has the rest."""
 MAX_SOURCES = 6
@@ -143,16 +141,14 @@ def plain_instruction(store: TaskStore, task: Task) -> str | None:
     """
     spans, statement = golden_spans(store, task), store.record(task.task_id).statement.strip()
     tree = store.files(task, "rollout")
-    changed = sorted({task.path, *(hole.path for hole in task.holes)} - set(task.removed_files))
-    files = {path: tree[path].decode("utf-8", "replace") for path in changed if path in tree}
-    holes = () if task.removal == "whole" else task.holes
-    found = [(hole.path, look_around(files[hole.path], hole)) for hole in holes]
-    places = [
-        (path, replace(place, docstring="") if shows_any(place.docstring, spans) else place)
-        for path, place in found
-    ]
+    places = []
+    for hole in () if task.removal == "whole" else task.holes:
+        place = look_around(tree[hole.path].decode("utf-8", "replace"), hole)
+        place = replace(place, docstring="") if shows_any(place.docstring, spans) else place
+        places.append((hole.path, place))
     sources = [source for source in shown_sources(store, task) if not shows_any(source[1], spans)]
-    text = instruction_text(task, places, files, sources, statement)
+    changed = sorted({*(hole.path for hole in task.holes), *task.removed_files})
+    text = instruction_text(task, places, sources, changed, statement)
     return None if shows_any(text, spans) else text
 
 
@@ -186,20 +182,20 @@ def sources_of_tests(
 
 
 def instruction_text(
-    task: Task, places: Places, files: Mapping[str, str], sources: Sources, statement: str = ""
+    task: Task, places: Places, sources: Sources, changed: Sequence[str] = (), statement: str = ""
 ) -> str:
     """Put the instruction together; lists and sources that are too long are clipped and say so.
 
-    ``files`` are those that lost code and are still there.
+    ``changed`` are the files that lost code.
     """
     if statement:
         parts: Iterable[str] = [statement]
     elif task.removal == "whole":
-        parts = _whole_parts(task, files)
+        parts = _whole_parts(task, changed)
     elif len(places) == 1:
         parts = _one_body_parts(task, places[0])
     else:
-        parts = _bodies_parts(task, places, files)
+        parts = _bodies_parts(task, places)
     return "\n\n".join([*parts, *_tests_parts(task.tests.shown, sources)]) + "\n"
 
 
@@ -218,7 +214,7 @@ def _one_body_parts(task: Task, place: tuple[str, Surroundings]) -> Iterator[str
         yield f"The file also defines {listed(surroundings.neighbours)}."
 
 
-def _bodies_parts(task: Task, places: Places, files: Mapping[str, str]) -> Iterator[str]:
+def _bodies_parts(task: Task, places: Places) -> Iterator[str]:
     """Each function with its line, signature and docstring, file after file."""
     what = {"class": "the class ", "module": "the module "}.get(task.granularity, "")
     ending = ", here and in the functions that only it needs" if task.granularity == "feature" else ""
@@ -232,10 +228,9 @@ def _bodies_parts(task: Task, places: Places, files: Mapping[str, str]) -> Itera
             if around.header or docstring:
                 yield fenced("\n".join([around.header, *docstring]))
     yield from and_more(len(places) - MAX_FUNCTIONS, "And {} more functions with that statement in them.")
-    yield from _other_names("also", files, {surroundings.name.split(".")[0] for _, surroundings in places})
 
 
-def _whole_parts(task: Task, files: Mapping[str, str]) -> Iterator[str]:
+def _whole_parts(task: Task, changed: Sequence[str]) -> Iterator[str]:
     """What is gone, and which files lost lines."""
     is_gone = task.path in task.removed_files
     if task.granularity == "module":
@@ -245,21 +240,8 @@ def _whole_parts(task: Task, files: Mapping[str, str]) -> Iterator[str]:
         file = f"the file `{task.path}`, which is gone too" if is_gone else f"`{task.path}`"
         ending = ", with everything that only it needs" if task.granularity == "feature" else ""
         yield f"Write the {kind} `{task.symbol}` again: it was removed from {file}{ending}."
-    others = sorted({*files, *task.removed_files} - {task.path})
-    if others:
+    if others := [path for path in changed if path != task.path]:
         yield f"Lines are missing in other files too: {listed(others)}."
-    yield from _other_names("still", files, set())
-
-
-def _other_names(word: str, files: Mapping[str, str], taken: set[str]) -> Iterator[str]:
-    """What the files that lost code still define."""
-    for path, text in list(files.items())[:MAX_FILES]:
-        module = _tree(text)
-        found = () if module is None else _names(module.body, ())
-        names = [name for name in found if not name.startswith("_") and name not in taken]
-        if names:
-            yield f"`{path}` {word} defines {listed(names)}."
-    yield from and_more(len(files) - MAX_FILES, "{} more files are affected.")
 
 
 def _tests_parts(tests: Sequence[str], sources: Sources) -> Iterator[str]:

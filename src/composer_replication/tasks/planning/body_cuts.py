@@ -29,7 +29,6 @@ from composer_replication.tasks.syntax_trees import Function, definitions_in, do
 MARKER_STATEMENT = "raise NotImplementedError"
 STUB_EXPRESSIONS = ("None", "True", "False", "0", "1", "''", "[]", "{}")
 
-_STUB_DECORATORS = frozenset({"overload", "abstractmethod", "abstractproperty", "singledispatch"})
 _TO_COLON = re.compile(r"(?:[^:#]|#[^\r\n]*)*:")
 
 
@@ -71,36 +70,26 @@ def fill(broken_text: str, hole: Hole, answer: str) -> str:
 def find_body_cuts(path: str, text: str) -> list[BodyCut]:
     """All functions and methods of a file whose body can be deleted, in file order.
 
-    Left out: nested functions, overloads, abstract methods, bodies that are already empty, functions on one line, and what
-    shares a line with its surroundings. A file that does not parse, or that starts with a byte order mark, has none.
+    Left out: nested functions, bodies that are already empty, functions on one line, and what shares a line with its
+    surroundings. A file that does not parse, or that starts with a byte order mark, has none.
     """
     module = parsed(text) if "def" in text else None  # a table of a million words takes seconds to parse
     lines, seen = Lines(text), Counter[str]()
     found: list[BodyCut | None] = []
     for symbol, node in definitions_in(module.body) if module else ():
-        is_declared = not _STUB_DECORATORS.isdisjoint(map(_last_name, node.decorator_list))
-        if isinstance(node, Function) and not is_declared and not all(map(_is_empty, node.body)):
+        if isinstance(node, Function) and not all(map(_is_empty, node.body)):
             seen[symbol] += 1
             name = symbol if seen[symbol] == 1 else f"{symbol}#{seen[symbol]}"
             found.append(_cut(path, name, node, lines))
     return [cut for cut in found if cut is not None]
 
 
-def _last_name(node: ast.expr) -> str:
-    match node:
-        case ast.Call(func=inner) | ast.Subscript(value=inner):
-            return _last_name(inner)
-        case ast.Attribute(attr=name) | ast.Name(id=name):
-            return name
-    return ""
-
-
 def _is_empty(statement: ast.stmt) -> bool:
     match statement:
         case ast.Pass() | ast.Expr(value=ast.Constant()):
             return True
-        case ast.Raise(exc=ast.expr() as raised):
-            return _last_name(raised) == "NotImplementedError"
+        case ast.Raise(exc=ast.Name(id=name) | ast.Call(func=ast.Name(id=name))):
+            return name == "NotImplementedError"
     return False
 
 

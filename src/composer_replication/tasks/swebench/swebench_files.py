@@ -137,12 +137,6 @@ def _tests(value: Any) -> Any:
 Row = dict[str, str | int | None]
 
 OWN_COLUMNS = ("granularity", "removal", "symbol", "path", "num_body_lines", "licence")
-_SWEBENCH = (
-    "instance_id repo base_commit problem_statement hints_text test_patch FAIL_TO_PASS PASS_TO_PASS"
-    " version created_at environment_setup_commit"
-).split()
-PUBLIC_COLUMNS = (*_SWEBENCH, *OWN_COLUMNS)
-SECRET_COLUMNS = (*_SWEBENCH, "patch", *OWN_COLUMNS, "broken_patch", "hidden_tests", "paid_tests")
 
 
 def tree_sha256(digests: Mapping[str, str]) -> str:
@@ -184,7 +178,7 @@ def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
         "licence": repository.licence.spdx or "",
     }
     (tests, source), (golden_tests, golden_source) = map(_parted, (base, golden))
-    secret: Row = {
+    secret = {
         **public,
         "patch": make_patch(source, golden_source),
         "test_patch": make_patch(tests, golden_tests),
@@ -194,7 +188,7 @@ def rows_of(store: TaskStore, task: Task) -> tuple[Row, Row]:
         "hidden_tests": _listed(task.tests.hidden),
         "paid_tests": _listed(task.tests.paid),
     }
-    return public, {column: secret[column] for column in SECRET_COLUMNS}
+    return public, secret
 
 
 def _parted(tree: Mapping[str, bytes]) -> tuple[dict[str, bytes], dict[str, bytes]]:

@@ -31,13 +31,12 @@ from composer_replication.tasks.intake.tree_rules import (
 from composer_replication.tasks.leaks.shown_code import shows_any, spans_of
 from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.planning.body_cuts import BodyCut, Deletion, find_body_cuts
-from composer_replication.tasks.planning.edits import edited_files, line_edits
+from composer_replication.tasks.planning.edits import line_edits
 from composer_replication.tasks.subject import GateFailed
 from composer_replication.tasks.swebench.swebench_files import read_instances, tree_sha256
 
 REMOTE = "git+https://github.com/{repo}@{commit}"
 """Where the published sets come from; a row names its repository as OWNER/NAME there."""
-_SHORT_IDS = (12, 10, 8, 7)
 _FULL_ID = re.compile(r"[0-9a-f]{40}")
 _SECTION = re.compile(r"^(?=diff --git )", re.MULTILINE)
 _HEADER = re.compile(r'diff --git "?[a-z]/(.*?)"? "?[a-z]/(.*?)"?\r?$', re.MULTILINE)
@@ -61,22 +60,16 @@ def import_swebench(
     tests are not what was found, and the search for a truth beyond the reward (``no-truth``; see ``truth``).
 
     ``path`` is the set (``read_instances``), ``out`` the folder of the store, ``repositories`` one with the repositories
-    (``base_source``). The other arguments are those of ``build_tasks``, but ``with_truth`` is usual here; without it
-    rows are kept whose tests cannot be parted and whose functions cannot be recorded.
-
-    Raises:
-        UsageError: the folder of repositories does not exist (CR0460), and as ``build_tasks``.
-        InputError: the set cannot be read, or no row of it (CR0460), and as ``build_tasks``.
-        MissingError: git or pyarrow is missing (CR0101, CR0440).
-        SandboxFailure: the sandbox broke; what is built so far stays and is resumed.
+    (``base_source``). The other arguments and the errors are those of ``build_tasks``, but ``with_truth`` is usual here;
+    without it rows are kept whose tests cannot be parted and whose functions cannot be recorded. CR0460 is a set of which
+    no row can be read, or a folder that does not exist.
     """
     if repositories is not None and not repositories.is_dir():
-        raise UsageError(
-            "CR0460",
+        detail, fix = (
             "the folder of repositories does not exist.",
-            where=str(repositories),
-            fix="give an existing folder, or leave --repositories out to fetch them by git.",
+            "leave --repositories out to fetch them by git.",
         )
+        raise UsageError("CR0460", detail, where=str(repositories), fix=f"give an existing folder, or {fix}")
     asked = Settings(**{"with_truth": True, **settings})
     check_arguments([str(path)], asked, jobs)
     instances, unreadable = read_instances(path)
@@ -110,30 +103,21 @@ def _propose_all(
     opened: dict[str, RepositorySource] = {}
     proposals: list[tuple[str, Instance, Deletion]] = []
     refused: list[Decision] = []
-    pool: dict[bytes, bytes] = {}
+    pool: dict[bytes, bytes] = {}  # commits differ in few files: what two of them have is kept once
     # Rows of one commit stand together; a thousand trees need not stay in memory.
     open_once = lru_cache(maxsize=1)(open_source)
     for done, instance in enumerate(instances):
         if progress is not None:
             progress(done, len(instances), "rows")  # each may be fetched
         try:
-            source, deletion = propose(instance, open_once(base_source(instance, repositories)))
-        except (InputError, GateFailed) as error:
-            reason, detail = (
-                (error.reason, error.detail)
-                if isinstance(error, GateFailed)
-                else ("no-repository", f"{error.message} ({error.where})")
-            )
-            refused.append(_refusal(instance, instance.repo, instance.instance_id, reason, detail))
-            continue
-        if source.source not in opened:
-            # Commits differ in few files: what two of them have is kept once.
-            files, metadata = (
-                {name: pool.setdefault(data, data) for name, data in tree.items()}
-                for tree in (source.files, source.metadata)
-            )
-            opened[source.source] = replace(source, files=files, metadata=metadata)
-        proposals.append((source.source, instance, deletion))
+            source, deletion = propose(instance, open_once(base_source(instance, repositories)), pool)
+            proposals.append((opened.setdefault(source.source, source).source, instance, deletion))
+        except InputError as error:
+            why = "no-repository", f"{error.message} ({error.where})"
+            refused.append(_refusal(instance, instance.repo, instance.instance_id, *why))
+        except GateFailed as error:
+            why = error.reason, error.detail
+            refused.append(_refusal(instance, instance.repo, instance.instance_id, *why))
     return list(opened.values()), proposals, refused
 
 
@@ -144,15 +128,13 @@ def _refusal(row: object, repository: str, name: str, reason: str, detail: str) 
 def base_source(instance: Instance, folder: Path | None) -> str:
     """A SOURCE for the base tree of a row.
 
-    In ``folder`` the row ``OWNER/NAME`` at ``COMMIT`` may be ``OWNER__NAME``, ``OWNER-NAME`` or
-    ``NAME``, with or without ``-COMMIT`` (short ids too): a folder, an archive, or a clone with
-    that commit in it. A name with the commit wins. A folder of anything else is taken at its word: what
-    shows that it is the base is that the patches apply and the tests behave as stated.
+    In ``folder`` the row ``OWNER/NAME`` at ``COMMIT`` may be ``OWNER__NAME`` or ``NAME``, with or without ``-COMMIT``: a
+    folder, an archive, or a clone with that commit in it. A name with the commit wins. A folder of anything else is taken
+    at its word: what shows that it is the base is that the patches apply and the tests behave as stated.
     """
-    commit, (owner, _, name) = instance.base_commit, instance.repo.rpartition("/")
-    stems = [f"{owner}__{name}", f"{owner}-{name}", name] if owner else [name]
-    ids = (commit[:length] for length in (len(commit), *_SHORT_IDS))
-    parts = product((*(f"-{one}" for one in ids), ""), stems, ("", ".git", *ARCHIVE_SUFFIXES))
+    commit, name = instance.base_commit, instance.repo.rpartition("/")[2]
+    stems = dict.fromkeys([instance.repo.replace("/", "__"), name])
+    parts = product((f"-{commit}", f"-{commit[:12]}", ""), stems, ("", ".git", *ARCHIVE_SUFFIXES))
     for path in (folder / f"{stem}{one}{suffix}" for one, stem, suffix in parts) if folder else ():
         if _FULL_ID.fullmatch(commit) and any((path / name).exists() for name in (".git", "HEAD")):
             return f"git+file://{path.resolve()}@{commit}"
@@ -164,14 +146,19 @@ def base_source(instance: Instance, folder: Path | None) -> str:
         "CR0460",
         f"there is no repository for {instance.repo} at {commit[:12]}.",
         where=str(folder or ""),
-        fix=f"--repositories FOLDER with {stems[0]}-{commit[:12]}, a folder, an archive or a clone.",
+        fix=f"--repositories FOLDER with {name}-{commit[:12]}, a folder, an archive or a clone.",
     )
 
 
-def propose(instance: Instance, base: RepositorySource) -> tuple[RepositorySource, Deletion]:
-    """The original repository of a row, and the deletion that it asks for."""
+def propose(
+    instance: Instance, base: RepositorySource, pool: dict[bytes, bytes]
+) -> tuple[RepositorySource, Deletion]:
+    """The original repository of a row, and the deletion that it asks for; ``pool`` has every file that was seen."""
     broken = _patched(instance, "test_patch", {**base.metadata, **base.files})
-    source = _golden_source(base, _patched(instance, "patch", broken))
+    golden = _patched(instance, "patch", broken)
+    source = _golden_source(
+        base, {name: pool.setdefault(data, data) for name, data in sorted(golden.items())}
+    )
     deletion = make_deletion(source.files, broken)
     texts = {name: source.files[name].decode() for name in deletion.changes.source_files}
     spans = spans_of(texts, deletion.changes, [cut.edit for cut in deletion.bodies])
@@ -191,19 +178,16 @@ def _patched(instance: Instance, name: str, files: dict[str, bytes]) -> dict[str
 
 def _inside(patch: str, files: Mapping[str, bytes]) -> str:
     """The parts of a patch whose files belong to a task tree; a part of another form stays, for git to say so."""
-    if not patch.startswith("diff --git ") and "\ndiff --git " not in patch:
-        return patch  # a plain diff is taken as a whole
-    sections = [part for part in _SECTION.split(patch) if part.startswith("diff --git ")]
-    names = [set(found.groups()) if (found := _HEADER.match(part)) else set[str]() for part in sections]
-    for name in set[str]().union(*names):
-        if name.startswith("/") or ".." in name.split("/"):
-            raise InputError("CR0446", f"the path {name[:80]!r} leaves the tree.")
-    rules = TreeRules(set(files).union(*names))
-    return "".join(
-        section
-        for section, own in zip(sections, names, strict=True)
-        if not own or any(rules.belongs(path) or is_metadata_path(path) for path in map(PurePosixPath, own))
-    )
+    parts = [(part, _HEADER.match(part)) for part in _SECTION.split(patch)]
+    names = {name for _, found in parts if found for name in found.groups()}
+    rules = TreeRules(names.union(files))
+    kept = {
+        name
+        for name in names
+        for path in (PurePosixPath(name),)
+        if rules.belongs(path) or is_metadata_path(path)
+    }
+    return "".join(part for part, found in parts if not found or not kept.isdisjoint(found.groups()))
 
 
 def _golden_source(base: RepositorySource, golden: Mapping[str, bytes]) -> RepositorySource:
@@ -211,10 +195,10 @@ def _golden_source(base: RepositorySource, golden: Mapping[str, bytes]) -> Repos
     rules = TreeRules(golden)
     files = {
         name: data
-        for name, data in sorted(golden.items())
+        for name, data in golden.items()
         if rules.belongs(PurePosixPath(name)) or (name in base.files and name not in base.metadata)
     }
-    metadata = {name: data for name, data in sorted(golden.items()) if is_metadata_path(PurePosixPath(name))}
+    metadata = {name: data for name, data in golden.items() if is_metadata_path(PurePosixPath(name))}
     digest = tree_sha256({name: sha256_of(data) for name, data in {**metadata, **files}.items()})
     version = f"{base.version or '0'}+{digest[:8]}"
     return replace(
@@ -247,7 +231,5 @@ def make_deletion(original: Mapping[str, bytes], broken: Mapping[str, bytes]) ->
         raise GateFailed("nothing-to-undo", "the patch changes no source file of the tree")
     if not bodies:
         raise GateFailed("no-function", "the patch changes no function, so no stub can be told from it")
-    undone = edited_files(original, edits)
-    assert all(undone[name] == broken[name] for name in undone), "edits that do not lead back"
     first = bodies[0]
     return Deletion(first.path, first.symbol, "feature", "whole", tuple(edits), tuple(bodies), removed)

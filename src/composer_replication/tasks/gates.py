@@ -26,8 +26,8 @@ from functools import partial
 
 from composer_replication.errors import InputError
 from composer_replication.records import Task
-from composer_replication.tasks.instructions.writing import plain_instruction
-from composer_replication.tasks.instructions.written_instructions import (
+from composer_replication.tasks.instructions import (
+    plain_instruction,
     read_secrets,
     refusal,
     written_instruction,

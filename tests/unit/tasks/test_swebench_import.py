@@ -16,23 +16,21 @@ from small_trees import commit_all, write_tree
 
 from composer_replication.errors import InputError
 from composer_replication.run_folder import read_jsonl
-from composer_replication.tasks.instructions.writing import write_instruction
+from composer_replication.tasks import swebench
+from composer_replication.tasks.instructions import write_instruction
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.patches import make_patch
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.subject import GateFailed
-from composer_replication.tasks.swebench import swebench_import
-from composer_replication.tasks.swebench.swebench_files import (
+from composer_replication.tasks.swebench import (
     KEYS,
     Instance,
-    read_instances,
-    write_instances,
-)
-from composer_replication.tasks.swebench.swebench_import import (
     base_source,
     import_swebench,
     make_deletion,
     propose,
+    read_instances,
+    write_instances,
 )
 from composer_replication.tasks.validate import validate_store
 
@@ -323,7 +321,7 @@ def test_a_list_as_python_prints_it_may_have_quotes_in_its_names(tmp_path: Path)
             json.dumps(row(patch=3)),
             "line 1 (people__planted-1): patch cannot be used: Input should be a valid string",
         ),
-        (json.dumps(row(patch="\ud800")), "it cannot be written as UTF-8"),
+        (json.dumps(row(patch="\ud800")), "patch cannot be used: Input should be a valid string, unable"),
         *(
             (json.dumps(row(FAIL_TO_PASS=odd)), "fail_to_pass cannot be used")
             for odd in ("test_a", "['a', x]", "['a", "[1]", "{[]}", {"a": 1})
@@ -336,7 +334,7 @@ def test_a_list_as_python_prints_it_may_have_quotes_in_its_names(tmp_path: Path)
         (json.dumps(row(repo="a/b/c")), "repo is no name"),
         (json.dumps(row(base_commit="--upload-pack=x")), "base_commit is no name"),
         (json.dumps(row(instance_id="a/b")), "instance_id is no name"),
-        (json.dumps(row(FAIL_TO_PASS=["\ud800"])), "it cannot be written as UTF-8"),
+        (json.dumps(row(FAIL_TO_PASS=["\ud800"])), "fail_to_pass cannot be used"),
         ("[" * 100_000, "it is not JSON"),
         *((json.dumps({k: v for k, v in row().items() if k != key}), f"it has no {key}") for key in KEYS),
     ],
@@ -368,4 +366,4 @@ def test_an_export_without_golden_cannot_be_imported(tiny_store: TaskStore, tmp_
 def test_a_section_of_another_form_is_not_passed_over() -> None:
     """``git diff --no-prefix``: that it does not apply is said, in place of a patch without it."""
     patch = "diff --git planted.py planted.py\n--- planted.py\n+++ planted.py\n@@ -1 +1 @@\n-a\n+b\n"
-    assert swebench_import._inside(patch, {"planted.py": b"a\n"}) == patch
+    assert swebench._inside(patch, {"planted.py": b"a\n"}) == patch

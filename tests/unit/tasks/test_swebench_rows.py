@@ -13,7 +13,7 @@ import pytest
 from composer_replication.errors import MissingError
 from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.swebench.swebench_files import (
+from composer_replication.tasks.swebench import (
     OWN_COLUMNS,
     iter_rows,
     read_instances,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.tasks.planning.source_file import module_name
-from composer_replication.tasks.planning.symbol_graph import Needs, SymbolGraph
+from composer_replication.tasks.planning.symbol_graph import Needs, SymbolGraph, module_name
 
 
 def graph(**texts: str) -> SymbolGraph:

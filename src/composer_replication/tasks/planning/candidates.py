@@ -16,8 +16,7 @@ from composer_replication.tasks.planning.body_cuts import (
     Removal,
     find_body_cuts,
 )
-from composer_replication.tasks.planning.source_file import SourceFile
-from composer_replication.tasks.planning.symbol_graph import Needs, Selection, SymbolGraph
+from composer_replication.tasks.planning.symbol_graph import Needs, Selection, SourceFile, SymbolGraph
 from composer_replication.tasks.planning.whole_removal import remove_whole
 from composer_replication.tasks.syntax_trees import Function
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from composer_replication.records import Edit, Hole
+from composer_replication.tasks.intake.cache import sha256_of
 
 LINE_END = re.compile(r"\r\n|\r|\n")
 
@@ -156,6 +157,11 @@ def view_files(original: Mapping[str, bytes], changes: Changes, view: str) -> di
     if missing := sorted(set(changes.removed_files) - set(files)):
         raise ValueError(f"{missing[0]} is removed, but it is not in the tree")
     return {path: data for path, data in files.items() if path not in changes.removed_files}
+
+
+def tree_sha256(digests: Mapping[str, str]) -> str:
+    """One hash over a tree: sha256 of the lines ``SHA256 PATH`` in the order of the paths."""
+    return sha256_of("\n".join(f"{digests[path]} {path}" for path in sorted(digests)).encode())
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -10,8 +10,14 @@ from itertools import groupby
 
 from composer_replication.records import Edit
 from composer_replication.tasks.planning.edits import Changes, Lines, edited_text
-from composer_replication.tasks.planning.source_file import ImportStatement, Items, SourceFile
-from composer_replication.tasks.planning.symbol_graph import Reach, Selection, SymbolGraph
+from composer_replication.tasks.planning.symbol_graph import (
+    ImportStatement,
+    Items,
+    Reach,
+    Selection,
+    SourceFile,
+    SymbolGraph,
+)
 from composer_replication.tasks.syntax_trees import Definition, blocks_of, first_line, parsed
 
 # --- Take statements, imported names and list entries out of one file; all else stays to the byte.

@@ -409,14 +409,13 @@ def read_secrets(store: TaskStore, task: Task, plain: str) -> Secrets:
     # The function and classes of a node id, without the file and the parameters.
     names = {part for test in task.tests.unseen for part in test.partition("[")[0].split("::")[1:]}
     unseen = sources_of_tests(store, task, task.tests.unseen, "golden")
-    values = {value for _, source in unseen for value in _values(source)}
-    long_values = {value for value in values if len(value) >= MIN_VALUE_CHARS}
+    values = {one for _, source in unseen for one in _values(source) if len(one) >= MIN_VALUE_CHARS}
     return Secrets(
         symbol=task.symbol.partition("#")[0],
         spans=spans,
         lines=frozenset(line for line in lines if len(line) >= MIN_LINE_CHARS and line not in bare),
         names=frozenset(name for name in names if not _occurs(name, visible)),
-        values=frozenset(value for value in long_values if not _occurs(value, visible)),
+        values=frozenset(value for value in values if not _occurs(value, visible)),
     )
 
 

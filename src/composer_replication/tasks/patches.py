@@ -21,8 +21,6 @@ from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.cache import refuse_full_disk
 from composer_replication.tasks.planning.edits import write_files
 
-CONTEXT_LINES = 3
-"""As git has it; readers of SWE-bench patches expect no other."""
 APPLY_SECONDS = 120
 MAX_READABLE_FILES, MAX_READABLE_BYTES, MAX_READABLE_CHARACTERS = 20, 100_000, 20_000
 """Of ``readable_patch``, whose trees a policy has made: ``difflib`` takes seconds for a long file."""
@@ -70,7 +68,7 @@ def _file_patch(path: str, old: bytes | None, new: bytes | None) -> str:
         head += f"new file mode {_MODE}\n"
     elif after is None:
         head += f"deleted file mode {_MODE}\n"
-    hunks = difflib.unified_diff(_lines(before), _lines(after), n=CONTEXT_LINES)
+    hunks = difflib.unified_diff(_lines(before), _lines(after))
     # What ``difflib`` makes of two texts, without its lines of names.
     body = "".join(
         line if line.endswith("\n") else f"{line}\n{_NO_NEWLINE}" for line in islice(hunks, 2, None)

@@ -248,8 +248,6 @@ def _unusable(path: Path, detail: str) -> InputError:
 
 # --- Foreign rows through our gates.
 
-REMOTE = "git+https://github.com/{repo}@{commit}"
-"""Where the published sets come from; a row names its repository as OWNER/NAME there."""
 _FULL_ID = re.compile(r"[0-9a-f]{40}")
 _SECTION = re.compile(r"^(?=diff --git )", re.MULTILINE)
 _HEADER = re.compile(r'diff --git "?[a-z]/(.*?)"? "?[a-z]/(.*?)"?\r?$', re.MULTILINE)
@@ -325,11 +323,11 @@ def _propose_all(
         try:
             source, deletion = propose(instance, open_once(base_source(instance, repositories)), pool)
             proposals.append((opened.setdefault(source.source, source).source, instance, deletion))
-        except InputError as error:
-            why = "no-repository", f"{error.message} ({error.where})"
-            refused.append(_refusal(instance, instance.repo, instance.instance_id, *why))
-        except GateFailed as error:
-            why = error.reason, error.detail
+        except (InputError, GateFailed) as error:
+            if isinstance(error, GateFailed):
+                why = error.reason, error.detail
+            else:
+                why = "no-repository", f"{error.message} ({error.where})"
             refused.append(_refusal(instance, instance.repo, instance.instance_id, *why))
     return list(opened.values()), proposals, refused
 
@@ -354,7 +352,7 @@ def base_source(instance: Instance, folder: Path | None) -> str:
         if path.is_dir() or path.is_file():
             return str(path)
     if instance.repo.count("/") == 1 and _FULL_ID.fullmatch(commit):
-        return REMOTE.format(repo=instance.repo, commit=commit)
+        return f"git+https://github.com/{instance.repo}@{commit}"  # where the published sets come from
     raise InputError(
         "CR0460",
         f"there is no repository for {instance.repo} at {commit[:12]}.",

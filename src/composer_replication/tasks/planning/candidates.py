@@ -16,7 +16,7 @@ from composer_replication.tasks.planning.body_cuts import (
     Removal,
     find_body_cuts,
 )
-from composer_replication.tasks.planning.symbol_graph import Needs, Selection, SourceFile, SymbolGraph
+from composer_replication.tasks.planning.symbol_graph import Name, Needs, SourceFile, SymbolGraph
 from composer_replication.tasks.planning.whole_removal import remove_whole
 from composer_replication.tasks.syntax_trees import Function
 
@@ -64,32 +64,32 @@ class _Plan:
                 made = gone.edits, cuts, gone.removed_files, gone.test_edits
                 yield Deletion(file.path, symbol, granularity, removal, *made)
 
-    def _choices(self, granularity: Granularity) -> Iterator[tuple[SourceFile, str, Selection]]:
-        """What each candidate is about: the file and the name there, and all that goes with it; in order of path."""
+    def _choices(self, granularity: Granularity) -> Iterator[tuple[SourceFile, str, frozenset[Name]]]:
+        """What each candidate is about: the file, the name there, all that goes with it. Features begin at public names."""
         for file in self._graph.subjects:
             if granularity == "module":
-                yield file, file.module, Selection(modules=frozenset({file.module}))
+                yield file, file.module, frozenset({(file.module, "*")})
             elif granularity == "feature":
-                # Public functions, classes and methods.
                 names = [
                     name for name in file.definitions if name.count(".") < 2 and not _PRIVATE.search(name)
                 ]
                 for name in sorted(names, key=lambda name: "." in name):
                     if len(found := self._needs.of_name((file.module, name))) > 1:
-                        yield file, name, Selection(found)
+                        yield file, name, found
             else:
                 is_function = granularity == "function"
                 for name, nodes in sorted(file.definitions.items(), key=lambda item: item[1][0].lineno):
                     if all(isinstance(node, Function) is is_function for node in nodes):
-                        yield file, name, Selection(frozenset({(file.module, name)}))
+                        yield file, name, frozenset({(file.module, name)})
 
     @cached_property
     def _needs(self) -> Needs:
         return Needs(self._graph)
 
-    def _cuts_of(self, selection: Selection) -> tuple[BodyCut, ...]:
-        cuts = {cut for module in selection.modules for cut in self._cuts.get(module, ())}
-        for module, name in selection.names:  # a function or method, or everything in a class
+    def _cuts_of(self, selection: frozenset[Name]) -> tuple[BodyCut, ...]:
+        cuts: set[BodyCut] = set()
+        for module, name in selection:  # all, a function or method, or everything in a class
             own = self._cuts.get(module, ())
-            cuts |= {cut for cut in own if f"{cut.symbol.partition('#')[0]}.".startswith(f"{name}.")}
+            inside = (cut for cut in own if f"{cut.symbol.partition('#')[0]}.".startswith(f"{name}."))
+            cuts.update(own if name == "*" else inside)
         return tuple(sorted(cuts, key=lambda cut: (cut.path, cut.start)))

@@ -22,8 +22,6 @@ from composer_replication.tasks.syntax_trees import Definition, definitions_in, 
 ImportStatement = ast.Import | ast.ImportFrom
 Items = ast.List | ast.Tuple | ast.Set
 
-_FLAT_ROOTS = ("src", "lib", "python")
-
 
 @dataclass(frozen=True, slots=True)
 class ImportedName:
@@ -40,11 +38,6 @@ class ImportedName:
     statement: ImportStatement
     index: int
     is_module_level: bool
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is an ``import a`` or ``import a.b``, which binds ``a``."""
-        return self.name is None and self.statement.names[self.index].asname is None
 
 
 class SourceFile:
@@ -95,31 +88,27 @@ class SourceFile:
                     self.exported.update(each for each in values if isinstance(each, str))
 
     def _imported(self, node: ImportStatement, *, is_module_level: bool) -> Iterator[ImportedName]:
+        origin: str | None = None  # with its dots resolved
+        if isinstance(node, ast.ImportFrom):
+            parts = self.module.split(".")
+            parts = parts[: len(parts) - node.level + self.is_package] if node.level else []
+            origin = ".".join(filter(None, [*parts, node.module]))
         for index, alias in enumerate(node.names):
-            target = self._absolute_target(node) if isinstance(node, ast.ImportFrom) else alias.name
-            name = alias.name if isinstance(node, ast.ImportFrom) else None
+            target, name = (alias.name, None) if origin is None else (origin, alias.name)
             bound = alias.asname or name or alias.name.partition(".")[0]
             yield ImportedName(self, target, name, bound, node, index, is_module_level)
 
-    def _absolute_target(self, statement: ast.ImportFrom) -> str:
-        """The module that ``from … import`` names, with its dots resolved."""
-        if not statement.level:
-            return statement.module or ""
-        parts = self.module.split(".")
-        parts = parts[: len(parts) - statement.level + self.is_package]
-        return ".".join(filter(None, [*parts, statement.module]))
 
-
-def module_name(path: str, roots: Iterable[str] = ()) -> str:
-    """The dotted name of a file: ``src/a/b.py`` and ``a/b.py`` are ``a.b``; ``roots`` are more places of import."""
-    parts = PurePosixPath(below_root(path, (*roots, *_FLAT_ROOTS))).with_suffix("").parts
+def module_name(path: str, roots: Iterable[str]) -> str:
+    """The dotted name of a file, of which ``roots`` are the places of import."""
+    parts = PurePosixPath(below_root(path, roots)).with_suffix("").parts
     return ".".join(parts).removesuffix(".__init__")
 
 
 # --- All files: which names denote one symbol, where, and who uses it.
 
 Name = tuple[str, str]
-"""A dotted module and a name in it: of its top level, or ``Class.method``."""
+"""A dotted module and a name in it: of its top level, ``Class.method``, or ``*`` for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +154,9 @@ class SymbolGraph:
                 self.users[identifier] |= {(file.module, holder) for holder in holders}
         self.exported = {(file.module, name) for file in self.files.values() for name in file.exported}
 
-    def files_of(self, module: str) -> list[SourceFile]:
-        """The files with that module name; none of a module of others."""
-        return self.by_module.get(module, [])
-
     def star_exports(self, module: str, name: str) -> bool:
         """Whether ``from module import *`` brings the name."""
-        listed = [file.exported for file in self.files_of(module) if file.exported]
+        listed = [file.exported for file in self.by_module[module] if file.exported]
         return any(name in exported for exported in listed) if listed else not name.startswith("_")
 
     def reach(self, names: Iterable[Name], modules: Iterable[str] = ()) -> Reach:
@@ -183,7 +168,8 @@ class SymbolGraph:
         def arrive(arriving: Iterable[ImportedName]) -> None:
             for imported in arriving:
                 aliases.add(imported)
-                if imported.is_module_level and imported.name != "*" and not imported.is_plain:
+                is_plain = imported.name is None and imported.statement.names[imported.index].asname is None
+                if imported.is_module_level and imported.name != "*" and not is_plain:
                     pending.append((imported.file.module, imported.bound))
 
         for module in modules:
@@ -208,14 +194,6 @@ class SymbolGraph:
 # --- What only a public symbol needs: the helpers, transitively and across files, that nobody else names.
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """What goes together: names (functions, classes, methods), or whole modules."""
-
-    names: frozenset[Name] = frozenset()
-    modules: frozenset[str] = frozenset()
-
-
 class Needs:
     """Who names whom, by identifier and conservatively: a doubt counts as a use.
 
@@ -232,13 +210,11 @@ class Needs:
         }
         for name in tops:
             reach = graph.reach([name])
-            elsewhere = [file for module, _ in reach.names - {name} for file in graph.files_of(module)]
+            elsewhere = [file for module, _ in reach.names - {name} for file in graph.by_module[module]]
             is_re_exported = any(file.is_package and not file.is_test for file in elsewhere)
             if is_re_exported or not reach.names.isdisjoint(graph.exported):
                 continue
             users = {user for _, bound in reach.names for user in graph.users.get(bound, ())}
-            inner = (one for one in reach.aliases if not (one.is_module_level or one.file.is_test))
-            users.update((one.file.module, "") for one in inner)
             self._users[name] = users - {name}
             for holder in {holder for user in self._users[name] for holder in _holders(user)} - {name}:
                 self._needs[holder].add(name)

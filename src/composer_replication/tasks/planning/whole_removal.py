@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from itertools import groupby
 
 from composer_replication.records import Edit
@@ -13,8 +13,8 @@ from composer_replication.tasks.planning.edits import Changes, Lines, edited_tex
 from composer_replication.tasks.planning.symbol_graph import (
     ImportStatement,
     Items,
+    Name,
     Reach,
-    Selection,
     SourceFile,
     SymbolGraph,
 )
@@ -28,25 +28,22 @@ _Span = tuple[int, int, str]
 
 
 class FileCut:
-    """What goes out of one file: whole statements; by index, names of an import or elements of a literal list."""
+    """What goes out of one file: whole statements, and by index ``items``: names of an import, elements of a list."""
 
     def __init__(self, path: str, lines: Lines, tree: ast.Module) -> None:
         self._path, self._lines, self._tree = path, lines, tree
         self._statements: set[ast.AST] = set()
-        self._items: dict[_List, set[int]] = {}
+        self.items: dict[_List, set[int]] = defaultdict(set)
 
     def take_statement(self, node: ast.stmt) -> None:
         self._statements.add(node)
 
-    def take_item(self, node: _List, index: int) -> None:
-        self._items.setdefault(node, set()).add(index)
-
     def edits(self) -> tuple[Edit, ...] | None:
         """The edits in order of place; None when what is left does not parse or a line is not cut cleanly."""
-        if not self._statements and not self._items:
+        if not self._statements and not self.items:
             return ()
         statements, spans = {*self._statements}, list[_Span]()
-        for node, doomed in self._items.items():
+        for node, doomed in self.items.items():
             if not isinstance(node, Items) and len(doomed) == len(node.names):
                 statements.add(node)
             elif isinstance(node, ast.Tuple) and len(node.elts) < len(doomed) + 2:
@@ -96,18 +93,15 @@ class FileCut:
             run = [number for _, number in group]
             first, last, text = run[0], run[-1], "".join(gone[number] for number in run)
             above, below = first, last
-            while not text and above - 1 > top and self._is_blank(above - 1):
+            while not text and above - 1 > top and not self._lines.line(above - 1).strip():
                 above -= 1
-            while not text and below < count and self._is_blank(below + 1):
+            while not text and below < count and not self._lines.line(below + 1).strip():
                 below += 1
             if above == top + 1:
                 first, last = above, (top := below)
             elif below > last or below == count:
                 first = above
             yield starts[first - 1], starts[last], text
-
-    def _is_blank(self, number: int) -> bool:
-        return not self._lines.line(number).strip()
 
     def _item_spans(self, node: _List, doomed: set[int]) -> Iterator[_Span]:
         """Those that stand side by side go at once, up to the next item; the last ones with the comma before them."""
@@ -146,65 +140,57 @@ def open_imports(reach: Reach) -> tuple[Edit, ...]:
         is_at_top = imported.statement in imported.file.tree.body
         if imported.file.is_test and is_at_top and imported.name != "*":
             doomed[imported.file, imported.statement].add(imported.index)
-    return tuple(
-        _open_import(file, statement, indices)
-        for (file, statement), indices in doomed.items()
-        if not statement.col_offset and file.lines.ends_line(statement)
-    )
-
-
-def _open_import(file: SourceFile, statement: ImportStatement, doomed: Collection[int]) -> Edit:
-    start, end = file.lines.span(statement)
-    others = [index for index in range(len(statement.names)) if index not in doomed]
-    may_fail = f"try:\n    {_import_of(statement, doomed)}\nexcept ImportError:\n    pass"
-    text = "\n".join([may_fail, *([_import_of(statement, others)] if others else [])])
-    return Edit(file.path, start, end, text.replace("\n", file.lines.ending_after(0) or "\n"))
-
-
-def _import_of(statement: ImportStatement, indices: Iterable[int]) -> str:
-    """The import of some names of a statement alone."""
-    part = copy.copy(statement)
-    part.names = [statement.names[index] for index in sorted(indices)]
-    return ast.unparse(part)
+    edits: list[Edit] = []
+    for (file, statement), indices in doomed.items():
+        if statement.col_offset or not file.lines.ends_line(statement):
+            continue
+        gone, others = copy.copy(statement), copy.copy(statement)
+        gone.names = [statement.names[index] for index in sorted(indices)]
+        others.names = [name for name in statement.names if name not in gone.names]
+        text = f"try:\n    {ast.unparse(gone)}\nexcept ImportError:\n    pass"
+        text += f"\n{ast.unparse(others)}" if others.names else ""
+        text = text.replace("\n", file.lines.ending_after(0) or "\n")
+        edits.append(Edit(file.path, *file.lines.span(statement), text))
+    return tuple(edits)
 
 
 # --- Take the definitions themselves out of the source files.
 
 
-def remove_whole(graph: SymbolGraph, selection: Selection) -> Changes | None:
-    """None when a file could not be cut cleanly. Whether what remains can be imported is shown by the run of its tests."""
-    gone_files = [file for module in selection.modules for file in graph.files_of(module)]
+def remove_whole(graph: SymbolGraph, selection: Collection[Name]) -> Changes | None:
+    """Everything that goes with some names. None when a file could not be cut cleanly; whether what remains can be imported
+    is shown by the run of its tests.
+    """
+    modules = [module for module, name in selection if name == "*"]
+    gone_files = [file for module in modules for file in graph.by_module[module]]
     removed = tuple(sorted(file.path for file in gone_files))
-    names = {name for name in selection.names if "." not in name[1]}
-    for module in selection.modules:
+    names = {(module, name) for module, name in selection if "." not in name and name != "*"}
+    for module in modules:
         parent, _, last = module.rpartition(".")
-        if not any(last in file.bound for file in graph.files_of(parent)):
+        if not any(last in file.bound for file in graph.by_module[parent]):
             names.add((parent, last))  # importing a module binds it in its package
     names |= {(file.module, name) for file in gone_files for name in file.bound if "." not in name}
-    reach = graph.reach(names, selection.modules)
+    reach = graph.reach(names, modules)
     edits: list[Edit] = []
-    for cut in _cuts_of(graph, selection, reach, removed):
-        own = cut.edits()
+    for file in graph.sources:
+        own = () if file.path in removed else _cut_of(file, selection, reach).edits()
         if own is None:
             return None
         edits += own
     return Changes(tuple(edits), removed, open_imports(reach))
 
 
-def _cuts_of(graph: SymbolGraph, selection: Selection, reach: Reach, removed: Sequence[str]) -> list[FileCut]:
-    """Definitions, exports and imports go out of the source files, in order of path."""
-    stays = [file for file in graph.sources if file.path not in removed]
-    cuts = {file.path: FileCut(file.path, file.lines, file.tree) for file in stays}
-    for file in stays:
-        for name in (name for module, name in selection.names if module == file.module):
-            for node in file.definitions.get(name, ()):
-                cuts[file.path].take_statement(node)
-        for items in file.exports:
-            for index, element in enumerate(items.elts):
-                value = getattr(element, "value", None)
-                if isinstance(value, str) and (file.module, value) in reach.names:
-                    cuts[file.path].take_item(items, index)
+def _cut_of(file: SourceFile, selection: Collection[Name], reach: Reach) -> FileCut:
+    """Definitions, exports and imports go out of a file."""
+    cut = FileCut(file.path, file.lines, file.tree)
+    for name in (name for module, name in selection if module == file.module):
+        for node in file.definitions.get(name, ()):
+            cut.take_statement(node)
+    for items in file.exports:
+        for index, element in enumerate(items.elts):
+            if (file.module, getattr(element, "value", None)) in reach.names:
+                cut.items[items].add(index)
     for imported in reach.aliases:
-        if imported.file.path in cuts:
-            cuts[imported.file.path].take_item(imported.statement, imported.index)
-    return list(cuts.values())
+        if imported.file is file:
+            cut.items[imported.statement].add(imported.index)
+    return cut

@@ -123,6 +123,7 @@ def _instance(row: Any) -> Instance:
         by_name[optional] = by_name[optional] or ""
     for tests in ("fail_to_pass", "pass_to_pass"):
         by_name[tests] = _tests(by_name[tests])
+    json.dumps(by_name, ensure_ascii=False, default=str).encode()  # JSON may hold half a character
     try:
         found = _INSTANCE.validate_python(by_name)
     except ValidationError as error:
@@ -324,11 +325,9 @@ def _propose_all(
             source, deletion = propose(instance, open_once(base_source(instance, repositories)), pool)
             proposals.append((opened.setdefault(source.source, source).source, instance, deletion))
         except (InputError, GateFailed) as error:
-            if isinstance(error, GateFailed):
-                why = error.reason, error.detail
-            else:
-                why = "no-repository", f"{error.message} ({error.where})"
-            refused.append(_refusal(instance, instance.repo, instance.instance_id, *why))
+            reason = error.reason if isinstance(error, GateFailed) else "no-repository"
+            detail = error.detail if isinstance(error, GateFailed) else str(error)
+            refused.append(_refusal(instance, instance.repo, instance.instance_id, reason, detail))
     return list(opened.values()), proposals, refused
 
 

@@ -321,7 +321,7 @@ def test_a_list_as_python_prints_it_may_have_quotes_in_its_names(tmp_path: Path)
             json.dumps(row(patch=3)),
             "line 1 (people__planted-1): patch cannot be used: Input should be a valid string",
         ),
-        (json.dumps(row(patch="\ud800")), "patch cannot be used: Input should be a valid string, unable"),
+        (json.dumps(row(patch="\ud800")), "surrogates not allowed"),
         *(
             (json.dumps(row(FAIL_TO_PASS=odd)), "fail_to_pass cannot be used")
             for odd in ("test_a", "['a', x]", "['a", "[1]", "{[]}", {"a": 1})
@@ -334,7 +334,7 @@ def test_a_list_as_python_prints_it_may_have_quotes_in_its_names(tmp_path: Path)
         (json.dumps(row(repo="a/b/c")), "repo is no name"),
         (json.dumps(row(base_commit="--upload-pack=x")), "base_commit is no name"),
         (json.dumps(row(instance_id="a/b")), "instance_id is no name"),
-        (json.dumps(row(FAIL_TO_PASS=["\ud800"])), "fail_to_pass cannot be used"),
+        (json.dumps(row(FAIL_TO_PASS=["\ud800"])), "surrogates not allowed"),
         ("[" * 100_000, "it is not JSON"),
         *((json.dumps({k: v for k, v in row().items() if k != key}), f"it has no {key}") for key in KEYS),
     ],

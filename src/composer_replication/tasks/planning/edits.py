@@ -116,7 +116,6 @@ def shifted_line(text: str, edits: Iterable[Edit], number: int) -> int:
 # golden: everything as it was
 
 View = Literal["rollout", "visible", "hidden", "golden"]
-VIEWS: tuple[str, ...] = get_args(View)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +147,9 @@ class Changes:
 
 
 def view_files(original: Mapping[str, bytes], changes: Changes, view: str) -> dict[str, bytes]:
-    """The files of one of ``VIEWS``, of all files of the repository; a ValueError where the edits do not fit them."""
-    if view not in VIEWS:
-        raise ValueError(f"{view!r} is not one of {', '.join(VIEWS)}")
+    """The files of one ``View``, of all files of the repository; a ValueError where the edits do not fit them."""
+    if view not in get_args(View):
+        raise ValueError(f"{view!r} is not one of {', '.join(get_args(View))}")
     if view == "golden":
         return dict(original)
     files = {**original, **edited_files(original, (*changes.edits_of_tests(view), *changes.edits))}

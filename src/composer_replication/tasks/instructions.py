@@ -1,8 +1,8 @@
 """What is to be done, in words, from what is known without the deleted code.
 
 A plain text is written without a model, from what stays in the tree. Where bodies were taken out, it lists the functions
-with signature and docstring, as the broken files have them. Both name the tests that have to pass and show their source,
-with their imports of what is gone. Neither golden code nor a hidden test is a source of a text, and the finished text is
+with signature and docstring, as the broken files have them; where code is gone altogether, the files that lost it. It names
+the tests that have to pass and shows their source. Neither golden code nor a hidden test is a source of it, and it is
 searched for every deleted span before anybody sees it.
 
 A model writes a second one like an issue, from public information only: it is shown the plain instruction. What it answers

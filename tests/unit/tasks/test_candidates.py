@@ -408,6 +408,7 @@ def test_a_test_may_import_a_module_that_is_gone():
         b"print 'two'\n",
         b"def f(:\n",
         b"def f():\n    return 1\n\x00",
+        b"def f(x):\n    return 1\nif 0:\n    pass\n" + b"elif 1:\n    pass\n" * 1500,  # too deep
     ],
 )
 def test_a_file_that_cannot_be_cut_gives_nothing(content: bytes) -> None:

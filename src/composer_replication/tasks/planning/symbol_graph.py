@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -133,11 +134,10 @@ class SymbolGraph:
         roots = recorded_folders(files)
         self.files: dict[str, SourceFile] = {}
         for path in sorted(path for path in files if path.endswith(".py")):
-            text = files[path].decode(
-                "utf-8", "replace"
-            )  # where it is not UTF-8 its edits would be of another text
-            if text.encode() == files[path] and (tree := parsed(text)):
-                self.files[path] = SourceFile(path, text, tree, module_name(path, roots))
+            with suppress(UnicodeDecodeError, RecursionError):  # of another encoding, or too deep
+                text = files[path].decode()
+                if tree := parsed(text):
+                    self.files[path] = SourceFile(path, text, tree, module_name(path, roots))
         self.sources = [file for file in self.files.values() if not file.is_test]
         self.subjects = [file for file in self.sources if is_subject_path(file.path)]
         self.by_module: dict[str, list[SourceFile]] = defaultdict(list)

@@ -76,9 +76,7 @@ class FileCut:
                 if margin.strip() or not lines.ends_line(node):
                     return None
                 if isinstance(node, Definition | ast.Assign | ast.AnnAssign):
-                    while (
-                        first > 1 and first - 1 not in gone and lines.line(first - 1).startswith(f"{margin}#")
-                    ):
+                    while first > 1 and lines.line(first - 1).startswith(f"{margin}#"):
                         first -= 1
                 gone.update(dict.fromkeys(range(first, last + 1), ""))
                 if node is block[0] and len(doomed) == len(block) and block is not self._tree.body:

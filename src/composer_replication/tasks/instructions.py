@@ -169,7 +169,10 @@ def shown_sources(store: TaskStore, task: Task) -> Sources:
     """
     imports: dict[str, str] = defaultdict(str)
     for edit in store.record(task.task_id).test_edits:
-        imports[edit.path] += f"{edit.text}\n\n\n" if edit.text.startswith("try:") else ""
+        lines = edit.text.splitlines() if edit.text.startswith("try:") else []
+        imports[edit.path] += "".join(
+            f"{line.strip()}\n" for line in lines if line[:4].isspace() and line != "    pass"
+        )
     found = sources_of_tests(store, task, task.tests.shown, "rollout")
     return [(path, imports.pop(path, "") + source) for path, source in found if source]
 

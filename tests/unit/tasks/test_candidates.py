@@ -374,6 +374,10 @@ TESTS_WITHOUT = {
         OPEN.format("from pkg.a import gone as g")
         + "from pkg.a import y  # both\ndef test():\n    assert g(1)\n",
     ),
+    "each alone": (
+        "from pkg.a import gone, gone as other\n",
+        OPEN.format("from pkg.a import gone") + OPEN.format("from pkg.a import gone as other"),
+    ),
     "line ends": (
         "from pkg.a import gone\r\ndef test():\r\n\tgone()\r\n",
         (OPEN.format("from pkg.a import gone") + "def test():\n\tgone()\n").replace("\n", "\r\n"),

@@ -133,20 +133,20 @@ def open_imports(reach: Reach) -> tuple[Edit, ...]:
 
     Star imports, those in ``try`` or ``if`` and those that share a line stay as they are.
     """
-    doomed: dict[tuple[SourceFile, ImportStatement], set[int]] = defaultdict(set)
+    doomed: dict[tuple[SourceFile, ImportStatement], list[int]] = defaultdict(list)
     for imported in reach.aliases:
-        is_at_top = imported.statement in imported.file.tree.body
-        if imported.file.is_test and is_at_top and imported.name != "*":
-            doomed[imported.file, imported.statement].add(imported.index)
+        file, statement = imported.file, imported.statement
+        is_alone = not statement.col_offset and file.lines.ends_line(statement)
+        if file.is_test and imported.name != "*" and statement in file.tree.body and is_alone:
+            doomed[file, statement].append(imported.index)
     edits: list[Edit] = []
     for (file, statement), indices in doomed.items():
-        if statement.col_offset or not file.lines.ends_line(statement):
-            continue
-        gone, others = copy.copy(statement), copy.copy(statement)
-        gone.names = [statement.names[index] for index in sorted(indices)]
-        others.names = [name for name in statement.names if name not in gone.names]
-        text = f"try:\n    {ast.unparse(gone)}\nexcept ImportError:\n    pass"
-        text += f"\n{ast.unparse(others)}" if others.names else ""
+        others, *gone = (copy.copy(statement) for _ in range(len(indices) + 1))
+        others.names = [name for index, name in enumerate(statement.names) if index not in indices]
+        for part, index in zip(gone, indices, strict=True):
+            part.names = [statement.names[index]]  # an answer may have one of them and not another
+        parts = [f"try:\n    {ast.unparse(part)}\nexcept ImportError:\n    pass" for part in gone]
+        text = "\n".join([*parts, *([ast.unparse(others)] if others.names else [])])
         text = text.replace("\n", file.lines.ending_after(0) or "\n")
         edits.append(Edit(file.path, *file.lines.span(statement), text))
     return tuple(edits)

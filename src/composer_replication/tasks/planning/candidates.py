@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
@@ -19,8 +18,6 @@ from composer_replication.tasks.planning.body_cuts import (
 from composer_replication.tasks.planning.symbol_graph import Name, Needs, SourceFile, SymbolGraph
 from composer_replication.tasks.planning.whole_removal import remove_whole
 from composer_replication.tasks.syntax_trees import Function
-
-_PRIVATE = re.compile(r"(^|\.)_")
 
 
 def find_deletions(
@@ -70,9 +67,7 @@ class _Plan:
             if granularity == "module":
                 yield file, file.module, frozenset({(file.module, "*")})
             elif granularity == "feature":
-                names = [
-                    name for name in file.definitions if name.count(".") < 2 and not _PRIVATE.search(name)
-                ]
+                names = [name for name in file.definitions if name.count(".") < 2 and "._" not in f".{name}"]
                 for name in sorted(names, key=lambda name: "." in name):
                     if len(found := self._needs.of_name((file.module, name))) > 1:
                         yield file, name, found

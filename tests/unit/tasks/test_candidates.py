@@ -356,7 +356,7 @@ def test_a_method_takes_the_helpers_that_only_it_needs_and_no_other_method():
     deletion = found["pkg/a.py::C.m@feature/body"]
     assert [cut.pin for cut in deletion.bodies] == ["pkg/a.py::C.m", "pkg/b.py::halve"]
     assert whole(files, "pkg/a.py::C.m@feature/whole") == {
-        "pkg/a.py": "class C:\n\n    def _part(self):\n        return 2\n",
+        "pkg/a.py": "class C:\n    def _part(self):\n        return 2\n",
         "pkg/b.py": "",
     }
 

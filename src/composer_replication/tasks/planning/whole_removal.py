@@ -86,7 +86,7 @@ class FileCut:
     def _row_spans(self, gone: dict[int, str]) -> Iterator[_Span]:
         """One span for each run of lines that go. Blank lines above go along where blank lines or the end follow."""
         starts, count = [*self._lines.starts, len(self._lines.text)], len(self._lines.starts)
-        top = 0  # up to this line all is gone
+        top = 0  # up to this line a file or block begins with what goes
         for _, group in groupby(enumerate(sorted(gone)), key=lambda one: one[1] - one[0]):
             run = [number for _, number in group]
             first, last, text = run[0], run[-1], "".join(gone[number] for number in run)
@@ -95,7 +95,8 @@ class FileCut:
                 above -= 1
             while not text and below < count and not self._lines.line(below + 1).strip():
                 below += 1
-            if above == top + 1:
+            opens = above == top + 1 or self._lines.line(above - 1).rstrip().endswith(":")
+            if opens and not text:
                 first, last = above, (top := below)
             elif below > last or below == count:
                 first = above

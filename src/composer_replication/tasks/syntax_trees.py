@@ -68,4 +68,5 @@ def definitions_in(body: list[ast.stmt], owner: str = "") -> Iterator[tuple[str,
 
 def first_line(node: ast.stmt) -> int:
     """The line of the first decorator, or of the statement."""
-    return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
+    lines: list[int] = [decorator.lineno for decorator in getattr(node, "decorator_list", [])]
+    return min([node.lineno, *lines])

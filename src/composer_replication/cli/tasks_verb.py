@@ -24,17 +24,16 @@ from composer_replication.model_endpoint import Endpoint, open_endpoint
 from composer_replication.records import Task
 from composer_replication.run_folder import RunFolder, read_jsonl, write_json
 from composer_replication.safety import HeldoutSplit
+from composer_replication.tasks import instructions
 from composer_replication.tasks.build import BuildSummary, build_tasks, restricted_licences
 from composer_replication.tasks.difficulty import read_difficulty
 from composer_replication.tasks.gates import golden_patch
 from composer_replication.tasks.harbor_tasks import write_harbor_tasks
-from composer_replication.tasks.instructions import writing, written_instructions
 from composer_replication.tasks.leaks.leak_scan import scan_store
 from composer_replication.tasks.repository import unused_tests
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import is_settled
-from composer_replication.tasks.swebench.swebench_files import write_instances
-from composer_replication.tasks.swebench.swebench_import import import_swebench
+from composer_replication.tasks.swebench import import_swebench, write_instances
 from composer_replication.tasks.validate import validate_store
 
 _NOT_PASSED = 4  # exit code of a store with a task that does not pass a gate, or with a leak
@@ -86,7 +85,7 @@ def have_written(folder: Path, endpoint: Endpoint, report: Report | None) -> dic
     """Have instructions written for a finished store; the keys of ``tasks build`` that change."""
     with RunFolder(folder).locked():
         store = TaskStore.open(folder)
-        written = written_instructions.write_instructions(store, store.task_ids(), endpoint, progress=report)
+        written = instructions.write_instructions(store, store.task_ids(), endpoint, progress=report)
         counts = dict(sorted(written.items()))
         return {"instructions": counts, "bytes": store.num_bytes(), "fingerprint": store.fingerprint}
 
@@ -159,7 +158,7 @@ def _row(store: TaskStore, task: Task) -> Result:
     same = ("task_id", "repository", "symbol", "granularity", "removal", "path")
     return {
         **{name: getattr(task, name) for name in same},
-        "line": writing.first_broken_line(store, task),
+        "line": instructions.first_broken_line(store, task),
         "files": sorted({*(hole.path for hole in task.holes), *task.removed_files}),
         "num_holes": len(task.holes),
         "num_body_lines": task.num_body_lines,
@@ -175,14 +174,14 @@ def _row(store: TaskStore, task: Task) -> Result:
 def _details(store: TaskStore, task: Task) -> Result:
     """What is looked up for one task only."""
     measured = read_difficulty(store.root)
-    written = written_instructions.written_instruction(store, task.task_id)
+    written = instructions.written_instruction(store, task.task_id)
     records = (store.record(task.task_id), store.secret(task.task_id))
     strength = next((found for record in records if (found := getattr(record, "strength", None))), None)
     kept = ("mutants", "killed_visible", "killed_all")
     return {
         "strength": strength and {name: int(strength[name]) for name in kept},
         "difficulty": [row.to_json() for row in measured.get(task.task_id, ())],
-        "instruction": writing.write_instruction(store, task),
+        "instruction": instructions.write_instruction(store, task),
         "written_instruction": None if written is None else {"model": written.model, "text": written.text},
     }
 

@@ -42,7 +42,7 @@ from composer_replication.tasks.store_records import SUITE_SECONDS, SecretRecord
 from composer_replication.tasks.truth import add_truth
 from composer_replication.tasks.workers import Workers, open_workers
 
-GATES_VERSION = 17
+GATES_VERSION = 18
 """Raised when the gates judge otherwise, so that older answers are not taken over."""
 _HOW_TO_NAME = "write PATH::NAME, or PATH::NAME@SIZE/WAY: SIZE one of function, class, module, feature, WAY body or whole."
 

@@ -12,8 +12,8 @@ from itertools import chain, islice, product
 
 from composer_replication.errors import InputError
 from composer_replication.records import Edit, Task, TestSplit
-from composer_replication.tasks.instructions.writing import plain_instruction
-from composer_replication.tasks.instructions.written_instructions import (
+from composer_replication.tasks.instructions import (
+    plain_instruction,
     read_secrets,
     refusal,
     written_instruction,

@@ -23,7 +23,7 @@ from composer_replication.tasks.intake.tree_rules import PYTEST_FILES, in_test_f
 from composer_replication.tasks.planning.edits import write_files
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RUN_FACTOR, RepositoryRecord
-from composer_replication.tasks.swebench.swebench_files import OWN_COLUMNS, Row, iter_rows
+from composer_replication.tasks.swebench import OWN_COLUMNS, Row, iter_rows
 from composer_replication.tasks.test_run import VARIABLES, Trial, program_text
 
 WORKDIR = "/app"

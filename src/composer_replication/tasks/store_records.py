@@ -136,8 +136,8 @@ class TaskRecord(StoredRecord):
 
     All edits are of the repository's original files, which the store keeps once for all
     tasks. ``edits`` and ``removed_files`` take the code out; ``stub_edits`` are the cuts of
-    every function inside when they are not the edits themselves; ``test_edits`` move imports
-    of deleted names into the tests that use them; ``visible_edits`` do that and take the
+    every function inside when they are not the edits themselves; ``test_edits`` let imports
+    of deleted names fail in tests; ``visible_edits`` do that and take the
     hidden test functions out. ``statement`` is what a foreign task set asks for in its own
     words, ``instance_id`` its name there; both are empty for tasks of our own. ``paid_tests`` are those of ``visible``
     that the reward counts and no rollout shows, ``shown_edits`` are ``visible_edits`` that take these out, too; empty and

@@ -55,6 +55,17 @@ def blocks_of(node: ast.AST) -> Iterator[list[ast.stmt]]:
             yield block
 
 
+def definitions_in(body: list[ast.stmt], owner: str = "") -> Iterator[tuple[str, Definition]]:
+    """Functions, classes and, as ``Class.method``, methods, in the order of the text; nothing that lies in a function."""
+    for node in body:
+        name = owner
+        if isinstance(node, Definition):
+            name = f"{owner}.{node.name}" if owner else node.name
+            yield name, node
+        for block in () if isinstance(node, Function) else blocks_of(node):
+            yield from definitions_in(block, name)
+
+
 def first_line(node: ast.stmt) -> int:
     """The line of the first decorator, or of the statement."""
     lines: list[int] = [decorator.lineno for decorator in getattr(node, "decorator_list", [])]

@@ -14,7 +14,7 @@ from composer_replication.cli.main import build_parser
 from composer_replication.cli.tasks_verb import have_written
 from composer_replication.errors import UsageError
 from composer_replication.model_endpoint import open_endpoint
-from composer_replication.tasks.instructions.written_instructions import written_instruction
+from composer_replication.tasks.instructions import written_instruction
 from composer_replication.tasks.store import TaskStore
 
 TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"

@@ -10,7 +10,7 @@ from typing import Any
 from composer_replication.cli.tasks_verb import render_show, run_show, run_stats
 from composer_replication.cli.terminal import columns
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy, record_difficulty
-from composer_replication.tasks.instructions.written_instructions import WrittenInstruction
+from composer_replication.tasks.instructions import WrittenInstruction
 from composer_replication.tasks.intake.licences import Licence
 from composer_replication.tasks.store import TaskStore
 

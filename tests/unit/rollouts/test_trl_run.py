@@ -19,7 +19,7 @@ from composer_replication.rollouts.environment.trl_face import environment_facto
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.sandbox.process_folder import process_folder
-from composer_replication.tasks.instructions.writing import write_instruction
+from composer_replication.tasks.instructions import write_instruction
 from composer_replication.tasks.store import TaskStore
 
 NUMBERS = "tinymath/numbers.py"

@@ -108,7 +108,7 @@ else:
 '''
 
 NO_CANDIDATES = '''from abc import abstractmethod
-from typing import Protocol, overload
+from typing import overload
 
 
 @overload
@@ -120,16 +120,8 @@ def f(x: str) -> str:
     """Doc."""
 
 
-class Shape(Protocol):
-    def area(self) -> int:
-        return 1
-
-
 class Abstract:
     @abstractmethod
-    def a(self):
-        return 1
-
     def b(self):
         pass
 

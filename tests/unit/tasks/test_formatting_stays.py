@@ -20,7 +20,7 @@ from composer_replication.tasks.planning.candidates import find_deletions
 from composer_replication.tasks.planning.edits import edited_files, edited_text, holes_of
 
 TINY = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
-KNOWN = ("", "pass", "raise NotImplementedError", "()", ",")
+KNOWN = ("", "pass", "raise NotImplementedError", "()", ",", "try:", "except ImportError:")
 
 
 def concerned(text: str, names: Collection[str]) -> set[int]:
@@ -29,7 +29,7 @@ def concerned(text: str, names: Collection[str]) -> set[int]:
     for node in ast.walk(ast.parse(text)):
         is_definition = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         is_ours = is_definition and node.name in names
-        is_list = isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in ("__all__", *names)
+        is_list = isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
         if is_ours or is_list or isinstance(node, ast.Import | ast.ImportFrom):
             first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
             found.update(range(first - 1, node.end_lineno))
@@ -46,16 +46,12 @@ def stray(text: str, edits: Collection[Edit], names: Collection[str]) -> list[st
     return lost + [line for line in said if line not in KNOWN and not line.startswith(("import ", "from "))]
 
 
-def names_of(deletion: Deletion, files: dict[str, bytes]) -> set[str]:
-    """The definitions that change: of a method alone not its class; with a feature any constant may go."""
+def names_of(deletion: Deletion) -> set[str]:
+    """The definitions that change: of a method alone not its class."""
     symbols = [cut.symbol.partition("#")[0].split(".") for cut in deletion.bodies]
     if deletion.removal == "body" or deletion.granularity == "function":
         return {parts[-1] for parts in symbols}
-    names = {part for parts in symbols for part in parts}
-    if deletion.granularity == "feature":
-        trees = [ast.parse(data) for path, data in files.items() if path.endswith(".py")]
-        names |= {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    return names
+    return {part for parts in symbols for part in parts}
 
 
 def assert_rest_stays(files: dict[str, bytes]) -> int:
@@ -65,7 +61,7 @@ def assert_rest_stays(files: dict[str, bytes]) -> int:
     assert len(contents) == len(found)
     for deletion in found:
         assert deletion.bodies
-        for edits, names in ((deletion.edits, names_of(deletion, files)), (deletion.test_edits, ())):
+        for edits, names in ((deletion.edits, names_of(deletion)), (deletion.test_edits, ())):
             for path, content in edited_files(files, edits).items():
                 own = sorted((edit for edit in edits if edit.path == path), key=lambda e: (e.start, e.end))
                 text, back = files[path].decode(), content.decode()

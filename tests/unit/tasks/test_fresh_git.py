@@ -10,8 +10,7 @@ from composer_replication.records import Task
 from composer_replication.tasks.fresh_git import AUTHOR, MESSAGE, with_git
 from composer_replication.tasks.planning.edits import write_files
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.swebench.swebench_files import Instance
-from composer_replication.tasks.swebench.swebench_import import base_source
+from composer_replication.tasks.swebench import Instance, base_source
 
 FILES = {
     "a.py": b"x = 1\n",

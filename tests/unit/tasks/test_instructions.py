@@ -10,8 +10,8 @@ import pytest
 
 from composer_replication.errors import InputError
 from composer_replication.records import Edit, Hole
-from composer_replication.tasks.instructions import writing
-from composer_replication.tasks.instructions.writing import (
+from composer_replication.tasks import instructions
+from composer_replication.tasks.instructions import (
     MAX_FUNCTIONS,
     MAX_LINE_CHARS,
     MAX_SOURCES,
@@ -68,7 +68,7 @@ def test_removed_bodies_are_listed_with_signature_and_docstring(
     files = sized_store.files(sized_store.get(task_id), "rollout")
     assert f"Write the {len(functions)} missing bodies of " in text
     for name in functions:
-        head, _, rest = text.partition(f"`{name}`, line ")
+        head, _, rest = text.partition(f", `{name}`, line ")
         line = int(rest.partition(":")[0])
         path = head.rpartition("In `")[2].partition("`")[0]
         assert files[path].decode().splitlines()[line - 1].strip() == "raise NotImplementedError"
@@ -83,7 +83,6 @@ def test_a_whole_function_is_known_by_its_tests(sized_store: TaskStore) -> None:
     assert text.startswith("Write the function `clamp` again: it was removed from `tinymath/numbers.py`.\n")
     assert "clamp(50" not in text  # only a hidden test calls it so
     assert "Lines are missing in other files too: `tinymath/__init__.py`." in text
-    assert "`tinymath/numbers.py` still defines `absolute`, `square`, `is_even`, `sign`, `mean`." in text
     assert (
         "def test_clamp_inside():\n    from tinymath import clamp\n" in text
     )  # as it stands in the rollout's tree
@@ -92,10 +91,9 @@ def test_a_whole_function_is_known_by_its_tests(sized_store: TaskStore) -> None:
 @pytest.mark.parametrize(
     ("task_id", "said", "not_said"),
     [
-        ("t-feature-body", ["`tinymath/text.py` also defines `repeat`, `initials`, `is_palindrome`."], ""),
-        ("t-method-whole", ["Write the method `Vector.length` again", "still defines `Vector`."], ""),
+        ("t-method-whole", ["Write the method `Vector.length` again", "it was removed from `tinymath/vector.py`"], ""),
         ("t-class-whole", ["Write the class `Vector` again", "assert Vector(3, 4).length == 5"], ""),
-        ("t-module-whole", ["again: the file `tinymath/text.py` is gone.\n", "shout("], "palindrome"),  # no visible test
+        ("t-module-whole", ["again: it was removed from `tinymath/text.py`, which is gone.\n", "shout("], "palindrome"),  # no visible test
         ("t-feature-whole", ["with everything that only it needs", "`tinymath/__init__.py`, `tinymath/text.py`."], ""),
         ("t-function-whole", ["Write the function `clamp` again"], "nearest to"),  # its docstring
     ],
@@ -257,7 +255,7 @@ def test_an_instruction_that_cannot_but_show_it_is_refused(
     sized_store: TaskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = sized_store.get("t-function-body")
-    monkeypatch.setattr(writing, "golden_spans", lambda *_: ("\n    def clamp(x, low, high):\n",))
+    monkeypatch.setattr(instructions, "golden_spans", lambda *_: ("\n    def clamp(x, low, high):\n",))
     with pytest.raises(InputError, match="CR0429") as caught:
         write_instruction(sized_store, task)
     assert caught.value.where == task.task_id
@@ -270,7 +268,7 @@ def test_long_lists_are_clipped_and_say_so(sized_store: TaskStore) -> None:
     around = look_around(sized_store.files(task, "rollout")[task.path].decode(), task.hole)
     around = replace(around, neighbours=tuple(f"n{i}" for i in range(30)))
     source = "\n".join(["def test():", *(f"    x{i} = '```'" for i in range(40))])
-    text = instruction_text(many, [(task.path, around)], {}, [("t.py", source)] * 8)
+    text = instruction_text(many, [(task.path, around)], [("t.py", source)] * 8)
     assert "- and 5 more" in text
     assert "t.py::test_19\n" in text
     assert "t.py::test_20" not in text

@@ -20,7 +20,7 @@ from composer_replication.tasks.gates import GateFailed, Parting, Subject
 from composer_replication.tasks.planning.edits import Changes
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import TaskRecord
-from composer_replication.tasks.swebench.swebench_files import rows_of
+from composer_replication.tasks.swebench import rows_of
 from composer_replication.tasks.test_functions import function_texts
 from composer_replication.tasks.test_run import TestReport, Trial
 

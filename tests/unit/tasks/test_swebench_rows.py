@@ -13,14 +13,20 @@ import pytest
 from composer_replication.errors import MissingError
 from composer_replication.tasks.patches import apply_patch
 from composer_replication.tasks.store import TaskStore
-from composer_replication.tasks.swebench.swebench_files import (
-    PUBLIC_COLUMNS,
-    SECRET_COLUMNS,
+from composer_replication.tasks.swebench import (
+    OWN_COLUMNS,
     iter_rows,
     read_instances,
     tree_sha256,
     write_instances,
 )
+
+COLUMNS = [
+    *"instance_id repo base_commit problem_statement hints_text test_patch FAIL_TO_PASS PASS_TO_PASS".split(),
+    *"version created_at environment_setup_commit".split(),
+    *OWN_COLUMNS,
+]
+SECRET = ["patch", "broken_patch", "hidden_tests", "paid_tests"]
 
 
 def export(store: TaskStore, folder: Path, *, with_golden: bool) -> Path:
@@ -44,8 +50,8 @@ def rows(path: Path) -> dict[str, dict[str, object]]:
 
 def test_the_files_have_every_task(tiny_store: TaskStore, public_file: Path, secret_file: Path) -> None:
     assert list(rows(public_file)) == list(rows(secret_file)) == tiny_store.task_ids()
-    for file, columns in ((public_file, PUBLIC_COLUMNS), (secret_file, SECRET_COLUMNS)):
-        assert all(list(row) == list(columns) for row in rows(file).values())
+    for file, columns in ((public_file, COLUMNS), (secret_file, COLUMNS + SECRET)):
+        assert all(list(row) == columns for row in rows(file).values())
 
 
 def test_the_golden_patch_restores_the_original_tree_by_git(
@@ -86,7 +92,6 @@ def test_the_columns_mean_what_swebench_means(
 def test_the_public_file_holds_no_secret(tiny_store: TaskStore, public_file: Path) -> None:
     own = rows(public_file)
     public = json.dumps(list(own.values()))
-    assert "patch" not in PUBLIC_COLUMNS
     for task in tiny_store.tasks():
         row = json.dumps(own[task.task_id])
         for node_id in task.tests.hidden:
@@ -100,9 +105,9 @@ def test_datasets_loads_both_offline(
 ) -> None:
     from datasets import load_dataset
 
-    for file, columns in ((public_file, PUBLIC_COLUMNS), (secret_file, SECRET_COLUMNS)):
+    for file, columns in ((public_file, COLUMNS), (secret_file, COLUMNS + SECRET)):
         loaded = load_dataset("json", data_files=str(file), split="train", cache_dir=str(tmp_path / "cache"))
-        assert loaded.column_names == list(columns)
+        assert loaded.column_names == columns
         assert loaded["instance_id"][:] == tiny_store.task_ids()
         assert all(isinstance(json.loads(row["FAIL_TO_PASS"]), list) for row in loaded)
 

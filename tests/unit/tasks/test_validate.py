@@ -16,7 +16,7 @@ from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.tasks import gates
 from composer_replication.tasks.gates import bench_of
-from composer_replication.tasks.instructions.written_instructions import WrittenInstruction
+from composer_replication.tasks.instructions import WrittenInstruction
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.planning.body_cuts import find_body_cuts
 from composer_replication.tasks.store import TaskStore

@@ -15,7 +15,7 @@ from policy_server import PolicyServer, hold, says
 
 from composer_replication.errors import InputError, MissingError, UsageError
 from composer_replication.model_endpoint import Endpoint, EndpointFailed, open_endpoint
-from composer_replication.tasks.instructions.written_instructions import (
+from composer_replication.tasks.instructions import (
     MAX_CHARS,
     REQUEST,
     WrittenInstruction,

@@ -52,14 +52,13 @@ from composer_replication.rollouts.tools.toolbox import TOOLS, Toolbox
 from composer_replication.sandbox import SandboxBackend, open_sandbox
 from composer_replication.sandbox.process_folder import process_folder, remove_abandoned
 from composer_replication.tasks.fresh_git import with_git
-from composer_replication.tasks.instructions.writing import write_instruction
+from composer_replication.tasks.instructions import write_instruction
 from composer_replication.tasks.intake.cache import sha256_of
 from composer_replication.tasks.intake.git_source import list_commit
 from composer_replication.tasks.patches import readable_patch
-from composer_replication.tasks.planning.edits import write_files
+from composer_replication.tasks.planning.edits import tree_sha256, write_files
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.suite_options import suite_arguments
-from composer_replication.tasks.swebench.swebench_files import tree_sha256
 from composer_replication.tasks.test_run import VARIABLES, import_roots, variables
 
 BROKEN = "The sandbox of this attempt broke. It is not your fault, and the attempt is not counted."
@@ -83,7 +82,7 @@ class Judgement:
     hidden: Score | None = None  # of the hidden tests, where they were asked for: for evaluation only
     tree: Mapping[str, bytes] | None = None  # the files as graded, where they are to be graded again
     patch: str | None = None  # the diff from the broken code to them, for a person
-    tree_sha256: str = ""  # of them (swebench_files); empty where they are too large to be graded
+    tree_sha256: str = ""  # of them (``planning.edits``); empty where they are too large to be graded
 
     @property
     def masks_reward(self) -> bool:

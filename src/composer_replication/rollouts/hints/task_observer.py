@@ -15,8 +15,7 @@ from composer_replication.rollouts.grading import Grader, TestsUsed
 from composer_replication.rollouts.hints.hinted_turns import ObservedRollout
 from composer_replication.rollouts.single_turn import build_prompt, extract_answer, is_finished, marker_indent
 from composer_replication.rollouts.tokens.token_ledger import Chat
-from composer_replication.tasks.instructions.writing import shown_sources
-from composer_replication.tasks.instructions.written_instructions import read_secrets, secret_shown
+from composer_replication.tasks.instructions import read_secrets, secret_shown, shown_sources
 from composer_replication.tasks.planning.body_cuts import fill
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_functions import Place

@@ -18,19 +18,17 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal, get_args
 
 from composer_replication.records import Edit, Hole
 from composer_replication.tasks.planning.edits import Changes, Lines
-from composer_replication.tasks.syntax_trees import Function, blocks_of, docstring_of, first_line, parsed
+from composer_replication.tasks.syntax_trees import Function, definitions_in, docstring_of, first_line, parsed
 
 MARKER_STATEMENT = "raise NotImplementedError"
 STUB_EXPRESSIONS = ("None", "True", "False", "0", "1", "''", "[]", "{}")
 
-_STUB_DECORATORS = frozenset({"overload", "abstractmethod", "abstractproperty", "singledispatch"})
 _TO_COLON = re.compile(r"(?:[^:#]|#[^\r\n]*)*:")
 
 
@@ -72,49 +70,26 @@ def fill(broken_text: str, hole: Hole, answer: str) -> str:
 def find_body_cuts(path: str, text: str) -> list[BodyCut]:
     """All functions and methods of a file whose body can be deleted, in file order.
 
-    Left out: nested functions, overloads, abstract methods and protocols, bodies that are already empty, functions on one
-    line, and what shares a line with its surroundings. A file that does not parse, or that starts with a byte order mark,
-    has none.
+    Left out: nested functions, bodies that are already empty, functions on one line, and what shares a line with its
+    surroundings. A file that does not parse, or that starts with a byte order mark, has none.
     """
     module = parsed(text) if "def" in text else None  # a table of a million words takes seconds to parse
     lines, seen = Lines(text), Counter[str]()
     found: list[BodyCut | None] = []
-    for symbol, node in _functions(module.body, "") if module else ():
-        is_declared = not _STUB_DECORATORS.isdisjoint(map(_last_name, node.decorator_list))
-        if not is_declared and not all(map(_is_empty, node.body)):
+    for symbol, node in definitions_in(module.body) if module else ():
+        if isinstance(node, Function) and not all(map(_is_empty, node.body)):
             seen[symbol] += 1
             name = symbol if seen[symbol] == 1 else f"{symbol}#{seen[symbol]}"
             found.append(_cut(path, name, node, lines))
     return [cut for cut in found if cut is not None]
 
 
-def _functions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, Function]]:
-    for node in body:
-        if isinstance(node, Function):
-            yield prefix + node.name, node
-        elif isinstance(node, ast.ClassDef):
-            if "Protocol" not in map(_last_name, node.bases):
-                yield from _functions(node.body, f"{prefix}{node.name}.")
-        elif isinstance(node, ast.If | ast.Try | ast.With):
-            for block in blocks_of(node):
-                yield from _functions(block, prefix)
-
-
-def _last_name(node: ast.expr) -> str:
-    match node:
-        case ast.Call(func=inner) | ast.Subscript(value=inner):
-            return _last_name(inner)
-        case ast.Attribute(attr=name) | ast.Name(id=name):
-            return name
-    return ""
-
-
 def _is_empty(statement: ast.stmt) -> bool:
     match statement:
         case ast.Pass() | ast.Expr(value=ast.Constant()):
             return True
-        case ast.Raise(exc=ast.expr() as raised):
-            return _last_name(raised) == "NotImplementedError"
+        case ast.Raise(exc=ast.Name(id=name) | ast.Call(func=ast.Name(id=name))):
+            return name == "NotImplementedError"
     return False
 
 
@@ -154,7 +129,7 @@ class Deletion:
     ``path`` and ``symbol`` name what it is about (a module's symbol is its dotted name). ``edits`` change source files;
     ``removed_files`` are gone altogether and have no edits. ``bodies`` are the cuts of all functions inside, in original
     offsets: with ``removal`` body they are the edits; with whole they make the stubs that must fail. ``test_edits`` let test
-    files be collected without the deleted names: an import moves into the tests that use it.
+    files be collected without the deleted names: there their imports may fail.
     """
 
     path: str

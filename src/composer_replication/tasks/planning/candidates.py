@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
@@ -14,9 +15,8 @@ from composer_replication.tasks.planning.body_cuts import (
     Removal,
     find_body_cuts,
 )
-from composer_replication.tasks.planning.source_file import SourceFile
-from composer_replication.tasks.planning.symbol_graph import Name, Needs, Selection, SymbolGraph
-from composer_replication.tasks.planning.whole_removal import WholeRemoval, remove_whole
+from composer_replication.tasks.planning.symbol_graph import Name, Needs, SourceFile, SymbolGraph
+from composer_replication.tasks.planning.whole_removal import remove_whole
 from composer_replication.tasks.syntax_trees import Function
 
 
@@ -36,14 +36,12 @@ def find_deletions(
     return tuple(found.values())
 
 
-_Choice = tuple[SourceFile, str, Selection]
-"""What a candidate is about: the file and the name there, and all that goes with it."""
-
-
 class _Plan:
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self._graph = SymbolGraph(files)
-        self._cuts = {file.path: find_body_cuts(file.path, file.text) for file in self._graph.subjects}
+        self._cuts: dict[str, list[BodyCut]] = defaultdict(list)  # by module
+        for file in self._graph.subjects:
+            self._cuts[file.module] += find_body_cuts(file.path, file.text)
 
     def find(self, granularity: Granularity, removal: Removal) -> Iterator[Deletion]:
         if granularity == "function" and removal == "body":
@@ -52,62 +50,41 @@ class _Plan:
             return
         for file, symbol, selection in self._choices(granularity):
             cuts = self._cuts_of(selection)
-            own = tuple(cut for cut in cuts if cut.path == file.path)
-            if granularity != "feature":
-                cuts = own  # another file may have the same dotted name
-            if len(own) < (2 if granularity == "module" else 1):
+            is_here = any(cut.path == file.path for cut in cuts)
+            if not is_here or len(cuts) < (2 if granularity == "module" or removal == "body" else 1):
                 continue
-            changed: WholeRemoval | None = None
             if removal == "body":
-                parts = [*selection.modules, *filter(self._named, selection.names)]
-                if len(cuts) > 1 and (granularity != "feature" or len(parts) > 1):
-                    changed = tuple(cut.edit for cut in cuts), (), ()
-            elif granularity != "module" or not file.is_package:  # a package would live on as a namespace
-                changed = remove_whole(self._graph, selection)
-            if changed is not None:
-                edits, removed_files, moved = changed
-                yield Deletion(file.path, symbol, granularity, removal, edits, cuts, removed_files, moved)
+                yield Deletion(file.path, symbol, granularity, removal, tuple(cut.edit for cut in cuts), cuts)
+            elif granularity == "module" and file.is_package:
+                continue  # it would live on as a namespace
+            elif gone := remove_whole(self._graph, selection):
+                made = gone.edits, cuts, gone.removed_files, gone.test_edits
+                yield Deletion(file.path, symbol, granularity, removal, *made)
 
-    def _choices(self, granularity: Granularity) -> Iterator[_Choice]:
-        if granularity == "feature":
-            yield from self._features
-            return
+    def _choices(self, granularity: Granularity) -> Iterator[tuple[SourceFile, str, frozenset[Name]]]:
+        """What each candidate is about: the file, the name there, all that goes with it. Features begin at public names."""
         for file in self._graph.subjects:
             if granularity == "module":
-                yield file, file.module, Selection(modules=frozenset({file.module}))
-                continue
-            is_function = granularity == "function"
-            for name, nodes in sorted(file.definitions.items(), key=lambda item: item[1][0].lineno):
-                if all(isinstance(node, Function) is is_function for node in nodes):
-                    yield file, name, Selection(names=frozenset({(file.module, name)}))
+                yield file, file.module, frozenset({(file.module, "*")})
+            elif granularity == "feature":
+                names = [name for name in file.definitions if name.count(".") < 2 and "._" not in f".{name}"]
+                for name in sorted(names, key=lambda name: "." in name):
+                    if len(found := self._needs.of_name((file.module, name))) > 1:
+                        yield file, name, found
+            else:
+                is_function = granularity == "function"
+                for name, nodes in sorted(file.definitions.items(), key=lambda item: item[1][0].lineno):
+                    if all(isinstance(node, Function) is is_function for node in nodes):
+                        yield file, name, frozenset({(file.module, name)})
 
     @cached_property
-    def _features(self) -> list[_Choice]:
-        """Public functions, classes and methods, then the module, with all that only they need; in order of path."""
-        needs = Needs(self._graph)
-        features: list[_Choice] = []
-        for file in self._graph.subjects:
-            names = [name for name in file.definitions if name.count(".") < 2 and is_public(name)]
-            names.sort(key=lambda name: "." in name)
-            features += [(file, name, needs.of_name((file.module, name))) for name in names]
-            if is_public(file.module) and not file.is_package:
-                features.append((file, file.module, needs.of_module(file.module)))
-        return [one for one in features if len(one[2].names) + len(one[2].modules) > 1]
+    def _needs(self) -> Needs:
+        return Needs(self._graph)
 
-    def _cuts_of(self, selection: Selection) -> tuple[BodyCut, ...]:
-        cuts = {cut for name in selection.names for cut in self._named(name)}
-        cuts.update(*map(self._cuts_in, selection.modules))
+    def _cuts_of(self, selection: frozenset[Name]) -> tuple[BodyCut, ...]:
+        cuts: set[BodyCut] = set()
+        for module, name in selection:  # all, a function or method, or everything in a class
+            own = self._cuts.get(module, ())
+            inside = (cut for cut in own if f"{cut.symbol.partition('#')[0]}.".startswith(f"{name}."))
+            cuts.update(own if name == "*" else inside)
         return tuple(sorted(cuts, key=lambda cut: (cut.path, cut.start)))
-
-    def _cuts_in(self, module: str) -> list[BodyCut]:
-        return [cut for file in self._graph.files_of(module) for cut in self._cuts.get(file.path, ())]
-
-    def _named(self, name: Name) -> list[BodyCut]:
-        """The cuts of a function or method, or of everything in a class."""
-        start, cuts = f"{name[1]}.", self._cuts_in(name[0])
-        return [cut for cut in cuts if f"{cut.symbol.partition('#')[0]}.".startswith(start)]
-
-
-def is_public(name: str) -> bool:
-    """Whether no part of a dotted name starts with an underscore."""
-    return not any(part.startswith("_") for part in name.split("."))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from composer_replication.records import Edit, Hole
+from composer_replication.tasks.intake.cache import sha256_of
 
 LINE_END = re.compile(r"\r\n|\r|\n")
 
@@ -115,7 +116,6 @@ def shifted_line(text: str, edits: Iterable[Edit], number: int) -> int:
 # golden: everything as it was
 
 View = Literal["rollout", "visible", "hidden", "golden"]
-VIEWS: tuple[str, ...] = get_args(View)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +147,20 @@ class Changes:
 
 
 def view_files(original: Mapping[str, bytes], changes: Changes, view: str) -> dict[str, bytes]:
-    """The files of one of ``VIEWS``, of all files of the repository; a ValueError where the edits do not fit them."""
-    if view not in VIEWS:
-        raise ValueError(f"{view!r} is not one of {', '.join(VIEWS)}")
+    """The files of one ``View``, of all files of the repository; a ValueError where the edits do not fit them."""
+    if view not in get_args(View):
+        raise ValueError(f"{view!r} is not one of {', '.join(get_args(View))}")
     if view == "golden":
         return dict(original)
     files = {**original, **edited_files(original, (*changes.edits_of_tests(view), *changes.edits))}
     if missing := sorted(set(changes.removed_files) - set(files)):
         raise ValueError(f"{missing[0]} is removed, but it is not in the tree")
     return {path: data for path, data in files.items() if path not in changes.removed_files}
+
+
+def tree_sha256(digests: Mapping[str, str]) -> str:
+    """One hash over a tree: sha256 of the lines ``SHA256 PATH`` in the order of the paths."""
+    return sha256_of("\n".join(f"{digests[path]} {path}" for path in sorted(digests)).encode())
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -1,1 +1,0 @@
-"""Can foreign task sets come in? Through the same gates as our own."""

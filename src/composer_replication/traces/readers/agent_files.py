@@ -40,7 +40,7 @@ class _Session:
         self._call_of_agent: dict[str, str] = {}
 
     def take(self, record: dict[str, Any]) -> str | None:
-        kind, uuid, data = record.get("type"), record.get("uuid"), record.get("data")
+        kind, uuid, data = record.get("type"), record.get("uuid"), at(record, "data")
         known = self._step_of.get(record.get("parentUuid"))
         if known is not None and uuid:  # the chain of parents runs through records that are no messages
             self._step_of.setdefault(uuid, known)

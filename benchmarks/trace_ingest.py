@@ -137,7 +137,7 @@ def main() -> None:
         # a part each: emptying one takes long
         for number, unit in enumerate(ingest.find_units([sessions])[0]):
             started = time.process_time()
-            num_steps += sum(row.counts[0] for row in ingest.read_unit(unit, folder / f"{number}.part")[1])
+            num_steps += sum(row[3][0] for row in ingest.read_unit(unit, folder / f"{number}.part")[1])
             seconds[unit.paths[0]] = time.process_time() - started
         started = time.process_time()
         for line in (line for path in seconds for line in path.open("rb")):

@@ -26,7 +26,7 @@ CEILINGS = {
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 7500,
     "src/composer_replication/tasks": 14088,
-    "src/composer_replication/traces": 2336,
+    "src/composer_replication/traces": 2300,
     "src/composer_replication/trainer": 5800,
     "src/composer_replication/cli/explanations": 434,
     "benchmarks": 5993,

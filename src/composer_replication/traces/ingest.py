@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from pydantic_core import SchemaValidator, core_schema
 from composer_replication.errors import InputError, NothingToDoError
 from composer_replication.run_folder import write_json
 from composer_replication.traces import json_values as values
-from composer_replication.traces.json_values import items_at
+from composer_replication.traces.json_values import at, items_at
 from composer_replication.traces.readers import agent_files, messages
 from composer_replication.traces.trace_records import Ledger, Trace
 
@@ -47,6 +47,8 @@ _NUM_HEAD = 20  # records that a format is known by
 TRACES_NAME, REPORT_NAME, SECRETS_NAME = "traces.jsonl", "ingest.json", "redactions.local.json"
 _COUNTS = ("steps", "calls", "results", "failed_results")
 Report = Callable[[int, int, str], None]
+TraceSums = tuple[str, tuple[bytes, ...], Any, tuple[int, int, int, int], "Redactor"]
+"""Of a trace its id, the digests of its steps, its MinHash, its counts, and what was taken out."""
 FORMATS: Mapping[str, Callable[[Iterator[Any], Ledger, str], Iterator[Trace]]] = {
     "atif": messages.read_atif,
     "claude-code": agent_files.read_claude_code,
@@ -70,24 +72,15 @@ def _fits(row: Any) -> dict[str, str]:
     known = {"row": row, "list": listed, "request": messages.request_of(row), "chat": chat}
     known["events"] = listed or items_at(row, "history")
     known["code"] = agent_files.has_code_blocks((listed or chat)[:6]) or None
-    seen = {place: found for place, keys in _PLACES.items() if (found := _found(known, keys)) is not None}
+    seen = {place: found for place, keys in _PLACES.items() if (found := at(known, *keys)) is not None}
     fits: dict[str, str] = {}
     for shape, needed in _NEEDED:
         is_near = seen.keys() >= needed and seen.keys().isdisjoint(shape["lacks"])
         if is_near and all(seen[place] in texts for place, texts in shape["texts"].items()):
             place, otherwise = shape["version"]
-            version = values.typed(str, _found(known, place.split("."))) or otherwise
+            version = values.typed(str, at(known, *place.split("."))) or otherwise
             fits.setdefault(shape["format"], version.removeprefix("ATIF-v"))
     return fits
-
-
-def _found(value: Any, keys: list[str]) -> Any:
-    for key in keys:
-        if key == "0":
-            value = value[0] if value and isinstance(value, list | str) else None
-        else:
-            value = value.get(key) if isinstance(value, dict) else None
-    return value
 
 
 class TraceUnit(NamedTuple):
@@ -96,16 +89,6 @@ class TraceUnit(NamedTuple):
     kind: str
     version: str
     paths: tuple[Path, ...]
-
-
-class TraceSums(NamedTuple):
-    """Of a trace what tells duplicates, what it counts, and what was taken out."""
-
-    trace_id: str
-    chain: tuple[bytes, ...]
-    sketch: Any
-    counts: tuple[int, int, int, int]
-    redactor: Redactor
 
 
 def trace_files(path: Path) -> list[Path]:
@@ -156,8 +139,7 @@ def detect(path: Path, only: str = "") -> list[tuple[str, str]]:
     found: dict[str, str] = {}
     with suppress(OSError):
         for row in itertools.islice(read_records(path, Ledger()), _NUM_HEAD):
-            known = {kind: version for kind, version in found.items() if version != "unknown"}
-            found |= _fits(row) | known
+            found |= _fits(row) | {kind: known for kind, known in found.items() if known != "unknown"}
     return [(kind, found[kind]) for kind in FORMATS if kind in found and only in ("", kind)]
 
 
@@ -219,20 +201,19 @@ def ingest(
             traces += found
             if report is not None:
                 report(sum(sizes[: len(ledgers)]), max(1, sum(sizes)), "read, in bytes")
-        twice = duplicates([trace.chain for trace in traces], [trace.sketch for trace in traces])
+        twice = duplicates([chain for _, chain, *_ in traces], [sketch for _, _, sketch, *_ in traces])
         temporary = out / f"{TRACES_NAME}.new"
         with fileinput.input(parts, mode="rb") as lines, temporary.open("wb") as file:
             file.writelines(line for place, line in enumerate(lines) if place not in twice)
     temporary.replace(out / TRACES_NAME)
     (out / SECRETS_NAME).unlink(missing_ok=True)
     (out / SECRETS_NAME).touch(mode=0o600, exist_ok=False)  # kept from others, and from git
-    secrets = {trace.trace_id: trace.redactor.values for trace in traces if trace.redactor.values}
+    secrets = {trace_id: redactor.values for trace_id, *_, redactor in traces if redactor.values}
     (out / SECRETS_NAME).write_bytes(values.json_bytes(secrets))
     (out / ".gitignore").write_text(f"{SECRETS_NAME}\n")
-    kept = [trace.counts for place, trace in enumerate(traces) if place not in twice]
+    kept = [counts for place, (*_, counts, _) in enumerate(traces) if place not in twice]
     became = sum((each.counts for each in ledgers), Counter())
-    redactions = sum((trace.redactor.counts for trace in traces), Counter())
-    missing = "" if rensa else "not looked for: pip install 'composer-replication[traces]'"
+    redactions = sum((redactor.counts for *_, redactor in traces), Counter())
     result = {
         "traces": len(kept),
         **{name: sum(counts[column] for counts in kept) for column, name in enumerate(_COUNTS)},
@@ -242,7 +223,7 @@ def ingest(
         "is_balanced": all(each.is_balanced for each in ledgers),
         "traces_without_answer": sum(each.num_without_answer for each in ledgers),
         "duplicates": dict(Counter(twice.values())),
-        "near_duplicates": missing or "looked for",
+        "near_duplicates": "looked for" if rensa else "not looked for: install composer-replication[traces]",
         "redactions": {rule: redactions[rule] for rule in RULES},
         "out": str(out),
         "bytes": sum(sizes),
@@ -258,21 +239,20 @@ def ingest(
 
 def read_traces(folder: Path) -> Iterator[Trace]:
     """The traces that ``ingest`` wrote, or those of a file of episodes or of ATIF lines; ``InputError`` for a damaged one (CR0942)."""
-    path, problem = folder / TRACES_NAME if folder.is_dir() else folder, ""
+    path, problem = folder / TRACES_NAME if folder.is_dir() else folder, "there are no traces to read."
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 problem = f"line {number} is not a trace."
                 yield from messages.read_atif(iter([values.json_value(line)]), Ledger(), "")
     except (OSError, ValueError, RecursionError, AttributeError) as error:
-        problem = f"there are no traces to read: {error.strerror}." if isinstance(error, OSError) else problem
         fix = "composer-rl traces ingest PATH --out DIR"
         raise InputError("CR0942", problem, where=str(path), fix=fix) from error
 
 
 def read_unit(unit: TraceUnit, part: Path) -> tuple[Ledger, list[TraceSums]]:
     """Write a unit's traces into a part file, redacted, those without an answer left out; nothing that its files hold raises."""
-    ledger, sums = Ledger(), []
+    ledger, sums = Ledger(), list[TraceSums]()
     records = (record for path in unit.paths for record in read_records(path, ledger))
     gc.disable()  # records have no cycles, and the search for some takes a tenth of the time
     with part.open("wb") as file:
@@ -283,7 +263,7 @@ def read_unit(unit: TraceUnit, part: Path) -> tuple[Ledger, list[TraceSums]]:
             trace.version = trace.version or unit.version
             chain, redactor = messages.step_chain(trace.steps), Redactor()
             row = messages.trace_row(trace, redactor.value)
-            sums += [TraceSums(row["session_id"], chain, minhash(trace), trace.counts, redactor)]
+            sums.append((row["session_id"], chain, minhash(trace), trace.counts, redactor))
             file.write(values.json_bytes(row) + b"\n")
     gc.enable()
     return ledger, sums
@@ -332,9 +312,11 @@ RULES = {
     for row in _TABLE["rules"]
 }
 """Patterns with what stands in place of their group 1, by name; the hint is looked for first, which takes a hundredth of the time."""
-_is_any_hinted = _finder(*(row["hint"] for row in _TABLE["rules"]))
 _FOLDERS = {name: RULES[name] for name in ("home-folder", "windows-home")}  # most texts hold nothing else
-_is_secret_hinted = _finder(*(row["hint"] for row in _TABLE["rules"] if row["name"] not in _FOLDERS))
+_HINTS = [row["hint"] for row in _TABLE["rules"] if "@" not in row["hint"]]  # "@" itself is found faster
+_is_any_hinted = _finder(*_HINTS)
+_is_secret_hinted = _finder(*(hint for hint in _HINTS if "Users" not in hint))
+_is_plain = lru_cache(maxsize=1024)(lambda key: not ("@" in key or _is_any_hinted(key)))  # keys repeat
 
 
 class Redactor:
@@ -349,30 +331,30 @@ class Redactor:
     def value(self, value: Any, key: str = "") -> Any:
         """A text, or JSON that stands at a key, without secrets and names; whatever names a secret reads as ``_KEY``."""
         if isinstance(value, str):
-            names_secret = key and RULES["assigned"][0](key)
+            names_secret = key and not _is_plain(key) and RULES["assigned"][0](key)
             return self.text(f'_KEY="{value}"')[6:-1] if names_secret else self.text(value)
         if isinstance(value, dict):
-            return {self.text(name): self.value(each, name) for name, each in value.items()}
+            return {n if _is_plain(n) else self.text(n): self.value(each, n) for n, each in value.items()}
         return [self.value(each) for each in value] if isinstance(value, list) else value
 
     def text(self, text: str) -> str:
         """The text without secrets and names; it holds no half of a pair of surrogates, for ``json_value`` reads none."""
-        if not _is_any_hinted(text):
+        if not ("@" in text or _is_any_hinted(text)):
             return text
-        rules = RULES if _is_secret_hinted(text) else _FOLDERS
+        rules = RULES if "@" in text or _is_secret_hinted(text) else _FOLDERS
         for name, (is_hinted, pattern, placeholder) in rules.items():
             if is_hinted(text):
                 text = pattern.sub(partial(self._replaced, name, placeholder), text)
         return text
 
     def _replaced(self, name: str, placeholder: str, match: re.Match[str]) -> str:
-        start, end = match.span(match.re.groups)
-        value = match.string[start:end]
+        whole, value = match[0], match[match.lastindex or 0]
         if (known := self._known.get(value)) is None:
             if _LEFT.fullmatch(value):
-                return match[0]
+                return whole
             self._numbers[placeholder] += 1
             self._known[value] = known = placeholder.format(self._numbers[placeholder])
             self.values[known] = value
         self.counts[name] += 1
-        return f"{match.string[match.start() : start]}{known}{match.string[end : match.end()]}"
+        before, _, after = whole.rpartition(value)  # the last one: a folder of the user "home" is /home/home
+        return f"{before}{known}{after}"

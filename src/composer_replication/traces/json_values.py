@@ -26,9 +26,12 @@ def text_of(value: Any) -> str:
 
 
 def at(value: Any, *path: str) -> Any:
-    """What stands at the end of a path of keys; None where it breaks off."""
+    """What stands at the end of a path of keys, "0" for the first of a list or a text; None where it breaks off."""
     for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
+        if isinstance(value, dict):
+            value = value.get(key)
+        else:
+            value = value[0] if key == "0" and value and isinstance(value, list | str) else None
     return value
 
 
@@ -46,12 +49,18 @@ def items_at(value: Any, *path: str) -> list[Any]:
 
 def first_at(value: Any, *keys: str) -> Any:
     """What stands at the first of these keys that has anything."""
-    return next((found for key in keys if (found := at(value, key)) is not None), None)
+    for key in keys if isinstance(value, dict) else ():
+        if (found := value.get(key)) is not None:
+            return found
+    return None
 
 
 def first_text(value: Any, *keys: str) -> str:
     """The text at the first of these keys that has one; an empty one where none has."""
-    return next((found for key in keys if (found := text_at(value, key))), "")
+    for key in keys if isinstance(value, dict) else ():
+        if isinstance(found := value.get(key), str) and found:
+            return found
+    return ""
 
 
 def typed(kind: type[_T], value: Any) -> _T | None:

@@ -26,7 +26,7 @@ from composer_replication.records import ToolCall
 from composer_replication.rollouts.tokens.pair_ids import SIDES, PairRow, unusable_pair
 from composer_replication.rollouts.tools.tool_context import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
-from composer_replication.traces.json_values import items_at, json_text, parsed, typed
+from composer_replication.traces.json_values import at, items_at, json_text, parsed, typed
 from composer_replication.traces.trace_records import NOT_LEARNED, Trace
 
 _SCHEMAS = [function_schema(tool) for tool in TOOLS]
@@ -192,8 +192,9 @@ def chosen_steps(traces: list[Trace], max_steps: int, *, takes_all: bool = False
     found = []
     for trace in traces:
         for idx, step in trace.agent_steps():
-            is_edit = any(call.name in EDITS for call in our_calls(trace, idx))
-            signs = {**dict.fromkeys(step.flags, True), "error": step.num_errors > 0, "edit": is_edit}
+            signs = dict.fromkeys(step.flags, True)
+            signs["error"] = any(result.failed for result in step.results)
+            signs["edit"] = any(call.name in EDITS for call in our_calls(trace, idx))
             reasons = [sign for sign in WORTH if signs.get(sign)]
             is_choice = bool(reasons or takes_all) and not step.flags & NOT_LEARNED
             if is_choice and any(trace.steps[place].source == "user" for place in trace.path_to(idx)):
@@ -240,7 +241,7 @@ def objection_pairs(traces: Sequence[Trace]) -> Iterator[PairRow]:
     """An action that the user refused or stopped, against the next one that was let through."""
     for trace in traces:
         calling = [(idx, step) for idx, step in trace.agent_steps() if step.calls]
-        done = [(idx, step) for idx, step in calling if step.results and not step.num_errors]
+        done = [(n, step) for n, step in calling if step.results and not any(r.failed for r in step.results)]
         good = [idx for idx, step in done if not step.flags & (_REFUSED | NOT_LEARNED)]
         for idx in (idx for idx, step in calling if step.flags & _REFUSED):
             if (accepted := next((n for n in good if n > idx), None)) is not None:
@@ -369,14 +370,11 @@ def _problem(row: Any) -> str:
     if empty := next((side for side in SIDES if not row.get(side)), ""):
         return f"{empty} is {'empty' if empty in row else 'missing'}"
     sides, weight = [row[side] for side in SIDES], row.get("weight", 1.0)
-    if not all(isinstance(side, str) for side in sides):
-        messages = [one for side in sides for one in (side if isinstance(side, list) else [None])]
-        if not all(isinstance(one, dict) and "role" in one for one in messages):
-            return "prompt, chosen and rejected are neither three texts nor three lists of messages"
+    messages = [one for side in sides for one in (side if isinstance(side, list) else [None])]
+    if not all(isinstance(side, str) for side in sides) and None in [at(one, "role") for one in messages]:
+        return "prompt, chosen and rejected are neither three texts nor three lists of messages"
     if not isinstance(parsed(row.get("tools")) or [], list):
         return "tools is neither a list of functions nor the JSON of one"
-    if sides[1] == sides[2]:
-        return "the chosen and the rejected answer are the same"
     is_weight = type(weight) in (int, float) and 0 <= weight < math.inf
     return "" if is_weight else f"weight is {weight!r}, not a number from 0 up"
 

@@ -19,7 +19,6 @@ import asyncio
 import hashlib
 import itertools
 import json
-import math
 import re
 import sqlite3
 import tomllib
@@ -28,11 +27,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, NamedTuple
 
 from composer_replication.errors import InputError, MissingError, SandboxFailure, UsageError
 from composer_replication.model_endpoint import Endpoint, failure_reason, open_endpoint
-from composer_replication.records import ToolCall, ToolResult
+from composer_replication.records import ToolResult
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv, tools_at
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.tokens.pair_ids import PairRow, tokenised
@@ -40,7 +39,7 @@ from composer_replication.rollouts.tokens.token_ledger import Tokenizer
 from composer_replication.tasks.difficulty import difference
 from composer_replication.tasks.intake.git_source import names_commit
 from composer_replication.traces import pairs
-from composer_replication.traces.ingest import Redactor
+from composer_replication.traces.ingest import Redactor, Report
 from composer_replication.traces.json_values import at, json_value, parsed, text_at
 from composer_replication.traces.pairs import ChosenStep, HeldoutRows, Message, Rows
 from composer_replication.traces.readers.messages import said_in
@@ -59,14 +58,10 @@ MAX_FAILURES = 3  # requests in a row without an answer, after which a teacher i
 MAX_TRIES = 5  # of one request, each with a reservation of its own, so that the client's own tries are off
 _NUM_AT_A_TIME = 32  # requests that are held in memory
 _CUT_CHARACTER = "\ufffd"  # in the text of an id that is a part of a character: each server spells it its way
-Report = Callable[[int, int, str], None]
 Request = Mapping[str, Any]
 Read = Callable[[Any], Any]  # what is wanted from the choice of a server's answer
-Call = Callable[[ToolCall], ToolResult]
-Outcome = Literal["the same", "another result", "not compared", "no tool of ours"]
 _TEXTS = tomllib.loads(Path(__file__).with_name("result_texts.toml").read_text(encoding="utf-8"))
 _VARYING = re.compile("|".join(_TEXTS["varying"]), re.MULTILINE)
-_T = TypeVar("_T")
 
 
 class AnswerStore:
@@ -123,16 +118,12 @@ class Teacher:
     limit: asyncio.Semaphore
     left_out: str = ""  # the reason for which it is not asked any more
     num_failures: int = 0
+    num_answered: int = 0  # whole answers, stored ones and those that ran out of tokens among them
     counts: Counter[str] = field(default_factory=Counter)
 
     def dollars(self, num_in: int, num_out: int) -> float:
         """What so many tokens of a prompt and of an answer cost."""
         return (num_in * self.prices[0] + num_out * self.prices[1]) / 1e6
-
-    @property
-    def num_answered(self) -> int:
-        """Whole answers, those that ran out of tokens among them."""
-        return sum(self.counts[what] for what in ("answered", "cached", _RAN_OUT))
 
 
 def open_teacher(
@@ -210,15 +201,16 @@ class Classroom:
                 teacher.counts["cached"] += 1
             elif not teacher.left_out:
                 found = await self._bought(teacher, key, request, read)
+            teacher.num_answered += found is not None
         return None if found is None else json.loads(found)
 
     async def ask_all(
-        self, things: Sequence[_T], asked_of: Callable[[_T], tuple[Request, Read]], names: Collection[str]
+        self, things: Sequence[Any], asked_of: Callable[[Any], tuple[Request, Read]], names: Collection[str]
     ) -> list[dict[str, Any]]:
         """What the teachers of these names answer to each, by name, None where one did not; ``is_spent`` says why."""
         at_a_time, done = asyncio.Semaphore(_NUM_AT_A_TIME), itertools.count(1)
 
-        async def about(thing: _T) -> dict[str, Any]:
+        async def about(thing: Any) -> dict[str, Any]:
             async with at_a_time:
                 request, read = asked_of(thing)
                 answers = await asyncio.gather(*(self.ask(name, request, read) for name in names))
@@ -242,7 +234,7 @@ class Classroom:
             self._num_reserved += 1
             try:
                 answer = await self._sent(teacher, key, request)
-                text = json.dumps(read(answer["choices"][0]), ensure_ascii=False)
+                text = json.dumps(read(answer["choices"][0]), ensure_ascii=False, allow_nan=False)
             except Exception as error:  # noqa: BLE001  what is no JSON, or of another form, is met in many ways
                 reason = "timed-out" if isinstance(error, TimeoutError) else failure_reason(error)
                 has_begun = "Connect" not in type(error.__cause__).__name__
@@ -352,10 +344,7 @@ def _scores_in(choice: Any, *, ids: Sequence[int], texts: Sequence[str]) -> list
     for said, text in zip((row["decoded_token"] for row in own), texts, strict=True):
         if said != text and _CUT_CHARACTER not in said + text:
             raise UnfitTeacher(f"its tokenizer is another one than the student's: {said!r} is not {text!r}")
-    logps = [float(row["logprob"]) for row in own]
-    if not all(map(math.isfinite, logps)):
-        raise ValueError("a log-probability that is no number")
-    return logps
+    return [float(row["logprob"]) for row in own]
 
 
 def task_names(grader: Grader) -> dict[str, str]:
@@ -388,7 +377,7 @@ def proven(
     row: dict[str, Any] = {"trace_id": trace.trace_id, "tree": task or commit, "problem": ""}
     if not row["tree"]:
         return row | {"problem": "neither a task of the store nor a repository with its commit is known"}
-    calls, broken, executable, num_steps = Counter[Outcome](), set[int](), [], 0
+    calls, broken, executable, num_steps = Counter[str](), set[int](), [], 0
     try:
         env: Any = FeatureDeletionEnv(grader, monitor="off") if task and grader else tools_at(commit, backend)
         with env as tools:
@@ -408,7 +397,7 @@ def proven(
     return row | {"calls": dict(calls)}
 
 
-def redone(trace: Trace, places: Iterable[int], call: Call) -> Iterator[Outcome]:
+def redone(trace: Trace, places: Iterable[int], call: Callable[..., ToolResult]) -> Iterator[str]:
     """Make the calls of these steps again, those without a recorded result left out, and say what came of each."""
     for place in places:
         known = {result.call_id: result for result in trace.steps[place].results}
@@ -417,9 +406,7 @@ def redone(trace: Trace, places: Iterable[int], call: Call) -> Iterator[Outcome]
             if ours.call_id not in known or says_nothing:
                 continue
             before, result = known[ours.call_id], call(ours)
-            if result.fault == "invalid" and ours is recorded:
-                yield "no tool of ours"
-            elif ours.name in _TEXTS["own_words"] and ours is not recorded:
+            if ours.name in _TEXTS["own_words"] and ours is not recorded:
                 yield "not compared"
             elif ours.name in pairs.EDITS:  # each program says in its own words that it was done
                 yield "the same" if before.failed == result.failed else "another result"
@@ -441,13 +428,7 @@ def _plain(text: str, tool: str, folder: str) -> str:
     return re.sub(r"\n{2,}", "\n", text).strip("\n *")
 
 
-def decide(interval: tuple[float, float]) -> str:
-    """``better`` or ``worse`` where the whole interval says so, else ``not decided``."""
-    return "better" if interval[0] > 0 else "worse" if interval[1] < 0 else "not decided"
-
-
-@dataclass(frozen=True, slots=True)
-class Execution:
+class Execution(NamedTuple):
     """How branches are run: in attempts that ``open_attempt`` makes, played on by the teacher ``goes_on``."""
 
     open_attempt: Callable[[], FeatureDeletionEnv]
@@ -487,8 +468,9 @@ async def execute(step: ChosenStep, how: Execution) -> dict[str, Any]:
                     scores.append(await _play(step, answer, attempt, how, number))
                 recorded = verdicts[0]["scores"] if verdicts else scores
                 verdict = {"source": source, "answer": answer, "scores": scores, "recorded_scores": recorded}
-                interval = difference(scores, recorded)
-                verdicts.append(verdict | {"interval": interval, "decision": decide(interval)})
+                low, high = difference(scores, recorded)
+                decision = "better" if low > 0 else "worse" if high < 0 else "not decided"
+                verdicts.append(verdict | {"interval": (low, high), "decision": decision})
         except SandboxFailure as error:
             return row | {"problem": f"the sandbox failed ({error.code})"}
         except UnfitTeacher:

@@ -48,14 +48,14 @@ class TraceStep:
     flags: set[str] = field(default_factory=set)
     sealed: list[str] = field(default_factory=list)
 
-    @property
-    def num_errors(self) -> int:
-        return sum(result.failed for result in self.results)
+    def say(self, text: str, reasoning: str) -> None:
+        """Add to both what is said, on a line of its own."""
+        self.text = f"{self.text}\n{text}" if self.text and text else self.text or text
+        self.reasoning = "\n".join(filter(None, (self.reasoning, reasoning))) if reasoning else self.reasoning
 
     def join(self, other: TraceStep) -> None:
         """Say what the other step says, too, texts a line each."""
-        self.text = "\n".join(filter(None, (self.text, other.text)))
-        self.reasoning = "\n".join(filter(None, (self.reasoning, other.reasoning)))
+        self.say(other.text, other.reasoning)
         self.calls += other.calls
         self.results += other.results
         self.sealed += other.sealed
@@ -105,8 +105,9 @@ class Trace:
     def counts(self) -> tuple[int, int, int, int]:
         """Answers, calls, results, failed results."""
         steps = [step for _, step in self.agent_steps()]
-        num_calls, num_results = (sum(len(getattr(s, key)) for s in steps) for key in ("calls", "results"))
-        return len(steps), num_calls, num_results, sum(step.num_errors for step in steps)
+        results = [result for step in steps for result in step.results]
+        num_calls, num_failed = sum(len(step.calls) for step in steps), sum(each.failed for each in results)
+        return len(steps), num_calls, len(results), num_failed
 
     @property
     def waits(self) -> bool:

@@ -81,7 +81,6 @@ TEXT = {"prompt": "a", "chosen": "b", "rejected": "c"}
         (CHAT | {"chosen": [{"content": "b"}]}, "are neither three texts"),
         (TEXT | {"prompt": ""}, "prompt is empty"),
         (CHAT | {"rejected": []}, "rejected is empty"),
-        (TEXT | {"rejected": "b"}, "the same"),
         (TEXT | {"weight": -1}, "weight is -1"),
         (TEXT | {"weight": "1"}, "weight is '1'"),
         (TEXT | {"weight": float("nan")}, "weight is nan"),

@@ -19,7 +19,7 @@ from composer_replication.traces.readers import messages as chat
 from composer_replication.traces.trace_records import Dropped, Ledger, StepResult, Trace, TraceStep
 
 _CLAUDE = chat.NAMES["claude-code"]
-_DENIED = tuple(_CLAUDE["denied"])
+_DENIED, _FLAGS = tuple(_CLAUDE["denied"]), tuple(_CLAUDE["flags"].items())
 _INTERRUPTED = "[Request interrupted by user"
 
 
@@ -59,7 +59,7 @@ class _Session:
         return None
 
     def _message(self, record: dict[str, Any], agent: str) -> None:
-        uuid, message = record.get("uuid"), record["message"]
+        uuid, message, is_user = record.get("uuid"), record["message"], record["type"] == "user"
         if uuid and (agent, uuid) in self._step_of:
             raise Dropped("a record that the file repeats")
         if (trace := self.traces.get(agent)) is None:
@@ -68,18 +68,18 @@ class _Session:
             chat.note_facts(trace, record)
             trace.parent = (session, self._call_of_agent.get(agent, "")) if agent else None
         step = chat.said_in(message["content"])
-        step.source = chat.NAMES["roles"][record["type"]]
-        step.flags = {flag for name, flag in _CLAUDE["flags"].items() if record.get(name) is True}
+        step.source = "user" if is_user else "agent"
+        step.flags.update([flag for name, flag in _FLAGS if record.get(name) is True])
         step.flags |= {"synthetic"} if message.get("model") == "<synthetic>" else set()
-        is_user = step.source == "user"
-        said = [step.text, *(text_at(each, "text") for each in items_at(message, "content") if is_user)]
-        if is_user and any(text.startswith(_INTERRUPTED) for text in said):
-            step.flags.add("injected")
-            trace.interrupt()
+        if is_user and _INTERRUPTED in step.text:
+            said = [step.text, *(text_at(each, "text") for each in items_at(message, "content"))]
+            if any(text.startswith(_INTERRUPTED) for text in said):
+                step.flags.add("injected")
+                trace.interrupt()
         is_denied = any(result.text.startswith(_DENIED) for result in step.results)
         of_agent, parent = self._step_of.get(record.get("parentUuid"), (None, None))
-        how = {"key": message.get("id") or uuid or "", "model": message.get("model")}
-        place = trace.add(step, parent=parent if of_agent == agent else None, **how)
+        parent, key = parent if of_agent == agent else None, message.get("id") or uuid or ""
+        place = trace.add(step, key=key, parent=parent, model=message.get("model"))
         if is_user and trace.answered and (is_denied or record.get("toolDenialKind")):
             trace.answered.flags.add("denied")
         self._step_of[uuid] = self._step_of[agent, uuid] = (agent, place)
@@ -250,8 +250,7 @@ def _old_event(trace: Trace, event: dict[str, Any]) -> str | None:
     elif key := text_at(answer, "id"):
         if key in trace.answers:
             return "kept: another call of an answer"
-        said = at(next(iter(items_at(answer, "choices")), None), "message")
-        message = {**said, "role": "assistant"}
+        message = {**at(answer, "choices", "0", "message"), "role": "assistant"}
     else:
         arguments = {name: given[name] for name in ("command", "code", "path", "content") if name in given}
         called = {"name": names["tools"].get(kind, kind), "arguments": arguments}
@@ -313,8 +312,8 @@ def _message(trace: Trace, message: dict[str, Any]) -> None:
             trace.answered.results[-1].exit_code = code
     else:
         # an answer without a call is taken out of the messages: a complaint about it holds it
-        choice = next(iter(items_at(extra, "response", "choices")), None)
-        taken_out = text_at(extra, "model_response") or text_at(choice, "message", "content")
+        said = at(extra, "response", "choices", "0", "message", "content")
+        taken_out = text_at(extra, "model_response") or typed(str, said) or ""
         if is_user and taken_out:
             trace.add(TraceStep("agent", taken_out), model=model)
         flags = ["demo"] * is_demo + ["injected"] * bool(is_user and extra)
@@ -322,16 +321,13 @@ def _message(trace: Trace, message: dict[str, Any]) -> None:
         block = _CODE_BLOCK.search(text) if trace.format == "mini-swe-agent" else None
         command = text_at(message, "action").strip() or (block[1] if block else "")
         if step.source == "agent" and not step.calls and command:
-            trace.add(_answer("", command), key="")
+            call = ToolCall("bash", values.json_text({"command": command}))
+            trace.add(TraceStep("agent", calls=[call]), key="")
             step.text = text_at(message, "thought") or step.text
 
 
 def _trajectory_step(trace: Trace, step: dict[str, Any]) -> None:
     if not trace.waits:
-        trace.add(_answer(first_text(step, "thought", "response"), text_at(step, "action").strip()))
+        text, command = first_text(step, "thought", "response"), text_at(step, "action").strip()
+        trace.add(TraceStep("agent", text, calls=[ToolCall("bash", values.json_text({"command": command}))]))
     trace.add(TraceStep("user", results=[StepResult("", text_at(step, "observation"))]))
-
-
-def _answer(text: str, command: str) -> TraceStep:
-    """One whose command stands in its text."""
-    return TraceStep("agent", text, calls=[ToolCall("bash", values.json_text({"command": command}))])

@@ -7,7 +7,6 @@ project, is read leniently; a line of ours holds in ``extra`` what the format ha
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +26,6 @@ NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding=
 _CALLS, _RESULTS, _THOUGHTS = (frozenset(NAMES["blocks"][kind]) for kind in ("calls", "results", "thoughts"))
 _IDS, _SEALED, _GIVEN, _SEEN = (NAMES["keys"][what] for what in ("id", "sealed", "given", "seen"))
 _INJECTED = tuple(NAMES["codex"]["injected"])
-_in_order = json.JSONEncoder(sort_keys=True).encode
 _CALL_IN_TEXT = "<function="  # how models without tools call; what the user says next is the result
 _EXIT_CODE = re.compile(r"(?:Process exited with code|^[Ee]xit(?:ed with)? [Cc]ode:?) (-?\d+)", re.MULTILINE)
 
@@ -41,10 +39,8 @@ def is_item(value: Any) -> bool:
 def add_message(trace: Trace, message: Any, *flags: str, **known: Any) -> int:
     """Add a message of a chat, or one of the items of Responses over which an answer is spread; its place, else ``Dropped``."""
     role = at(message, "role")
-    if role is not None and role not in NAMES["roles"]:
-        raise Dropped(f"a message of the role {role!r:.20}")
-    if not is_item(message):
-        raise Dropped(f"a message of the kind {at(message, 'type')!r:.40}")
+    if not is_item(message) or (role is not None and role not in NAMES["roles"]):
+        raise Dropped(f"a message of the kind {role or at(message, 'type')!r:.40}")
     step = said_in(message)
     text = text_of(message.get("content")) if step.source == "user" else ""
     if role == "user" and trace.waits and _CALL_IN_TEXT in trace.steps[-1].text:
@@ -85,8 +81,7 @@ def said_in(value: Any, step: TraceStep | None = None) -> TraceStep:
         if role == "assistant" and not step.calls and _CALL_IN_TEXT in step.text:
             called = step.text[step.text.index(_CALL_IN_TEXT) :]
             step.calls += read_calls(f"<tool_call>{called}</tool_call>", "hermes")
-    step.text = "\n".join(filter(None, (step.text, text)))
-    step.reasoning = "\n".join(filter(None, (step.reasoning, thought)))
+    step.say(text, thought)
     return step
 
 
@@ -201,8 +196,7 @@ class _Joiner:
                 messages = [{"role": "system", "content": instructions}, *messages]
         if not messages:
             raise Dropped("a row without messages")
-        choices = (at(each, "message") for each in items_at(response, "choices")[:1])
-        answers = items_at(response, "output") or list(choices)
+        answers = items_at(response, "output") or [*filter(None, [at(response, "choices", "0", "message")])]
         tools = at(request, "tools") or at(row, "kwargs", "tools")
         trace = self.add(messages, answers, tools, text_at(response, "model") or at(request, "model"))
         if task := text_at(row, "instance_id"):  # of SWE-bench, beside the messages
@@ -232,8 +226,11 @@ def step_chain(steps: Iterable[TraceStep]) -> tuple[bytes, ...]:
     """
     chain, before = [], b""
     for step in steps:
-        own = [(c.name, values.parsed(c.arguments) if c.name != "web_search" else "") for c in step.calls]
-        said = [step.text, *(f"{name}\0{_in_order(given)}" for name, given in own)]
+        said = [step.text]
+        for call in step.calls:
+            given = values.parsed(call.arguments) if call.name != "web_search" else ""
+            in_order = sorted(given.items()) if isinstance(given, dict) else given
+            said.append(values.json_text([call.name, in_order]))
         said += [result.text for result in step.results if not step.calls]
         if any(said):
             whole = "\0".join([str(step.source == "agent"), *said]).encode("utf-8", "replace")
@@ -371,10 +368,8 @@ def read_atif(
         has_prompt = bool(trace.tools) and trace.prompt_origin == "recorded"
         is_recorded = at(ours, "prompt_origin") == "recorded" if ours else has_prompt or bool(episode)
         trace.prompt_origin = "recorded" if is_recorded else "rebuilt"
-        trace.parent, trace.passed = parent, values.typed(bool, at(ours, "passed"))
-        match at(ours, "parent"):
-            case [str(session), str(call_id)]:
-                trace.parent = (session, call_id)
+        own, trace.passed = items_at(ours, "parent"), values.typed(bool, at(ours, "passed"))
+        trace.parent = (str(own[0]), str(own[1])) if len(own) == 2 else parent
         for key in _STATE:
             setattr(trace, key, text_at(ours, "state", key))
         if episode:

@@ -6,9 +6,7 @@ The first writes a run.toml for tasks and a model of one's own, and says what a 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,7 +48,7 @@ _UNTRIED |= {"prefix_sharing": "false", "cpu_threads": 0, "dtype": "float32"}
 
 def run_new(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     """Write the recipe. Both figures are of a step that is trained by it, without guard and held-out evaluations."""
-    if os.path.lexists(args.out):
+    if args.out.is_symlink() or args.out.exists():
         fix = "choose another --out FILE, or move it away."
         raise UsageError("CR0231", "the file exists already.", where=str(args.out), fix=fix)
     refuse_unwritable(args.out.parent)
@@ -89,7 +87,7 @@ def _sizes(config: RunConfig, store: TaskStore, tasks: RunTasks) -> dict[str, An
         "num_heldout": len(tasks.heldout),
         "num_prompts": min(PROMPTS_PER_STEP, len(tasks.train)),
         "num_tokens": completion_tokens(golden, as_chat=as_chat),
-        "prefix_sharing": json.dumps(model_modes.packing_reason(model.eval()) is None),
+        "prefix_sharing": str(model_modes.packing_reason(model.eval()) is None).lower(),
         "cpu_threads": run_setup.cpu_threads(),
         "dtype": run_setup.fast_dtype(),
     }
@@ -172,7 +170,7 @@ def run_export_verl(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         store = assembly.open_tasks(config, recipe_folder, report)
     tasks = divide_tasks(config, store, recipe_folder)
     out.mkdir(parents=True, exist_ok=True)
-    not_carried = _write_for_verl(config, config.agent or AgentSection(), store, tasks, out)
+    not_carried = _verl_files(config, config.agent or AgentSection(), store, tasks, out)
     here = config.model_copy(update={"tasks": TasksSection(store=str(store.root.resolve()))})
     write_atomic(out / "run.toml", dump_config(here))
     result = {
@@ -188,9 +186,7 @@ def run_export_verl(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     return result, 0
 
 
-def _write_for_verl(
-    config: RunConfig, agent: AgentSection, store: Any, tasks: RunTasks, out: Path
-) -> list[str]:
+def _verl_files(config: RunConfig, agent: AgentSection, store: Any, tasks: RunTasks, out: Path) -> list[str]:
     """Rows, model and start; what of the recipe has no place in verl."""
     with needs_extra("train", "writing rows for verl"):
         from composer_replication.engines import verl_export

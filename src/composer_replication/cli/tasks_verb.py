@@ -10,13 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from composer_replication.cli.flags import (
-    check_cluster,
-    chosen_backend,
-    given_up,
-    refuse_unwritable,
-    refuse_without_jail,
-)
+from composer_replication.cli import flags
 from composer_replication.cli.task_division import FILE_NAME
 from composer_replication.cli.terminal import Report, columns, counted, note, progress_bar
 from composer_replication.errors import UsageError
@@ -43,14 +37,16 @@ Result = dict[str, object]
 def run_build(args: argparse.Namespace) -> tuple[Result, int]:
     written_by = (args.instructions_from or "", args.instructions_model, args.instructions_key_env)
     endpoint = open_endpoint(*written_by) if any(written_by) or args.instructions_from is not None else None
-    backend = chosen_backend(args)  # said now, not after the packages have been fetched
-    refuse_unwritable(args.out)
+    backend = flags.chosen_backend(args)  # said now, not after the packages have been fetched
+    flags.refuse_unwritable(args.out)
     if args.symbol and len(args.sources) > 1:
         fix = "build each source with its own call, or pin functions in a recipe's [tasks.symbols]."
         raise UsageError("CR0206", "--symbol works with one SOURCE.", where="--symbol", fix=fix)
     if args.ray is not None:
-        refuse_without_jail(backend, "the nodes of a cluster are not this machine, on which it was accepted")
-        check_cluster(args.ray, "a build on a Ray cluster")
+        flags.refuse_without_jail(
+            backend, "the nodes of a cluster are not this machine, on which it was accepted"
+        )
+        flags.check_cluster(args.ray, "a build on a Ray cluster")
     with progress_bar(quiet=args.quiet) as report:
         summary = build_tasks(
             args.sources,
@@ -92,8 +88,8 @@ def have_written(folder: Path, endpoint: Endpoint, report: Report | None) -> dic
 
 def run_import(args: argparse.Namespace) -> tuple[Result, int]:
     """Import a task set; the keys are those of ``build``, and ``refused_rows`` says of each why it is no task."""
-    chosen_backend(args)
-    refuse_unwritable(args.out)
+    flags.chosen_backend(args)
+    flags.refuse_unwritable(args.out)
     settings = {"repositories": args.repositories, **_build_settings(args)}
     with progress_bar(quiet=args.quiet) as report:
         summary = import_swebench(args.file, args.out, progress=report, **settings)
@@ -110,7 +106,7 @@ def finish_build(summary: BuildSummary, more: Mapping[str, object], *, quiet: bo
         "seconds": round(summary.seconds, 3),
         "restricted_licences": restricted_licences(summary.licences),
         **more,
-        **given_up(),
+        **flags.given_up(),
     }
     write_json(summary.folder / "summary.json", result)
     summary.require_tasks()
@@ -120,19 +116,19 @@ def finish_build(summary: BuildSummary, more: Mapping[str, object], *, quiet: bo
 
 
 def run_validate(args: argparse.Namespace) -> tuple[Result, int]:
-    chosen_backend(args)
+    flags.chosen_backend(args)
     with progress_bar(quiet=args.quiet) as report:
         settings = {name: getattr(args, name) for name in ("repeat", "jobs", "backend")}
         summary = validate_store(args.folder, progress=report, **settings)
-    return {**asdict(summary), **given_up()}, _NOT_PASSED if summary.failed else 0
+    return {**asdict(summary), **flags.given_up()}, _NOT_PASSED if summary.failed else 0
 
 
 def run_leakscan(args: argparse.Namespace) -> tuple[Result, int]:
     why = "what it runs sees this whole machine, the store and the sources with all deleted code among it"
-    refuse_without_jail(chosen_backend(args), why)
+    flags.refuse_without_jail(flags.chosen_backend(args), why)
     with progress_bar(quiet=args.quiet) as report:
         summary = scan_store(args.folder, jobs=args.jobs, backend=args.backend, progress=report)
-    return {**asdict(summary), **given_up()}, 0 if summary.is_clean else _NOT_PASSED
+    return {**asdict(summary), **flags.given_up()}, 0 if summary.is_clean else _NOT_PASSED
 
 
 def run_show(args: argparse.Namespace) -> tuple[Result, int]:
@@ -254,7 +250,7 @@ def run_export(args: argparse.Namespace) -> tuple[Result, int]:
     if args.out.exists() and (is_file or not args.out.is_dir() or any(args.out.iterdir())):
         problem = "the file exists already." if is_file else "the folder is not empty."
         raise UsageError("CR0231", problem, where=str(args.out), fix="choose another --out.")
-    refuse_unwritable(args.out.absolute().parent if is_file else args.out)
+    flags.refuse_unwritable(args.out.absolute().parent if is_file else args.out)
     store = TaskStore.open(args.folder)
     task_ids = store.require_task_ids() if is_set else [store.get(args.task_id).task_id]
     written = _written(store, args)

@@ -164,9 +164,10 @@ def _read(path: Path) -> _File:
     try:
         return _FORM.validate_python(read_json(path))
     except (InputError, ValueError, OSError) as error:
+        problem = str(getattr(error, "message", error))
         raise InputError(
             "CR0411",
-            f"the measured pass rates cannot be read: {' '.join(str(error).split()).rstrip('.')}.",
+            f"the measured pass rates cannot be read: {' '.join(problem.split()).rstrip('.')}.",
             where=str(path),
             fix="delete that file, then composer-rl eval MODEL --tasks DIR --update-difficulty",
         ) from error

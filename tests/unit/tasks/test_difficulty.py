@@ -123,5 +123,6 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, how: str) -> None:
     assert caught.value.code == "CR0411"
     assert caught.value.where == str(path)
     assert "\n" not in str(caught.value)
+    assert str(caught.value).count("CR0") == 1  # not a sentence in a sentence
     with pytest.raises(InputError, match="CR0411"):  # it is not written over either
         record_difficulty(tmp_path, 1, [row("t", 4, 1, None)])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -227,6 +230,39 @@ def test_an_argument_on_both_sides_is_not_exchanged() -> None:
     """What another value makes of both sides is chance."""
     text = b"def test_p(x):\n    assert double(x) == x\n"
     assert [copy.has_value for copy in possible_copies({"t.py": text}, ["t.py::test_p"])] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("head", "parameters", "is_changed"),
+    [
+        ("test_p(x, wanted)", "[2-4]", True),
+        ("test_p(x, wanted, tmp_path)", "[2-4]", False),  # a fixture may have a part in the id
+        ("test_p(x, wanted)", "[2-\\xe9]", False),
+    ],
+)
+def test_a_row_of_a_parametrised_test_has_another_value(
+    head: str, parameters: str, is_changed: bool, tmp_path: Path
+) -> None:
+    """Whoever reads the rows finds two answers to one question; the copy keeps its id."""
+    text = f"import pytest\n\n\n@pytest.mark.parametrize('x, wanted', [(2, 4), (3, 6)])\ndef {head}:\n    assert 2 * x == wanted\n"
+    copies = [Copy(f"t.py::test_p{parameters}", "contrary", 0)]
+    plan = make_plan({"t.py": text.encode()}, [], copies, random.Random(0), num_plain_files=0)
+    made = plan.files["t.py"].decode()
+    assert made.count("(2, 4), (3, 6)") == (1 if is_changed else 2)
+    if is_changed:
+        (tmp_path / "t.py").write_text(made)
+        command = [sys.executable, "-m", "pytest", "-q", "-pno:cacheprovider", "t.py", "-rf", "--tb=no"]
+        said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
+        assert "1 failed, 2 passed" in said
+        assert all(f"FAILED {name} " in said for name in plan.contraries)
+
+
+def test_a_row_with_a_star_in_it_stays() -> None:
+    """Which cell is which argument's is not written there; grading once broke on it."""
+    text = b"@pytest.mark.parametrize('x, y, wanted', [(*A, 3)])\ndef test_p(x, y, wanted):\n    assert x + y == wanted\n"
+    copies = [Copy("t.py::test_p[1-2-3]", "contrary", 0)]
+    plan = make_plan({"t.py": text}, [], copies, random.Random(0), num_plain_files=0)
+    assert plan.files["t.py"].count(b"[(*A, 3)]") == 2
 
 
 def test_what_hypothesis_calls_has_no_double_and_no_value_behind_a_condition() -> None:

@@ -534,6 +534,14 @@ def test_a_namesake_of_another_file_is_not_found(tmp_path: Path, monkeypatch: py
     assert find_function("parse", "versions_of_it")() == "versions_of_it"
 
 
+def test_the_overloads_of_a_function_are_not_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overload = "@typing.overload\ndef parse(text: str) -> str: ...\n\n\n"
+    text = "@functools.lru_cache\ndef parse(text):\n    return f'parsed {text}'\n"
+    (tmp_path / "overloaded.py").write_text(f"import functools\nimport typing\n\n\n{overload}{text}")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_function("parse", "overloaded")("one") == "parsed one"
+
+
 def test_who_may_be_a_candidate() -> None:
     cut = CUTS["squeeze"]
     assert is_candidate(cut)

@@ -22,6 +22,7 @@ import resource
 import signal
 import sys
 import types
+import typing
 
 from composer_replication.tasks.twin.call_pickle import make_dumps
 from composer_replication.tasks.twin.canonical_encoding import OpaqueValue, Work, digest, encode, node
@@ -50,6 +51,7 @@ def find_function(symbol, module_name):
         value = vars(value)[part]
     functions = [found for found in gc.get_objects() if type(found) is types.FunctionType]
     own = [one for one in functions if one.__globals__ is vars(module) and one.__code__.co_qualname == symbol]
+    own = [one for one in own if one not in typing.get_overloads(one)]  # typing keeps these alive
     if not own and not callable(value):
         raise LookupError(symbol)
     return min(own, key=lambda one: one.__code__.co_firstlineno, default=value)

@@ -9,7 +9,7 @@ from typing import Any
 from composer_replication.run_folder import RunFolder, read_json, write_json
 from composer_replication.safety import HeldOutGuard
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-from composer_replication.trainer.guard_callback import VERDICTS_NAME, HeldOutGuardCallback
+from composer_replication.trainer.guard_callback import HeldOutGuardCallback
 
 
 class Only:
@@ -94,7 +94,7 @@ class CallbackSteps:
         self.state = SimpleNamespace(global_step=0, log_history=[], stateful_callbacks={})
         if checkpoint is not None:
             vars(self.state).update(read_json(checkpoint / "state.json"))
-        self.verdicts = folder / VERDICTS_NAME
+        self.verdicts = RunFolder(folder).verdicts
         self.of_trainer = (SimpleNamespace(output_dir=str(folder)), self.state, self.control)
         self.said: dict[int, dict[str, Any]] = {}
         self.callback.on_train_begin(*self.of_trainer)

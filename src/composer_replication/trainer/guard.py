@@ -1,8 +1,7 @@
 """The guard: one fold of it, and the hook that folds it inside the training loop.
 
-The fold is shared with the callback for other trainers (``guard_callback``); another replica's halt comes in by
-``ReplicaCallback``. Of its trainer the hook reads the keyword
-attributes, ``state.global_step``, ``args.logging_steps``, ``control``, ``_metrics`` and ``log``, and nothing else of TRL's.
+The callback for other trainers (``guard_callback``) shares the fold; ``ReplicaCallback`` brings another replica's halt. The hook
+reads of TRL's trainer only ``state.global_step``, ``args.logging_steps``, ``control``, ``_metrics`` and ``log``.
 """
 
 from __future__ import annotations

@@ -109,12 +109,7 @@ def lora_config(section: LoraSection | None) -> Any:
 
 
 def refuse_long_prompts(
-    rows: Sequence[dict[str, Any]],
-    model: Any,
-    tokenizer: Any,
-    *,
-    max_new_tokens: int,
-    engine_limit: int | None,
+    rows: Sequence[Any], model: Any, tokenizer: Any, *, max_new_tokens: int, engine_limit: int | None
 ) -> None:
     """Stop before the first step when a prompt (with its template) and its answer exceed the model's positions (CR0705).
     ``engine_limit`` is what another engine holds, if one samples.

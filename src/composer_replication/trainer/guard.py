@@ -327,12 +327,11 @@ class ReplicaCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A halt of this replica is told to all; a finished run takes its last merges."""
+        own = self._own_reason()
         if self._interrupt.is_requested:
             self._loop.close()
-        elif (own := self._own_reason()) is None:
-            self._follow(self._loop.finish(), control)
         else:
-            self._follow(self._loop.halt(own), control)
+            self._follow(self._loop.finish() if own is None else self._loop.halt(own), control)
 
     def _own_reason(self) -> str | None:
         """What this replica's guard halted the run for; None where it did not."""

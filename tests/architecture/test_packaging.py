@@ -193,3 +193,11 @@ def test_the_page_how_it_fits_names_every_folder() -> None:
     named = re.findall(r"`([A-Z]\w+)\.(\w+)`", text)
     missing = [each for each in named if not defined.issuperset(each)]
     assert len(named) > 15 and missing == []
+    sources = "".join(
+        path.read_text() for name in ("trainer", "cli") for path in (package / name).glob("*.py")
+    )
+    titles = ("One `composer-rl train`", "One training step, function by function")
+    for section in (text.partition(f"## {title}\n")[2].partition("\n## ")[0] for title in titles):
+        words = {name.rpartition(".")[2] for name in re.findall(r"`([\w.]+)`", section)}
+        functions = words & set(re.findall(r"(?<!@property\n    )def (\w+)\b", sources))
+        assert 5 < len(functions) <= 10, sorted(functions)

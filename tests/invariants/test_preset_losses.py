@@ -19,7 +19,7 @@ from transformers import Qwen2ForCausalLM, TrainerCallback
 from composer_replication.config import parse_config
 from composer_replication.run_folder import RunFolder
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-from composer_replication.trainer.preset_settings import overlong_punishment, resolve_method
+from composer_replication.trainer.preset_settings import overlong_punishment
 from composer_replication.trainer.run_setup import trl_arguments
 
 ENDS = [1, *range(3, 258, 4)]
@@ -84,10 +84,7 @@ def trained(folder: Path, preset: str) -> Any:
     tiny_model().save_pretrained(folder / "model")
     model = Qwen2ForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     model.generation_config.eos_token_id = ENDS
-    method, arguments = (
-        resolve_method(config),
-        trl_arguments(config, resolve_method(config), RunFolder(folder / "run")),
-    )
+    arguments, method = trl_arguments(config, RunFolder(folder / "run"))
 
     def reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
         return [reward_of(ids) for ids in completion_ids]

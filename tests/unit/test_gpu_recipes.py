@@ -15,7 +15,6 @@ from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu
 from composer_replication.cli.assembly import check_recipe, check_training
 from composer_replication.config import load_config
 from composer_replication.run_folder import RunFolder
-from composer_replication.trainer.preset_settings import resolve_method
 from composer_replication.trainer.run_setup import trl_arguments
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -29,7 +28,7 @@ def arguments(name: str, folder: Path, overrides: dict[str, Any] | None = None) 
     config = load_config(recipe, overrides or {})
     check_recipe(config, recipe.parent)
     check_training(config, RunFolder(folder))
-    return trl_arguments(config, resolve_method(config), RunFolder(folder))
+    return trl_arguments(config, RunFolder(folder))[0]
 
 
 def launched(file: str, *flags: str) -> Any:

@@ -14,7 +14,6 @@ from composer_replication.config import GuardSection, load_config
 from composer_replication.rollouts.rewards import load_reward_rule
 from composer_replication.run_folder import RunFolder
 from composer_replication.safety import HeldOutGuard
-from composer_replication.trainer.preset_settings import resolve_method
 from composer_replication.trainer.run_setup import trl_arguments
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*/run.toml"))
@@ -41,7 +40,7 @@ def test_every_recipe_is_looked_at() -> None:
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
 def test_a_recipe_builds_trl_arguments_guard_and_reward(recipe: Path, tmp_path: Path) -> None:
     config = load_config(recipe)
-    arguments = trl_arguments(config, resolve_method(config), RunFolder(tmp_path))
+    arguments = trl_arguments(config, RunFolder(tmp_path))[0]
     for key, value in config.trl.items():
         assert getattr(arguments, key) == value
     assert make_guard(config) is not None

@@ -124,8 +124,7 @@ def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any, Any]
         from composer_replication.trainer.run_setup import lora_config, trl_arguments
 
         lora = lora_config(config.model.lora)
-    method = preset_settings.resolve_method(config)
-    arguments = trl_arguments(config, method, folder)
+    arguments, method = trl_arguments(config, folder)
     preset_settings.check_arguments(config, arguments, method.options)
     return arguments, method, lora
 

@@ -330,7 +330,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if logs and all(name.startswith(("killswitch/", "heldout/")) for name in logs):
             super(GRPOTrainer, self).log(logs, start_time)
             return
-        signals, metrics = self.step_lines.signals, self._metrics["train"]
+        signals, metrics = self.step_lines.signals, self._metrics.get("train", {})
         signals.read(metrics)
         super().log(logs, start_time)
         signals.read(metrics)  # empty now, as a rule
@@ -437,6 +437,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if self.rollout_func is not None and not isinstance(self.rollout_func, CheckedRollouts):
             self.rollout_func = CheckedRollouts(self.rollout_func)
         self.policy_terms.check_settings()
+        if len(set(processes.gathered(self.heldout_guard is None))) > 1:  # they would wait for ever
+            words = "some processes have a guard and some have none."
+            fix = "construct the trainer alike on every process."
+            raise preset_settings.TrainerSettingError("CR0710", words, where="heldout_guard", fix=fix)
         if self.heldout_guard is not None and not self.args.logging_steps > 0:
             words = "logging_steps is the guard's cadence and must be above 0."
             fix = "set trl.logging_steps = 1."

@@ -85,8 +85,7 @@ class Generation:
 
     def own_rewards(self) -> list[float | None]:
         """The weighted reward of each row of the batch, None where nobody scored it."""
-        rewards = self.batch[ROW_REWARD].tolist()
-        return [None if math.isnan(reward) else reward for reward in rewards]
+        return [None if math.isnan(reward) else reward for reward in self.batch[ROW_REWARD].tolist()]
 
     def totals(self, weights_F: Tensor) -> Tensor | None:
         """The weighted reward of each row of all processes, NaN where nobody scored it; None before rewards are known."""

@@ -1,8 +1,7 @@
 """The guard: one fold of it, and the hook that folds it inside the training loop.
 
-The fold is shared with the callback for other trainers (``guard_callback``); another replica's halt comes in by
-``ReplicaCallback``. Of its trainer the hook reads the keyword
-attributes, ``state.global_step``, ``args.logging_steps``, ``control``, ``_metrics`` and ``log``, and nothing else of TRL's.
+The callback for other trainers (``guard_callback``) shares the fold; ``ReplicaCallback`` brings another replica's halt. The hook
+reads of TRL's trainer only ``state.global_step``, ``args.logging_steps``, ``control``, ``_metrics`` and ``log``.
 """
 
 from __future__ import annotations
@@ -328,12 +327,11 @@ class ReplicaCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A halt of this replica is told to all; a finished run takes its last merges."""
+        own = self._own_reason()
         if self._interrupt.is_requested:
             self._loop.close()
-        elif (own := self._own_reason()) is None:
-            self._follow(self._loop.finish(), control)
         else:
-            self._follow(self._loop.halt(own), control)
+            self._follow(self._loop.finish() if own is None else self._loop.halt(own), control)
 
     def _own_reason(self) -> str | None:
         """What this replica's guard halted the run for; None where it did not."""

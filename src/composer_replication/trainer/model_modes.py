@@ -226,6 +226,9 @@ def _structure(model: nn.Module) -> Iterator[str]:
             yield f"the forward of {name} takes no {argument}."
     if _adapter_has(model, "is_prompt_learning"):
         yield VIRTUAL_TOKENS
+    is_two_way = getattr(config.get_text_config(), "use_bidirectional_attention", None) in (True, "all")
+    if is_two_way or _adapter_has(model, "alora_invocation_tokens"):
+        yield "its prompts depend on the completion: it attends in both directions, or has an activated LoRA."
 
 
 def _cache_layers(model: nn.Module) -> Iterator[str]:

@@ -25,10 +25,11 @@ from trl.trainer.grpo_config import GRPOConfig
 from composer_replication.config import LoraSection, RunConfig
 from composer_replication.errors import InputError, MissingError
 from composer_replication.run_folder import RunFolder
+from composer_replication.trainer import preset_settings
 from composer_replication.trainer.collator import num_positions
 from composer_replication.trainer.episode_rollouts import EpisodeRollouts
 from composer_replication.trainer.policy import chat_prompt_ids
-from composer_replication.trainer.preset_settings import ResolvedMethod, refusals, refuse_bad_values, refused
+from composer_replication.trainer.preset_settings import refusals, refuse_bad_values, refused, resolve_method
 from composer_replication.trainer.processes import process_rank
 
 OWN_KEYS = frozenset(
@@ -39,8 +40,8 @@ OWN_KEYS = frozenset(
 """Keys of ``GRPOConfig`` that a recipe may not set, as well as those that begin with hub_."""
 
 
-def trl_arguments(config: RunConfig, method: ResolvedMethod, folder: RunFolder) -> GRPOConfig:
-    """TRL's ``GRPOConfig`` of the recipe's method, with what a run folder needs set by us.
+def trl_arguments(config: RunConfig, folder: RunFolder) -> tuple[GRPOConfig, preset_settings.ResolvedMethod]:
+    """TRL's ``GRPOConfig`` of the recipe's method, with what a run folder needs set by us, and that method.
 
     Defaults that differ from TRL's: one log row a step, no second progress bar, float32 arithmetic unless ``bf16`` is asked
     for, the CPU where there is no GPU, two checkpoints kept, and where vLLM samples importance weights cut by token at 2.0
@@ -61,16 +62,16 @@ def trl_arguments(config: RunConfig, method: ResolvedMethod, folder: RunFolder) 
             words, fix = f"the nearest known key is {near}", f"write {near}, or take the key out."
             raise refused(f"unknown key {where}; {words}", where=where, fix=fix)
     refuse_bad_values(config.trl)
+    method = resolve_method(config)
     given: dict[str, Any] = {"logging_steps": 1, "disable_tqdm": True, "bf16": False, "save_total_limit": 2}
     given["use_cpu"] = not torch.cuda.is_available()
     if "vllm_importance_sampling_mode" not in method.trl:
-        given["vllm_importance_sampling_mode"] = "token_truncate"
-        given["vllm_importance_sampling_clip_max"] = 2.0
+        given |= {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 2.0}
     given |= method.trl | {"report_to": _trackers(config.trl.get("report_to", "none"))}
     given |= {"output_dir": str(folder.checkpoints), "seed": config.seed, "remove_unused_columns": False}
     given |= {"save_strategy": "steps", "save_steps": config.trainer.checkpoint_every}
     with refusals():
-        return GRPOConfig(**given)
+        return GRPOConfig(**given), method
 
 
 def _trackers(named: str | Sequence[str]) -> list[str]:
@@ -109,12 +110,7 @@ def lora_config(section: LoraSection | None) -> Any:
 
 
 def refuse_long_prompts(
-    rows: Sequence[dict[str, Any]],
-    model: Any,
-    tokenizer: Any,
-    *,
-    max_new_tokens: int,
-    engine_limit: int | None,
+    rows: Sequence[Any], model: Any, tokenizer: Any, *, max_new_tokens: int, engine_limit: int | None
 ) -> None:
     """Stop before the first step when a prompt (with its template) and its answer exceed the model's positions (CR0705).
     ``engine_limit`` is what another engine holds, if one samples.

@@ -94,7 +94,7 @@ class CallbackSteps:
         self.state = SimpleNamespace(global_step=0, log_history=[], stateful_callbacks={})
         if checkpoint is not None:
             vars(self.state).update(read_json(checkpoint / "state.json"))
-        self.verdicts = folder / "verdicts.jsonl"
+        self.verdicts = RunFolder(folder).verdicts
         self.of_trainer = (SimpleNamespace(output_dir=str(folder)), self.state, self.control)
         self.said: dict[int, dict[str, Any]] = {}
         self.callback.on_train_begin(*self.of_trainer)

@@ -13,12 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.cli.doctor_verb import load_explanations
-from composer_replication.trainer.checks import (
-    CODES,
-    REMEDIES,
-    Judgement,
-    micro_step_figures,
-)
+from composer_replication.trainer.checks import CODES, REMEDIES, Judgement, micro_step_figures
 
 RECORDED = Path(__file__).parents[2] / "golden" / "recorded_runs"
 PAD = 0

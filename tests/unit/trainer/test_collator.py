@@ -30,18 +30,8 @@ def test_padding_by_hand() -> None:
     rows = collate_pairs(
         [PreferencePair((1, 2, 3), (4,), (5, 6)), PreferencePair((7,), (8, 9), (8,))], pad_id=PAD
     )
-    assert rows.ids_NS.tolist() == [
-        [1, 2, 3, 4, 0],
-        [7, 8, 9, 0, 0],
-        [1, 2, 3, 5, 6],
-        [7, 8, 0, 0, 0],
-    ]
-    assert rows.loss_mask_NS.tolist() == [
-        [0, 0, 0, 1, 0],
-        [0, 1, 1, 0, 0],
-        [0, 0, 0, 1, 1],
-        [0, 1, 0, 0, 0],
-    ]
+    assert rows.ids_NS.tolist() == [[1, 2, 3, 4, 0], [7, 8, 9, 0, 0], [1, 2, 3, 5, 6], [7, 8, 0, 0, 0]]
+    assert rows.loss_mask_NS.tolist() == [[0, 0, 0, 1, 0], [0, 1, 1, 0, 0], [0, 0, 0, 1, 1], [0, 1, 0, 0, 0]]
 
 
 GOOD_PAIR = PreferencePair((1,), (2,), (3,))

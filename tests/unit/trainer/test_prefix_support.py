@@ -22,13 +22,8 @@ SIZES: dict[str, Any] = {
 }
 YARN = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 32}
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-LONG = {
-    "rope_type": "longrope",
-    "rope_theta": 1e4,
-    "short_factor": [1.0] * 4,
-    "long_factor": [2.0] * 4,
-    "original_max_position_embeddings": 32,
-}
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32}
+LONG |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 
 
 def llama(**settings: Any) -> torch.nn.Module:
@@ -66,11 +61,18 @@ STRUCTURE: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
         lambda: with_config(layer_types=["chunked_attention"] * 2, attention_chunk_size=8),
         "chunked",
     ),
+    "bidirectional": (lambda: with_config(use_bidirectional_attention=True), "both directions"),
     "dynamic rope": (lambda: llama(rope_parameters=DYNAMIC), "type dynamic"),
     "long rope": (lambda: llama(rope_parameters=LONG), "type longrope"),
     "prompt tuning": (
         lambda: get_peft_model(llama(), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)),
         "virtual tokens",
+    ),
+    "activated adapter": (
+        lambda: get_peft_model(
+            llama(), LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], alora_invocation_tokens=[3])
+        ),
+        "activated LoRA",
     ),
 }
 MODE: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,7 @@ def recipe(
 
 def checked(config: RunConfig, folder: Path) -> Any:
     """TRL's arguments, which go together with our options."""
-    arguments = trl_arguments(config, resolve_method(config), RunFolder(folder))
+    arguments = trl_arguments(config, RunFolder(folder))[0]
     check_arguments(config, arguments, resolve_method(config).options)
     return arguments
 
@@ -51,11 +52,8 @@ def test_without_a_preset_nothing_is_set() -> None:
 
 
 def test_weights_of_vllm_are_cut_by_token_unless_the_recipe_says_otherwise(tmp_path: Path) -> None:
-    own = trl_arguments(
-        recipe(trl={"vllm_importance_sampling_mode": "sequence_mask"}),
-        resolve_method(recipe(trl={"vllm_importance_sampling_mode": "sequence_mask"})),
-        RunFolder(tmp_path),
-    )
+    chosen = recipe(trl={"vllm_importance_sampling_mode": "sequence_mask"})
+    own, _ = trl_arguments(chosen, RunFolder(tmp_path))
     assert own.vllm_importance_sampling_mode == "sequence_mask"
     assert own.vllm_importance_sampling_clip_max == 3.0  # TRL's
 
@@ -65,7 +63,7 @@ def test_the_recipes_keys_win(tmp_path: Path) -> None:
         {"preset": "dapo", "dynamic_sampling_rounds": 0},
         {"epsilon_high": 0.3, "mask_truncated_completions": False, "scale_rewards": True},
     )
-    arguments = trl_arguments(config, resolve_method(config), RunFolder(tmp_path))
+    arguments = trl_arguments(config, RunFolder(tmp_path))[0]
     assert (arguments.epsilon_high, arguments.mask_truncated_completions) == (0.3, False)
     assert resolve_method(config).options == PolicyOptions(importance_clip=2.0)
     assert resolve_method(recipe({"preset": "composer", "effort_weight": 0.5})).options.effort_weight == 0.5
@@ -144,8 +142,14 @@ def test_a_value_of_trl_that_is_not_finite_is_one_sentence_with_its_key(
     tmp_path: Path, trl: dict[str, Any]
 ) -> None:
     with pytest.raises(UsageError, match="finite number") as caught:
-        trl_arguments(recipe(trl=trl), resolve_method(recipe(trl=trl)), RunFolder(tmp_path))
+        trl_arguments(recipe(trl=trl), RunFolder(tmp_path))
     assert (caught.value.code, caught.value.where) == ("CR0211", f"trl.{next(iter(trl))}")
+
+
+def test_a_value_of_no_type_of_trl_is_refused_before_the_preset_is_compared_with_it(tmp_path: Path) -> None:
+    wrong = recipe({"preset": "dapo"}, trl={"beta": date(2020, 1, 1)})
+    with pytest.raises(UsageError, match=r"CR0211: trl.beta is .*valid number"):
+        trl_arguments(wrong, RunFolder(tmp_path))
 
 
 def test_a_term_in_the_reward_needs_unscaled_rewards_from_python_too() -> None:

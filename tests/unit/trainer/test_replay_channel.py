@@ -34,11 +34,7 @@ def ready(moved_trainer: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(
     ("settings", "beta"),
-    [
-        (ReplaySection(), 5.0),
-        (ReplaySection(kind="ipo"), 0.1),
-        (ReplaySection(kind="simpo"), 2.0),
-    ],
+    [(ReplaySection(), 5.0), (ReplaySection(kind="ipo"), 0.1), (ReplaySection(kind="simpo"), 2.0)],
     ids=["dpo", "ipo", "simpo"],
 )
 def test_value_and_gradient_equal_plain_formulas_in_float64(
@@ -131,11 +127,7 @@ def test_siblings_are_paired_inside_their_group_and_tool_output_carries_no_loss(
     assert not any(none)  # chosen equal to rejected
 
 
-@given(
-    num_records=st.integers(1, 9),
-    per_step=st.integers(1, 12),
-    seed=st.integers(0, 3),
-)
+@given(num_records=st.integers(1, 9), per_step=st.integers(1, 12), seed=st.integers(0, 3))
 def test_every_epoch_draws_each_record_once(num_records: int, per_step: int, seed: int) -> None:
     def drawn(step: int) -> list[int]:
         return records_of_step(step, num_records, per_step=per_step, seed=seed)

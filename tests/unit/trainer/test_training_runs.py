@@ -16,7 +16,7 @@ from trl import GRPOTrainer
 from composer_replication.errors import CollapseStopError, InputError
 from composer_replication.run_folder import RunFolder, read_json, read_jsonl
 from composer_replication.safety import HeldOutGuard
-from composer_replication.trainer import checkpoints
+from composer_replication.trainer import checkpoints, processes
 from composer_replication.trainer.checkpoints import STATE_NAME, newest_whole_checkpoint
 from composer_replication.trainer.model_modes import parameter_sha256
 from composer_replication.trainer.preset_settings import TrainerSettingError
@@ -442,4 +442,14 @@ def test_a_guard_needs_a_cadence(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(heldout_guard=patient_guard(), heldout_eval_fn=lambda: 0.5)
     trainer.args.logging_steps = 0
     with pytest.raises(TrainerSettingError, match="cadence"):
+        trainer.train()
+
+
+def test_a_guard_on_some_processes_alone_is_refused(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others would wait for its readings for ever."""
+    trainer = make_trainer(heldout_guard=patient_guard(), heldout_eval_fn=lambda: 0.5)
+    monkeypatch.setattr(processes, "gathered", lambda value: [value, not value])
+    with pytest.raises(TrainerSettingError, match=r"CR0710.*some processes have a guard"):
         trainer.train()

@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from composer_replication.tasks.intake.project_files import inner_table, parse_ini, parse_toml, texts
+from composer_replication.tasks.intake.project_files import parse_ini, parse_toml, texts, values_at
 from composer_replication.tasks.intake.tree_rules import PYTEST_FILES
 
 OVERRIDES = tuple(
@@ -82,10 +82,11 @@ def pytest_settings(read: Callable[[str], bytes | None]) -> tuple[str, dict[str,
             is_toml = name.endswith(".toml")
             tables = parse_toml(data) if is_toml else parse_ini(data.decode("utf-8", "replace"))
             places = _PLACES.get(name, ("pytest",))
-            found = next((options for place in places if (options := inner_table(tables, place))), {})
-            # A file of pytest's own counts even where it says nothing.
-            if found or (tables and name.lstrip(".").startswith("pytest.")):
-                return folder + name, found
+            found = [one for place in places for one in values_at(tables, place) if isinstance(one, dict)]
+            # An empty table counts, and a file of pytest's own even where it says nothing; a broken one does not.
+            is_own = name.lstrip(".").startswith("pytest.") and (tables or not data.strip())
+            if found or is_own:
+                return folder + name, (found or [{}])[0]
     return "", {}
 
 

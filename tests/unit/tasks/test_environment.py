@@ -172,8 +172,9 @@ def test_what_is_only_wanted_is_dropped_where_it_is_not_to_be_had(
     links = tmp_path / "links"
     for name in ("needed", "newer", "fine"):
         tiny_wheel(links, name)
+    tiny_wheel(links, "asking", requires="absent")
     monkeypatch.setenv("PIP_FIND_LINKS", str(links))
-    wanted = [Requirement(text) for text in ("fine==1.0", "newer>=2", "nowhere")]
+    wanted = [Requirement(text) for text in ("fine==1.0", "newer>=2", "nowhere", "asking")]
     lock = resolve([Requirement("needed")], "x", wanted)
     assert {wheel.name for wheel in lock.wheels} == {
         *TOOLCHAIN,

@@ -264,7 +264,8 @@ def test_prune_removes_what_was_fetched(repository: Path, private_cache: Path) -
     script = "import sys; from composer_replication.tasks.intake.sources import open_source; open_source(sys.argv[1])"
     subprocess.run([sys.executable, "-c", script, f"git+file://{repository}"], check=True)
     (private_cache / "git" / "fetch-killed").mkdir()
-    assert len(prune(private_cache)[0]) == 2
+    # What other processes have left behind goes, too.
+    assert sum(path.is_relative_to(private_cache) for path in prune(private_cache)[0]) == 2
     assert list((private_cache / "git").iterdir()) == []
 
 

@@ -24,6 +24,7 @@ def pkg_info(*lines: str) -> dict[str, bytes]:
         pkg_info("License-Expression: MIT"),
         pkg_info("License: mit"),
         pkg_info("Classifier: License :: OSI Approved", "Classifier: License :: OSI Approved :: MIT License"),
+        pkg_info("License: " + "whole text " * 20, "Classifier: License :: OSI Approved :: MIT License"),
         {"pyproject.toml": b'[project]\nlicense = "MIT"\n'},
         {"pyproject.toml": b'[project]\nlicense = {text = "MIT License"}\n'},
         {"pyproject.toml": b'[tool.poetry]\nlicense = "MIT"\n'},

@@ -36,6 +36,9 @@ def encoded(files: Mapping[str, str]) -> dict[str, bytes]:
         ("^0.0.3", ">=0.0.3,<0.0.4"),
         ("~1.2", ">=1.2,<1.3"),
         ("1.2.*", ">=1.2,<1.3"),
+        ("^1.2.*", ">=1.2,<2"),
+        (">=1.2.*", ">=1.2"),
+        ("^1.x", ""),
         (">=1,!=1.5.*,<3", ">=1,!=1.5.*,<3"),
         ("1.2", "==1.2"),
         ("*", ""),
@@ -87,12 +90,14 @@ def test_a_source_folder_outside_of_the_tree_is_none(folder: str) -> None:
 def test_members_of_a_workspace_and_projects_by_path_are_sources() -> None:
     files = encoded(
         {
-            "pyproject.toml": '[project]\nname = "top"\ndependencies = ["one", "two"]\n[tool.uv.workspace]\nmembers = ["packages/*"]\n'
+            "pyproject.toml": '[project]\nname = "top"\ndependencies = ["one", "two"]\n[tool.uv.workspace]\nmembers = ["packages/*"]\nexclude = ["packages/old"]\n'
             '[tool.uv.sources]\none = {workspace = true}\ntwo = {path = "libs/two"}\n',
             "packages/one/pyproject.toml": '[project]\nname = "one"\ndependencies = ["alpha"]',
             "packages/one/src/one/__init__.py": "",
             "packages/three/pyproject.toml": '[project]\nname = "three"',
             "packages/three/three.py": "",
+            "packages/three/tests/data/pyproject.toml": "",
+            "packages/old/pyproject.toml": "",
             "libs/two/two.py": "",
         }
     )
@@ -168,6 +173,11 @@ def test_a_version_file_that_is_there_stays_and_none_lies_outside() -> None:
     text = encoded({"src/pkg/__init__.py": "", "pyproject.toml": table, "hatch_build.py": ""})
     text["pyproject.toml"] += b'\n[tool.hatch.build.hooks.custom]\npath = "hatch_build.py"\nfile = ""\n'
     assert version_files(Project(text), "1.2") == {"src/pkg/VERSION": b"1.2\n"}
+
+
+def test_a_template_is_one_of_a_version_by_its_own_name() -> None:
+    files = encoded({"conversion/__init__.py": "", "conversion/table.py.in": "rows = []\n"})
+    assert version_files(Project(files), "1.2") == {}
 
 
 def test_a_template_without_an_end_is_filled_at_once() -> None:

@@ -174,7 +174,9 @@ def test_what_is_bound_to_an_address_is_never_asked_for_by_name(table: str) -> N
     assert "fromgit" not in found.declared
 
 
-@pytest.mark.parametrize("line", ["./libs/x", "-e ./libs/x", "x @ file:libs/x", "file:./libs/x", "-e libs/x"])
+@pytest.mark.parametrize(
+    "line", ["./libs/x", "-e ./libs/x", "x @ file:libs/x", "file:./libs/x", "-e libs/x", "libs/x/"]
+)
 def test_what_lies_in_the_tree_is_used_from_there(line: str) -> None:
     project = '[project]\nname = "x"\ndependencies = ["needed-by-x"]\n'
     found = read(
@@ -202,6 +204,9 @@ def test_what_lies_in_the_tree_is_used_from_there(line: str) -> None:
         },
         {"setup.cfg": "[options]\ninstall_requires = file: requirements.txt\n", "requirements.txt": "alpha>=1\n"},
         {"setup.py": "NEEDS = ['alpha>=1']\nsetup(install_requires=NEEDS)"},
+        {"setup.py": "NEEDS: list[str] = ['alpha>=1']\nsetup(install_requires=NEEDS)"},
+        {"setup.py": f"setup(install_requires=['alpha>=1'], long_description='{'a' * 6_000}')"},
+        {"pyproject.toml": "[tool.poetry.dependencies]\nalpha = '>=1.*'"},
         {"setup.py": "BASE = ['alpha']\nNEEDS = BASE + ['alpha>=1']\nsetup(**dict(install_requires=NEEDS))"},
         {"setup.py": "args = {'install_requires': ['alpha>=1']}\nsetup(**args)"},
         {"setup.py": "\ufeffsetup(install_requires='alpha>=1')"},
@@ -255,6 +260,15 @@ def test_requirements_are_taken_from_where_the_project_names_them(files: Mapping
 )
 def test_groups_of_tests_and_developers_are_wanted(table: str) -> None:
     assert texts(read({"pyproject.toml": table})) == {"respx"}
+
+
+def test_a_project_that_its_tests_ask_for_by_address_is_the_one_in_the_tree() -> None:
+    lines = (
+        "-e git+https://example.invalid/thing#egg=thing\nthing[more] @ https://example.invalid/thing.zip\n"
+    )
+    table = '[project]\nname = "thing"\n[project.optional-dependencies]\nmore = ["alpha"]\n'
+    found = read({"pyproject.toml": table, "requirements-test.txt": lines})
+    assert (found.refused, texts(found)) == ([], {"alpha"})
 
 
 def test_extras_that_ask_for_one_another_are_each_read_once() -> None:

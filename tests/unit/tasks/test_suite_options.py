@@ -73,6 +73,22 @@ def test_every_place_where_pytest_reads_them(name: str, text: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pytest.toml", ""),
+        ("pytest.ini", "[other]\n"),
+        ("tox.ini", "[pytest]\n"),
+        ("pyproject.toml", "[tool.pytest.ini_options]\n"),
+    ],
+)
+def test_a_file_that_pytest_chooses_counts_where_it_says_nothing(
+    name: str, text: str, tmp_path: Path
+) -> None:
+    others = {"setup.cfg": "[tool:pytest]\naddopts = --other\n", "tests/test_a.py": ONE}
+    assert suite_arguments(write_tree(tmp_path, {name: text, **others})) == [f"--config-file={name}"]
+
+
+@pytest.mark.parametrize(
     ("files", "patterns"),
     [
         ({"tests/test_a.py": ONE}, ""),

@@ -134,7 +134,7 @@ def resolve(
         try:
             return _resolve([*requirements, *rest], repository, pytest)
         except UnusableRepository as error:
-            said = error.detail.lower().replace("_", "-")
+            said = re.split(r"[^a-z0-9-]+", re.sub(r"[_.]", "-", error.detail.lower()))
             left = [one for one in rest if canonicalize_name(one.name) not in said]
             if not any(one.specifier for one in rest):
                 rest = left if len(left) < len(rest) else []
@@ -195,12 +195,12 @@ def _download(wanted: Sequence[str], repository: str, pins: Mapping[str, str]) -
 
 def _resolution_error(log: str, repository: str) -> Exception:
     lines = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]
-    asked = [line for line in lines if "No matching distribution" in line or "conflict" in line.lower()]
+    asked = [line for line in lines if "satisfies the requirement" in line or "conflict" in line.lower()]
     # Nothing at all was found where nothing could be asked.
     if not asked or ("(from versions: none)" in log and "Retrying" in log):
         problem = f"pip could not fetch what the tests of {repository} need."
         return InputError("CR0407", problem, where=repository, fix=index.FETCH_FIX)
-    return UnusableRepository("dependency-without-wheel", asked[0][:200])
+    return UnusableRepository("dependency-without-wheel", asked[0].partition(" (from versions")[0][:200])
 
 
 # --- The environment itself.
@@ -269,9 +269,8 @@ def _make(
     wheels = root / ".wheels"
     wheels.mkdir(parents=True)
     cache.refuse_when_full(root)
-    root.chmod(
-        0o755
-    )  # whatever umask is in force, a jail with a user id of its own must be able to read the files
+    # Whatever umask is in force, a jail with a user id of its own must be able to read the files.
+    root.chmod(0o755)
     for wheel in (*lock.wheels, lock.installer):
         data = read_wheel(wheel)
         index.check_hash(wheel.filename, wheel.sha256, sha256_of(data))

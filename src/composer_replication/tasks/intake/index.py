@@ -125,6 +125,8 @@ def fetch_wheel(name: str, version: str, sha256: str = "", *, wheels: bool = Tru
         if not is_whole or (wheels and not fits_this_machine(filename)):
             filename, data = _download(label, wheels=wheels)
             path, recorded = folder / filename, sha256_of(data)
+            if sha256:
+                check_hash(label, sha256, recorded)  # nothing else is kept
             cache.put_file(record, f"{recorded}  {filename}\n".encode())
             cache.put_file(path, data)
     if sha256:

@@ -32,6 +32,7 @@ _WORDS = {
 """What metadata and classifiers (after the last `` :: ``) write for the common permissive licences; the last three are families."""
 _FILLERS = frozenset("the license licence version software".split())
 """Words that are not looked at in what is written there."""
+_LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,8 @@ def read_licence(files: Mapping[str, bytes], metadata: Mapping[str, bytes] | Non
 def _meant(text: str) -> str:
     """An SPDX id or expression, or the words themselves where they are those of no permissive licence."""
     words = text.strip().rpartition(" :: ")[2].strip()
-    if "\n" in words or words == "OSI Approved":  # some write the whole text where the name belongs
+    # Some write the whole text where the name belongs.
+    if "\n" in words or len(words) > _LONGEST_NAME or words == "OSI Approved":
         return ""
     parts = (part.strip(".,") for part in re.split(r"[\s()/,]+", words.lower()))
     known = _WORDS.get(" ".join(part for part in parts if part and part not in _FILLERS))

@@ -227,8 +227,8 @@ class Project:
             named = [path for path in named if not _FOR_DEVELOPERS.search(path)] or usual
             groups[""] = [one for path in named for one in files.get(path, [])]
         groups = files | groups
-        here = f"{IN_TREE}{self.folder}"
-        bound = self.bound | {canonicalize_name(self.name): here}
+        here, own = f"{IN_TREE}{self.folder}", canonicalize_name(self.name)
+        bound = self.bound | {own: here}
         for requirement in (one for part in groups.values() for one in part):
             requirement.url = requirement.url or bound.get(canonicalize_name(requirement.name))
 
@@ -236,7 +236,7 @@ class Project:
             names = [name]
             for other in names:  # more are added on the way
                 for one in groups.get(other, []):
-                    if one.url != here:
+                    if one.url != here and canonicalize_name(one.name) != own:
                         yield one
                     elif len(names) < _MAX_EXTRAS:
                         names += sorted(set(map(canonicalize_name, one.extras)).difference(names))
@@ -356,12 +356,16 @@ _MOST_STEPS, _MOST = 2_000, 5_000
 
 def _setup_arguments(text: str) -> dict[str, Any]:
     tree = parsed(text)
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.Call)] if tree else []
+    kinds = ast.Assign | ast.AnnAssign | ast.Call
+    nodes = [node for node in ast.walk(tree) if isinstance(node, kinds)] if tree else []
     known: dict[str, Any] = {}
     calls: list[ast.expr] = []
     for node in sorted(nodes, key=lambda node: node.lineno)[:_MOST_STEPS]:
         match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ):
                 known[name] = _value(value, known)
             case ast.Assign(targets=[ast.Subscript(value=ast.Name(id=name), slice=key)], value=value):
                 known[name] = _value(ast.Dict([None, key], [ast.Name(name), value]), known)
@@ -379,9 +383,7 @@ def _value(node: ast.AST, known: Mapping[str, Any]) -> Any:
             found = known.get(name)
         case ast.List() | ast.Tuple() | ast.Set() | ast.Starred() | ast.BinOp(op=ast.Add()):
             parts = [_value(child, known) for child in ast.iter_child_nodes(node)]
-            if isinstance(
-                node, ast.BinOp
-            ):  # what is known of a sum of lists is better than nothing; texts are not added
+            if isinstance(node, ast.BinOp):  # what is known of a sum of lists; texts are not added
                 parts = [part for part in parts if isinstance(part, list)]
             # Each once: a list that is added to itself stays as it is.
             found = list(dict.fromkeys(text for part in parts for text in texts(part)))[:_MOST]
@@ -394,7 +396,8 @@ def _value(node: ast.AST, known: Mapping[str, Any]) -> Any:
                 else:  # a table in a table has none itself
                     is_deep = isinstance(given, dict) and any(isinstance(one, dict) for one in given.values())
                     found[str(_value(key, known))] = None if is_deep else given
-            found = found if sum(len(one) for one in found.values() if one) <= _MOST else None
+            sizes = (len(one) for one in found.values() if isinstance(one, list | dict))  # no text grows
+            found = found if sum(sizes) <= _MOST else None
         case ast.Call(func=ast.Name(id="setup" | "dict") | ast.Attribute(attr="setup"), keywords=words):
             keys = [ast.Constant(word.arg) if word.arg else None for word in words]
             found = _value(ast.Dict(keys, [word.value for word in words]), known)
@@ -408,7 +411,7 @@ IN_TREE = "tree:"
 _NO_PART = re.compile(r"(^|\s)#.*|\s--?(hash|global-option|config-settings?|install-option|no-binary|C)\b.*")
 """Of a line: comments, and options behind a requirement."""
 _INCLUDED = re.compile(r"-(?:r|-requirement)[\s=]*(.+)")
-_LINE = re.compile(r"""(-(?:e|-editable)[\s=]*)?['"]?(.+?)/?(\[[\w., -]+\])?['"]?\s*(;.*)?""")
+_LINE = re.compile(r"""(-(?:e|-editable)[\s=]*)?['"]?(.+?)(\[[\w., -]+\])?['"]?\s*(;.*)?""")
 """The parts of a line that is none of PEP 508: is it editable, address, extras, marker."""
 _ADDRESS = re.compile(r"([\w+]+:|\.{1,2}(/|$)|/|git@|\.\[)|.*/|\S+\.(whl|zip|tar\.gz)$")
 _ELSEWHERE = re.compile(r"[\w+]+:|git@|/|~|.*\.(whl|zip|tar\.gz)$")
@@ -489,25 +492,30 @@ def poetry_lines(table: Mapping[str, Any], extra: str = "", *, with_optional: bo
 
 def fits_python(text: str) -> bool:
     """Whether a range of Pythons has the one that runs, in one of its alternatives (``||``); what cannot be read has it."""
+    ranges = map(SpecifierSet, map(bounds_of, re.split(r"\|\|?", text)))
     try:
-        ranges = map(SpecifierSet, map(bounds_of, re.split(r"\|\|?", text)))
         return any(one.contains(platform.python_version(), prereleases=True) for one in ranges)
-    except ValueError:
+    except ValueError:  # a number of thousands of digits
         return True
 
 
 def bounds_of(text: str) -> str:
-    """A range as Poetry writes it, its upper bound kept: ``^1.2`` is ``>=1.2,==1.*``."""
-    bounds = []
+    """A range as Poetry writes it, its upper bound kept: ``^1.2`` is ``>=1.2,==1.*``; empty where it cannot be read."""
+    bounds: list[str] = []
     for operator, version in re.findall(r"([\^~<>=!]*)\s*v?(\d[\w.*+!-]*)", text):
-        parts = version.split(".")
+        lowest = version.removesuffix(".*")
+        parts = lowest.split(".")
         first = next((at for at, part in enumerate(parts) if part.strip("0")), len(parts) - 1)
         if operator in ("^", "~"):
             kept = parts[:2] if operator == "~" else parts[: first + 1]
-            bounds += [f">={version}", f"=={'.'.join(kept)}.*"]
+            bounds += [f">={lowest}", f"=={'.'.join(kept)}.*"]
+        elif operator in ("", "=", "==", "!="):
+            bounds.append(f"{operator if len(operator) == 2 else '=='}{version}")
         else:
-            bounds.append(f"{'==' if operator in ('', '=') else operator}{version}")
-    return ",".join(bounds)
+            bounds.append(f"{operator}{lowest}")
+    with suppress(ValueError):
+        return str(SpecifierSet(",".join(bounds)))
+    return ""
 
 
 # --- The projects of a repository: more than one where they ask for one another, or in a workspace.
@@ -523,8 +531,11 @@ def find_projects(files: Mapping[str, bytes]) -> list[Project]:
     """
     top = Project(files)
     folders = {posixpath.dirname(path) for path in files if posixpath.basename(path) in PROJECT_FILES}
-    globs = top.strings("tool.*.workspace.members", "tool.hatch.envs.*.workspace.members")
-    members = sorted({one for glob in globs for one in fnmatch.filter(folders, posixpath.normpath(glob))})
+    inside, outside = (
+        _matching(folders, top.strings(f"tool.*.workspace.{key}", f"tool.hatch.envs.*.workspace.{key}"))
+        for key in ("members", "exclude")
+    )
+    members = sorted(inside - outside)
     of_members = {canonicalize_name(Project(files, one).name): f"{IN_TREE}{one}" for one in members}
     found: dict[str, Project] = {}
 
@@ -544,6 +555,16 @@ def find_projects(files: Mapping[str, bytes]) -> list[Project]:
     for folder in members:
         take(folder, is_needed=False)
     return list(found.values())
+
+
+def _matching(folders: Iterable[str], globs: Iterable[str]) -> set[str]:
+    """The folders that globs name; only two stars stand for folders in folders, so no project in a test's data is a member."""
+    return {
+        folder
+        for glob in map(posixpath.normpath, globs)
+        for folder in fnmatch.filter(folders, glob.replace("**/", "*"))
+        if "**" in glob or folder.count("/") == glob.count("/")
+    }
 
 
 def _bound_names(sources: Mapping[str, Any]) -> dict[str, str]:
@@ -640,7 +661,7 @@ def _version_places(project: Project) -> Iterator[tuple[str, str]]:
     for path, table in project.table("tool.poetry-dynamic-versioning.files").items():
         yield path, str(inner_table(table).get("initial-content") or "")
     for path in project.paths:
-        if path.endswith(".py.in") and "version" in path:  # a template of meson
+        if path.endswith(".py.in") and "version" in posixpath.basename(path):  # a template of meson
             yield path.removesuffix(".in"), project.text(path)
     for path in project.paths:
         if posixpath.basename(path) == "meson.build":

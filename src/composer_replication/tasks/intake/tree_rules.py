@@ -112,7 +112,7 @@ def folders_of_tests(tests: Collection[str], files: Collection[str]) -> frozense
         return not is_tested and 2 * len(plain) <= len(own)
 
     folders = {PurePosixPath(path).parent for path in tests} - others
-    return frozenset(str(folder) for folder in folders if are_tests(stems[folder]))
+    return frozenset(str(folder) for folder in folders if are_tests(stems.get(folder, set())))
 
 
 def is_subject_path(path: str) -> bool:

@@ -66,7 +66,7 @@ class FileCut:
         """
         gone: dict[int, str] = {}
         lines = self._lines
-        for block in (block for node in ast.walk(self._tree) for block in blocks_of(node)):  # outermost first
+        for block in _all_blocks(self._tree):
             doomed = [node for node in block if node in statements]
             for node in doomed:
                 first, last = first_line(node), node.end_lineno or node.lineno
@@ -116,6 +116,15 @@ class FileCut:
                 else:  # the whole of a list
                     start, end = self._lines.span(node)
                     yield start + 1, end - 1, ""
+
+
+def _all_blocks(tree: ast.Module) -> Iterator[list[ast.stmt]]:
+    """Every list of statements, outermost first; a chain of conditions may be deeper than Python calls itself."""
+    pending: list[ast.AST] = [tree]
+    for node in pending:
+        for block in blocks_of(node):
+            yield block
+            pending += block
 
 
 # --- Let test files be collected without a deleted name: only the tests that use it fail.

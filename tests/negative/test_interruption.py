@@ -61,7 +61,9 @@ class Started:
             time.sleep(0.05)
 
     def has_jail(self) -> bool:
-        return any(self.temporary.glob("composer-rl-*/*/trees/*/tree")) and bool(descendants(self.process.pid))
+        return any(self.temporary.glob("composer-rl-*/*/trees/*/tree")) and bool(
+            descendants(self.process.pid)
+        )
 
     def end(self, number: signal.Signals) -> str:
         """Send the signal; check what must hold after any interruption. Gives standard error."""

@@ -229,7 +229,7 @@ class Parting:
         at_most = min(max(1, round(len(places) * share)), len(places) - 1) if share > 0 else 0
         paths = {path for path, _, _ in places | gone} & set(self.original)
         texts = {path: self.original[path].decode("utf-8", "replace") for path in paths}
-        # Where each stands once the imports of its file are moved.
+        # Where each stands once imports of its file may fail.
         moves = [edit for edit in changes.test_edits if edit.path in paths]
         moved = {path: data.decode() for path, data in edited_files(self.original, moves).items()}
         now = {place: place for place in places | gone}

@@ -167,14 +167,16 @@ def shown_sources(store: TaskStore, task: Task) -> Sources:
     """The visible test functions that are found in the tree of a rollout; the first of each file with the imports that fail
     without the code.
     """
-    imports: dict[str, str] = defaultdict(str)
+    # By path and module: names of one module stand in one line, or they would take the place of the test.
+    imports: dict[str, dict[str, str]] = defaultdict(dict)
     for edit in store.record(task.task_id).test_edits:
-        lines = edit.text.splitlines() if edit.text.startswith("try:") else []
-        imports[edit.path] += "".join(
-            f"{line.strip()}\n" for line in lines if line[:4].isspace() and line != "    pass"
-        )
+        own = imports[edit.path]
+        for line in edit.text.splitlines() if edit.text.startswith("try:") else ():
+            if line[:4].isspace() and line != "    pass":
+                module, _, name = f" {line.strip()}".rpartition(" import ")
+                own[module] = f"{own[module]}, {name}" if module in own else line.strip()
     found = sources_of_tests(store, task, task.tests.shown, "rollout")
-    return [(path, imports.pop(path, "") + source) for path, source in found if source]
+    return [(path, "\n".join([*imports.pop(path, {}).values(), source])) for path, source in found if source]
 
 
 def sources_of_tests(

@@ -26,8 +26,10 @@ MAX_READABLE_FILES, MAX_READABLE_BYTES, MAX_READABLE_CHARACTERS = 20, 100_000, 2
 """Of ``readable_patch``, whose trees a policy has made: ``difflib`` takes seconds for a long file."""
 _MODE = "100644"
 _NO_NEWLINE = "\\ No newline at end of file\n"
-_PLAIN_NAME = re.compile(r"(?!\s)[^\x00-\x1f\x7f\"\\\ud800-\udfff]+(?<!\s)")
+_PLAIN_NAME = re.compile(r"(?!\s)[^\x00-\x1f\x7f\"\\]+(?<!\s)")
 """Any other git writes in C's notation, which no readable source file needs."""
+_NO_PATH = re.compile(r"[\x00\ud800-\udfff]")
+"""What no UTF-8 path holds."""
 
 
 def make_patch(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> str:
@@ -59,6 +61,8 @@ def _changed(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> list[str]:
 
 def _file_patch(path: str, old: bytes | None, new: bytes | None) -> str:
     _check_path(path)
+    if not _PLAIN_NAME.fullmatch(path):
+        raise _refused("the name holds signs that no patch of ours can write", ascii(path[:80]))
     try:
         before, after = (None if data is None else data.decode() for data in (old, new))
     except UnicodeDecodeError as error:
@@ -82,10 +86,9 @@ def _file_patch(path: str, old: bytes | None, new: bytes | None) -> str:
 
 def _check_path(path: str) -> None:
     pure = PurePosixPath(path)
-    is_odd = pure.is_absolute() or str(pure) != path or not _PLAIN_NAME.fullmatch(path)
+    is_odd = pure.is_absolute() or str(pure) != path or not pure.parts or _NO_PATH.search(path)
     if is_odd or any(part == ".." or part.lower() == ".git" for part in pure.parts):
-        told = "the path leaves the tree, is none, or holds signs that no patch of ours can write"
-        raise _refused(told, ascii(path[:80]))
+        raise _refused("the path leaves the tree or is none", ascii(path[:80]))
 
 
 def _lines(text: str | None) -> list[str]:

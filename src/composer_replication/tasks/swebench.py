@@ -299,7 +299,7 @@ def import_swebench(
     # A pin that names no size: nothing is planned.
     asked = replace(asked, symbols={source.source: ("given@",) for source in opened})
     with open_build(out, asked, jobs=jobs, backend=backend, progress=progress) as run:
-        ready = run.prepare_all(opened) if opened else {}
+        ready = run.prepare_all(opened)
         run.decide(
             [
                 Candidate(ready[source], deletion, asked, True, instance)

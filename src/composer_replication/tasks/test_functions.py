@@ -137,7 +137,7 @@ def function_shapes(text: str) -> frozenset[str]:
 
 def _shape(node: Function) -> str:
     body = node.body[1 if docstring_of(node.body) else 0 :]
-    # A broken tree has imports moved into its functions.
+    # A store of an earlier version may have imports moved into its functions.
     own = (part for part in body if not isinstance(part, ast.Import | ast.ImportFrom))
     parts = [*node.decorator_list, node.args, *own]
     return hashlib.sha256("\n".join(map(ast.dump, parts)).encode()).hexdigest()

@@ -401,6 +401,12 @@ def test_a_test_may_import_a_module_that_is_gone():
     assert edited[TESTS] == OPEN.format("import pkg.a") + OPEN.format("import pkg.a as m")
 
 
+def test_a_long_chain_of_conditions_may_stand_beside_what_goes() -> None:
+    chain = "def other(x):\n    if x:\n        return 1\n" + "    elif x:\n        return 1\n" * 1500
+    edited = whole(module(f"{FUNCTION}\n\n{chain}"), PIN)
+    assert edited["pkg/a.py"] == chain
+
+
 # --- files without candidates ---
 
 

@@ -276,3 +276,19 @@ def test_long_lists_are_clipped_and_say_so(sized_store: TaskStore) -> None:
     assert "# 11 more lines\n````" in text  # a fence longer than what stands in the code
     assert "2 more functions" in text
     assert text.count("From `t.py`") == MAX_SOURCES
+
+
+def test_the_first_test_of_a_file_has_the_imports_that_fail_one_line_a_module(
+    make_store: Any, sized_tasks: Any
+) -> None:
+    project = Path(__file__).parents[3] / "recipes" / "tiny-cpu" / "project"
+    path = "tests/test_text.py"
+    names = ("initials", "is_palindrome", "repeat", "shout")
+    may_fail = "".join(
+        f"try:\n    from tinymath import {name}\nexcept ImportError:\n    pass\n" for name in names
+    )
+    before = (project / path).read_text()
+    texts = {path: before.replace(f"from tinymath import {', '.join(names)}\n", may_fail)}
+    assert texts[path] != before
+    text = instruction(make_store(replace(sized_tasks["t-module-whole"], test_texts=texts)), "t-module-whole")
+    assert text.count("from tinymath import initials, is_palindrome, repeat, shout\n") == 1

@@ -19,6 +19,8 @@ import pytest
 
 from composer_replication.errors import MissingError, SandboxFailure, UsageError
 from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.intake.environment import Environment
+from composer_replication.tasks.repository import make_bench
 from composer_replication.tasks.store import TaskStore
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
@@ -214,10 +216,28 @@ def test_an_address_where_nothing_answers(form: str) -> None:
         ray_cluster.joined(form.format(free_port())).__enter__()
 
 
-@pytest.mark.parametrize("address", ["", "nowhere", "local", "host:", "host:0", "host:70000", "http://host:80", "a b:1"])  # fmt: skip
+@pytest.mark.parametrize("address", ["", "nowhere", "local", "host:", "host:0", "host:70000", "http://host:80", "a b:1", "host:" + "1" * 5000])  # fmt: skip
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(UsageError, match=r"CR0490.*is no address"):
         ray_cluster.joined(address).__enter__()
+
+
+def test_a_name_that_no_machine_has_is_one_sentence() -> None:
+    with pytest.raises(MissingError, match=r"^CR0490: the Ray cluster cannot be joined: [^\n]*$"):
+        ray_cluster.joined("a" * 64 + ":80").__enter__()
+
+
+def test_the_wheels_of_a_repository_are_sent_once(
+    environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put: list[object] = []
+    monkeypatch.setattr(ray_cluster.ray, "put", lambda value: put.append(value) or len(put))
+    store = TaskStore.create(tmp_path / "store")
+    monkeypatch.setattr(store, "wheel", lambda wheel: wheel.sha256.encode())
+    pool, bench = ray_cluster.RayPool(store), make_bench({}, environment, None)
+    references = [pool._send(one) for one in (bench, bench, replace(bench, suite_seconds=1.0))]
+    assert references[0] == references[1] != references[2]
+    assert len([value for value in put if isinstance(value, dict)]) == 1
 
 
 def test_another_version_of_ray_is_one_sentence() -> None:

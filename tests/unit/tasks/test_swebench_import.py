@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from small_trees import commit_all, write_tree
 
-from composer_replication.errors import InputError
+from composer_replication.errors import InputError, UsageError
 from composer_replication.run_folder import read_jsonl
 from composer_replication.tasks import swebench
 from composer_replication.tasks.gates import GateFailed
@@ -117,6 +117,15 @@ def test_what_we_export_comes_back_as_the_same_tasks(tiny_store: TaskStore, tmp_
         assert statement == write_instruction(tiny_store, task)
         assert write_instruction(store, other).startswith(statement.strip())
     assert validate_store(tmp_path / "store", repeat=1).failed == ()
+
+
+def test_rows_without_a_repository_leave_what_a_store_holds(tiny_store: TaskStore, tmp_path: Path) -> None:
+    shutil.copytree(tiny_store.root, tmp_path / "store")
+    (tmp_path / "repositories").mkdir()
+    rows = write_rows(tmp_path / "set.jsonl", row(base_commit="1.0"))
+    with pytest.raises(UsageError, match="CR0231"):
+        import_swebench(rows, tmp_path / "store", repositories=tmp_path / "repositories")
+    assert TaskStore.open(tmp_path / "store").task_ids() == tiny_store.task_ids()
 
 
 @pytest.mark.long

@@ -118,12 +118,13 @@ class FileCut:
                     yield start + 1, end - 1, ""
 
 
-def _all_blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    """Every list of statements below a node, outermost first."""
-    for block in blocks_of(node):
-        yield block
-        for statement in block:
-            yield from _all_blocks(statement)
+def _all_blocks(tree: ast.Module) -> Iterator[list[ast.stmt]]:
+    """Every list of statements, outermost first; a chain of conditions may be deeper than Python calls itself."""
+    pending: list[ast.AST] = [tree]
+    for node in pending:
+        for block in blocks_of(node):
+            yield block
+            pending += block
 
 
 # --- Let test files be collected without a deleted name: only the tests that use it fail.

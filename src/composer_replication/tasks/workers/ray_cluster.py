@@ -80,13 +80,13 @@ def check_address(address: str) -> None:
     if address == "auto":  # only Ray knows where it is
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    if not _HOST.fullmatch(host) or not re.fullmatch(r"\d{1,5}", port) or not 0 < int(port) < 1 << 16:
         problem = f"{address!r} is no address of a Ray cluster."
         fix = "--ray auto, --ray HOST:PORT or --ray ray://HOST:PORT"
         raise UsageError("CR0490", problem, where="--ray", fix=fix)
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a name of more than 63 signs between dots is no name
         raise _refusal(address, error) from error
 
 
@@ -205,6 +205,7 @@ class RayPool(Workers):
         self._store, self._needs = store, needs_of(store.backend)
         self._lock = threading.Lock()
         self._sent: dict[int, tuple[Bench, Any]] = {}  # with the bench, so that its id stays taken
+        self._sent_wheels = cache(self._send_wheels)
         self._remote = ray.remote(do_work).options(
             num_cpus=1, max_retries=NUM_RETRIES, retry_exceptions=[SandboxFailure], name="composer-rl work"
         )
@@ -240,10 +241,12 @@ class RayPool(Workers):
         with self._lock:
             if id(value) not in self._sent:
                 lock = lock_of(value.environment)
-                wheels = {one.sha256: self._store.wheel(one) for one in (*lock.wheels, lock.installer)}
                 bare = replace(value, original=dict(value.original), environment=None)  # type: ignore[arg-type]
-                self._sent[id(value)] = value, ray.put(_BenchParts(bare, lock, ray.put(wheels)))
+                self._sent[id(value)] = value, ray.put(_BenchParts(bare, lock, self._sent_wheels(lock)))
             return self._sent[id(value)][1]
+
+    def _send_wheels(self, lock: EnvironmentLock) -> Any:
+        return ray.put({one.sha256: self._store.wheel(one) for one in (*lock.wheels, lock.installer)})
 
 
 def do_work(needs: NodeNeeds, work: Callable[..., Any], options: dict[str, Any], *args: Any) -> Any:

@@ -39,7 +39,7 @@ from composer_replication.rollouts.tokens.pair_ids import PairRow, tokenised_pai
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.run_folder import RunFolder, write_json
 from composer_replication.sandbox import accept, accepted, choose_backend
-from composer_replication.tasks import build, sentinels, store_manifest
+from composer_replication.tasks import build, candidate, sentinels, store_manifest
 from composer_replication.tasks.intake import cache, sources
 from composer_replication.tasks.store import TaskStore
 from composer_replication.traces.pairs import pair_sources, read_pair_rows
@@ -186,7 +186,7 @@ def open_tasks(config: RunConfig, recipe_folder: Path, report: Report | None) ->
         return source if sources.needs_no_path(source) else str((recipe_folder / source).resolve())
 
     named = [located(source) for source in section.source]
-    versions = f"{store_manifest.STORE_VERSION}/{build.GATES_VERSION}"
+    versions = f"{store_manifest.STORE_VERSION}/{candidate.GATES_VERSION}"
     digest = hashlib.sha256(f"{versions}/{section.model_dump_json()}".encode())
     for source in named:
         if not sources.is_pinned(source):

@@ -31,17 +31,8 @@ from pydantic import TypeAdapter, ValidationError
 from composer_replication.errors import InputError, UsageError, needs_extra
 from composer_replication.records import Edit, Task
 from composer_replication.run_folder import write_atomic
-from composer_replication.tasks.build import (
-    BuildSummary,
-    Candidate,
-    Decision,
-    Instance,
-    Progress,
-    Settings,
-    check_arguments,
-    open_build,
-    summary_of,
-)
+from composer_replication.tasks.build import BuildSummary, Progress, check_arguments, open_build, summary_of
+from composer_replication.tasks.candidate import Candidate, Decision, Instance, Settings
 from composer_replication.tasks.gates import GateFailed
 from composer_replication.tasks.instructions import plain_instruction, written_instruction
 from composer_replication.tasks.intake.archives import ARCHIVE_SUFFIXES

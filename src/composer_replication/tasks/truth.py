@@ -9,8 +9,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from composer_replication.tasks.candidate import Candidate
 from composer_replication.tasks.gates import Subject, subject_of
 from composer_replication.tasks.planning.body_cuts import BodyCut, Deletion
 from composer_replication.tasks.planning.edits import Lines, view_files
@@ -28,16 +29,13 @@ from composer_replication.tasks.test_run import Trial
 from composer_replication.tasks.twin.twin_run import Twin, TwinSearch, build_twins, judge_twins, twin_bytes
 from composer_replication.tasks.workers import Workers
 
-if TYPE_CHECKING:
-    from composer_replication.tasks.build import Candidate
-
 # --- Recorded behaviour.
 
 SAME_BEFORE = "the code before the patch does the same"
 NO_TRUTH = "no-truth"
 """Neither a hidden test nor recorded behaviour, and it was looked for both."""
 
-Tasks = Mapping[str, "Candidate"]
+Tasks = Mapping[str, Candidate]
 """By task id, what the tasks of a store were made of that passed the gates."""
 
 

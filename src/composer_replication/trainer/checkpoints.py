@@ -22,7 +22,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
@@ -31,15 +31,13 @@ from composer_replication.errors import ComposerError, InputError
 from composer_replication.interfaces import Stateful
 from composer_replication.records import HintedTurn
 from composer_replication.run_folder import read_json, write_json
+from composer_replication.trainer.checks import ChecksThatSpeak
 from composer_replication.trainer.collator import SiblingPair
-from composer_replication.trainer.guard import refuse_foreign_split
+from composer_replication.trainer.guard import GuardHook, refuse_foreign_split
 from composer_replication.trainer.loss_channels import read_channels
 from composer_replication.trainer.metrics_log import InLoopSignals
 from composer_replication.trainer.preset_settings import TrainerSettingError
 from composer_replication.trainer.processes import num_processes, process_rank
-
-if TYPE_CHECKING:
-    from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 
 MANIFEST_NAME = "MANIFEST.json"
 STATE_NAME = "composer_state.json"
@@ -185,8 +183,8 @@ def _usable(name: str, checkpoint: Path) -> Iterator[None]:
 class OwnState:
     """What a ``ComposerReplicationTrainer`` keeps in a checkpoint beside transformers' files."""
 
-    def __init__(self, trainer: ComposerReplicationTrainer) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Any, hook: GuardHook, checks: ChecksThatSpeak | None) -> None:
+        self._trainer, self._hook, self._checks = trainer, hook, checks
         self.num_permutations_to_skip = 0
         """Of the training data, before a resumed run draws its own."""
 
@@ -195,16 +193,16 @@ class OwnState:
         trainer = self._trainer
         every = trainer.args.steps_per_generation * trainer.num_iterations
         is_inside = trainer._buffered_inputs is not None and trainer._step % every != 0  # noqa: SLF001 - TRL's only name
-        if trainer.channels is not None:
-            trainer.channels.write(checkpoint)
+        if self._hook.channels is not None:
+            self._hook.channels.write(checkpoint)
         if is_inside:
             torch.save({"buffered": trainer._buffered_inputs}, _buffer(checkpoint))  # noqa: SLF001 - TRL's only name
         if process_rank() != 0:
             return
-        trainer.step_lines.signals.read(trainer._metrics["train"])  # noqa: SLF001 - TRL's only name
+        self._hook.lines.signals.read(trainer._metrics["train"])  # noqa: SLF001 - TRL's only name
         parts = self._parts().items()
         state: dict[str, Any] = {name: None if part is None else part.state_dict() for name, part in parts}
-        state |= trainer.guard_hook.state_dict() | {
+        state |= self._hook.state_dict() | {
             "run": {"recipe": trainer.run_identity},
             "global_step": trainer.state.global_step,
             "micro_step": trainer._step,  # noqa: SLF001 - TRL's only name
@@ -234,12 +232,12 @@ class OwnState:
         if had != has:
             words = f"the checkpoint has extra states {had}, this trainer {has}."
             raise _foreign(words, checkpoint, "pass the same stateful parts as in the run that saved it.")
-        read_channels(trainer.channels, checkpoint)
+        read_channels(self._hook.channels, checkpoint)
 
     def _restore(self, saved: Mapping[str, Any], checkpoint: Path) -> None:
         trainer = self._trainer
-        trainer.guard_hook.load_state_dict(saved)
-        signals = trainer.step_lines.signals = InLoopSignals()
+        self._hook.load_state_dict(saved)
+        signals = self._hook.lines.signals = InLoopSignals()
         stateful = [(name, part, saved["stateful"][name]) for name, part in (trainer.stateful or {}).items()]
         own = [(name, part, saved.get(name)) for name, part in self._parts().items() if part is not None]
         for name, part, state in own + stateful:
@@ -267,7 +265,7 @@ class OwnState:
 
     def _parts(self) -> dict[str, Stateful | None]:
         trainer = self._trainer
-        own = {"in_loop_signals": trainer.step_lines.signals, "checks": trainer.checks}
+        own = {"in_loop_signals": self._hook.lines.signals, "checks": self._checks}
         return {"guard": trainer.heldout_guard, **own, "prompt_source": trainer.prompt_source}
 
     def _num_epochs_done(self) -> int:

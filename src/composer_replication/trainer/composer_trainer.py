@@ -151,7 +151,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
     policy_terms = cached_property(PolicyTerms)
     guard_hook = cached_property(lambda self: GuardHook(self, self.step_lines, self.channels))
     shared_prompts = cached_property(SharedPrompts)
-    own_state = cached_property(checkpoints.OwnState)
+    own_state = cached_property(lambda self: checkpoints.OwnState(self, self.guard_hook, self.checks))
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -178,7 +178,7 @@ class GuardHook:
     _kl_path_is_chosen = False
 
     def __init__(self, trainer: Any, lines: StepLines, channels: LossChannels | None) -> None:
-        self._trainer, self._lines, self._channels = trainer, lines, channels
+        self._trainer, self.lines, self.channels = trainer, lines, channels
 
     def begin(self) -> None:
         self.halted_at = self.last_round_idx = self.gate_step = None
@@ -208,7 +208,7 @@ class GuardHook:
         guard = trainer.heldout_guard
         if guard is None:
             return
-        signals = self._lines.signals
+        signals = self.lines.signals
         signals.read(trainer._metrics.get("train", {}))  # noqa: SLF001 - TRL's only name
         reward, is_new = from_first((signals.reward, signals.is_reward_new))
         if reward is None:
@@ -256,10 +256,10 @@ class GuardHook:
     def _write_verdict(self, verdict: dict[str, Any], fields: Mapping[str, float]) -> None:
         """Keep the verdict: here, and in the run folder where this process writes one."""
         self.last_verdict = verdict
-        if self._lines.folder is not None:
-            append_jsonl(self._lines.folder.verdicts, json_row(verdict))
+        if self.lines.folder is not None:
+            append_jsonl(self.lines.folder.verdicts, json_row(verdict))
         halted = {"halted": True} if verdict["fire"] else {}
-        self._lines.noted |= {**fields, "killswitch/round_idx": verdict["round_idx"], **halted}
+        self.lines.noted |= {**fields, "killswitch/round_idx": verdict["round_idx"], **halted}
 
     def choose_kl_path(self) -> None:
         """Decide, once, where the guard's KL comes from, and say why where it comes from nowhere."""
@@ -269,7 +269,7 @@ class GuardHook:
                 trainer.model,
                 beta=trainer.args.beta,
                 sync_ref_model=bool(trainer.args.sync_ref_model),
-                has_first_weights=bool(self._channels and self._channels.channel_of_first_weights),
+                has_first_weights=bool(self.channels and self.channels.channel_of_first_weights),
             )
             self.kl_path_off_reason, self._kl_path_is_chosen = reason or None, True
             if reason and process_rank() == 0:
@@ -303,7 +303,7 @@ class GuardHook:
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
         if self.kl_path is KlPath.ADAPTER_OFF:
             return cast("AbstractContextManager[None]", model.disable_adapter())
-        keeps = self._channels and self._channels.channel_of_first_weights
+        keeps = self.channels and self.channels.channel_of_first_weights
         assert keeps and keeps.weights  # as ``kl_path`` says
         return keeps.weights.in_place_of(model)
 

@@ -22,7 +22,8 @@ from composer_replication.records import Check, SandboxSpec
 from composer_replication.run_folder import read_jsonl
 from composer_replication.sandbox import LocalSandbox
 from composer_replication.tasks import build, repository
-from composer_replication.tasks.build import Build, BuildSummary, Decision, Journal, Settings, build_tasks
+from composer_replication.tasks.build import Build, BuildSummary, Journal, build_tasks
+from composer_replication.tasks.candidate import Decision, Settings
 from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.leaks.leak_scan import scan_store
 from composer_replication.tasks.store import TaskStore

@@ -14,7 +14,8 @@ from composer_replication.cli.main import main
 from composer_replication.errors import UsageError
 from composer_replication.records import Outcome
 from composer_replication.tasks import repository
-from composer_replication.tasks.build import Candidate, Settings, build_tasks
+from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.candidate import Candidate, Settings
 from composer_replication.tasks.gates import GateFailed, bench_of, failing_of, subject_of, suite_trial
 from composer_replication.tasks.intake.environment import Environment
 from composer_replication.tasks.planning.body_cuts import Deletion

@@ -136,7 +136,7 @@ def test_a_checkpoint_of_another_version_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"CR0884: the state of the run .* cannot be used: KeyError: 'split_finge"
     ):
-        checkpoints.OwnState(trainer).read(tmp_path)
+        checkpoints.OwnState(trainer, None, None).read(tmp_path)
 
 
 def test_a_state_that_its_part_does_not_take_is_refused_by_its_name(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from composer_replication.trainer.processes import gathered, num_processes
 logger = logging.getLogger(__name__)
 
 MAX_COLUMNS = 16_384  # of a pack of several rows: its mask has the square of that many entries
-PACKED_COLUMNS = 2048  # of completions in a pack, or as many as its prompt has: that many save more by sharing than they cost
+PACKED_COLUMNS = 1024  # of completions in a pack, or as many as its prompt has: that many save more by sharing than they cost
 _UNSCORED = -100
 
 

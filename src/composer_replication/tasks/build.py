@@ -241,6 +241,7 @@ class Build:
                     source,
                     self.store,
                     workers=self.workers,
+                    with_calls=not self.settings.symbols.get(source.source),
                     sizes=self.settings.sizes(source.source),
                     jobs=max(1, self.jobs // len(opened)),
                     suite_seconds=self.settings.suite_seconds,

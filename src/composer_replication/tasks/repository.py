@@ -59,17 +59,17 @@ def cut_off(report: TestReport, suite_seconds: float) -> UnusableRepository:
 MAX_BAD_TESTS = 10
 
 
-def run_suite(bench: Bench, order: int = 0) -> tuple[TestReport, dict[str, str]]:
+def run_suite(bench: Bench, order: int = 0, *, with_calls: bool = False) -> tuple[TestReport, dict[str, str]]:
     """The whole suite, but for what the bench leaves out: its report, and what was left out of it, by test or file, and why.
 
-    ``order`` 0 is that of the files, 1 one that ``SHUFFLE_SEED`` draws, 2 that one from its end; the last does not note which
-    functions are called. UnusableRepository: ``red-baseline``, ``too-slow`` or ``too-large``.
+    ``order`` 0 is that of the files, 1 one that ``SHUFFLE_SEED`` draws, 2 that one from its end. ``with_calls`` also notes which
+    functions are called (nothing where time ran out), which takes time. UnusableRepository: ``red-baseline``, ``too-slow`` or ``too-large``.
     """
     limit = bench.suite_seconds
     bad: dict[str, str] = {}
     while True:
         trial = Trial(
-            bench.original, None, limit, with_calls=order < 2, backwards=order == 2,
+            bench.original, None, limit, with_calls=with_calls, backwards=order == 2,
             shuffle_seed=SHUFFLE_SEED if order else None, left_out=sorted({*bench.left_out, *bad}),
         )  # fmt: skip
         report = run_alone(trial, bench.environment, backend=bench.backend)
@@ -139,6 +139,7 @@ def prepare(
     store: TaskStore,
     *,
     workers: Workers = OWN_THREADS,
+    with_calls: bool = True,
     jobs: int = 1,
     sizes: Collection[tuple[str, str]] = (("function", "body"),),
     suite_seconds: float = SUITE_SECONDS,
@@ -146,7 +147,7 @@ def prepare(
     """Lock, install, run the suite three times, and keep all of it in the store.
 
     What an earlier build of the same bytes in the same time kept is used again. ``workers`` run the suite, ``jobs`` at a
-    time; ``sizes`` are the (granularity, removal) pairs to plan, ``suite_seconds`` are how long by the clock a whole suite
+    time. ``with_calls`` notes which functions are called, for candidates that nobody pinned; ``sizes`` are the (granularity, removal) pairs to plan, ``suite_seconds`` are how long by the clock a whole suite
     may run.
     """
     slug, files = slug_of(source.repository), {path: sha256_of(data) for path, data in source.files.items()}
@@ -160,14 +161,15 @@ def prepare(
     }
     first_reason = ""
     kept = store.repository(slug) if store.has_record(f"repositories/{slug}.json") else None
-    if kept is not None and kept.called is not None and replace(kept, **asked) == kept:
+    knows_calls = kept is not None and (kept.called is not None or not with_calls)
+    if kept is not None and knows_calls and replace(kept, **asked) == kept:
         record, environment = kept, store.environment_of(kept.environment)
         bench = make_bench(source.files, environment, store.backend, suite_seconds)
     else:
-        begun = _with_what_is_missing(source, workers, store.backend, suite_seconds)
+        begun = _with_what_is_missing(source, workers, store.backend, suite_seconds, with_calls=with_calls)
         bench, first, bad = begun
         try:
-            runs, left_out = _three_runs(begun, workers, jobs)
+            runs, left_out = _three_runs(begun, workers, jobs, with_calls=with_calls)
         except UnusableRepository as error:
             raise explain(error, source) from error
         passed = frozenset.union(*(run.passed for run in runs))
@@ -178,7 +180,7 @@ def prepare(
             places={test: first.places[test] for test in sorted(green)},
             num_collected=len(first.collected),
             broken_files=tuple(sorted(set(first.collect_errors) - set(bad))),
-            called=next((run.called for run in runs if run.called), frozenset()),
+            called=next((run.called for run in runs if run.called), frozenset() if with_calls else None),
             flaky=tuple(sorted(passed - green)),
             left_out=left_out,
             **asked,
@@ -208,7 +210,12 @@ FirstRun = tuple[Bench, TestReport, dict[str, str]]
 
 
 def _with_what_is_missing(
-    source: RepositorySource, workers: Workers, backend: str | None, suite_seconds: float
+    source: RepositorySource,
+    workers: Workers,
+    backend: str | None,
+    suite_seconds: float,
+    *,
+    with_calls: bool,
 ) -> FirstRun:
     """The environment in which most tests are green, with the first run there.
 
@@ -233,7 +240,8 @@ def _with_what_is_missing(
             problem = problem or error
             break
         try:
-            first, bad = workers.call(run_suite, replace(bench, suite_seconds=suite_seconds))
+            timed = replace(bench, suite_seconds=suite_seconds)
+            first, bad = workers.call(run_suite, timed, with_calls=with_calls)
         except UnusableRepository as error:
             problem = problem or explain(error, source)
             said = [error.detail]
@@ -250,7 +258,9 @@ def _with_what_is_missing(
     return best
 
 
-def _three_runs(begun: FirstRun, workers: Workers, jobs: int) -> tuple[list[TestReport], tuple[str, ...]]:
+def _three_runs(
+    begun: FirstRun, workers: Workers, jobs: int, *, with_calls: bool
+) -> tuple[list[TestReport], tuple[str, ...]]:
     """The first run and two more, and what was left out of any: a test that is not green in all is left out of everything.
 
     The first has the order of the files, the second one drawn by ``SHUFFLE_SEED``, the third that one backwards: of any
@@ -259,8 +269,11 @@ def _three_runs(begun: FirstRun, workers: Workers, jobs: int) -> tuple[list[Test
     bench, first, bad = begun
     _refuse_red(first, first.passed, "green")
     bench = replace(bench, left_out=tuple(sorted(bad)))
+    notes_again = with_calls and first.called is None  # its time ran out
     with ThreadPoolExecutor(min(2, jobs), thread_name_prefix="tasks-baseline") as pool:
-        (second, more), (third, most) = pool.map(lambda order: workers.call(run_suite, bench, order), (1, 2))
+        forwards = pool.submit(workers.call, run_suite, bench, 1, with_calls=notes_again)
+        backwards = pool.submit(workers.call, run_suite, bench, 2)
+    (second, more), (third, most) = forwards.result(), backwards.result()
     runs = [first, second, third]
     green = frozenset.intersection(*(run.passed for run in runs))
     _refuse_red(first, green, "green in all of three runs")

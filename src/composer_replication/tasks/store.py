@@ -345,7 +345,7 @@ class TaskStore:
     def put_repository(self, slug: str, record: RepositoryRecord) -> None:
         """Keep a repository; what grows with its tests goes into a blob, which is compressed."""
         value = record.to_json()
-        baseline = {name: value.pop(name, ()) for name in _BASELINE}
+        baseline = {name: value.pop(name, None) for name in _BASELINE}
         digest = self.put_blob(json.dumps(baseline, sort_keys=True, separators=(",", ":")).encode())
         self.put_record(f"repositories/{slug}.json", {**value, "baseline": digest})
 

@@ -77,8 +77,7 @@ class RepositoryRecord(StoredRecord):
 
     ``places`` maps each test that was green in every run to its function; ``num_collected`` counts all; ``flaky``
     are those that were green in some runs only, sorted; ``broken_files`` could not be collected from the start; ``called``
-    are the functions (file, first line) that were called in it; none where nobody knows, or None in stores of version 5,
-    where nobody asked. ``commit`` is that of a git address, else empty. ``source`` is
+    are the functions (file, first line) that were called in it; none where nobody knows, None where nobody asked. ``commit`` is that of a git address, else empty. ``source`` is
     ``sdist:NAME==VERSION`` or the git address that it was fetched from, without the name of a user; empty for a folder
     or an archive. ``suite_seconds`` is how long a whole suite may run; records say it where it is not ``SUITE_SECONDS``.
     ``left_out`` are tests and files that end a run of the whole suite or were not reached in that time.
@@ -94,9 +93,9 @@ class RepositoryRecord(StoredRecord):
     flaky: tuple[str, ...]
     licence: Licence
     commit: str
-    called: Annotated[frozenset[tuple[str, int]] | None, PlainSerializer(lambda own: sorted(own or ()))] = (
-        None
-    )
+    called: Annotated[
+        frozenset[tuple[str, int]] | None, PlainSerializer(lambda own: None if own is None else sorted(own))
+    ] = None
     suite_seconds: float = SUITE_SECONDS
     source: str = ""
     left_out: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -106,6 +107,8 @@ def test_a_class_that_is_mostly_called_by_no_test_is_no_task(
         [source], tmp_path / "pinned", symbols={source: ["planted.py::Idle@class/body"]}, jobs=1, with_truth=False, hidden_share=0.0
     )  # fmt: skip
     assert pinned.valid == 1  # asked for by name
+    # To note calls takes time, of which a suite has only so much.
+    assert [one.called for one in TaskStore.open(tmp_path / "pinned").repositories()] == [None]
 
 
 def test_a_second_call_judges_nothing_again(
@@ -207,16 +210,19 @@ def test_a_store_whose_tree_an_earlier_version_chose_otherwise_is_measured_anew(
     store = TaskStore.open(Path(shutil.copytree(tiny_store.root, tmp_path / "out")))
     source = open_source(str(tiny_project))
     slug = repository.slug_of(source.repository)
-    prepared = repository.prepare(source, store)  # the same files: nothing is measured
-    with pytest.raises(
-        MeasuredAnew
-    ):  # what was not reached in the time is left out, so another time gives other tests
-        repository.prepare(source, store, suite_seconds=60.0)
+    prepare = partial(repository.prepare, source, store, with_calls=False)  # as for the store, which has pins
+    prepared = prepare()  # the same files: nothing is measured
+    assert prepared.record.called is None
+    with pytest.raises(MeasuredAnew):  # whom tests call is asked for now
+        repository.prepare(source, store)
+    # What was not reached in the time is left out, so another time gives other tests.
+    with pytest.raises(MeasuredAnew):
+        prepare(suite_seconds=60.0)
     files = dict(prepared.record.files)
     files.popitem()
     store.put_repository(slug, replace(prepared.record, files=files))
     with pytest.raises(MeasuredAnew):
-        repository.prepare(source, store)
+        prepare()
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="sys.monitoring cannot be taken away")

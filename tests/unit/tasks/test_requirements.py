@@ -400,10 +400,12 @@ def test_the_environment_with_the_most_green_tests_is_kept(
         "lock_repository": lambda _, missing, __: EnvironmentLock(" ".join(sorted(missing)), (WHEEL,), WHEEL),
         "open_environment": lambda lock, backend: SimpleNamespace(fingerprint=lock.python),
         "refuse_second_copy": lambda *_: None,
-        "run_suite": lambda bench: (reports[bench.environment.fingerprint], {}),
+        "run_suite": lambda bench, with_calls: (reports[bench.environment.fingerprint], {}),
     }
     for name, value in patches.items():
         monkeypatch.setattr(repository_module, name, value)
     source = source_of(tmp_path / "caller", CALLER_FILES)
-    bench, report, _ = repository_module._with_what_is_missing(source, OWN_THREADS, None, 1.0)
+    bench, report, _ = repository_module._with_what_is_missing(
+        source, OWN_THREADS, None, 1.0, with_calls=False
+    )
     assert (bench.environment.fingerprint, report) == ("one", reports["one"])

@@ -24,7 +24,7 @@ from composer_replication.safety import upper_confidence_gap
 from composer_replication.tasks import difficulty
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
 from composer_replication.tasks.store import TaskStore
-from composer_replication.trainer.preset_settings import SAMPLING
+from composer_replication.trainer.preset_settings import NO_FILTERS, filters_of
 
 _SINGLE_ANSWER = {"max_completion_length": 64, "temperature": 1.0}  # where no recipe says how
 
@@ -99,8 +99,8 @@ def _measured_policy(args: argparse.Namespace, attempts: assembly.Attempts) -> M
     if config.agent is not None:
         settings = hashlib.sha256(config.agent.model_dump_json().encode()).hexdigest()[:12]
         style, context_lines, num_tokens = f"episodes {settings}", 0, config.agent.max_new_tokens
-    filters = {name: getattr(sampling, name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
-    style += "".join(f" {name} {value}" for name, value in filters.items() if value != SAMPLING[name])
+    chosen = ((key, value) for key, value in filters_of(sampling).items() if value != NO_FILTERS[key])
+    style += "".join(f" {key} {value}" for key, value in chosen)
     temperature, digest = float(sampling.temperature), parameter_sha256(attempts.model)
     return MeasuredPolicy(name, digest, temperature, style, context_lines, num_tokens)
 

@@ -19,14 +19,8 @@ from composer_replication.rollouts.episodes import policies
 from composer_replication.rollouts.episodes.episode import rollout_row, trl_columns
 from composer_replication.rollouts.episodes.episode_player import EpisodePlayer
 from composer_replication.trainer.model_modes import weights_are_sharded
-from composer_replication.trainer.policy import (
-    ModelSampler,
-    end_token_ids,
-    filters_of,
-    load_weights,
-    server_endpoint,
-)
-from composer_replication.trainer.preset_settings import spread_weights
+from composer_replication.trainer.policy import ModelSampler, end_token_ids, load_weights, server_endpoint
+from composer_replication.trainer.preset_settings import filters_of, spread_weights
 from composer_replication.trainer.processes import process_rank
 
 

@@ -28,6 +28,7 @@ from composer_replication.rollouts.episodes import policies
 from composer_replication.rollouts.episodes.policies import SampleOptions
 from composer_replication.rollouts.tokens.token_ledger import unwilling_template
 from composer_replication.trainer.model_modes import accepts, evaluation_mode, inner_model, sampling_reason
+from composer_replication.trainer.preset_settings import NO_FILTERS, filters_of
 
 logger = logging.getLogger(__name__)
 NUM_PROMPTS_AT_ONCE = 8
@@ -61,13 +62,6 @@ class SampledRow:
 
 
 Generators = torch.Generator | Sequence[torch.Generator] | None
-_NO_FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-
-
-def filters_of(sampling: Any) -> dict[str, Any]:
-    """The filters of TRL's arguments, all four; None has none."""
-    given = {name: getattr(sampling, name, off) for name, off in _NO_FILTERS.items()}
-    return {**given, "top_k": given["top_k"] or 0}
 
 
 class ModelSampler:
@@ -83,7 +77,7 @@ class ModelSampler:
         self.model, self.tokenizer, self.eos_token_ids = model, tokenizer, tuple(eos_token_ids)
         self.filters = filters_of(sampling)
         # a distribution that filters reshape is not the model's own
-        self.has_logps = self.filters == _NO_FILTERS
+        self.has_logps = self.filters == NO_FILTERS
 
     def __call__(self, prompts: list[tuple[int, ...]], options: list[SampleOptions]) -> Sequence[Completion]:
         (temperature,) = {each.temperature for each in options}

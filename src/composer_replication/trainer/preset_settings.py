@@ -86,8 +86,8 @@ def _scaling(value: Any) -> Any:
     return {True: "group", False: "none"}[value] if isinstance(value, bool) else value
 
 
-SAMPLING: dict[str, Any] = {"temperature": 1.0, "max_completion_length": 512}
-SAMPLING |= {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+NO_FILTERS: dict[str, Any] = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+SAMPLING: dict[str, Any] = {"temperature": 1.0, "max_completion_length": 512, **NO_FILTERS}
 """How TRL samples where nothing is set; a test compares them with its arguments."""
 
 
@@ -95,6 +95,12 @@ def sampling_settings(config: RunConfig) -> SimpleNamespace:
     """How a recipe's answers are sampled: of TRL's arguments those that say so, its defaults for what is not set."""
     given = resolve_method(config).trl
     return SimpleNamespace(**{name: given.get(name, default) for name, default in SAMPLING.items()})
+
+
+def filters_of(sampling: Any) -> dict[str, Any]:
+    """The filters of TRL's arguments, all four; None has none."""
+    given = {name: getattr(sampling, name, off) for name, off in NO_FILTERS.items()}
+    return {**given, "top_k": given["top_k"] or 0}
 
 
 def overlong_punishment(method: ResolvedMethod, args: Any) -> list[Callable[..., Any]]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
-from composer_replication.cli.eval_verb import _result, difficulty_of, render
+from composer_replication.cli.assembly import Attempts
+from composer_replication.cli.eval_verb import _measured_policy, _result, difficulty_of, render
+from composer_replication.config import parse_config
 from composer_replication.rollouts.heldout_evaluation import TaskResult
 from composer_replication.safety import upper_confidence_gap
 from composer_replication.tasks.difficulty import Difficulty, MeasuredPolicy
@@ -44,6 +48,21 @@ def test_difficulty_counts_full_passes_only() -> None:
         Difficulty("t", policy, 4, 2, 1),
         Difficulty("blind", policy, 2, 2, None),
     ]
+
+
+def test_a_policy_that_samples_by_filters_is_another_one() -> None:
+    model: Any = nn.Linear(1, 1)
+
+    def measured(**trl: Any) -> MeasuredPolicy:
+        table = {"model": {"name": "tiny-random"}, "tasks": {"store": "tasks"}, "trl": trl}
+        attempts: Any = Attempts(parse_config(table, where="here"), Any, Any, model)
+        return _measured_policy(Namespace(model="m"), attempts)
+
+    plain = measured()
+    assert (plain.name, plain.temperature) == ("m", 1.0)
+    assert measured(top_p=1.0, top_k=0) == plain
+    filtered = measured(top_k=5, min_p=0.1)
+    assert filtered.prompt_style == f"{plain.prompt_style} top_k 5 min_p 0.1"
 
 
 def test_a_run_and_a_recipe_are_not_both_taken(tmp_path: Path, answer: Callable[..., Any]) -> None:

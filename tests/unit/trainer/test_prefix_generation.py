@@ -24,10 +24,9 @@ from composer_replication.trainer.policy import (
     ModelSampler,
     SampledRow,
     end_token_ids,
-    filters_of,
     take_end_of_template,
 )
-from composer_replication.trainer.preset_settings import sampling_settings
+from composer_replication.trainer.preset_settings import filters_of, sampling_settings
 from composer_replication.trainer.tiny_models import make_tiny_tools_model
 
 SIZES: dict[str, Any] = {

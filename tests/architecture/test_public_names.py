@@ -55,11 +55,7 @@ RECORDS = {
     "ToolSpec",
     "Turn",
 }
-PROTOCOLS = {
-    "Guard",
-    "GuardStatus",
-    "Stateful",
-}
+PROTOCOLS = {"Guard", "GuardStatus", "Stateful"}
 
 
 def classes_of(module_name: str) -> set[str]:

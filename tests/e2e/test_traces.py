@@ -19,11 +19,7 @@ from composer_replication.cli.main import main
 from composer_replication.config import AgentSection
 from composer_replication.records import Completion, StopReason, Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
-from composer_replication.rollouts.episodes.agent_loop import (
-    EpisodeParts,
-    LedgerTalk,
-    run_episodes,
-)
+from composer_replication.rollouts.episodes.agent_loop import EpisodeParts, LedgerTalk, run_episodes
 from composer_replication.rollouts.episodes.trajectories import write_trajectories
 from composer_replication.rollouts.grading import Grader
 from composer_replication.tasks.store import TaskStore

@@ -35,10 +35,7 @@ class HintFailedRows:
 
 CHANNELS: dict[str, dict[str, Any]] = {
     "off": {},
-    "hints": {
-        "alpha_sdpo": 40.0,
-        "hint_source": HintFailedRows(),
-    },
+    "hints": {"alpha_sdpo": 40.0, "hint_source": HintFailedRows()},
     "replay": {
         "beta_replay": 1.0,
         "replay_pairs": PAIRS,

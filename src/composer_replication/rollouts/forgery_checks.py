@@ -136,7 +136,7 @@ def _look(
         tuple(sorted(fitting, key=lambda copy: (copy.node_id, copy.kind, copy.site))),
         frozenset[str]().union(*(report.flags | _odd_end(plan, report) for report in reports)),
         is_shuffled,
-        has_plain and not any(_lies(plan, report) for report in reports),
+        has_plain and not any(_is_untrue(plan, report) for report in reports),
         max(report.cpu_seconds for report in reports),
     ), guilty
 
@@ -188,7 +188,7 @@ def forgery(plan: Plan, node_ids: Collection[str], report: TestReport, known: Su
     """
     if report.error or not any(report.outcomes[test] is Outcome.PASSED for test in node_ids):
         return ""
-    found = _lies(plan, report)
+    found = ["a test that must fail has not failed"] if _is_untrue(plan, report) else []
     for sentinel, copy in plan.doubles.items():
         if (report.outcomes[sentinel] is Outcome.PASSED) != (report.outcomes[copy.node_id] is Outcome.PASSED):
             found.append(f"{copy.node_id} and a copy of it under another name do not agree")
@@ -200,10 +200,9 @@ def forgery(plan: Plan, node_ids: Collection[str], report: TestReport, known: Su
     return "; ".join(found[:3])
 
 
-def _lies(plan: Plan, report: TestReport) -> list[str]:
-    """Plain sentinels with another outcome than they must have."""
-    is_lie = any(report.outcomes[test] is not Outcome.FAILED for test in plan.must_fail)
-    return ["a test that must fail has not failed"] if is_lie else []
+def _is_untrue(plan: Plan, report: TestReport) -> bool:
+    """Whether a plain sentinel, which must fail, has another outcome."""
+    return any(report.outcomes[test] is not Outcome.FAILED for test in plan.must_fail)
 
 
 def _odd_end(plan: Plan, report: TestReport) -> set[str]:

@@ -84,10 +84,10 @@ def read_content(path: Path) -> bytes:
 
 # --- The manifest of a store: which records belong to it, under one fingerprint.
 
-STORE_VERSION = 6
+STORE_VERSION = 7
 """Raised when records or files are laid out otherwise."""
-READABLE_VERSIONS = (5, STORE_VERSION)
-"""Version 5 told which test calls what. A store of any other version is built again."""
+READABLE_VERSIONS = (5, 6, STORE_VERSION)
+"""Version 5 told which test calls what, version 6 three parts of a sandbox. A store of any other version is built again."""
 NAME = "manifest.json"
 FOLDERS = ("instructions", "locks", "repositories", "tasks", "secrets")
 UNSETTLED = "unsettled"

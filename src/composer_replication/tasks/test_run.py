@@ -28,8 +28,6 @@ from composer_replication.tasks.suite_options import OVERRIDES, suite_arguments
 from composer_replication.tasks.test_functions import Place
 
 _OVER_CPU = (-signal.SIGXCPU, 128 + signal.SIGXCPU)
-import_roots = folders_of_tree
-"""Where the package under test is imported from, relative to the tree."""
 NOTHING_COLLECTED = "nothing was collected"
 _RECORD_BYTES = 64 * 1024**2
 VARIABLES = {
@@ -147,7 +145,7 @@ class Trial:
             "files": sorted({node_id.partition("::")[0] for node_id in self.node_ids or ()}),
             "arguments": [*ARGUMENTS, *(["--maxfail=1"] if self.stop_at_first_failure else [])],
             "options": suite_arguments(tree),
-            "import_roots": import_roots(tree),
+            "import_roots": folders_of_tree(tree),
             "shuffle_seed": self.shuffle_seed,
             "backwards": self.backwards,
             "cpu_seconds": None if self.wall_factor is None else self.seconds,

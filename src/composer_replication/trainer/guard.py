@@ -1,7 +1,7 @@
 """The guard: one fold of it, and the hook that folds it inside the training loop.
 
-The callback for other trainers (``guard_callback``) shares the fold; ``ReplicaCallback`` brings another replica's halt. The hook
-reads of TRL's trainer only ``state.global_step``, ``args.logging_steps``, ``control``, ``_metrics`` and ``log``.
+The callback for other trainers (``guard_callback``) shares the fold; ``ReplicaCallback`` brings another replica's halt. A fold
+reads of TRL's trainer only ``state``, ``args.logging_steps``, ``control``, ``_metrics`` and ``log``, and the model for a KL of ours.
 """
 
 from __future__ import annotations

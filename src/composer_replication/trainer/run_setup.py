@@ -25,11 +25,16 @@ from trl.trainer.grpo_config import GRPOConfig
 from composer_replication.config import LoraSection, RunConfig
 from composer_replication.errors import InputError, MissingError
 from composer_replication.run_folder import RunFolder
-from composer_replication.trainer import preset_settings
 from composer_replication.trainer.collator import num_positions
 from composer_replication.trainer.episode_rollouts import EpisodeRollouts
 from composer_replication.trainer.policy import chat_prompt_ids
-from composer_replication.trainer.preset_settings import refusals, refuse_bad_values, refused, resolve_method
+from composer_replication.trainer.preset_settings import (
+    ResolvedMethod,
+    refusals,
+    refuse_bad_values,
+    refused,
+    resolve_method,
+)
 from composer_replication.trainer.processes import process_rank
 
 OWN_KEYS = frozenset(
@@ -40,7 +45,7 @@ OWN_KEYS = frozenset(
 """Keys of ``GRPOConfig`` that a recipe may not set, as well as those that begin with hub_."""
 
 
-def trl_arguments(config: RunConfig, folder: RunFolder) -> tuple[GRPOConfig, preset_settings.ResolvedMethod]:
+def trl_arguments(config: RunConfig, folder: RunFolder) -> tuple[GRPOConfig, ResolvedMethod]:
     """TRL's ``GRPOConfig`` of the recipe's method, with what a run folder needs set by us, and that method.
 
     Defaults that differ from TRL's: one log row a step, no second progress bar, float32 arithmetic unless ``bf16`` is asked

@@ -143,11 +143,7 @@ def under(store: TaskStore, licence: Licence) -> None:
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
 @pytest.mark.parametrize(
     ("licence", "reason"),
-    [
-        (GPL, "GPL-3.0-only, not among the permissive licences"),
-        (UNKNOWN, "look at LICENSE"),
-        (MIT, ""),
-    ],
+    [(GPL, "GPL-3.0-only, not among the permissive licences"), (UNKNOWN, "look at LICENSE"), (MIT, "")],
     ids=["copyleft", "unknown", "permissive"],
 )
 def test_every_export_tells(

@@ -5,14 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from composer_replication.report.bench_runs import (
-    DELTA,
-    FAMILIES,
-    ONSET,
-    TOLERATED_GAP,
-    Series,
-    simulate,
-)
+from composer_replication.report.bench_runs import DELTA, FAMILIES, ONSET, TOLERATED_GAP, Series, simulate
 
 BY_NAME = {family.name: family for family in FAMILIES}
 NULLS = [family.name for family in FAMILIES if family.onset is None]

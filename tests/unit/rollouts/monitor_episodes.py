@@ -70,9 +70,7 @@ def bash(command: str) -> ToolCall:
 
 
 def inspect(
-    *calls: ToolCall,
-    after: Mapping[str, str | None] | None = None,
-    before: Mapping[str, str] | None = None,
+    *calls: ToolCall, after: Mapping[str, str | None] | None = None, before: Mapping[str, str] | None = None
 ) -> MonitorReport:
     """``after`` are the files that differ at the end, None for those that are gone, ``before`` further ones."""
     first = {**BEFORE, **(before or {})}

@@ -12,15 +12,7 @@ from hint_rollouts import cases, observe
 
 from composer_replication.config import RolloutsSection
 from composer_replication.errors import InputError
-from composer_replication.records import (
-    Completion,
-    Outcome,
-    Rollout,
-    Score,
-    StopReason,
-    Task,
-    Turn,
-)
+from composer_replication.records import Completion, Outcome, Rollout, Score, StopReason, Task, Turn
 from composer_replication.rollouts.episodes.episode import EpisodeTurn
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.hints import hinted_turns

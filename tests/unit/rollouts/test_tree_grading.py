@@ -22,10 +22,7 @@ def golden(store: TaskStore, clamp: Task) -> dict[str, bytes]:
     return store.files(clamp, "golden")
 
 
-@pytest.mark.parametrize(
-    "task_id",
-    ["t-module-whole", "t-feature-whole"],
-)
+@pytest.mark.parametrize("task_id", ["t-module-whole", "t-feature-whole"])
 def test_every_size_of_task_is_graded(
     sized_store: TaskStore, store: TaskStore, clamp: Task, task_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,7 +164,7 @@ class TestWalk:
         (packages / "old.py").write_bytes(text_files[0])
         # A folder in another one, and a second name of it, are walked once.
         assert walk([own_environment.root, packages], own_environment) == {
-            ("installed", str(packages / "old.py")),
+            ("installed", str(packages / "old.py"))
         }
 
     def test_what_lies_in_another_folder_that_is_shown_is_found(

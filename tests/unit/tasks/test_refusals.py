@@ -15,11 +15,7 @@ from packaging.requirements import Requirement
 
 from composer_replication.tasks.intake.environment import Environment, UnusableRepository
 from composer_replication.tasks.intake.licences import read_licence
-from composer_replication.tasks.intake.requirements import (
-    explain,
-    read_requirements,
-    refuse_second_copy,
-)
+from composer_replication.tasks.intake.requirements import explain, read_requirements, refuse_second_copy
 from composer_replication.tasks.intake.sources import RepositorySource
 
 

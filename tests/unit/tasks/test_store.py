@@ -169,10 +169,13 @@ def test_records_are_compressed_and_hashed_as_they_are(copy: Path) -> None:
     assert sum((copy / name).stat().st_size for name in on_disk) < 0.7 * sum(map(len, texts.values()))
 
 
-def test_a_store_of_the_version_before_is_read_and_built_on(copy: Path, tiny_store: TaskStore) -> None:
+@pytest.mark.parametrize("version", [5, 6])
+def test_a_store_of_a_version_before_is_read_and_built_on(
+    copy: Path, tiny_store: TaskStore, version: int
+) -> None:
     manifest = copy / "manifest.json"
     sandbox = {"backend": "b", "python": "3.1", "platform": "p"}
-    before = {"store_version": 5, "build": {"is_complete": True}, "proved_by": [sandbox]}
+    before = {"store_version": version, "build": {"is_complete": True}, "proved_by": [sandbox]}
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **before}))
     old = TaskStore.open(copy)
     assert old.proved_by == ("b (Python 3.1, p)",)
@@ -202,7 +205,7 @@ def test_a_damaged_manifest_or_none_is_found(tmp_path: Path, text: str | None) -
         TaskStore.open(tmp_path)
 
 
-@pytest.mark.parametrize(("version", "said"), [(7, "7"), (4, "4"), ("6", "6"), (None, "1")])
+@pytest.mark.parametrize(("version", "said"), [(8, "8"), (4, "4"), ("7", "7"), (None, "1")])
 def test_a_store_of_another_version_is_not_called_damaged(copy: Path, version: object, said: str) -> None:
     manifest = copy / "manifest.json"
     value = {**json.loads(manifest.read_text()), "store_version": version}
@@ -210,7 +213,7 @@ def test_a_store_of_another_version_is_not_called_damaged(copy: Path, version: o
     manifest.write_text(json.dumps({name: each for name, each in value.items() if each is not None}))
     with pytest.raises(InputError, match="CR0411") as caught:
         TaskStore.open(copy)
-    wanted = f"the version of the task store is {said}, this program reads 5, 6."
+    wanted = f"the version of the task store is {said}, this program reads 5, 6, 7."
     assert (
         wanted == caught.value.message
         and "upgrade" in caught.value.fix

@@ -14,11 +14,7 @@ from small_trees import commit_all, write_tree
 from composer_replication.errors import InputError
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.intake.sources import open_source
-from composer_replication.tasks.intake.tree_rules import (
-    TreeRules,
-    folders_of_tests,
-    is_subject_path,
-)
+from composer_replication.tasks.intake.tree_rules import TreeRules, folders_of_tests, is_subject_path
 
 BASE = {
     "pyproject.toml": b'[project]\nname = "thing"\nversion = "1"\n',

@@ -126,8 +126,7 @@ def test_messages_without_a_chat_template_are_refused_by_their_own_code(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("template", "words"),
-    [(FORGETFUL, "writes the prompt otherwise"), (REFUSING, "roles must alternate")],
+    ("template", "words"), [(FORGETFUL, "writes the prompt otherwise"), (REFUSING, "roles must alternate")]
 )
 def test_a_template_that_does_not_fit_is_said(tmp_path: Path, template: str, words: str) -> None:
     rows = read_pair_rows(written(tmp_path, TEXT, CHAT))

@@ -79,11 +79,7 @@ def train(folder: Path, store: TaskStore, later: list[str], **settings: Any) -> 
 @pytest.fixture(scope="module")
 def halted(tmp_path_factory: pytest.TempPathFactory, store: TaskStore) -> tuple[RunFolder, Any, int]:
     evidence = {"planned_evaluations": 10, "tolerated_gap": 0.1}
-    more = {
-        "heldout.sample_size": 2,
-        "heldout.num_canaries": 1,
-        "model.lora.rank": 4,
-    }
+    more = {"heldout.sample_size": 2, "heldout.num_canaries": 1, "model.lora.rank": 4}
     folder = tmp_path_factory.mktemp("guarded") / "run"
     return train(folder, store, CHEATING, evidence=evidence, **more)
 

@@ -236,10 +236,7 @@ def test_hints_of_failed_calls_are_what_the_hint_channel_distils(
 
     scripted.setattr(model_loading, "make_tiny_tools_model", sharp)
     scripted.setattr(HintedTurnMaker, "hinted_turns", hinted_turns)
-    settings = {
-        "trl.max_steps": 1,
-        "trainer.alpha_sdpo": 0.5,
-    }
+    settings = {"trl.max_steps": 1, "trainer.alpha_sdpo": 0.5}
     folder = train(tmp_path / "run", store, **settings)
     (row,) = read_jsonl(folder.metrics)
     (episodes,) = episodes_of(folder)

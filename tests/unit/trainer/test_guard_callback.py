@@ -56,12 +56,7 @@ def token_rows(texts: list[str]) -> Dataset:
 
 def plain_trainer(folder: Path, callback: TrainerCallback, **settings: Any) -> Trainer:
     arguments = TrainingArguments(output_dir=str(folder), **{**COMMON, **settings})
-    return Trainer(
-        model=tiny_model(),
-        args=arguments,
-        train_dataset=token_rows(TEXTS),
-        callbacks=[callback],
-    )
+    return Trainer(model=tiny_model(), args=arguments, train_dataset=token_rows(TEXTS), callbacks=[callback])
 
 
 def sft_trainer(folder: Path, callback: TrainerCallback, **settings: Any) -> Trainer:

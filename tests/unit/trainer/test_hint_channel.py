@@ -40,9 +40,7 @@ def batch_of(turns: Sequence[HintedTurn]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("jsd_alpha", "top_k"),
-    [(0.5, 20), (0.0, 1), (1.0, 258)],
-    ids=["jsd", "forward", "reverse-all-words"],
+    ("jsd_alpha", "top_k"), [(0.5, 20), (0.0, 1), (1.0, 258)], ids=["jsd", "forward", "reverse-all-words"]
 )
 def test_value_and_gradient_equal_the_whole_vocabulary_in_float64(
     ready: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, jsd_alpha: float, top_k: int

@@ -19,12 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "invariants"))
 from tiny_architectures import tiny_model
 
 from composer_replication.errors import InputError
-from composer_replication.trainer.generation import (
-    ROUTED_EXPERTS,
-    SEGMENT_STARTS,
-    Generation,
-    temporarily,
-)
+from composer_replication.trainer.generation import ROUTED_EXPERTS, SEGMENT_STARTS, Generation, temporarily
 from composer_replication.trainer.policy_terms import merge_rows
 from composer_replication.trainer.preset_settings import PolicyOptions, TrainerSettingError
 from composer_replication.trainer.rollout_columns import (

@@ -87,8 +87,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [*((kind, torch.float32) for kind in KINDS), ("whole embeddings", torch.bfloat16)],
+    ("kind", "dtype"), [*((kind, torch.float32) for kind in KINDS), ("whole embeddings", torch.bfloat16)]
 )
 def test_whatever_an_adapter_is_on_the_saved_model_is_the_trained_one(
     tiny: tuple[Any, Any], tmp_path: Path, kind: str, dtype: torch.dtype

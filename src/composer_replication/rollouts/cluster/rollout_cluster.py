@@ -167,10 +167,8 @@ class RolloutCluster:
                 except (RayError, ConnectionError) as error:
                     try:
                         raise_of_work(error)
-                    except (
-                        SandboxFailure
-                    ) as cause:  # Ray tried it again already: now it is the user's to know
-                        raise _final(cause) from error
+                    except SandboxFailure as cause:
+                        raise _final(cause) from error  # Ray tried it again: now it is the user's to know
                     self._start()
                 else:
                     self._free.put(actor)

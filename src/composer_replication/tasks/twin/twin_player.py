@@ -38,12 +38,6 @@ NOTHING = (False, "")
 """Of a call that cannot be loaded, made or compared."""
 
 
-def module_name(path, roots):
-    """The name under which tests import a file of the tree."""
-    prefix = next((f"{root}/" for root in roots if root != "." and path.startswith(f"{root}/")), "")
-    return path.removeprefix(prefix).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-
-
 def find_function(symbol, module_name):
     """The function that a module defines under a qualified name, whatever it is wrapped in; else what has that name."""
     value = module = importlib.import_module(module_name)
@@ -60,8 +54,8 @@ def find_function(symbol, module_name):
 class Job:
     """One function, one task: replay, mutate or constants."""
 
-    def __init__(self, request, job, steps):
-        self.roots, self.job, self.steps = request["import_roots"], job, steps
+    def __init__(self, job, steps):
+        self.job, self.steps = job, steps
         self.blobs = [base64.b64decode(blob) for blob in job["blobs"]]
         self.constants = [ast.literal_eval(text) for text in job.get("constants", ())]
         # Whoever changes the modules in the process changes nothing here.
@@ -79,7 +73,7 @@ class Job:
             with open(path, "w", encoding="utf-8", newline="") as file:
                 file.write(text)
         self.dumps = make_dumps(os.getcwd(), MAX_MUTATED_BYTES)
-        self.function = find_function(self.job["symbol"], module_name(self.job["path"], self.roots))
+        self.function = find_function(self.job["symbol"], self.job["module"])
         return {"error": "", **(self._mutate() if "wanted" in self.job else self._replay())}
 
     def _replay(self):
@@ -105,11 +99,7 @@ class Job:
                 return True, " ".join(digests)
             result = self.encode(self.function(*args, **kwargs))
             return True, self.digest(node("ret", result, self.encode((args, kwargs), is_result=False)))
-        except (
-            OpaqueValue,
-            MemoryError,
-            RecursionError,
-        ):  # the last two depend on what else the process holds
+        except (OpaqueValue, MemoryError, RecursionError):  # the last two depend on what else is held
             return NOTHING
         except BaseException as error:
             return False, self.digest(node("exc", repr(type(error).__name__)))
@@ -367,7 +357,7 @@ def run_job(request, number, send):
             try:
                 os.setsid()
                 lower_limit(resource.RLIMIT_CPU, math.ceil(latest - _used_by_children()))
-                send("done", job=number, **Job(request, request["jobs"][number], steps).told())
+                send("done", job=number, **Job(request["jobs"][number], steps).told())
                 steps.now[0] = DONE
             finally:
                 os._exit(0)

@@ -14,7 +14,7 @@ import os
 import sys
 import types
 
-from composer_replication.tasks.running.pytest_runner import importable_plugins, make_suite
+from composer_replication.tasks.running.pytest_runner import make_suite, prepare
 from composer_replication.tasks.twin.call_pickle import MODULE, make_dumps
 
 MAX_CALLS, MAX_CALL_BYTES = 150, 30_000
@@ -108,16 +108,11 @@ class Recorder:
 def main(request, send):
     """Run the suite, and send the calls."""
     root = os.getcwd()
-    roots = [os.path.normpath(os.path.join(root, path)) for path in request["import_roots"]]
-    sys.path[:0] = roots
-    os.environ["PYTHONPATH"] = os.pathsep.join(roots)
-
+    arguments = prepare(request, root)
     import pytest
 
     recorder = Recorder(request, root)
-    options = importable_plugins(request["suite"], root)
-    plugins = [recorder, make_suite(options, request["left_out"])]
-    code = pytest.main([*options, *request["arguments"], f"--rootdir={root}"], plugins=plugins)
+    code = pytest.main(arguments, plugins=[recorder, make_suite(request["options"], request["left_out"])])
     for number, target in sorted(recorder.targets.items()):
         send("calls", target=number, calls=[base64.b64encode(blob).decode() for blob in target.blobs])
     send("end", exit_code=int(code))

@@ -34,15 +34,15 @@ from composer_replication.errors import InputError, SandboxFailure
 from composer_replication.records import ExecResult, Limits
 from composer_replication.sandbox.process_folder import process_folder
 from composer_replication.tasks.intake.environment import Environment
-from composer_replication.tasks.intake.tree_rules import is_subject_path
+from composer_replication.tasks.intake.tree_rules import folders_of_tree, is_subject_path, recorded_folders
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS, BodyCut
 from composer_replication.tasks.planning.edits import write_files
+from composer_replication.tasks.planning.symbol_graph import module_name
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store_manifest import decompress
 from composer_replication.tasks.suite_options import suite_arguments
 from composer_replication.tasks.test_run import (
     ARGUMENTS,
-    import_roots,
     last_words,
     program_text,
     read_records,
@@ -213,6 +213,7 @@ def record_calls(bench: Bench, cuts: Sequence[BodyCut]) -> tuple[dict[str, list[
         "targets": [[cut.path, cut.first_line] for cut in cuts],
         "by_value": sorted(path for path in files if path.endswith(".py") and not is_subject_path(path)),
         "arguments": ARGUMENTS,
+        "files": [],
         "left_out": list(bench.left_out),
         "ours": str(process_folder()),
     }
@@ -253,10 +254,11 @@ def _play(
 
     ``call_seconds`` and ``job_seconds`` are processor time, ``wall_seconds`` of all by the clock, or a minute for each job.
     """
+    roots = recorded_folders(bench.original)
     options = {
         "jobs": [
             {
-                "path": job.twin.path,
+                "module": module_name(job.twin.path, roots),
                 "symbol": job.twin.symbol,
                 "blobs": [base64.b64encode(vector.blob).decode() for vector in job.twin.vectors],
                 **job.options,
@@ -317,8 +319,8 @@ def run_program(
         write_files(tree, files)
         request = {
             **options,
-            "import_roots": import_roots(tree),
-            "suite": suite_arguments(tree) if name == "twin_recorder" else [],
+            "import_roots": folders_of_tree(tree),
+            "options": suite_arguments(tree) if name == "twin_recorder" else [],
             "nonce": nonce,
             "program": f"{_PACKAGE}.{program}",
             "sources": [

@@ -217,13 +217,13 @@ def test_what_cannot_be_fetched_is_one_sentence(tmp_path: Path, repository: Path
     ):
         error = error_of(source)
         ref = source.rpartition("@")[2] if "@" in source else "HEAD"
-        assert (error.code, error.message) == ("CR0407", f"git cannot fetch {ref} in 600 s and 512 MiB.")
+        assert (error.code, error.message) == ("CR0407", f"git cannot fetch {ref}, or not within 600 s and 512 MiB.")
         assert "all 40 digits of a commit" in error.fix
 
 
 def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, repository: Path) -> None:
     monkeypatch.setattr(git_source, "_MOST_SECONDS", 0.0)
-    with pytest.raises(InputError, match="CR0407: git cannot fetch HEAD in 0 s"):
+    with pytest.raises(InputError, match="CR0407: git cannot fetch HEAD, or not within 0 s"):
         open_source(f"git+file://{repository}")
 
 
@@ -445,7 +445,7 @@ def test_a_repository_over_https(https: str) -> None:
 @pytest.mark.parametrize("what", ["thing.git@v9", "private/thing.git@v9", "absent.git@v9"])
 def test_what_https_does_not_give(https: str, what: str) -> None:
     error = error_of(f"git+{https}/{what}")
-    assert (error.code, error.message) == ("CR0407", "git cannot fetch v9 in 600 s and 512 MiB.")
+    assert (error.code, error.message) == ("CR0407", "git cannot fetch v9, or not within 600 s and 512 MiB.")
     assert "clone it yourself" in error.fix
 
 

@@ -132,13 +132,13 @@ def _fetch(source: str, address: GitAddress, tree: Path) -> str:
         ]
         _run_git(*archive, folder=tree.parent)
     except subprocess.SubprocessError as error:
-        limits = f"in {_MOST_SECONDS:.0f} s and {_MOST_BYTES // 1024**2} MiB"
+        limits = f"or not within {_MOST_SECONDS:.0f} s and {_MOST_BYTES // 1024**2} MiB"
         fix = (
             f"GIT_CONFIG_GLOBAL=/dev/null git ls-remote {address.url} shows what is there (name a tag, a branch, or all "
             "40 digits of a commit); git is given no password here, no settings of yours, and no key but those of an ssh "
             "agent, and must fetch a commit alone: clone it yourself and give the folder."
         )
-        raise InputError("CR0407", f"git cannot fetch {ref} {limits}.", where=source, fix=fix) from error
+        raise InputError("CR0407", f"git cannot fetch {ref}, {limits}.", where=source, fix=fix) from error
     return commit
 
 

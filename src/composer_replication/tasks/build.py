@@ -393,7 +393,8 @@ def records_of(candidate: Candidate, subject: Subject) -> tuple[TaskRecord, Secr
     """The public and the secret record of a new task."""
     repository, deletion, instance = candidate.repository, candidate.deletion, candidate.instance
     changes, tests = subject.changes, subject.tests
-    task_id = make_task_id(repository.slug, deletion, repository.bench.original)
+    instance_id = "" if instance is None else instance.instance_id
+    task_id = make_task_id(repository.slug, deletion, repository.bench.original, instance_id)
     golden = changes.golden_code(repository.bench.original)
     record = TaskRecord(
         task_id=task_id,
@@ -412,7 +413,7 @@ def records_of(candidate: Candidate, subject: Subject) -> tuple[TaskRecord, Secr
         environment=repository.record.environment,
         num_body_lines=sum(bool(line.strip()) for line in golden.splitlines()),
         statement="" if instance is None else instance.problem_statement,
-        instance_id="" if instance is None else instance.instance_id,
+        instance_id=instance_id,
         strength=None,
         paid_tests=tests.paid,
         shown_edits=changes.shown_edits,
@@ -420,7 +421,7 @@ def records_of(candidate: Candidate, subject: Subject) -> tuple[TaskRecord, Secr
     return record, SecretRecord(task_id, tests.hidden, subject.withheld, None)
 
 
-def make_task_id(slug: str, deletion: Deletion, original: Mapping[str, bytes]) -> str:
+def make_task_id(slug: str, deletion: Deletion, original: Mapping[str, bytes], instance_id: str) -> str:
     """``toolz-1.2.0--toolz.itertoolz--concatv--1a2b3c4d``: safe in a file name, derived from the content."""
     path = PurePosixPath(deletion.path)
     parts = [part for part in (*path.parts[:-1], path.stem) if part not in ("src", "lib", "__init__")]
@@ -432,7 +433,7 @@ def make_task_id(slug: str, deletion: Deletion, original: Mapping[str, bytes]) -
     else:
         names.append(size)
         content = [deletion.pin, [astuple(edit) for edit in deletion.edits], deletion.removed_files]
-    content.append(deletion.changes.golden_code(original))
+    content += [deletion.changes.golden_code(original), *([instance_id] if instance_id else [])]
     readable = re.sub(r"[^A-Za-z0-9._+-]", "-", "--".join(names))[:160]
     return f"{readable}--{sha256_of(json.dumps(content).encode())[:8]}"
 

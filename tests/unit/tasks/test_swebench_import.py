@@ -185,6 +185,7 @@ def test_bad_rows_are_counted_and_named_and_the_others_go_on(base: Path, tmp_pat
         row(instance_id="empty", patch=""),
         row(instance_id="constant", patch=patch_of(same, {"planted/__init__.py": BROKEN + "X = 1\n"})),
         row(instance_id="tells", problem_statement="Write this:\n\n    return 2 * x\n"),
+        row(instance_id="again", problem_statement="The same change in other words."),
     ]
     summary = import_swebench(
         write_rows(tmp_path / "set.jsonl", *rows), tmp_path / "store", repositories=base
@@ -197,7 +198,10 @@ def test_bad_rows_are_counted_and_named_and_the_others_go_on(base: Path, tmp_pat
         "patch-fails": 1,
         "statement-shows-code": 1,
     }
-    assert (summary.tasks, summary.valid, summary.candidates) == (1, 1, 9)
+    assert (summary.tasks, summary.valid, summary.candidates) == (2, 2, 10)
+    store = TaskStore.open(tmp_path / "store")
+    statements = {one.instance_id: one.statement for one in map(store.record, store.task_ids())}
+    assert statements["again"] == rows[-1]["problem_statement"] != statements[rows[0]["instance_id"]]
     decisions = {one["pin"]: one for one in read_jsonl(tmp_path / "store/journal.jsonl")}
     assert set(decisions) == {one["instance_id"] for one in rows}
     assert "patch failed: planted/__init__.py" in decisions["stale"]["detail"]

@@ -29,7 +29,7 @@ from composer_replication.rollouts.environment.feature_deletion_env import Featu
 from composer_replication.rollouts.episodes import agent_loop, episode_player, policies, trajectories
 from composer_replication.rollouts.episodes.episode_player import EpisodePlayer, EpisodeSampler, Listener
 from composer_replication.rollouts.episodes.policies import ServedModel
-from composer_replication.rollouts.episodes.shortcut_judge import open_judge
+from composer_replication.rollouts.episodes.shortcut_judge import ShortcutJudge, open_judge
 from composer_replication.rollouts.grading import Grader
 from composer_replication.rollouts.heldout_evaluation import HeldoutEvaluator, PolicySampler, TaskSampler
 from composer_replication.rollouts.hints.hinted_turns import HintedTurnMaker
@@ -62,6 +62,8 @@ class Checked:
     pairs: Mapping[str, PairRow]
     rule: rewards.RewardRule
     cluster: ClusterOptions | None
+    served: ServedModel | None = None
+    judge: ShortcutJudge | None = None
     arguments: Any = None  # this and the next two are of ``check_training``
     method: Any = None
     lora: Any = None
@@ -70,7 +72,7 @@ class Checked:
 def check_recipe(config: RunConfig, recipe_folder: Path) -> Checked:
     """What needs none of the training packages."""
     guard, pairs = make_guard(config), pair_rows(config, recipe_folder)
-    check_agent(config)
+    served, judge = check_agent(config)
     rule, cluster = rewards.load_reward_rule(config.reward.function), None
     accept(config.sandbox.accept_no_isolation, where="sandbox.accept_no_isolation")
     if config.ray is None:
@@ -80,14 +82,15 @@ def check_recipe(config: RunConfig, recipe_folder: Path) -> Checked:
         cluster = cluster_options(config)
     if config.heldout is not None and config.heldout.split:
         read_split((recipe_folder / config.heldout.split).resolve())
-    return Checked(guard, pairs, rule, cluster)
+    return Checked(guard, pairs, rule, cluster, served, judge)
 
 
-def check_agent(config: RunConfig) -> None:
-    """What of ``[agent]`` can be refused before anything is built, the server that ``[trl]`` names among it."""
+def check_agent(config: RunConfig) -> tuple[ServedModel | None, ShortcutJudge | None]:
+    """Refuse what of ``[agent]`` can be refused before anything is built; the server that ``[trl]`` names, and the judge."""
     if config.agent is None:
-        return
-    trl, uses_vllm, is_server = config.trl, config.trl.get("use_vllm"), asks_trl_server(config)
+        return None, None
+    trl, uses_vllm = config.trl, bool(config.trl.get("use_vllm"))
+    is_server = uses_vllm and trl.get("vllm_mode") == "server"
     if flags.shards_weights() and not uses_vllm:
         raise preset_settings.spread_weights("agent")
     refused: dict[str, Any] = {"use_transformers_continuous_batching": False}
@@ -103,9 +106,7 @@ def check_agent(config: RunConfig) -> None:
         problem = "trl.use_vllm is set, and vllm is not installed here; TRL needs it to send weights, to a server too."
         fix = "pip install vllm==0.25.1 transformers==5.23.0 trl==1.16.0, which fit each other; or take trl.use_vllm out."
         raise MissingError("CR0101", problem, where="vllm", fix=fix)
-    if is_server:
-        find_trl_server(config)
-    open_judge(config.agent.judge)
+    return find_trl_server(config) if is_server else None, open_judge(config.agent.judge)
 
 
 @contextmanager
@@ -127,11 +128,6 @@ def check_training(config: RunConfig, folder: RunFolder) -> tuple[Any, Any, Any]
     arguments, method = trl_arguments(config, folder)
     preset_settings.check_arguments(config, arguments, method.options)
     return arguments, method, lora
-
-
-def asks_trl_server(config: RunConfig) -> bool:
-    """Whether ``[trl]`` names a server that samples."""
-    return bool(config.trl.get("use_vllm")) and config.trl.get("vllm_mode") == "server"
 
 
 def find_trl_server(config: RunConfig) -> ServedModel:
@@ -312,6 +308,8 @@ class Attempts:
     model: Any = None
     cluster: RolloutCluster | None = None
     rule: rewards.RewardRule = rewards.visible_tests_pass  # where single answers are trained on
+    served: ServedModel | None = None  # who samples
+    judge: ShortcutJudge | None = None  # of training
 
     @cached_property
     def sampling(self) -> Any:
@@ -342,18 +340,18 @@ class Attempts:
             options,
             seed=self.config.seed,
             temperature=float(self.sampling.temperature),
-            judge=None if is_evaluation else open_judge(options.judge),
+            judge=None if is_evaluation else self.judge,
             listeners=listeners,
             keeps_trees=is_evaluation,
             num_places=None if cluster is None else lambda: len(cluster.places()),
         )
 
-    def evaluation_player(self, tasks: Sequence[Task], served: ServedModel | None) -> EpisodePlayer:
+    def evaluation_player(self, tasks: Sequence[Task]) -> EpisodePlayer:
         """Who plays evaluations of ``tasks``; refuses a server that cannot sample them, and a first message without room."""
         limit, settings = self.agent.max_context_tokens, self.model.config
-        if served is not None:
+        if self.served is not None:
             policies.require_fit(
-                served,
+                self.served,
                 self.tokenizer,
                 max_context_tokens=limit,
                 model_name=self.config.model.name,
@@ -397,8 +395,7 @@ class Attempts:
                 listeners.append(lambda played: curriculum.note(list(map(outcome_of, played))))
             if has_hints:
                 listeners.append(observer.note)
-            served = find_trl_server(config) if asks_trl_server(config) else None
-            judge = self.evaluation_player((*tasks.train, *tasks.heldout), served)
+            judge = self.evaluation_player((*tasks.train, *tasks.heldout))
             policy, player = episode_rollouts.TrainedPolicy(max_batch=most), self.player(*listeners)
             sampler = EpisodeSampler(judge, policy, keep=kept.keep_evaluation)
             reward = episode_rollouts.episode_reward_of(player)
@@ -435,12 +432,12 @@ class Attempts:
         policy.on_prompts = sampler.note_prompts
         return sampler
 
-    def episodes(self, tasks: Sequence[Task], served: ServedModel | None) -> EpisodeSampler:
+    def episodes(self, tasks: Sequence[Task]) -> EpisodeSampler:
         """Who attempts ``tasks`` by episodes of a model that nobody trains now, sampled by a server where one is ``served``."""
         from composer_replication.trainer.episode_rollouts import TrainedPolicy, still_trainer
 
-        judge = self.evaluation_player(tasks, served)
-        endpoint = None if served is None else served.endpoint
+        judge = self.evaluation_player(tasks)
+        endpoint = None if self.served is None else self.served.endpoint
         still = still_trainer(self.sampling, self.model, self.tokenizer)
         return EpisodeSampler(judge, TrainedPolicy(self.agent.max_concurrent, endpoint, still))
 

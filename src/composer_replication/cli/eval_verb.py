@@ -32,7 +32,6 @@ _SINGLE_ANSWER = {"max_completion_length": 64, "temperature": 1.0}  # where no r
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
     config = _recipe(args)
     store = TaskStore.open(args.tasks)
-    assembly.check_agent(config)
     served = None
     if args.endpoint is not None:
         if config.agent is None:
@@ -48,8 +47,8 @@ def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
         stack.enter_context(assembly.training_packages("evaluating a model", quiet=args.quiet))
         model, tokenizer = _open_model(args, config)
         grader = stack.enter_context(closing(assembly.open_grader(config, store)))
-        attempts = assembly.Attempts(config, grader, tokenizer, model)
-        sampler: TaskSampler = attempts.episodes(tasks, served) if config.agent else attempts.answers()
+        attempts = assembly.Attempts(config, grader, tokenizer, model, served=served)
+        sampler: TaskSampler = attempts.episodes(tasks) if config.agent else attempts.answers()
         with sampler.reporting(stack.enter_context(progress_bar(quiet=args.quiet)), "eval"):
             results, dropped = sampler.sample(tasks, num_samples=args.samples, seed=args.seed)
         measured_policy = _measured_policy(args, attempts) if args.update_difficulty else None

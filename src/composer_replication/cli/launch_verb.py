@@ -12,7 +12,7 @@ from composer_replication.errors import HALTED_EXIT_CODE, UsageError, needs_extr
 from composer_replication.launch.job import Job, Resources, checked, recipe_files
 from composer_replication.launch.job_folder import read_record, write_files, write_record
 from composer_replication.launch.job_status import joined
-from composer_replication.launch.targets import open_target, option_error
+from composer_replication.launch.targets import open_target, option_error, require
 
 _QUESTIONS = ("status", "logs", "stop")
 _FAILED = 4
@@ -39,6 +39,7 @@ def _launch(args: argparse.Namespace) -> tuple[Result, int]:
     name = args.name or Path(args.recipe).resolve().parent.name.lower().replace("_", "-")
     folder = args.jobs / name
     table = {} if args.options is None else read_table(args.options).get(args.to, {})
+    require(isinstance(table, dict), f"{args.to} is no table", str(args.options), f"write [{args.to}]")
     target = open_target(args.to, {**table, **dict(args.option)}, folder.resolve())
     job = _job(args, name, target)
     files = target.render(job)

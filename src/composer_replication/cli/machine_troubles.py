@@ -35,7 +35,7 @@ _PATTERNS = (
     re.compile(rf"(?i)(--{_SECRET_NAME}\s+)\S+"),
     re.compile(rf"(?i)({_SECRET_NAME}['\"]?\s*[=:]\s*)['\"]?[^\s'\"]+['\"]?"),
     re.compile(r"(://)[^/\s@]+(?=@)"),
-    re.compile(r"()\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-|AKIA)[A-Za-z0-9_-]{8,}"),
+    re.compile(r"()\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abp]-|AKIA)[A-Za-z0-9_-]{8,}"),
 )
 _SHORTEST_SECRET = 6  # a shorter value would strike ordinary words out of the traceback
 

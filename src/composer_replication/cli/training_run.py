@@ -107,7 +107,8 @@ class TrainingRun:
         model, tokenizer = self._load_model(rows)
         model_sha = model_modes.parameter_sha256(model) if replica is not None else ""
         curriculum = assembly.open_curriculum(config, store, rows, model)
-        attempts = assembly.Attempts(config, grader, tokenizer, model, cluster, checked.rule)
+        recipe, made = assembly.recipe_sha256(config), (checked.rule, checked.served, checked.judge)
+        attempts = assembly.Attempts(config, grader, tokenizer, model, cluster, *made)
         reward, rollouts, hint_source, self.sampler = attempts.for_training(folder, tasks, curriculum)
         self.evaluator, evaluate = assembly.open_evaluator(config, folder, self.sampler, tasks)
         with settings.refusals("[trl], [model.lora]"):
@@ -134,14 +135,10 @@ class TrainingRun:
                 run_folder=folder,
                 stateful={"heldout_evaluator": self.evaluator} if self.evaluator else {},
                 split_fingerprint=tasks.split_fingerprint,
-                run_identity=assembly.recipe_sha256(config),
+                run_identity=recipe,
             )
         if replica is not None:
-            identity = {
-                "version": __version__,
-                "recipe": assembly.recipe_sha256(config),
-                "tasks": store.fingerprint,
-            }
+            identity = {"version": __version__, "recipe": recipe, "tasks": store.fingerprint}
             identity |= {"split": tasks.split_fingerprint, "model": model_sha}
             replica.attach(trainer, folder, identity)
         if trainer.channels is not None:

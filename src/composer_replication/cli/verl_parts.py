@@ -12,6 +12,7 @@ from composer_replication.engines.verl_agent_loop import AgentLoop, AgentLoopPar
 from composer_replication.engines.verl_export import job_folder
 from composer_replication.engines.verl_guard import GuardHook
 from composer_replication.engines.verl_plugin import require_registered
+from composer_replication.rollouts.episodes.shortcut_judge import open_judge
 from composer_replication.tasks.store import TaskStore
 
 
@@ -33,5 +34,6 @@ def open_guard() -> GuardHook | None:
 def _parts(tokenizer: Any) -> AgentLoopParts:
     config = load_config(job_folder() / "run.toml")
     grader = open_grader(config, TaskStore.open(Path(config.tasks.store)))
-    attempts = Attempts(config, grader, tokenizer)
+    judge = None if config.agent is None else open_judge(config.agent.judge)
+    attempts = Attempts(config, grader, tokenizer, judge=judge)
     return AgentLoopParts(attempts.player(), attempts.player(is_evaluation=True), grader, config.seed)

@@ -16,10 +16,7 @@ import math
 
 import torch
 
-from composer_replication.losses.argument_checks import (
-    require_same_shape,
-    wide,
-)
+from composer_replication.losses.argument_checks import require_same_shape, wide
 
 
 def support_divergence(

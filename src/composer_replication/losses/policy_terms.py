@@ -9,11 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from composer_replication.losses.argument_checks import (
-    require,
-    require_same_shape,
-    wide,
-)
+from composer_replication.losses.argument_checks import require, require_same_shape, wide
 
 _MOST_LOG_RATIO = 20.0  # exp of it is far above any clip, and finite in float32
 
@@ -93,7 +89,7 @@ def effort_cost(effort: torch.Tensor, *, scale: float, curvature: float) -> torc
         scale: k, at least 0, in 1 / (unit of x).
         curvature: q, at least 0. Below 0 the cost would be convex and punish what is hard.
 
-    Departs from the paper: k, q and the weights are not published; they are keys of the recipe.
+    Departs from the paper: k, q and the weights are not published; the caller chooses them.
     Reference: Composer 2 (2026, arXiv 2603.24477), as two summaries give it.
     """
     effort = wide(effort)

@@ -155,7 +155,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """In the order in which they see a generation and add to the loss; the policy's own terms come before all of them."""
+        """In the order in which they see a generation; the policy's own terms come before all of them."""
         found: tuple[Part | None, ...] = (self.checks, *(self.channels.all if self.channels else ()))
         return tuple(part for part in found if part is not None)
 

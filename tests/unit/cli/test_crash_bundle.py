@@ -56,6 +56,7 @@ def test_no_environment_variable_is_written(monkeypatch: pytest.MonkeyPatch) -> 
         "https://name:SECRETWORD@host/path",
         "the value was hf_SECRETWORD1234",
         "sk-SECRETWORD1234",
+        "ghs_SECRETWORD1234",
     ],
 )
 def test_what_looks_like_a_secret_is_struck_out(text: str) -> None:

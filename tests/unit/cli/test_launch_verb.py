@@ -175,6 +175,8 @@ def test_options_of_a_file_and_of_the_command_line(tmp_path: Path, answer: Answe
     assert answer(*words, "--out", "shown")[1]["state"] == "rendered"
     assert (tmp_path / "shown" / "job.sbatch").is_file()
     assert (tmp_path / "shown" / "recipe" / "run.toml").read_bytes() == RECIPE.read_bytes()
+    (tmp_path / "cluster.toml").write_text("slurm = 3\n")
+    assert answer(*words)[1]["error"]["code"] == "CR0930"
 
 
 def test_replicas_of_this_machine_start_and_go_on(answer: Answer) -> None:

@@ -217,7 +217,10 @@ def test_what_cannot_be_fetched_is_one_sentence(tmp_path: Path, repository: Path
     ):
         error = error_of(source)
         ref = source.rpartition("@")[2] if "@" in source else "HEAD"
-        assert (error.code, error.message) == ("CR0407", f"git cannot fetch {ref}, or not within 600 s and 512 MiB.")
+        assert (error.code, error.message) == (
+            "CR0407",
+            f"git cannot fetch {ref}, or not within 600 s and 512 MiB.",
+        )
         assert "all 40 digits of a commit" in error.fix
 
 

@@ -30,6 +30,7 @@ from composer_replication.tasks.store import TaskStore
 from composer_replication.trainer import episode_rollouts, model_loading
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.generation import Generation
+from composer_replication.trainer.preset_settings import sampling_settings
 from composer_replication.trainer.tiny_models import make_tiny_tools_model
 
 pytestmark = pytest.mark.timeout(600)
@@ -441,7 +442,7 @@ def test_a_run_with_tools_is_evaluated_by_episodes_with_tools(
     assert (result["rollouts"], result["stop_reasons"]) == ("episodes", {"submitted": 4})
     assert (result["tasks"], result["visible_pass"], result["hidden_pass"]) == (2, 1.0, 1.0)
     trainer, config = recorded.trainers[0], load_config(folder.recipe)
-    still = episode_rollouts.still_trainer(config, trainer.model, trainer.processing_class)
+    still = episode_rollouts.still_trainer(sampling_settings(config), trainer.model, trainer.processing_class)
     assert set(still.eos_token_ids) == set(trainer.eos_token_ids)
     assert vars(still.args) == {name: getattr(trainer.args, name) for name in vars(still.args)}
     assert "top_k" in vars(still.args)

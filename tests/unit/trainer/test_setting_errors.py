@@ -78,7 +78,7 @@ def test_the_tasks_are_counted_before_the_model_is_loaded(
         monkeypatch.setattr(parts, name, lambda *_, **__: SimpleNamespace())
     config: RunConfig = load_config(RECIPE, {"trl.per_device_train_batch_size": 128})
     folder = RunFolder(tmp_path)
-    checked = parts.Checked(None, {}, visible_tests_pass, None, *check_training(config, folder))
+    checked = parts.Checked(None, {}, visible_tests_pass, None, None, None, *check_training(config, folder))
     run = training_run.TrainingRun(config, RECIPE.parent, folder, True, checked, None)
     run.store, run.tasks = parts, SimpleNamespace(train=(), split=None)  # type: ignore[assignment]
     with pytest.raises(UsageError, match="CR0760"):

@@ -6,14 +6,8 @@ the tests that have to pass and shows their source. Neither golden code nor a hi
 searched for every deleted span before anybody sees it.
 
 A model writes a second one like an issue, from public information only: it is shown the plain instruction. What it answers
-is kept as ``instructions/<task_id>.json`` only if it passes every gate below; else the task keeps its plain instruction
-alone, and the reason is counted.
-
-shows-code           a deleted line, in a block or inside a sentence
-names-hidden-test    the name of a hidden test that no visible file has
-shows-hidden-value   a value of a hidden test that no visible file has
-without-symbol       it never names what is missing
-too-short, too-long  fewer than 80 or more than 6000 characters
+is kept as ``instructions/<task_id>.json`` only if it passes every gate (a table of ``docs/tasks.md``); else the task keeps its
+plain instruction alone, and the reason is counted.
 """
 
 from __future__ import annotations

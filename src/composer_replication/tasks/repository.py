@@ -147,8 +147,8 @@ def prepare(
     """Lock, install, run the suite three times, and keep all of it in the store.
 
     What an earlier build of the same bytes in the same time kept is used again. ``workers`` run the suite, ``jobs`` at a
-    time. ``with_calls`` notes which functions are called, for candidates that nobody pinned; ``sizes`` are the (granularity, removal) pairs to plan, ``suite_seconds`` are how long by the clock a whole suite
-    may run.
+    time. ``with_calls`` notes which functions are called, for candidates that nobody pinned; ``sizes`` are the (granularity,
+    removal) pairs to plan, ``suite_seconds`` are how long by the clock a whole suite may run.
     """
     slug, files = slug_of(source.repository), {path: sha256_of(data) for path, data in source.files.items()}
     asked: dict[str, Any] = {
@@ -164,6 +164,9 @@ def prepare(
     knows_calls = kept is not None and (kept.called is not None or not with_calls)
     if kept is not None and knows_calls and replace(kept, **asked) == kept:
         record, environment = kept, store.environment_of(kept.environment)
+        if kept.called is not None and not with_calls:  # the bytes of a store follow from what is asked now
+            record = replace(kept, called=None)
+            store.put_repository(slug, record)
         bench = make_bench(source.files, environment, store.backend, suite_seconds)
     else:
         begun = _with_what_is_missing(source, workers, store.backend, suite_seconds, with_calls=with_calls)

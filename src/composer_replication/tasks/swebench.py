@@ -277,11 +277,9 @@ def import_swebench(
     no row can be read, or a folder that does not exist.
     """
     if repositories is not None and not repositories.is_dir():
-        detail, fix = (
-            "the folder of repositories does not exist.",
-            "leave --repositories out to fetch them by git.",
-        )
-        raise UsageError("CR0460", detail, where=str(repositories), fix=f"give an existing folder, or {fix}")
+        fix = "give an existing folder, or leave --repositories out to fetch them by git."
+        problem = "the folder of repositories does not exist."
+        raise UsageError("CR0460", problem, where=str(repositories), fix=fix)
     asked = Settings(**{"with_truth": True, **settings})
     check_arguments([str(path)], asked, jobs)
     instances, unreadable = read_instances(path)
@@ -391,12 +389,7 @@ def _inside(patch: str, files: Mapping[str, bytes]) -> str:
     parts = [(part, _HEADER.match(part)) for part in _SECTION.split(patch)]
     names = {name for _, found in parts if found for name in found.groups()}
     rules = TreeRules(names.union(files))
-    kept = {
-        name
-        for name in names
-        for path in (PurePosixPath(name),)
-        if rules.belongs(path) or is_metadata_path(path)
-    }
+    kept = {one for one in names if rules.belongs(path := PurePosixPath(one)) or is_metadata_path(path)}
     return "".join(part for part, found in parts if not found or not kept.isdisjoint(found.groups()))
 
 

@@ -109,6 +109,10 @@ def test_a_class_that_is_mostly_called_by_no_test_is_no_task(
     assert pinned.valid == 1  # asked for by name
     # To note calls takes time, of which a suite has only so much.
     assert [one.called for one in TaskStore.open(tmp_path / "pinned").repositories()] == [None]
+    again = build_tasks(
+        [source], tmp_path / "out", symbols={source: ["planted.py::Idle@class/body"]}, jobs=1, with_truth=False, hidden_share=0.0
+    )  # fmt: skip
+    assert again.fingerprint == pinned.fingerprint  # whatever lay there before
 
 
 def test_a_second_call_judges_nothing_again(

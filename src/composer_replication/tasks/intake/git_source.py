@@ -122,15 +122,8 @@ def _fetch(source: str, address: GitAddress, tree: Path) -> str:
         _run_git(*fetch, folder=tree.parent)
         commit = _run_git("rev-parse", "--verify", "FETCH_HEAD^{commit}", folder=tree.parent).decode().strip()
         # With the attributes of a work tree, which is not there, in place of the commit's own.
-        archive = [
-            "archive",
-            "--format=tar",
-            "--prefix=tree/",
-            "--worktree-attributes",
-            f"--output={tree}",
-            commit,
-        ]
-        _run_git(*archive, folder=tree.parent)
+        archive = "archive --format=tar --prefix=tree/ --worktree-attributes".split()
+        _run_git(*archive, f"--output={tree}", commit, folder=tree.parent)
     except subprocess.SubprocessError as error:
         limits = f"or not within {_MOST_SECONDS:.0f} s and {_MOST_BYTES // 1024**2} MiB"
         fix = (

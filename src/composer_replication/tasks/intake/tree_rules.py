@@ -2,7 +2,7 @@
 
 In: Python sources, everything inside packages and test folders, configuration of the test runner, a few texts at the
 top. Out: version control, caches, build output, installed metadata, stubs that a type checker wrote, compiled code,
-archives, notebooks, documentation. What a tree records of its places of import is read here as well.
+most archives, notebooks, documentation. What a tree records of its places of import is read here as well.
 """
 
 from __future__ import annotations

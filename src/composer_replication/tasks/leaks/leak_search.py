@@ -70,15 +70,11 @@ class Search:
         self.num_files += 1
         found: set[Leak] = set()
         for name, kind, content in forms_of(path, data, self.not_searched):
-            channel, by_line = (
-                _channel(name, kind, in_tree=in_tree),
-                self._lines_found(content, in_tree=in_tree),
-            )
-            found |= {Leak(task_id, channel, name) for task_id in by_line}
+            channel = _channel(name, kind, in_tree=in_tree)
+            found |= {Leak(task_id, channel, name) for task_id in self._lines_found(content, in_tree=in_tree)}
             if in_tree and name.endswith((".pyc", ".pyo")):
-                found |= {
-                    Leak(task_id, kind or "pyc", name) for task_id in self.by_module.get(_stem(name), ())
-                }
+                ours = self.by_module.get(_stem(name), ())
+                found |= {Leak(task_id, kind or "pyc", name) for task_id in ours}
         return found
 
     def _lines_found(self, data: bytes, *, in_tree: bool) -> set[str]:
@@ -149,14 +145,8 @@ def main(request: Mapping[str, Any], send: Callable[..., None]) -> None:
     leaks, failed_checks = _ask_git(search, tree) if request["asks_git"] else (set[Leak](), list[str]())
     for root in map(os.path.abspath, request["roots"]):
         leaks |= search.search_folder(root, tree=tree, skip=["/proc", "/sys", *request["skip"]])
-    found, not_searched = sorted(map(astuple, leaks)), search.not_searched[:100]
-    send(
-        "searched",
-        leaks=found,
-        num_files=search.num_files,
-        not_searched=not_searched,
-        failed_checks=failed_checks,
-    )
+    searched = {"num_files": search.num_files, "not_searched": search.not_searched[:100]}
+    send("searched", leaks=sorted(map(astuple, leaks)), failed_checks=failed_checks, **searched)
 
 
 def _ask_git(search: Search, tree: str) -> tuple[set[Leak], list[str]]:

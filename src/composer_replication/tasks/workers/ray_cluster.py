@@ -29,11 +29,7 @@ from composer_replication import __version__
 from composer_replication.errors import ComposerError, InputError, MissingError, SandboxFailure, UsageError
 from composer_replication.sandbox import choose_backend, require_selftest
 from composer_replication.sandbox.supervised_run import is_interrupted
-from composer_replication.tasks.intake.environment import (
-    EnvironmentLock,
-    lock_of,
-    open_environment,
-)
+from composer_replication.tasks.intake.environment import EnvironmentLock, lock_of, open_environment
 from composer_replication.tasks.running.bench import Bench
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.twin.twin_run import pickler_fingerprint

@@ -14,7 +14,7 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder (of the package itself: beside its folders), of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
-    "src": 49662,
+    "src": 49664,
     "src/composer_replication": 1197,
     "src/composer_replication/cli": 3490,
     "src/composer_replication/engines": 696,
@@ -25,7 +25,7 @@ CEILINGS = {
     "src/composer_replication/rollouts": 8485,
     "src/composer_replication/safety": 2198,
     "src/composer_replication/sandbox": 7500,
-    "src/composer_replication/tasks": 12200,
+    "src/composer_replication/tasks": 12202,
     "src/composer_replication/traces": 2299,
     "src/composer_replication/trainer": 5797,
     "src/composer_replication/cli/explanations": 434,

@@ -49,6 +49,7 @@ Item = TypeVar("Item")
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what is done now) from the calling thread; a new stretch of work begins with fewer done."""
 _CUT_ONLY = "a file that is not UTF-8, begins with a byte order mark or does not parse cannot be cut"
+_UNTESTED = ("untested", "mostly-untested")
 MIN_CALLED_SHARE = 0.5
 """Of the deleted lines: where tests call less, who writes one function of five passes."""
 
@@ -317,16 +318,17 @@ class Build:
         self.progress(len(self.decisions), len(self.decisions), f"{num_valid} tasks")
 
     def _decide(self, candidate: Candidate) -> Decision:
-        """What the journal says, what needs no run (no test calls that code, or most of it), or what all gates say."""
-        earlier = self.journal.find(candidate.key)
-        if earlier and (not earlier.is_valid or self.store.has_record(f"tasks/{earlier.task_id}.json")):
-            return earlier
+        """What needs no run (no test calls that code, or most of it), what the journal says, or what all gates say."""
         share = 1.0 if candidate.is_pinned else candidate.repository.record.called_share(candidate.deletion)
         if share < MIN_CALLED_SHARE:
-            return candidate.decided(
-                reason="mostly-untested" if share else "untested",
-                detail=f"tests call {share:.0%} of its lines",
-            )
+            reason, detail = _UNTESTED[share > 0.0], f"tests call {share:.0%} of its lines"
+            return candidate.decided(reason=reason, detail=detail)
+        earlier = self.journal.find(candidate.key)
+        is_known = earlier and (
+            not earlier.is_valid or self.store.has_record(f"tasks/{earlier.task_id}.json")
+        )
+        if earlier and is_known and earlier.reason not in _UNTESTED:  # nobody had pinned it then
+            return earlier
         try:
             decision = candidate.decided(task_id=self._judge(candidate))
         except GateFailed as error:

@@ -27,7 +27,6 @@ from pydantic_core import SchemaValidator, core_schema
 from composer_replication.errors import InputError, NothingToDoError
 from composer_replication.run_folder import write_json
 from composer_replication.traces import json_values as values
-from composer_replication.traces.json_values import at, items_at
 from composer_replication.traces.readers import agent_files, messages
 from composer_replication.traces.trace_records import Ledger, Trace
 
@@ -40,6 +39,7 @@ MAX_DOCUMENT_BYTES = 256 * 1024**2  # of longer ones the pieces are damaged JSON
 _LINES = (".jsonl", ".ndjson")
 _SUFFIXES = (*_LINES, ".json", ".traj")
 _SPACES = re.compile(r"\s+")
+_DOCUMENT = re.compile(rb'\s*[{\[]\s*\n[ \t"]')  # over several lines, whatever the file's name says
 _NUM_PERMUTATIONS = 128
 THRESHOLD = 0.9  # share of five-word shingles in common from which two sessions are nearly the same
 _LEAST_WORDS = 50
@@ -62,23 +62,24 @@ FORMATS: Mapping[str, Callable[[Iterator[Any], Ledger, str], Iterator[Trace]]] =
     "otel-genai": messages.read_otel,
 }
 """Of each format what reads the conversations of its records; ``names.toml`` has by what a record is known."""
-_NEEDED = [(shape, {*shape["has"], *shape["texts"]}) for shape in messages.NAMES["shapes"]]
-_PLACES = {place: place.split(".") for shape, needed in _NEEDED for place in (*needed, *shape["lacks"])}
+_SHAPES = [{"has": [], "lacks": [], "texts": {}} | shape for shape in messages.NAMES["shapes"]]
+_NEEDED = [(shape, {*shape["has"], *shape["texts"]}) for shape in _SHAPES]
+_PLACES = {place: place.split("/") for shape, needed in _NEEDED for place in (*needed, *shape["lacks"])}
 
 
 def _fits(row: Any) -> dict[str, str]:
     """The formats that a record fits, each with its version."""
     chat, listed = messages.chat_messages(row), values.typed(list, row)
     known = {"row": row, "list": listed, "request": messages.request_of(row), "chat": chat}
-    known["events"] = listed or items_at(row, "history")
+    known["events"] = listed or values.items_at(row, "history") or values.items_at(row, "items")
     known["code"] = agent_files.has_code_blocks((listed or chat)[:6]) or None
-    seen = {place: found for place, keys in _PLACES.items() if (found := at(known, *keys)) is not None}
+    seen = {place: found for place, keys in _PLACES.items() if (found := values.at(known, *keys)) is not None}
     fits: dict[str, str] = {}
     for shape, needed in _NEEDED:
         is_near = seen.keys() >= needed and seen.keys().isdisjoint(shape["lacks"])
         if is_near and all(seen[place] in texts for place, texts in shape["texts"].items()):
             place, otherwise = shape["version"]
-            version = values.typed(str, at(known, *place.split("."))) or otherwise
+            version = values.typed(str, values.at(known, *place.split("/"))) or otherwise
             fits.setdefault(shape["format"], version.removeprefix("ATIF-v"))
     return fits
 
@@ -104,9 +105,9 @@ def read_records(path: Path, ledger: Ledger) -> Iterator[Any]:
 
     A line of two objects gives both; a document that is a list gives itself, whole.
     """
-    is_lines = path.suffix in _LINES
-    kinds, what = (dict, "line") if is_lines else (dict | list, "document")
     with path.open("rb", buffering=256 * 1024) as file:  # 8 KiB at a time take four times as long
+        is_lines = path.suffix in _LINES and not _DOCUMENT.match(file.peek())
+        kinds, what = (dict, "line") if is_lines else (dict | list, "document")
         lines = iter(partial(file.readline, MAX_LINE_BYTES), b"")
         for piece in lines if is_lines else [file.read(MAX_DOCUMENT_BYTES)]:
             try:
@@ -257,6 +258,8 @@ def read_unit(unit: TraceUnit, part: Path) -> tuple[Ledger, list[TraceSums]]:
     gc.disable()  # records have no cycles, and the search for some takes a tenth of the time
     with part.open("wb") as file:
         for trace in FORMATS[unit.kind](records, ledger, unit.paths[0].stem):
+            for why in trace.lost:
+                ledger.dropped(why)
             if not any(trace.agent_steps()):
                 ledger.num_without_answer += 1
                 continue
@@ -308,11 +311,13 @@ def _finder(*hints: str) -> Callable[[str], bool]:
 _TABLE = tomllib.loads(Path(__file__).with_name("redaction_rules.toml").read_text(encoding="utf-8"))
 _LEFT = re.compile(_TABLE["left"])
 RULES = {
-    row["name"]: (_finder(row["hint"]), re.compile(row["pattern"]), row["placeholder"])
+    row["name"]: (_finder(row["hint"]), re.compile(row["pattern"]), row.get("placeholder", "REDACTED_key_{}"))
     for row in _TABLE["rules"]
 }
 """Patterns with what stands in place of their group 1, by name; the hint is looked for first, which takes a hundredth of the time."""
-_FOLDERS = {name: RULES[name] for name in ("home-folder", "windows-home")}  # most texts hold nothing else
+_FOLDERS = {
+    name: RULES[name] for name in ("home-folder", "windows-home", "home-in-a-name")
+}  # most texts hold nothing else
 _HINTS = {row["name"]: row["hint"] for row in _TABLE["rules"] if "@" not in row["hint"]}  # "@" is quicker
 _is_any_hinted = _finder(*_HINTS.values())
 _is_secret_hinted = _finder(*(hint for name, hint in _HINTS.items() if name not in _FOLDERS))

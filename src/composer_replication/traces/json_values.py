@@ -17,7 +17,7 @@ def text_of(value: Any) -> str:
     if isinstance(value, list):
         return "\n".join(part for part in map(text_of, value) if part)
     if isinstance(value, dict):
-        for key in ("text", "content", "refusal", "output"):
+        for key in ("text", "content", "refusal", "output", "error"):
             if isinstance(value.get(key), str | list):
                 return text_of(value[key])
         kind = value.get("type")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from composer_replication.records import ToolCall
 
-Take = Callable[[Any], str | None]
+Take = Callable[[Any], object]
 FLAGS = ("denied", "interrupted", "synthetic", "copied", "compacted", "demo", "injected")
 """What a step may be besides a plain one: refused by the user, stopped by the user, written by the program and not by a
 model, repeated from another session, a summary that replaces what came before, an example, put in by the program."""
@@ -69,7 +69,7 @@ class Trace:
     ``task_id``, ``repository``, ``commit`` and ``folder`` are what is known of the tree in which it began. A sub-agent's
     ``parent`` is (trace id, call id). ``passed`` says whether the session's own tests passed at its end, None where nobody ran
     them. While it is read, ``answered`` is the step that the last result went to, and ``answers`` has the places of answers by
-    their ids; "" is the one that items without an id continue.
+    their ids; "" is the one that items without an id continue. ``lost`` says why parts of records that were mapped are not in it.
     """
 
     trace_id: str
@@ -88,6 +88,7 @@ class Trace:
     passed: bool | None = None
     answered: TraceStep | None = field(default=None, init=False)
     answers: dict[str | None, int] = field(default_factory=dict, init=False)
+    lost: list[str] = field(default_factory=list, init=False)
     _step_of_call: dict[str, TraceStep] = field(default_factory=dict, init=False)
 
     def agent_steps(self) -> list[tuple[int, TraceStep]]:
@@ -135,8 +136,10 @@ class Trace:
         step.parent = len(self.steps) - 1 if parent is None else parent
         if results and not has_words:
             if problems:
+                self.lost += problems[:-1]
                 raise Dropped(problems[-1])
             return step.parent
+        self.lost += problems
         if (place := self.answers.get(key) if is_answer else None) is None:
             place = len(self.steps)
             self.steps.append(step)
@@ -151,8 +154,7 @@ class Trace:
             step.calls.append(named)
             self._step_of_call[named.call_id] = step
         if is_answer:
-            for result in results:
-                self.answer(result)
+            self.lost += filter(None, map(self.answer, results))
             self.answers |= {key or "": place, "": place}
             step.model = step.model or (model if isinstance(model, str) else "")
             self.model = self.model or ("" if "synthetic" in step.flags else step.model)
@@ -194,11 +196,11 @@ class Ledger:
     num_without_answer: int = 0
 
     def take(self, take: Take, records: Iterable[Any], *, are_inner: bool = False) -> None:
-        """Hand each record to ``take``, and count it as what that returns or as mapped, those inside a record beside it."""
+        """Hand each record to ``take``, and count it as the text that gives or as mapped, those inside a record beside it."""
         for record in records:
             self.num_records += are_inner
             try:
-                outcome = take(record) or "mapped"
+                outcome = found if isinstance(found := take(record), str) else "mapped"
             except Dropped as reason:
                 outcome = f"dropped: {reason}"
             except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError):

@@ -20,6 +20,7 @@ from composer_replication.traces.trace_records import Dropped, Ledger, StepResul
 
 _CLAUDE = chat.NAMES["claude-code"]
 _DENIED, _FLAGS = tuple(_CLAUDE["denied"]), tuple(_CLAUDE["flags"].items())
+_REJECTED = tuple(chat.NAMES["codex"]["denied"])
 _INTERRUPTED = "[Request interrupted by user"
 
 
@@ -36,17 +37,18 @@ class _Session:
     def __init__(self, name: str) -> None:
         self.traces: dict[str, Trace] = {}
         self._name = name
-        self._step_of: dict[Any, tuple[str, int]] = {}
+        self._step_of: dict[Any, tuple[str, int]] = {None: ("", -1)}  # a message without a parent begins anew
         self._call_of_agent: dict[str, str] = {}
 
     def take(self, record: dict[str, Any]) -> str | None:
         kind, uuid, data = record.get("type"), record.get("uuid"), at(record, "data")
-        known = self._step_of.get(record.get("parentUuid"))
-        if known is not None and uuid:  # the chain of parents runs through records that are no messages
-            self._step_of.setdefault(uuid, known)
+        parent = record.get("parentUuid", "")
+        known = self._step_of.get(parent)
+        if known is not None and uuid and (parent or not self.traces):
+            self._step_of.setdefault(uuid, known)  # the chain runs through records that are no messages
         if kind in ("assistant", "user"):
-            is_inner = record.get("isSidechain") is True
-            self._message(record, (text_at(record, "agentId") or "sidechain") if is_inner else "")
+            inner = text_at(record, "agentId") or (known or [""])[0] or str(uuid)  # its first record names it
+            self._message(record, inner if record.get("isSidechain") is True else "")
         elif at(data, "type") == "agent_progress" and at(data, "message", "type") in ("user", "assistant"):
             self._call_of_agent.setdefault(data["agentId"], text_at(record, "parentToolUseID"))
             self._message({**record, **data["message"], "parentUuid": None}, data["agentId"])
@@ -77,7 +79,7 @@ class _Session:
                 step.flags.add("injected")
                 trace.interrupt()
         is_denied = any(result.text.startswith(_DENIED) for result in step.results)
-        of_agent, parent = self._step_of.get(record.get("parentUuid"), (None, None))
+        of_agent, parent = self._step_of.get(record.get("parentUuid", ""), (None, None))
         parent, key = parent if of_agent == agent else None, message.get("id") or uuid or ""
         place = trace.add(step, key=key, parent=parent, model=message.get("model"))
         if is_user and trace.answered and (is_denied or record.get("toolDenialKind")):
@@ -91,11 +93,16 @@ def read_codex(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tr
 
     def take(record: dict[str, Any]) -> str | None:
         nonlocal model, first_own
-        kind, payload = record.get("type"), record.get("payload")
+        kind, payload = record.get("type") or record.get("record_type"), record.get("payload")
         event = at(payload, "type") if kind == "event_msg" else None
+        if items := items_at(record, "items"):  # the first versions wrote one document
+            ledger.take(take, [record["session"], *items], are_inner=True)
+            return "kept: the document"
+        if kind is None and "id" in record and "role" not in record:  # the first line was without an envelope
+            kind, payload = "session_meta", record
         if kind == "session_meta":
             if first_own is None:  # others speak of the sessions from which this one was forked
-                first_own = typed(int, record["payload"].get("subagent_history_start_ordinal")) or 0
+                first_own = typed(int, payload.get("subagent_history_start_ordinal")) or 0
                 chat.note_facts(trace, payload)
                 parent = text_at(payload, "source", "subagent", "thread_spawn", "parent_thread_id")
                 trace.parent = (parent, "") if parent else None
@@ -130,6 +137,8 @@ def read_codex(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tr
         flags = ["copied"] if (typed(int, record.get("ordinal")) or 0) < (first_own or 0) else []
         item = {"type": "message", **item}  # without "type" a message would begin an answer of its own
         chat.add_message(trace, item, *flags, model=model or record.get("model"))
+        if trace.answered and trace.answered.results[-1].text.startswith(_REJECTED):
+            trace.answered.flags.add("denied")
         return None
 
     ledger.take(take, records)
@@ -161,7 +170,7 @@ def read_gemini(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[T
         step = chat.said_in(said)
         for call in (call for call in calls if call.get("result")):
             answers = [at(each, "functionResponse", "response") for each in items_at(call, "result")]
-            text = "\n".join(text_of(each) or text_at(each, "error") for each in answers)
+            text = "\n".join(map(text_of, answers))
             failed = call.get("status") != "success"
             step.results.append(StepResult(text_at(call, "id"), text, failed, chat.exit_code_in(text)))
         step.flags |= {"denied"} if any(call.get("status") == "cancelled" for call in calls) else set()
@@ -174,14 +183,15 @@ def read_gemini(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[T
 
 def read_openhands(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """One conversation of all events in the order of their file, and one of each evaluation's row."""
-    single = Trace(name, "openhands")
+    single, places = Trace(name, "openhands"), {"__root__": -1}
     for number, record in enumerate(records):
-        if not (history := typed(list, record) or items_at(record, "history")):
-            ledger.take(partial(_event, single), [record])
+        history = typed(list, record) or items_at(record, "history") or items_at(record, "items")
+        if not history:
+            ledger.take(partial(_event, single, places), [record])
             continue
         ledger.num_records -= 1  # the row counts as its events
         trace = Trace(f"{name}#{number}", "openhands")
-        ledger.take(partial(_event, trace), history, are_inner=True)
+        ledger.take(partial(_event, trace, {"__root__": -1}), history, are_inner=True)
         chat.note_facts(trace, record)
         if repository := text_at(record, "issue", "repo"):
             trace.repository = f"{text_at(record, 'issue', 'owner')}/{repository}"
@@ -192,9 +202,12 @@ def read_openhands(records: Iterator[Any], ledger: Ledger, name: str) -> Iterato
         yield single
 
 
-def _event(trace: Trace, event: dict[str, Any]) -> str | None:
+def _event(trace: Trace, places: dict[Any, int], event: dict[str, Any]) -> str | None:
+    """Of version 1, of which later ones name the event before; ``places`` has the step of each by its id."""
     kind, key = event.get("kind"), event.get("llm_response_id") or None  # parallel calls share it
-    call_id, seen = text_at(event, "tool_call_id"), event.get("observation")
+    call_id, seen, own_id = text_at(event, "tool_call_id"), event.get("observation"), event.get("id") or ""
+    if (parent := places.get(event.get("parent_id"))) is not None:
+        places.setdefault(own_id, parent)
     message: dict[str, Any]
     match kind:
         case "SystemPromptEvent":
@@ -220,7 +233,7 @@ def _event(trace: Trace, event: dict[str, Any]) -> str | None:
             return _old_event(trace, event)
         case _:
             raise Dropped(f"an event of the kind {kind!r:.40}")
-    place = trace.add(chat.said_in(message), key=key)
+    places[own_id] = place = trace.add(chat.said_in(message), key=key, parent=parent)
     if kind == "UserRejectObservation" and trace.answered:
         trace.answered.flags.add("denied")
     elif kind == "Condensation":
@@ -270,10 +283,18 @@ def has_code_blocks(messages: list[Any]) -> bool:
     return is_chat and any(_CODE_BLOCK.search(text) or _RETURN_CODE.search(text) for text in texts)
 
 
+def _attempts(documents: Iterator[Any], ledger: Ledger) -> Iterator[Any]:
+    """Of a SWE-agent that may try again each attempt (what stands beside them is the best of these), else the document."""
+    for document in documents:
+        ledger.num_records -= 1
+        attempts = [each for each in items_at(document, "attempts") if isinstance(each, dict)]
+        yield from [{**document, **each} for each in attempts] or [document]
+
+
 def read_documents(kind: str, records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """One conversation of each document; the demonstration inside one of SWE-agent is flagged ``demo``."""
-    for number, document in enumerate(records):
-        ledger.take(lambda _: "kept: the document", [document])
+    for number, document in enumerate(_attempts(records, ledger)):
+        ledger.take(lambda _: "kept: the document", [document], are_inner=True)
         trace = Trace(f"{name}#{number}", kind)
         # the first version of mini-swe-agent wrote a list of messages and nothing else
         messages = typed(list, document) or items_at(document, "history") or items_at(document, "messages")

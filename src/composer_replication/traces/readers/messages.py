@@ -10,7 +10,6 @@ import hashlib
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,15 @@ from typing import Any
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.tokens.call_dialects import read_calls
 from composer_replication.traces import json_values as values
-from composer_replication.traces import trace_records
 from composer_replication.traces.json_values import at, first_at, first_text, items_at, text_at, text_of
-from composer_replication.traces.trace_records import Dropped, Ledger, StepResult, Trace, TraceStep
+from composer_replication.traces.trace_records import FLAGS, Dropped, Ledger, StepResult, Trace, TraceStep
 
 NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
 _CALLS, _RESULTS, _THOUGHTS = (frozenset(NAMES["blocks"][kind]) for kind in ("calls", "results", "thoughts"))
-_IDS, _SEALED, _GIVEN, _SEEN = (NAMES["keys"][what] for what in ("id", "sealed", "given", "seen"))
+_IDS, _SEALED, _GIVEN, _SEEN, _SAID, _REQUEST, _ANSWER, _FOREIGN = (
+    tuple(NAMES["keys"][what])
+    for what in ("id", "sealed", "given", "seen", "said", "request", "answer", "foreign")
+)
 _INJECTED = tuple(NAMES["codex"]["injected"])
 _CALL_IN_TEXT = "<function="  # how models without tools call; what the user says next is the result
 _EXIT_CODE = re.compile(r"(?:Process exited with code|^[Ee]xit(?:ed with)? [Cc]ode:?) (-?\d+)", re.MULTILINE)
@@ -42,7 +43,7 @@ def add_message(trace: Trace, message: Any, *flags: str, **known: Any) -> int:
     if not is_item(message) or (role is not None and role not in NAMES["roles"]):
         raise Dropped(f"a message of the kind {role or at(message, 'type')!r:.40}")
     step = said_in(message)
-    text = text_of(message.get("content")) if step.source == "user" else ""
+    text = step.text if step.source == "user" else ""
     if role == "user" and trace.waits and _CALL_IN_TEXT in trace.steps[-1].text:
         step = TraceStep("user", results=[StepResult("", text.removeprefix("OBSERVATION:").lstrip())])
     step.flags |= {*flags, "injected"} if text.startswith(_INJECTED) else {*flags}
@@ -72,7 +73,7 @@ def said_in(value: Any, step: TraceStep | None = None) -> TraceStep:
         text = text_of(value)
     else:
         thought = text_of(value.get("reasoning_content") or value.get("reasoning"))
-        said_in(first_at(value, "content", "parts"), step)
+        said_in(first_at(value, *_SAID), step)
         step.source = NAMES["roles"].get(role, "agent")
         signatures = (text_at(each, "signature") for each in items_at(value, "thinking_blocks"))
         step.sealed += filter(None, signatures)
@@ -86,7 +87,7 @@ def said_in(value: Any, step: TraceStep | None = None) -> TraceStep:
 
 
 def _calls_in(block: dict[str, Any], kind: str) -> Iterator[ToolCall]:
-    own = values.typed(dict, block.get("function")) or block
+    own = {**block, **(values.typed(dict, block.get("function")) or {})}  # arguments may stand beside it
     written = at(block, "extra", "arguments_text")  # of a line of ours, where they are no JSON
     given = first_at(own, *_GIVEN) if written is None else written
     name = first_text(own, "name", "function_name") or kind.removesuffix("_call")
@@ -112,7 +113,9 @@ def result_in(block: dict[str, Any]) -> StepResult:
 
 
 def exit_code_in(text: str) -> int | None:
-    """The exit code that Codex and others write into the text of a result."""
+    """The exit code that Codex and others write into the text of a result, or beside it in JSON."""
+    if text.startswith('{"output":'):
+        return values.typed(int, at(values.parsed(text), "metadata", "exit_code"))
     found = _EXIT_CODE.search(text[:2000])
     return int(found[1]) if found else None
 
@@ -150,7 +153,7 @@ def request_of(row: Any) -> Any:
 
 def read_requests(kind: str, records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """Conversations of rows ``{messages, …}``, ``{request, response}``, ``{messages, response}``, or with ``input`` (Responses)."""
-    joiner = _Joiner(kind, name)
+    joiner = _Joiner(kind, name, ledger)
     ledger.take(joiner.row, records)
     yield from joiner.traces
 
@@ -158,8 +161,8 @@ def read_requests(kind: str, records: Iterator[Any], ledger: Ledger, name: str) 
 class _Joiner:
     """Conversations by the digest of everything that they hold so far, so that a row extends the one that it repeats."""
 
-    def __init__(self, kind: str, name: str) -> None:
-        self.kind, self._name = kind, name
+    def __init__(self, kind: str, name: str, ledger: Ledger) -> None:
+        self.kind, self._name, self._ledger = kind, name, ledger
         self.traces: list[Trace] = []
         self._tips: dict[bytes, Trace] = {}
 
@@ -175,17 +178,16 @@ class _Joiner:
         else:
             self.traces.append(trace := Trace(f"{self._name}#{len(self.traces)}", self.kind))
         trace.tools = function_tools(tools) or trace.tools
+        inside = Ledger()  # what cannot be added leaves the row's other messages where they are
         for group, how in ((messages[known:], {}), (answers, {"model": model})):
             trace.answers.pop("", None)
-            for message in group:
-                # what cannot be added leaves the row's other messages where they are
-                with suppress(Dropped, AttributeError, TypeError, ValueError):
-                    add_message(trace, message, **how)
+            inside.take(partial(add_message, trace, **how), group)
+        trace.lost += (why.removeprefix("dropped: ") for why in inside.counts.elements() if why != "mapped")
         trace.model = trace.model or (values.typed(str, model) or "")
         self._tips[chain[-1]] = trace
         return trace
 
-    def row(self, row: dict[str, Any]) -> None:
+    def row(self, row: dict[str, Any]) -> str | None:
         """Add what a row of a log says."""
         request, response, messages = request_of(row), _response(row.get("response")), chat_messages(row)
         if self.kind == "openai-responses":  # rows of chats have keys of these names, too
@@ -196,11 +198,19 @@ class _Joiner:
                 messages = [{"role": "system", "content": instructions}, *messages]
         if not messages:
             raise Dropped("a row without messages")
-        answers = items_at(response, "output") or [*filter(None, [at(response, "choices", "0", "message")])]
-        tools = at(request, "tools") or at(row, "kwargs", "tools")
+        answers, tools = _answers(response), at(request, "tools") or at(row, "kwargs", "tools")
         trace = self.add(messages, answers, tools, text_at(response, "model") or at(request, "model"))
         if task := text_at(row, "instance_id"):  # of SWE-bench, beside the messages
             trace.task_id, trace.passed = task, values.typed(bool, row.get("resolved"))
+        trace.lost += ["another choice beside an answer"] * len(items_at(response, "choices")[1:])
+        is_lost = row.get("response") and not answers
+        return "kept: the request of a row whose response holds no answer" if is_lost else None
+
+
+def _answers(response: Any) -> list[Any]:
+    """The items or the one message that came back."""
+    said = at(response, "choices", "0", "message") or response
+    return items_at(response, "output") or [said] * is_item(said)
 
 
 def _messages(value: Any, role: str, key: str) -> list[Any]:
@@ -210,13 +220,31 @@ def _messages(value: Any, role: str, key: str) -> list[Any]:
 
 
 def _response(response: Any) -> Any:
-    """The response's object; of a stream of events the one that completes it."""
+    """The response's object; of a stream of events what they say together."""
     body = values.parsed(at(response, "body") or response)
-    if not isinstance(body, str):
+    if isinstance(body, str):
+        body = [values.parsed(line[5:].strip()) for line in body.split("\n") if line.startswith("data:")]
+    if not isinstance(body, list):
         return body
-    events = (values.parsed(line[5:].strip()) for line in body.split("\n") if line.startswith("data:"))
-    whole = [at(event, "response") for event in events if at(event, "response")]
-    return whole[-1] if whole else None
+    states = [each for event in body if isinstance(each := at(event, "response"), dict)]
+    done = [at(event, "item") for event in body if at(event, "type") == "response.output_item.done"]
+    whole = {**(values.typed(dict, at(body, "0")) or {}), **(states[-1] if states else {})}
+    return {**whole, "output": items_at(whole, "output") or done, "choices": [{"message": _pieced(body)}]}
+
+
+def _pieced(chunks: list[Any]) -> dict[str, Any] | None:
+    """The message that the pieces of a stream of chat completions make, of its first choice."""
+    said, calls = dict[str, str](), dict[Any, dict[str, Any]]()
+    for delta in (
+        at(each, "choices", "0", "delta") for each in chunks if not at(each, "choices", "0", "index")
+    ):
+        for key in (key for key in NAMES["keys"]["pieces"] if text_at(delta, key)):
+            said[key] = said.get(key, "") + delta[key]
+        for piece in items_at(delta, "tool_calls"):
+            own = at(piece, "function") or {}
+            call = calls.setdefault(at(piece, "index"), {**own, "id": at(piece, "id"), "arguments": ""})
+            call["arguments"] += text_at(own, "arguments")
+    return {**said, "role": "assistant", "tool_calls": [*calls.values()]} if said or calls else None
 
 
 def step_chain(steps: Iterable[TraceStep]) -> tuple[bytes, ...]:
@@ -245,12 +273,9 @@ def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tra
     for record in records:
         scopes = [each for own in items_at(record, "resourceSpans") for each in items_at(own, "scopeSpans")]
         found = [span for scope in scopes for span in items_at(scope, "spans")]
-        found += items_at(record, "observations")
-        ledger.num_records -= 1  # a record counts as its spans
-        spans += found
-        if not found:
-            ledger.dropped("a record without spans")
-    joiner = _Joiner("otel-genai", name)
+        ledger.num_records -= 1  # a record counts as its spans, or is the attributes of one
+        spans += found or items_at(record, "observations") or [record]
+    joiner = _Joiner("otel-genai", name, ledger)
     tools: dict[str, tuple[str, TraceStep]] = {}
     spans.sort(key=lambda span: str(at(span, "startTimeUnixNano") or at(span, "startTime")).zfill(20))
     ledger.take(partial(_span, joiner, tools), spans, are_inner=True)
@@ -267,12 +292,21 @@ def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tra
     yield from without_chat.values()
 
 
+def _any_value(value: Any) -> Any:
+    """What OTLP holds beside its type: a list and a map hold others, a whole number is a text."""
+    kind, inner = next(iter(value.items()), ("", None)) if isinstance(value, dict) else ("", None)
+    if kind == "kvlistValue":
+        return {text_at(each, "key"): _any_value(at(each, "value")) for each in items_at(inner, "values")}
+    if kind == "arrayValue":
+        return [_any_value(each) for each in items_at(inner, "values")]
+    return values.parsed(inner) if kind == "intValue" else inner
+
+
 def _span(joiner: _Joiner, tools: dict[str, tuple[str, TraceStep]], span: dict[str, Any]) -> None:
-    pairs = [(text_at(each, "key"), at(each, "value")) for each in items_at(span, "attributes")]
-    own = {key: next(iter(value.values()), None) for key, value in pairs if isinstance(value, dict)}
-    own = own or at(values.parsed(span.get("metadata")), "attributes") or {}
-    given = values.parsed(own.get("gen_ai.input.messages", span.get("input")))  # the second is of Langfuse
-    answer = values.parsed(own.get("gen_ai.output.messages", span.get("output")))
+    pairs = [each for own in (*items_at(span, "events"), span) for each in items_at(own, "attributes")]
+    attributes = _any_value({"kvlistValue": {"values": pairs}})
+    own = {**span, **(attributes or at(values.parsed(span.get("metadata")), "attributes") or {})}
+    given, answer = (values.parsed(first_at(own, *keys)) for keys in (_REQUEST, _ANSWER))
     kind = own.get("openinference.span.kind") or span.get("type")
     operation = own.get("gen_ai.operation.name") or NAMES["operations"].get(str(kind))
     if operation == "execute_tool":
@@ -286,11 +320,13 @@ def _span(joiner: _Joiner, tools: dict[str, tuple[str, TraceStep]], span: dict[s
         call = ToolCall(text_at(own, "gen_ai.tool.name"), arguments, call_id)
         tools[call_id] = text_at(span, "traceId"), TraceStep("agent", calls=[call], results=[result])
         return
+    messages, answers = _messages(given, "user", "messages"), _answers(answer)
     if operation not in ("chat", "text_completion", "generate_content"):
         raise Dropped("a span of an agent or of something else")
-    messages, answers = _messages(given, "user", "messages"), _messages(answer, "assistant", "output")
-    if not messages and not answers:
-        raise Dropped("a span without messages: content was not recorded")
+    if not (answers := answers or _messages(answer, "assistant", "output")) and not messages:
+        is_foreign = any(key.startswith(_FOREIGN) for key in own)
+        what = "which another convention spells" if is_foreign else "content was not recorded"
+        raise Dropped(f"a span without messages: {what}")
     if text := text_of(values.parsed(own.get("gen_ai.system_instructions")) or at(answer, "instructions")):
         messages = [{"role": "system", "content": text}, *messages]
     model = own.get("gen_ai.response.model") or own.get("gen_ai.request.model") or span.get("model")
@@ -311,7 +347,7 @@ def trace_row(trace: Trace, redact: Callable[[Any], Any] = lambda value: value) 
     name, parent = redact(trace.trace_id), trace.parent and (redact(trace.parent[0]), trace.parent[1])
     state = {key: redact(getattr(trace, key)) for key in _STATE}
     agent: dict[str, Any] = {"name": trace.agent or trace.format, "version": trace.version or "unknown"}
-    agent |= _given({"model_name": trace.model, "tool_definitions": redact(trace.tools)})
+    agent = redact(agent | _given({"model_name": trace.model, "tool_definitions": trace.tools}))
     steps = [_step_row(step, idx, redact) for idx, step in enumerate(trace.steps)]
     ours: dict[str, Any] = {"format": trace.format, "prompt_origin": trace.prompt_origin, "parent": parent}
     ours |= {"passed": trace.passed, "format_version": trace.version, "state": state}
@@ -326,7 +362,7 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _step_row(step: TraceStep, idx: int, redact: Callable[[Any], Any]) -> dict[str, Any]:
     row = {"step_id": idx + 1, "source": step.source, "message": redact(step.text)}
-    answer = {"model_name": step.model, "reasoning_content": redact(step.reasoning)}
+    answer = {"model_name": redact(step.model), "reasoning_content": redact(step.reasoning)}
     calls: list[dict[str, Any]] = []
     for call in step.calls:
         given: Any = values.parsed(call.arguments)
@@ -392,12 +428,16 @@ def _add_step(trace: Trace, row: dict[str, Any], *, has_raw_calls: bool) -> None
     if has_raw_calls:
         text = _RAW_CALL.split(step.text)[0].rstrip() if step.calls else step.text
         step.text = _END_TOKENS.sub("", text)
-    step.flags = {each for each in items_at(extra, "flags") if each in trace_records.FLAGS}
+    step.flags = {each for each in items_at(extra, "flags") if each in FLAGS}
     step.flags |= {"copied"} if row.get("is_copied_context") is True else set()
     number = values.typed(int, at(extra, "parent"))
     parent = number - 1 if number is not None and 0 <= number <= len(trace.steps) else None
     trace.add(step, parent=parent, model=row.get("model_name"))
-    for result in items_at(said, "observation", "results"):  # an answer without words has some, too
+    for result in items_at(row, "observation", "results"):  # an answer without words has some, too
         call_id, text = text_at(result, "source_call_id"), text_of(at(result, "content"))
         is_error, code = (at(result, "extra", key) for key in ("is_error", "exit_code"))
-        trace.answer(StepResult(call_id, text, values.typed(bool, is_error), values.typed(int, code)))
+        shown = StepResult(call_id, text, values.typed(bool, is_error), values.typed(int, code))
+        if (problem := trace.answer(shown)) and source == "agent":
+            trace.lost.append(problem)
+        elif problem:
+            step.say(text, "")  # what the user or the program was shown

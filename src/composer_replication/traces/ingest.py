@@ -63,8 +63,7 @@ FORMATS: Mapping[str, Callable[[Iterator[Any], Ledger, str], Iterator[Trace]]] =
 }
 """Of each format what reads the conversations of its records; ``names.toml`` has by what a record is known."""
 _SHAPES = [{"has": [], "lacks": [], "texts": {}} | shape for shape in messages.NAMES["shapes"]]
-_NEEDED = [(shape, {*shape["has"], *shape["texts"]}) for shape in _SHAPES]
-_PLACES = {place: place.split("/") for shape, needed in _NEEDED for place in (*needed, *shape["lacks"])}
+_PLACES = {place: place.split("/") for s in _SHAPES for place in (*s["has"], *s["texts"], *s["lacks"])}
 
 
 def _fits(row: Any) -> dict[str, str]:
@@ -75,8 +74,8 @@ def _fits(row: Any) -> dict[str, str]:
     known["code"] = agent_files.has_code_blocks((listed or chat)[:6]) or None
     seen = {place: found for place, keys in _PLACES.items() if (found := values.at(known, *keys)) is not None}
     fits: dict[str, str] = {}
-    for shape, needed in _NEEDED:
-        is_near = seen.keys() >= needed and seen.keys().isdisjoint(shape["lacks"])
+    for shape in _SHAPES:
+        is_near = seen.keys() >= {*shape["has"], *shape["texts"]} and seen.keys().isdisjoint(shape["lacks"])
         if is_near and all(seen[place] in texts for place, texts in shape["texts"].items()):
             place, otherwise = shape["version"]
             version = values.typed(str, values.at(known, *place.split("/"))) or otherwise
@@ -106,7 +105,8 @@ def read_records(path: Path, ledger: Ledger) -> Iterator[Any]:
     A line of two objects gives both; a document that is a list gives itself, whole.
     """
     with path.open("rb", buffering=256 * 1024) as file:  # 8 KiB at a time take four times as long
-        is_lines = path.suffix in _LINES and not _DOCUMENT.match(file.peek())
+        is_lines = path.suffix in _LINES and not _DOCUMENT.match(file.read(64))
+        file.seek(0)
         kinds, what = (dict, "line") if is_lines else (dict | list, "document")
         lines = iter(partial(file.readline, MAX_LINE_BYTES), b"")
         for piece in lines if is_lines else [file.read(MAX_DOCUMENT_BYTES)]:
@@ -152,12 +152,12 @@ def find_units(
     What an earlier run wrote into ``out`` is read only where it is named itself. Raises ``InputError`` where a path is not there
     (CR0942), and where two formats fit a file that was named itself (CR0206).
     """
-    left_out: Counter[str] = Counter()
-    groups: dict[tuple[str, str, Path], list[Path]] = {}
+    left_out, groups = Counter[str](), dict[tuple[str, str, Path], list[Path]]()
     for path in paths:
         if not path.exists():
-            problem = "there is no such file or folder."
-            raise InputError("CR0942", problem, where=str(path), fix="ls ~/.claude/projects")
+            raise InputError(
+                "CR0942", "there is no such file or folder.", where=str(path), fix="ls ~/.claude/projects"
+            )
         for file in trace_files(path):
             fits = detect(file, only)
             if len(fits) > 1 and file == path:
@@ -285,8 +285,7 @@ def minhash(trace: Trace) -> Any:
 
 def duplicates(chains: Sequence[tuple[bytes, ...]], sketches: Sequence[Any]) -> dict[int, str]:
     """Which traces are left out, by their places, and why; the first of equal ones is kept, and of near ones the longest."""
-    found: dict[int, str] = {}
-    first: dict[bytes, int] = {}
+    found, first = dict[int, str](), dict[bytes, int]()
     inner = {digest for chain in chains for digest in chain[:-1] if digest != chain[-1]}
     for place, last in ((place, chain[-1]) for place, chain in enumerate(chains) if any(chain)):
         if first.setdefault(last, place) != place:
@@ -315,9 +314,7 @@ RULES = {
     for row in _TABLE["rules"]
 }
 """Patterns with what stands in place of their group 1, by name; the hint is looked for first, which takes a hundredth of the time."""
-_FOLDERS = {
-    name: RULES[name] for name in ("home-folder", "windows-home", "home-in-a-name")
-}  # most texts hold nothing else
+_FOLDERS = {name: rule for name, rule in RULES.items() if rule[2] == "user-{}"}  # mostly there is no other
 _HINTS = {row["name"]: row["hint"] for row in _TABLE["rules"] if "@" not in row["hint"]}  # "@" is quicker
 _is_any_hinted = _finder(*_HINTS.values())
 _is_secret_hinted = _finder(*(hint for name, hint in _HINTS.items() if name not in _FOLDERS))
@@ -328,10 +325,8 @@ class Redactor:
     """The placeholders of one trace; ``counts`` says how often each rule found something, ``values`` what each stands for."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.values: dict[str, str] = {}
-        self._known: dict[str, str] = {}
-        self._numbers: Counter[str] = Counter()
+        self.counts, self._numbers = Counter[str](), Counter[str]()
+        self.values, self._known = dict[str, str](), dict[str, str]()
 
     def value(self, value: Any, key: str = "") -> Any:
         """A text, or JSON that stands at a key, without secrets and names; whatever names a secret reads as ``_KEY``."""

@@ -49,18 +49,13 @@ def items_at(value: Any, *path: str) -> list[Any]:
 
 def first_at(value: Any, *keys: str) -> Any:
     """What stands at the first of these keys that has anything."""
-    for key in keys if isinstance(value, dict) else ():
-        if (found := value.get(key)) is not None:
-            return found
-    return None
+    found = (value.get(key) for key in keys) if isinstance(value, dict) else ()
+    return next((each for each in found if each is not None), None)
 
 
 def first_text(value: Any, *keys: str) -> str:
     """The text at the first of these keys that has one; an empty one where none has."""
-    for key in keys if isinstance(value, dict) else ():
-        if isinstance(found := value.get(key), str) and found:
-            return found
-    return ""
+    return next(filter(None, (text_at(value, key) for key in keys)), "")
 
 
 def typed(kind: type[_T], value: Any) -> _T | None:

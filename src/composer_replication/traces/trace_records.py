@@ -13,6 +13,8 @@ Take = Callable[[Any], object]
 FLAGS = ("denied", "interrupted", "synthetic", "copied", "compacted", "demo", "injected")
 """What a step may be besides a plain one: refused by the user, stopped by the user, written by the program and not by a
 model, repeated from another session, a summary that replaces what came before, an example, put in by the program."""
+_REFUSED = ("The user doesn't want to proceed", "The user doesn't want to take this action")
+DENIED = (*_REFUSED, "exec command rejected by user", "patch rejected by user")  # of Claude Code, of Codex
 NOT_LEARNED = frozenset({"synthetic", "copied", "demo"})  # answers that are no choice of this session's model
 
 
@@ -176,6 +178,7 @@ class Trace:
         if any(each.call_id == result.call_id for each in step.results if result.call_id):
             return "a second result of one call"
         step.results.append(result)
+        step.flags |= {"denied"} if result.text.startswith(DENIED) else set()
         self.answered = step
         return ""
 

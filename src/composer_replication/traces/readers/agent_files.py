@@ -19,8 +19,7 @@ from composer_replication.traces.readers import messages as chat
 from composer_replication.traces.trace_records import Dropped, Ledger, StepResult, Trace, TraceStep
 
 _CLAUDE = chat.NAMES["claude-code"]
-_DENIED, _FLAGS = tuple(_CLAUDE["denied"]), tuple(_CLAUDE["flags"].items())
-_REJECTED = tuple(chat.NAMES["codex"]["denied"])
+_FLAGS = tuple(_CLAUDE["flags"].items())
 _INTERRUPTED = "[Request interrupted by user"
 
 
@@ -35,15 +34,12 @@ class _Session:
     """``traces`` has one conversation for the session (key ""), and one for each sub-agent by its id."""
 
     def __init__(self, name: str) -> None:
-        self.traces: dict[str, Trace] = {}
-        self._name = name
+        self.traces, self._name, self._call_of_agent = dict[str, Trace](), name, dict[str, str]()
         self._step_of: dict[Any, tuple[str, int]] = {None: ("", -1)}  # a message without a parent begins anew
-        self._call_of_agent: dict[str, str] = {}
 
     def take(self, record: dict[str, Any]) -> str | None:
         kind, uuid, data = record.get("type"), record.get("uuid"), at(record, "data")
-        parent = record.get("parentUuid", "")
-        known = self._step_of.get(parent)
+        known = self._step_of.get(parent := record.get("parentUuid", ""))
         if known is not None and uuid and (parent or not self.traces):
             self._step_of.setdefault(uuid, known)  # the chain runs through records that are no messages
         if kind in ("assistant", "user"):
@@ -78,11 +74,10 @@ class _Session:
             if any(text.startswith(_INTERRUPTED) for text in said):
                 step.flags.add("injected")
                 trace.interrupt()
-        is_denied = any(result.text.startswith(_DENIED) for result in step.results)
         of_agent, parent = self._step_of.get(record.get("parentUuid", ""), (None, None))
         parent, key = parent if of_agent == agent else None, message.get("id") or uuid or ""
         place = trace.add(step, key=key, parent=parent, model=message.get("model"))
-        if is_user and trace.answered and (is_denied or record.get("toolDenialKind")):
+        if is_user and trace.answered and record.get("toolDenialKind"):
             trace.answered.flags.add("denied")
         self._step_of[uuid] = self._step_of[agent, uuid] = (agent, place)
 
@@ -95,9 +90,6 @@ def read_codex(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tr
         nonlocal model, first_own
         kind, payload = record.get("type") or record.get("record_type"), record.get("payload")
         event = at(payload, "type") if kind == "event_msg" else None
-        if items := items_at(record, "items"):  # the first versions wrote one document
-            ledger.take(take, [record["session"], *items], are_inner=True)
-            return "kept: the document"
         if kind is None and "id" in record and "role" not in record:  # the first line was without an envelope
             kind, payload = "session_meta", record
         if kind == "session_meta":
@@ -118,8 +110,7 @@ def read_codex(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tr
         if kind == "token_usage_record" or event == "token_count":
             trace.answers.pop("", None)
             raise Dropped("token counts")
-        if kind == "compacted":
-            # the conversation goes on from what the record gives in place of its history
+        if kind == "compacted":  # the conversation goes on from what this gives in place of its history
             first, history = len(trace.steps), items_at(payload, "replacement_history")
             summary = {"role": "user", "content": text_of(record["payload"].get("message"))}
             trace.answers.pop("", None)  # what the record gives is no part of the answer under way
@@ -128,17 +119,13 @@ def read_codex(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tr
             trace.steps[first].parent = -1
             trace.answers.pop("", None)
             return None
-        if kind == "function_result":
-            item = {"type": "function_call_output", "output": record.get("result")}
-        elif kind == "response_item" or (chat.is_item(record) and "payload" not in record):
+        if kind == "response_item" or (chat.is_item(record) and "payload" not in record):
             item = typed(dict, payload) or record
         else:
             raise Dropped(chat.NAMES["codex"]["repeats"].get(str(kind), f"a record of the kind {kind!r:.40}"))
         flags = ["copied"] if (typed(int, record.get("ordinal")) or 0) < (first_own or 0) else []
         item = {"type": "message", **item}  # without "type" a message would begin an answer of its own
         chat.add_message(trace, item, *flags, model=model or record.get("model"))
-        if trace.answered and trace.answered.results[-1].text.startswith(_REJECTED):
-            trace.answered.flags.add("denied")
         return None
 
     ledger.take(take, records)
@@ -169,7 +156,7 @@ def read_gemini(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[T
         said = {"role": kind, "content": message.get("content"), "reasoning": thoughts, "tool_calls": calls}
         step = chat.said_in(said)
         for call in (call for call in calls if call.get("result")):
-            answers = [at(each, "functionResponse", "response") for each in items_at(call, "result")]
+            answers = (at(each, "functionResponse", "response") for each in items_at(call, "result"))
             text = "\n".join(map(text_of, answers))
             failed = call.get("status") != "success"
             step.results.append(StepResult(text_at(call, "id"), text, failed, chat.exit_code_in(text)))
@@ -185,8 +172,7 @@ def read_openhands(records: Iterator[Any], ledger: Ledger, name: str) -> Iterato
     """One conversation of all events in the order of their file, and one of each evaluation's row."""
     single, places = Trace(name, "openhands"), {"__root__": -1}
     for number, record in enumerate(records):
-        history = typed(list, record) or items_at(record, "history") or items_at(record, "items")
-        if not history:
+        if not (history := typed(list, record) or items_at(record, "history") or items_at(record, "items")):
             ledger.take(partial(_event, single, places), [record])
             continue
         ledger.num_records -= 1  # the row counts as its events
@@ -283,18 +269,11 @@ def has_code_blocks(messages: list[Any]) -> bool:
     return is_chat and any(_CODE_BLOCK.search(text) or _RETURN_CODE.search(text) for text in texts)
 
 
-def _attempts(documents: Iterator[Any], ledger: Ledger) -> Iterator[Any]:
-    """Of a SWE-agent that may try again each attempt (what stands beside them is the best of these), else the document."""
-    for document in documents:
-        ledger.num_records -= 1
-        attempts = [each for each in items_at(document, "attempts") if isinstance(each, dict)]
-        yield from [{**document, **each} for each in attempts] or [document]
-
-
 def read_documents(kind: str, records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """One conversation of each document; the demonstration inside one of SWE-agent is flagged ``demo``."""
-    for number, document in enumerate(_attempts(records, ledger)):
-        ledger.take(lambda _: "kept: the document", [document], are_inner=True)
+    tries = ((each, record) for record in records for each in (record, *items_at(record, "attempts")))
+    for number, (document, whole) in enumerate(tries):  # the best stands beside the others
+        ledger.take(lambda _: "kept: the document", [document], are_inner=document is not whole)
         trace = Trace(f"{name}#{number}", kind)
         # the first version of mini-swe-agent wrote a list of messages and nothing else
         messages = typed(list, document) or items_at(document, "history") or items_at(document, "messages")
@@ -304,7 +283,7 @@ def read_documents(kind: str, records: Iterator[Any], ledger: Ledger, name: str)
         rest = items_at(document, "trajectory")[num_answers - trace.waits :]
         ledger.take(partial(_trajectory_step, trace), rest, are_inner=True)
         trace.model = trace.model or text_at(document, "info", "config", "model", "model_name")
-        replay = values.parsed(at(document, "replay_config"))
+        replay = values.parsed(at(document, "replay_config") or at(whole, "replay_config"))
         chat.note_facts(trace, {"info": at(document, "info"), "replay": replay})
         trace.prompt_origin = "recorded" if trace.steps else "rebuilt"
         yield trace

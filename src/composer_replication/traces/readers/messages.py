@@ -22,13 +22,10 @@ from composer_replication.traces.trace_records import FLAGS, Dropped, Ledger, St
 
 NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
 _CALLS, _RESULTS, _THOUGHTS = (frozenset(NAMES["blocks"][kind]) for kind in ("calls", "results", "thoughts"))
-_IDS, _SEALED, _GIVEN, _SEEN, _SAID, _REQUEST, _ANSWER, _FOREIGN = (
-    tuple(NAMES["keys"][what])
-    for what in ("id", "sealed", "given", "seen", "said", "request", "answer", "foreign")
-)
+_KEYS = NAMES["keys"]
 _INJECTED = tuple(NAMES["codex"]["injected"])
 _CALL_IN_TEXT = "<function="  # how models without tools call; what the user says next is the result
-_EXIT_CODE = re.compile(r"(?:Process exited with code|^[Ee]xit(?:ed with)? [Cc]ode:?) (-?\d+)", re.MULTILINE)
+_EXIT_CODE = re.compile(NAMES["exit_code"], re.MULTILINE)
 
 
 def is_item(value: Any) -> bool:
@@ -63,17 +60,17 @@ def said_in(value: Any, step: TraceStep | None = None) -> TraceStep:
         step.source = "user" if role else step.source
     elif kind in _THOUGHTS:
         thought = text_of(value.get("summary") or value.get("thinking") or value.get("content"))
-        step.sealed += filter(None, [first_text(value, *_SEALED)])
+        step.sealed += filter(None, [first_text(value, *_KEYS["sealed"])])
     elif kind in _CALLS:
         step.calls += _calls_in(value, kind)
         if kind in ("mcp_call", "web_search_call") and value.get("output") is not None:
-            failed = value.get("error") is not None
-            step.results.append(StepResult(first_text(value, *_IDS), text_of(value["output"]), failed))
+            call_id, failed = first_text(value, *_KEYS["id"]), value.get("error") is not None
+            step.results.append(StepResult(call_id, text_of(value["output"]), failed))
     elif not role and kind != "message":
         text = text_of(value)
     else:
         thought = text_of(value.get("reasoning_content") or value.get("reasoning"))
-        said_in(first_at(value, *_SAID), step)
+        said_in(first_at(value, *_KEYS["said"]), step)
         step.source = NAMES["roles"].get(role, "agent")
         signatures = (text_at(each, "signature") for each in items_at(value, "thinking_blocks"))
         step.sealed += filter(None, signatures)
@@ -89,16 +86,16 @@ def said_in(value: Any, step: TraceStep | None = None) -> TraceStep:
 def _calls_in(block: dict[str, Any], kind: str) -> Iterator[ToolCall]:
     own = {**block, **(values.typed(dict, block.get("function")) or {})}  # arguments may stand beside it
     written = at(block, "extra", "arguments_text")  # of a line of ours, where they are no JSON
-    given = first_at(own, *_GIVEN) if written is None else written
+    given = first_at(own, *_KEYS["given"]) if written is None else written
     name = first_text(own, "name", "function_name") or kind.removesuffix("_call")
     if name or "function_name" in own:  # a step of ATIF keeps what it has
         arguments = values.json_text({"input": given} if kind == "custom_tool_call" else given)
-        yield ToolCall(name, arguments, first_text(block, *_IDS))
+        yield ToolCall(name, arguments, first_text(block, *_KEYS["id"]))
 
 
 def result_in(block: dict[str, Any]) -> StepResult:
     """What a block, an item or a message shows of a call."""
-    kind, content = text_at(block, "type"), first_at(block, *_SEEN)
+    kind, content = text_at(block, "type"), first_at(block, *_KEYS["seen"])
     is_json = isinstance(content, dict) and not {"content", "type"} & content.keys()
     is_text = kind != "tool_call_response" and not is_json
     text = text_of(content) if is_text else values.json_text(content)
@@ -108,21 +105,19 @@ def result_in(block: dict[str, Any]) -> StepResult:
     if kind.endswith("_output"):
         success, code = values.typed(bool, at(content, "success")), exit_code_in(text)
         is_error = not success if success is not None else None if code is None else code != 0
-    ids = _IDS if kind else _IDS[:-1]  # "id" of a message is its own
+    ids = _KEYS["id"] if kind else _KEYS["id"][:-1]  # "id" of a message is its own
     return StepResult(first_text(block, *ids), text, is_error, code)
 
 
 def exit_code_in(text: str) -> int | None:
-    """The exit code that Codex and others write into the text of a result, or beside it in JSON."""
-    if text.startswith('{"output":'):
-        return values.typed(int, at(values.parsed(text), "metadata", "exit_code"))
-    found = _EXIT_CODE.search(text[:2000])
+    """The exit code that Codex and others write into the text of a result, or behind it in JSON."""
+    found = _EXIT_CODE.search(text[-2000:] if text.startswith('{"output":') else text[:2000])
     return int(found[1]) if found else None
 
 
-def note_facts(trace: Trace, record: Any) -> None:
-    """Set what a record says of its session, at the places that ``names.toml`` has for the trace's format."""
-    for name, places in NAMES["facts"][trace.format].items():
+def note_facts(trace: Trace, record: Any, kind: str = "") -> None:
+    """Set what a record says of its session, at the places that ``names.toml`` has for a format, by default the trace's."""
+    for name, places in NAMES["facts"][kind or trace.format].items():
         if found := next(filter(None, (text_at(record, *place.split(".")) for place in places)), ""):
             setattr(trace, name, found)
 
@@ -153,7 +148,7 @@ def request_of(row: Any) -> Any:
 
 def read_requests(kind: str, records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """Conversations of rows ``{messages, …}``, ``{request, response}``, ``{messages, response}``, or with ``input`` (Responses)."""
-    joiner = _Joiner(kind, name, ledger)
+    joiner = _Joiner(kind, name)
     ledger.take(joiner.row, records)
     yield from joiner.traces
 
@@ -161,10 +156,9 @@ def read_requests(kind: str, records: Iterator[Any], ledger: Ledger, name: str) 
 class _Joiner:
     """Conversations by the digest of everything that they hold so far, so that a row extends the one that it repeats."""
 
-    def __init__(self, kind: str, name: str, ledger: Ledger) -> None:
-        self.kind, self._name, self._ledger = kind, name, ledger
-        self.traces: list[Trace] = []
-        self._tips: dict[bytes, Trace] = {}
+    def __init__(self, kind: str, name: str) -> None:
+        self.kind, self._name = kind, name
+        self.traces, self._tips = list[Trace](), dict[bytes, Trace]()
 
     def add(self, messages: Sequence[Any], answers: Sequence[Any], tools: Any, model: Any) -> Trace:
         """Add a row: the messages that were sent, and those that came back."""
@@ -193,12 +187,12 @@ class _Joiner:
         if self.kind == "openai-responses":  # rows of chats have keys of these names, too
             if at(request, "previous_response_id"):
                 raise Dropped("its context is stored at the provider (previous_response_id)")
-            messages = _messages(at(request, "input"), "user", "input") or messages
+            messages = _messages(at(request, "input"), "input", "user") or messages
             if instructions := text_at(request, "instructions"):
                 messages = [{"role": "system", "content": instructions}, *messages]
         if not messages:
             raise Dropped("a row without messages")
-        answers, tools = _answers(response), at(request, "tools") or at(row, "kwargs", "tools")
+        answers, tools = _messages(response, "output"), at(request, "tools") or at(row, "kwargs", "tools")
         trace = self.add(messages, answers, tools, text_at(response, "model") or at(request, "model"))
         if task := text_at(row, "instance_id"):  # of SWE-bench, beside the messages
             trace.task_id, trace.passed = task, values.typed(bool, row.get("resolved"))
@@ -207,44 +201,36 @@ class _Joiner:
         return "kept: the request of a row whose response holds no answer" if is_lost else None
 
 
-def _answers(response: Any) -> list[Any]:
-    """The items or the one message that came back."""
-    said = at(response, "choices", "0", "message") or response
-    return items_at(response, "output") or [said] * is_item(said)
-
-
-def _messages(value: Any, role: str, key: str) -> list[Any]:
-    """The messages of one side of an exchange: a list, one that stands at a key, or what else was said."""
-    said = [{"role": role, "content": value}] * bool(value)
-    return items_at(value, key) or (said if values.typed(list, value) is None else value)
+def _messages(value: Any, key: str, role: str = "") -> list[Any]:
+    """The messages of one side of an exchange: a list, at a key, the first choice, itself or, with a role, what else was said."""
+    said = at(value, "choices", "0", "message") or value
+    found = [said] if is_item(said) else [{"role": role, "content": value}] * bool(role and value)
+    return items_at(value, key) or (found if values.typed(list, value) is None else value)
 
 
 def _response(response: Any) -> Any:
-    """The response's object; of a stream of events what they say together."""
+    """The response's object; of a stream of events the one that completes it, or its pieces."""
     body = values.parsed(at(response, "body") or response)
-    if isinstance(body, str):
-        body = [values.parsed(line[5:].strip()) for line in body.split("\n") if line.startswith("data:")]
-    if not isinstance(body, list):
+    if not isinstance(body, str):
         return body
-    states = [each for event in body if isinstance(each := at(event, "response"), dict)]
-    done = [at(event, "item") for event in body if at(event, "type") == "response.output_item.done"]
-    whole = {**(values.typed(dict, at(body, "0")) or {}), **(states[-1] if states else {})}
-    return {**whole, "output": items_at(whole, "output") or done, "choices": [{"message": _pieced(body)}]}
+    events = [values.parsed(line[5:].strip()) for line in body.split("\n") if line.startswith("data:")]
+    whole = [at(event, "response") for event in events if at(event, "response")]
+    choices = [each for event in events for each in items_at(event, "choices")]
+    numbers = sorted({at(each, "index") or 0 for each in choices})
+    return whole[-1] if whole else {"choices": [{"message": _pieced(choices, number)} for number in numbers]}
 
 
-def _pieced(chunks: list[Any]) -> dict[str, Any] | None:
-    """The message that the pieces of a stream of chat completions make, of its first choice."""
-    said, calls = dict[str, str](), dict[Any, dict[str, Any]]()
-    for delta in (
-        at(each, "choices", "0", "delta") for each in chunks if not at(each, "choices", "0", "index")
-    ):
-        for key in (key for key in NAMES["keys"]["pieces"] if text_at(delta, key)):
-            said[key] = said.get(key, "") + delta[key]
-        for piece in items_at(delta, "tool_calls"):
-            own = at(piece, "function") or {}
-            call = calls.setdefault(at(piece, "index"), {**own, "id": at(piece, "id"), "arguments": ""})
-            call["arguments"] += text_at(own, "arguments")
-    return {**said, "role": "assistant", "tool_calls": [*calls.values()]} if said or calls else None
+def _pieced(choices: list[Any], number: int) -> dict[str, Any] | None:
+    """The message that the pieces of a stream of chat completions make."""
+    deltas = [at(each, "delta") for each in choices if (at(each, "index") or 0) == number]
+    said = {key: "".join(text_at(delta, key) for delta in deltas) for key in _KEYS["pieces"]}
+    calls = dict[Any, dict[str, Any]]()
+    for piece in (piece for delta in deltas for piece in items_at(delta, "tool_calls")):
+        own = at(piece, "function") or {}
+        call = calls.setdefault(at(piece, "index"), {**own, "id": at(piece, "id"), "arguments": ""})
+        call["arguments"] += text_at(own, "arguments")
+    message = _given({**said, "tool_calls": [*calls.values()]})
+    return {**message, "role": "assistant"} if message else None
 
 
 def step_chain(steps: Iterable[TraceStep]) -> tuple[bytes, ...]:
@@ -269,17 +255,15 @@ def step_chain(steps: Iterable[TraceStep]) -> tuple[bytes, ...]:
 
 def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """Conversations of the chat spans, with the results that ``execute_tool`` spans hold."""
-    spans: list[Any] = []
+    spans, answered, tools = list[Any](), set[str](), dict[str, tuple[str, TraceStep]]()
     for record in records:
         scopes = [each for own in items_at(record, "resourceSpans") for each in items_at(own, "scopeSpans")]
         found = [span for scope in scopes for span in items_at(scope, "spans")]
         ledger.num_records -= 1  # a record counts as its spans, or is the attributes of one
         spans += found or items_at(record, "observations") or [record]
-    joiner = _Joiner("otel-genai", name, ledger)
-    tools: dict[str, tuple[str, TraceStep]] = {}
+    joiner = _Joiner("otel-genai", name)
     spans.sort(key=lambda span: str(at(span, "startTimeUnixNano") or at(span, "startTime")).zfill(20))
     ledger.take(partial(_span, joiner, tools), spans, are_inner=True)
-    answered: set[str] = set()
     for trace in joiner.traces:
         for _, step in trace.agent_steps():
             own = [tools[call.call_id][1].results[0] for call in step.calls if call.call_id in tools]
@@ -292,21 +276,19 @@ def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tra
     yield from without_chat.values()
 
 
-def _any_value(value: Any) -> Any:
+def _unboxed(value: Any) -> Any:
     """What OTLP holds beside its type: a list and a map hold others, a whole number is a text."""
     kind, inner = next(iter(value.items()), ("", None)) if isinstance(value, dict) else ("", None)
-    if kind == "kvlistValue":
-        return {text_at(each, "key"): _any_value(at(each, "value")) for each in items_at(inner, "values")}
-    if kind == "arrayValue":
-        return [_any_value(each) for each in items_at(inner, "values")]
-    return values.parsed(inner) if kind == "intValue" else inner
+    pairs = [(text_at(own, "key"), _unboxed(own.get("value", own))) for own in items_at(inner, "values")]
+    plain = values.parsed(inner) if kind == "intValue" else inner
+    return {"kvlistValue": dict(pairs), "arrayValue": [each for _, each in pairs]}.get(kind, plain)
 
 
 def _span(joiner: _Joiner, tools: dict[str, tuple[str, TraceStep]], span: dict[str, Any]) -> None:
     pairs = [each for own in (*items_at(span, "events"), span) for each in items_at(own, "attributes")]
-    attributes = _any_value({"kvlistValue": {"values": pairs}})
+    attributes = _unboxed({"kvlistValue": {"values": pairs}})
     own = {**span, **(attributes or at(values.parsed(span.get("metadata")), "attributes") or {})}
-    given, answer = (values.parsed(first_at(own, *keys)) for keys in (_REQUEST, _ANSWER))
+    given, answer = (values.parsed(first_at(own, *keys)) for keys in (_KEYS["request"], _KEYS["answer"]))
     kind = own.get("openinference.span.kind") or span.get("type")
     operation = own.get("gen_ai.operation.name") or NAMES["operations"].get(str(kind))
     if operation == "execute_tool":
@@ -320,13 +302,11 @@ def _span(joiner: _Joiner, tools: dict[str, tuple[str, TraceStep]], span: dict[s
         call = ToolCall(text_at(own, "gen_ai.tool.name"), arguments, call_id)
         tools[call_id] = text_at(span, "traceId"), TraceStep("agent", calls=[call], results=[result])
         return
-    messages, answers = _messages(given, "user", "messages"), _answers(answer)
     if operation not in ("chat", "text_completion", "generate_content"):
         raise Dropped("a span of an agent or of something else")
-    if not (answers := answers or _messages(answer, "assistant", "output")) and not messages:
-        is_foreign = any(key.startswith(_FOREIGN) for key in own)
-        what = "which another convention spells" if is_foreign else "content was not recorded"
-        raise Dropped(f"a span without messages: {what}")
+    messages, answers = _messages(given, "messages", "user"), _messages(answer, "output", "assistant")
+    if not messages and not answers:
+        raise Dropped(_KEYS["unsaid"][any(key.startswith(tuple(_KEYS["foreign"])) for key in own)])
     if text := text_of(values.parsed(own.get("gen_ai.system_instructions")) or at(answer, "instructions")):
         messages = [{"role": "system", "content": text}, *messages]
     model = own.get("gen_ai.response.model") or own.get("gen_ai.request.model") or span.get("model")
@@ -363,16 +343,12 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
 def _step_row(step: TraceStep, idx: int, redact: Callable[[Any], Any]) -> dict[str, Any]:
     row = {"step_id": idx + 1, "source": step.source, "message": redact(step.text)}
     answer = {"model_name": redact(step.model), "reasoning_content": redact(step.reasoning)}
-    calls: list[dict[str, Any]] = []
+    calls, results = list[dict[str, Any]](), list[dict[str, Any]]()
     for call in step.calls:
-        given: Any = values.parsed(call.arguments)
-        own = {"tool_call_id": call.call_id, "function_name": call.name, "arguments": {}}
-        if isinstance(given, dict):
-            own["arguments"] = redact(given)
-        else:
-            own["extra"] = {"arguments_text": redact(call.arguments)}
-        calls.append(own)
-    results = []
+        given = values.typed(dict, values.parsed(call.arguments))
+        extra = {"arguments_text": redact(call.arguments)} if given is None else {}
+        own = {"tool_call_id": call.call_id, "function_name": call.name, "arguments": redact(given or {})}
+        calls.append(own | _given({"extra": extra}))
     for result in step.results:
         extra = _given({"is_error": result.is_error, "exit_code": result.exit_code})
         known = _given({"source_call_id": result.call_id, "extra": extra})
@@ -395,23 +371,18 @@ def read_atif(
         ledger.take(lambda _: "kept: the document", [document])
         ours, episode = at(document, "extra", _TRACE), at(document, "extra", _EPISODE)
         trace_id = first_text(document, "trajectory_id", "session_id") or f"{name}#{number}"
-        trace = Trace(trace_id, text_at(ours, "format") or "atif", agent=text_at(document, "agent", "name"))
+        trace = Trace(trace_id, text_at(ours, "format") or "atif")
         trace.tools = function_tools(at(document, "agent", "tool_definitions"))
         trace.version = text_at(ours, "format_version") if ours else text_at(document, "schema_version")
         take = partial(_add_step, trace, has_raw_calls=bool(episode))
         ledger.take(take, items_at(document, "steps"), are_inner=True)
-        trace.model = text_at(document, "agent", "model_name") or trace.model
-        has_prompt = bool(trace.tools) and trace.prompt_origin == "recorded"
-        is_recorded = at(ours, "prompt_origin") == "recorded" if ours else has_prompt or bool(episode)
-        trace.prompt_origin = "recorded" if is_recorded else "rebuilt"
+        note_facts(trace, document, "atif")
+        origin = at(ours, "prompt_origin") if ours else trace.tools and trace.prompt_origin
+        trace.prompt_origin = "recorded" if origin == "recorded" or (episode and not ours) else "rebuilt"
         own, trace.passed = items_at(ours, "parent"), values.typed(bool, at(ours, "passed"))
         trace.parent = (str(own[0]), str(own[1])) if len(own) == 2 else parent
-        for key in _STATE:
-            setattr(trace, key, text_at(ours, "state", key))
-        if episode:
-            trace.task_id, outcomes = text_at(episode, "task_id"), at(episode, "score", "outcomes")
-            if isinstance(outcomes, dict) and outcomes:
-                trace.passed = set(outcomes.values()) == {"passed"} and not at(episode, "score", "error")
+        if isinstance(outcomes := at(episode, "score", "outcomes"), dict) and outcomes:
+            trace.passed = set(outcomes.values()) == {"passed"} and not at(episode, "score", "error")
         yield trace
         inner = items_at(document, "subagent_trajectories")
         ledger.num_records += len(inner)
@@ -422,8 +393,8 @@ def _add_step(trace: Trace, row: dict[str, Any], *, has_raw_calls: bool) -> None
     source, extra = row.get("source"), row.get("extra") or {}
     if source not in ("system", "user", "agent"):
         raise Dropped("a step without a source")
-    said = row if source == "agent" else {}
-    step = said_in({**said, "role": source, "content": row.get("message")})
+    said = {"role": source, "content": row.get("message")}
+    step = said_in(row | said if source == "agent" else said)
     step.sealed += filter(None, (values.typed(str, each) for each in items_at(extra, "sealed")))
     if has_raw_calls:
         text = _RAW_CALL.split(step.text)[0].rstrip() if step.calls else step.text

@@ -1,8 +1,7 @@
 """Recorded sessions of any known format into one folder of ATIF lines, with a sum of what became of every record.
 
 Keys, tokens, e-mail addresses and home folders leave a session before it is written; signed and encrypted thoughts are not touched.
-Sessions that are held twice are left out: the same, the beginning of a longer one (programs that keep a copy at every checkpoint
-write many of them), or nearly the same, found by MinHash where the extra ``traces`` is installed.
+Sessions held twice are left out: the same, the beginning of a longer one, or nearly the same (MinHash, with the extra ``traces``).
 """
 
 from __future__ import annotations
@@ -36,13 +35,11 @@ except ImportError:  # without the extra ``traces``
     rensa = None
 MAX_LINE_BYTES = 64 * 1024**2
 MAX_DOCUMENT_BYTES = 256 * 1024**2  # of longer ones the pieces are damaged JSON, and counted as that
-_LINES = (".jsonl", ".ndjson")
-_SUFFIXES = (*_LINES, ".json", ".traj")
+_LINES, _SUFFIXES = (".jsonl", ".ndjson"), (".jsonl", ".ndjson", ".json", ".traj")
 _SPACES = re.compile(r"\s+")
 _DOCUMENT = re.compile(rb'\s*[{\[]\s*\n[ \t"]')  # over several lines, whatever the file's name says
-_NUM_PERMUTATIONS = 128
 THRESHOLD = 0.9  # share of five-word shingles in common from which two sessions are nearly the same
-_LEAST_WORDS = 50
+_LEAST_WORDS, _NUM_PERMUTATIONS = 50, 128
 _NUM_HEAD = 20  # records that a format is known by
 TRACES_NAME, REPORT_NAME, SECRETS_NAME = "traces.jsonl", "ingest.json", "redactions.local.json"
 _COUNTS = ("steps", "calls", "results", "failed_results")
@@ -258,8 +255,7 @@ def read_unit(unit: TraceUnit, part: Path) -> tuple[Ledger, list[TraceSums]]:
     gc.disable()  # records have no cycles, and the search for some takes a tenth of the time
     with part.open("wb") as file:
         for trace in FORMATS[unit.kind](records, ledger, unit.paths[0].stem):
-            for why in trace.lost:
-                ledger.dropped(why)
+            ledger.dropped(*trace.lost)
             if not any(trace.agent_steps()):
                 ledger.num_without_answer += 1
                 continue

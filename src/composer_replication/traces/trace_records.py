@@ -13,8 +13,8 @@ Take = Callable[[Any], object]
 FLAGS = ("denied", "interrupted", "synthetic", "copied", "compacted", "demo", "injected")
 """What a step may be besides a plain one: refused by the user, stopped by the user, written by the program and not by a
 model, repeated from another session, a summary that replaces what came before, an example, put in by the program."""
-_REFUSED = ("The user doesn't want to proceed", "The user doesn't want to take this action")
-DENIED = (*_REFUSED, "exec command rejected by user", "patch rejected by user")  # of Claude Code, of Codex
+DENIED = ("The user doesn't want to ", "exec command rejected by user", "patch rejected by user")
+"""How results of Claude Code and of Codex begin where the user refused the call."""
 NOT_LEARNED = frozenset({"synthetic", "copied", "demo"})  # answers that are no choice of this session's model
 
 
@@ -109,8 +109,7 @@ class Trace:
         """Answers, calls, results, failed results."""
         steps = [step for _, step in self.agent_steps()]
         results = [result for step in steps for result in step.results]
-        num_calls, num_failed = sum(len(step.calls) for step in steps), sum(each.failed for each in results)
-        return len(steps), num_calls, len(results), num_failed
+        return len(steps), sum(len(s.calls) for s in steps), len(results), sum(r.failed for r in results)
 
     @property
     def waits(self) -> bool:
@@ -135,13 +134,12 @@ class Trace:
         has_words = bool(calls or step.text or step.reasoning or step.sealed)
         is_answer = step.source == "agent" and (has_words or not results)
         problems = [] if is_answer else [*filter(None, map(self.answer, results))]
+        self.lost += problems if has_words else problems[:-1]
         step.parent = len(self.steps) - 1 if parent is None else parent
         if results and not has_words:
             if problems:
-                self.lost += problems[:-1]
                 raise Dropped(problems[-1])
             return step.parent
-        self.lost += problems
         if (place := self.answers.get(key) if is_answer else None) is None:
             place = len(self.steps)
             self.steps.append(step)
@@ -210,9 +208,9 @@ class Ledger:
                 outcome = "dropped: a record of another shape"  # foreign files hold anything anywhere
             self.counts[outcome] += 1
 
-    def dropped(self, why: str) -> None:
-        self.num_records += 1
-        self.counts[f"dropped: {why}"] += 1
+    def dropped(self, *reasons: str) -> None:
+        self.num_records += len(reasons)
+        self.counts.update(f"dropped: {why}" for why in reasons)
 
     @property
     def is_balanced(self) -> bool:

@@ -1,8 +1,7 @@
 """What coding agents write themselves: Claude Code, Codex, Gemini CLI, OpenHands, SWE-agent and mini-swe-agent.
 
-Claude Code spreads one answer over lines with one ``message.id``; the order is that of the file, never of the times. A sub-agent,
-of its own file, of side-chain or of progress records, is a trace of its own. Of Codex only response items become steps: events
-repeat them. SWE-agent repeats its whole prompt in every step of ``trajectory``: the messages are read from ``history``.
+Claude Code spreads one answer over lines with one ``message.id``, in the order of the file. Of Codex only response items become
+steps: events repeat them. SWE-agent repeats its prompt in every step of ``trajectory``: the messages are read from ``history``.
 """
 
 from __future__ import annotations
@@ -19,12 +18,11 @@ from composer_replication.traces.readers import messages as chat
 from composer_replication.traces.trace_records import Dropped, Ledger, StepResult, Trace, TraceStep
 
 _CLAUDE = chat.NAMES["claude-code"]
-_FLAGS = tuple(_CLAUDE["flags"].items())
 _INTERRUPTED = "[Request interrupted by user"
 
 
 def read_claude_code(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
-    """The session and each of its sub-agents."""
+    """The session and each of its sub-agents: of a file of their own, of side-chain or of progress records."""
     session = _Session(name)
     ledger.take(session.take, records)
     yield from (trace for trace in session.traces.values() if trace.steps)
@@ -67,7 +65,7 @@ class _Session:
             trace.parent = (session, self._call_of_agent.get(agent, "")) if agent else None
         step = chat.said_in(message["content"])
         step.source = "user" if is_user else "agent"
-        step.flags.update([flag for name, flag in _FLAGS if record.get(name) is True])
+        step.flags.update([flag for name, flag in _CLAUDE["flags"].items() if record.get(name) is True])
         step.flags |= {"synthetic"} if message.get("model") == "<synthetic>" else set()
         if is_user and _INTERRUPTED in step.text:
             said = [step.text, *(text_at(each, "text") for each in items_at(message, "content"))]
@@ -94,7 +92,7 @@ def read_codex(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tr
             kind, payload = "session_meta", record
         if kind == "session_meta":
             if first_own is None:  # others speak of the sessions from which this one was forked
-                first_own = typed(int, payload.get("subagent_history_start_ordinal")) or 0
+                first_own = typed(int, at(payload, "subagent_history_start_ordinal")) or 0
                 chat.note_facts(trace, payload)
                 parent = text_at(payload, "source", "subagent", "thread_spawn", "parent_thread_id")
                 trace.parent = (parent, "") if parent else None
@@ -181,11 +179,9 @@ def read_openhands(records: Iterator[Any], ledger: Ledger, name: str) -> Iterato
         chat.note_facts(trace, record)
         if repository := text_at(record, "issue", "repo"):
             trace.repository = f"{text_at(record, 'issue', 'owner')}/{repository}"
-            trace.commit = text_at(record, "base_commit")
         trace.passed = typed(bool, at(record, "test_result", "report", "resolved"))
         yield trace
-    if single.steps:
-        yield single
+    yield from [single] * bool(single.steps)
 
 
 def _event(trace: Trace, places: dict[Any, int], event: dict[str, Any]) -> str | None:
@@ -310,8 +306,7 @@ def _message(trace: Trace, message: dict[str, Any]) -> None:
             chat.add_message(trace, {"type": "message", **item}, model=model)
         if code is not None and trace.answered:
             trace.answered.results[-1].exit_code = code
-    else:
-        # an answer without a call is taken out of the messages: a complaint about it holds it
+    else:  # an answer without a call is taken out of the messages: a complaint about it holds it
         said = at(extra, "response", "choices", "0", "message", "content")
         taken_out = text_at(extra, "model_response") or typed(str, said) or ""
         if is_user and taken_out:

@@ -314,9 +314,7 @@ def _span(joiner: _Joiner, tools: dict[str, tuple[str, TraceStep]], span: dict[s
     joiner.add(messages, answers, offered, model)
 
 
-_TRACE = "composer_replication_trace"
-_EPISODE = "composer_replication"
-_STATE = ("task_id", "repository", "commit", "folder")
+_TRACE, _EPISODE = "composer_replication_trace", "composer_replication"
 _RAW_CALL = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_calls?_|<｜tool▁call")
 """Where the markup of a call begins in an answer of our own loop, which keeps what was sampled as it is."""
 _END_TOKENS = re.compile(r"\s*<\|(?:im_end|eot_id|eom_id|endoftext|end)\|>\s*$")
@@ -325,7 +323,7 @@ _END_TOKENS = re.compile(r"\s*<\|(?:im_end|eot_id|eom_id|endoftext|end)\|>\s*$")
 def trace_row(trace: Trace, redact: Callable[[Any], Any] = lambda value: value) -> dict[str, Any]:
     """A trace as an ATIF object, valid for the models of Harbor 0.26; ``redact`` is given what a session may hold of anybody."""
     name, parent = redact(trace.trace_id), trace.parent and (redact(trace.parent[0]), trace.parent[1])
-    state = {key: redact(getattr(trace, key)) for key in _STATE}
+    state = {key: redact(getattr(trace, key)) for key in ("task_id", "repository", "commit", "folder")}
     agent: dict[str, Any] = {"name": trace.agent or trace.format, "version": trace.version or "unknown"}
     agent = redact(agent | _given({"model_name": trace.model, "tool_definitions": trace.tools}))
     steps = [_step_row(step, idx, redact) for idx, step in enumerate(trace.steps)]

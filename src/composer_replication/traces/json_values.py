@@ -20,8 +20,8 @@ def text_of(value: Any) -> str:
         for key in ("text", "content", "refusal", "output", "error"):
             if isinstance(value.get(key), str | list):
                 return text_of(value[key])
-        kind = value.get("type")
-        return f"[{kind}]" if isinstance(kind, str) and kind not in ("thinking", "reasoning") else ""
+        kind = value.get("type", " ".join(value))
+        return f"[{kind}]" if kind and isinstance(kind, str) and kind not in ("thinking", "reasoning") else ""
     return "" if value is None else str(value)
 
 

@@ -49,13 +49,14 @@ def items_at(value: Any, *path: str) -> list[Any]:
 
 def first_at(value: Any, *keys: str) -> Any:
     """What stands at the first of these keys that has anything."""
-    found = (value.get(key) for key in keys) if isinstance(value, dict) else ()
-    return next((each for each in found if each is not None), None)
+    known = value if isinstance(value, dict) else {}
+    return next((known[key] for key in keys if known.get(key) is not None), None)
 
 
 def first_text(value: Any, *keys: str) -> str:
     """The text at the first of these keys that has one; an empty one where none has."""
-    return next(filter(None, (text_at(value, key) for key in keys)), "")
+    known = value if isinstance(value, dict) else {}
+    return next((found for key in keys if isinstance(found := known.get(key), str) and found), "")
 
 
 def typed(kind: type[_T], value: Any) -> _T | None:

@@ -84,7 +84,8 @@ def said_in(value: Any, step: TraceStep | None = None) -> TraceStep:
 
 
 def _calls_in(block: dict[str, Any], kind: str) -> Iterator[ToolCall]:
-    own = {**block, **(values.typed(dict, block.get("function")) or {})}  # arguments may stand beside it
+    function = values.typed(dict, block.get("function"))
+    own = block | function if function else block  # arguments may stand beside it
     written = at(block, "extra", "arguments_text")  # of a line of ours, where they are no JSON
     given = first_at(own, *_KEYS["given"]) if written is None else written
     name = first_text(own, "name", "function_name") or kind.removesuffix("_call")

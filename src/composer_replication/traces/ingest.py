@@ -1,8 +1,7 @@
 """Recorded sessions of any known format into one folder of ATIF lines, with a sum of what became of every record.
 
 Keys, tokens, e-mail addresses and home folders leave a session before it is written; signed and encrypted thoughts are not touched.
-Sessions that are held twice are left out: the same, the beginning of a longer one (programs that keep a copy at every checkpoint
-write many of them), or nearly the same, found by MinHash where the extra ``traces`` is installed.
+Sessions held twice are left out: the same, the beginning of a longer one, or nearly the same (MinHash, with the extra ``traces``).
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from pydantic_core import SchemaValidator, core_schema
 from composer_replication.errors import InputError, NothingToDoError
 from composer_replication.run_folder import write_json
 from composer_replication.traces import json_values as values
-from composer_replication.traces.json_values import at, items_at
 from composer_replication.traces.readers import agent_files, messages
 from composer_replication.traces.trace_records import Ledger, Trace
 
@@ -37,12 +35,11 @@ except ImportError:  # without the extra ``traces``
     rensa = None
 MAX_LINE_BYTES = 64 * 1024**2
 MAX_DOCUMENT_BYTES = 256 * 1024**2  # of longer ones the pieces are damaged JSON, and counted as that
-_LINES = (".jsonl", ".ndjson")
-_SUFFIXES = (*_LINES, ".json", ".traj")
+_LINES, _SUFFIXES = (".jsonl", ".ndjson"), (".jsonl", ".ndjson", ".json", ".traj")
 _SPACES = re.compile(r"\s+")
-_NUM_PERMUTATIONS = 128
+_DOCUMENT = re.compile(rb'\s*[{\[]\s*\n[ \t"]')  # over several lines, whatever the file's name says
 THRESHOLD = 0.9  # share of five-word shingles in common from which two sessions are nearly the same
-_LEAST_WORDS = 50
+_LEAST_WORDS, _NUM_PERMUTATIONS = 50, 128
 _NUM_HEAD = 20  # records that a format is known by
 TRACES_NAME, REPORT_NAME, SECRETS_NAME = "traces.jsonl", "ingest.json", "redactions.local.json"
 _COUNTS = ("steps", "calls", "results", "failed_results")
@@ -62,23 +59,23 @@ FORMATS: Mapping[str, Callable[[Iterator[Any], Ledger, str], Iterator[Trace]]] =
     "otel-genai": messages.read_otel,
 }
 """Of each format what reads the conversations of its records; ``names.toml`` has by what a record is known."""
-_NEEDED = [(shape, {*shape["has"], *shape["texts"]}) for shape in messages.NAMES["shapes"]]
-_PLACES = {place: place.split(".") for shape, needed in _NEEDED for place in (*needed, *shape["lacks"])}
+_SHAPES = [{"has": [], "lacks": [], "texts": {}} | shape for shape in messages.NAMES["shapes"]]
+_PLACES = {place: place.split("/") for s in _SHAPES for place in (*s["has"], *s["texts"], *s["lacks"])}
 
 
 def _fits(row: Any) -> dict[str, str]:
     """The formats that a record fits, each with its version."""
     chat, listed = messages.chat_messages(row), values.typed(list, row)
     known = {"row": row, "list": listed, "request": messages.request_of(row), "chat": chat}
-    known["events"] = listed or items_at(row, "history")
+    known["events"] = listed or values.items_at(row, "history") or values.items_at(row, "items")
     known["code"] = agent_files.has_code_blocks((listed or chat)[:6]) or None
-    seen = {place: found for place, keys in _PLACES.items() if (found := at(known, *keys)) is not None}
+    seen = {place: found for place, keys in _PLACES.items() if (found := values.at(known, *keys)) is not None}
     fits: dict[str, str] = {}
-    for shape, needed in _NEEDED:
-        is_near = seen.keys() >= needed and seen.keys().isdisjoint(shape["lacks"])
+    for shape in _SHAPES:
+        is_near = seen.keys() >= {*shape["has"], *shape["texts"]} and seen.keys().isdisjoint(shape["lacks"])
         if is_near and all(seen[place] in texts for place, texts in shape["texts"].items()):
             place, otherwise = shape["version"]
-            version = values.typed(str, at(known, *place.split("."))) or otherwise
+            version = values.typed(str, values.at(known, *place.split("/"))) or otherwise
             fits.setdefault(shape["format"], version.removeprefix("ATIF-v"))
     return fits
 
@@ -104,9 +101,10 @@ def read_records(path: Path, ledger: Ledger) -> Iterator[Any]:
 
     A line of two objects gives both; a document that is a list gives itself, whole.
     """
-    is_lines = path.suffix in _LINES
-    kinds, what = (dict, "line") if is_lines else (dict | list, "document")
     with path.open("rb", buffering=256 * 1024) as file:  # 8 KiB at a time take four times as long
+        is_lines = path.suffix in _LINES and not _DOCUMENT.match(file.read(64))
+        file.seek(0)
+        kinds, what = (dict, "line") if is_lines else (dict | list, "document")
         lines = iter(partial(file.readline, MAX_LINE_BYTES), b"")
         for piece in lines if is_lines else [file.read(MAX_DOCUMENT_BYTES)]:
             try:
@@ -151,12 +149,12 @@ def find_units(
     What an earlier run wrote into ``out`` is read only where it is named itself. Raises ``InputError`` where a path is not there
     (CR0942), and where two formats fit a file that was named itself (CR0206).
     """
-    left_out: Counter[str] = Counter()
-    groups: dict[tuple[str, str, Path], list[Path]] = {}
+    left_out, groups = Counter[str](), dict[tuple[str, str, Path], list[Path]]()
     for path in paths:
         if not path.exists():
-            problem = "there is no such file or folder."
-            raise InputError("CR0942", problem, where=str(path), fix="ls ~/.claude/projects")
+            raise InputError(
+                "CR0942", "there is no such file or folder.", where=str(path), fix="ls ~/.claude/projects"
+            )
         for file in trace_files(path):
             fits = detect(file, only)
             if len(fits) > 1 and file == path:
@@ -257,6 +255,7 @@ def read_unit(unit: TraceUnit, part: Path) -> tuple[Ledger, list[TraceSums]]:
     gc.disable()  # records have no cycles, and the search for some takes a tenth of the time
     with part.open("wb") as file:
         for trace in FORMATS[unit.kind](records, ledger, unit.paths[0].stem):
+            ledger.dropped(*trace.lost)
             if not any(trace.agent_steps()):
                 ledger.num_without_answer += 1
                 continue
@@ -282,8 +281,7 @@ def minhash(trace: Trace) -> Any:
 
 def duplicates(chains: Sequence[tuple[bytes, ...]], sketches: Sequence[Any]) -> dict[int, str]:
     """Which traces are left out, by their places, and why; the first of equal ones is kept, and of near ones the longest."""
-    found: dict[int, str] = {}
-    first: dict[bytes, int] = {}
+    found, first = dict[int, str](), dict[bytes, int]()
     inner = {digest for chain in chains for digest in chain[:-1] if digest != chain[-1]}
     for place, last in ((place, chain[-1]) for place, chain in enumerate(chains) if any(chain)):
         if first.setdefault(last, place) != place:
@@ -308,11 +306,11 @@ def _finder(*hints: str) -> Callable[[str], bool]:
 _TABLE = tomllib.loads(Path(__file__).with_name("redaction_rules.toml").read_text(encoding="utf-8"))
 _LEFT = re.compile(_TABLE["left"])
 RULES = {
-    row["name"]: (_finder(row["hint"]), re.compile(row["pattern"]), row["placeholder"])
+    row["name"]: (_finder(row["hint"]), re.compile(row["pattern"]), row.get("placeholder", "REDACTED_key_{}"))
     for row in _TABLE["rules"]
 }
 """Patterns with what stands in place of their group 1, by name; the hint is looked for first, which takes a hundredth of the time."""
-_FOLDERS = {name: RULES[name] for name in ("home-folder", "windows-home")}  # most texts hold nothing else
+_FOLDERS = {name: rule for name, rule in RULES.items() if rule[2] == "user-{}"}  # mostly there is no other
 _HINTS = {row["name"]: row["hint"] for row in _TABLE["rules"] if "@" not in row["hint"]}  # "@" is quicker
 _is_any_hinted = _finder(*_HINTS.values())
 _is_secret_hinted = _finder(*(hint for name, hint in _HINTS.items() if name not in _FOLDERS))
@@ -323,10 +321,8 @@ class Redactor:
     """The placeholders of one trace; ``counts`` says how often each rule found something, ``values`` what each stands for."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.values: dict[str, str] = {}
-        self._known: dict[str, str] = {}
-        self._numbers: Counter[str] = Counter()
+        self.counts, self._numbers = Counter[str](), Counter[str]()
+        self.values, self._known = dict[str, str](), dict[str, str]()
 
     def value(self, value: Any, key: str = "") -> Any:
         """A text, or JSON that stands at a key, without secrets and names; whatever names a secret reads as ``_KEY``."""

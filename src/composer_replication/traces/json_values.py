@@ -17,11 +17,11 @@ def text_of(value: Any) -> str:
     if isinstance(value, list):
         return "\n".join(part for part in map(text_of, value) if part)
     if isinstance(value, dict):
-        for key in ("text", "content", "refusal", "output"):
+        for key in ("text", "content", "refusal", "output", "error"):
             if isinstance(value.get(key), str | list):
                 return text_of(value[key])
-        kind = value.get("type")
-        return f"[{kind}]" if isinstance(kind, str) and kind not in ("thinking", "reasoning") else ""
+        kind = value.get("type", " ".join(value))
+        return f"[{kind}]" if kind and isinstance(kind, str) and kind not in ("thinking", "reasoning") else ""
     return "" if value is None else str(value)
 
 
@@ -49,18 +49,14 @@ def items_at(value: Any, *path: str) -> list[Any]:
 
 def first_at(value: Any, *keys: str) -> Any:
     """What stands at the first of these keys that has anything."""
-    for key in keys if isinstance(value, dict) else ():
-        if (found := value.get(key)) is not None:
-            return found
-    return None
+    known = value if isinstance(value, dict) else {}
+    return next((known[key] for key in keys if known.get(key) is not None), None)
 
 
 def first_text(value: Any, *keys: str) -> str:
     """The text at the first of these keys that has one; an empty one where none has."""
-    for key in keys if isinstance(value, dict) else ():
-        if isinstance(found := value.get(key), str) and found:
-            return found
-    return ""
+    known = value if isinstance(value, dict) else {}
+    return next((found for key in keys if isinstance(found := known.get(key), str) and found), "")
 
 
 def typed(kind: type[_T], value: Any) -> _T | None:

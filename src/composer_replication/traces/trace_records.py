@@ -9,10 +9,12 @@ from typing import Any, Literal
 
 from composer_replication.records import ToolCall
 
-Take = Callable[[Any], str | None]
+Take = Callable[[Any], object]
 FLAGS = ("denied", "interrupted", "synthetic", "copied", "compacted", "demo", "injected")
 """What a step may be besides a plain one: refused by the user, stopped by the user, written by the program and not by a
 model, repeated from another session, a summary that replaces what came before, an example, put in by the program."""
+DENIED = ("The user doesn't want to ", "exec command rejected by user", "patch rejected by user")
+"""How results of Claude Code and of Codex begin where the user refused the call."""
 NOT_LEARNED = frozenset({"synthetic", "copied", "demo"})  # answers that are no choice of this session's model
 
 
@@ -69,7 +71,7 @@ class Trace:
     ``task_id``, ``repository``, ``commit`` and ``folder`` are what is known of the tree in which it began. A sub-agent's
     ``parent`` is (trace id, call id). ``passed`` says whether the session's own tests passed at its end, None where nobody ran
     them. While it is read, ``answered`` is the step that the last result went to, and ``answers`` has the places of answers by
-    their ids; "" is the one that items without an id continue.
+    their ids; "" is the one that items without an id continue. ``lost`` says why parts of records that were mapped are not in it.
     """
 
     trace_id: str
@@ -88,6 +90,7 @@ class Trace:
     passed: bool | None = None
     answered: TraceStep | None = field(default=None, init=False)
     answers: dict[str | None, int] = field(default_factory=dict, init=False)
+    lost: list[str] = field(default_factory=list, init=False)
     _step_of_call: dict[str, TraceStep] = field(default_factory=dict, init=False)
 
     def agent_steps(self) -> list[tuple[int, TraceStep]]:
@@ -106,8 +109,7 @@ class Trace:
         """Answers, calls, results, failed results."""
         steps = [step for _, step in self.agent_steps()]
         results = [result for step in steps for result in step.results]
-        num_calls, num_failed = sum(len(step.calls) for step in steps), sum(each.failed for each in results)
-        return len(steps), num_calls, len(results), num_failed
+        return len(steps), sum(len(s.calls) for s in steps), len(results), sum(r.failed for r in results)
 
     @property
     def waits(self) -> bool:
@@ -132,6 +134,7 @@ class Trace:
         has_words = bool(calls or step.text or step.reasoning or step.sealed)
         is_answer = step.source == "agent" and (has_words or not results)
         problems = [] if is_answer else [*filter(None, map(self.answer, results))]
+        self.lost += problems if has_words else problems[:-1]
         step.parent = len(self.steps) - 1 if parent is None else parent
         if results and not has_words:
             if problems:
@@ -151,8 +154,7 @@ class Trace:
             step.calls.append(named)
             self._step_of_call[named.call_id] = step
         if is_answer:
-            for result in results:
-                self.answer(result)
+            self.lost += filter(None, map(self.answer, results))
             self.answers |= {key or "": place, "": place}
             step.model = step.model or (model if isinstance(model, str) else "")
             self.model = self.model or ("" if "synthetic" in step.flags else step.model)
@@ -174,6 +176,7 @@ class Trace:
         if any(each.call_id == result.call_id for each in step.results if result.call_id):
             return "a second result of one call"
         step.results.append(result)
+        step.flags |= {"denied"} if result.text.startswith(DENIED) else set()
         self.answered = step
         return ""
 
@@ -194,20 +197,20 @@ class Ledger:
     num_without_answer: int = 0
 
     def take(self, take: Take, records: Iterable[Any], *, are_inner: bool = False) -> None:
-        """Hand each record to ``take``, and count it as what that returns or as mapped, those inside a record beside it."""
+        """Hand each record to ``take``, and count it as the text that gives or as mapped, those inside a record beside it."""
         for record in records:
             self.num_records += are_inner
             try:
-                outcome = take(record) or "mapped"
+                outcome = found if isinstance(found := take(record), str) else "mapped"
             except Dropped as reason:
                 outcome = f"dropped: {reason}"
             except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError):
                 outcome = "dropped: a record of another shape"  # foreign files hold anything anywhere
             self.counts[outcome] += 1
 
-    def dropped(self, why: str) -> None:
-        self.num_records += 1
-        self.counts[f"dropped: {why}"] += 1
+    def dropped(self, *reasons: str) -> None:
+        self.num_records += len(reasons)
+        self.counts.update(f"dropped: {why}" for why in reasons)
 
     @property
     def is_balanced(self) -> bool:

@@ -43,9 +43,9 @@ SECRETS = {
 
 def test_secrets_go_and_placeholders_are_stable() -> None:
     text = "\n".join(f"here {value} end" for name, value in SECRETS.items() if name != "home-folder")
-    text += "\ncat /Users/janedoe42/repo/a.py /home/janedoe42/b 'password': \"hunter2hunter2\" https://bob:pa55word99@host/x"
+    text += "\ncat /Users/janedoe42/repo/a.py /home/janedoe42/b /.claude/projects/-Users-janedoe42-r 'password': \"hunter2hunter2\" https://bob:pa55word99@host/x"
     redactor = Redactor()
-    trace = Trace("t", "codex", tools=[{"description": text}])
+    trace = Trace("t", "codex", model="/home/janedoe42/m", tools=[{"description": text}])
     command = json_text({"command": f"\n{text}", "joe@corp.example.com": "a\tb", "password": "pa55word99xyz"})
     call, result = ToolCall("bash", command, "c"), StepResult("c", text)
     trace.add(TraceStep("agent", text, reasoning=text, calls=[call], results=[result]))
@@ -56,6 +56,7 @@ def test_secrets_go_and_placeholders_are_stable() -> None:
         assert value not in written, value
     assert {*SECRETS, "assigned", "url-password"} <= set(redactor.counts)
     assert "/Users/user-1/repo/a.py /home/user-1/b" in step["message"] == step["reasoning_content"]
+    assert "/.claude/projects/-Users-user-1-r" in step["message"]
     assert step["observation"]["results"][0]["content"] == step["message"]
     assert step["tool_calls"][0]["arguments"]["command"] == f"\n{step['message']}"
     assert step["tool_calls"][0]["arguments"]["password"] == "REDACTED_key_14"
@@ -84,7 +85,7 @@ def test_half_a_pair_of_surrogates_hides_no_secret(tmp_path: Path) -> None:
         "@pytest.mark.skip",
         "a task-sk-1 x",
         "token = next_token",
-        "/usr/home",
+        "/usr/home --home-dir a-Users-b",
         'password = "see the manual page"',
         "decorators @functools.cache and user@localhost",
     ],
@@ -128,6 +129,7 @@ def test_everything_is_counted_and_the_map_stays_private(tmp_path: Path) -> None
     result = ingest([DATA], tmp_path, num_processes=2)
     assert result["is_balanced"]
     assert sum(result["became"].values()) == result["records"]
+    assert result["became"]["dropped: a message of the kind 'mcp_list_tools'"] == 1  # inside a mapped row
     assert result["traces"] == sum(1 for _ in read_traces(tmp_path)) > 30
     assert stat.S_IMODE((tmp_path / "redactions.local.json").stat().st_mode) == 0o600
     assert "redactions.local.json" in (tmp_path / ".gitignore").read_text()

@@ -91,7 +91,9 @@ def test_calls_and_results_against_a_count_that_knows_no_format(name: str) -> No
     assert counts[1:3] == [len(ids["call"]), len(ids["call"] & ids["result"])]
 
 
-@pytest.mark.parametrize("name", [name for name in COUNTS if name.startswith(("cl", "atif", "openhands-v1"))])
+@pytest.mark.parametrize(
+    "name", [name for name in COUNTS if name.startswith(("claude-code/s", "atif", "openhands-v1"))]
+)
 def test_answers_against_a_count_of_their_ids(name: str) -> None:
     """One ``message.id``, one step of the source ``agent``, one ``llm_response_id`` is one answer."""
     answers: set[str] = set()
@@ -197,6 +199,26 @@ def test_codex_knows_its_commit_and_keeps_encrypted_thoughts_apart() -> None:
     assert b'"sealed":["gAAAAABmockmockmock"]' in json_bytes(trace_row(trace))
     assert first.reasoning == "**Looking at the failing test**"
     assert [call.name for call in first.calls] == ["exec_command", "exec_command"]
+
+
+def told(trace: Trace) -> list[str]:
+    """A line for each step."""
+    rows = []
+    for step in trace.steps:
+        calls = [f" {call.name}{call.arguments}" for call in step.calls]
+        results = [f" -> {each.text} ({each.exit_code})" for each in step.results]
+        said = f"{step.parent} {step.source}: {step.text}"
+        rows.append("".join([said, *calls, *results, *(f" [{flag}]" for flag in sorted(step.flags))]))
+    return rows
+
+
+@pytest.mark.parametrize("case", tomllib.loads((DATA / "overlooked.toml").read_text())["cases"])
+def test_what_stands_where_it_is_easily_overlooked(tmp_path: Path, case: dict[str, Any]) -> None:
+    (tmp_path / case["file"]).write_text(case["text"])
+    traces, ledger = traces_of(tmp_path / case["file"])
+    assert [told(trace) for trace in traces] == case["steps"]
+    assert (ledger.counts, ledger.is_balanced) == (case["became"], True)
+    assert [why for trace in traces for why in trace.lost] == case["lost"]
 
 
 def test_rows_of_one_conversation_are_joined() -> None:
@@ -329,7 +351,7 @@ def test_what_is_written_is_read_back_and_valid_for_the_public_models() -> None:
 def test_a_first_line_of_another_shape_is_of_no_known_format(tmp_path: Path, key: str, value: Any) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({key: value}))
-    assert detect(path) == []
+    assert detect(path) == detect(DATA / "openhands-v1" / "base_state-1.11.5.json") == []
 
 
 def test_two_formats_in_one_file_are_named(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """What coding agents write themselves: Claude Code, Codex, Gemini CLI, OpenHands, SWE-agent and mini-swe-agent.
 
-Claude Code spreads one answer over lines with one ``message.id``; the order is that of the file, never of the times. A sub-agent,
-of its own file, of side-chain or of progress records, is a trace of its own. Of Codex only response items become steps: events
-repeat them. SWE-agent repeats its whole prompt in every step of ``trajectory``: the messages are read from ``history``.
+Claude Code spreads one answer over lines with one ``message.id``, in the order of the file. Of Codex only response items become
+steps: events repeat them. SWE-agent repeats its prompt in every step of ``trajectory``: the messages are read from ``history``.
 """
 
 from __future__ import annotations
@@ -19,12 +18,11 @@ from composer_replication.traces.readers import messages as chat
 from composer_replication.traces.trace_records import Dropped, Ledger, StepResult, Trace, TraceStep
 
 _CLAUDE = chat.NAMES["claude-code"]
-_DENIED, _FLAGS = tuple(_CLAUDE["denied"]), tuple(_CLAUDE["flags"].items())
 _INTERRUPTED = "[Request interrupted by user"
 
 
 def read_claude_code(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
-    """The session and each of its sub-agents."""
+    """The session and each of its sub-agents: of a file of their own, of side-chain or of progress records."""
     session = _Session(name)
     ledger.take(session.take, records)
     yield from (trace for trace in session.traces.values() if trace.steps)
@@ -34,19 +32,17 @@ class _Session:
     """``traces`` has one conversation for the session (key ""), and one for each sub-agent by its id."""
 
     def __init__(self, name: str) -> None:
-        self.traces: dict[str, Trace] = {}
-        self._name = name
-        self._step_of: dict[Any, tuple[str, int]] = {}
-        self._call_of_agent: dict[str, str] = {}
+        self.traces, self._name, self._call_of_agent = dict[str, Trace](), name, dict[str, str]()
+        self._step_of: dict[Any, tuple[str, int]] = {None: ("", -1)}  # a message without a parent begins anew
 
     def take(self, record: dict[str, Any]) -> str | None:
         kind, uuid, data = record.get("type"), record.get("uuid"), at(record, "data")
-        known = self._step_of.get(record.get("parentUuid"))
-        if known is not None and uuid:  # the chain of parents runs through records that are no messages
-            self._step_of.setdefault(uuid, known)
+        known = self._step_of.get(parent := record.get("parentUuid", ""))
+        if known is not None and uuid and (parent or not self.traces):
+            self._step_of.setdefault(uuid, known)  # the chain runs through records that are no messages
         if kind in ("assistant", "user"):
-            is_inner = record.get("isSidechain") is True
-            self._message(record, (text_at(record, "agentId") or "sidechain") if is_inner else "")
+            inner = text_at(record, "agentId") or (known or [""])[0] or str(uuid)  # its first record names it
+            self._message(record, inner if record.get("isSidechain") is True else "")
         elif at(data, "type") == "agent_progress" and at(data, "message", "type") in ("user", "assistant"):
             self._call_of_agent.setdefault(data["agentId"], text_at(record, "parentToolUseID"))
             self._message({**record, **data["message"], "parentUuid": None}, data["agentId"])
@@ -69,18 +65,17 @@ class _Session:
             trace.parent = (session, self._call_of_agent.get(agent, "")) if agent else None
         step = chat.said_in(message["content"])
         step.source = "user" if is_user else "agent"
-        step.flags.update([flag for name, flag in _FLAGS if record.get(name) is True])
+        step.flags.update([flag for name, flag in _CLAUDE["flags"].items() if record.get(name) is True])
         step.flags |= {"synthetic"} if message.get("model") == "<synthetic>" else set()
         if is_user and _INTERRUPTED in step.text:
             said = [step.text, *(text_at(each, "text") for each in items_at(message, "content"))]
             if any(text.startswith(_INTERRUPTED) for text in said):
                 step.flags.add("injected")
                 trace.interrupt()
-        is_denied = any(result.text.startswith(_DENIED) for result in step.results)
-        of_agent, parent = self._step_of.get(record.get("parentUuid"), (None, None))
+        of_agent, parent = self._step_of.get(record.get("parentUuid", ""), (None, None))
         parent, key = parent if of_agent == agent else None, message.get("id") or uuid or ""
         place = trace.add(step, key=key, parent=parent, model=message.get("model"))
-        if is_user and trace.answered and (is_denied or record.get("toolDenialKind")):
+        if is_user and trace.answered and record.get("toolDenialKind"):
             trace.answered.flags.add("denied")
         self._step_of[uuid] = self._step_of[agent, uuid] = (agent, place)
 
@@ -91,11 +86,13 @@ def read_codex(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tr
 
     def take(record: dict[str, Any]) -> str | None:
         nonlocal model, first_own
-        kind, payload = record.get("type"), record.get("payload")
+        kind, payload = record.get("type") or record.get("record_type"), record.get("payload")
         event = at(payload, "type") if kind == "event_msg" else None
+        if kind is None and "id" in record and "role" not in record:  # the first line was without an envelope
+            kind, payload = "session_meta", record
         if kind == "session_meta":
             if first_own is None:  # others speak of the sessions from which this one was forked
-                first_own = typed(int, record["payload"].get("subagent_history_start_ordinal")) or 0
+                first_own = typed(int, at(payload, "subagent_history_start_ordinal")) or 0
                 chat.note_facts(trace, payload)
                 parent = text_at(payload, "source", "subagent", "thread_spawn", "parent_thread_id")
                 trace.parent = (parent, "") if parent else None
@@ -111,8 +108,7 @@ def read_codex(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tr
         if kind == "token_usage_record" or event == "token_count":
             trace.answers.pop("", None)
             raise Dropped("token counts")
-        if kind == "compacted":
-            # the conversation goes on from what the record gives in place of its history
+        if kind == "compacted":  # the conversation goes on from what this gives in place of its history
             first, history = len(trace.steps), items_at(payload, "replacement_history")
             summary = {"role": "user", "content": text_of(record["payload"].get("message"))}
             trace.answers.pop("", None)  # what the record gives is no part of the answer under way
@@ -121,9 +117,7 @@ def read_codex(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tr
             trace.steps[first].parent = -1
             trace.answers.pop("", None)
             return None
-        if kind == "function_result":
-            item = {"type": "function_call_output", "output": record.get("result")}
-        elif kind == "response_item" or (chat.is_item(record) and "payload" not in record):
+        if kind == "response_item" or (chat.is_item(record) and "payload" not in record):
             item = typed(dict, payload) or record
         else:
             raise Dropped(chat.NAMES["codex"]["repeats"].get(str(kind), f"a record of the kind {kind!r:.40}"))
@@ -160,8 +154,8 @@ def read_gemini(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[T
         said = {"role": kind, "content": message.get("content"), "reasoning": thoughts, "tool_calls": calls}
         step = chat.said_in(said)
         for call in (call for call in calls if call.get("result")):
-            answers = [at(each, "functionResponse", "response") for each in items_at(call, "result")]
-            text = "\n".join(text_of(each) or text_at(each, "error") for each in answers)
+            answers = (at(each, "functionResponse", "response") for each in items_at(call, "result"))
+            text = "\n".join(map(text_of, answers))
             failed = call.get("status") != "success"
             step.results.append(StepResult(text_at(call, "id"), text, failed, chat.exit_code_in(text)))
         step.flags |= {"denied"} if any(call.get("status") == "cancelled" for call in calls) else set()
@@ -174,27 +168,28 @@ def read_gemini(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[T
 
 def read_openhands(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """One conversation of all events in the order of their file, and one of each evaluation's row."""
-    single = Trace(name, "openhands")
+    single, places = Trace(name, "openhands"), {"__root__": -1}
     for number, record in enumerate(records):
-        if not (history := typed(list, record) or items_at(record, "history")):
-            ledger.take(partial(_event, single), [record])
+        if not (history := typed(list, record) or items_at(record, "history") or items_at(record, "items")):
+            ledger.take(partial(_event, single, places), [record])
             continue
         ledger.num_records -= 1  # the row counts as its events
         trace = Trace(f"{name}#{number}", "openhands")
-        ledger.take(partial(_event, trace), history, are_inner=True)
+        ledger.take(partial(_event, trace, {"__root__": -1}), history, are_inner=True)
         chat.note_facts(trace, record)
         if repository := text_at(record, "issue", "repo"):
             trace.repository = f"{text_at(record, 'issue', 'owner')}/{repository}"
-            trace.commit = text_at(record, "base_commit")
         trace.passed = typed(bool, at(record, "test_result", "report", "resolved"))
         yield trace
-    if single.steps:
-        yield single
+    yield from [single] * bool(single.steps)
 
 
-def _event(trace: Trace, event: dict[str, Any]) -> str | None:
+def _event(trace: Trace, places: dict[Any, int], event: dict[str, Any]) -> str | None:
+    """Of version 1, of which later ones name the event before; ``places`` has the step of each by its id."""
     kind, key = event.get("kind"), event.get("llm_response_id") or None  # parallel calls share it
-    call_id, seen = text_at(event, "tool_call_id"), event.get("observation")
+    call_id, seen, own_id = text_at(event, "tool_call_id"), event.get("observation"), event.get("id") or ""
+    if (parent := places.get(event.get("parent_id"))) is not None:
+        places.setdefault(own_id, parent)
     message: dict[str, Any]
     match kind:
         case "SystemPromptEvent":
@@ -220,7 +215,7 @@ def _event(trace: Trace, event: dict[str, Any]) -> str | None:
             return _old_event(trace, event)
         case _:
             raise Dropped(f"an event of the kind {kind!r:.40}")
-    place = trace.add(chat.said_in(message), key=key)
+    places[own_id] = place = trace.add(chat.said_in(message), key=key, parent=parent)
     if kind == "UserRejectObservation" and trace.answered:
         trace.answered.flags.add("denied")
     elif kind == "Condensation":
@@ -272,8 +267,9 @@ def has_code_blocks(messages: list[Any]) -> bool:
 
 def read_documents(kind: str, records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """One conversation of each document; the demonstration inside one of SWE-agent is flagged ``demo``."""
-    for number, document in enumerate(records):
-        ledger.take(lambda _: "kept: the document", [document])
+    tries = ((each, record) for record in records for each in (record, *items_at(record, "attempts")))
+    for number, (document, whole) in enumerate(tries):  # the best stands beside the others
+        ledger.take(lambda _: "kept: the document", [document], are_inner=document is not whole)
         trace = Trace(f"{name}#{number}", kind)
         # the first version of mini-swe-agent wrote a list of messages and nothing else
         messages = typed(list, document) or items_at(document, "history") or items_at(document, "messages")
@@ -283,7 +279,7 @@ def read_documents(kind: str, records: Iterator[Any], ledger: Ledger, name: str)
         rest = items_at(document, "trajectory")[num_answers - trace.waits :]
         ledger.take(partial(_trajectory_step, trace), rest, are_inner=True)
         trace.model = trace.model or text_at(document, "info", "config", "model", "model_name")
-        replay = values.parsed(at(document, "replay_config"))
+        replay = values.parsed(at(document, "replay_config") or at(whole, "replay_config"))
         chat.note_facts(trace, {"info": at(document, "info"), "replay": replay})
         trace.prompt_origin = "recorded" if trace.steps else "rebuilt"
         yield trace
@@ -310,8 +306,7 @@ def _message(trace: Trace, message: dict[str, Any]) -> None:
             chat.add_message(trace, {"type": "message", **item}, model=model)
         if code is not None and trace.answered:
             trace.answered.results[-1].exit_code = code
-    else:
-        # an answer without a call is taken out of the messages: a complaint about it holds it
+    else:  # an answer without a call is taken out of the messages: a complaint about it holds it
         said = at(extra, "response", "choices", "0", "message", "content")
         taken_out = text_at(extra, "model_response") or typed(str, said) or ""
         if is_user and taken_out:

@@ -10,7 +10,6 @@ import hashlib
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,15 @@ from typing import Any
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.tokens.call_dialects import read_calls
 from composer_replication.traces import json_values as values
-from composer_replication.traces import trace_records
 from composer_replication.traces.json_values import at, first_at, first_text, items_at, text_at, text_of
-from composer_replication.traces.trace_records import Dropped, Ledger, StepResult, Trace, TraceStep
+from composer_replication.traces.trace_records import FLAGS, Dropped, Ledger, StepResult, Trace, TraceStep
 
 NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
 _CALLS, _RESULTS, _THOUGHTS = (frozenset(NAMES["blocks"][kind]) for kind in ("calls", "results", "thoughts"))
-_IDS, _SEALED, _GIVEN, _SEEN = (NAMES["keys"][what] for what in ("id", "sealed", "given", "seen"))
+_KEYS = NAMES["keys"]
 _INJECTED = tuple(NAMES["codex"]["injected"])
 _CALL_IN_TEXT = "<function="  # how models without tools call; what the user says next is the result
-_EXIT_CODE = re.compile(r"(?:Process exited with code|^[Ee]xit(?:ed with)? [Cc]ode:?) (-?\d+)", re.MULTILINE)
+_EXIT_CODE = re.compile(NAMES["exit_code"], re.MULTILINE)
 
 
 def is_item(value: Any) -> bool:
@@ -42,7 +40,7 @@ def add_message(trace: Trace, message: Any, *flags: str, **known: Any) -> int:
     if not is_item(message) or (role is not None and role not in NAMES["roles"]):
         raise Dropped(f"a message of the kind {role or at(message, 'type')!r:.40}")
     step = said_in(message)
-    text = text_of(message.get("content")) if step.source == "user" else ""
+    text = step.text if step.source == "user" else ""
     if role == "user" and trace.waits and _CALL_IN_TEXT in trace.steps[-1].text:
         step = TraceStep("user", results=[StepResult("", text.removeprefix("OBSERVATION:").lstrip())])
     step.flags |= {*flags, "injected"} if text.startswith(_INJECTED) else {*flags}
@@ -62,17 +60,17 @@ def said_in(value: Any, step: TraceStep | None = None) -> TraceStep:
         step.source = "user" if role else step.source
     elif kind in _THOUGHTS:
         thought = text_of(value.get("summary") or value.get("thinking") or value.get("content"))
-        step.sealed += filter(None, [first_text(value, *_SEALED)])
+        step.sealed += filter(None, [first_text(value, *_KEYS["sealed"])])
     elif kind in _CALLS:
         step.calls += _calls_in(value, kind)
         if kind in ("mcp_call", "web_search_call") and value.get("output") is not None:
-            failed = value.get("error") is not None
-            step.results.append(StepResult(first_text(value, *_IDS), text_of(value["output"]), failed))
+            call_id, failed = first_text(value, *_KEYS["id"]), value.get("error") is not None
+            step.results.append(StepResult(call_id, text_of(value["output"]), failed))
     elif not role and kind != "message":
         text = text_of(value)
     else:
         thought = text_of(value.get("reasoning_content") or value.get("reasoning"))
-        said_in(first_at(value, "content", "parts"), step)
+        said_in(first_at(value, *_KEYS["said"]), step)
         step.source = NAMES["roles"].get(role, "agent")
         signatures = (text_at(each, "signature") for each in items_at(value, "thinking_blocks"))
         step.sealed += filter(None, signatures)
@@ -86,18 +84,19 @@ def said_in(value: Any, step: TraceStep | None = None) -> TraceStep:
 
 
 def _calls_in(block: dict[str, Any], kind: str) -> Iterator[ToolCall]:
-    own = values.typed(dict, block.get("function")) or block
+    function = values.typed(dict, block.get("function"))
+    own = block | function if function else block  # arguments may stand beside it
     written = at(block, "extra", "arguments_text")  # of a line of ours, where they are no JSON
-    given = first_at(own, *_GIVEN) if written is None else written
+    given = first_at(own, *_KEYS["given"]) if written is None else written
     name = first_text(own, "name", "function_name") or kind.removesuffix("_call")
     if name or "function_name" in own:  # a step of ATIF keeps what it has
         arguments = values.json_text({"input": given} if kind == "custom_tool_call" else given)
-        yield ToolCall(name, arguments, first_text(block, *_IDS))
+        yield ToolCall(name, arguments, first_text(block, *_KEYS["id"]))
 
 
 def result_in(block: dict[str, Any]) -> StepResult:
     """What a block, an item or a message shows of a call."""
-    kind, content = text_at(block, "type"), first_at(block, *_SEEN)
+    kind, content = text_at(block, "type"), first_at(block, *_KEYS["seen"])
     is_json = isinstance(content, dict) and not {"content", "type"} & content.keys()
     is_text = kind != "tool_call_response" and not is_json
     text = text_of(content) if is_text else values.json_text(content)
@@ -107,19 +106,19 @@ def result_in(block: dict[str, Any]) -> StepResult:
     if kind.endswith("_output"):
         success, code = values.typed(bool, at(content, "success")), exit_code_in(text)
         is_error = not success if success is not None else None if code is None else code != 0
-    ids = _IDS if kind else _IDS[:-1]  # "id" of a message is its own
+    ids = _KEYS["id"] if kind else _KEYS["id"][:-1]  # "id" of a message is its own
     return StepResult(first_text(block, *ids), text, is_error, code)
 
 
 def exit_code_in(text: str) -> int | None:
-    """The exit code that Codex and others write into the text of a result."""
-    found = _EXIT_CODE.search(text[:2000])
+    """The exit code that Codex and others write into the text of a result, or behind it in JSON."""
+    found = _EXIT_CODE.search(text[-2000:] if text.startswith('{"output":') else text[:2000])
     return int(found[1]) if found else None
 
 
-def note_facts(trace: Trace, record: Any) -> None:
-    """Set what a record says of its session, at the places that ``names.toml`` has for the trace's format."""
-    for name, places in NAMES["facts"][trace.format].items():
+def note_facts(trace: Trace, record: Any, kind: str = "") -> None:
+    """Set what a record says of its session, at the places that ``names.toml`` has for a format, by default the trace's."""
+    for name, places in NAMES["facts"][kind or trace.format].items():
         if found := next(filter(None, (text_at(record, *place.split(".")) for place in places)), ""):
             setattr(trace, name, found)
 
@@ -160,8 +159,7 @@ class _Joiner:
 
     def __init__(self, kind: str, name: str) -> None:
         self.kind, self._name = kind, name
-        self.traces: list[Trace] = []
-        self._tips: dict[bytes, Trace] = {}
+        self.traces, self._tips = list[Trace](), dict[bytes, Trace]()
 
     def add(self, messages: Sequence[Any], answers: Sequence[Any], tools: Any, model: Any) -> Trace:
         """Add a row: the messages that were sent, and those that came back."""
@@ -175,48 +173,65 @@ class _Joiner:
         else:
             self.traces.append(trace := Trace(f"{self._name}#{len(self.traces)}", self.kind))
         trace.tools = function_tools(tools) or trace.tools
+        inside = Ledger()  # what cannot be added leaves the row's other messages where they are
         for group, how in ((messages[known:], {}), (answers, {"model": model})):
             trace.answers.pop("", None)
-            for message in group:
-                # what cannot be added leaves the row's other messages where they are
-                with suppress(Dropped, AttributeError, TypeError, ValueError):
-                    add_message(trace, message, **how)
+            inside.take(partial(add_message, trace, **how), group)
+        trace.lost += (why.removeprefix("dropped: ") for why in inside.counts.elements() if why != "mapped")
         trace.model = trace.model or (values.typed(str, model) or "")
         self._tips[chain[-1]] = trace
         return trace
 
-    def row(self, row: dict[str, Any]) -> None:
+    def row(self, row: dict[str, Any]) -> str | None:
         """Add what a row of a log says."""
         request, response, messages = request_of(row), _response(row.get("response")), chat_messages(row)
         if self.kind == "openai-responses":  # rows of chats have keys of these names, too
             if at(request, "previous_response_id"):
                 raise Dropped("its context is stored at the provider (previous_response_id)")
-            messages = _messages(at(request, "input"), "user", "input") or messages
+            messages = _messages(at(request, "input"), "input", "user") or messages
             if instructions := text_at(request, "instructions"):
                 messages = [{"role": "system", "content": instructions}, *messages]
         if not messages:
             raise Dropped("a row without messages")
-        answers = items_at(response, "output") or [*filter(None, [at(response, "choices", "0", "message")])]
-        tools = at(request, "tools") or at(row, "kwargs", "tools")
+        answers, tools = _messages(response, "output"), at(request, "tools") or at(row, "kwargs", "tools")
         trace = self.add(messages, answers, tools, text_at(response, "model") or at(request, "model"))
         if task := text_at(row, "instance_id"):  # of SWE-bench, beside the messages
             trace.task_id, trace.passed = task, values.typed(bool, row.get("resolved"))
+        trace.lost += ["another choice beside an answer"] * len(items_at(response, "choices")[1:])
+        is_lost = row.get("response") and not answers
+        return "kept: the request of a row whose response holds no answer" if is_lost else None
 
 
-def _messages(value: Any, role: str, key: str) -> list[Any]:
-    """The messages of one side of an exchange: a list, one that stands at a key, or what else was said."""
-    said = [{"role": role, "content": value}] * bool(value)
-    return items_at(value, key) or (said if values.typed(list, value) is None else value)
+def _messages(value: Any, key: str, role: str = "") -> list[Any]:
+    """The messages of one side of an exchange: a list, at a key, the first choice, itself or, with a role, what else was said."""
+    said = at(value, "choices", "0", "message") or value
+    found = [said] if is_item(said) else [{"role": role, "content": value}] * bool(role and value)
+    return items_at(value, key) or (found if values.typed(list, value) is None else value)
 
 
 def _response(response: Any) -> Any:
-    """The response's object; of a stream of events the one that completes it."""
+    """The response's object; of a stream of events the one that completes it, or its pieces."""
     body = values.parsed(at(response, "body") or response)
     if not isinstance(body, str):
         return body
-    events = (values.parsed(line[5:].strip()) for line in body.split("\n") if line.startswith("data:"))
+    events = [values.parsed(line[5:].strip()) for line in body.split("\n") if line.startswith("data:")]
     whole = [at(event, "response") for event in events if at(event, "response")]
-    return whole[-1] if whole else None
+    choices = [each for event in events for each in items_at(event, "choices")]
+    numbers = sorted({at(each, "index") or 0 for each in choices})
+    return whole[-1] if whole else {"choices": [{"message": _pieced(choices, number)} for number in numbers]}
+
+
+def _pieced(choices: list[Any], number: int) -> dict[str, Any] | None:
+    """The message that the pieces of a stream of chat completions make."""
+    deltas = [at(each, "delta") for each in choices if (at(each, "index") or 0) == number]
+    said = {key: "".join(text_at(delta, key) for delta in deltas) for key in _KEYS["pieces"]}
+    calls = dict[Any, dict[str, Any]]()
+    for piece in (piece for delta in deltas for piece in items_at(delta, "tool_calls")):
+        own = at(piece, "function") or {}
+        call = calls.setdefault(at(piece, "index"), {**own, "id": at(piece, "id"), "arguments": ""})
+        call["arguments"] += text_at(own, "arguments")
+    message = _given({**said, "tool_calls": [*calls.values()]})
+    return {**message, "role": "assistant"} if message else None
 
 
 def step_chain(steps: Iterable[TraceStep]) -> tuple[bytes, ...]:
@@ -241,20 +256,15 @@ def step_chain(steps: Iterable[TraceStep]) -> tuple[bytes, ...]:
 
 def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Trace]:
     """Conversations of the chat spans, with the results that ``execute_tool`` spans hold."""
-    spans: list[Any] = []
+    spans, answered, tools = list[Any](), set[str](), dict[str, tuple[str, TraceStep]]()
     for record in records:
         scopes = [each for own in items_at(record, "resourceSpans") for each in items_at(own, "scopeSpans")]
         found = [span for scope in scopes for span in items_at(scope, "spans")]
-        found += items_at(record, "observations")
-        ledger.num_records -= 1  # a record counts as its spans
-        spans += found
-        if not found:
-            ledger.dropped("a record without spans")
+        ledger.num_records -= 1  # a record counts as its spans, or is the attributes of one
+        spans += found or items_at(record, "observations") or [record]
     joiner = _Joiner("otel-genai", name)
-    tools: dict[str, tuple[str, TraceStep]] = {}
     spans.sort(key=lambda span: str(at(span, "startTimeUnixNano") or at(span, "startTime")).zfill(20))
     ledger.take(partial(_span, joiner, tools), spans, are_inner=True)
-    answered: set[str] = set()
     for trace in joiner.traces:
         for _, step in trace.agent_steps():
             own = [tools[call.call_id][1].results[0] for call in step.calls if call.call_id in tools]
@@ -267,12 +277,19 @@ def read_otel(records: Iterator[Any], ledger: Ledger, name: str) -> Iterator[Tra
     yield from without_chat.values()
 
 
+def _unboxed(value: Any) -> Any:
+    """What OTLP holds beside its type: a list and a map hold others, a whole number is a text."""
+    kind, inner = next(iter(value.items()), ("", None)) if isinstance(value, dict) else ("", None)
+    pairs = [(text_at(own, "key"), _unboxed(own.get("value", own))) for own in items_at(inner, "values")]
+    plain = values.parsed(inner) if kind == "intValue" else inner
+    return {"kvlistValue": dict(pairs), "arrayValue": [each for _, each in pairs]}.get(kind, plain)
+
+
 def _span(joiner: _Joiner, tools: dict[str, tuple[str, TraceStep]], span: dict[str, Any]) -> None:
-    pairs = [(text_at(each, "key"), at(each, "value")) for each in items_at(span, "attributes")]
-    own = {key: next(iter(value.values()), None) for key, value in pairs if isinstance(value, dict)}
-    own = own or at(values.parsed(span.get("metadata")), "attributes") or {}
-    given = values.parsed(own.get("gen_ai.input.messages", span.get("input")))  # the second is of Langfuse
-    answer = values.parsed(own.get("gen_ai.output.messages", span.get("output")))
+    pairs = [each for own in (*items_at(span, "events"), span) for each in items_at(own, "attributes")]
+    attributes = _unboxed({"kvlistValue": {"values": pairs}})
+    own = {**span, **(attributes or at(values.parsed(span.get("metadata")), "attributes") or {})}
+    given, answer = (values.parsed(first_at(own, *keys)) for keys in (_KEYS["request"], _KEYS["answer"]))
     kind = own.get("openinference.span.kind") or span.get("type")
     operation = own.get("gen_ai.operation.name") or NAMES["operations"].get(str(kind))
     if operation == "execute_tool":
@@ -288,9 +305,9 @@ def _span(joiner: _Joiner, tools: dict[str, tuple[str, TraceStep]], span: dict[s
         return
     if operation not in ("chat", "text_completion", "generate_content"):
         raise Dropped("a span of an agent or of something else")
-    messages, answers = _messages(given, "user", "messages"), _messages(answer, "assistant", "output")
+    messages, answers = _messages(given, "messages", "user"), _messages(answer, "output", "assistant")
     if not messages and not answers:
-        raise Dropped("a span without messages: content was not recorded")
+        raise Dropped(_KEYS["unsaid"][any(key.startswith(tuple(_KEYS["foreign"])) for key in own)])
     if text := text_of(values.parsed(own.get("gen_ai.system_instructions")) or at(answer, "instructions")):
         messages = [{"role": "system", "content": text}, *messages]
     model = own.get("gen_ai.response.model") or own.get("gen_ai.request.model") or span.get("model")
@@ -298,9 +315,7 @@ def _span(joiner: _Joiner, tools: dict[str, tuple[str, TraceStep]], span: dict[s
     joiner.add(messages, answers, offered, model)
 
 
-_TRACE = "composer_replication_trace"
-_EPISODE = "composer_replication"
-_STATE = ("task_id", "repository", "commit", "folder")
+_TRACE, _EPISODE = "composer_replication_trace", "composer_replication"
 _RAW_CALL = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_calls?_|<｜tool▁call")
 """Where the markup of a call begins in an answer of our own loop, which keeps what was sampled as it is."""
 _END_TOKENS = re.compile(r"\s*<\|(?:im_end|eot_id|eom_id|endoftext|end)\|>\s*$")
@@ -309,9 +324,9 @@ _END_TOKENS = re.compile(r"\s*<\|(?:im_end|eot_id|eom_id|endoftext|end)\|>\s*$")
 def trace_row(trace: Trace, redact: Callable[[Any], Any] = lambda value: value) -> dict[str, Any]:
     """A trace as an ATIF object, valid for the models of Harbor 0.26; ``redact`` is given what a session may hold of anybody."""
     name, parent = redact(trace.trace_id), trace.parent and (redact(trace.parent[0]), trace.parent[1])
-    state = {key: redact(getattr(trace, key)) for key in _STATE}
+    state = {key: redact(getattr(trace, key)) for key in ("task_id", "repository", "commit", "folder")}
     agent: dict[str, Any] = {"name": trace.agent or trace.format, "version": trace.version or "unknown"}
-    agent |= _given({"model_name": trace.model, "tool_definitions": redact(trace.tools)})
+    agent = redact(agent | _given({"model_name": trace.model, "tool_definitions": trace.tools}))
     steps = [_step_row(step, idx, redact) for idx, step in enumerate(trace.steps)]
     ours: dict[str, Any] = {"format": trace.format, "prompt_origin": trace.prompt_origin, "parent": parent}
     ours |= {"passed": trace.passed, "format_version": trace.version, "state": state}
@@ -326,17 +341,13 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _step_row(step: TraceStep, idx: int, redact: Callable[[Any], Any]) -> dict[str, Any]:
     row = {"step_id": idx + 1, "source": step.source, "message": redact(step.text)}
-    answer = {"model_name": step.model, "reasoning_content": redact(step.reasoning)}
-    calls: list[dict[str, Any]] = []
+    answer = {"model_name": redact(step.model), "reasoning_content": redact(step.reasoning)}
+    calls, results = list[dict[str, Any]](), list[dict[str, Any]]()
     for call in step.calls:
-        given: Any = values.parsed(call.arguments)
-        own = {"tool_call_id": call.call_id, "function_name": call.name, "arguments": {}}
-        if isinstance(given, dict):
-            own["arguments"] = redact(given)
-        else:
-            own["extra"] = {"arguments_text": redact(call.arguments)}
-        calls.append(own)
-    results = []
+        given = values.typed(dict, values.parsed(call.arguments))
+        extra = {"arguments_text": redact(call.arguments)} if given is None else {}
+        own = {"tool_call_id": call.call_id, "function_name": call.name, "arguments": redact(given or {})}
+        calls.append(own | _given({"extra": extra}))
     for result in step.results:
         extra = _given({"is_error": result.is_error, "exit_code": result.exit_code})
         known = _given({"source_call_id": result.call_id, "extra": extra})
@@ -359,23 +370,18 @@ def read_atif(
         ledger.take(lambda _: "kept: the document", [document])
         ours, episode = at(document, "extra", _TRACE), at(document, "extra", _EPISODE)
         trace_id = first_text(document, "trajectory_id", "session_id") or f"{name}#{number}"
-        trace = Trace(trace_id, text_at(ours, "format") or "atif", agent=text_at(document, "agent", "name"))
+        trace = Trace(trace_id, text_at(ours, "format") or "atif")
         trace.tools = function_tools(at(document, "agent", "tool_definitions"))
         trace.version = text_at(ours, "format_version") if ours else text_at(document, "schema_version")
         take = partial(_add_step, trace, has_raw_calls=bool(episode))
         ledger.take(take, items_at(document, "steps"), are_inner=True)
-        trace.model = text_at(document, "agent", "model_name") or trace.model
-        has_prompt = bool(trace.tools) and trace.prompt_origin == "recorded"
-        is_recorded = at(ours, "prompt_origin") == "recorded" if ours else has_prompt or bool(episode)
-        trace.prompt_origin = "recorded" if is_recorded else "rebuilt"
+        note_facts(trace, document, "atif")
+        origin = at(ours, "prompt_origin") if ours else trace.tools and trace.prompt_origin
+        trace.prompt_origin = "recorded" if origin == "recorded" or (episode and not ours) else "rebuilt"
         own, trace.passed = items_at(ours, "parent"), values.typed(bool, at(ours, "passed"))
         trace.parent = (str(own[0]), str(own[1])) if len(own) == 2 else parent
-        for key in _STATE:
-            setattr(trace, key, text_at(ours, "state", key))
-        if episode:
-            trace.task_id, outcomes = text_at(episode, "task_id"), at(episode, "score", "outcomes")
-            if isinstance(outcomes, dict) and outcomes:
-                trace.passed = set(outcomes.values()) == {"passed"} and not at(episode, "score", "error")
+        if isinstance(outcomes := at(episode, "score", "outcomes"), dict) and outcomes:
+            trace.passed = set(outcomes.values()) == {"passed"} and not at(episode, "score", "error")
         yield trace
         inner = items_at(document, "subagent_trajectories")
         ledger.num_records += len(inner)
@@ -386,18 +392,22 @@ def _add_step(trace: Trace, row: dict[str, Any], *, has_raw_calls: bool) -> None
     source, extra = row.get("source"), row.get("extra") or {}
     if source not in ("system", "user", "agent"):
         raise Dropped("a step without a source")
-    said = row if source == "agent" else {}
-    step = said_in({**said, "role": source, "content": row.get("message")})
+    said = {"role": source, "content": row.get("message")}
+    step = said_in(row | said if source == "agent" else said)
     step.sealed += filter(None, (values.typed(str, each) for each in items_at(extra, "sealed")))
     if has_raw_calls:
         text = _RAW_CALL.split(step.text)[0].rstrip() if step.calls else step.text
         step.text = _END_TOKENS.sub("", text)
-    step.flags = {each for each in items_at(extra, "flags") if each in trace_records.FLAGS}
+    step.flags = {each for each in items_at(extra, "flags") if each in FLAGS}
     step.flags |= {"copied"} if row.get("is_copied_context") is True else set()
     number = values.typed(int, at(extra, "parent"))
     parent = number - 1 if number is not None and 0 <= number <= len(trace.steps) else None
     trace.add(step, parent=parent, model=row.get("model_name"))
-    for result in items_at(said, "observation", "results"):  # an answer without words has some, too
+    for result in items_at(row, "observation", "results"):  # an answer without words has some, too
         call_id, text = text_at(result, "source_call_id"), text_of(at(result, "content"))
         is_error, code = (at(result, "extra", key) for key in ("is_error", "exit_code"))
-        trace.answer(StepResult(call_id, text, values.typed(bool, is_error), values.typed(int, code)))
+        shown = StepResult(call_id, text, values.typed(bool, is_error), values.typed(int, code))
+        if (problem := trace.answer(shown)) and source == "agent":
+            trace.lost.append(problem)
+        elif problem:
+            step.say(text, "")  # what the user or the program was shown

@@ -240,9 +240,11 @@ def run_pairs(args: argparse.Namespace) -> Result:
     from composer_replication.traces import pairs
 
     refuse_unwritable(args.out.parent)
-    traces = [trace for folder in args.folders for trace in read_traces(folder)]
-    verdicts = [row for folder in args.folders for row in read_jsonl(folder / VERDICTS_NAME)]
-    found = [*pairs.executed_pairs({trace.trace_id: trace for trace in traces}, verdicts)]
+    traces, found = list[Any](), list[dict[str, Any]]()
+    for folder in args.folders:  # an id is of one session within its folder
+        traces += (own := [*read_traces(folder)])
+        verdicts = read_jsonl(folder / VERDICTS_NAME)
+        found += pairs.executed_pairs({trace.trace_id: trace for trace in own}, verdicts)
     found += [*pairs.sibling_pairs(traces), *pairs.objection_pairs(traces)]
     return _written(args, pairs.balanced(found, _heldout_rows(args)), "pairs")
 

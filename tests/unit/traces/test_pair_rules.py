@@ -6,25 +6,33 @@ import asyncio
 import json
 from argparse import Namespace
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
 from composer_replication.cli import traces_verb
+from composer_replication.cli.main import main
 from composer_replication.errors import InputError
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.tools.tool_context import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
 from composer_replication.tasks.difficulty import difference
+from composer_replication.traces.json_values import json_bytes
 from composer_replication.traces.pairs import (
     ChosenStep,
+    assistant_message,
     balanced,
     executed_pairs,
     objection_pairs,
+    prompt_of,
+    read_pair_rows,
     sft_rows,
     sibling_pairs,
 )
+from composer_replication.traces.readers.messages import trace_row
 from composer_replication.traces.replay import Execution, execute
 from composer_replication.traces.trace_records import StepResult, Trace, TraceStep
 
@@ -74,14 +82,38 @@ def verdict(decision: str, scores: list[float], recorded: list[float]) -> dict[s
     return {**row, "interval": [0, 0], "decision": decision}
 
 
-def test_a_branch_that_its_teacher_leaves_alone_has_no_verdict() -> None:
+def executed(shares: list[float], num_tries: int, horizon: int) -> dict[str, Any]:
+    """A step of which the other answer is executed; ``shares`` of the tests pass, the recorded answer's tries first."""
     attempt, room = MagicMock(is_done=False), MagicMock(ask=AsyncMock(return_value=None))
     attempt.__enter__.return_value = attempt
     attempt.call.return_value.text = "did it"
+    attempt.grade.side_effect = [MagicMock(pass_share=share) for share in shares]
     step = ChosenStep(session("s", "a"), 1, [], {"t": verdict("", [], [])["answer"]})
     room.teachers = {"t": MagicMock(left_out="no key")}
-    row = asyncio.run(execute(step, Execution(lambda: attempt, {"task": "task"}, room, "t", 1, 1)))
+    how = Execution(lambda: attempt, {"task": "task"}, room, "t", num_tries, horizon)
+    row = asyncio.run(execute(step, how))
+    assert attempt.snapshot.return_value.call_count == max(1, len(shares))  # restored before each try
+    return row
+
+
+def test_a_branch_that_its_teacher_leaves_alone_has_no_verdict() -> None:
+    row = executed([], 1, 1)
     assert (row["problem"], row["verdicts"]) == ("the teacher that plays on gave no answer", [])
+
+
+@pytest.mark.parametrize(
+    ("recorded", "other", "decision"),
+    [
+        ([0.0] * 3, [1.0] * 3, "better"),
+        ([1.0] * 3, [0.0] * 3, "worse"),
+        ([1.0] * 3, [1, 0, 1], "not decided"),
+    ],
+)
+def test_what_the_tests_of_the_tries_say_is_the_verdict(
+    recorded: list[float], other: list[float], decision: str
+) -> None:
+    (found,) = executed([*recorded, *other], 3, 0)["verdicts"]
+    assert (found["decision"], found["scores"], found["recorded_scores"]) == (decision, other, recorded)
 
 
 def test_a_session_whose_task_is_damaged_is_counted_and_the_others_go_on(
@@ -119,6 +151,19 @@ def test_what_the_tests_decided_is_a_pair_and_nothing_else(decision: str, chosen
         assert (row["source"], row["weight"], row["is_last"]) == ("executed", 1.0, False)
 
 
+def test_a_verdict_speaks_of_the_session_of_its_own_folder(tmp_path: Path) -> None:
+    for folder, command in (("one", "a"), ("two", "b")):
+        (tmp_path / folder).mkdir()
+        row = json_bytes(trace_row(session("s", command, "last")))
+        (tmp_path / folder / "traces.jsonl").write_bytes(row + b"\n")
+    line = {"trace_id": "s", "step": 1, "verdicts": [verdict("better", [1.0] * 3, [0.0] * 3)]}
+    (tmp_path / "one" / "verdicts.jsonl").write_text(json.dumps(line) + "\n")
+    words = ["traces", "pairs", str(tmp_path / "one"), str(tmp_path / "two"), "--quiet", "--out"]
+    assert main([*words, str(tmp_path / "pairs.jsonl")]) == 0
+    (pair,) = read_pair_rows(tmp_path / "pairs.jsonl").values()
+    assert pair["rejected"][0]["tool_calls"][0]["function"]["arguments"] == {"command": "a"}
+
+
 def test_siblings_part_at_the_same_state() -> None:
     good, bad = session("good", "look", "right", passed=True), session("bad", "look", "wrong", passed=False)
     (row,) = sibling_pairs([good, bad, session("other", "else", passed=None)])
@@ -134,6 +179,18 @@ def test_a_refused_action_against_the_next_accepted_one() -> None:
     assert row["chosen"][0]["tool_calls"][0]["function"]["arguments"] == {"command": "ls"}
     assert row["weight"] < 0.5
     assert list(objection_pairs([session("s", "ls", "rm -rf /", denied=1)])) == []
+
+
+def test_a_session_with_tools_of_its_own_keeps_their_names_on_every_side() -> None:
+    trace = session("s", "rm -rf /", "ls", denied=0)
+    trace.task_id, trace.tools = "", [{"type": "function", "function": {"name": "terminal"}}]
+    for _, step in trace.agent_steps():
+        step.calls = [replace(call, name="terminal") for call in step.calls]
+    (row,), _ = balanced(objection_pairs([trace]), lambda _: set())
+    assert row["chosen"][0]["tool_calls"][0]["function"]["name"] == "terminal"
+    same = assistant_message("", [ToolCall("terminal", '{"command": "ls"}')])
+    assert ChosenStep(trace, 2, [], {"t": same}).others == []
+    assert prompt_of(trace, 2)[1]["tool_calls"][0]["function"]["name"] == "terminal"
 
 
 def test_pairs_are_dropped_by_reason() -> None:

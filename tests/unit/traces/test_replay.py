@@ -81,6 +81,12 @@ def test_steps_that_matter_come_first_and_prompts_have_our_tools() -> None:
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool"]
     written = {"name": "write_file", "arguments": {"path": "f0", "content": "x"}}
     assert messages[2]["tool_calls"][0]["function"] == written
+    begun = Trace("b", "codex")
+    for source in ("system", "system", "user", "agent"):
+        begun.add(TraceStep(source, "a rule"))
+    begun.prompt_origin = "rebuilt"  # their tools were not recorded: a template takes one system message
+    roles = [(message["role"], message["content"].count("a rule")) for message in prompt_of(begun, 3)]
+    assert roles == [("system", 2), ("user", 1)]
 
 
 def test_what_goes_wrong_is_asked_again_and_nothing_is_paid_twice(tmp_path: Path) -> None:
@@ -125,12 +131,14 @@ def test_a_hanging_answer_is_cut(tmp_path: Path) -> None:
 
 
 def test_a_dead_teacher_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
-    with teacher(WANTED) as good, teacher(says("x")) as locked:
+    with teacher(WANTED) as good, teacher(says("x")) as locked, teacher(says("x")) as later:
         locked.faults = [Fault("POST", status(401, "no key"), times=1000)]
+        later.faults = [Fault("POST", status(429, "tomorrow", {"Retry-After": "86400"}), times=1000)]
         dead = "dead=http://127.0.0.1:9/v1#dead"
-        classroom = room(tmp_path, locked.spec("locked"), dead, good.spec("good"))
+        classroom = room(tmp_path, locked.spec("locked"), dead, later.spec("later"), good.spec("good"))
         found, _ = replayed(classroom, [session("a"), session("b")])
         assert classroom.teachers["locked"].left_out == "it refuses every request (http-401)"
+        assert classroom.teachers["later"].left_out == "it wants to be asked in 86400 seconds (http-429)"
         assert "3 requests in a row" in classroom.teachers["dead"].left_out
         assert not classroom.teachers["good"].left_out
         assert [each.answers["good"] is not None for each in found] == [True] * 6

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from composer_replication.cli.main import main
-from composer_replication.records import ToolCall
+from composer_replication.records import ToolCall, ToolResult
 from composer_replication.traces.pairs import our_call
-from composer_replication.traces.replay import commit_of, task_names
-from composer_replication.traces.trace_records import Trace
+from composer_replication.traces.replay import commit_of, redone, task_names
+from composer_replication.traces.trace_records import StepResult, Trace, TraceStep
 
 CODEX = Path(__file__).parents[2] / "data" / "traces" / "codex" / "rollout-0.169.0.jsonl"
 FILES = {
@@ -94,6 +94,25 @@ def test_tasks_are_known_by_their_names_in_swe_bench_too() -> None:
     store = SimpleNamespace(task_ids=lambda: list(records), record=records.__getitem__)
     names = task_names(SimpleNamespace(store=store))  # type: ignore[arg-type]
     assert names == {"django__django-1": "t1", "t1": "t1", "t2": "t2"}
+
+
+def test_what_never_ran_is_not_run_and_lists_of_others_are_not_compared() -> None:
+    trace, made = Trace("t", "claude-code"), list[str]()
+
+    def call(given: ToolCall) -> ToolResult:
+        made.append(given.arguments)
+        return ToolResult("b")
+
+    for name, key, text, flags in (
+        ("Glob", "pattern", "a", set[str]()),
+        ("Bash", "command", "The user doesn't want to proceed", {"denied"}),
+        ("Bash", "command", "b", {"denied"}),
+    ):
+        given = [ToolCall(name, json.dumps({key: f"x{len(trace.steps)}"}))]
+        results = [StepResult("", text, is_error=text.startswith("The user"))]
+        trace.add(TraceStep("agent", calls=given, results=results, flags=flags))
+    assert list(redone(trace, range(3), call)) == ["not compared", "the same"]
+    assert [each for each in made if "x1" in each] == [] and len(made) == 2
 
 
 def test_a_patch_of_codex_that_changes_one_place_is_an_edit_of_ours() -> None:

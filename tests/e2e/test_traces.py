@@ -155,7 +155,6 @@ def test_sessions_are_bound_and_what_they_did_is_reproduced(played: Played) -> N
     assert bound["reproduced_steps"] == bound["steps"] > 0
 
 
-@pytest.mark.long
 def test_a_branch_that_passes_is_better_and_one_that_only_talks_is_not(played: Played) -> None:
     rows = [json.loads(line) for line in (played.folder / "verdicts.jsonl").read_text().splitlines()]
     failing = next(trace for trace in read_traces(played.folder) if not trace.passed)
@@ -190,7 +189,6 @@ def test_pairs_are_taken_by_our_channel_with_tools_and_by_both_kinds_of_file(pla
     }
 
 
-@pytest.mark.long
 def test_trl_takes_the_pairs_and_the_rows(played: Played) -> None:
     from datasets import load_dataset
     from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer

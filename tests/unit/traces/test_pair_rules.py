@@ -129,11 +129,11 @@ def test_a_session_whose_task_is_damaged_is_counted_and_the_others_go_on(
     monkeypatch.setattr(traces_verb, "_graded", lambda *_: graded)
     monkeypatch.setattr(traces_verb, "chosen_backend", lambda _: "")
     monkeypatch.setattr("composer_replication.traces.replay.execute", execute)
-    args, room = Namespace(folder=tmp_path, goes_on="t", tries=1, horizon=1), MagicMock()
-    found = asyncio.run(traces_verb._execute(args, room, steps, None))
+    args, room = Namespace(folder=tmp_path, goes_on="t", tries=3, horizon=1), MagicMock()
+    found = asyncio.run(traces_verb._execute(args, room, steps))
     assert (found["executed"], found["not_executed"]) == (1, {"CR0411: it is damaged.": 1})
     with pytest.raises(InputError, match="damaged"):
-        asyncio.run(traces_verb._execute(args, room, steps[:1], None))
+        asyncio.run(traces_verb._execute(args, room, steps[:1]))
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,26 @@ def test_a_killed_replay_goes_on_to_the_same_result(tmp_path: Path, budget: int,
         assert len(server.given) == 24
 
 
+def test_a_dry_run_says_how_many_answers_play_branches_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traces = [session("a"), session("b")]
+    traces[0].task_id = "task"
+    (tmp_path / TRACES_NAME).write_text("".join(json.dumps(trace_row(each)) + "\n" for each in traces))
+    words = [
+        "traces",
+        "replay",
+        str(tmp_path),
+        "--teacher",
+        "a=http://127.0.0.1:9/v1#m",
+        "--dry-run",
+        "--json",
+    ]
+    for more, expected in (([], None), (["--tasks", "x", "--tries", "3", "--horizon", "5"], 3 * 2 * 3 * 5)):
+        assert main([*words, *more]) == 0
+        assert json.loads(capsys.readouterr().out).get("most_continuations") == expected
+
+
 def test_bad_teachers_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / TRACES_NAME).write_text(json.dumps(trace_row(session("a"))) + "\n")
     begin, good = ["traces", "replay", str(tmp_path), "--quiet", "--teacher"], "a=http://127.0.0.1:9/v1#m"
@@ -249,6 +269,7 @@ def test_bad_teachers_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFix
         ([good, "--key", "a"], 2, "CR0206: argument --key: 'a' is not NAME=…"),
         ([good, "--price", "b=1/2"], 2, "CR0206: there is no teacher 'b'"),
         ([good, "--price", "a=cheap"], 2, "CR0206"),
+        ([good, "--tries", "2"], 2, "CR0206: argument --tries"),
     ):
         assert main([*begin, *words]) == code
         assert sentence in capsys.readouterr().err

@@ -8,6 +8,7 @@ from argparse import Namespace
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock
 
@@ -19,6 +20,7 @@ from composer_replication.errors import InputError
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.tools.tool_context import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
+from composer_replication.run_folder import rewrite_jsonl
 from composer_replication.tasks.difficulty import difference
 from composer_replication.traces.json_values import json_bytes
 from composer_replication.traces.pairs import (
@@ -27,7 +29,6 @@ from composer_replication.traces.pairs import (
     balanced,
     executed_pairs,
     objection_pairs,
-    prompt_of,
     read_pair_rows,
     sft_rows,
     sibling_pairs,
@@ -50,25 +51,6 @@ def session(name: str, *commands: str, passed: bool | None = None, denied: int |
     return trace
 
 
-@pytest.mark.parametrize(
-    ("passed", "recorded", "decision"),
-    [
-        ([1.0] * 3, [0.0] * 3, "better"),
-        ([0.0] * 4, [1.0] * 4, "worse"),
-        ([1.0, 0.0, 1.0], [0.0, 1.0, 0.0], "not decided"),
-        ([1.0] * 3, [1.0] * 3, "not decided"),
-        ([0.6] * 4, [0.4] * 4, "not decided"),
-    ],
-)
-def test_a_verdict_needs_its_whole_interval(
-    passed: list[float], recorded: list[float], decision: str
-) -> None:
-    low, high = difference(passed, recorded)
-    mean = sum(passed) / len(passed) - sum(recorded) / len(recorded)
-    assert -1 <= low <= mean <= high <= 1
-    assert {"better": low > 0, "worse": high < 0, "not decided": low <= 0 <= high}[decision]
-
-
 def test_newcombes_example() -> None:
     """56 of 70 against 48 of 80: 0.2, and 0.0524 to 0.3339 (Newcombe 1998, table II, method 10)."""
     low, high = difference([1.0] * 56 + [0.0] * 14, [1.0] * 48 + [0.0] * 32)
@@ -83,7 +65,7 @@ def verdict(decision: str, scores: list[float], recorded: list[float]) -> dict[s
 
 
 def executed(shares: list[float], num_tries: int, horizon: int) -> dict[str, Any]:
-    """A step of which the other answer is executed; ``shares`` of the tests pass, the recorded answer's tries first."""
+    """A step of which the other answer is executed; so large ``shares`` of the tests pass, first in the recorded answer's tries."""
     attempt, room = MagicMock(is_done=False), MagicMock(ask=AsyncMock(return_value=None))
     attempt.__enter__.return_value = attempt
     attempt.call.return_value.text = "did it"
@@ -102,23 +84,23 @@ def test_a_branch_that_its_teacher_leaves_alone_has_no_verdict() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recorded", "other", "decision"),
+    ("passed", "recorded", "decision"),
     [
-        ([0.0] * 3, [1.0] * 3, "better"),
-        ([1.0] * 3, [0.0] * 3, "worse"),
-        ([1.0] * 3, [1, 0, 1], "not decided"),
+        ([1.0] * 3, [0.0] * 3, "better"),
+        ([0.0] * 4, [1.0] * 4, "worse"),
+        ([1.0, 0.0, 1.0], [0.0, 1.0, 0.0], "not decided"),
+        ([1.0] * 3, [1.0] * 3, "not decided"),
+        ([0.6] * 4, [0.4] * 4, "not decided"),
     ],
 )
-def test_what_the_tests_of_the_tries_say_is_the_verdict(
-    recorded: list[float], other: list[float], decision: str
-) -> None:
-    (found,) = executed([*recorded, *other], 3, 0)["verdicts"]
-    assert (found["decision"], found["scores"], found["recorded_scores"]) == (decision, other, recorded)
+def test_a_verdict_needs_its_whole_interval(passed: Any, recorded: Any, decision: str) -> None:
+    (found,) = executed([*recorded, *passed], len(passed), 0)["verdicts"]
+    assert (found["decision"], found["scores"], found["recorded_scores"]) == (decision, passed, recorded)
+    low, high = found["interval"]
+    assert -1 <= low <= fmean(passed) - fmean(recorded) <= high <= 1
 
 
-def test_a_session_whose_task_is_damaged_is_counted_and_the_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_task_is_counted_and_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def execute(step: ChosenStep, how: Execution) -> dict[str, object]:
         if step.trace.task_id == "damaged":
             raise InputError("CR0411", "it is damaged.")
@@ -152,15 +134,13 @@ def test_what_the_tests_decided_is_a_pair_and_nothing_else(decision: str, chosen
 
 
 def test_a_verdict_speaks_of_the_session_of_its_own_folder(tmp_path: Path) -> None:
-    for folder, command in (("one", "a"), ("two", "b")):
-        (tmp_path / folder).mkdir()
-        row = json_bytes(trace_row(session("s", command, "last")))
-        (tmp_path / folder / "traces.jsonl").write_bytes(row + b"\n")
-    line = {"trace_id": "s", "step": 1, "verdicts": [verdict("better", [1.0] * 3, [0.0] * 3)]}
-    (tmp_path / "one" / "verdicts.jsonl").write_text(json.dumps(line) + "\n")
-    words = ["traces", "pairs", str(tmp_path / "one"), str(tmp_path / "two"), "--quiet", "--out"]
-    assert main([*words, str(tmp_path / "pairs.jsonl")]) == 0
-    (pair,) = read_pair_rows(tmp_path / "pairs.jsonl").values()
+    for name, verdicts in (("a", [verdict("better", [1.0] * 3, [0.0] * 3)]), ("b", [])):
+        (folder := tmp_path / name).mkdir()
+        (folder / "traces.jsonl").write_bytes(json_bytes(trace_row(session("s", name, "last"))) + b"\n")
+        rewrite_jsonl(folder / "verdicts.jsonl", [{"trace_id": "s", "step": 1, "verdicts": verdicts}])
+    out = tmp_path / "pairs.jsonl"
+    assert main(["traces", "pairs", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(out)]) == 0
+    (pair,) = read_pair_rows(out).values()
     assert pair["rejected"][0]["tool_calls"][0]["function"]["arguments"] == {"command": "a"}
 
 
@@ -190,7 +170,6 @@ def test_a_session_with_tools_of_its_own_keeps_their_names_on_every_side() -> No
     assert row["chosen"][0]["tool_calls"][0]["function"]["name"] == "terminal"
     same = assistant_message("", [ToolCall("terminal", '{"command": "ls"}')])
     assert ChosenStep(trace, 2, [], {"t": same}).others == []
-    assert prompt_of(trace, 2)[1]["tool_calls"][0]["function"]["name"] == "terminal"
 
 
 def test_pairs_are_dropped_by_reason() -> None:

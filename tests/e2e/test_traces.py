@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from policy_server import PolicyServer, calls
 from served_model import served_model
 
 from composer_replication.cli.main import main
-from composer_replication.config import AgentSection
+from composer_replication.config import AgentSection, ModelSection
 from composer_replication.records import Completion, StopReason, Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.episodes.agent_loop import EpisodeParts, LedgerTalk, run_episodes
@@ -66,7 +69,6 @@ class Played:
 @pytest.fixture(scope="module")
 def served() -> Iterator[str]:
     """A local model behind HTTP: random, so it mostly writes text that calls nothing."""
-    from composer_replication.config import ModelSection
     from composer_replication.trainer.model_loading import load_model
 
     with served_model(*load_model(ModelSection(name="tiny-tools"), seed=0), "tiny-tools") as address:
@@ -113,9 +115,6 @@ def played(build_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
 
 def run(words: Sequence[str]) -> dict[str, Any]:
     """One verb in this process, as JSON."""
-    import io
-    from contextlib import redirect_stdout
-
     out = io.StringIO()
     with redirect_stdout(out):
         code = main([*words, "--json", "--quiet"])
@@ -155,14 +154,12 @@ def test_sessions_are_bound_and_what_they_did_is_reproduced(played: Played) -> N
     assert bound["reproduced_steps"] == bound["steps"] > 0
 
 
-@pytest.mark.long
 def test_a_branch_that_passes_is_better_and_one_that_only_talks_is_not(played: Played) -> None:
     rows = [json.loads(line) for line in (played.folder / "verdicts.jsonl").read_text().splitlines()]
     failing = next(trace for trace in read_traces(played.folder) if not trace.passed)
     (row,) = [row for row in rows if row["trace_id"] == failing.trace_id]
     verdict = next(each for each in row["verdicts"] if each["source"] == "good")
-    assert verdict["scores"] == [1.0] * 4
-    assert verdict["recorded_scores"] == [0.0] * 4
+    assert (verdict["scores"], verdict["recorded_scores"]) == ([1.0] * 4, [0.0] * 4)
     assert verdict["decision"] == "better"
     assert verdict["interval"][0] > 0
     assert all(each["decision"] != "better" for each in row["verdicts"] if each["source"] == "tiny")
@@ -183,19 +180,14 @@ def test_pairs_are_taken_by_our_channel_with_tools_and_by_both_kinds_of_file(pla
     (executed,) = [row for row in rows if row["source"] == "executed" and "good" in row["evidence"]]
     assert executed["chosen"][0]["tool_calls"][0]["function"]["name"] == "bash"
     assert executed["rejected"][0]["tool_calls"][0]["function"]["name"] == "write_file"
-    assert {tool["function"]["name"] for tool in json.loads(executed["tools"])} >= {
-        "bash",
-        "write_file",
-        "submit",
-    }
+    offered = {tool["function"]["name"] for tool in json.loads(executed["tools"])}
+    assert offered >= {"bash", "write_file", "submit"}
 
 
-@pytest.mark.long
 def test_trl_takes_the_pairs_and_the_rows(played: Played) -> None:
     from datasets import load_dataset
     from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
-    from composer_replication.config import ModelSection
     from composer_replication.trainer.model_loading import load_model
 
     model, tokenizer = load_model(ModelSection(name="tiny-tools"), seed=0)
@@ -204,27 +196,16 @@ def test_trl_takes_the_pairs_and_the_rows(played: Played) -> None:
     tokenizer.chat_template = tokenizer_of(next(each for each in FAMILIES if each.name == "qwen2_5")).text
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    how = {
-        "output_dir": str(played.root / "out"),
-        "max_steps": 1,
-        "report_to": [],
-        "use_cpu": True,
-        "bf16": False,
-        "per_device_train_batch_size": 1,
-        "save_strategy": "no",
-        "max_length": 4096,
-        "gradient_checkpointing": False,
-    }
-    pairs = load_dataset(
-        "parquet", data_files=str(played.root / "pairs.parquet"), split="train", cache_dir=cache
-    )
+    off = {"report_to": [], "bf16": False, "save_strategy": "no", "gradient_checkpointing": False}
+    sizes = {"max_steps": 1, "per_device_train_batch_size": 1, "max_length": 4096}
+    how = {"output_dir": str(played.root / "out"), "use_cpu": True, **off, **sizes}
+    load = partial(load_dataset, "parquet", split="train", cache_dir=cache)
+    pairs = load(data_files=str(played.root / "pairs.parquet"))
     dpo = DPOTrainer(folder, args=DPOConfig(**how), train_dataset=pairs, processing_class=tokenizer)
     said = tokenizer.decode(dpo.train_dataset[0]["chosen_ids"])
     assert "tool_call" in said
     assert dpo.train().training_loss > 0
-    rows = load_dataset(
-        "parquet", data_files=str(played.root / "sft.parquet"), split="train", cache_dir=cache
-    )
+    rows = load(data_files=str(played.root / "sft.parquet"))
     sft = SFTTrainer(folder, args=SFTConfig(**how), train_dataset=rows, processing_class=tokenizer)
     assert sft.train().training_loss > 0
 
@@ -238,9 +219,8 @@ def test_held_out_tasks_are_kept_out_by_id_and_by_their_code(played: Played, tmp
     opened = TaskStore.open(store)
     heldout = [task for task in opened.tasks() if task.symbol == "clamp"]
     train = [task for task in opened.tasks() if task.symbol != "clamp"]
-    split.write_text(
-        json.dumps(HeldoutSplit(map(opened.content, train), map(opened.content, heldout)).state_dict())
-    )
+    divided = HeldoutSplit(map(opened.content, train), map(opened.content, heldout))
+    split.write_text(json.dumps(divided.state_dict()))
     guarded = ["--tasks", str(store), "--split", str(split)]
     refused = run(["traces", "pairs", str(played.folder), "--out", str(tmp_path / "none.jsonl"), *guarded])
     assert refused["error"]["code"] == "CR0942"

@@ -92,6 +92,9 @@ def run_replay(args: argparse.Namespace) -> Result:
     room = _open_room(args, args.goes_on, args.first)
     with closing(room.store):
         cost = room.cost(replay_request(room, step) for step in chosen)
+        if args.tasks:  # how long the prompts of these get, nobody knows before
+            sides = sum(bool(step.trace.task_id) for step in chosen) * (1 + len(room.teachers))
+            cost["most_continuations"] = sides * args.tries * args.horizon
         if args.dry_run:
             return {**_NOTHING_SENT, **cost}, 0
         return asyncio.run(_replay(args, room, chosen, cost))
@@ -104,9 +107,8 @@ def run_distill(args: argparse.Namespace) -> Result:
     refuse_unwritable(args.out.parent)
     with needs_extra("train", "the student's tokenizer"):
         from composer_replication.trainer.model_loading import load_model
-    tokenizer = load_model(
-        ModelSection(name=args.model), seed=0, needs_chat_template=True, has_weights=False
-    )[1]
+    student = ModelSection(name=args.model)
+    tokenizer = load_model(student, seed=0, needs_chat_template=True, has_weights=False)[1]
     chosen = _chosen(args, takes_all=args.every_step)
     rows, dropped = replay.scoring_rows(chosen, tokenizer, _heldout_rows(args))
     room = _open_room(args)
@@ -195,27 +197,24 @@ async def _replay(
             fix = "check address, model and key of each, and whether its server runs."
             raise NothingToDoError("CR0944", problem, where="--teacher", fix=fix)
         rewrite_jsonl(args.folder / REPLAY_NAME, [step.row() for step in steps])
-        executed = await _execute(args, room, steps, room.report) if args.tasks else {}
+        executed = await _execute(args, room, steps) if args.tasks else {}
     paid, code = _paid(room)
     answers = sum(answer is not None for step in steps for answer in step.answers.values())
     others = sum(len(step.others) for step in steps)
     return {"dry_run": False, **cost, **executed, "answers": answers, "others": others, **paid}, code
 
 
-async def _execute(
-    args: argparse.Namespace, room: Classroom, steps: Sequence[Any], report: Any
-) -> dict[str, object]:
+async def _execute(args: argparse.Namespace, room: Classroom, steps: Sequence[Any]) -> dict[str, object]:
     from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
     from composer_replication.traces import replay
 
-    done: list[dict[str, Any]] = []
-    failures: list[InputError | MissingError] = []
+    done, failures = list[dict[str, Any]](), list[InputError | MissingError]()
     with _graded(args, chosen_backend(args)) as (grader, names):
         bound = [each for each in steps if each.trace.task_id in names]
         attempt = partial(FeatureDeletionEnv, grader, monitor="off")
         goes_on = args.goes_on or next(iter(room.teachers))
         how = replay.Execution(attempt, names, room, goes_on, args.tries, args.horizon)
-        for step in counted(bound, report, "executed"):
+        for step in counted(bound, room.report, "executed"):
             try:
                 done.append(await replay.execute(step, how))
             except (InputError, MissingError) as error:  # of this task; the others go on
@@ -240,9 +239,10 @@ def run_pairs(args: argparse.Namespace) -> Result:
     from composer_replication.traces import pairs
 
     refuse_unwritable(args.out.parent)
-    traces = [trace for folder in args.folders for trace in read_traces(folder)]
-    verdicts = [row for folder in args.folders for row in read_jsonl(folder / VERDICTS_NAME)]
-    found = [*pairs.executed_pairs({trace.trace_id: trace for trace in traces}, verdicts)]
+    traces, found = list[Any](), list[dict[str, Any]]()
+    for folder in args.folders:  # an id is of one session within its folder
+        traces += (own := [*read_traces(folder)])
+        found += pairs.executed_pairs({t.trace_id: t for t in own}, read_jsonl(folder / VERDICTS_NAME))
     found += [*pairs.sibling_pairs(traces), *pairs.objection_pairs(traces)]
     return _written(args, pairs.balanced(found, _heldout_rows(args)), "pairs")
 

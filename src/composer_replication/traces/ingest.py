@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fileinput
 import gc
+import hashlib
 import itertools
 import json
 import re
@@ -200,13 +201,20 @@ def ingest(
             if report is not None:
                 report(sum(sizes[: len(ledgers)]), max(1, sum(sizes)), "read, in bytes")
         twice = duplicates([chain for _, chain, *_ in traces], [sketch for _, _, sketch, *_ in traces])
-        temporary = out / f"{TRACES_NAME}.new"
+        ids = Counter(trace_id for place, (trace_id, *_) in enumerate(traces) if place not in twice)
+        secrets, temporary = dict[str, dict[str, str]](), out / f"{TRACES_NAME}.new"
         with fileinput.input(parts, mode="rb") as lines, temporary.open("wb") as file:
-            file.writelines(line for place, line in enumerate(lines) if place not in twice)
+            for place, (line, (own_id, *_, redactor)) in enumerate(zip(lines, traces, strict=True)):
+                is_alone = ids[own_id] < 2  # files of one name: by its content, so that no order renames it
+                name = own_id if is_alone else f"{own_id}-{hashlib.sha256(line).hexdigest()[:12]}"
+                if place not in twice:
+                    secrets |= {name: redactor.values} if redactor.values else {}
+                    named = {"session_id": name, "trajectory_id": name}
+                    row = line if is_alone else values.json_bytes(values.json_value(line) | named) + b"\n"
+                    file.write(row)
     temporary.replace(out / TRACES_NAME)
     (out / SECRETS_NAME).unlink(missing_ok=True)
     (out / SECRETS_NAME).touch(mode=0o600, exist_ok=False)  # kept from others, and from git
-    secrets = {trace_id: redactor.values for trace_id, *_, redactor in traces if redactor.values}
     (out / SECRETS_NAME).write_bytes(values.json_bytes(secrets))
     (out / ".gitignore").write_text(f"{SECRETS_NAME}\n")
     kept = [counts for place, (*_, counts, _) in enumerate(traces) if place not in twice]

@@ -67,20 +67,19 @@ def our_call(call: ToolCall, folder: str = "") -> ToolCall | None:
             return None
         kind, path, lines = found[1], found[2].strip(), found[3].splitlines()
         old, new = ("\n".join(line[1:] for line in lines if line[:1] != left_out) for left_out in "+-")
-        changed, added = {"old_str": old, "new_str": new}, {"content": f"{new}\n"}
         name = "write_file" if kind == "Add" else "str_replace"
-        given = {"path": path, **(added if kind == "Add" else changed)}
+        given = {"path": path, "content": f"{new}\n", "old_str": old, "new_str": new}
     elif call.name in _NAMES["editor"]["names"]:
         name = str(_NAMES["editor"].get(str(given.get("command"))))
     if name not in _TAKES:
         return None
     renamed = {_NAMES["arguments"].get(key, key): value for key, value in given.items()}
     ours = {key: value for key, value in renamed.items() if key in _TAKES[name]}
-    first, limit = (typed(int, given.get(key)) for key in ("offset", "limit"))
+    first, limit = typed(int, given.get("offset")) or 1, typed(int, given.get("limit"))
     if call.name == "Glob":
         ours["command"] = f"find . -path './{given.get('pattern', '')}'"
-    elif call.name == "Read" and first is not None:
-        ours |= {"first_line": first} | ({} if limit is None else {"last_line": first + limit - 1})
+    elif call.name == "Read" and (first > 1 or limit):
+        ours |= {"first_line": first} | ({"last_line": first + limit - 1} if limit else {})
     elif name == "read_file" and len(lines := items_at(given, "view_range")) == 2:
         ours |= {"first_line": lines[0], "last_line": max(0, lines[1])}
     if words := [str(word) for word in items_at(ours, "command")]:  # of Codex, most often a shell's
@@ -117,8 +116,9 @@ def with_text(message: Message) -> Message:
 
 
 def recorded_answer(trace: Trace, idx: int) -> Message:
-    """What was answered at a step, with our tools."""
-    return assistant_message(trace.steps[idx].text, our_calls(trace, idx))
+    """What was answered at a step, with the tools that are offered there."""
+    calls = trace.steps[idx].calls if tools_of(trace) is trace.tools else our_calls(trace, idx)
+    return assistant_message(trace.steps[idx].text, calls)
 
 
 def calls_of(message: Message) -> list[ToolCall]:
@@ -139,7 +139,9 @@ def prompt_of(trace: Trace, idx: int) -> list[Message]:
     messages = [] if trace.prompt_origin == "recorded" else [{"role": "system", "content": REBUILT_PROMPT}]
     for number, place in enumerate(path):
         step = trace.steps[place]
-        if step.source != "agent":
+        if step.source == "system" and trace.prompt_origin == "rebuilt" and len(messages) == 1:
+            messages[0]["content"] += f"\n\n{step.text}"  # strict templates take no second one
+        elif step.source != "agent":
             messages.append({"role": step.source, "content": step.text})
         elif "synthetic" not in step.flags:
             answer = recorded_answer(trace, place)
@@ -264,8 +266,7 @@ def _pair(
 
 def balanced(pairs: Iterable[PairRow], heldout: HeldoutRows) -> Rows:
     """The pairs that are kept: no copy, none that teaches length or ending, none of a held-out task."""
-    dropped: Counter[str] = Counter()
-    rows: dict[str, PairRow] = {}
+    rows, dropped = dict[str, PairRow](), Counter[str]()
     for pair in pairs:
         chosen, rejected = sides = [json.dumps(pair[side], sort_keys=True) for side in SIDES[1:]]
         key = f"{pair['trace_id']}/{pair['step']}/{chosen}/{rejected}"
@@ -291,8 +292,7 @@ def balanced(pairs: Iterable[PairRow], heldout: HeldoutRows) -> Rows:
 
 def sft_rows(traces: Iterable[Trace], heldout: HeldoutRows) -> Rows:
     """Passing attempts as chats with tools."""
-    rows: list[PairRow] = []
-    dropped: Counter[str] = Counter()
+    rows, dropped = list[PairRow](), Counter[str]()
     for trace in traces:
         if not (trace.passed and trace.agent_steps()):
             dropped["did not pass its tests" if trace.passed is False else "nobody ran its tests"] += 1

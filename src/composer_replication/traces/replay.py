@@ -1,16 +1,13 @@
 """Steps asked again of teachers, recorded calls made again, and branches executed to the tests.
 
 Teachers stand behind OpenAI-compatible servers: asked patiently, paid from one budget, and left out one by one when they fail.
-
 Answers are kept in SQLite, by the content of the request. What a request may cost at most is set aside before it is sent, and counts
 as spent until it is settled or freed, also when nobody saw its end (a process that was killed): spending never passes the budget.
 
 Where it is asked how likely the student's own tokens are, prompt and action are sent as ids to the completions API with
-``prompt_logprobs`` (a field of vLLM's). The answer has the log-probability of each id at temperature 1, and its text, which tells
-whether the teacher has the student's tokenizer.
+``prompt_logprobs`` (a field of vLLM's). The text of each id in the answer tells whether the teacher has the student's tokenizer.
 
-Sessions are bound to the tree in which they began and proven there, with the sandbox and the tools of training. A step is
-*executable* where everything before it came out as recorded: its state is then known to be restored.
+Sessions are bound to the tree in which they began and proven there, with the sandbox and the tools of training.
 """
 
 from __future__ import annotations
@@ -183,9 +180,9 @@ class Classroom:
     def cost(self, requests: Iterable[Request]) -> dict[str, Any]:
         """What asking every teacher all of this can cost at most; nothing is sent."""
         most = [[self.most(teacher, each) for teacher in self.teachers.values()] for each in requests]
-        calls = [each for own in most for each in own]
-        dollars, tokens = sum(each[0] for each in calls), sum(each[1] for each in calls)
-        return {"steps": len(most), "calls": len(calls), "most_dollars": dollars, "most_tokens": tokens}
+        dollars, tokens = map(sum, zip((0.0, 0), *itertools.chain(*most), strict=True))
+        calls = len(most) * len(self.teachers)
+        return {"steps": len(most), "calls": calls, "most_dollars": dollars, "most_tokens": tokens}
 
     async def ask(self, name: str, request: Request, read: Read = message_in) -> Any:
         """A stored answer, else one of the server; None where the teacher is left out or did not answer this, or the budget ended.
@@ -256,10 +253,12 @@ class Classroom:
                 self.store.free(charge)
             if reason.startswith(("http-3", "http-4")) and reason not in _PASSING | _ONE_REQUEST:
                 teacher.left_out = teacher.left_out or f"it refuses every request ({reason})"
+            asked = headers.get("retry-after", "")
+            pause_seconds = float(asked) if asked.replace(".", "", 1).isdecimal() else 0.0
+            if pause_seconds > self.answer_seconds:
+                teacher.left_out = teacher.left_out or f"it wants to be asked in {asked} seconds ({reason})"
             if teacher.left_out or reason in _ONE_REQUEST:
                 return None
-            asked = headers.get("retry-after", "")
-            pause_seconds = float(asked) if asked.replace(".", "", 1).isdigit() else 0.0
             pause_seconds = max(pause_seconds, self.pause_seconds * 2**number)
         teacher.num_failures += 1
         if teacher.num_failures >= MAX_FAILURES:
@@ -268,10 +267,7 @@ class Classroom:
 
     async def _sent(self, teacher: Teacher, key: str, request: Request) -> Any:
         """The JSON that a server answers."""
-        async with (
-            asyncio.timeout(self.answer_seconds),
-            teacher.endpoint.client(is_async=True) as client,
-        ):
+        async with asyncio.timeout(self.answer_seconds), teacher.endpoint.client(is_async=True) as client:
             route = client.completions if "prompt" in request else client.chat.completions
             how = {"model": teacher.endpoint.model, "extra_headers": {"Idempotency-Key": key}}
             answer = await route.with_raw_response.create(**how, **request)
@@ -301,8 +297,7 @@ async def replay_steps(chosen: Sequence[ChosenStep], room: Classroom, first: str
 
 def scoring_rows(chosen: Sequence[ChosenStep], tokenizer: Tokenizer, heldout: HeldoutRows) -> Rows:
     """The ids of the prompt and of the recorded action at each step, and how many steps were dropped by reason."""
-    rows, dropped = [], Counter[str]()
-    chats: list[dict[str, Any]] = []
+    rows, dropped, chats = list[PairRow](), Counter[str](), list[dict[str, Any]]()
     for trace, idx, *_ in chosen:
         sides = {"prompt": pairs.prompt_of(trace, idx), "action": [pairs.recorded_answer(trace, idx)]}
         known = {"trace_id": trace.trace_id, "step": idx, "prompt_origin": trace.prompt_origin}
@@ -398,23 +393,25 @@ def proven(
 
 
 def redone(trace: Trace, places: Iterable[int], call: Callable[..., ToolResult]) -> Iterator[str]:
-    """Make the calls of these steps again, those without a recorded result left out, and say what came of each."""
+    """Make the calls of these steps again but those without a result and those that never ran; say what came of each."""
     for place in places:
-        known = {result.call_id: result for result in trace.steps[place].results}
-        for recorded, ours in zip(trace.steps[place].calls, pairs.our_calls(trace, place), strict=True):
+        step = trace.steps[place]
+        # of an answer that the user refused, what failed was never run
+        known = {r.call_id: r for r in step.results if not (r.failed and "denied" in step.flags)}
+        for recorded, ours in zip(step.calls, pairs.our_calls(trace, place), strict=True):
             says_nothing = ours.name in _TEXTS["no_state"] or _TEXTS["last_command"] in ours.arguments
             if ours.call_id not in known or says_nothing:
                 continue
             before, result = known[ours.call_id], call(ours)
-            if ours.name in _TEXTS["own_words"] and ours is not recorded:
+            if ours is not recorded and not {ours.name, recorded.name}.isdisjoint(_TEXTS["own_words"]):
                 yield "not compared"
-            elif ours.name in pairs.EDITS:  # each program says in its own words that it was done
-                yield "the same" if before.failed == result.failed else "another result"
-            else:
-                texts = (before.text, Redactor().text(result.text))
-                is_same = len({_plain(text, ours.name, trace.folder) for text in texts}) == 1
-                is_same = is_same and before.exit_code in (None, result.exit_code)
-                yield "the same" if is_same else "another result"
+                continue
+            texts = (before.text, Redactor().text(result.text))
+            is_same = len({_plain(text, ours.name, trace.folder) for text in texts}) == 1
+            is_same = is_same and before.exit_code in (None, result.exit_code)
+            if ours.name in pairs.EDITS:  # each program says in its own words that it was done
+                is_same = before.failed == result.failed
+            yield "the same" if is_same else "another result"
 
 
 def _plain(text: str, tool: str, folder: str) -> str:
@@ -442,13 +439,11 @@ class Execution(NamedTuple):
 async def execute(step: ChosenStep, how: Execution) -> dict[str, Any]:
     """Run the recorded answer and each other one from the same tree, and then the visible tests: a line of ``verdicts.jsonl``.
 
-    ``reproduced`` of ``calls`` recorded results came back on the way to the step; ``problem`` says why nothing was compared;
-    ``verdicts`` has for each other answer the shares of passed tests, a try each, beside those of the recorded one, the
-    interval of their difference and the decision.
+    ``reproduced`` of ``calls`` recorded results came back on the way; ``problem`` says why nothing was compared; ``verdicts`` has
+    for each other answer the shares of passed tests beside the recorded one's, the interval of their difference, the decision.
     """
     trace, idx = step.trace, step.idx
-    row: dict[str, Any] = {"trace_id": trace.trace_id, "step": idx, "calls": 0, "reproduced": 0}
-    row |= {"problem": "", "verdicts": []}
+    row = dict[str, Any](trace_id=trace.trace_id, step=idx, calls=0, reproduced=0, problem="", verdicts=[])
     if not step.others:
         return row | {"problem": "every teacher does the same"}
     verdicts = list[dict[str, Any]]()
@@ -460,12 +455,9 @@ async def execute(step: ChosenStep, how: Execution) -> dict[str, Any]:
             row["reproduced"] = outcomes["the same"]
             if row["reproduced"] < row["calls"] or attempt.is_done:
                 return row | {"problem": "recorded results are not reproduced"}
-            restore = attempt.snapshot()
+            restore, seeds = attempt.snapshot(), range(1, how.num_tries + 1)
             for source, answer in (("", pairs.recorded_answer(trace, idx)), *step.others):
-                scores: list[float] = []
-                for number in range(how.num_tries):
-                    restore()
-                    scores.append(await _play(step, answer, attempt, how, number))
+                scores = [await _play(step, answer, attempt, restore, how, seed=seed) for seed in seeds]
                 recorded = verdicts[0]["scores"] if verdicts else scores
                 verdict = {"source": source, "answer": answer, "scores": scores, "recorded_scores": recorded}
                 low, high = difference(scores, recorded)
@@ -479,9 +471,10 @@ async def execute(step: ChosenStep, how: Execution) -> dict[str, Any]:
 
 
 async def _play(
-    step: ChosenStep, answer: Message, attempt: FeatureDeletionEnv, how: Execution, number: int
+    step: ChosenStep, answer: Message, attempt: FeatureDeletionEnv, restore: Any, how: Execution, *, seed: int
 ) -> float:
     """The score of one try: the answer, what the teacher does after it, and then the visible tests."""
+    restore()
     messages, tools = pairs.prompt_of(step.trace, step.idx), pairs.tools_of(step.trace)
     current: Message | None = answer
     for turn in range(how.horizon + 1):
@@ -490,12 +483,11 @@ async def _play(
         calls = pairs.calls_of(current)
         calls = [replace(call, call_id=f"call-{step.idx}-{turn}-{n}") for n, call in enumerate(calls)]
         messages.append(pairs.assistant_message(current["content"], calls))
-        for call in calls:
-            text = attempt.call(call).text
-            messages.append({"role": "tool", "tool_call_id": call.call_id, "content": text})
+        results = [(call.call_id, attempt.call(call).text) for call in calls]
+        messages += [{"role": "tool", "tool_call_id": name, "content": text} for name, text in results]
         if attempt.is_done or not calls or turn == how.horizon:
             break
-        request = how.room.request(messages, tools, sample=number + 1)
+        request = how.room.request(messages, tools, sample=seed)
         current, teacher = await how.room.ask(how.goes_on, request), how.room.teachers[how.goes_on]
         has_failed = bool(teacher.left_out) or teacher.num_failures > 0 or how.room.is_spent
         if current is None and has_failed:  # else it ran out of tokens

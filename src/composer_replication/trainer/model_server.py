@@ -67,11 +67,10 @@ class ChatModel:
         calls = read_completion(tokenizer, prompt, ids, self._dialect, tools=specs) if tools else ()
         if calls:
             reason, message["content"] = "tool_calls", said.split("<tool_call>")[0].strip() or None
-            message["tool_calls"] = []
-        for number, call in enumerate(calls):
-            function = {"name": call.name, "arguments": call.arguments}
-            name = call.call_id or f"call_{number}"
-            message["tool_calls"].append({"id": name, "type": "function", "function": function})
+            names = [call.call_id or f"call_{number}" for number, call in enumerate(calls)]
+            own = [{"name": call.name, "arguments": call.arguments} for call in calls]
+            named = zip(names, own, strict=True)
+            message["tool_calls"] = [{"id": name, "type": "function", "function": of} for name, of in named]
         choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": reason}
         if request.get("logprobs"):
             pairs = zip(ids, completion.token_logp, strict=True)

@@ -159,6 +159,20 @@ def test_a_file_of_yours_with_the_name_of_the_output_is_read(tmp_path: Path) -> 
     assert ingest([tmp_path], tmp_path)["files_left_out"]["written by an earlier run"] == 1
 
 
+def test_sessions_of_files_of_one_name_are_told_apart_in_any_order(tmp_path: Path) -> None:
+    for name in ("joe", "jane"):
+        said = [{"role": role, "content": f"{name}: {name}@example.org"} for role in ("user", "assistant")]
+        (folder := tmp_path / name).mkdir()
+        (folder / "x.jsonl").write_text(json.dumps({"messages": said}) + "\n")
+    found = []
+    for names in (("joe",), ("joe", "jane"), ("jane", "joe")):
+        ingest([tmp_path / name for name in names], tmp_path / "out")
+        found.append({trace.trace_id for trace in read_traces(tmp_path / "out")})
+    secrets = json.loads((tmp_path / "out" / "redactions.local.json").read_text())
+    assert found[1] == found[2] == secrets.keys() and len(secrets) == 2
+    assert all(each.startswith(f"{alone}-") for alone in found[0] for each in secrets)
+
+
 def test_a_checkpoint_of_a_session_is_the_beginning_of_it(tmp_path: Path) -> None:
     whole = (DATA / "claude-code" / "session-2.1.39-progress.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "in").mkdir()
@@ -180,6 +194,10 @@ def test_a_checkpoint_of_a_session_is_the_beginning_of_it(tmp_path: Path) -> Non
         (
             ("Read", {"file_path": "/w/a.py", "offset": 3, "limit": 2}),
             ("read_file", {"path": "a.py", "first_line": 3, "last_line": 4}),
+        ),
+        (
+            ("Read", {"file_path": "a", "limit": 2}),
+            ("read_file", {"path": "a", "first_line": 1, "last_line": 2}),
         ),
         (("exec_command", {"cmd": "ls"}), ("bash", {"command": "ls"})),
         (("shell", {"command": ["bash", "-lc", "ls -l"]}), ("bash", {"command": "ls -l"})),

@@ -6,25 +6,34 @@ import asyncio
 import json
 from argparse import Namespace
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
 from composer_replication.cli import traces_verb
+from composer_replication.cli.main import main
 from composer_replication.errors import InputError
 from composer_replication.records import ToolCall
 from composer_replication.rollouts.tools.tool_context import function_schema
 from composer_replication.rollouts.tools.toolbox import TOOLS
+from composer_replication.run_folder import rewrite_jsonl
 from composer_replication.tasks.difficulty import difference
+from composer_replication.traces.json_values import json_bytes
 from composer_replication.traces.pairs import (
     ChosenStep,
+    assistant_message,
     balanced,
     executed_pairs,
     objection_pairs,
+    read_pair_rows,
     sft_rows,
     sibling_pairs,
 )
+from composer_replication.traces.readers.messages import trace_row
 from composer_replication.traces.replay import Execution, execute
 from composer_replication.traces.trace_records import StepResult, Trace, TraceStep
 
@@ -42,25 +51,6 @@ def session(name: str, *commands: str, passed: bool | None = None, denied: int |
     return trace
 
 
-@pytest.mark.parametrize(
-    ("passed", "recorded", "decision"),
-    [
-        ([1.0] * 3, [0.0] * 3, "better"),
-        ([0.0] * 4, [1.0] * 4, "worse"),
-        ([1.0, 0.0, 1.0], [0.0, 1.0, 0.0], "not decided"),
-        ([1.0] * 3, [1.0] * 3, "not decided"),
-        ([0.6] * 4, [0.4] * 4, "not decided"),
-    ],
-)
-def test_a_verdict_needs_its_whole_interval(
-    passed: list[float], recorded: list[float], decision: str
-) -> None:
-    low, high = difference(passed, recorded)
-    mean = sum(passed) / len(passed) - sum(recorded) / len(recorded)
-    assert -1 <= low <= mean <= high <= 1
-    assert {"better": low > 0, "worse": high < 0, "not decided": low <= 0 <= high}[decision]
-
-
 def test_newcombes_example() -> None:
     """56 of 70 against 48 of 80: 0.2, and 0.0524 to 0.3339 (Newcombe 1998, table II, method 10)."""
     low, high = difference([1.0] * 56 + [0.0] * 14, [1.0] * 48 + [0.0] * 32)
@@ -74,19 +64,43 @@ def verdict(decision: str, scores: list[float], recorded: list[float]) -> dict[s
     return {**row, "interval": [0, 0], "decision": decision}
 
 
-def test_a_branch_that_its_teacher_leaves_alone_has_no_verdict() -> None:
+def executed(shares: list[float], num_tries: int, horizon: int) -> dict[str, Any]:
+    """A step of which the other answer is executed; so large ``shares`` of the tests pass, first in the recorded answer's tries."""
     attempt, room = MagicMock(is_done=False), MagicMock(ask=AsyncMock(return_value=None))
     attempt.__enter__.return_value = attempt
     attempt.call.return_value.text = "did it"
+    attempt.grade.side_effect = [MagicMock(pass_share=share) for share in shares]
     step = ChosenStep(session("s", "a"), 1, [], {"t": verdict("", [], [])["answer"]})
     room.teachers = {"t": MagicMock(left_out="no key")}
-    row = asyncio.run(execute(step, Execution(lambda: attempt, {"task": "task"}, room, "t", 1, 1)))
+    how = Execution(lambda: attempt, {"task": "task"}, room, "t", num_tries, horizon)
+    row = asyncio.run(execute(step, how))
+    assert attempt.snapshot.return_value.call_count == max(1, len(shares))  # restored before each try
+    return row
+
+
+def test_a_branch_that_its_teacher_leaves_alone_has_no_verdict() -> None:
+    row = executed([], 1, 1)
     assert (row["problem"], row["verdicts"]) == ("the teacher that plays on gave no answer", [])
 
 
-def test_a_session_whose_task_is_damaged_is_counted_and_the_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("passed", "recorded", "decision"),
+    [
+        ([1.0] * 3, [0.0] * 3, "better"),
+        ([0.0] * 4, [1.0] * 4, "worse"),
+        ([1.0, 0.0, 1.0], [0.0, 1.0, 0.0], "not decided"),
+        ([1.0] * 3, [1.0] * 3, "not decided"),
+        ([0.6] * 4, [0.4] * 4, "not decided"),
+    ],
+)
+def test_a_verdict_needs_its_whole_interval(passed: Any, recorded: Any, decision: str) -> None:
+    (found,) = executed([*recorded, *passed], len(passed), 0)["verdicts"]
+    assert (found["decision"], found["scores"], found["recorded_scores"]) == (decision, passed, recorded)
+    low, high = found["interval"]
+    assert -1 <= low <= fmean(passed) - fmean(recorded) <= high <= 1
+
+
+def test_a_damaged_task_is_counted_and_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def execute(step: ChosenStep, how: Execution) -> dict[str, object]:
         if step.trace.task_id == "damaged":
             raise InputError("CR0411", "it is damaged.")
@@ -97,11 +111,11 @@ def test_a_session_whose_task_is_damaged_is_counted_and_the_others_go_on(
     monkeypatch.setattr(traces_verb, "_graded", lambda *_: graded)
     monkeypatch.setattr(traces_verb, "chosen_backend", lambda _: "")
     monkeypatch.setattr("composer_replication.traces.replay.execute", execute)
-    args, room = Namespace(folder=tmp_path, goes_on="t", tries=1, horizon=1), MagicMock()
-    found = asyncio.run(traces_verb._execute(args, room, steps, None))
+    args, room = Namespace(folder=tmp_path, goes_on="t", tries=3, horizon=1), MagicMock()
+    found = asyncio.run(traces_verb._execute(args, room, steps))
     assert (found["executed"], found["not_executed"]) == (1, {"CR0411: it is damaged.": 1})
     with pytest.raises(InputError, match="damaged"):
-        asyncio.run(traces_verb._execute(args, room, steps[:1], None))
+        asyncio.run(traces_verb._execute(args, room, steps[:1]))
 
 
 @pytest.mark.parametrize(
@@ -119,6 +133,17 @@ def test_what_the_tests_decided_is_a_pair_and_nothing_else(decision: str, chosen
         assert (row["source"], row["weight"], row["is_last"]) == ("executed", 1.0, False)
 
 
+def test_a_verdict_speaks_of_the_session_of_its_own_folder(tmp_path: Path) -> None:
+    for name, verdicts in (("a", [verdict("better", [1.0] * 3, [0.0] * 3)]), ("b", [])):
+        (folder := tmp_path / name).mkdir()
+        (folder / "traces.jsonl").write_bytes(json_bytes(trace_row(session("s", name, "last"))) + b"\n")
+        rewrite_jsonl(folder / "verdicts.jsonl", [{"trace_id": "s", "step": 1, "verdicts": verdicts}])
+    out = tmp_path / "pairs.jsonl"
+    assert main(["traces", "pairs", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(out)]) == 0
+    (pair,) = read_pair_rows(out).values()
+    assert pair["rejected"][0]["tool_calls"][0]["function"]["arguments"] == {"command": "a"}
+
+
 def test_siblings_part_at_the_same_state() -> None:
     good, bad = session("good", "look", "right", passed=True), session("bad", "look", "wrong", passed=False)
     (row,) = sibling_pairs([good, bad, session("other", "else", passed=None)])
@@ -134,6 +159,17 @@ def test_a_refused_action_against_the_next_accepted_one() -> None:
     assert row["chosen"][0]["tool_calls"][0]["function"]["arguments"] == {"command": "ls"}
     assert row["weight"] < 0.5
     assert list(objection_pairs([session("s", "ls", "rm -rf /", denied=1)])) == []
+
+
+def test_a_session_with_tools_of_its_own_keeps_their_names_on_every_side() -> None:
+    trace = session("s", "rm -rf /", "ls", denied=0)
+    trace.task_id, trace.tools = "", [{"type": "function", "function": {"name": "terminal"}}]
+    for _, step in trace.agent_steps():
+        step.calls = [replace(call, name="terminal") for call in step.calls]
+    (row,), _ = balanced(objection_pairs([trace]), lambda _: set())
+    assert row["chosen"][0]["tool_calls"][0]["function"]["name"] == "terminal"
+    same = assistant_message("", [ToolCall("terminal", '{"command": "ls"}')])
+    assert ChosenStep(trace, 2, [], {"t": same}).others == []
 
 
 def test_pairs_are_dropped_by_reason() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,11 @@ def test_steps_that_matter_come_first_and_prompts_have_our_tools() -> None:
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool"]
     written = {"name": "write_file", "arguments": {"path": "f0", "content": "x"}}
     assert messages[2]["tool_calls"][0]["function"] == written
+    begun = Trace("b", "codex")
+    for source in ("system", "system", "user", "agent"):
+        begun.add(TraceStep(source, "§"))
+    begun.prompt_origin = "rebuilt"  # their tools were not recorded: a template takes one system message
+    assert [(m["role"], m["content"].count("§")) for m in prompt_of(begun, 3)] == [("system", 2), ("user", 1)]
 
 
 def test_what_goes_wrong_is_asked_again_and_nothing_is_paid_twice(tmp_path: Path) -> None:
@@ -125,12 +131,14 @@ def test_a_hanging_answer_is_cut(tmp_path: Path) -> None:
 
 
 def test_a_dead_teacher_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
-    with teacher(WANTED) as good, teacher(says("x")) as locked:
+    with teacher(WANTED) as good, teacher(says("x")) as locked, teacher(says("x")) as later:
         locked.faults = [Fault("POST", status(401, "no key"), times=1000)]
+        later.faults = [Fault("POST", status(429, "tomorrow", {"Retry-After": "86400"}), times=1000)]
         dead = "dead=http://127.0.0.1:9/v1#dead"
-        classroom = room(tmp_path, locked.spec("locked"), dead, good.spec("good"))
+        classroom = room(tmp_path, locked.spec("locked"), dead, later.spec("later"), good.spec("good"))
         found, _ = replayed(classroom, [session("a"), session("b")])
         assert classroom.teachers["locked"].left_out == "it refuses every request (http-401)"
+        assert classroom.teachers["later"].left_out == "it wants to be asked in 86400 seconds (http-429)"
         assert "3 requests in a row" in classroom.teachers["dead"].left_out
         assert not classroom.teachers["good"].left_out
         assert [each.answers["good"] is not None for each in found] == [True] * 6
@@ -172,11 +180,18 @@ def test_the_budget_is_never_passed(tmp_path: Path, limit: str) -> None:
         assert tokens <= budget.get("tokens", 10**9)
 
 
-def test_a_dry_run_sends_nothing_and_is_an_upper_bound(tmp_path: Path) -> None:
+def test_a_dry_run_is_an_upper_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with teacher(WANTED) as server:
         classroom = room(tmp_path, server.spec("t"))
         chosen = chosen_steps([session("a")], 100)
         most = classroom.cost(replay_request(classroom, step) for step in chosen)
+        (folder := tmp_path / "folder").mkdir()
+        bound = json.dumps(trace_row(replace(session("a"), task_id="task")))
+        (folder / TRACES_NAME).write_text(f"{bound}\n{json.dumps(trace_row(session('b')))}\n")
+        words = ["--teacher", server.spec("t"), "--tasks", "x", "--tries", "3", "--horizon", "5", "--json"]
+        assert main(["traces", "replay", str(folder), *words, "--dry-run"]) == 0
+        # three steps of the session on a task, the recorded side of each and that of the teacher
+        assert json.loads(capsys.readouterr().out)["most_continuations"] == 3 * 2 * 3 * 5
         assert not server.seen
         assert (most["steps"], most["calls"]) == (3, 3)
         replayed(classroom, [session("a")])
@@ -241,6 +256,7 @@ def test_bad_teachers_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFix
         ([good, "--key", "a"], 2, "CR0206: argument --key: 'a' is not NAME=…"),
         ([good, "--price", "b=1/2"], 2, "CR0206: there is no teacher 'b'"),
         ([good, "--price", "a=cheap"], 2, "CR0206"),
+        ([good, "--tries", "2"], 2, "CR0206: argument --tries"),
     ):
         assert main([*begin, *words]) == code
         assert sentence in capsys.readouterr().err

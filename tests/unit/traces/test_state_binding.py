@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from composer_replication.cli.main import main
-from composer_replication.records import ToolCall
+from composer_replication.records import ToolCall, ToolResult
 from composer_replication.traces.pairs import our_call
-from composer_replication.traces.replay import commit_of, task_names
-from composer_replication.traces.trace_records import Trace
+from composer_replication.traces.replay import commit_of, redone, task_names
+from composer_replication.traces.trace_records import StepResult, Trace, TraceStep
 
 CODEX = Path(__file__).parents[2] / "data" / "traces" / "codex" / "rollout-0.169.0.jsonl"
 FILES = {
@@ -96,13 +96,23 @@ def test_tasks_are_known_by_their_names_in_swe_bench_too() -> None:
     assert names == {"django__django-1": "t1", "t1": "t1", "t2": "t2"}
 
 
+def test_what_never_ran_is_not_run_and_lists_of_others_are_not_compared() -> None:
+    trace, made = Trace("t", "claude-code"), list[str]()
+    listing, rest = ToolCall("Glob", '{"pattern": "x"}', "1"), ToolCall("Bash", '{"command": "ls"}', "3")
+    refused, denied = ToolCall("Bash", '{"command": "rm x"}', "2"), StepResult("2", "no", is_error=True)
+    trace.add(TraceStep("agent", calls=[listing], results=[StepResult("1", "a")]))
+    trace.add(TraceStep("agent", "", -1, "", [refused, rest], [denied, StepResult("3", "b")], "", {"denied"}))
+    found = redone(trace, range(2), lambda call: made.append(call.arguments) or ToolResult("b"))
+    assert list(found) == ["not compared", "the same"]
+    assert len(made) == 2 and "rm" not in "".join(made)
+
+
 def test_a_patch_of_codex_that_changes_one_place_is_an_edit_of_ours() -> None:
     change = "*** Begin Patch\n*** Update File: /r/a.py\n@@ def f\n x\n-old\n+new\n*** End Patch"
     added = "*** Begin Patch\n*** Add File: b.py\n+one\n+two\n*** End Patch"
     twice = change.replace("*** End", "@@\n-y\n+z\n*** End")
-    found = [
-        our_call(ToolCall("apply_patch", json.dumps({"input": text}), "1"), "/r") for text in (change, added)
-    ]
+    calls = [ToolCall("apply_patch", json.dumps({"input": text}), "1") for text in (change, added)]
+    found = [our_call(call, "/r") for call in calls]
     assert [(each.name, json.loads(each.arguments)) for each in found if each] == [
         ("str_replace", {"path": "a.py", "old_str": "x\nold", "new_str": "x\nnew"}),
         ("write_file", {"path": "b.py", "content": "one\ntwo\n"}),

@@ -30,31 +30,11 @@ ERRORS = {
     "SplitOverlapError": 4,
     "UsageError": 2,
 }
-RECORDS = {
-    "Check",
-    "Completion",
-    "ExecResult",
-    "FileEntry",
-    "HeldoutReading",
-    "Edit",
-    "HintedTurn",
-    "Hole",
-    "Limits",
-    "Outcome",
-    "PreferencePair",
-    "Rollout",
-    "SandboxSpec",
-    "Score",
-    "StopReason",
-    "Task",
-    "TaskContent",
-    "TaskOutcome",
-    "TestSplit",
-    "ToolCall",
-    "ToolResult",
-    "ToolSpec",
-    "Turn",
-}
+RECORDS = set(
+    "Check Completion ExecResult FileEntry HeldoutReading Edit HintedTurn Hole Limits Outcome "
+    "PreferencePair Rollout SandboxSpec Score StopReason Task TaskContent TaskOutcome TestSplit ToolCall "
+    "ToolResult ToolSpec Turn".split()
+)
 PROTOCOLS = {"Guard", "GuardStatus", "Stateful"}
 
 

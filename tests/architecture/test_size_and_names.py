@@ -14,7 +14,7 @@ MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 # Lines of *.py in each folder (of the package itself: beside its folders), of *.toml in explanations. Lowered when a folder has shrunk; raised for a new part of a folder that is below its share of the design.
 CEILINGS = {
-    "src": 49664,
+    "src": 49663,
     "src/composer_replication": 1197,
     "src/composer_replication/cli": 3490,
     "src/composer_replication/engines": 696,
@@ -27,10 +27,10 @@ CEILINGS = {
     "src/composer_replication/sandbox": 7500,
     "src/composer_replication/tasks": 12202,
     "src/composer_replication/traces": 2299,
-    "src/composer_replication/trainer": 5797,
+    "src/composer_replication/trainer": 5796,
     "src/composer_replication/cli/explanations": 434,
     "benchmarks": 5993,
-    "tests": 57361,
+    "tests": 57388,
 }
 BANNED = {"utils", "util", "common", "core", "helpers", "helper", "manager", "handler", "base", "misc"}
 

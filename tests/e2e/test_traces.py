@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_templates import FAMILIES, TemplateTokenizer, tokenizer_of
+from chat_templates import FAMILIES, tokenizer_of
 from policy_server import PolicyServer, calls
+from scripted_policy import Scripted, hermes
 from served_model import served_model
 
 from composer_replication.cli.main import main
 from composer_replication.config import AgentSection, ModelSection
-from composer_replication.records import Completion, StopReason, Task
+from composer_replication.records import Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.episodes.agent_loop import EpisodeParts, LedgerTalk, run_episodes
 from composer_replication.rollouts.episodes.trajectories import write_trajectories
@@ -32,27 +33,6 @@ from composer_replication.traces.pairs import read_pair_rows
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 PINS = ("tinymath/numbers.py::clamp", "tinymath/numbers.py::sign", "tinymath/text.py::initials")
 NUMBERS = "tinymath/numbers.py"
-
-
-def written(name: str, arguments: Mapping[str, object]) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call><|im_end|>"
-
-
-class Scripted:
-    """A policy that follows one script an episode; the moves in its prompt say how far it is."""
-
-    def __init__(self, tokenizer: TemplateTokenizer, scripts: Sequence[Sequence[str]]) -> None:
-        self.tokenizer, self.scripts, self.fresh = tokenizer, scripts, iter(scripts)
-
-    async def sample(self, prompt_ids: Sequence[int], **_: Any) -> Completion:
-        prompt = self.tokenizer.decode(
-            prompt_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        begun = [script for script in self.scripts if script[0] in prompt]
-        script = begun[0] if begun else next(self.fresh)
-        text = script[sum(move in prompt for move in script)]
-        ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
-        return Completion(ids, text, StopReason.FINISHED, tuple(-0.25 for _ in ids))
 
 
 @dataclass
@@ -124,9 +104,9 @@ def run(words: Sequence[str]) -> dict[str, Any]:
 def record(store: TaskStore, task: Task, heredoc: str, path: Path) -> None:
     tokenizer = tokenizer_of(next(family for family in FAMILIES if family.name == "qwen2_5"))
     wrong = {"path": NUMBERS, "content": "def clamp(value, low, high):\n    return low\n"}
-    edits = (("tinymath", written("bash", {"command": heredoc})), ("tests", written("write_file", wrong)))
+    edits = (("tinymath", hermes("bash", {"command": heredoc})), ("tests", hermes("write_file", wrong)))
     scripts = [
-        [written("bash", {"command": f"ls {where}"}), edit, written("submit", {})] for where, edit in edits
+        [hermes("bash", {"command": f"ls {where}"}), edit, hermes("submit", {})] for where, edit in edits
     ]
     talk = LedgerTalk(tokenizer)
     with_grader = Grader(store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -67,17 +68,10 @@ class _HinderingSandbox(BubblewrapSandbox):
         super().__init__(spec)
         self._prelude = prelude
 
-    def exec(
-        self,
-        command: Sequence[str] | str,
-        *,
-        timeout_seconds: float,
-        stdin: bytes = b"",
-        env: Mapping[str, str] | None = None,
-    ) -> ExecResult:
+    def exec(self, command: Sequence[str] | str, **how: Any) -> ExecResult:
         *words, code = list(command)
         hindered = code.replace("import ctypes\n", f"import ctypes, os, sys\n{self._prelude}\n", 1)
-        return super().exec([*words, hindered], timeout_seconds=timeout_seconds, stdin=stdin, env=env)
+        return super().exec([*words, hindered], **how)
 
 
 @pytest.mark.parametrize(

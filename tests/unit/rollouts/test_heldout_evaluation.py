@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import pytest
+from scripted_policy import FORGER
 
 from composer_replication.config import HeldoutSection
 from composer_replication.errors import InputError, SandboxFailure, UsageError
@@ -222,17 +223,8 @@ def test_the_sentinel_neutralises_whatever_the_policy_wrote(
 def test_canaries_are_passed_by_forged_outcomes_alone(grader: Grader, store: TaskStore, clamp: Task) -> None:
     canary = make_canary(store, clamp)
     assert canary is not None
-    forger = """
-    import _pytest.reports
-    make = _pytest.reports.TestReport.from_item_and_call.__func__
-    def forged(cls, item, call):
-        report = make(cls, item, call)
-        report.outcome = "passed"
-        return report
-    _pytest.reports.TestReport.from_item_and_call = classmethod(forged)
-    return 0"""
     passes = {}
-    for answer in (store.golden_body(clamp), "\n    return 0", forger):
+    for answer in (store.golden_body(clamp), "\n    return 0", FORGER):
         evaluator = HeldoutEvaluator(
             PolicySampler(ScriptedPolicy([answer]), grader),
             [clamp],

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from chat_templates import FAMILIES, TemplateTokenizer, tokenizer_of
 from episode_parts import attempt_folders
+from scripted_policy import Scripted, hermes
 from stored_episodes import stored_episodes
 
 from composer_replication.config import AgentSection
-from composer_replication.records import Completion, Score, StopReason, Task
+from composer_replication.records import Score, StopReason, Task
 from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
 from composer_replication.rollouts.episodes.agent_loop import EpisodeParts, LedgerTalk, run_episodes
 from composer_replication.rollouts.episodes.episode import Episode, rollout_row
@@ -29,10 +29,6 @@ FAMILY = {family.name: family for family in FAMILIES}
 Writer = Callable[[str, Mapping[str, object]], str]
 
 
-def hermes(name: str, arguments: Mapping[str, object]) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call><|im_end|>"
-
-
 def fenced(name: str, arguments: Mapping[str, object]) -> str:
     if name == "bash":
         return f"I try this.\n```bash\n{arguments['command']}\n```<|im_end|>"
@@ -40,27 +36,6 @@ def fenced(name: str, arguments: Mapping[str, object]) -> str:
 
 
 WRITERS: dict[str, Writer] = {"qwen2_5": hermes, "smollm2": fenced}
-
-
-class Scripted:
-    """A policy that follows one script an episode; which one, the moves in its prompt say."""
-
-    def __init__(self, tokenizer: TemplateTokenizer, scripts: Sequence[Sequence[str]]) -> None:
-        self.tokenizer, self.scripts = tokenizer, scripts
-        self.fresh = iter(scripts)
-
-    async def sample(
-        self, prompt_ids: Sequence[int], *, max_new_tokens: int, temperature: float, seed: int
-    ) -> Completion:
-        del max_new_tokens, temperature, seed
-        prompt = self.tokenizer.decode(
-            prompt_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        begun = [script for script in self.scripts if script[0] in prompt]
-        script = begun[0] if begun else next(self.fresh)
-        text = script[sum(move in prompt for move in script)]
-        ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
-        return Completion(ids, text, StopReason.FINISHED, tuple(-0.25 for _ in ids))
 
 
 INIT = "tinymath/__init__.py"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from scripted_policy import FORGER
 
 from composer_replication.records import TestSplit
 from composer_replication.tasks.gates import bench_of
@@ -47,16 +48,7 @@ def test_tests_that_honest_code_fails_stand_beside_one_of_each_function(
 
 def test_code_that_forges_outcomes_passes_a_canary(tiny_store: TaskStore, made: Made) -> None:
     """The attack that canaries are for: the candidate rewrites what a failing test means."""
-    forger = """
-    import _pytest.reports
-    make = _pytest.reports.TestReport.from_item_and_call.__func__
-    def forged(cls, item, call):
-        report = make(cls, item, call)
-        report.outcome = "passed"
-        return report
-    _pytest.reports.TestReport.from_item_and_call = classmethod(forged)
-    return 0"""
-    assert run(tiny_store, made["initials"], forger) == set(made["initials"].node_ids)
+    assert run(tiny_store, made["initials"], FORGER) == set(made["initials"].node_ids)
 
 
 def test_a_task_without_a_readable_test_file_is_refused(tiny_store: TaskStore, made: Made) -> None:

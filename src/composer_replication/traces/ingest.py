@@ -153,9 +153,8 @@ def find_units(
     left_out, groups = Counter[str](), dict[tuple[str, str, Path], list[Path]]()
     for path in paths:
         if not path.exists():
-            raise InputError(
-                "CR0942", "there is no such file or folder.", where=str(path), fix="ls ~/.claude/projects"
-            )
+            problem = "there is no such file or folder."
+            raise InputError("CR0942", problem, where=str(path), fix="ls ~/.claude/projects")
         for file in trace_files(path):
             fits = detect(file, only)
             if len(fits) > 1 and file == path:

@@ -459,7 +459,8 @@ def test_a_model_is_evaluated_as_a_recipe_makes_its_rollouts(
     scripted.setattr(episode_rollouts, "model_sampler", sampler_of(scripts[1:2]))
     folder = tmp_path / "tasks"
     shutil.copytree(store.root, folder)
-    recipe = write_recipe(tmp_path / "r.toml", {"agent.max_new_tokens": 2048})
+    server = {"trl.use_vllm": True, "trl.vllm_mode": "server"}  # of training: nobody asks it here
+    recipe = write_recipe(tmp_path / "r.toml", {"agent.max_new_tokens": 2048, **server})
     words = ("tiny-tools", "--recipe", recipe, "--tasks", folder, "--samples", "1", "--update-difficulty")
     result = evaluated(capsys, *words)
     assert (result["rollouts"], result["stop_reasons"]) == ("episodes", {"finished": 2})

@@ -181,7 +181,8 @@ def read_openhands(records: Iterator[Any], ledger: Ledger, name: str) -> Iterato
             trace.repository = f"{text_at(record, 'issue', 'owner')}/{repository}"
         trace.passed = typed(bool, at(record, "test_result", "report", "resolved"))
         yield trace
-    yield from [single] * bool(single.steps)
+    if single.steps:
+        yield single
 
 
 def _event(trace: Trace, places: dict[Any, int], event: dict[str, Any]) -> str | None:

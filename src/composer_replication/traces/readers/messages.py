@@ -25,7 +25,7 @@ _CALLS, _RESULTS, _THOUGHTS = (frozenset(NAMES["blocks"][kind]) for kind in ("ca
 _KEYS = NAMES["keys"]
 _INJECTED = tuple(NAMES["codex"]["injected"])
 _CALL_IN_TEXT = "<function="  # how models without tools call; what the user says next is the result
-_EXIT_CODE = re.compile(NAMES["exit_code"], re.MULTILINE)
+_CODE_BEFORE, _CODE_BEHIND = (re.compile(each, re.MULTILINE) for each in NAMES["exit_codes"])
 
 
 def is_item(value: Any) -> bool:
@@ -112,7 +112,7 @@ def result_in(block: dict[str, Any]) -> StepResult:
 
 def exit_code_in(text: str) -> int | None:
     """The exit code that Codex and others write into the text of a result, or behind it in JSON."""
-    found = _EXIT_CODE.search(text[-2000:] if text.startswith('{"output":') else text[:2000])
+    found = _CODE_BEHIND.match(text) or _CODE_BEFORE.search(text[:2000])
     return int(found[1]) if found else None
 
 

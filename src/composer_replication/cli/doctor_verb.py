@@ -31,12 +31,14 @@ CACHE_DISK_BYTES = 4 * GIGABYTE
 TRAINING_PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets", "peft", "gguf")
 _LINUX = "run inside a Linux container: docker or podman with the python:3.12 image"
 _CGROUP = Path("/sys/fs/cgroup")
+_OPTIONAL = ("gpu", "ports", "sandbox ")
+"""How the names of checks begin that may fail."""
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
-    """All checks; exit code 0 when all that are required hold, else 3. The GPU may fail, and single backends."""
+    """All checks; exit code 0 when all that are required hold, else 3. GPU and ports may fail, and single backends."""
     checks = list(all_checks((lambda _: None) if args.quiet else note))
-    is_ok = all(check.ok or check.name == "gpu" or check.name.startswith("sandbox ") for check in checks)
+    is_ok = all(check.ok or check.name.startswith(_OPTIONAL) for check in checks)
     return {"ok": is_ok, "checks": list(map(asdict, checks))}, 0 if is_ok else MISSING_EXIT_CODE
 
 
@@ -166,10 +168,13 @@ def _tried_backend(name: str, backend: SandboxBackend) -> Check:
 
 
 def check_loopback() -> Check:
-    """A free port on the loopback address, for servers that a later verb starts."""
-    with suppress(OSError), socket.create_server(("127.0.0.1", 0)):
-        return Check("ports", True, "a loopback port can be opened")
-    return Check("ports", True, "no loopback port can be opened; only servers need one")
+    """A free port on the loopback address; servers and replicas need one, a single training does not."""
+    fix = "bring the loopback interface up: ip link set lo up"
+    try:
+        socket.create_server(("127.0.0.1", 0)).close()
+    except OSError as error:
+        return Check("ports", False, f"optional: no loopback port can be opened: {error}", fix)
+    return Check("ports", True, "a loopback port can be opened")
 
 
 def check_gpu() -> Check:

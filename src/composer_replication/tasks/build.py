@@ -351,12 +351,9 @@ class Build:
             candidate.instance.check(subject)
         self.store.note_proof(self.workers.call(sandbox_in_force, self.store.backend))
         record, secret = records_of(candidate, subject)
+        with self.store.proposed(record, secret) as task:
+            check_secrecy(self.store, task)
         self.store.put_task(record, secret)
-        try:
-            check_secrecy(self.store, self.store.get(record.task_id))
-        except GateFailed:
-            self.store.drop_task(record.task_id)
-            raise
         return record.task_id
 
     def _add_truth(self, candidates: Sequence[Candidate]) -> int:

@@ -1,6 +1,6 @@
 """The proofs that a deletion is a task; each can fail, and each failure has a name that is counted (the table of ``docs/tasks.md``).
 
-Two follow once the task is written (``check_secrecy``). The same proofs are made by a build and by ``validate``.
+Two follow once its records are there, before they are written (``check_secrecy``). The same proofs are made by a build and by ``validate``.
 """
 
 from __future__ import annotations

@@ -19,7 +19,12 @@ import tomli_w
 
 from composer_replication.records import Task
 from composer_replication.tasks.build import Progress
-from composer_replication.tasks.intake.tree_rules import PYTEST_FILES, in_test_folder, is_test_path
+from composer_replication.tasks.intake.tree_rules import (
+    PYTEST_FILES,
+    in_test_folder,
+    is_test_path,
+    recorded_folders,
+)
 from composer_replication.tasks.planning.edits import write_files
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_records import RUN_FACTOR, RepositoryRecord
@@ -66,6 +71,7 @@ def _write_task(store: TaskStore, task: Task, public: Row, folder: Path) -> None
     withheld = store.secret(task.task_id).withheld
     node_ids = [*task.fail_to_pass, *sorted({*task.tests.pass_to_pass, *withheld})]
     request = Trial({}, node_ids, left_out=repository.left_out).request(folder / "environment" / "tree", "")
+    request["import_roots"] = recorded_folders(original)  # the broken tree may have nothing left in one
     plan = {
         "workdir": WORKDIR,
         "logs": "/logs/verifier",

@@ -22,7 +22,8 @@ import difflib
 import json
 import shlex
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -353,6 +354,20 @@ class TaskStore:
         """Keep both records of a task, new or instead of earlier ones."""
         both = {"secrets": secret.to_json(), "tasks": record.to_json()}
         self._put_records({f"{kind}/{record.task_id}.json": value for kind, value in both.items()})
+
+    @contextmanager
+    def proposed(self, record: TaskRecord, secret: SecretRecord) -> Iterator[Task]:
+        """A task that is read meanwhile as if it were kept; nothing of it is written."""
+        both: dict[str, TaskRecord | SecretRecord] = {"tasks": record, "secrets": secret}
+        names = {f"{kind}/{record.task_id}.json": one for kind, one in both.items()}
+        with self._lock:
+            self._parsed |= {name: {one.from_json: one} for name, one in names.items()}
+        try:
+            yield record.to_task(secret, self.repository(record.repository_record))
+        finally:
+            with self._lock:
+                for name in names:
+                    self._parsed.pop(name, None)
 
     def _named_blobs(self) -> set[str]:
         """The sha256 of every content that a record names; each of them is read."""

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from composer_replication.tasks.candidate import Candidate
@@ -37,26 +37,36 @@ NO_TRUTH = "no-truth"
 
 Tasks = Mapping[str, Candidate]
 """By task id, what the tasks of a store were made of that passed the gates."""
+_TwinPart = tuple[Bench, list[BodyCut], set[str]]
+"""The bench of a repository, some of its functions, and the pins of all its functions that are eager (``build_twins``)."""
 
 
-def _attach_twins(store: TaskStore, tasks: Tasks, seed: int, workers: Workers) -> TwinSearch:
-    """Record the functions of some tasks of one repository in one run, and keep the twins as secrets.
-
-    Tasks whose functions were looked at by an earlier build are left as they are. So are tasks that have neither hidden
-    tests nor a twin: they are about to be refused, with the reason that is given here. A task of a foreign set has code
-    where ours have a hole, so it keeps only twins that its broken tree fails.
-    """
+def _twin_parts(store: TaskStore, tasks: Tasks) -> list[_TwinPart]:
+    """The functions of some tasks of one repository that no earlier build has looked at, in parts to be recorded."""
     bench = next(iter(tasks.values())).repository.bench
     fair = {task_id: _known_cuts(store, task_id, one) for task_id, one in tasks.items()}
-    waiting = [task_id for task_id in tasks if store.secret(task_id).twins is None]
-    cuts = {cut.pin: cut for task_id in waiting for cut in fair[task_id]}
+    secrets = {task_id: store.secret(task_id) for task_id in tasks}
+    cuts = {cut.pin: cut for task_id in tasks if secrets[task_id].twins is None for cut in fair[task_id]}
     # Of all tasks, not of those that wait: a build that was killed here must go on to the same twins.
-    eager = {cut.pin for task_id in tasks if not store.secret(task_id).hidden for cut in fair[task_id]}
-    found = workers.call(build_twins, bench, [cuts[pin] for pin in sorted(cuts)], seed=seed, eager=eager)
+    eager = {cut.pin for task_id in tasks if not secrets[task_id].hidden for cut in fair[task_id]}
+    pins = sorted(cuts)
+    parts = (pins[first : first + FUNCTIONS_A_PART] for first in range(0, len(pins), FUNCTIONS_A_PART))
+    return [(bench, [cuts[pin] for pin in part], eager) for part in parts]
+
+
+def _attach_twins(store: TaskStore, tasks: Tasks, found: TwinSearch, workers: Workers) -> None:
+    """Keep the twins of some tasks of one repository as secrets.
+
+    Tasks that have neither hidden tests nor a twin are left as they are: they are about to be refused, with the reason that
+    is given here. A task of a foreign set has code where ours have a hole, so it keeps only twins that its broken tree fails.
+    """
+    bench = next(iter(tasks.values())).repository.bench
     digests = {pin: store.put_blob(twin_bytes(twin), is_packed=True) for pin, twin in found.twins.items()}
-    for task_id in waiting:
-        own = {cut.pin: digests[cut.pin] for cut in fair[task_id] if cut.pin in digests}
+    for task_id, one in tasks.items():
         record, secret = store.record(task_id), store.secret(task_id)
+        if secret.twins is not None:
+            continue
+        own = {cut.pin: digests[cut.pin] for cut in _known_cuts(store, task_id, one) if cut.pin in digests}
         if own and record.instance_id:
             broken = view_files(bench.original, record.changes, "hidden")
             twins = [found.twins[pin] for pin in own]
@@ -66,7 +76,6 @@ def _attach_twins(store: TaskStore, tasks: Tasks, seed: int, workers: Workers) -
         if own or secret.hidden:
             # Figures that were measured without the twins are measured again.
             store.put_task(replace(record, strength=None), replace(secret, twins=own))
-    return found
 
 
 def _passed_by(files: Mapping[str, bytes], twins: Sequence[Twin], bench: Bench) -> list[str]:
@@ -276,6 +285,10 @@ def _noticed_by_twins(faults: Sequence[_Fault], bench: Bench) -> set[_Fault]:
 
 # --- All of it, for the tasks of a build.
 
+FUNCTIONS_A_PART = 24
+"""Of one repository: so many are recorded in one run of its suite. Of some packages the behaviour of a hundred functions is
+recorded, which would keep one processor busy long after the others.
+"""
 TASKS_A_PART = 4
 """So many tasks are measured in the same sandboxes; a build that is cut off measures these again."""
 
@@ -298,9 +311,18 @@ def add_truth(
     again.
     """
     refused: set[str] = set()
-    rows = _by_repository(tasks)
-    searches = each(lambda own: _attach_twins(store, own, seed, workers), rows, "twins of repositories")
-    for own, search in zip(rows, searches, strict=True):
+    rows = [(own, _twin_parts(store, own)) for own in _by_repository(tasks)]
+
+    def record(part: _TwinPart) -> TwinSearch:
+        bench, cuts, eager = part
+        return workers.call(build_twins, bench, cuts, seed=seed, eager=eager)
+
+    searches = each(record, list(chain.from_iterable(its for _, its in rows)), "twins of functions")
+    for own, its in rows:
+        search = TwinSearch({}, {})
+        for found in islice(searches, len(its)):
+            search = TwinSearch({**search.twins, **found.twins}, {**search.without, **found.without})
+        _attach_twins(store, own, search, workers)
         for task_id, one in own.items():
             if not store.get(task_id).has_hidden_tests:
                 refused.add(task_id)

@@ -206,7 +206,7 @@ def chosen_steps(traces: list[Trace], max_steps: int, *, takes_all: bool = False
 
 def executed_pairs(traces: Mapping[str, Trace], verdicts: Iterable[Mapping[str, Any]]) -> Iterator[PairRow]:
     """Pairs of the branches that the tests decided, better and worse."""
-    for row in (row for row in verdicts if row["trace_id"] in traces):
+    for row in verdicts:
         trace, idx = traces[row["trace_id"]], row["step"]
         for verdict in (each for each in row["verdicts"] if each["decision"] != "not decided"):
             sides = (verdict["answer"], recorded_answer(trace, idx))

@@ -80,6 +80,17 @@ def test_elsewhere_than_linux_it_is_said_first() -> None:
     assert doctor_verb.check_platform("linux").ok
 
 
+def test_a_loopback_that_is_down_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor_verb.check_loopback().ok
+
+    def down(*_: object) -> None:
+        raise OSError(99, "Cannot assign requested address")
+
+    monkeypatch.setattr(doctor_verb.socket, "create_server", down)
+    check = doctor_verb.check_loopback()
+    assert not check.ok and "Cannot assign requested address" in check.detail and "lo up" in check.fix
+
+
 @pytest.mark.parametrize(("gigabytes", "is_enough"), [(5.9, False), (6.0, True), (64.0, True)])
 def test_memory_of_the_quick_start(gigabytes: float, *, is_enough: bool) -> None:
     check = doctor_verb.check_room("memory", int(gigabytes * 10**9), 6 * 10**9, "a larger machine")

@@ -7,11 +7,16 @@ import shutil
 import stat
 import subprocess
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from composer_replication.records import ToolCall
+from composer_replication.rollouts.environment.feature_deletion_env import FeatureDeletionEnv
+from composer_replication.rollouts.grading import Grader
+from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.harbor_tasks import write_harbor_tasks
 from composer_replication.tasks.planning.edits import write_files
 from composer_replication.tasks.store import TaskStore
@@ -93,3 +98,27 @@ def test_the_golden_code_is_paid_and_forgeries_are_not(
     assert not (tmp_path / "logs" / "reward.json").exists()  # Harbor would read it first
     golden = {task.path: tiny_store.files(task, "golden")[task.path]}
     assert reward({**golden, **forged, "conftest.py": hooks}) == "1\n"
+
+
+def test_a_place_of_import_that_the_deletion_emptied_stays_one(
+    make_project: Callable[[Mapping[str, str]], Path], tmp_path: Path
+) -> None:
+    code = "def one():\n    return 11\n\n\ndef two():\n    return 22\n"
+    tests = "import alone\n\n\ndef test_one():\n    assert alone.one() == 11\n\n\ndef test_two():\n    assert alone.two() == 22\n"
+    other = {
+        "other.py": "VALUE = 3\n",
+        "test_other.py": "import other\n\n\ndef test_it():\n    assert other.VALUE\n",
+    }
+    source = make_project({"src/alone.py": code, "test_alone.py": tests, **other})
+    pins = {str(source): ["src/alone.py::alone@module/whole"]}
+    build_tasks([str(source)], tmp_path / "store", symbols=pins, jobs=1)
+    store = TaskStore.open(tmp_path / "store")
+    (task,) = store.tasks()
+    write_harbor_tasks(store, tmp_path / "harbor")
+    plan = json.loads((tmp_path / "harbor" / task.task_id / "tests" / "plan.json").read_text())
+    assert plan["request"]["import_roots"] == ["src", "."]
+    with closing(Grader(store)) as grader, FeatureDeletionEnv(grader) as env:
+        env.reset(task.task_id)
+        env.call(ToolCall("write_file", json.dumps({"path": "src/alone.py", "content": code})))
+        seen = env.call(ToolCall("run_tests", "{}"))
+        assert "passed" in seen.text and not seen.is_error

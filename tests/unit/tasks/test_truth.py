@@ -14,7 +14,7 @@ from small_trees import contents
 
 from composer_replication.rollouts.grading import Grader
 from composer_replication.run_folder import read_jsonl
-from composer_replication.tasks import gates
+from composer_replication.tasks import gates, truth
 from composer_replication.tasks.build import BuildSummary, build_tasks
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.test_run import TestReport, Trial
@@ -139,7 +139,7 @@ def test_strength_is_what_a_person_counts(whole: tuple[TaskStore, BuildSummary])
 
 KILLED_WHILE_TWINS_ARE_WRITTEN = """
 import os, signal, sys
-from composer_replication.tasks import store as record_folder, truth
+from composer_replication.tasks import store_manifest as record_folder, truth
 from composer_replication.tasks.build import build_tasks
 real = truth.twin_bytes
 def bomb(twin):
@@ -175,6 +175,14 @@ def test_a_killed_build_goes_on_to_the_same_store(
     summary = build_tasks([source], out, with_truth=True, jobs=1)
     assert summary.fingerprint == whole[0].fingerprint
     assert contents(out) == contents(whole[0].root)
+
+
+def test_functions_that_are_recorded_apart_have_the_same_twins(
+    whole: tuple[TaskStore, BuildSummary], source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(truth, "FUNCTIONS_A_PART", 1)
+    build_tasks([source], tmp_path / "out", with_truth=True, jobs=2)
+    assert contents(tmp_path / "out") == contents(whole[0].root)
 
 
 def test_where_recording_fails_tasks_with_hidden_tests_stay(tmp_path: Path) -> None:

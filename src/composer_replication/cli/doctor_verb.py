@@ -31,8 +31,7 @@ CACHE_DISK_BYTES = 4 * GIGABYTE
 TRAINING_PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets", "peft", "gguf")
 _LINUX = "run inside a Linux container: docker or podman with the python:3.12 image"
 _CGROUP = Path("/sys/fs/cgroup")
-_OPTIONAL = ("gpu", "ports", "sandbox ")
-"""How the names of checks begin that may fail."""
+_OPTIONAL = ("gpu", "ports", "sandbox ")  # so begin the names of checks that may fail
 
 
 def run(args: argparse.Namespace) -> tuple[dict[str, object], int]:
@@ -169,11 +168,10 @@ def _tried_backend(name: str, backend: SandboxBackend) -> Check:
 
 def check_loopback() -> Check:
     """A free port on the loopback address; servers and replicas need one, a single training does not."""
-    fix = "bring the loopback interface up: ip link set lo up"
     try:
         socket.create_server(("127.0.0.1", 0)).close()
     except OSError as error:
-        return Check("ports", False, f"optional: no loopback port can be opened: {error}", fix)
+        return Check("ports", False, f"optional: no loopback port opens: {error}", "ip link set lo up")
     return Check("ports", True, "a loopback port can be opened")
 
 

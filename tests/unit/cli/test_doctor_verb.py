@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import Mock
 
 import pytest
 
@@ -82,10 +83,7 @@ def test_elsewhere_than_linux_it_is_said_first() -> None:
 
 def test_a_loopback_that_is_down_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor_verb.check_loopback().ok
-
-    def down(*_: object) -> None:
-        raise OSError(99, "Cannot assign requested address")
-
+    down = Mock(side_effect=OSError(99, "Cannot assign requested address"))
     monkeypatch.setattr(doctor_verb.socket, "create_server", down)
     check = doctor_verb.check_loopback()
     assert not check.ok and "Cannot assign requested address" in check.detail and "lo up" in check.fix

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 from small_trees import contents, write_tree
@@ -30,7 +31,6 @@ from composer_replication.tasks.intake.sources import open_source
 from composer_replication.tasks.leaks.leak_scan import scan_store
 from composer_replication.tasks.store import TaskStore
 from composer_replication.tasks.store_manifest import is_settled
-from composer_replication.tasks.store_records import SecretRecord, TaskRecord
 from composer_replication.tasks.validate import validate_store
 
 PYPROJECT = '[project]\nname = "planted"\nversion = "1.0"\n'
@@ -118,26 +118,16 @@ def test_a_class_that_is_mostly_called_by_no_test_is_no_task(
 
 
 def test_what_leaks_is_refused_and_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    leaking = (
-        "def one():\n    eleven_by_long_addition = sum([1, 2, 3, 5])\n    return eleven_by_long_addition\n"
-    )
-    files = {
-        "planted.py": f"{leaking}\n\ndef two():\n    return 22\n",
-        "test_planted.py": PLANTED["test_planted.py"],
-    }
+    leaking = "def one():\n    eleven_by_long_way = sum([1, 2, 3, 5])\n    return eleven_by_long_way\n"
+    files = {**PLANTED, "planted.py": f"{leaking}\n\ndef two():\n    return 22\n"}
     files["tests/old.txt"] = base64.b64encode(leaking.encode()).decode()
-    write_tree(tmp_path / "planted", {"pyproject.toml": PYPROJECT, **files})
-    put_task, written = TaskStore.put_task, []
-
-    def put(store: TaskStore, record: TaskRecord, secret: SecretRecord) -> None:
-        written.append(record.symbol)
-        put_task(store, record, secret)
-
-    monkeypatch.setattr(TaskStore, "put_task", put)
+    write_tree(tmp_path / "planted", {**files, "pyproject.toml": PYPROJECT})
+    put = Mock(wraps=TaskStore.put_task)
+    monkeypatch.setattr(TaskStore, "put_task", lambda *task: put(*task))
     summary = build_tasks([str(tmp_path / "planted")], tmp_path / "out", jobs=1)
     assert (summary.valid, dict(summary.rejected)) == (1, {"leak": 1})
     assert "tests/old.txt tells the code" in summary.examples["leak"]
-    assert written == ["two"]
+    assert [call.args[1].symbol for call in put.call_args_list] == ["two"]
 
 
 def test_a_second_call_judges_nothing_again(

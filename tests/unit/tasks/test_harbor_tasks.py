@@ -104,14 +104,12 @@ def test_a_place_of_import_that_the_deletion_emptied_stays_one(
     make_project: Callable[[Mapping[str, str]], Path], tmp_path: Path
 ) -> None:
     code = "def one():\n    return 11\n\n\ndef two():\n    return 22\n"
-    tests = "import alone\n\n\ndef test_one():\n    assert alone.one() == 11\n\n\ndef test_two():\n    assert alone.two() == 22\n"
-    other = {
-        "other.py": "VALUE = 3\n",
-        "test_other.py": "import other\n\n\ndef test_it():\n    assert other.VALUE\n",
-    }
-    source = make_project({"src/alone.py": code, "test_alone.py": tests, **other})
-    pins = {str(source): ["src/alone.py::alone@module/whole"]}
-    build_tasks([str(source)], tmp_path / "store", symbols=pins, jobs=1)
+    check = "\n\ndef test_{}():\n    assert {}\n".format
+    tests = "import alone\n" + check("one", "alone.one() == 11") + check("two", "alone.two() == 22")
+    other = {"other.py": "VALUE = 3\n", "test_other.py": "import other\n" + check("it", "other.VALUE")}
+    source = str(make_project({"src/alone.py": code, "test_alone.py": tests, **other}))
+    pins = {source: ["src/alone.py::alone@module/whole"]}
+    build_tasks([source], tmp_path / "store", symbols=pins, jobs=1)
     store = TaskStore.open(tmp_path / "store")
     (task,) = store.tasks()
     write_harbor_tasks(store, tmp_path / "harbor")

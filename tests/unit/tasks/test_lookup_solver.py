@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.tasks.planning.body_cuts import STUB_EXPRESSIONS
-from composer_replication.tasks.twin import twin_run
 from composer_replication.tasks.twin.twin_run import TABLE, JobReport, Twin, Vector, solver_that_passes
-
-if TYPE_CHECKING:
-    import pytest
 
 ANSWERS = st.sampled_from(["None", "0", "''", "something else"])
 ANSWERS_OF_CALLS = st.tuples(st.lists(ANSWERS, min_size=1, max_size=9), st.lists(ANSWERS, max_size=30))
@@ -44,16 +39,3 @@ def test_a_call_that_cannot_be_made_again_agrees_with_no_constant() -> None:
     for bad in ("", "None"):
         assert solver_that_passes(twin, JobReport("", digests=[texts[0], bad, *texts[2:]])) == TABLE
     assert solver_that_passes(twin, JobReport()) == ""
-
-
-def test_a_run_that_broke_gives_no_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    no_bench: Any = None
-    twin = twin_of(["None"] * 6, ["None"] * 12)
-    texts = [" ".join(STUB_EXPRESSIONS)] * 18
-    found = []
-    for report in (JobReport("late", digests=texts), JobReport("", digests=texts)):
-        monkeypatch.setattr(twin_run, "play", lambda *_, report=report, **__: [report])
-        build = twin_run._Build(no_bench, 0, ())
-        assert build.sift([twin_run.Job(twin, twin_run.CONSTANTS)], twin_run.strong) == []
-        found.append(build.without)
-    assert found == [{"pin": "late"}, {"pin": "a stub passes"}]

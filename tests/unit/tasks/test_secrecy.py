@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from composer_replication.errors import InputError
 from composer_replication.records import Task
 from composer_replication.sandbox.host_paths import HostPaths
-from composer_replication.tasks import gates
 from composer_replication.tasks.gates import GateFailed, check_secrecy
 from composer_replication.tasks.leaks import leak_scan
 from composer_replication.tasks.leaks.leak_scan import leaks_of, targets_of
@@ -30,39 +26,6 @@ def test_a_clean_task_passes(tiny_store: TaskStore) -> None:
     for task in tiny_store.tasks():
         assert leaks_of(tiny_store, task) == []
         check_secrecy(tiny_store, task)  # raises nothing
-
-
-@pytest.mark.parametrize("is_encoded", [False, True])
-def test_a_copy_in_the_tree_is_found(
-    tiny_store: TaskStore, clamp: Task, monkeypatch: pytest.MonkeyPatch, is_encoded: bool
-) -> None:
-    real = TaskStore.files
-    code = tiny_store.golden_body(clamp).encode()
-    planted = {"notes.txt": base64.b64encode(code) if is_encoded else code}
-
-    def files(self: TaskStore, task: Task, view: str) -> dict[str, bytes]:
-        return {**real(self, task, view), **planted}  # type: ignore[arg-type]
-
-    # The lines were told apart before the copy came: a mistake of the build would do it so.
-    known = targets_of(tiny_store, clamp)
-    monkeypatch.setattr(leak_scan, "targets_of", lambda *_: known)
-    monkeypatch.setattr(TaskStore, "files", files)
-    with pytest.raises(GateFailed, match=r"leak: notes\.txt tells the code"):
-        check_secrecy(tiny_store, clamp)
-
-
-def test_an_instruction_that_tells_is_refused(
-    tiny_store: TaskStore, clamp: Task, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def damaged(*_: object) -> None:
-        raise InputError("CR0411", "it is.", where="x", fix="y")
-
-    monkeypatch.setattr(gates, "plain_instruction", lambda *_: None)
-    with pytest.raises(GateFailed, match="instruction-leaks"):
-        check_secrecy(tiny_store, clamp)
-    monkeypatch.setattr(gates, "plain_instruction", damaged)
-    with pytest.raises(InputError, match="CR0411"):
-        check_secrecy(tiny_store, clamp)
 
 
 # --- copies in installed packages and in the standard library ---
@@ -131,18 +94,3 @@ def test_all_tasks_at_once_find_what_each_finds_alone(tiny_store: TaskStore) -> 
             assert together.search_bytes(path, data, in_tree=in_tree) == alone
             num_found += len(alone)
     assert num_found > 4
-
-
-def test_shared_places_are_walked_once(tiny_store: TaskStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    walks: list[tuple[bool, int, int]] = []
-
-    def search_inside(files: Any, targets: Any, *_: Any, roots: Any = (), **__: Any) -> dict[str, Any]:
-        walks.append((bool(roots), len(files), len(targets)))
-        return {"leaks": [], "num_files": 0, "not_searched": [], "failed_checks": []}
-
-    monkeypatch.setattr(leak_scan, "search_inside", search_inside)
-    num_targets = sum(len(targets_of(tiny_store, task)) for task in tiny_store.tasks())
-    leak_scan.scan_store(tiny_store.root)
-    shared = [(num_files, num_found) for is_shared, num_files, num_found in walks if is_shared]
-    assert shared == [(0, num_targets)] * 2  # the system, and the one environment
-    assert len(walks) == 2 + 4

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import gzip
 import io
-import json
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,11 +68,7 @@ PLANTS: dict[str, tuple[str, Callable[[str], bytes], str]] = {
     "tar.gz": ("tests/data/a.tar.gz", lambda text: gzip.compress(tar_of("n.py", text.encode())), "archive"),
     "zip in zip": ("tests/z", lambda text: zip_of("i", zip_of("n.py", text.encode())), "archive"),
     "markdown": ("tests/a.md", lambda text: f"```\n{text}\n```".encode(), "copy"),
-    "base64": (
-        "tests/b.json",
-        lambda text: json.dumps(base64.b64encode(text.encode()).decode()).encode(),
-        "base64",
-    ),
+    "base64": ("tests/b.json", lambda text: b'["%s"]' % base64.b64encode(text.encode()), "base64"),
     "wrapped base64": ("tests/b.txt", lambda text: base64.encodebytes(text.encode()), "base64"),
 }
 
@@ -116,6 +114,16 @@ def test_short_lines_outside_the_tree_need_a_run(known: Target, original: bytes)
         assert (leak.channel, leak.path) == (channel, f"{folder}/a.py")
     for other in (line, b"x = 1\n" + b"\n".join(reversed(original.splitlines()))):
         assert search.search_bytes("/usr/lib/a.py", other, in_tree=False) == set()
+
+
+def test_a_loose_object_of_git_is_read_as_what_it_holds(known: Target, tmp_path: Path) -> None:
+    stored = zlib.compress(b"blob 33\0answer = 42 the ultimate answer?\n", 0)
+    assert stored.endswith(b"\rx")  # its check sum
+    (path := tmp_path / ".git/objects/42/de").parent.mkdir(parents=True)
+    for data, num_found in ((stored, 0), (zlib.compress(b"blob 2\0x\nx\n"), 1)):
+        path.write_bytes(data)
+        found = Search([replace(known, lines=("x",))]).search_folder(str(tmp_path), tree=str(tmp_path))
+        assert len(found) == num_found
 
 
 def search_inside(

@@ -70,13 +70,6 @@ def test_doubt_is_to_be_looked_at(lines: list[str], note: str) -> None:
     assert found.note == found.restriction == note
 
 
-@pytest.mark.parametrize("said", ["GPL-3.0-or-later", "CC-BY-NC-4.0", "LicenseRef-Proprietary"])
-def test_an_id_that_is_not_permissive_is_named(said: str) -> None:
-    found = read_licence(FILES, pkg_info(f"License-Expression: {said}"))
-    assert (found.spdx, found.is_copyleft) == (said, None)
-    assert found.restriction == f"{said}, not among the permissive licences"
-
-
 def test_files_at_the_top_are_named_and_no_others() -> None:
     files = {"LICENSE-MIT": b"a", "license.apache": b"b", "COPYING": b" \n", "x/vendored/LICENSE": b"c"}
     assert read_licence(files).file == "LICENSE-MIT, license.apache"

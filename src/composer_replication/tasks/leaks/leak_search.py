@@ -14,7 +14,9 @@ import posixpath
 import shutil
 import stat
 import subprocess
+import zlib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -105,7 +107,7 @@ class Search:
                 if path not in left_out and (data := self._read(path)):
                     in_tree = (path + "/").startswith(tree + "/")
                     shown = os.path.relpath(path, tree) if in_tree else path
-                    found |= self.search_bytes(shown, data, in_tree=in_tree)
+                    found |= self.search_bytes(shown, _loose(path, data), in_tree=in_tree)
         return found
 
     def _read(self, path: str) -> bytes:
@@ -120,6 +122,13 @@ class Search:
         if len(data) > MAX_FILE_BYTES:
             self.not_searched.append(f"{path} (larger than {MAX_FILE_BYTES // 1024**2} MiB)")
         return b"" if len(data) > MAX_FILE_BYTES or data.startswith((b"\x7fELF", b"!<ar")) else data
+
+
+def _loose(path: str, data: bytes) -> bytes:
+    """What a loose object of git holds; in compressed bytes a line of one letter stands by chance."""
+    with suppress(zlib.error):
+        return zlib.decompressobj().decompress(data, MAX_FILE_BYTES) if "/.git/objects/" in path else data
+    return data
 
 
 def _stem(path: str) -> str:
